@@ -1,0 +1,69 @@
+"""Everything mmrl raises on purpose; each kind has its exit code.
+
+    MMRLError
+    ├── ConfigError     2   a bad config or command line, a missing model folder
+    ├── DataError       3   a dataset, row or image that cannot be used
+    ├── PluginError     4   a plugin that is not installed, does not fit, or fails
+    ├── ResourceError   5   the machine, a port or a device cannot carry the run
+    └── NumericsError   6   the numbers do not agree, or are not finite
+
+Any other exception is a bug: it keeps its traceback and exits with 1.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class MMRLError(Exception):
+    """An error with an answer: what went wrong, where, what is possible, and what to do.
+
+    Args:
+        what: One sentence without a trailing newline.
+        where: The file and line, config key, dataset row or plugin concerned.
+        possible: The values that would have been accepted.
+        remedy: What the user can do next.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, where: str = "", possible: str = "", remedy: str = "") -> None:
+        self.what, self.where, self.possible, self.remedy = what, where, possible, remedy
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        parts = [self.what]
+        parts += [f"  where:    {self.where}"] if self.where else []
+        parts += [f"  possible: {self.possible}"] if self.possible else []
+        parts += [f"  do:       {self.remedy}"] if self.remedy else []
+        return "\n".join(parts)
+
+
+class ConfigError(MMRLError):
+    """A bad config or command line."""
+
+    exit_code = 2
+
+
+class DataError(MMRLError):
+    """A dataset, row or image that cannot be used."""
+
+    exit_code = 3
+
+
+class PluginError(MMRLError):
+    """A plugin that is not installed, does not fit its interface, or fails."""
+
+    exit_code = 4
+
+
+class ResourceError(MMRLError):
+    """The machine cannot carry the run: memory, ports, devices, a folder in use."""
+
+    exit_code = 5
+
+
+class NumericsError(MMRLError):
+    """A self-check failed, or a number that must be finite is not."""
+
+    exit_code = 6

@@ -1,0 +1,257 @@
+"""What plugins implement (Algorithm, Reward, DatasetLoader, Tracker) and the seams inside (Engine, Sampler, Learner).
+
+A plugin is a class with a nested pydantic ``Config``, registered under an entry-point group:
+
+    [project.entry-points."mmrl.rewards"]
+    shortest = "my_package.shortest:Shortest"
+
+``Config`` rejects unknown options, so a misspelt one is an error before anything starts. Import torch and other
+heavy packages inside functions: options are validated on machines that have no use for them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from mmrl.types import (
+    Batch,
+    Credit,
+    EncodedPrompt,
+    FloatArray,
+    PackedTokens,
+    Prompt,
+    Rollout,
+    RolloutGroup,
+    Sample,
+    Score,
+    TokenLoss,
+    TrainingRow,
+)
+
+API_VERSION = 1
+"""Version of the plugin interfaces; raised when a change breaks plugins."""
+
+AggregationMode = Literal[
+    "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "prompt-mean-token-mean"
+]
+
+
+class PluginConfig(BaseModel):
+    """Base of every plugin's options: frozen, and unknown options are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Plugin(ABC):
+    """Base of everything that an entry point can name.
+
+    Attributes:
+        api_version: The interface version that the plugin was written for.
+    """
+
+    api_version: ClassVar[int] = API_VERSION
+
+    class Config(PluginConfig):
+        """This plugin has no options."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What an algorithm asks of a step beyond rollouts and rewards.
+
+    Attributes:
+        reference_logprobs: Log-probs of the frozen initial policy; loads a second model.
+        old_logprobs: The learner's log-probs before ``credit``, even when one optimizer step follows.
+        min_group_size: Rollouts per prompt without which the estimator is undefined.
+    """
+
+    reference_logprobs: bool = False
+    old_logprobs: bool = False
+    min_group_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregation:
+    """How per-token losses become one number; see ``mmrl.ops.aggregation``.
+
+    Attributes:
+        mode: One of the five modes.
+        constant: The length constant of ``seq-mean-token-sum-norm``.
+    """
+
+    mode: AggregationMode
+    constant: float | None = None
+
+
+class Algorithm(Plugin):
+    """A learning rule: where the data comes from, what is credited, what is minimised.
+
+    Attributes:
+        source: ``rollouts`` samples completions from the policy and scores them; ``demonstrations`` takes the
+            dataset's own completions, each with advantage 1, and never calls ``credit``.
+    """
+
+    source: ClassVar[Literal["rollouts", "demonstrations"]] = "rollouts"
+
+    def needs(self) -> Needs:
+        """What the algorithm asks of a step; constant for a run."""
+        return Needs()
+
+    @property
+    @abstractmethod
+    def aggregation(self) -> Aggregation:
+        """How the per-token loss is weighed."""
+
+    @abstractmethod
+    def credit(self, batch: Batch) -> Credit:
+        """Assign advantages, with the whole rollout batch of all ranks in view (numpy, no gradient)."""
+
+    @abstractmethod
+    def loss(self, tokens: PackedTokens) -> TokenLoss:
+        """The unreduced loss of each packed token, in float32; weights and sums are the framework's."""
+
+
+class Reward(Plugin):
+    """Scores rollouts, in a worker process that may be killed and replaced at any time."""
+
+    @abstractmethod
+    def score(self, rollouts: Sequence[Rollout]) -> Sequence[Score | None]:
+        """One finite number per rollout, in order; None takes the rollout out of statistics and loss."""
+
+
+class DatasetLoader(Plugin):
+    """Reads prompts."""
+
+    @abstractmethod
+    def load(self) -> Sequence[Prompt]:
+        """A sequence with ``len`` and ``[i]``; rows may be read lazily.
+
+        Raises:
+            DataError: The data cannot be read, or lacks the columns that are needed.
+        """
+
+
+class Tracker(Plugin):
+    """Sends metrics somewhere. Called from a thread of its own: it can neither stop nor slow a run."""
+
+    @abstractmethod
+    def start(self, run_dir: Path, config: Mapping[str, Any]) -> None:
+        """Open the tracker for one run; ``config`` is the resolved one, as plain values."""
+
+    @abstractmethod
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record one step."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Flush and close."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRequest:
+    """A group to sample.
+
+    Attributes:
+        prompt: What to continue.
+        num_samples: Completions wanted.
+        temperature: 0 is greedy.
+        max_new_tokens: Limit per completion, the end-of-sequence token included.
+        seed: The first member's seed; member ``i`` uses ``seed + i``.
+    """
+
+    prompt: EncodedPrompt
+    num_samples: int
+    temperature: float
+    max_new_tokens: int
+    seed: int
+
+
+class Sampler(Protocol):
+    """Generates with the newest weights; only ``Engine.sampling`` yields one."""
+
+    def generate(self, requests: Sequence[SamplingRequest]) -> Iterator[tuple[int, RolloutGroup]]:
+        """Groups as they finish, each with the index of its request."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    """What one optimizer step tells.
+
+    Attributes:
+        metrics: Reduced over all micro-batches and ranks.
+        logprobs: Of each row, (T_i,) float32, before the step.
+    """
+
+    metrics: Mapping[str, float]
+    logprobs: Sequence[FloatArray]
+
+
+class Learner(Protocol):
+    """Owns the device and the trained weights; only ``Engine.learning`` yields one."""
+
+    def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[FloatArray]:
+        """(T_i,) float32 log-probs of each completion under the current policy; one by one unless ``packed``."""
+        ...
+
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        """(T_i,) float32 log-probs under the initial policy."""
+        ...
+
+    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+        """One optimizer step on the weighted sum of the rows' losses."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write a Hugging Face folder that ``from_pretrained`` and vLLM load."""
+        ...
+
+
+class PromptEncoder(Protocol):
+    """Turns prompts into the model's tokens; needs the tokenizer, not the weights."""
+
+    def num_tokens(self, prompt: Prompt) -> int:
+        """Length of the encoded prompt, image tokens included, from the images' headers alone.
+
+        Raises:
+            DataError: The row's images and placeholders do not fit, or an image cannot be used.
+        """
+        ...
+
+    def encode(self, prompt: Prompt) -> EncodedPrompt:
+        """Tokens of a prompt, its images normalised and stored.
+
+        Raises:
+            DataError: As ``num_tokens``; or the pixels cannot be decoded.
+        """
+        ...
+
+    def demonstrate(self, prompt: EncodedPrompt) -> Sample:
+        """The prompt with its demonstration as completion, an end-of-sequence token appended."""
+        ...
+
+
+class Engine(Protocol):
+    """One policy in two engines on the same devices.
+
+    The verbs exist only on what the two context managers yield. Entering ``sampling`` means that the newest
+    weights are in; with unchanged weights it costs nothing. An exception hands the device back.
+    """
+
+    def sampling(self) -> AbstractContextManager[Sampler]: ...
+
+    def learning(self) -> AbstractContextManager[Learner]: ...
+
+    def describe(self) -> Mapping[str, Any]:
+        """What really runs: devices, precisions, sampler, attention, versions; for RUN/environment.json."""
+        ...

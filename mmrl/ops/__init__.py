@@ -1,0 +1,1 @@
+"""Pure functions on numbers: credit, surrogate losses, KL, aggregation, packing, log-probs."""

@@ -1,0 +1,331 @@
+"""The records that travel through a run, one per stage, frozen; arrays are ragged numpy, never padded.
+
+    Prompt -> EncodedPrompt -> Rollout -> RolloutGroup -> ScoredGroup -> Batch -> TrainingRow
+
+Shape letters: ``B`` rollouts in a batch, ``G`` rollouts of one group, ``P`` prompt tokens, ``T`` tokens of one
+completion (or, for torch tensors in ``PackedTokens``, the completion tokens of a micro-batch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+FinishReason = Literal["stop", "length"]
+FloatArray = npt.NDArray[np.floating[Any]]
+IntArray = npt.NDArray[np.integer[Any]]
+BoolArray = npt.NDArray[np.bool_]
+
+Score = float
+"""One reward's value for one rollout: any finite number."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawImage:
+    """An image as the dataset holds it: encoded bytes, not yet decoded.
+
+    Attributes:
+        data: The encoded file (PNG, JPEG, WEBP, GIF, BMP or TIFF).
+        label: Where it came from, for error messages, such as ``"train.parquet row 17, images[0]"``.
+    """
+
+    data: bytes = field(repr=False)
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRef:
+    """A normalised image in the run's media store.
+
+    Attributes:
+        hash: sha256 (hex) of size and RGB pixels; the same hash reaches sampler and learner.
+        width: Pixels, after the one resize to the model's grid.
+        height: Pixels, after the one resize to the model's grid.
+        path: The lossless PNG file with exactly these pixels.
+    """
+
+    hash: str
+    width: int
+    height: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat turn. ``content`` is text in which each ``<image>`` stands for the prompt's next image."""
+
+    role: str
+    content: str
+
+
+IMAGE_PLACEHOLDER = "<image>"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One dataset row, as a loader gives it.
+
+    Attributes:
+        id: Unique and stable within the dataset; seeds are derived from it.
+        messages: The conversation so far; the number of ``<image>`` equals ``len(images)``.
+        images: In the order of their placeholders; empty for a text row.
+        answer: The gold answer, raw; None if the dataset has none.
+        columns: Every column of the row but images, for rewards and records.
+        demonstration: A completion to imitate (supervised training); None if the dataset has none.
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    images: tuple[RawImage, ...] = ()
+    answer: Any = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    demonstration: str | None = None
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt in the model's tokens.
+
+    Attributes:
+        text: The rendered chat template with one image token per image, ending where the completion starts.
+        token_ids: (P,) int32, each image token expanded to as many as the image has merged patches.
+        images: References into the media store, in order.
+    """
+
+    id: str
+    messages: tuple[Message, ...]
+    answer: Any
+    columns: Mapping[str, Any]
+    demonstration: str | None
+    text: str
+    token_ids: IntArray
+    images: tuple[ImageRef, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of a completion with one author.
+
+    Attributes:
+        token_ids: (T,) int32.
+        by_policy: Whether the policy wrote it; other segments (tool results) get no gradient.
+        sampler_logprobs: (T,) float32 log-probs under the distribution that was sampled; zeros if not sampled.
+    """
+
+    token_ids: IntArray
+    by_policy: bool
+    sampler_logprobs: FloatArray
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt and what follows it: the unit that the learner packs."""
+
+    prompt: EncodedPrompt
+    segments: tuple[Segment, ...]
+
+    @cached_property
+    def token_ids(self) -> IntArray:
+        """(T,) int32 completion tokens, the end-of-sequence token included."""
+        return _join([s.token_ids for s in self.segments], np.int32)
+
+    @cached_property
+    def mask(self) -> BoolArray:
+        """(T,) True where the policy wrote the token."""
+        return _join([np.full(len(s.token_ids), s.by_policy) for s in self.segments], np.bool_)
+
+    @cached_property
+    def sampler_logprobs(self) -> FloatArray:
+        """(T,) float32, zero where the policy did not write the token."""
+        return _join([s.sampler_logprobs for s in self.segments], np.float32)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and completion tokens together."""
+        return len(self.prompt.token_ids) + len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class Rollout(Sample):
+    """One sampled completion; what a reward sees.
+
+    Attributes:
+        index: Its place within the group.
+        text: The completion decoded without special tokens.
+        finish_reason: ``"stop"`` at an end-of-sequence token, ``"length"`` if cut at the limit.
+        weight_version: Which version of the weights sampled it.
+    """
+
+    index: int
+    text: str
+    finish_reason: FinishReason
+    weight_version: int
+
+    @property
+    def answer(self) -> Any:
+        return self.prompt.answer
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        return self.prompt.columns
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return self.prompt.messages
+
+    @property
+    def images(self) -> tuple[ImageRef, ...]:
+        return self.prompt.images
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGroup:
+    """All rollouts of one prompt instance."""
+
+    prompt: EncodedPrompt
+    rollouts: tuple[Rollout, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGroup:
+    """A group and its rewards.
+
+    Attributes:
+        rewards: (G,) float64 weighted sums of the components; 0 where invalid.
+        valid: (G,) False where any reward answered None: such a rollout enters neither statistics nor loss.
+        components: Raw value of every reward, (G,) float64 each, NaN for None.
+    """
+
+    group: RolloutGroup
+    rewards: FloatArray
+    valid: BoolArray
+    components: Mapping[str, FloatArray]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A whole rollout batch, as ``Algorithm.credit`` sees it.
+
+    Attributes:
+        rewards: (B,) float64.
+        valid: (B,) rewards that may be used.
+        group_ids: (B,) int64, one id per prompt instance; not necessarily contiguous.
+        masks: B arrays (T_i,) bool; False where a token gets no gradient.
+        truncated: (B,) completions cut at the length limit.
+        components: Raw value of each reward by name, (B,) float64.
+        old_logprobs: B arrays (T_i,), the learner's before the update; None unless ``needs`` asked or several
+            optimizer steps follow.
+        reference_logprobs: B arrays (T_i,); None unless ``needs`` asked.
+        sampler_logprobs: B arrays (T_i,) as the sampler reported them.
+    """
+
+    rewards: FloatArray
+    valid: BoolArray
+    group_ids: IntArray
+    masks: Sequence[BoolArray]
+    truncated: BoolArray
+    components: Mapping[str, FloatArray]
+    old_logprobs: Sequence[FloatArray] | None
+    reference_logprobs: Sequence[FloatArray] | None
+    sampler_logprobs: Sequence[FloatArray]
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """What each rollout, or each of its tokens, is credited with.
+
+    Attributes:
+        values: (B,) advantages, or B arrays (T_i,).
+        keep: (B,) rows that enter the loss; None keeps all valid ones. Acts before weights are computed.
+        metrics: Further numbers to log.
+    """
+
+    values: FloatArray | Sequence[FloatArray]
+    keep: BoolArray | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """A sample with everything that the loss needs.
+
+    Attributes:
+        weight: The sequence weight of the aggregation mode (algorithms: ``sum_i w_i sum_t m_it L_it``).
+        mask: (T,) tokens in the loss.
+        advantages: (T,) float32.
+        old_logprobs: (T,) float32; None means "the current ones, detached".
+        reference_logprobs: (T,) float32; None without a reference policy.
+    """
+
+    sample: Sample
+    weight: float
+    mask: BoolArray
+    advantages: FloatArray
+    old_logprobs: FloatArray | None
+    reference_logprobs: FloatArray | None
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTokens:
+    """The completion tokens of one micro-batch, in packed order, as ``Algorithm.loss`` sees them.
+
+    Masked tokens are present; whatever the loss is there, it is ignored. A sequence is never split.
+
+    Attributes:
+        logprobs_T: Current log-probs at the sampling temperature, with gradient.
+        old_logprobs_T: Before the update, detached.
+        sampler_logprobs_T: As the sampler reported them.
+        reference_logprobs_T: None without a reference policy.
+        advantages_T: Detached.
+        mask_T: bool, tokens in the loss.
+        sequence_T: int64, which sequence (0..num_sequences-1) each token belongs to.
+        num_sequences: Sequences in this micro-batch.
+    """
+
+    logprobs_T: torch.Tensor
+    old_logprobs_T: torch.Tensor
+    sampler_logprobs_T: torch.Tensor
+    reference_logprobs_T: torch.Tensor | None
+    advantages_T: torch.Tensor
+    mask_T: torch.Tensor
+    sequence_T: torch.Tensor
+    num_sequences: int
+
+    def sequence_sum(self, values_T: torch.Tensor) -> torch.Tensor:
+        """(num_sequences,) sums over each sequence's tokens in the loss."""
+        import torch
+
+        masked_T = torch.where(self.mask_T, values_T, torch.zeros_like(values_T))
+        return masked_T.new_zeros(self.num_sequences).index_add(0, self.sequence_T, masked_T)
+
+    def sequence_mean(self, values_T: torch.Tensor) -> torch.Tensor:
+        """(num_sequences,) means over each sequence's tokens in the loss; 0 for a sequence without any."""
+        counts = self.sequence_sum(self.mask_T.to(values_T.dtype))
+        return self.sequence_sum(values_T) / counts.clamp(min=1)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLoss:
+    """An unreduced loss.
+
+    Attributes:
+        loss_T: What is minimised, per token; the framework weighs and sums it.
+        terms: Named parts of ``loss_T``, logged as ``loss/<name>`` with the same weights.
+        metrics: Per-token values, logged as means over the tokens in the loss.
+    """
+
+    loss_T: torch.Tensor
+    terms: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+def _join(arrays: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
+    return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.zeros(0, dtype)

@@ -1,0 +1,1 @@
+"""First-party rewards, one file each."""

@@ -1,0 +1,1 @@
+"""First-party experiment trackers, one file each."""
