@@ -1,0 +1,128 @@
+"""Real handwritten digits as questions: name one digit, or add the two that stand side by side.
+
+    python -m mmrl_datasets.digits OUT
+
+The 1,797 digits of scikit-learn (8x8, 17 grey levels) are drawn up smoothly, dark on white. A fifth of them is held
+out: no test image shows a digit that a training image shows. Warm-up rows come from the training digits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mmrl.errors import DataError, MMRLError
+from mmrl_datasets.layout import Example, png, write_splits
+
+HELD_OUT_FRACTION = 0.2
+_SPLITS = ("train", "test", "warmup")
+
+
+def write_digits(
+    folder: Path,
+    *,
+    train: int = 1400,
+    test: int = 300,
+    warmup: int = 0,
+    pairs: float = 0.0,
+    seed: int = 0,
+    image_size: int = 56,
+) -> None:
+    """Write ``train.parquet``, ``test.parquet`` and, if asked for, ``warmup.parquet``.
+
+    Args:
+        folder: Where to; holds nothing else under these names.
+        train: Training rows.
+        test: Held-out rows.
+        warmup: Rows for a supervised warm-up, drawn from the training digits anew: they overlap ``train``.
+        pairs: Fraction of rows that show two digits and ask for their sum.
+        seed: Decides which digits are held out, and every draw.
+        image_size: Side of a digit in pixels.
+
+    Raises:
+        DataError: An option is out of range, more single digits are asked for than there are, or ``folder`` holds
+            other rows.
+    """
+    if min(train, test, warmup) < 0 or not 0 <= pairs <= 1 or image_size < 8:
+        raise DataError(
+            "The digits cannot be drawn with these options",
+            possible="train, test and warmup of 0 or more, pairs between 0 and 1, image_size of 8 or more",
+        )
+    num_digits = len(_digits()[1])
+    order = np.random.default_rng(seed).permutation(num_digits)
+    held_out = round(HELD_OUT_FRACTION * num_digits)
+    pools = {"train": order[held_out:], "test": order[:held_out], "warmup": order[held_out:]}
+    counts = {"train": train, "test": test, "warmup": warmup}
+    examples = {
+        split: _draw(split, counts[split], pools[split], pairs, np.random.default_rng([seed, index]), image_size)
+        for index, split in enumerate(_SPLITS)
+    }
+    write_splits(folder, examples)
+
+
+def _draw(
+    split: str, count: int, pool: npt.NDArray[np.int64], pairs: float, rng: np.random.Generator, size: int
+) -> list[Example]:
+    num_pairs = round(pairs * count)
+    if count - num_pairs > len(pool):
+        raise DataError(
+            f"{count - num_pairs} rows of one digit are more than the {len(pool)} digits of split {split!r}",
+            remedy=f"ask for {len(pool)} or fewer, or for more pairs",
+        )
+    singles = [(int(digit),) for digit in rng.permutation(pool)[: count - num_pairs]]
+    doubles = [tuple(int(digit) for digit in rng.choice(pool, 2, replace=False)) for _ in range(num_pairs)]
+    rows = [*singles, *doubles]
+    return [_example(rows[index], size) for index in rng.permutation(count)]
+
+
+def _example(digits: tuple[int, ...], size: int) -> Example:
+    from PIL import Image
+
+    grey, values = _digits()
+    picture = Image.new("RGB", (size * len(digits), size))
+    for place, digit in enumerate(digits):
+        drawn = Image.fromarray(grey[digit]).resize((size, size), Image.Resampling.BICUBIC)
+        picture.paste(drawn.convert("RGB"), (place * size, 0))
+    question = "What digit is this?" if len(digits) == 1 else "What is the sum of the two digits?"
+    return Example(f"<image>{question}", png(picture), str(sum(int(values[digit]) for digit in digits)))
+
+
+@cache
+def _digits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """(1797, 8, 8) grey levels, dark on white, and (1797,) values."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return (255 - digits.images * (255 / 16)).round().astype(np.uint8), digits.target
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns its exit code."""
+    parser = argparse.ArgumentParser("mmrl_datasets.digits", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, metavar="OUT")
+    parser.add_argument("--train", type=int, default=1400, metavar="N", help="training rows (%(default)s)")
+    parser.add_argument("--test", type=int, default=300, metavar="N", help="held-out rows (%(default)s)")
+    parser.add_argument(
+        "--warmup", type=int, default=0, metavar="N", help="rows for a supervised warm-up (%(default)s)"
+    )
+    parser.add_argument(
+        "--pairs", type=float, default=0.0, metavar="FRACTION", help="rows with two digits (%(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="another seed holds out other digits (%(default)s)")
+    parser.add_argument("--image-size", type=int, default=56, help="side of a digit in pixels (%(default)s)")
+    try:
+        write_digits(**vars(parser.parse_args(arguments)))
+    except MMRLError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

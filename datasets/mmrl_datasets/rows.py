@@ -1,0 +1,266 @@
+"""The rows of a table, wherever it lies: JSON files, parquet files, a dataset that was saved, or one on the hub.
+
+JSON is parsed here and everything else by Hugging Face ``datasets``, whose JSON reader does not keep values as they
+are written: it makes dates of ``"2020-01-01"``, floats of integers, and ``7`` of ``"007"`` in a column of mixed types.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mmrl.errors import DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset, Features
+
+SUFFIXES = (".parquet", ".json", ".jsonl")
+_SHARD_NUMBER = re.compile(r"-\d.*$")
+_TOKEN = re.compile(r"hf_\w+|Bearer \S+")
+
+
+class Rows(Protocol):
+    """Rows that are read one at a time; images stay encoded.
+
+    Attributes:
+        columns: Names of all columns.
+        image_columns: Those that are declared to hold images.
+    """
+
+    columns: tuple[str, ...]
+    image_columns: tuple[str, ...]
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> dict[str, Any]:
+        """The cells of one row by column, null as None."""
+        ...
+
+
+def open_rows(path: str, split: str | None, subset: str | None) -> tuple[str, Rows]:
+    """The name of the split and its rows.
+
+    Raises:
+        DataError: Nothing readable at ``path``, no such split, or no row.
+    """
+    local = Path(path).expanduser()
+    with _quiet():
+        if local.exists() or _looks_local(path):
+            name, rows = _open_local(local, split, subset)
+        else:
+            name, rows = _open_hub(path, split, subset)
+    if not len(rows):
+        raise DataError("The dataset has no rows", where=f"{path}, split {name}")
+    return name, rows
+
+
+class ArrowRows:
+    """The rows of a ``datasets.Dataset``."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self._rows = dataset.with_format("arrow")
+        self._features = _undecoded(dataset.features)
+        self.columns = tuple(dataset.column_names)
+        self.image_columns = tuple(name for name in self.columns if _holds_images(dataset.features[name]))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, index: int) -> dict[str, Any]:
+        cells: dict[str, Any] = self._features.decode_example(self._rows[index].to_pylist()[0])
+        return cells
+
+
+class JsonRows:
+    """The objects of json files (an array each) and jsonl files (one a line); lines are parsed again on each read."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._rows = list(chain.from_iterable(_index(file) for file in files))
+        # As in a table, a column exists in all rows if one has it; insertion order is kept.
+        self.columns = tuple(dict.fromkeys(chain.from_iterable(self._parse(row) for row in self._rows)))
+        self.image_columns: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read(self, index: int) -> dict[str, Any]:
+        cells = self._parse(self._rows[index])
+        return {name: cells.get(name) for name in self.columns}
+
+    @staticmethod
+    def _parse(row: _Line | dict[str, Any]) -> dict[str, Any]:
+        return row.parse() if isinstance(row, _Line) else row
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    file: Path
+    number: int
+    offset: int
+
+    def parse(self) -> dict[str, Any]:
+        where = f"{self.file}, line {self.number}"
+        try:
+            with self.file.open("rb") as stream:
+                stream.seek(self.offset)
+                line = stream.readline()
+        except OSError as error:
+            raise DataError(f"The line cannot be read: {error.strerror}", where=where) from error
+        return _object(_loads(line, where), where)
+
+
+def _index(file: Path) -> Iterator[_Line | dict[str, Any]]:
+    """The elements of a file that holds an array, or the places of the lines of any other."""
+    with file.open("rb") as stream:
+        if stream.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+            stream.seek(0)
+            for number, row in enumerate(_loads(stream.read(), str(file))):
+                yield _object(row, f"{file}, element {number}")
+            return
+        stream.seek(0)
+        offset = 0
+        for number, line in enumerate(stream, 1):
+            if line.strip():
+                yield _Line(file, number, offset)
+            offset += len(line)
+
+
+def _loads(data: bytes, where: str) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"This is not JSON: {error}", where=where, possible="an array of objects, or one object a line"
+        ) from error
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise DataError("A JSON row is not an object", where=where, possible='{"problem": ..., "answer": ...}')
+    return value
+
+
+def _looks_local(path: str) -> bool:
+    return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).suffix in SUFFIXES
+
+
+def _open_local(path: Path, split: str | None, subset: str | None) -> tuple[str, Rows]:
+    from datasets import DatasetDict, load_dataset, load_from_disk
+
+    if subset is not None:
+        raise DataError("subset belongs to hub datasets", where=str(path), remedy="leave subset out")
+    try:
+        if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+            saved = load_from_disk(str(path))
+            splits = dict(saved) if isinstance(saved, DatasetDict) else {str(saved.split or "train"): saved}
+            name = _choose(splits, split, str(path))
+            return name, ArrowRows(splits[name])
+        by_split = _files_by_split(path)
+        name = _choose(by_split, split, str(path))
+        parquet = [str(file) for file in by_split[name] if file.suffix == ".parquet"]
+        if not parquet:
+            return name, JsonRows(by_split[name])
+        if len(parquet) < len(by_split[name]):
+            raise DataError(f"Split {name!r} has parquet and JSON files", where=str(path), remedy="give one file")
+        return name, ArrowRows(load_dataset("parquet", data_files=parquet, split="train"))
+    except DataError:
+        raise
+    except Exception as error:  # pyarrow and datasets raise a dozen kinds
+        raise DataError(
+            f"The dataset cannot be read: {_first_line(error.__cause__ or error)}",
+            where=str(path),
+            remedy="check that the file is whole and may be read",
+        ) from error
+
+
+def _files_by_split(path: Path) -> dict[str, list[Path]]:
+    """Table files by split; ``train-00000-of-00002.parquet`` belongs to ``train``."""
+    if not path.exists():
+        raise DataError(
+            "There is no such file or folder", where=str(path), remedy=f"check path, seen from {Path.cwd()}"
+        )
+    splits: dict[str, list[Path]] = {}
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if file.suffix in SUFFIXES and file.is_file():
+            splits.setdefault(_SHARD_NUMBER.sub("", file.stem), []).append(file)
+    if not splits:
+        raise DataError("There is no table here", where=str(path), possible=f"files that end in {', '.join(SUFFIXES)}")
+    return splits
+
+
+def _open_hub(path: str, split: str | None, subset: str | None) -> tuple[str, Rows]:
+    from datasets import DatasetDict, load_dataset
+
+    try:
+        loaded = load_dataset(path, subset, split=split)
+    except Exception as error:  # offline, gated, unknown, no such split or subset: many kinds, none of them ours
+        raise DataError(
+            f"Neither a path here nor a dataset that the hub gives: {_first_line(error)}",
+            where=path,
+            remedy="check the spelling, log in with 'hf auth login' if it is gated, or copy it here and give the path",
+        ) from error
+    splits = dict(loaded) if isinstance(loaded, DatasetDict) else {split or "train": loaded}
+    name = _choose(splits, split, path)
+    return name, ArrowRows(splits[name])
+
+
+def _choose(splits: Mapping[str, Any], split: str | None, where: str) -> str:
+    name = split or next(iter(splits))
+    if name not in splits or (split is None and len(splits) > 1):
+        raise DataError(
+            f"There is no split {split!r}" if split else "There are several splits and none is named",
+            where=where,
+            possible=", ".join(splits),
+            remedy="set split to one of them",
+        )
+    return name
+
+
+def _undecoded(features: Features) -> Features:
+    """The features with images and other media left as they are stored."""
+    from datasets import Features, Json
+
+    def stored(feature: Any) -> Any:
+        if isinstance(feature, Mapping):
+            return {name: stored(inner) for name, inner in feature.items()}
+        if hasattr(feature, "feature"):  # List
+            return replace(feature, feature=stored(feature.feature))
+        keep = isinstance(feature, Json) or not hasattr(feature, "decode")
+        return feature if keep else replace(feature, decode=False)
+
+    return Features(stored(features))
+
+
+def _holds_images(feature: Any) -> bool:
+    from datasets import Image
+
+    while hasattr(feature, "feature"):  # List
+        feature = feature.feature
+    return isinstance(feature, Image)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = _TOKEN.sub("(token)", str(error)).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the bars of datasets, and its log lines about failures, which our own errors repeat."""
+    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
+
+    were_disabled, verbosity = are_progress_bars_disabled(), logging.get_verbosity()
+    disable_progress_bars()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if not were_disabled:
+            enable_progress_bars()

@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# Brings the virtual environment up to date; its Python's path is all that goes to stdout.
+#
+#   MMRL_VENV   where the environment is, or shall be (default: .venv in the repository)
+#
+# With a GPU it installs the `gpu` extra; without one the complete lock, or the `cpu` extra on a Python that the lock
+# is not for. When nothing has changed since the last time it does nothing.
+set -euo pipefail
+
+venv=${MMRL_VENV:-.venv}
+[[ -z ${MMRL_VENV:-} || $venv == /* ]] || venv=$PWD/$venv
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+[[ $venv == /* ]] || venv=$PWD/$venv
+python=$venv/bin/python
+lock=examples/setup/cpu.lock
+done_mark=$venv/mmrl-installed # what was installed; written last
+begun_mark=$venv/mmrl-installing
+device=cpu
+if nvidia-smi >/dev/null 2>&1; then device=gpu; fi
+
+say() { echo "set-up: $*" >&2; }
+
+version() { "$1" -c 'import sys; print(100 * sys.version_info[0] + sys.version_info[1])'; }
+
+pip() { "$python" -m pip --disable-pip-version-check -qq "$@" >&2; }
+
+find_python() { # The lock's own version first. Version managers leave commands that do not run: try each.
+    local candidate found
+    for candidate in python3.11 python3 python3.12 python3.13 python3.10; do
+        found=$(version "$candidate" 2>/dev/null) || continue
+        ((found < 310)) || { echo "$candidate"; return; }
+    done
+    say "mmrl needs Python 3.10 or newer, best 3.11, and none is on the PATH; install or activate one"
+    return 2
+}
+
+wanted() { # Whatever the environment depends on.
+    echo "$PWD $device"
+    cat "$lock" pyproject.toml examples/setup/torchvision_ops.py
+}
+
+up_to_date() { wanted | cmp -s - "$done_mark"; }
+
+pin() { grep "^$1==" "$lock"; }
+
+install_pinned() { # The CPU build of a locked package, else the build at hand.
+    pip install "${options[@]}" --no-deps "$(pin "$1")+cpu" 2>/dev/null ||
+        pip install "${options[@]}" --no-deps "$(pin "$1")"
+}
+
+install_lock() {
+    say "installing the $(wc -l <"$lock") packages of $lock, a few minutes"
+    install_pinned torch
+    install_pinned torchvision
+    pip install "${options[@]}" --no-deps -r <(grep -vE '^torch(vision)?==' "$lock")
+    # Where the build at hand is linked to CUDA, it needs CUDA's libraries even without a GPU.
+    "$python" -c 'import torch' 2>/dev/null || pip install "$(pin torch)"
+    pip install --no-deps --no-build-isolation -e .
+}
+
+install_extra() {
+    say "installing the extras [$1,dev]; pip chooses the versions, which takes a while"
+    pip install "${options[@]}" -e ".[$1,dev]"
+}
+
+install() {
+    local found interrupted=
+    if [[ -e $begun_mark ]]; then interrupted=yes; fi
+    touch "$begun_mark"
+    rm -f "$done_mark"
+    if [[ ! -x $python || $interrupted ]]; then
+        found=$(find_python)
+        say "creating $venv with $found"
+        "$found" -m venv "$venv"
+        pip install --upgrade pip || true # a recent one installs the lock in two thirds of the time
+    fi
+    options=(--no-compile) # modules compile when first imported; most never are
+    if [[ $interrupted ]]; then options+=(--ignore-installed); fi # half-written packages look installed to pip
+    if [[ $device == gpu ]]; then
+        install_extra gpu
+    elif [[ $(version "$python") == 311 ]]; then
+        install_lock
+    else
+        say "the lock is for Python 3.11, this is another"
+        install_extra cpu
+    fi
+    [[ $device == gpu ]] || "$python" examples/setup/torchvision_ops.py
+    wanted >"$done_mark"
+    rm "$begun_mark"
+    say "ready: $venv"
+}
+
+if ! up_to_date; then
+    mkdir -p "$venv"
+    ( # One set-up at a time; a second one waits and finds the work done.
+        if command -v flock >/dev/null; then flock 9; fi
+        if ! up_to_date; then install; fi
+    ) 9>"$venv/mmrl-lock"
+fi
+echo "$python"

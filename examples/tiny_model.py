@@ -1,0 +1,182 @@
+"""Write a tiny random model with its tokenizer and processor, as a Hugging Face folder; nothing is downloaded.
+
+    python examples/tiny_model.py OUT [--family qwen2_5_vl] [--seed 0]
+
+0.6 million parameters, the architecture and file layout of the real ones: enough to learn handwritten digits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SPECIAL_TOKENS = [
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
+    "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
+    "<|image_pad|>", "<|video_pad|>",
+]  # fmt: skip
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{% if m['content'] is string %}{{ m['content'] }}"
+    "{% else %}{% for part in m['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+TEXT = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+}
+VISION = {"depth": 2, "num_heads": 4, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
+
+
+def write_tokenizer(folder: Path, *, vision: bool) -> Any:
+    """A byte-level BPE tokenizer of about 500 tokens, digits one by one, with Qwen's special tokens and chat format."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"\d"), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, special_tokens=SPECIAL_TOKENS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator(_corpus(), trainer)
+    extra = {
+        "image_token": "<|image_pad|>",
+        "video_token": "<|video_pad|>",
+        "vision_start_token": "<|vision_start|>",
+        "vision_end_token": "<|vision_end|>",
+    }
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        **({"extra_special_tokens": extra} if vision else {}),
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    fast.save_pretrained(folder)
+    return fast
+
+
+def write_model(folder: Path, family: str = "qwen2_5_vl", *, seed: int = 0, **text_overrides: Any) -> Path:
+    """Write weights, config, tokenizer and (for a vision-language family) the processor's files; return the folder."""
+    import torch
+    import transformers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    vision = family.endswith("_vl")
+    tokenizer = write_tokenizer(folder, vision=vision)
+    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
+    text = {
+        **TEXT,
+        "vocab_size": len(tokenizer) + 6,  # padded, as the real ones are
+        "bos_token_id": ids["<|endoftext|>"],
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
+        "tie_word_embeddings": True,
+        **text_overrides,
+    }
+    config_class, model_class = _classes(family)
+    if vision:
+        text["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}
+        config = config_class(
+            text_config=text,
+            vision_config=_vision_config(family),
+            image_token_id=ids["<|image_pad|>"],
+            video_token_id=ids["<|video_pad|>"],
+            vision_start_token_id=ids["<|vision_start|>"],
+            vision_end_token_id=ids["<|vision_end|>"],
+            tie_word_embeddings=text["tie_word_embeddings"],
+        )
+        _write_processor(folder, family)
+    else:
+        config = config_class(**text)
+    torch.manual_seed(seed)
+    model = getattr(transformers, model_class)(config).to(torch.float32)
+    model.save_pretrained(folder)
+    # What the hub's folders carry: sampling defaults that training must not inherit, and two end tokens.
+    defaults = {
+        "do_sample": True,
+        "repetition_penalty": 1.05,
+        "temperature": 0.1,
+        "top_k": 1,
+        "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]],
+        "pad_token_id": ids["<|endoftext|>"],
+    }
+    (folder / "generation_config.json").write_text(json.dumps(defaults, indent=2))
+    return folder
+
+
+def _classes(family: str) -> tuple[Any, str]:
+    import transformers
+
+    stems = {
+        "qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL",
+        "qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama",
+    }  # fmt: skip
+    stem = stems[family]
+    head = "ForConditionalGeneration" if family.endswith("_vl") else "ForCausalLM"
+    return getattr(transformers, f"{stem}Config"), stem + head
+
+
+def _vision_config(family: str) -> dict[str, Any]:
+    if family == "qwen2_vl":
+        return {**VISION, "embed_dim": 64, "hidden_size": 128, "mlp_ratio": 2}
+    if family == "qwen3_vl":
+        return {
+            **VISION, "hidden_size": 64, "intermediate_size": 128, "out_hidden_size": 128,
+            "num_position_embeddings": 256, "deepstack_visual_indexes": [0],
+        }  # fmt: skip
+    return {
+        **VISION, "hidden_size": 64, "intermediate_size": 128, "out_hidden_size": 128, "window_size": 112,
+        "fullatt_block_indexes": [1],
+    }  # fmt: skip
+
+
+def _write_processor(folder: Path, family: str) -> None:
+    names = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}
+    settings = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": names[family],
+        "size": {"shortest_edge": 3136, "longest_edge": 50176},
+        "patch_size": 14,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_mean": [0.48, 0.45, 0.40],
+        "image_std": [0.26, 0.26, 0.27],
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings, indent=2))
+
+
+def _corpus() -> Iterator[str]:
+    for a in range(30):
+        for b in range(30):
+            yield f"what is {a}+{b}? the answer is {a + b}. \\boxed{{{a + b}}}"
+    yield from ["What digit is this?", "What is the sum?", "How many red circles are there in the image?"] * 50
+    yield from ["count the blue squares and green triangles <think> </think> user assistant system"] * 50
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--family", default="qwen2_5_vl")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    print(write_model(args.out, args.family, seed=args.seed))
+
+
+if __name__ == "__main__":
+    main()

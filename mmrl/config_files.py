@@ -1,0 +1,302 @@
+"""Where config values come from: YAML files and command-line overrides, merged into one tree that knows its origins.
+
+YAML here is the plain part of YAML 1.2: ``1e-6`` is a number, ``no`` is text, and anchors, aliases, tags, duplicate
+keys, deep nesting and huge files are errors. Environment variables are not interpolated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mmrl.errors import ConfigError, MMRLError
+
+MAX_BYTES = 1 << 18
+MAX_DEPTH = 16
+
+_KEY = re.compile(r"[\w-]+(\.[\w-]+)*")
+_TAG = "tag:yaml.org,2002:"
+_SCALARS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "null": (r"~|null|Null|NULL|", lambda text: None),
+    "bool": (r"true|True|TRUE|false|False|FALSE", lambda text: text.lower() == "true"),
+    "int": (r"[-+]?[0-9]{1,30}", int),
+    "float": (
+        r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        lambda text: float(re.sub(r"\.(?=inf|nan)", "", text.lower())),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A value and where it was written; mappings and lists hold further ``Located``."""
+
+    value: Any
+    origin: str
+
+    @classmethod
+    def of(cls, value: Any, origin: str) -> Located:
+        """A tree in which everything has the same origin; the mappings and lists of ``value`` are copied."""
+        if isinstance(value, Mapping):
+            return cls({key: cls.of(item, origin) for key, item in value.items()}, origin)
+        if isinstance(value, list | tuple):
+            return cls([cls.of(item, origin) for item in value], origin)
+        return cls(value, origin)
+
+    def plain(self) -> Any:
+        """The value without origins."""
+        if isinstance(self.value, dict):
+            return {key: item.plain() for key, item in self.value.items()}
+        return [item.plain() for item in self.value] if isinstance(self.value, list) else self.value
+
+    def child(self, key: str | int) -> Located | None:
+        """What a mapping or list holds under ``key``; None if it holds nothing there."""
+        if isinstance(self.value, dict):
+            return self.value.get(key)
+        if isinstance(self.value, list) and str(key).isdecimal() and int(key) < len(self.value):
+            item: Located = self.value[int(key)]
+            return item
+        return None
+
+    def holds(self, path: Sequence[str | int]) -> bool:
+        """Whether there is a value under ``path``."""
+        inner = self.child(path[0]) if path else None
+        return not path or (inner is not None and inner.holds(path[1:]))
+
+    def nearest(self, path: Sequence[str | int]) -> Located:
+        """The value under ``path``, or the last one on the way there."""
+        inner = self.child(path[0]) if path else None
+        return inner.nearest(path[1:]) if inner else self
+
+
+def join_errors(errors: Sequence[MMRLError]) -> MMRLError:
+    """One error that says them all: a PluginError if all are, else a ConfigError."""
+    if len(errors) == 1:
+        return errors[0]
+    kind = type(errors[0]) if len({type(error) for error in errors}) == 1 else ConfigError
+    return kind(f"{len(errors)} errors in the config\n\n" + "\n\n".join(map(str, errors)))
+
+
+def read_tree(paths: Sequence[Path], overrides: Sequence[str]) -> tuple[Located, list[MMRLError]]:
+    """Files and then overrides, merged left to right, and the errors in keys, which do not prevent merging.
+
+    Raises:
+        ConfigError: Files that cannot be read or parsed, and overrides that cannot be understood, all together.
+    """
+    fatal: list[MMRLError] = []
+    doubtful: list[MMRLError] = []
+    trees = []
+    for path in paths:
+        try:
+            trees.append(_parse(_read(path), lambda line, path=path: f"{path}:{line}", doubtful))  # type: ignore[misc]
+        except ConfigError as error:  # noqa: PERF203 (every file's error is wanted)
+            fatal.append(error)
+    try:
+        trees.append(_read_overrides(overrides, doubtful))
+    except ConfigError as error:
+        fatal.append(error)
+    if fatal:
+        raise join_errors([*fatal, *doubtful])
+    merged = Located({}, ", ".join(map(str, paths)))
+    for tree in trees:
+        merged = merge(merged, tree)
+    return merged, doubtful
+
+
+def merge(base: Located, over: Located, path: tuple[str, ...] = ()) -> Located:
+    """``base`` with ``over`` on top: mappings merge, an index replaces a list's entry, all else is replaced.
+
+    A plugin of another name replaces the earlier one with its options; an empty section leaves the earlier one.
+    """
+    if isinstance(base.value, list) and isinstance(over.value, dict) and over.value and _indices(over.value):
+        return _merge_entries(base, over, path)
+    if isinstance(base.value, dict) and over.value is None and len(path) == 1:
+        return base
+    if not isinstance(base.value, dict) or not isinstance(over.value, dict) or _other_plugin(base, over, path):
+        return over
+    merged = dict(base.value)
+    for key, item in over.value.items():
+        merged[key] = merge(merged[key], item, (*path, key)) if key in merged else item
+    return Located(merged, base.origin)
+
+
+def _indices(mapping: Mapping[str, Any]) -> bool:
+    return all(isinstance(key, str) and key.isdecimal() for key in mapping)
+
+
+def _merge_entries(base: Located, over: Located, path: tuple[str, ...]) -> Located:
+    entries = list(base.value)
+    for key, item in over.value.items():
+        if int(key) >= len(entries):
+            raise ConfigError(
+                f"{'.'.join(path)} has no entry {key}",
+                where=item.origin,
+                possible=f"0 to {len(entries) - 1}" if entries else "none: the list is empty",
+                remedy=f"write the whole list: {'.'.join(path)}=[...]",
+            )
+        entries[int(key)] = merge(entries[int(key)], item, (*path, key))
+    return Located(entries, base.origin)
+
+
+def _other_plugin(base: Located, over: Located, path: tuple[str, ...]) -> bool:
+    is_plugin = path in {("algorithm",), ("data", "train"), ("data", "eval")} or (
+        len(path) == 2 and path[0] in {"rewards", "trackers"}
+    )
+    old, new = base.child("name"), over.child("name")
+    return is_plugin and old is not None and new is not None and old.value != new.value
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ConfigError(f"the file is larger than {MAX_BYTES} bytes", where=str(path))
+        return data.decode("utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the config: {error}", where=str(path)) from error
+
+
+def _read_overrides(tokens: Sequence[str], errors: list[MMRLError]) -> Located:
+    """All overrides as one tree, in which a later one wins."""
+    tree = Located({}, "overrides")
+    for key, text, origin in _split_overrides(tokens):
+        value = _parse(text, lambda line, origin=origin: origin, errors, top=None)  # type: ignore[misc]
+        for part in reversed(key.split(".")):
+            value = Located({part: value}, origin)
+        tree = merge(tree, value)
+    return tree
+
+
+def _split_overrides(tokens: Sequence[str]) -> Iterable[tuple[str, str, str]]:
+    """Key, value text and origin of each override."""
+    remaining = iter(tokens)
+    for token in remaining:
+        key, equals, text = token.removeprefix("--").partition("=")
+        origin = f"override {token}"
+        if not equals and token.startswith("--"):
+            following = next(remaining, None)
+            if following is None or following.startswith("--"):
+                raise ConfigError(f"{token} needs a value", where=origin, possible=f"{token} VALUE, {key}=VALUE")
+            text, equals, origin = following, "=", f"{origin} {following}"
+        if not equals or not _KEY.fullmatch(key):
+            raise ConfigError("not an override", where=origin, possible="section.key=VALUE, --section.key VALUE")
+        yield key, text, origin
+
+
+def _parse(text: str, origin: Callable[[int], str], errors: list[MMRLError], top: type | None = dict) -> Located:
+    """The tree of one YAML document, of type ``top`` if given; appends errors in its keys to ``errors``."""
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = ", ".join(filter(None, [error.context, error.problem]))
+        raise ConfigError(f"not valid YAML: {what}", where=origin(mark.line + 1 if mark else 1)) from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"not valid YAML: {str(error).splitlines()[0]}", where=origin(1)) from error
+    if node is None:
+        return Located({} if top is dict else None, origin(1))
+    tree = _convert(node, origin, origin(node.start_mark.line + 1), errors)
+    if top and not isinstance(tree.value, top):
+        raise ConfigError("a config is a mapping of sections", where=tree.origin, possible="model:, data:, ...")
+    return tree
+
+
+def _convert(node: yaml.Node, origin: Callable[[int], str], place: str, errors: list[MMRLError]) -> Located:
+    if isinstance(node, yaml.MappingNode):
+        return Located(_convert_mapping(node, origin, errors), place)
+    if isinstance(node, yaml.SequenceNode):
+        return Located([_convert(item, origin, origin(item.start_mark.line + 1), errors) for item in node.value], place)
+    _, construct = _SCALARS.get(node.tag.removeprefix(_TAG), ("", str))
+    return Located(construct(node.value), place)
+
+
+def _convert_mapping(
+    node: yaml.MappingNode, origin: Callable[[int], str], errors: list[MMRLError]
+) -> dict[str, Located]:
+    mapping: dict[str, Located] = {}
+    for key, item in node.value:
+        place = origin(key.start_mark.line + 1)
+        if not isinstance(key, yaml.ScalarNode) or key.tag != _TAG + "str":
+            shown = repr(key.value) if isinstance(key, yaml.ScalarNode) else "a list or mapping"
+            errors.append(ConfigError(f"a key must be text, not {shown}", where=place, remedy="put it in quotes"))
+        elif key.value in mapping:
+            places = f"{mapping[key.value].origin} and {place}"
+            errors.append(ConfigError(f"{key.value} is written twice", where=places, remedy="keep one of them"))
+        else:
+            mapping[key.value] = _convert(item, origin, place, errors)
+    return mapping
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes; refuses what a config has no use for and an attacker has."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own way)
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if event.anchor is not None:
+            raise yaml.composer.ComposerError(None, None, "anchors and aliases are refused", event.start_mark)
+        if getattr(event, "tag", None) is not None:
+            raise yaml.composer.ComposerError(None, None, f"the tag {event.tag} is refused", event.start_mark)
+        if self.depth == MAX_DEPTH:
+            raise yaml.composer.ComposerError(None, None, f"deeper than {MAX_DEPTH} levels", event.start_mark)
+        if re.search(r"[\ud800-\udfff]", getattr(event, "value", "")):
+            raise yaml.composer.ComposerError(None, None, "a lone surrogate is no character", event.start_mark)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes exactly what ``_Loader`` would otherwise take for something else than text."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own way)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _name, (_pattern, _) in _SCALARS.items():
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_pattern})\Z"), None)
+
+
+def to_flow(value: Any) -> str:
+    """``value`` as YAML on one line."""
+    style = '"' if isinstance(value, str) and not value.isprintable() else None
+    text: str = yaml.dump(
+        value, Dumper=_Dumper, default_flow_style=True, default_style=style, width=10**9, sort_keys=False,
+        allow_unicode=True,
+    )  # fmt: skip
+    return text.removesuffix("...\n").strip()
+
+
+Comment = Callable[[str], str]
+"""What to write after the value under a dotted key; empty for nothing."""
+
+
+def to_lines(value: Any, comment: Comment, path: str = "") -> list[str]:
+    """``value`` as YAML lines; mappings in blocks, lists of mappings with a dash, all else on one line."""
+    lines: list[str] = []
+    for key, item in value.items():
+        dotted = f"{path}.{key}" if path else key
+        if isinstance(item, dict) and item:
+            lines += [f"{to_flow(key)}:", *("  " + line for line in to_lines(item, comment, dotted))]
+        elif isinstance(item, list) and item and all(isinstance(entry, dict) and entry for entry in item):
+            lines.append(f"{to_flow(key)}:")
+            for index, entry in enumerate(item):
+                first, *rest = to_lines(entry, comment, f"{dotted}.{index}")
+                lines += [f"  - {first}", *(f"    {line}" for line in rest)]
+        else:
+            note = comment(dotted)
+            lines.append(f"{to_flow(key)}: {to_flow(item)}" + (f"  # {note}" if note else ""))
+    return lines

@@ -1,0 +1,255 @@
+"""The sections of the config as frozen classes. A field's docstring is its help; defaults live only here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+
+from mmrl.config_files import to_flow
+
+Kind = Literal["algorithm", "reward", "dataset", "tracker"]
+"""The four kinds of plugins; the entry-point group of a kind is `mmrl.<kind>s`."""
+
+Count = Annotated[int, Field(ge=1, le=10**9)]
+Seconds = Annotated[float, Field(gt=0, le=86400)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+def _only(accepted: object, why: str) -> Any:
+    """A validator that refuses every value but one, and says why."""
+
+    def check(value: Any) -> Any:
+        if value != accepted or isinstance(value, bool) != isinstance(accepted, bool):
+            raise ValueError(f"must be {to_flow(accepted)}: {why}")
+        return value
+
+    return check
+
+
+_TRUNCATED = (
+    "log-probs would be renormalised over the tokens that are left, which the learner cannot reproduce;"
+    " set top_p: 1.0, top_k: -1"
+)
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, unknown keys are errors, values are not converted."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class PluginSpec(Section):
+    """Which plugin, and its options."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
+
+    name: Text
+    """A name that `mmrl plugins` lists, or `distribution:name`."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the plugin's own ``Config`` validates."""
+        return dict(self.model_extra or {})
+
+
+class RewardSpec(PluginSpec):
+    """Which reward, and its options."""
+
+    name: Text
+    """A name that `mmrl plugins` lists, `distribution:name`, or `path/to/file.py:function`."""
+    weight: float = 1.0
+    """Its factor in the sum of rewards."""
+    timeout_s: Seconds = 30.0
+    """Seconds that one call may take before its worker is killed."""
+
+
+class ModelConfig(Section):
+    """The policy."""
+
+    path: Text
+    """A Hugging Face model folder, or a name on the hub."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of weights and activations; auto is bfloat16 on a GPU and float32 on a CPU."""
+    freeze: Annotated[tuple[Literal["vision", "projector", "language"], ...], Field(strict=False)] = ()
+    """Parts that are not trained: any of vision, projector, language."""
+    gradient_checkpointing: bool = True
+    """Recompute activations in the backward pass, for less memory and more time."""
+    lora: Annotated[None, BeforeValidator(_only(None, "adapters are not supported yet"))] = None
+    """Not supported yet."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model's folder."""
+
+
+class DataConfig(Section):
+    """What to train and evaluate on."""
+
+    train: PluginSpec
+    """The dataset to train on."""
+    eval: PluginSpec | None = None
+    """The dataset to evaluate on; null for none."""
+    prompt_template: str | None = None
+    """Jinja text for the last user turn, or a path to a .jinja or .j2 file; null leaves the turn as it is."""
+    system_prompt: str | None = None
+    """A system turn put before each conversation that has none."""
+    max_prompt_tokens: Count = 2048
+    """Longest prompt, image tokens included."""
+    overlong: Literal["drop", "fail"] = "drop"
+    """What to do with a longer prompt."""
+    min_pixels: Count = 3136
+    """Smaller images are enlarged to this many pixels."""
+    max_pixels: Count = 1003520
+    """Larger images are reduced to this many pixels."""
+
+
+class SamplerConfig(Section):
+    """How completions are sampled."""
+
+    name: Literal["vllm", "hf"] = "vllm"
+    """vllm, or hf: transformers' own generate, slow, for machines without vLLM."""
+    engine: dict[str, JsonValue] = Field(default_factory=dict)
+    """Further engine arguments of vLLM."""
+    group_size: Annotated[int, Field(ge=1, le=4096)] = 8
+    """Completions per prompt."""
+    max_new_tokens: Count = 1024
+    """Longest completion, the end-of-sequence token included."""
+    temperature: Annotated[float, Field(ge=0.01, le=10)] = 1.0
+    """Temperature of sampling and of the learner's log-probs; greedy sampling has no distribution to learn from."""
+    top_p: Annotated[float, AfterValidator(_only(1.0, _TRUNCATED))] = 1.0
+    """Only 1.0: the learner cannot reproduce a truncated distribution."""
+    top_k: Annotated[int, AfterValidator(_only(-1, _TRUNCATED))] = -1
+    """Only -1 (all tokens): the learner cannot reproduce a truncated distribution."""
+    tensor_parallel_size: Count = 1
+    """Ranks that share one copy of the sampler's weights."""
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the device's memory that the sampler may use while it samples."""
+
+
+class LearnerConfig(Section):
+    """How the policy is updated."""
+
+    deepspeed: dict[str, JsonValue] = Field(default_factory=dict)
+    """Further settings of DeepSpeed."""
+    lr: Annotated[float, Field(gt=0, le=1)] = 1e-6
+    """Learning rate of AdamW, after warm-up."""
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Weight decay of AdamW."""
+    warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Steps in which the learning rate rises linearly from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after warm-up; linear and cosine end at 0."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients with a larger norm are scaled down to it."""
+    minibatches: Count = 1
+    """Optimizer steps per pass over a rollout batch."""
+    epochs: Count = 1
+    """Passes over a rollout batch."""
+    tokens_per_microbatch: Count = 8192
+    """Tokens in one packed row: a matter of memory, not of results."""
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 3
+    """What DeepSpeed shards over ranks: 1 optimizer states, 2 and gradients, 3 and parameters."""
+    offload: Annotated[Literal["none"], BeforeValidator(_only("none", "offloading is not supported yet"))] = "none"
+    """Not supported yet."""
+
+
+class TrainerConfig(Section):
+    """The loop."""
+
+    steps: Count = 200
+    """Rollout batches to train on."""
+    prompts_per_step: Count = 128
+    """Prompts in a rollout batch."""
+    eval_every: Count = 10
+    """Steps between evaluations; there is always one before the first and one after the last step."""
+    eval_samples: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Completions per evaluation prompt: 1 is greedy, more are sampled at the sampler's temperature."""
+    eval_metric: str | None = None
+    """The reward whose mean is eval/accuracy; null for the first."""
+    save_every: Count = 20
+    """Steps between checkpoints."""
+    keep_checkpoints: Count = 3
+    """Checkpoints kept, the newest ones."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Fixes data order and sampling."""
+    run_dir: Text = "runs/run"
+    """Folder of everything that the run writes."""
+    on_mismatch: Literal["stop", "warn"] = "stop"
+    """What to do when sampler and learner disagree about log-probs."""
+
+
+class ClusterConfig(Section):
+    """Where the ranks are."""
+
+    name: Annotated[Literal["local"], BeforeValidator(_only("local", "several ranks are not supported yet"))] = "local"
+    """local: one rank, in this process."""
+
+
+class Config(Section):
+    """The whole config of a run."""
+
+    model: ModelConfig
+    data: DataConfig
+    rewards: Annotated[tuple[RewardSpec, ...], Field(strict=False)] = ()
+    """What completions are scored by; their weighted sum is the reward."""
+    algorithm: PluginSpec
+    """The learning rule."""
+    sampler: SamplerConfig = Field(default_factory=SamplerConfig)
+    learner: LearnerConfig = Field(default_factory=LearnerConfig)
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    trackers: Annotated[tuple[PluginSpec, ...], Field(strict=False)] = ()
+    """Where metrics go besides metrics.jsonl and the console."""
+
+    def plugins(self) -> Iterator[tuple[str, Kind, PluginSpec]]:
+        """Dotted key, kind and spec of every plugin that is named."""
+        yield "data.train", "dataset", self.data.train
+        if self.data.eval:
+            yield "data.eval", "dataset", self.data.eval
+        for index, reward in enumerate(self.rewards):
+            yield f"rewards.{index}", "reward", reward
+        yield "algorithm", "algorithm", self.algorithm
+        for index, tracker in enumerate(self.trackers):
+            yield f"trackers.{index}", "tracker", tracker
+
+
+def is_section(annotation: Any) -> bool:
+    """Whether a field of ``Config`` is a section, as opposed to a plugin or a list of them."""
+    return isinstance(annotation, type) and issubclass(annotation, Section) and not issubclass(annotation, PluginSpec)
+
+
+def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Keys, fault and remedy of every value that fits its own key but not the others."""
+    model, data, sampler, learner, trainer = config.model, config.data, config.sampler, config.learner, config.trainer
+    names = [reward.name for reward in config.rewards]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield ("rewards",), f"two rewards are called {name!r}", "keep one, or select another distribution's"
+    if data.eval and not names:
+        yield ("data.eval", "rewards"), "evaluation needs at least one reward", "add to rewards, or set data.eval: null"
+    if trainer.eval_metric and trainer.eval_metric not in names:
+        what = f"trainer.eval_metric is {trainer.eval_metric!r}, which is no reward"
+        yield ("trainer.eval_metric", "rewards"), what, f"name one of: {', '.join(names) or '(there are no rewards)'}"
+    for key in ("eval_every", "eval_samples", "eval_metric"):
+        if not data.eval and getattr(trainer, key) != TrainerConfig.model_fields[key].default:
+            what = f"trainer.{key} is set, but data.eval is null"
+            yield (f"trainer.{key}", "data.eval"), what, f"set data.eval, or remove trainer.{key}"
+    if sampler.name != "vllm" and sampler.engine:
+        what = f"sampler.engine is for vllm, but sampler.name is {sampler.name}"
+        yield ("sampler.engine", "sampler.name"), what, "set sampler.name: vllm, or remove sampler.engine"
+    if sampler.tensor_parallel_size > 1:
+        what = "sampler.tensor_parallel_size is more than the one rank of cluster.name: local"
+        yield ("sampler.tensor_parallel_size", "cluster.name"), what, "set sampler.tensor_parallel_size: 1"
+    if trainer.prompts_per_step * sampler.group_size < learner.minibatches:
+        what = f"learner.minibatches is {learner.minibatches}, but a step has fewer completions"
+        keys = ("learner.minibatches", "trainer.prompts_per_step", "sampler.group_size")
+        yield keys, what, "raise trainer.prompts_per_step or sampler.group_size"
+    if learner.warmup_steps >= trainer.steps:
+        what = f"learner.warmup_steps is {learner.warmup_steps}, but there are only {trainer.steps} steps"
+        yield ("learner.warmup_steps", "trainer.steps"), what, "warm up for fewer steps than trainer.steps"
+    if data.min_pixels > data.max_pixels:
+        yield ("data.min_pixels", "data.max_pixels"), "data.min_pixels is more than data.max_pixels", "lower min_pixels"
+    if len(set(model.freeze)) == 3:
+        yield ("model.freeze",), "model.freeze leaves nothing to train", "leave out at least one part"

@@ -1,0 +1,73 @@
+"""What a run says on the terminal: one line a step, and a live bar within the step where someone is watching."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections.abc import Mapping
+from typing import TextIO
+
+from tqdm import tqdm
+
+_COLUMNS = [
+    ("reward/mean", "reward {:.2f}"),
+    ("eval/accuracy", "acc {:.2f}"),
+    ("loss/policy", "loss {:.3g}"),
+    ("length/completion_mean", "len {:.1f}"),
+    ("group/zero_signal_fraction", "zero {:.2f}"),
+    ("policy/grad_norm", "grad {:.2g}"),
+    ("perf/step_s", "{:.1f} s"),
+]
+
+
+class Console:
+    """Lines on a stream; ``step 12/200  reward 0.53  acc 0.61  loss 0.012  len 6.2  zero 0.21  grad 1.3  1.8 s``.
+
+    The bar exists on a terminal only; elsewhere the stream gets whole lines and nothing else.
+    """
+
+    def __init__(self, num_steps: int, stream: TextIO | None = None) -> None:
+        self._num_steps = num_steps
+        self._stream = stream or sys.stdout
+        self._is_terminal = self._stream.isatty()
+        self._bar: tqdm[None] | None = None
+
+    def line(self, text: str) -> None:
+        """Print one line; control characters in it are shown, not obeyed."""
+        self.close()
+        print(visible(text), file=self._stream, flush=True)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Print what a step came to, of the metrics that are there."""
+        width = len(str(self._num_steps))
+        shown = [form.format(metrics[name]) for name, form in _COLUMNS if name in metrics]
+        self.line("  ".join([f"step {step:{width}}/{self._num_steps}", *shown]))
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        """Move the live bar; on a terminal only."""
+        if not self._is_terminal:
+            return
+        if self._bar is None:
+            self._bar = tqdm(file=self._stream, leave=False, dynamic_ncols=True)
+        self._bar.set_description_str(visible(phase), refresh=False)
+        self._bar.total, self._bar.n = total, done
+        self._bar.refresh()
+
+    def close(self) -> None:
+        """Take the live bar away."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def visible(text: str, keep: str = "") -> str:
+    """The text with control, format and line-break characters written out, such as ``\\x1b``, but those in ``keep``."""
+    return "".join(c if c in keep or not _is_control(c) else _escape(c) for c in text)
+
+
+def _is_control(character: str) -> bool:
+    return unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp"}
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

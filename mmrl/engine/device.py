@@ -1,0 +1,145 @@
+"""Every place where CPU and CUDA differ, as pure functions; both answers are tested on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+DeviceKind = Literal["cpu", "cuda"]
+
+CPU_KV_CACHE_BYTES = 128 * 2**20
+CPU_MAX_SEQUENCES = 256
+LOGITS_CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
+
+
+def detect() -> DeviceKind:
+    """The kind of device that this process trains on."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def environment(kind: DeviceKind, *, rank: int, world_size: int, address: str, port: int) -> dict[str, str]:
+    """Environment variables of a rank, to be set before vLLM and DeepSpeed are imported.
+
+    On a CPU, OpenMP threads are not bound (the learner shares them) and nothing is compiled: compiling the helpers
+    of a tiny model takes longer than its test.
+    """
+    common = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(rank),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error", "DS_LOG_LEVEL": "error"}
+    if kind == "cuda":
+        return common | quiet
+    return common | quiet | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
+
+
+def precision(kind: DeviceKind, requested: str) -> str:
+    """``float32`` or ``bfloat16``; ``auto`` is bfloat16 on CUDA and float32 on a CPU."""
+    if requested != "auto":
+        return requested
+    return "bfloat16" if kind == "cuda" else "float32"
+
+
+def torch_device(kind: DeviceKind, local_rank: int) -> str:
+    """The torch device of a rank."""
+    return f"cuda:{local_rank}" if kind == "cuda" else "cpu"
+
+
+def process_group_backend(kind: DeviceKind) -> str:
+    """The backend of torch.distributed."""
+    return "nccl" if kind == "cuda" else "gloo"
+
+
+def sampler_arguments(kind: DeviceKind, memory_fraction: float) -> dict[str, Any]:
+    """Arguments of vLLM that depend on the device."""
+    if kind == "cuda":
+        return {"gpu_memory_utilization": memory_fraction, "enable_sleep_mode": True}
+    return {
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,
+        "max_num_seqs": CPU_MAX_SEQUENCES,
+    }
+
+
+def sleep_level(kind: DeviceKind) -> int | None:
+    """vLLM's sleep level while the learner owns the device; None where it need not sleep.
+
+    Level 1 keeps the weights in host memory. Level 2 would drop buffers too, which no weight sync sends.
+    """
+    return 1 if kind == "cuda" else None
+
+
+def learner_config(
+    kind: DeviceKind,
+    *,
+    dtype: str,
+    zero_stage: int,
+    max_grad_norm: float,
+    lr: float,
+    weight_decay: float,
+    overrides: Mapping[str, Any],
+) -> dict[str, Any]:
+    """DeepSpeed's configuration.
+
+    One micro-batch per DeepSpeed step is declared; the learner marks the boundary of an optimizer step itself, since
+    the number of micro-batches differs from step to step.
+    """
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": max_grad_norm,
+        "zero_optimization": {"stage": zero_stage},
+        "optimizer": {
+            "type": "AdamW",
+            "params": {"lr": lr, "weight_decay": weight_decay, "betas": [0.9, 0.999], "torch_adam": True},
+        },
+        "bf16": {"enabled": dtype == "bfloat16"},
+        "steps_per_print": 2**31 - 1,
+        "wall_clock_breakdown": False,
+    }
+    if kind == "cuda":
+        config["zero_optimization"] |= {"overlap_comm": True, "contiguous_gradients": True}
+    return _merge(config, overrides)
+
+
+OWNED_LEARNER_KEYS = frozenset(
+    {
+        "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
+        "bf16", "fp16", "scheduler",
+    }
+)  # fmt: skip
+"""DeepSpeed settings that have a key of their own in mmrl's config, or that the learner decides."""
+
+
+def attention(kind: DeviceKind) -> str:
+    """The registered attention function of the language model over packed rows."""
+    return "mmrl_packed_varlen" if kind == "cuda" else "mmrl_packed_sdpa"
+
+
+def memory_bytes_max(kind: DeviceKind) -> int:
+    """Peak memory: allocated on the device, or resident in this process."""
+    if kind == "cuda":
+        import torch
+
+        return int(torch.cuda.max_memory_allocated())
+    import resource
+    import sys
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _merge(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in overrides.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), dict)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged

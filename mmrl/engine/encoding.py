@@ -1,0 +1,96 @@
+"""Prompts in the model's tokens: chat template, image placeholders expanded to as many tokens as patches."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+from mmrl.engine.folder import ModelFolder
+from mmrl.errors import DataError
+from mmrl.media import MediaStore, normalised_size
+from mmrl.types import IMAGE_PLACEHOLDER, EncodedPrompt, IntArray, Message, Prompt, Sample, Segment
+
+
+class Encoder:
+    """Implements ``interfaces.PromptEncoder`` with a model folder's tokenizer and chat template."""
+
+    def __init__(self, folder: ModelFolder, media: MediaStore) -> None:
+        self._folder, self._media = folder, media
+
+    def num_tokens(self, prompt: Prompt) -> int:
+        sizes = [normalised_size(raw, self._media.grid) for raw in prompt.images]
+        return len(self._expand(self._tokenize(self._render(prompt)), sizes, prompt))
+
+    def encode(self, prompt: Prompt) -> EncodedPrompt:
+        text = self._render(prompt)
+        ids = self._tokenize(text)
+        refs = tuple(self._media.add(raw) for raw in prompt.images)
+        token_ids = self._expand(ids, [(ref.width, ref.height) for ref in refs], prompt)
+        return EncodedPrompt(
+            prompt.id, prompt.messages, prompt.answer, prompt.columns, prompt.demonstration, text, token_ids, refs
+        )
+
+    def demonstrate(self, prompt: EncodedPrompt) -> Sample:
+        if prompt.demonstration is None:
+            raise DataError(
+                "the row has no demonstration to learn from",
+                where=prompt.id,
+                remedy="name the column that holds the completions, or choose an algorithm that samples",
+            )
+        ids = [*self._tokenize(prompt.demonstration), self._folder.tokenizer.eos_token_id]
+        return Sample(prompt, (Segment(np.array(ids, np.int32), True, np.zeros(len(ids), np.float32)),))
+
+    def _render(self, prompt: Prompt) -> str:
+        if prompt.images and not self._folder.family.vision:
+            raise DataError(
+                "the row has images, and the model reads text only",
+                where=prompt.id,
+                remedy="choose a vision-language model, or a dataset without images",
+            )
+        messages = [self._message(message) for message in prompt.messages]
+        renderer = self._folder.processor or self._folder.tokenizer
+        return str(renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        if not self._folder.family.vision:
+            return {"role": message.role, "content": message.content}
+        pieces = re.split(f"({re.escape(IMAGE_PLACEHOLDER)})", message.content)
+        parts = [
+            {"type": "image"} if piece == IMAGE_PLACEHOLDER else {"type": "text", "text": piece}
+            for piece in pieces
+            if piece
+        ]
+        return {"role": message.role, "content": parts}
+
+    def _tokenize(self, text: str) -> list[int]:
+        return list(self._folder.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _expand(self, ids: list[int], sizes: list[tuple[int, int]], prompt: Prompt) -> IntArray:
+        """Repeat each image token once per merged patch of its image."""
+        image_token = self._folder.image_token_id
+        if ids.count(image_token) != len(sizes):
+            raise DataError(
+                f"the prompt has {ids.count(image_token)} image tokens and {len(sizes)} images",
+                where=prompt.id,
+                possible=f"one {IMAGE_PLACEHOLDER} per image, and no special tokens of the model in the text",
+                remedy="mend the row",
+            )
+        if not sizes:
+            return np.array(ids, np.int32)
+        patches = iter(width * height // self._folder.image_factor**2 for width, height in sizes)
+        return np.repeat(ids, [next(patches) if i == image_token else 1 for i in ids]).astype(np.int32)
+
+
+def unexpanded(prompt: EncodedPrompt, folder: ModelFolder) -> list[int]:
+    """The prompt's tokens with one image token per image, as vLLM takes them."""
+    if not prompt.images:
+        return [int(i) for i in prompt.token_ids]
+    counts = iter(ref.width * ref.height // folder.image_factor**2 for ref in prompt.images)
+    ids, position = [], 0
+    while position < len(prompt.token_ids):
+        token = int(prompt.token_ids[position])
+        ids.append(token)
+        position += next(counts) if token == folder.image_token_id else 1
+    return ids

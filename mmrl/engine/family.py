@@ -1,0 +1,75 @@
+"""One record per model family: everything that mmrl must know about an architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from mmrl.errors import ConfigError
+
+VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A model family.
+
+    Attributes:
+        model_type: ``model_type`` in the folder's config.json.
+        vision: Whether prompts may hold images; positions are then multimodal (M-RoPE).
+        parts: Name prefixes of the parameters of ``vision``, ``projector`` and ``language``; the longest wins.
+        banned_tokens: Never sampled: the policy would otherwise write an image that does not exist.
+    """
+
+    model_type: str
+    vision: bool = False
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({"language": ("",)}))
+    banned_tokens: tuple[str, ...] = ()
+
+    def part_of(self, parameter: str) -> str:
+        """The part that a parameter belongs to."""
+        matches = [(len(p), part) for part, prefixes in self.parts.items() for p in prefixes if parameter.startswith(p)]
+        return max(matches)[1]
+
+
+def _qwen_vl(model_type: str, *projectors: str) -> Family:
+    parts = {
+        "vision": ("model.visual.",),
+        "projector": tuple(f"model.visual.{name}." for name in projectors),
+        "language": ("model.language_model.", "lm_head."),
+    }
+    return Family(model_type, vision=True, parts=MappingProxyType(parts), banned_tokens=VISION_TOKENS)
+
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        family.model_type: family
+        for family in (
+            _qwen_vl("qwen2_vl", "merger"),
+            _qwen_vl("qwen2_5_vl", "merger"),
+            _qwen_vl("qwen3_vl", "merger", "deepstack_merger_list"),
+            Family("qwen2"),
+            Family("qwen3"),
+            Family("llama"),
+        )
+    }
+)
+
+
+def family_of(model_config: Any, path: str) -> Family:
+    """The family of a transformers config.
+
+    Raises:
+        ConfigError: It is not supported.
+    """
+    family = FAMILIES.get(model_config.model_type)
+    if family is None:
+        raise ConfigError(
+            f"models of type {model_config.model_type!r} are not supported",
+            where=f"model.path: {path}",
+            possible=", ".join(sorted(FAMILIES)),
+            remedy="choose a model of one of these families",
+        )
+    return family

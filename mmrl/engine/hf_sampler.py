@@ -1,0 +1,106 @@
+"""The sampler on transformers' ``generate``, for machines without vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmrl.engine.folder import ModelFolder
+from mmrl.engine.vision import ImageInputs
+from mmrl.interfaces import SamplingRequest
+from mmrl.types import EncodedPrompt, FloatArray, IntArray, Rollout, RolloutGroup, Segment
+
+
+class HFSampler:
+    """Implements ``interfaces.Sampler`` with a second copy of the weights, one prompt's group at a time."""
+
+    def __init__(self, folder: ModelFolder, images: ImageInputs, *, device: str, dtype: str) -> None:
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+        loader = AutoModelForImageTextToText if folder.family.vision else AutoModelForCausalLM
+        self._model = loader.from_pretrained(folder.path, dtype=getattr(torch, dtype), attn_implementation="sdpa")
+        self._model = self._model.to(device).eval()
+        self._folder, self._images, self._device = folder, images, device
+        self.weight_version = -1
+
+    def sleep(self) -> None:
+        """Both copies of the weights stay on the device."""
+
+    def wake(self) -> None:
+        """Nothing slept."""
+
+    @torch.no_grad()
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Copy all weights in."""
+        own = dict(self._model.named_parameters(remove_duplicate=False))
+        for name, weight in weights:
+            own.pop(name).copy_(weight)
+        assert not own, f"not sent: {sorted(own)}"
+        self.weight_version = version
+
+    def generate(self, requests: Sequence[SamplingRequest]) -> Iterator[tuple[int, RolloutGroup]]:
+        for index, request in enumerate(requests):
+            yield index, self._group(request)
+
+    @torch.no_grad()
+    def _group(self, request: SamplingRequest) -> RolloutGroup:
+        inputs = self._inputs(request.prompt)
+        num_prompt_tokens = inputs["input_ids"].shape[1]
+        cuda = [self._device] if self._device.startswith("cuda") else []
+        # Seeded by request, so that a rollout does not depend on what was generated before it.
+        with torch.random.fork_rng(devices=cuda):
+            torch.manual_seed(request.seed)
+            output = self._model.generate(**inputs, generation_config=self._settings(request))
+        ids_GT = output.sequences[:, num_prompt_tokens:]
+        scores_GTV = torch.stack(output.scores, 1).float()
+        logprobs_GT = scores_GTV.log_softmax(-1).gather(-1, ids_GT[..., None])[..., 0]
+        rollouts = tuple(
+            self._rollout(request.prompt, i, ids.cpu().numpy().astype(np.int32), logprobs.cpu().numpy())
+            for i, (ids, logprobs) in enumerate(zip(ids_GT, logprobs_GT, strict=True))
+        )
+        return RolloutGroup(request.prompt, rollouts)
+
+    def _inputs(self, prompt: EncodedPrompt) -> dict[str, torch.Tensor]:
+        ids_1P = torch.from_numpy(np.asarray(prompt.token_ids, np.int64))[None].to(self._device)
+        inputs = {"input_ids": ids_1P, "attention_mask": torch.ones_like(ids_1P)}
+        if self._folder.family.vision:
+            inputs["mm_token_type_ids"] = (ids_1P == self._folder.image_token_id).int()
+        if prompt.images:
+            pixels, grids = zip(*[self._images(ref) for ref in prompt.images], strict=True)
+            inputs["pixel_values"] = torch.cat(pixels).to(self._device, self._model.dtype)
+            inputs["image_grid_thw"] = torch.stack(grids).to(self._device)
+        return inputs
+
+    def _settings(self, request: SamplingRequest) -> Any:
+        from transformers import GenerationConfig
+
+        vocabulary = self._folder.vocabulary
+        sampling = {"temperature": request.temperature, "top_k": 0, "top_p": 1.0} if request.temperature > 0 else {}
+        return GenerationConfig(
+            do_sample=request.temperature > 0,
+            num_return_sequences=request.num_samples,
+            max_new_tokens=request.max_new_tokens,
+            eos_token_id=list(vocabulary.eos),
+            pad_token_id=vocabulary.pad,
+            suppress_tokens=list(vocabulary.banned) or None,
+            repetition_penalty=1.0,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **sampling,
+        )
+
+    def _rollout(self, prompt: EncodedPrompt, index: int, ids: IntArray, logprobs: FloatArray) -> Rollout:
+        ends = np.flatnonzero(np.isin(ids, self._folder.vocabulary.eos))
+        length = int(ends[0]) + 1 if len(ends) else len(ids)
+        ids, logprobs = ids[:length], logprobs[:length].astype(np.float32)
+        return Rollout(
+            prompt=prompt,
+            segments=(Segment(ids, True, logprobs),),
+            index=index,
+            text=self._folder.tokenizer.decode(ids, skip_special_tokens=True),
+            finish_reason="stop" if len(ends) else "length",
+            weight_version=self.weight_version,
+        )

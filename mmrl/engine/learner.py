@@ -1,0 +1,155 @@
+"""The learner: DeepSpeed around a policy, fed with packed micro-batches of uneven number and size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmrl.config import LearnerConfig
+from mmrl.engine.collation import Collator
+from mmrl.engine.folder import ModelFolder
+from mmrl.engine.policy import Policy
+from mmrl.errors import NumericsError
+from mmrl.interfaces import Algorithm, UpdateResult
+from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials
+from mmrl.ops.packing import plan_microbatches
+from mmrl.ops.schedule import learning_rate
+from mmrl.types import FloatArray, Sample, TrainingRow
+
+
+class DeepSpeedLearner:
+    """Implements ``interfaces.Learner`` on one rank.
+
+    Args:
+        policy: The weights to train.
+        reference: The frozen initial policy; None if the algorithm does not need it.
+        settings: DeepSpeed's configuration.
+        total_steps: Optimizer steps of the run, for the schedule.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        reference: Policy | None,
+        collator: Collator,
+        algorithm: Algorithm,
+        config: LearnerConfig,
+        *,
+        settings: dict[str, Any],
+        folder: ModelFolder,
+        gradient_checkpointing: bool,
+        total_steps: int,
+    ) -> None:
+        import deepspeed
+
+        if gradient_checkpointing:
+            policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        trained = [p for p in policy.parameters() if p.requires_grad]
+        self._engine, *_ = deepspeed.initialize(model=policy, model_parameters=trained, config=settings)
+        self._policy, self._reference = policy, reference
+        self._collate, self._algorithm, self._config, self._folder = collator, algorithm, config, folder
+        self._total_steps, self._step = total_steps, 0
+
+    @property
+    def weight_version(self) -> int:
+        """Optimizer steps taken: a new version of the weights each."""
+        return self._step
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[FloatArray]:
+        return self._forward(self._engine, samples, self._config.tokens_per_microbatch if packed else 0)
+
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        assert self._reference is not None, "the algorithm did not ask for a reference policy"
+        return self._forward(self._reference, samples, self._config.tokens_per_microbatch)
+
+    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+        """One optimizer step.
+
+        Raises:
+            NumericsError: A loss is not finite; no step was taken.
+        """
+        rate = self._set_learning_rate()
+        self._engine.train()
+        grad_norm = 0.0
+        plan = plan_microbatches([row.sample.num_tokens for row in rows], self._config.tokens_per_microbatch)
+        logprobs: list[FloatArray] = [np.zeros(0, np.float32)] * len(rows)
+        partials: list[PartialLoss] = []
+        for number, indices in enumerate(plan):
+            self._engine.set_gradient_accumulation_boundary(number == len(plan) - 1)
+            part = [rows[i] for i in indices]
+            partial, logprobs_T = self._backward(part)
+            partials.append(partial)
+            for i, values in zip(indices, _split(logprobs_T, part), strict=True):
+                logprobs[i] = values
+            grad_norm = self._step_engine()
+        if not plan:
+            return UpdateResult({"lr": rate}, logprobs)
+        self._step += 1
+        return UpdateResult(reduce_partials(partials) | {"lr": rate, "policy/grad_norm": grad_norm}, logprobs)
+
+    def save(self, folder: Path) -> None:
+        state = {name: weight.cpu() for name, weight in self._policy.named_weights(self._policy.model.dtype)}
+        self._policy.model.save_pretrained(folder, state_dict=state)
+        self._folder.save_files(folder)
+
+    def _backward(self, rows: Sequence[TrainingRow]) -> tuple[PartialLoss, torch.Tensor]:
+        logprobs_T, entropy_T = self._engine(self._collate([row.sample for row in rows]))
+        partial = partial_loss(self._algorithm, rows, logprobs_T)
+        if not math.isfinite(partial.sums["loss/total"]):
+            raise NumericsError(
+                "the loss is not finite; no optimizer step was taken",
+                where=", ".join(sorted({row.sample.prompt.id for row in rows})[:8]),
+                remedy="lower learner.lr, or look at the rollouts of this step",
+            )
+        # DeepSpeed averages gradients over ranks; the sequence weights already span all of them.
+        self._engine.backward(partial.loss * self._engine.world_size)
+        mask_T = torch.from_numpy(np.concatenate([row.mask for row in rows])).to(entropy_T.device)
+        entropy = float(entropy_T[mask_T].sum())
+        partial = PartialLoss(partial.loss.detach(), {**partial.sums, "policy/entropy": entropy}, partial.tokens)
+        return partial, logprobs_T.detach()
+
+    def _step_engine(self) -> float:
+        """Let DeepSpeed take its step, if this is the boundary; returns the norm of the gradient before clipping."""
+        gradients = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
+        # Without ZeRO, DeepSpeed clips but tells no norm; with it, the gradients are not here.
+        own = float(torch.nn.utils.get_total_norm(gradients)) if self._config.zero_stage == 0 else 0.0
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm() or own)
+
+    def _set_learning_rate(self) -> float:
+        rate = learning_rate(
+            self._step,
+            peak=self._config.lr,
+            warmup_steps=self._config.warmup_steps,
+            total_steps=self._total_steps,
+            schedule=self._config.schedule,
+        )
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = rate
+        return rate
+
+    @torch.no_grad()
+    def _forward(self, policy: Any, samples: Sequence[Sample], budget: int) -> list[FloatArray]:
+        policy.eval()
+        logprobs: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
+        for indices in plan_microbatches([sample.num_tokens for sample in samples], budget):
+            part = [samples[i] for i in indices]
+            logprobs_T, _ = policy(self._collate(part))
+            for i, values in zip(indices, _split(logprobs_T, part), strict=True):
+                logprobs[i] = values
+        return logprobs
+
+
+def _split(values_T: torch.Tensor, parts: Sequence[TrainingRow] | Sequence[Sample]) -> list[FloatArray]:
+    """A packed row's values as one array per sample."""
+    lengths = [len(part.mask) for part in parts]
+    return list(np.split(values_T.float().cpu().numpy(), np.cumsum(lengths)[:-1]))

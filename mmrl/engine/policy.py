@@ -1,0 +1,81 @@
+"""A causal model that answers one question: the log-probs and entropies of completion tokens in a packed row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from mmrl.engine import attention, device
+from mmrl.engine.collation import PackedInputs
+from mmrl.engine.folder import ModelFolder
+from mmrl.ops.logprobs import chunked_logprobs
+
+
+class Policy(torch.nn.Module):
+    """A transformers model behind the sampler's view of it: its temperature, its vocabulary.
+
+    Args:
+        model: A causal language model, vision-language or text.
+        temperature: That of sampling.
+    """
+
+    banned_V: torch.Tensor
+
+    def __init__(self, model: Any, folder: ModelFolder, *, temperature: float, chunk_bytes: int) -> None:
+        super().__init__()
+        self.model = model
+        self._temperature = temperature
+        self._chunk_tokens = max(chunk_bytes // (4 * folder.vocabulary.size), 1)
+        banned_V = torch.zeros(folder.vocabulary.size, dtype=torch.bool)
+        banned_V[list(folder.vocabulary.banned)] = True
+        self.register_buffer("banned_V", banned_V, persistent=False)
+
+    def forward(self, inputs: PackedInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """(T,) log-probs and (T,) entropies in nats of the row's completion tokens."""
+        body = self.model.base_model
+        hidden_SH = body(**inputs.model_inputs, attention_mask=None, use_cache=False).last_hidden_state[0]
+        return chunked_logprobs(
+            self.model.get_output_embeddings(),
+            hidden_SH[inputs.predicting_T],
+            inputs.targets_T,
+            self.banned_V,
+            self._temperature,
+            chunk_tokens=self._chunk_tokens,
+        )
+
+    def named_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight under its state-dict name, a tied head included, gathered one at a time."""
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            partitioned = hasattr(parameter, "ds_id")
+            with _gathered(parameter) if partitioned else nullcontext():
+                weight = parameter.detach().to(dtype)
+                # A partitioned parameter's storage is freed on leaving; the receiver may keep what it was given.
+                yield name, weight.clone() if partitioned else weight
+
+
+def load_policy(
+    folder: ModelFolder, kind: device.DeviceKind, dtype: str, *, freeze: Sequence[str], temperature: float
+) -> Policy:
+    """Load a model's weights with packed attention in its language model; ``freeze`` names parts without gradient."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    attention.register()
+    packed = device.attention(kind)
+    vision = folder.family.vision
+    model = (AutoModelForImageTextToText if vision else AutoModelForCausalLM).from_pretrained(
+        folder.path,
+        dtype=getattr(torch, dtype),
+        attn_implementation={"text_config": packed, "vision_config": "sdpa"} if vision else packed,
+    )
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(folder.family.part_of(name) not in freeze)
+    return Policy(model, folder, temperature=temperature, chunk_bytes=device.LOGITS_CHUNK_BYTES[kind])
+
+
+def _gathered(parameter: torch.nn.Parameter) -> Any:
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters([parameter])

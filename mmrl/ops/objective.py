@@ -1,0 +1,134 @@
+"""The loss rule: an algorithm's per-token losses, times sequence weights, summed; shared by learner and replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from mmrl.interfaces import Aggregation, Algorithm
+from mmrl.ops.aggregation import sequence_weights
+from mmrl.types import Batch, BoolArray, Credit, FloatArray, IntArray, PackedTokens, Sample, TrainingRow
+
+
+@dataclass(frozen=True, slots=True)
+class PartialLoss:
+    """What one micro-batch adds to an optimizer step.
+
+    Attributes:
+        loss: Scalar with gradient; the sum over all micro-batches and ranks is the step's loss.
+        sums: Named sums; over ``tokens`` they become means, except ``loss/*``, which are sums already.
+        tokens: Tokens in the loss.
+    """
+
+    loss: torch.Tensor
+    sums: Mapping[str, float]
+    tokens: int
+
+
+def loss_masks(batch: Batch, credit: Credit) -> list[BoolArray]:
+    """B masks (T_i,) of the tokens in the loss: written by the policy, in a valid row that the credit keeps."""
+    keep_B = batch.valid if credit.keep is None else batch.valid & np.asarray(credit.keep, bool)
+    return [np.asarray(mask, bool) & bool(keep) for mask, keep in zip(batch.masks, keep_B, strict=True)]
+
+
+def advantages_per_token(credit: Credit, masks: Sequence[BoolArray]) -> list[FloatArray]:
+    """B arrays (T_i,), 0 outside the masks."""
+    return [
+        np.where(mask, np.asarray(value, np.float64), 0.0) for value, mask in zip(credit.values, masks, strict=True)
+    ]
+
+
+def training_rows(
+    samples: Sequence[Sample],
+    masks: Sequence[BoolArray],
+    advantages: Sequence[FloatArray],
+    group_ids: IntArray,
+    aggregation: Aggregation,
+    indices: Sequence[int],
+    *,
+    old_logprobs: Sequence[FloatArray] | None = None,
+    reference_logprobs: Sequence[FloatArray] | None = None,
+) -> dict[int, TrainingRow]:
+    """The rows of one optimizer step by their index in the batch, weighted.
+
+    Rows without a token in the loss are left out.
+
+    Args:
+        indices: The part of the batch that this optimizer step sees; the weights span just that part.
+    """
+    weights = sequence_weights(aggregation, [masks[i] for i in indices], group_ids[list(indices)])
+    return {
+        i: TrainingRow(
+            sample=samples[i],
+            weight=float(weight),
+            mask=masks[i],
+            advantages=advantages[i],
+            old_logprobs=None if old_logprobs is None else old_logprobs[i],
+            reference_logprobs=None if reference_logprobs is None else reference_logprobs[i],
+        )
+        for i, weight in zip(indices, weights, strict=True)
+        if weight > 0
+    }
+
+
+def pack_tokens(rows: Sequence[TrainingRow], logprobs_T: torch.Tensor) -> PackedTokens:
+    """The rows' completion tokens in packed order, what is masked replaced by zeros.
+
+    Args:
+        logprobs_T: The rows' current log-probs, concatenated.
+    """
+    like = {"dtype": logprobs_T.dtype, "device": logprobs_T.device}
+    mask_T = torch.from_numpy(np.concatenate([row.mask for row in rows])).to(logprobs_T.device)
+
+    def pack(arrays: Sequence[FloatArray]) -> torch.Tensor:
+        values_T = torch.from_numpy(np.concatenate(arrays)).to(**like)
+        return torch.where(mask_T, values_T, torch.zeros_like(values_T))
+
+    # Zeros before any arithmetic: a masked NaN that is only multiplied away later would still reach the gradient.
+    logprobs_T = torch.where(mask_T, logprobs_T, torch.zeros_like(logprobs_T))
+    old = [row.old_logprobs for row in rows if row.old_logprobs is not None]
+    reference = [row.reference_logprobs for row in rows if row.reference_logprobs is not None]
+    lengths = torch.tensor([len(row.mask) for row in rows], device=logprobs_T.device)
+    return PackedTokens(
+        logprobs_T=logprobs_T,
+        old_logprobs_T=pack(old) if old else logprobs_T.detach(),
+        sampler_logprobs_T=pack([row.sample.sampler_logprobs for row in rows]),
+        reference_logprobs_T=pack(reference) if reference else None,
+        advantages_T=pack([row.advantages for row in rows]),
+        mask_T=mask_T,
+        sequence_T=torch.repeat_interleave(torch.arange(len(rows), device=logprobs_T.device), lengths),
+        num_sequences=len(rows),
+    )
+
+
+def partial_loss(algorithm: Algorithm, rows: Sequence[TrainingRow], logprobs_T: torch.Tensor) -> PartialLoss:
+    """One micro-batch's share of the step's loss, ``sum_i w_i sum_t m_it L_it``, and of its metrics."""
+    tokens = pack_tokens(rows, logprobs_T)
+    result = algorithm.loss(tokens)
+    weights = torch.tensor([row.weight for row in rows], dtype=logprobs_T.dtype, device=logprobs_T.device)
+    weights_T = weights[tokens.sequence_T]
+
+    def masked_sum(values_T: torch.Tensor) -> torch.Tensor:
+        return torch.where(tokens.mask_T, values_T, torch.zeros_like(values_T)).sum()
+
+    loss = masked_sum(weights_T * result.loss_T)
+    with torch.no_grad():
+        named = {"loss/total": loss}
+        named |= {f"loss/{name}": masked_sum(weights_T * term_T) for name, term_T in result.terms.items()}
+        named |= {name: masked_sum(values_T) for name, values_T in result.metrics.items()}
+        names, values = list(named), torch.stack([value.double() for value in named.values()])
+    sums = dict(zip(names, values.tolist(), strict=True))
+    return PartialLoss(loss, sums, int(sum(np.count_nonzero(row.mask) for row in rows)))
+
+
+def reduce_partials(partials: Sequence[PartialLoss]) -> dict[str, float]:
+    """The step's metrics: losses summed, all else averaged over the tokens in the loss."""
+    tokens = max(sum(partial.tokens for partial in partials), 1)
+    totals: dict[str, float] = {}
+    for partial in partials:
+        for name, value in partial.sums.items():
+            totals[name] = totals.get(name, 0.0) + value
+    return {name: total if name.startswith("loss/") else total / tokens for name, total in totals.items()}

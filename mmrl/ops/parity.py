@@ -1,0 +1,69 @@
+"""How far two computations of the same log-probs may be apart, by precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from mmrl.types import FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Differences in nats from which a run warns or stops.
+
+    Single bf16 log-probs of a sound model differ by several 1e-3 and rare ones by more, so their maximum says little;
+    wrong weights, images or positions move the mean by 0.1 and more.
+
+    Attributes:
+        mean_warn: Mean absolute difference to warn of.
+        mean_stop: Mean absolute difference to stop at.
+        max_stop: Largest absolute difference to stop at.
+    """
+
+    mean_warn: float
+    mean_stop: float
+    max_stop: float
+
+
+LIMITS: Mapping[str, Limits] = MappingProxyType(
+    {
+        "float32": Limits(mean_warn=1e-5, mean_stop=1e-4, max_stop=1e-4),
+        "bfloat16": Limits(mean_warn=2e-2, mean_stop=6e-2, max_stop=float("inf")),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The difference ``d = other - one`` between two sets of token log-probs.
+
+    Attributes:
+        abs_mean: Mean of ``|d|``.
+        abs_max: Largest ``|d|``.
+        kl: Mean of ``exp(d) - 1 - d``, an estimate of KL(one || other) on tokens sampled from ``one``.
+    """
+
+    abs_mean: float
+    abs_max: float
+    kl: float
+
+    @classmethod
+    def between(cls, one: Sequence[FloatArray], other: Sequence[FloatArray]) -> Gap:
+        """Compare arrays token by token; no tokens at all is no gap."""
+        difference = np.concatenate([np.zeros(0), *other]).astype(np.float64)
+        difference -= np.concatenate([np.zeros(0), *one]).astype(np.float64)
+        if not len(difference):
+            return cls(0.0, 0.0, 0.0)
+        kl = np.expm1(np.minimum(difference, 20.0)) - difference
+        return cls(float(np.abs(difference).mean()), float(np.abs(difference).max()), float(kl.mean()))
+
+    def verdict(self, precision: str) -> str:
+        """``ok``, ``warn`` or ``stop``; a gap that is not finite stops."""
+        limits = LIMITS[precision]
+        if not (self.abs_mean <= limits.mean_stop and self.abs_max <= limits.max_stop):
+            return "stop"
+        return "warn" if self.abs_mean > limits.mean_warn else "ok"

@@ -1,0 +1,58 @@
+"""Secrets never reach a file or a message: one filter for every sink."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+REDACTED = "[redacted]"
+_MIN_CHARACTERS = 8
+_NAME = re.compile("TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
+_KNOWN_FORMS = [r"\bhf_[A-Za-z0-9]{16,}", r"\bsk-(?=[\w-]*\d)[\w-]{16,}"]
+
+
+def names_a_secret(variable: str) -> bool:
+    """Whether an environment variable of this name is taken to hold a secret."""
+    return _NAME.search(variable) is not None
+
+
+class Redactor:
+    """Replaces Hugging Face and ``sk-`` keys, and the values of secret environment variables, in texts.
+
+    Values shorter than 8 characters are left alone: they are flags and numbers, and words of ordinary text.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        items = (os.environ if environ is None else environ).items()
+        values = {value for name, value in items if names_a_secret(name) and len(value) >= _MIN_CHARACTERS}
+        longest_first = sorted(values, key=len, reverse=True)
+        self._pattern = re.compile("|".join([*map(re.escape, longest_first), *_KNOWN_FORMS]))
+
+    def __call__(self, text: str) -> str:
+        """The text with every secret replaced by ``[redacted]``."""
+        return self._pattern.sub(REDACTED, text)
+
+    def plain(self, value: Any) -> Any:
+        """The value as JSON can hold it: numpy unpacked, NaN and infinity as None, secrets out of every text."""
+        match value:
+            case str():
+                return self(value)
+            case None | bool() | int():
+                return value
+            case float():
+                return value if math.isfinite(value) else None
+            case np.ndarray() if value.dtype.kind in "biu":
+                return value.tolist()
+            case np.ndarray() | np.generic():
+                return self.plain(value.tolist())
+            case Mapping():
+                return {self(str(key)): self.plain(item) for key, item in value.items()}
+            case list() | tuple() | set() | frozenset():
+                return [self.plain(item) for item in value]
+            case _:
+                return self(str(value))

@@ -1,0 +1,291 @@
+"""Entry points to plugin classes: lists without importing, imports what is asked for, checks and explains it.
+
+A plugin is called by its entry point's name, by ``distribution:name`` where two packages register the same name, or,
+for rewards, by ``path/to/file.py:function``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import re
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args, overload
+
+from pydantic import BaseModel, ValidationError, create_model
+
+from mmrl.config import Config, Kind, PluginSpec, RewardSpec, options_errors, suggestion
+from mmrl.config_files import join_errors
+from mmrl.errors import ConfigError, MMRLError, PluginError
+from mmrl.interfaces import (
+    API_VERSION,
+    Algorithm,
+    DatasetLoader,
+    Plugin,
+    PluginConfig,
+    Reward,
+    Tracker,
+)
+from mmrl.types import Rollout, Score
+
+INTERFACES: Mapping[Kind, type[Plugin]] = {
+    "algorithm": Algorithm,
+    "reward": Reward,
+    "dataset": DatasetLoader,
+    "tracker": Tracker,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """A plugin and where it comes from.
+
+    Attributes:
+        distribution: The installed package; ``file`` for a function of a Python file.
+        version: Of the distribution; for a file, the start of its sha256.
+        target: ``module:Class``, or the file's path and function.
+    """
+
+    kind: Kind
+    name: str
+    distribution: str
+    version: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} plugin {self.name!r} of {self.distribution} {self.version}"
+
+
+def list_plugins() -> list[PluginInfo]:
+    """Every installed plugin, by kind and name; imports none."""
+    return [info for kind in get_args(Kind) for info, _ in sorted(_entries(kind), key=lambda pair: pair[0].name)]
+
+
+def used_plugins(config: Config) -> list[PluginInfo]:
+    """The plugins that ``config`` names, each once."""
+    return list(dict.fromkeys(_locate(kind, spec.name)[0] for _, kind, spec in config.plugins()))
+
+
+def resolve(kind: Kind, name: str) -> type[Plugin]:
+    """The class of a plugin, imported and checked against its interface.
+
+    Raises:
+        PluginError: It is not installed, is registered twice, cannot be imported, or does not fit.
+    """
+    info, entry = _locate(kind, name)
+    try:
+        plugin = entry.load() if entry else _file_reward(info)
+    except PluginError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _failure(info, "cannot be imported", error) from error
+    _check_class(info, plugin)
+    return plugin
+
+
+def options_class(kind: Kind, name: str) -> type[BaseModel]:
+    """The class that validates a plugin's options; raises as ``resolve``."""
+    return resolve(kind, name).Config
+
+
+@overload
+def create(kind: Literal["algorithm"], spec: PluginSpec) -> Algorithm: ...
+@overload
+def create(kind: Literal["reward"], spec: PluginSpec) -> Reward: ...
+@overload
+def create(kind: Literal["dataset"], spec: PluginSpec) -> DatasetLoader: ...
+@overload
+def create(kind: Literal["tracker"], spec: PluginSpec) -> Tracker: ...
+def create(kind: Kind, spec: PluginSpec) -> Plugin:
+    """A plugin with its options.
+
+    Raises:
+        ConfigError: The options do not fit.
+        PluginError: As ``resolve``; or its constructor failed.
+    """
+    plugin = resolve(kind, spec.name)
+    info = _locate(kind, spec.name)[0]
+    try:
+        return plugin(plugin.Config.model_validate(spec.options))
+    except ValidationError as error:
+        problems = options_errors(error, plugin.Config, "")
+        raise join_errors(
+            [ConfigError(e.what, where=str(info), possible=e.possible, remedy=e.remedy) for e in problems]
+        ) from error
+    except MMRLError:
+        raise
+    except Exception as error:
+        raise _failure(info, "cannot be created", error) from error
+
+
+def _entries(kind: Kind) -> list[tuple[PluginInfo, EntryPoint]]:
+    pairs = []
+    for entry in entry_points(group=f"mmrl.{kind}s"):
+        distribution, version = (entry.dist.name, entry.dist.version) if entry.dist else ("?", "?")
+        pairs.append((PluginInfo(kind, entry.name, distribution, version, entry.value), entry))
+    return pairs
+
+
+def _locate(kind: Kind, name: str) -> tuple[PluginInfo, EntryPoint | None]:
+    """The plugin of that name; without an entry point if it is a file's function."""
+    if re.search(r"\.py:\w+$", name):
+        return _locate_file(kind, name), None
+    package, _, short = name.rpartition(":")
+    entries = _entries(kind)
+    found = [
+        pair for pair in entries if pair[0].name == short and _normal(package) in ("", _normal(pair[0].distribution))
+    ]
+    if not found:
+        _raise_unknown(kind, name, [info for info, _ in entries])
+    if len(found) > 1:
+        raise PluginError(
+            f"several packages install a {kind} plugin called {short!r}",
+            where=", ".join(f"{info.distribution} {info.version} ({info.target})" for info, _ in found),
+            possible=", ".join(f"{info.distribution}:{short}" for info, _ in found),
+            remedy="select one of them by its long name, or uninstall the other",
+        )
+    return found[0]
+
+
+def _normal(distribution: str) -> str:
+    """A distribution's name as package indexes compare it (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+def _raise_unknown(kind: Kind, name: str, installed: Sequence[PluginInfo]) -> NoReturn:
+    names = sorted({info.name for info in installed} | {f"{i.distribution}:{i.name}" for i in installed if ":" in name})
+    hint = suggestion(name, names)
+    raise PluginError(
+        f"no installed package has a {kind} plugin called {name!r}",
+        possible=", ".join(names) or f"none: no {kind} plugin is installed",
+        remedy=hint or "install the package that has it; `mmrl plugins` lists what is installed",
+    )
+
+
+def _failure(info: PluginInfo, what: str, error: BaseException) -> PluginError:
+    """An error that shows the plugin's own: its type, message and last frame."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and not frame.filename.startswith("<frozen")
+    ]
+    where = f"{info.target} ({frames[-1].filename}:{frames[-1].lineno})" if frames else info.target
+    cause = f"{type(error).__name__}: {error}".rstrip(": ")
+    return PluginError(
+        f"{info} {what}: {cause}",
+        where=where,
+        remedy=f"repair, upgrade or reinstall {info.distribution}"
+        if info.distribution != "file"
+        else "repair the file",
+    )
+
+
+def _check_class(info: PluginInfo, plugin: Any) -> None:
+    """Raises PluginError unless ``plugin`` can be used as what it is registered as."""
+    interface = INTERFACES[info.kind]
+    if not (isinstance(plugin, type) and issubclass(plugin, interface)):
+        _misfit(info, f"{plugin!r} is no subclass of mmrl.interfaces.{interface.__name__}")
+    if plugin.api_version != API_VERSION:
+        newer = isinstance(plugin.api_version, int) and plugin.api_version > API_VERSION
+        remedy = "upgrade mmrl" if newer else f"upgrade {info.distribution}"
+        _misfit(info, f"it is written for interface version {plugin.api_version}, not {API_VERSION}", remedy)
+    missing = sorted(plugin.__abstractmethods__)
+    if missing:
+        _misfit(info, f"it lacks {', '.join(missing)}")
+    if not (isinstance(plugin.Config, type) and issubclass(plugin.Config, PluginConfig)):
+        _misfit(info, "its Config is no subclass of mmrl.interfaces.PluginConfig")
+    framework = RewardSpec if info.kind == "reward" else PluginSpec
+    taken = sorted(set(framework.model_fields) & set(plugin.Config.model_fields))
+    if taken:
+        _misfit(info, f"its options {', '.join(taken)} have names that mmrl uses itself")
+    for hook, wanted in vars(interface).items():
+        if inspect.isfunction(wanted) and not hook.startswith("_"):
+            _check_hook(info, plugin, hook, wanted)
+
+
+def _check_hook(info: PluginInfo, plugin: type[Plugin], hook: str, wanted: Callable[..., Any]) -> None:
+    """Raises PluginError unless ``hook`` can be called as the interface's is: positionally, with as many arguments."""
+    static = inspect.getattr_static(plugin, hook)
+    given = getattr(plugin, hook)
+    if not callable(given):
+        _misfit(info, f"{hook} is no method")
+    parameters = list(inspect.signature(wanted).parameters)
+    arguments = parameters[1:] if isinstance(static, staticmethod | classmethod) else parameters
+    try:
+        inspect.signature(given).bind(*arguments)
+    except TypeError as error:
+        called = f"{hook}({', '.join(parameters[1:])})"
+        _misfit(info, f"{hook}{inspect.signature(given)} cannot be called as {called}: {error}")
+
+
+def _misfit(info: PluginInfo, why: str, remedy: str = "") -> NoReturn:
+    remedy = remedy or f"report this to the authors of {info.distribution}"
+    raise PluginError(f"{info} does not fit: {why}", where=info.target, remedy=remedy)
+
+
+def _locate_file(kind: Kind, name: str) -> PluginInfo:
+    path = Path(name.rpartition(":")[0])
+    if kind != "reward":
+        raise PluginError(f"a {kind} cannot be a function in a file", where=name, remedy="make it an installed plugin")
+    try:
+        version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    except OSError as error:
+        what = f"cannot read the file of reward {name!r}: {error.strerror}"
+        raise PluginError(
+            what, where=str(path.absolute()), remedy="give a path relative to the working folder"
+        ) from None
+    return PluginInfo(kind, name, "file", version, name)
+
+
+def _file_reward(info: PluginInfo) -> type[Reward]:
+    """A reward class around ``function(rollouts, **options)``; its other arguments are the options.
+
+    Raises:
+        PluginError: The file has no such function, or its arguments cannot be options.
+    """
+    path, _, name = info.target.rpartition(":")
+    spec = importlib.util.spec_from_file_location(f"mmrl_file_{info.version}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function: Any = getattr(module, name, None)
+    if not inspect.isfunction(function):
+        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        remedy = suggestion(name, functions) or f"the file has: {', '.join(functions) or 'no function'}"
+        _misfit(info, f"the file has no function {name}", remedy)
+    options = _keyword_options(info, inspect.signature(function, eval_str=True))
+
+    class FileReward(Reward):
+        Config = options  # type: ignore[assignment]
+
+        def score(self, rollouts: Sequence[Rollout]) -> Sequence[Score | None]:
+            scores: Sequence[Score | None] = function(rollouts, **{key: getattr(self.config, key) for key in names})
+            return scores
+
+    names = list(options.model_fields)
+    return FileReward
+
+
+def _keyword_options(info: PluginInfo, signature: inspect.Signature) -> type[PluginConfig]:
+    """An options class with a field for every named argument but the first, which is for the rollouts."""
+    parameters = list(signature.parameters.values())
+    first = parameters[0] if parameters else None
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        _misfit(
+            info, f"function{signature} cannot be called with one argument, the rollouts", "def name(rollouts): ..."
+        )
+    fields: dict[str, Any] = {
+        each.name: (
+            Any if each.annotation is each.empty else each.annotation,
+            ... if each.default is each.empty else each.default,
+        )
+        for each in parameters[1:]
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+    }
+    return create_model("Config", __base__=PluginConfig, **fields)

@@ -1,0 +1,351 @@
+"""The composition root: a config becomes objects, and the objects run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmrl import __version__, registry
+from mmrl.config import Config, LoadedConfig, PluginSpec, to_yaml
+from mmrl.console import Console
+from mmrl.errors import ConfigError, DataError, MMRLError
+from mmrl.interfaces import Algorithm, Learner
+from mmrl.media import ImageGrid, MediaStore
+from mmrl.prompts import PromptSource
+from mmrl.run_directory import RunDirectory, rollout_record
+from mmrl.scoring import RewardError, Scorer
+from mmrl.tracking import Trackers
+from mmrl.types import FloatArray, ScoredGroup
+
+if TYPE_CHECKING:
+    from mmrl.engine.encoding import Encoder
+    from mmrl.engine.folder import ModelFolder
+    from mmrl.engine.rank import RankEngine
+
+TEXT_IMAGE_FACTOR = 28
+"""The image grid of a model that reads no images; no image ever meets it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What ``check`` found: lines for a person, data for a program."""
+
+    lines: list[str]
+    data: dict[str, Any]
+
+
+def check(loaded: LoadedConfig) -> CheckReport:
+    """Check a config as far as that goes without a device: plugins, model files, every row's size.
+
+    Raises:
+        MMRLError: The first stage that fails; a model or dataset on a hub that cannot be reached is only noted.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        plan = RunPlan(loaded.config, Path(folder))
+        return plan.report()
+
+
+def train(loaded: LoadedConfig, dry_run: bool = False) -> int:
+    """Run the config; returns the exit code.
+
+    Raises:
+        MMRLError: See the exit codes in ``mmrl.errors``; also noted in RUN/events.jsonl once there is one.
+    """
+    if dry_run:
+        print("\n".join(check(loaded).lines))
+        return 0
+    _quieten()
+    config = loaded.config
+    directory = RunDirectory.create(config.trainer.run_dir)
+    try:
+        _train(config, directory)
+    except MMRLError as error:
+        details = error.details if isinstance(error, RewardError) else ""
+        directory.event("error", message=str(error), exit_code=error.exit_code, details=details)
+        raise
+    return 0
+
+
+def evaluate(loaded: LoadedConfig, model: Path | None = None) -> dict[str, Any]:
+    """Score a model on ``data.eval``; returns its metrics.
+
+    Args:
+        model: A Hugging Face folder to evaluate in place of ``model.path``.
+    """
+    from mmrl.cluster.local import start_engine
+    from mmrl.collection import Collector
+
+    _quieten()
+    config = loaded.config
+    if model is not None:
+        config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(model)})})
+    with tempfile.TemporaryDirectory() as folder, Scorer(config.rewards) as scorer:
+        plan = RunPlan(config, Path(folder))
+        if plan.evaluation is None:
+            raise ConfigError("there is nothing to evaluate on", where="data.eval", remedy="name a dataset")
+        engine = start_engine(
+            config, plan.folder, plan.media, None, max_images=plan.evaluation.max_images, with_sampler=True
+        )
+        console = Console(len(plan.evaluation))
+        values = Collector(config, engine, plan.encoder, scorer, console.progress).evaluate(plan.evaluation)
+        console.close()
+        engine.close()
+    return {"model": config.model.path, "prompts": len(plan.evaluation), **values}
+
+
+class RunPlan:
+    """Everything of a run that needs no device, made when it is first asked for.
+
+    Args:
+        media_folder: Where normalised images go.
+    """
+
+    def __init__(self, config: Config, media_folder: Path) -> None:
+        self.config, self._media_folder = config, media_folder
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """The algorithm, its needs checked against the config."""
+        algorithm = registry.create("algorithm", self.config.algorithm)
+        if algorithm.source == "rollouts":
+            self._check_rollouts(algorithm)
+        if self.config.data.eval is not None and not self.config.rewards:
+            raise ConfigError("evaluation needs a reward", where="rewards", remedy="add one, or set data.eval: null")
+        return algorithm
+
+    @cached_property
+    def folder(self) -> ModelFolder:
+        from mmrl.engine.folder import ModelFolder
+
+        return ModelFolder.open(self.config.model.path, trust_remote_code=self.config.model.trust_remote_code)
+
+    @cached_property
+    def media(self) -> MediaStore:
+        factor = self.folder.image_factor if self.folder.family.vision else TEXT_IMAGE_FACTOR
+        data = self.config.data
+        return MediaStore(self._media_folder, ImageGrid(factor, data.min_pixels, data.max_pixels))
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        from mmrl.engine.encoding import Encoder
+
+        return Encoder(self.folder, self.media)
+
+    @cached_property
+    def training(self) -> PromptSource:
+        """The training prompts, enough for one step."""
+        source = self._source(self.config.data.train, "data.train")
+        source.require(self.config.trainer.prompts_per_step, "trainer.prompts_per_step")
+        if self.algorithm.source == "demonstrations" and source[0].demonstration is None:
+            raise DataError(
+                f"algorithm {self.config.algorithm.name!r} learns from demonstrations, and the data has none",
+                where="data.train",
+                remedy="name the column that holds them, or choose an algorithm that samples",
+            )
+        return source
+
+    @cached_property
+    def evaluation(self) -> PromptSource | None:
+        spec = self.config.data.eval
+        return None if spec is None else self._source(spec, "data.eval")
+
+    @property
+    def with_sampler(self) -> bool:
+        """Whether anything is sampled."""
+        return self.algorithm.source == "rollouts" or self.config.data.eval is not None
+
+    @property
+    def max_images(self) -> int:
+        """Most images in one prompt."""
+        return max(source.max_images for source in (self.training, self.evaluation) if source is not None)
+
+    def report(self) -> CheckReport:
+        """Build everything and say what it is."""
+        rewards = [registry.create("reward", spec).__class__.__name__ for spec in self.config.rewards]
+        for spec in self.config.trackers:
+            registry.create("tracker", spec)
+        data: dict[str, Any] = {
+            "algorithm": type(self.algorithm).__name__,
+            "rewards": rewards,
+            "plugins": [dataclasses.asdict(info) for info in registry.used_plugins(self.config)],
+            "notes": [],
+        }
+        lines = [f"algorithm  {data['algorithm']}, {self.algorithm.aggregation.mode}", f"rewards    {', '.join(rewards)}"]
+        try:
+            data["model"] = self.folder.family.model_type
+            lines.append(f"model      {data['model']}, {self.folder.vocabulary.size} token ids")
+            for name, source in (("train", self.training), ("eval", self.evaluation)):
+                if source is not None:
+                    data[name] = _describe(source)
+                    lines.append(f"{name:<11}" + ", ".join(f"{k} {v}" for k, v in data[name].items()))
+        except MMRLError as error:
+            if not self._is_remote(error):
+                raise
+            data["notes"].append(str(error))
+            lines.append(f"not checked: needs the hub\n{error}")
+        return CheckReport(lines, data)
+
+    def _is_remote(self, error: MMRLError) -> bool:
+        """Whether the error only says that a hub cannot be reached from here."""
+        return isinstance(error, ConfigError | DataError) and "hub" in error.remedy
+
+    def _source(self, spec: PluginSpec, name: str) -> PromptSource:
+        data = self.config.data
+        return PromptSource(
+            registry.create("dataset", spec).load(),
+            self.encoder,
+            system_prompt=data.system_prompt,
+            prompt_template=data.prompt_template,
+            max_prompt_tokens=data.max_prompt_tokens,
+            overlong=data.overlong,
+            name=name,
+        )
+
+    def _check_rollouts(self, algorithm: Algorithm) -> None:
+        name, needed = self.config.algorithm.name, algorithm.needs().min_group_size
+        if not self.config.rewards:
+            raise ConfigError(f"algorithm {name!r} needs a reward", where="rewards", remedy="add one")
+        if self.config.sampler.group_size < needed:
+            raise ConfigError(
+                f"algorithm {name!r} compares the completions of a prompt and needs {needed} of them",
+                where=f"sampler.group_size: {self.config.sampler.group_size}",
+                possible=f"{needed} or more",
+                remedy="raise sampler.group_size",
+            )
+
+
+class RunRecorder:
+    """Implements ``trainer.Recorder``: the run's folder, the trackers and the console."""
+
+    def __init__(self, directory: RunDirectory, trackers: Trackers, console: Console) -> None:
+        self._directory, self._trackers, self._console = directory, trackers, console
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        from mmrl.engine import device
+
+        values = {**values, "perf/memory_bytes_max": float(device.memory_bytes_max(device.detect()))}
+        self._directory.append_metrics(step, values)
+        self._trackers.log(step, values)
+        self._console.step(step, values)
+
+    def rollouts(
+        self,
+        step: int,
+        groups: Sequence[ScoredGroup],
+        advantages: Sequence[FloatArray],
+        logprobs: Sequence[FloatArray],
+    ) -> None:
+        members = [(group, member) for group in groups for member in range(len(group.group.rollouts))]
+        records = (
+            rollout_record(group, member, advantage, values)
+            for (group, member), advantage, values in zip(members, advantages, logprobs, strict=True)
+        )
+        self._directory.write_rollouts(step, records)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        self._directory.event(kind, **fields)
+        self._console.line(f"{kind}: {fields.get('message', fields)}")
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        self._console.progress(phase, done, total)
+
+
+def _train(config: Config, directory: RunDirectory) -> None:
+    from mmrl.cluster.local import start_engine
+    from mmrl.collection import Collector
+    from mmrl.trainer import Trainer
+
+    plan = RunPlan(config, directory.media)
+    with ExitStack() as stack:
+        algorithm = plan.algorithm
+        # Workers import their rewards while the engine starts.
+        scorer = stack.enter_context(Scorer(config.rewards))
+        plan.training, plan.evaluation
+        engine = start_engine(
+            config, plan.folder, plan.media, algorithm, max_images=plan.max_images, with_sampler=plan.with_sampler
+        )
+        stack.callback(engine.close)
+        directory.write_environment(_environment(config, engine))
+        directory.write_config(to_yaml(config))
+        console = Console(config.trainer.steps)
+        stack.callback(console.close)
+        trackers = stack.enter_context(_tracking(config, directory))
+        recorder = RunRecorder(directory, trackers, console)
+        for source in (plan.training, plan.evaluation):
+            for prompt_id, reason in source.dropped if source else ():
+                directory.event("dropped", prompt=prompt_id, reason=reason)
+        trainer = Trainer(
+            config,
+            algorithm,
+            engine,
+            plan.encoder,
+            Collector(config, engine, plan.encoder, scorer, recorder.progress),
+            plan.training,
+            plan.evaluation,
+            recorder,
+            precision=engine.precision,
+        )
+        trainer.fit(lambda learner, step: _save(directory, learner, step, config.trainer.keep_checkpoints))
+
+
+@contextmanager
+def _tracking(config: Config, directory: RunDirectory) -> Iterator[Trackers]:
+    trackers = Trackers(
+        [registry.create("tracker", spec) for spec in config.trackers],
+        lambda message: directory.event("tracker", message=message),
+    )
+    trackers.start(directory.path, config.model_dump(mode="json"))
+    try:
+        yield trackers
+    finally:
+        trackers.finish(timeout_s=30)
+
+
+def _save(directory: RunDirectory, learner: Learner, step: int, keep: int) -> None:
+    """Write checkpoints/step-N/model whole or not at all, then remove the oldest."""
+    final = directory.checkpoints / f"step-{step:06d}"
+    temporary = directory.checkpoints / f".step-{step:06d}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    learner.save(temporary / "model")
+    temporary.rename(final)
+    for old in sorted(directory.checkpoints.glob("step-*"))[:-keep]:
+        shutil.rmtree(old)
+
+
+def _describe(source: PromptSource) -> dict[str, Any]:
+    return {
+        "prompts": len(source),
+        "dropped": len(source.dropped),
+        "tokens_max": max(source.lengths),
+        "tokens_mean": round(sum(source.lengths) / len(source.lengths), 1),
+        "images_max": source.max_images,
+    }
+
+
+def _environment(config: Config, engine: RankEngine) -> dict[str, Any]:
+    return {
+        "mmrl": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "command": sys.argv,
+        "engine": dict(engine.describe()),
+        "plugins": [dataclasses.asdict(info) for info in registry.used_plugins(config)],
+    }
+
+
+def _quieten() -> None:
+    """Keep other packages' deprecation notices off a console that shows one line a step."""
+    for category in (FutureWarning, DeprecationWarning, UserWarning):
+        warnings.simplefilter("ignore", category)

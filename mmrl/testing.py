@@ -1,0 +1,146 @@
+"""The kit with which anyone checks an algorithm: ``replay`` runs it on recorded numbers, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmrl import registry
+from mmrl.config import PluginSpec
+from mmrl.interfaces import Algorithm
+from mmrl.types import Batch, BoolArray, EncodedPrompt, FloatArray, IntArray, Sample, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """What an algorithm made of a batch.
+
+    Attributes:
+        advantages: (B,) or (B, T), as the algorithm gives them; 0 outside the mask.
+        loss: The optimizer step's loss.
+        grad_log_probs: (B, T) gradient of the loss with respect to the current log-probs.
+        sequence_weights: (B,) weights; 0 for rows that are invalid, fully masked or not kept.
+        metrics: Of ``credit`` and ``loss``, reduced over the batch.
+    """
+
+    advantages: FloatArray
+    loss: float
+    grad_log_probs: FloatArray
+    sequence_weights: FloatArray
+    metrics: Mapping[str, float]
+
+
+def replay(
+    algorithm: str | Algorithm,
+    batch: Mapping[str, Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    ranks: int = 1,
+    microbatches: int = 1,
+    dtype: str = "float64",
+) -> Replay:
+    """Run an algorithm on one batch through the real packing, weighting and loss code.
+
+    ``select`` is not called; groups may be split to fill the micro-batches. Garbage in masked places, and in the
+    rewards of invalid rows, changes nothing.
+
+    Args:
+        algorithm: A registered name, or an algorithm.
+        batch: Response-only arrays, right-padded: ``group_ids`` (B,), ``rewards`` (B,), ``reward_valid`` (B,),
+            ``response_mask``, ``log_probs``, ``old_log_probs``, ``ref_log_probs`` and ``rollout_log_probs`` (B, T).
+        options: The algorithm's options, if it is given by name.
+        ranks: Simulated ranks.
+        microbatches: Micro-batches of each rank.
+        dtype: Precision of the loss: ``float64`` or ``float32``.
+
+    Raises:
+        ConfigError: The options do not fit.
+        PluginError: No such algorithm.
+    """
+    import torch
+
+    from mmrl.ops.objective import advantages_per_token, loss_masks, partial_loss, reduce_partials, training_rows
+
+    if isinstance(algorithm, str):
+        spec = PluginSpec.model_validate({"name": algorithm, **(options or {})})
+        algorithm = registry.create("algorithm", spec)
+    arrays = _Arrays(batch)
+    credit = algorithm.credit(arrays.batch)
+    masks = loss_masks(arrays.batch, credit)
+    advantages = advantages_per_token(credit, masks)
+    rows = training_rows(
+        arrays.samples,
+        masks,
+        advantages,
+        arrays.batch.group_ids,
+        algorithm.aggregation,
+        range(len(masks)),
+        old_logprobs=arrays.batch.old_logprobs,
+        reference_logprobs=arrays.batch.reference_logprobs,
+    )
+    leaf = torch.tensor(arrays.logprobs, dtype=getattr(torch, dtype), requires_grad=True)
+    partials = []
+    for part in _split(list(rows), ranks * microbatches):
+        partial = partial_loss(algorithm, [rows[i] for i in part], torch.cat([leaf[i] for i in part]))
+        partial.loss.backward()
+        partials.append(partial)
+    weights = np.zeros(len(arrays.samples))
+    for i, row in rows.items():
+        weights[i] = row.weight
+    gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+    per_row = np.ndim(credit.values[0]) == 0
+    return Replay(
+        advantages=np.asarray(credit.values, np.float64) if per_row else np.stack(advantages),
+        loss=sum(float(partial.loss.detach()) for partial in partials),
+        grad_log_probs=gradient.numpy(),
+        sequence_weights=weights,
+        metrics={**credit.metrics, **reduce_partials(partials)},
+    )
+
+
+class _Arrays:
+    """A padded batch as the records that a run would hold, padding and all: what is masked must not matter."""
+
+    def __init__(self, batch: Mapping[str, Any]) -> None:
+        masks = [np.asarray(mask, bool) for mask in batch["response_mask"]]
+        self.logprobs = np.asarray(batch["log_probs"], np.float64)
+        sampler = _rows(batch["rollout_log_probs"])
+        self.samples = [_sample(mask, logprobs) for mask, logprobs in zip(masks, sampler, strict=True)]
+        rewards = np.asarray(batch["rewards"], np.float64)
+        valid = np.asarray(batch.get("reward_valid", np.ones(len(rewards))), bool)
+        self.batch = Batch(
+            rewards=rewards,
+            valid=valid,
+            group_ids=np.asarray(batch["group_ids"], np.int64),
+            masks=masks,
+            truncated=np.zeros(len(rewards), bool),
+            components={},
+            old_logprobs=_rows(batch["old_log_probs"]),
+            reference_logprobs=_rows(batch["ref_log_probs"]),
+            sampler_logprobs=sampler,
+        )
+
+
+def _rows(values: npt.ArrayLike) -> list[FloatArray]:
+    return list(np.asarray(values, np.float64))
+
+
+def _sample(mask: BoolArray, sampler_logprobs: FloatArray) -> Sample:
+    """A completion whose segments alternate where the mask does."""
+    segments, start = [], 0
+    for by_policy, run in groupby(mask.tolist()):
+        end = start + len(list(run))
+        ids: IntArray = np.zeros(end - start, np.int32)
+        segments.append(Segment(ids, by_policy, sampler_logprobs[start:end]))
+        start = end
+    prompt = EncodedPrompt("", (), None, {}, None, "", np.zeros(1, np.int32), ())
+    return Sample(prompt, tuple(segments))
+
+
+def _split(indices: Sequence[int], parts: int) -> list[Sequence[int]]:
+    return [part for part in (indices[i::parts] for i in range(parts)) if part]

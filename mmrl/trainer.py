@@ -1,0 +1,245 @@
+"""The loop: sample, score, assign credit, update; it knows no algorithm, no engine and no file format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from mmrl import metrics
+from mmrl.clock import Clock
+from mmrl.collection import Collector, batch_of
+from mmrl.config import Config
+from mmrl.errors import NumericsError
+from mmrl.interfaces import Algorithm, Engine, Learner, PromptEncoder
+from mmrl.ops.objective import advantages_per_token, loss_masks, training_rows
+from mmrl.ops.parity import Gap
+from mmrl.prompts import PromptOrder, PromptSource
+from mmrl.types import Batch, BoolArray, Credit, FloatArray, Sample, ScoredGroup
+
+CHECKED_SAMPLES = 12
+"""Samples of the first batch that are computed one by one as well as packed."""
+
+
+class Recorder(Protocol):
+    """Where a run's numbers go: its folder, the trackers and the console."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def rollouts(
+        self,
+        step: int,
+        groups: Sequence[ScoredGroup],
+        advantages: Sequence[FloatArray],
+        logprobs: Sequence[FloatArray],
+    ) -> None: ...
+
+    def event(self, kind: str, **fields: Any) -> None: ...
+
+    def progress(self, phase: str, done: int, total: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """What one step learns from.
+
+    Attributes:
+        samples: B samples.
+        groups: The scored groups that they come from, in order; empty for demonstrations.
+        batch: What the algorithm credits; rewards are zero for demonstrations.
+    """
+
+    samples: Sequence[Sample]
+    groups: Sequence[ScoredGroup]
+    batch: Batch
+
+
+class Trainer:
+    """Runs an algorithm.
+
+    Args:
+        evaluation: Held-out prompts; None evaluates nothing.
+        precision: ``float32`` or ``bfloat16``; decides how far sampler and learner may disagree.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        algorithm: Algorithm,
+        engine: Engine,
+        encoder: PromptEncoder,
+        collector: Collector,
+        train: PromptSource,
+        evaluation: PromptSource | None,
+        recorder: Recorder,
+        *,
+        precision: str,
+    ) -> None:
+        self._config, self._algorithm, self._engine = config, algorithm, engine
+        self._encoder, self._collector = encoder, collector
+        self._train, self._evaluation = train, evaluation
+        self._recorder, self._precision = recorder, precision
+        self._order = PromptOrder(len(train), config.trainer.seed)
+
+    def fit(self, save: Callable[[Learner, int], None]) -> None:
+        """Train for ``trainer.steps`` steps.
+
+        Args:
+            save: Called with the learner and the step when weights are to be kept, after the last step always.
+
+        Raises:
+            MMRLError: A plugin fails, or the numbers do not agree.
+        """
+        config = self._config.trainer
+        self._recorder.log(0, self._evaluate())
+        for step in range(1, config.steps + 1):
+            values = self.train_step(step)
+            last = step == config.steps
+            if last or step % config.eval_every == 0:
+                values |= self._evaluate()
+            self._recorder.log(step, values)
+            if last or step % config.save_every == 0:
+                with self._engine.learning() as learner:
+                    save(learner, step)
+
+    def train_step(self, step: int) -> dict[str, float]:
+        """Sample, score, assign credit, update; returns the step's metrics."""
+        clock = Clock()
+        experience = self._collect(step, clock)
+        with self._engine.learning() as learner:
+            if step == 1:
+                self._self_check(experience, learner)
+            with clock.phase("logprob"):
+                batch = self._with_logprobs(experience, learner)
+            credit = self._credit(batch)
+            masks = loss_masks(batch, credit)
+            advantages = advantages_per_token(credit, masks)
+            with clock.phase("update"):
+                values, logprobs = self._update(step, experience.samples, batch, masks, advantages, learner)
+        values |= dict(credit.metrics) | metrics.batch_metrics(batch, masks, advantages)
+        if experience.groups:
+            values |= metrics.reward_metrics(batch) | self._mismatch(step, experience.samples, logprobs)
+            self._recorder.rollouts(step, experience.groups, advantages, logprobs)
+        return values | clock.metrics(sum(sample.num_tokens for sample in experience.samples))
+
+    def _evaluate(self) -> dict[str, float]:
+        return {} if self._evaluation is None else self._collector.evaluate(self._evaluation)
+
+    def _collect(self, step: int, clock: Clock) -> Experience:
+        count = self._config.trainer.prompts_per_step
+        rows = self._order.take((step - 1) * count, count)
+        if self._algorithm.source == "demonstrations":
+            prompts = [self._encoder.encode(self._train[index]) for _, index in rows]
+            return _demonstrations([self._encoder.demonstrate(prompt) for prompt in prompts])
+        groups = self._collector.training_groups(self._train, rows, clock)
+        return Experience([r for g in groups for r in g.group.rollouts], groups, batch_of(groups))
+
+    def _with_logprobs(self, experience: Experience, learner: Learner) -> Batch:
+        """The batch with the log-probs that the algorithm asks for, or that several optimizer steps need."""
+        needs, config = self._algorithm.needs(), self._config.learner
+        several_steps = config.minibatches * config.epochs > 1
+        old = learner.logprobs(experience.samples) if needs.old_logprobs or several_steps else None
+        reference = learner.reference_logprobs(experience.samples) if needs.reference_logprobs else None
+        return replace(experience.batch, old_logprobs=old, reference_logprobs=reference)
+
+    def _credit(self, batch: Batch) -> Credit:
+        if self._algorithm.source == "demonstrations":
+            return Credit(np.ones(len(batch.rewards)))
+        return self._algorithm.credit(batch)
+
+    def _update(
+        self,
+        step: int,
+        samples: Sequence[Sample],
+        batch: Batch,
+        masks: Sequence[BoolArray],
+        advantages: Sequence[FloatArray],
+        learner: Learner,
+    ) -> tuple[dict[str, float], list[FloatArray]]:
+        """Take the step's optimizer steps; returns their mean metrics and each sample's log-probs before them.
+
+        A sample that is in no loss has no log-probs, unless they were asked for.
+        """
+        config = self._config.learner
+        logprobs = list(batch.old_logprobs or [np.zeros(0, np.float32)] * len(samples))
+        steps: list[Mapping[str, float]] = []
+        for part in minibatches(len(samples), config.minibatches, config.epochs, (self._config.trainer.seed, step)):
+            rows = training_rows(
+                samples,
+                masks,
+                advantages,
+                batch.group_ids,
+                self._algorithm.aggregation,
+                part,
+                old_logprobs=batch.old_logprobs,
+                reference_logprobs=batch.reference_logprobs,
+            )
+            result = learner.update(list(rows.values()))
+            steps.append(result.metrics)
+            if batch.old_logprobs is None:
+                for index, values in zip(rows, result.logprobs, strict=True):
+                    logprobs[index] = values
+            self._recorder.progress("update", len(steps), config.minibatches * config.epochs)
+        return metrics.average(steps), logprobs
+
+    def _mismatch(self, step: int, samples: Sequence[Sample], logprobs: Sequence[FloatArray]) -> dict[str, float]:
+        gap = _sampler_gap(samples, logprobs)
+        self._judge(f"sampler and learner disagree in step {step}", gap)
+        return metrics.mismatch_metrics(gap)
+
+    def _self_check(self, experience: Experience, learner: Learner) -> None:
+        """On the first batch: packed against one by one, and sampler against learner, before any update."""
+        stride = max(len(experience.samples) // CHECKED_SAMPLES, 1)
+        samples = experience.samples[::stride][:CHECKED_SAMPLES]
+        packed = learner.logprobs(samples)
+        single = learner.logprobs(samples, packed=False)
+        self._judge("packed and one-by-one log-probs disagree", Gap.between(single, packed))
+        if experience.groups:
+            self._judge("sampler and learner disagree before the first update", _sampler_gap(samples, packed))
+
+    def _judge(self, what: str, gap: Gap) -> None:
+        verdict = gap.verdict(self._precision)
+        if verdict == "ok":
+            return
+        found = f"{what}: mean {gap.abs_mean:.2e}, max {gap.abs_max:.2e} nats in {self._precision}"
+        self._recorder.event("mismatch", message=found, verdict=verdict)
+        if verdict == "stop" and self._config.trainer.on_mismatch == "stop":
+            raise NumericsError(
+                found,
+                where="the same tokens and the same weights, computed twice",
+                possible="the limits in mmrl/ops/parity.py",
+                remedy="check sampler.engine and learner.deepspeed for lossy settings; "
+                "trainer.on_mismatch: warn trains all the same",
+            )
+
+
+def minibatches(num_samples: int, parts: int, epochs: int, seed: Sequence[int]) -> Iterator[list[int]]:
+    """Sample indices of each optimizer step: every epoch covers all, in an order of its own if there are parts."""
+    for epoch in range(epochs):
+        order = np.arange(num_samples)
+        if parts > 1:
+            np.random.default_rng([*seed, epoch]).shuffle(order)
+        yield from (sorted(part.tolist()) for part in np.array_split(order, parts) if len(part))
+
+
+def _demonstrations(samples: Sequence[Sample]) -> Experience:
+    batch = Batch(
+        rewards=np.zeros(len(samples)),
+        valid=np.ones(len(samples), bool),
+        group_ids=np.arange(len(samples)),
+        masks=[sample.mask for sample in samples],
+        truncated=np.zeros(len(samples), bool),
+        components={},
+        old_logprobs=None,
+        reference_logprobs=None,
+        sampler_logprobs=[sample.sampler_logprobs for sample in samples],
+    )
+    return Experience(samples, (), batch)
+
+
+def _sampler_gap(samples: Sequence[Sample], logprobs: Sequence[FloatArray]) -> Gap:
+    """Learner against sampler, on the tokens that the policy wrote, of samples that the learner has seen."""
+    seen = [(s, values) for s, values in zip(samples, logprobs, strict=True) if len(values)]
+    return Gap.between([s.sampler_logprobs[s.mask] for s, _ in seen], [values[s.mask] for s, values in seen])

@@ -1,0 +1,37 @@
+"""Supervised fine-tuning: maximum likelihood of the dataset's own completions.
+
+    L = -1/N sum_i sum_t log pi(y_it),  N tokens in the batch
+
+The mean is over the tokens of the whole batch, as in language-model training; the prompt gets no gradient.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from mmrl.interfaces import Aggregation, AggregationMode, Algorithm, PluginConfig
+from mmrl.types import Batch, Credit, PackedTokens, TokenLoss
+
+
+class SFT(Algorithm):
+    source: ClassVar[Literal["rollouts", "demonstrations"]] = "demonstrations"
+
+    class Config(PluginConfig):
+        aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
+        """How per-token losses are averaged."""
+
+    config: Config
+
+    @property
+    def aggregation(self) -> Aggregation:
+        mode: AggregationMode = self.config.aggregation
+        return Aggregation(mode)
+
+    def credit(self, batch: Batch) -> Credit:
+        return Credit(np.ones(len(batch.rewards)))
+
+    def loss(self, tokens: PackedTokens) -> TokenLoss:
+        nll_T = -tokens.logprobs_T
+        return TokenLoss(nll_T, {"policy": nll_T})

@@ -1,0 +1,62 @@
+"""SwanLab, offline unless asked: RUN/swanlog holds the run, ``swanlab sync`` uploads it later.
+
+The mode ``cloud`` reads SwanLab's own login (``swanlab login`` or SWANLAB_API_KEY) and never asks for one. SwanLab's
+snapshots of the machine, the command line, the packages and the git remote are off: RUN/environment.json has what a
+run needs, without secrets in addresses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from mmrl.interfaces import PluginConfig, Tracker
+
+
+class SwanLab(Tracker):
+    """Every metric as a SwanLab scalar of its own name; values that are not finite are left out."""
+
+    class Config(PluginConfig):
+        mode: Literal["offline", "cloud", "local", "disabled"] = "offline"
+        """offline: files only; cloud: upload while running; local: SwanLab's own dashboard; disabled: nothing."""
+        project: str | None = None
+        """SwanLab project; ``mmrl`` if not given."""
+        name: str | None = None
+        """Experiment name; the run directory's if not given."""
+
+    def start(self, run_dir: Path, config: Mapping[str, Any]) -> None:
+        import swanlab
+
+        _silence()
+        probes = swanlab.Settings.Probe(
+            hardware=False, runtime=False, requirements=False, git=False, swanlab=False, monitor=False
+        )
+        terminal = swanlab.Settings.Terminal(proxy_type="none")
+        self._run = swanlab.init(
+            mode=self.config.mode,
+            project=self.config.project or "mmrl",
+            name=self.config.name or run_dir.name,
+            log_dir=str(run_dir / "swanlog"),
+            config=dict(config),
+            settings=swanlab.Settings(interactive=False, terminal=terminal, probe=probes),
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log({name: value for name, value in metrics.items() if math.isfinite(value)}, step=step)
+
+    def finish(self) -> None:
+        self._run.finish()
+
+
+def _silence() -> None:
+    """Keep SwanLab 0.10 from printing between the run's lines.
+
+    It has no public setting for that, and redirecting stdout would take the main thread's lines too.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        from swanlab.sdk.internal.pkg import console
+
+        console.c.quiet = True

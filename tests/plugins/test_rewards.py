@@ -1,0 +1,172 @@
+import time
+
+import numpy as np
+import pytest
+from mmrl_rewards.answers import bare, final_answer, golds, last_boxed, last_number
+from mmrl_rewards.exact import Exact
+from mmrl_rewards.format import Format
+from mmrl_rewards.math import Math
+from pydantic import ValidationError
+
+from mmrl.types import EncodedPrompt, Rollout
+
+
+def rollout(text, answer=None):
+    prompt = EncodedPrompt("p", (), answer, {}, None, "", np.zeros(0, np.int32), ())
+    return Rollout(prompt, (), 0, text, "stop", 1)
+
+
+def score(reward, text, answer=None, **options):
+    return reward(reward.Config(**options)).score([rollout(text, answer)])[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "boxed"),
+    [
+        (r"so \boxed{7}", "7"),
+        (r"\boxed{1} no, \boxed{2}", "2"),
+        (r"\boxed{\frac{7}{25}} and more", r"\frac{7}{25}"),
+        (r"\boxed{ \{1, 2\} }", r"\{1, 2\}"),
+        (r"a { b \boxed{3}", "3"),
+        (r"} \boxed {4}", "4"),
+        (r"\boxed{5} then cut off \boxed{6", "5"),
+        (r"\boxed{\boxed{8}}", "8"),
+        ("no box", None),
+    ],
+)
+def test_the_last_complete_box_counts_whatever_braces_are_around_or_in_it(text, boxed):
+    assert last_boxed(text) == boxed
+
+
+def test_a_megabyte_of_open_boxes_is_read_in_linear_time():
+    start = time.perf_counter()
+    assert last_boxed(r"\boxed{" * 150_000) is None
+    assert time.perf_counter() - start < 2
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("from 3 to 12.", "12"),
+        ("it costs 1,234.50 dollars", "1,234.50"),
+        ("x = -3", "-3"),
+        ("3-2", "2"),
+        ("about .5", ".5"),
+        ("wait...7", "7"),
+        ("half, 1/2", "1/2"),
+        ("none", None),
+    ],
+)
+def test_the_last_number_is_found(text, number):
+    assert last_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("<answer> 3 </answer>", ["3"]),
+        ("<think>2</think><answer>\\boxed{3}</answer>", ["3"]),
+        ("$\\boxed{48}$", ["48"]),
+        ("$2 \\sqrt { 221 }$", ["2 \\sqrt { 221 }"]),
+        (["7", 8, 0.5], ["7", "8", "0.5"]),
+        (np.array(["a", "b"]), ["a", "b"]),
+        (0, ["0"]),
+        (None, []),
+        (" ", []),
+        ([], []),
+    ],
+)
+def test_golds_are_unwrapped_and_lists_mean_any_of(answer, expected):
+    assert golds(answer) == expected
+
+
+def test_an_answer_is_bared_of_what_is_around_it():
+    assert bare("  \\( \\text{two  words}. \\) ") == "two words"
+    assert bare("$a$ and $b$") == "a$ and $b"
+    assert final_answer("<answer>\\boxed{1}</answer> \\boxed{2}") == "1"
+
+
+def test_exact_compares_the_marked_answer_or_else_the_whole_completion():
+    assert score(Exact, r"I see \boxed{7}", "7") == 1
+    assert score(Exact, r"7, no, \boxed{8}", "7") == 0
+    assert score(Exact, " Yes. ", "yes") == 1
+    assert score(Exact, "It is 7", "7") == 0
+    assert score(Exact, r"\boxed{7.0}", 7) == 0
+    assert score(Exact, r"\boxed{b}", ["a", "b"]) == 1
+
+
+def test_exact_takes_the_answer_from_where_it_is_told():
+    assert score(Exact, "7", "7", extract="boxed") == 0
+    assert score(Exact, "It is 7 of them", "7", extract="last_number") == 1
+    assert score(Exact, r"\boxed{7}!", "7", extract="whole") == 0
+    assert score(Exact, "Yes", "yes", case_sensitive=True) == 0
+
+
+def test_without_a_gold_exact_and_math_say_that_they_cannot_score():
+    assert score(Exact, "7", None) is None
+    assert score(Math, "7", "") is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        (r"\sqrt{884}", r"2 \sqrt { 221 }"),
+        ("48", r"48^\circ"),
+        ("48 cm", "48"),
+        (r"\frac{7}{25}", "0.28"),
+        ("7/25", r"\frac { 7 } { 25 }"),
+        ("(A)", "A"),
+        ("1,000", "1000"),
+        ("x = 3", "3"),
+        (r"50\%", "0.5"),
+        (r"50\%", "50"),
+        ("Yes", "yes"),
+        ("8", ["7", "8"]),
+        ("3", "<answer> 3 </answer>"),
+    ],
+)
+def test_math_accepts_equal_values(answer, gold):
+    assert score(Math, f"so \\boxed{{{answer}}}", gold) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        ("221", r"2 \sqrt { 221 }"),
+        ("29.7321", r"2\sqrt{221}"),
+        ("50", "0.5"),
+        ("5 or 6", "5"),
+        ("5$ or $6", "5"),
+        ("sey", "yes"),
+        ("9**9**9**9", "9"),
+        ("", "5"),
+        ("{", "}"),
+        ("\0", "0"),
+    ],
+)
+def test_math_refuses_other_values(answer, gold):
+    assert score(Math, f"so \\boxed{{{answer}}}", gold) == 0
+
+
+@pytest.mark.parametrize("answer", ["9^{9^{9^{9}}}", "99999999!", "[" * 290, "{" * 10**6, "1" * 10**6])
+def test_a_hostile_answer_is_wrong_and_soon(answer):
+    start = time.perf_counter()
+    assert score(Math, f"<answer>{answer}</answer>", "5", time_limit_s=0.3) == 0
+    assert time.perf_counter() - start < 2
+
+
+def test_math_takes_the_last_number_only_where_no_box_is_required():
+    assert score(Math, "the sum is 12", "12") == 1
+    assert score(Math, "the sum is 12", "12", require_box=True) == 0
+    assert score(Math, r"12, or \boxed{13}", "12") == 0
+
+
+def test_format_matches_the_whole_completion_across_lines():
+    assert score(Format, "first\nthen \\boxed{\\frac{1}{2}}.\n") == 1
+    assert score(Format, r"\boxed{1} and more") == 0
+    assert score(Format, "<think>\na\n</think> b", pattern="<think>.*</think>.*") == 1
+
+
+def test_a_pattern_that_is_none_is_refused_with_the_options():
+    with pytest.raises(ValidationError, match="not a regular expression"):
+        Format.Config(pattern="(")

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Brings the environment up to date and runs the tests; arguments are pytest's.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+python=$(bash "$root/examples/setup/install.sh")
+cd "$root"
+exec "$python" -m pytest "$@"

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import hashlib
+import io
+import random
+import struct
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFile, ImageOps
+
+from mmrl.errors import ConfigError, DataError, ResourceError
+from mmrl.media import FORMATS, ImageGrid, MediaStore, normalise, normalised_size
+from mmrl.types import RawImage
+
+GRID = ImageGrid(factor=28, min_pixels=56 * 56, max_pixels=1280 * 28 * 28)
+
+
+def encode(image: Image.Image, format: str = "PNG", **options: Any) -> RawImage:
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return RawImage(buffer.getvalue(), label=f"row 7, {format}")
+
+
+def noise(width: int = 84, height: int = 56, seed: int = 0) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A file of some 60 bytes that claims to be that large."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+def colour(image: Image.Image, x: int = 28, y: int = 28) -> tuple[int, ...]:
+    pixel = image.getpixel((x, y))
+    assert isinstance(pixel, tuple)
+    return tuple(int(channel) for channel in pixel)
+
+
+@pytest.mark.parametrize(("factor", "low", "high"), [(28, 3136, 1003520), (32, 4096, 16384 * 1024), (28, 3136, 50176)])
+def test_the_size_is_that_of_qwen_vl_utils(factor: int, low: int, high: int) -> None:
+    from qwen_vl_utils import smart_resize
+
+    grid, rng, compared = ImageGrid(factor, low, high), random.Random(factor + high), 0
+    for _ in range(3000):
+        width, height = int(2 ** rng.uniform(1, 13)), int(2 ** rng.uniform(1, 13))
+        if max(width, height) / min(width, height) > 100:
+            continue
+        expected = smart_resize(height, width, factor, low, high)[::-1]
+        if min(expected) == 0 or smart_resize(*expected[::-1], factor, low, high)[::-1] != expected:
+            continue  # what the processor would resize again; the next test is about these
+        compared += 1
+        assert grid.size(width, height) == expected
+    assert compared > 2000
+
+
+def test_a_size_is_never_resized_again_and_lies_within_the_limits() -> None:
+    grid, rng = ImageGrid(28, 3136, 12544), random.Random(3)
+    for _ in range(2000):
+        try:
+            width, height = grid.size(int(2 ** rng.uniform(1, 13)), int(2 ** rng.uniform(1, 13)))
+        except DataError:
+            continue
+        assert grid.size(width, height) == (width, height)
+        assert width % 28 == height % 28 == 0
+        assert 3136 <= width * height <= 12544
+
+
+def test_limits_without_room_for_any_image_are_refused() -> None:
+    with pytest.raises(ConfigError, match="No image fits"):
+        ImageGrid(28, 4000, 3136)
+    with pytest.raises(DataError, match="further apart"):
+        ImageGrid(28, 3136, 3136).size(112, 56)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_exif_orientation_is_applied_and_known_before_decoding(format: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    raw = encode(noise(224, 168), format, exif=exif)
+    with Image.open(io.BytesIO(raw.data)) as image:
+        expected = ImageOps.exif_transpose(image).convert("RGB")
+    result = normalise(raw, GRID)
+    assert normalised_size(raw, GRID) == result.size == ((168, 224) if orientation >= 5 else (224, 168))
+    assert np.array_equal(np.asarray(result), np.asarray(expected))
+
+
+def test_the_size_needs_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: object) -> None:
+        raise AssertionError("decoded")
+
+    raws = [encode(noise(200, 100), format) for format in FORMATS]
+    monkeypatch.setattr(ImageFile.ImageFile, "load", refuse)
+    assert {normalised_size(raw, GRID) for raw in raws} == {GRID.size(200, 100)}
+
+
+@pytest.mark.parametrize(
+    ("image", "format", "options", "expected"),
+    [
+        (Image.new("RGBA", (56, 56), (0, 0, 0, 0)), "PNG", {}, (255, 255, 255)),
+        (Image.new("RGBA", (56, 56), (255, 0, 0, 128)), "PNG", {}, (255, 127, 127)),
+        (Image.new("RGBA", (56, 56), (0, 0, 0, 0)), "WEBP", {}, (255, 255, 255)),
+        (Image.new("LA", (56, 56), (0, 0)), "PNG", {}, (255, 255, 255)),
+        (Image.new("P", (56, 56), 0), "PNG", {"transparency": 0}, (255, 255, 255)),
+        (Image.new("P", (56, 56), 0), "GIF", {"transparency": 0}, (255, 255, 255)),
+        (Image.new("L", (56, 56), 0), "PNG", {"transparency": 0}, (255, 255, 255)),
+        (Image.new("RGB", (56, 56), (1, 2, 3)), "PNG", {"transparency": (1, 2, 3)}, (255, 255, 255)),
+        (Image.new("1", (56, 56), 1), "PNG", {}, (255, 255, 255)),
+        (Image.new("L", (56, 56), 77), "BMP", {}, (77, 77, 77)),
+        (Image.new("I;16", (56, 56), 257 * 100), "PNG", {}, (100, 100, 100)),
+        (Image.new("I;16", (56, 56), 65535), "TIFF", {}, (255, 255, 255)),
+        (Image.new("I;16", (56, 56), 9), "PNG", {"transparency": 9}, (255, 255, 255)),
+        (Image.new("CMYK", (56, 56), (0, 255, 255, 0)), "TIFF", {}, (255, 0, 0)),
+        (Image.new("RGB", (56, 56), (9, 8, 7)).quantize(4), "PNG", {}, (9, 8, 7)),
+        (Image.new("RGB", (56, 56), (9, 8, 7)), "PNG", {"icc_profile": b"no profile"}, (9, 8, 7)),
+    ],
+    ids=lambda value: value.mode if isinstance(value, Image.Image) else str(value)[:20],
+)
+def test_every_mode_becomes_one_rgb_result(
+    image: Image.Image, format: str, options: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    result = normalise(encode(image, format, **options), GRID)
+    assert result.mode == "RGB"
+    assert result.info == {}
+    assert np.ptp(np.asarray(result), axis=(0, 1)).max() == 0
+    assert colour(result) == expected
+
+
+@pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG", "TIFF"])
+def test_animations_give_their_first_frame(format: str) -> None:
+    frames = [Image.new("RGB", (56, 56), name) for name in ("red", "blue")]
+    options: dict[str, Any] = {"save_all": True, "append_images": frames[1:]} | (
+        {"lossless": True} if format == "WEBP" else {}
+    )
+    assert colour(normalise(encode(frames[0], format, **options), GRID)) == (255, 0, 0)
+
+
+@pytest.mark.parametrize("size", [(84, 56), (100, 31), (1500, 900), (5, 9)])
+def test_normalising_twice_changes_nothing(size: tuple[int, int]) -> None:
+    once = normalise(encode(noise(*size)), GRID)
+    assert np.array_equal(np.asarray(normalise(encode(once), GRID)), np.asarray(once))
+
+
+def test_a_resize_is_one_bicubic_resize() -> None:
+    image = noise(300, 200)
+    expected = image.resize(GRID.size(300, 200), Image.Resampling.BICUBIC)
+    assert np.array_equal(np.asarray(normalise(encode(image), GRID)), np.asarray(expected))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no image"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "no image"),
+        (encode(noise(), "ICO").data, "no image"),
+        (encode(noise()).data[:200], "truncated"),
+        (encode(noise(1, 50)).data, "too narrow"),
+        (encode(noise(50, 1)).data, "too narrow"),
+        (encode(noise(1, 1)).data, "too narrow"),
+        (encode(noise(805, 4)).data, "too narrow"),
+        (encode(Image.new("F", (56, 56), 0.5), "TIFF").data, "floating-point"),
+        (png_header(13000, 13000), "13000x13000"),
+        (png_header(2**31 - 1, 2**31 - 1), "decompression bomb"),
+        (b"\x89PNG" + bytes(64 * 2**20), "67108868 bytes"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_cannot_be_used_is_a_data_error_with_its_label(data: bytes, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        normalise(RawImage(data, label="row 7, images[1]"), GRID)
+    assert caught.value.where == "row 7, images[1]"
+    assert "0x7" not in str(caught.value), "addresses of objects do not belong in messages"
+
+
+def test_mutated_files_give_an_image_or_a_data_error_and_the_size_agrees() -> None:
+    rng, grid = random.Random(0), ImageGrid(28, 56 * 56, 28 * 28 * 16)
+    refused = accepted = 0
+    images: list[tuple[Image.Image, str, dict[str, Any]]] = [(noise(60, 40), format, {}) for format in FORMATS]
+    images += [
+        (Image.new("RGBA", (40, 60), (1, 2, 3, 9)), "PNG", {}),
+        (noise(40, 60).quantize(16), "GIF", {"save_all": True, "append_images": [noise(40, 60, seed=1)]}),
+        (noise(40, 60), "TIFF", {"compression": "tiff_lzw"}),
+        (Image.new("I;16", (40, 60), 9000), "PNG", {"transparency": 9000}),
+    ]
+    files = [encode(image, format, **options).data for image, format, options in images]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(600):
+            raw = RawImage(mutate(rng.choice(files), rng), label="mutant")
+            try:
+                size = normalise(raw, grid).size
+            except DataError as error:
+                refused += error.where == "mutant"
+                continue
+            accepted += 1
+            assert normalised_size(raw, grid) == size
+    assert refused + accepted == 600
+    assert min(refused, accepted) > 100
+
+
+def mutate(data: bytes, rng: random.Random) -> bytes:
+    edited = bytearray(data)
+    for _ in range(rng.randint(1, 6)):
+        place = rng.randrange(min(len(edited), rng.choice([64, 400, 10**6])))
+        edited[place] = rng.choice([0, 1, 127, 255, rng.randrange(256)])
+    if rng.random() < 0.2:
+        del edited[rng.randrange(len(edited)) :]
+    if rng.random() < 0.1:
+        place = rng.randrange(len(edited) + 1)
+        edited[place:place] = rng.randbytes(rng.randint(1, 40))
+    return bytes(edited)
+
+
+def test_the_store_writes_equal_pixels_once_under_their_hash(tmp_path: Path) -> None:
+    store = MediaStore(tmp_path / "media", GRID)
+    image = noise(84, 56)
+    ref = store.add(encode(image))
+    again = store.add(encode(image, "BMP"))
+    other = store.add(encode(noise(84, 56, seed=1)))
+    assert ref == again != other
+    assert ref.hash == hashlib.sha256(b"84x56" + image.tobytes()).hexdigest()
+    assert (ref.width, ref.height) == (84, 56)
+    assert sorted(p.name for p in (tmp_path / "media").iterdir()) == sorted(f"{r.hash}.png" for r in (ref, other))
+    assert np.array_equal(np.asarray(Image.open(ref.path)), np.asarray(image))
+
+
+def test_an_image_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, raw = MediaStore(tmp_path, GRID), encode(noise())
+    ref = store.add(raw)
+    Path(ref.path).unlink()
+    monkeypatch.setattr("mmrl.media.normalise", None)
+    assert store.add(raw) == ref
+    assert store.load(ref).size == (84, 56)
+
+
+def test_the_cache_is_bounded_and_forgets_the_least_recently_used(tmp_path: Path) -> None:
+    store = MediaStore(tmp_path, GRID, cache_bytes=2 * 3 * 84 * 56)
+    first, second, third = (store.add(encode(noise(seed=seed))) for seed in range(3))
+    for ref in (first, second, third):
+        Path(ref.path).rename(ref.path + ".away")
+    assert np.array_equal(np.asarray(store.load(second)), np.asarray(noise(seed=1)))
+    assert np.array_equal(np.asarray(store.load(third)), np.asarray(noise(seed=2)))
+    with pytest.raises(DataError, match="cannot be read"):
+        store.load(first)
+    Path(first.path + ".away").rename(first.path)
+    store.load(first)
+    with pytest.raises(DataError, match="cannot be read"):
+        store.load(second)
+
+
+@pytest.mark.parametrize("damage", ["other pixels", "truncated"])
+def test_a_damaged_file_is_noticed_when_it_is_read(tmp_path: Path, damage: str) -> None:
+    ref = MediaStore(tmp_path, GRID).add(encode(noise()))
+    path = Path(ref.path)
+    path.write_bytes(encode(noise(seed=5)).data if damage == "other pixels" else path.read_bytes()[:100])
+    with pytest.raises(DataError) as caught:
+        MediaStore(tmp_path, GRID).load(ref)
+    assert caught.value.where == ref.path
+
+
+def test_a_store_that_cannot_be_written_is_a_resource_error(tmp_path: Path) -> None:
+    (tmp_path / "media").write_text("a file where the folder should be")
+    with pytest.raises(ResourceError, match="cannot be stored"):
+        MediaStore(tmp_path / "media", GRID).add(encode(noise()))
