@@ -8,7 +8,7 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=$(bash "$root/examples/setup/install.sh")
 cd "$root"
-mmrl=$(dirname "$python")/mmrl
+
 base=runs/quickstart
 run=$base/$(date +%Y%m%d-%H%M%S)
 
@@ -19,11 +19,11 @@ say "A random Qwen2.5-VL of 0.6 million parameters, and 1,797 real handwritten d
 "$python" -m mmrl_datasets.digits "$base/data" --warmup 400
 
 say "Supervised warm-up, to about half right"
-"$mmrl" train examples/digits_sft.yaml "trainer.run_dir=$run/sft" "$@"
+"$python" -m mmrl train examples/digits_sft.yaml "trainer.run_dir=$run/sft" "$@"
 warm=$(find "$run/sft/checkpoints" -path '*/step-*/model' -type d | sort | tail -n 1)
 
 say "Reinforcement learning from there"
-"$mmrl" train examples/digits_grpo.yaml "model.path=$warm" "trainer.run_dir=$run/grpo" "$@"
+"$python" -m mmrl train examples/digits_grpo.yaml "model.path=$warm" "trainer.run_dir=$run/grpo" "$@"
 
 "$python" - "$run/grpo" <<'PYTHON'
 import json

@@ -158,8 +158,10 @@ def _read(path: Path) -> str:
         if len(data) > MAX_BYTES:
             raise ConfigError(f"the file is larger than {MAX_BYTES} bytes", where=str(path))
         return data.decode("utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the config: {error}", where=str(path)) from error
+    except OSError as error:
+        raise ConfigError(f"cannot read the config: {error.strerror}", where=str(path)) from error
+    except ValueError as error:
+        raise ConfigError(f"the config is not UTF-8 text: {error}", where=str(path)) from error
 
 
 def _read_overrides(tokens: Sequence[str], errors: list[MMRLError]) -> Located:

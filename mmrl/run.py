@@ -181,7 +181,10 @@ class RunPlan:
             "plugins": [dataclasses.asdict(info) for info in registry.used_plugins(self.config)],
             "notes": [],
         }
-        lines = [f"algorithm  {data['algorithm']}, {self.algorithm.aggregation.mode}", f"rewards    {', '.join(rewards)}"]
+        lines = [
+            f"algorithm  {data['algorithm']}, {self.algorithm.aggregation.mode}",
+            f"rewards    {', '.join(rewards)}",
+        ]
         try:
             data["model"] = self.folder.family.model_type
             lines.append(f"model      {data['model']}, {self.folder.vocabulary.size} token ids")
@@ -271,7 +274,7 @@ def _train(config: Config, directory: RunDirectory) -> None:
         algorithm = plan.algorithm
         # Workers import their rewards while the engine starts.
         scorer = stack.enter_context(Scorer(config.rewards))
-        plan.training, plan.evaluation
+        sources = [source for source in (plan.training, plan.evaluation) if source is not None]
         engine = start_engine(
             config, plan.folder, plan.media, algorithm, max_images=plan.max_images, with_sampler=plan.with_sampler
         )
@@ -282,8 +285,8 @@ def _train(config: Config, directory: RunDirectory) -> None:
         stack.callback(console.close)
         trackers = stack.enter_context(_tracking(config, directory))
         recorder = RunRecorder(directory, trackers, console)
-        for source in (plan.training, plan.evaluation):
-            for prompt_id, reason in source.dropped if source else ():
+        for source in sources:
+            for prompt_id, reason in source.dropped:
                 directory.event("dropped", prompt=prompt_id, reason=reason)
         trainer = Trainer(
             config,

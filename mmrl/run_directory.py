@@ -47,19 +47,19 @@ class RunDirectory:
             ResourceError: It cannot be made or written.
         """
         path = Path(path)
-        found = _run_in(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            found = _run_in(path)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ConfigError(f"{path} is not a folder", where="trainer.run_dir", remedy="choose another") from error
+        except OSError as error:
+            raise ResourceError(f"cannot make {path}: {error.strerror}", where="trainer.run_dir") from error
         if found:
             raise ConfigError(
                 f"{path} already holds a run",
                 where=f"trainer.run_dir: {path / found} exists",
                 remedy="choose another trainer.run_dir, or move the folder away",
             )
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise ConfigError(f"{path} is not a folder", where="trainer.run_dir", remedy="choose another") from error
-        except OSError as error:
-            raise ResourceError(f"cannot make {path}: {error.strerror}", where="trainer.run_dir") from error
         if not os.access(path, os.W_OK | os.X_OK):
             raise ResourceError(f"cannot write to {path}", where="trainer.run_dir", remedy="choose another")
         return cls(path)
@@ -138,8 +138,7 @@ def _run_in(path: Path) -> str | None:
     for name in ("config.yaml", "metrics.jsonl"):
         if (path / name).exists():
             return name
-    checkpoints = path / "checkpoints"
-    return "checkpoints" if checkpoints.is_dir() and any(checkpoints.iterdir()) else None
+    return "checkpoints" if any((path / "checkpoints").glob("[!.]*")) else None
 
 
 def _replace(path: Path, text: str) -> None:

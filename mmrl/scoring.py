@@ -59,14 +59,16 @@ class _Task:
 class Scorer:
     """Scores groups with all rewards of a run; use it as a context manager.
 
-    Workers start at construction, side by side, and nobody waits for them before the first result.
+    Workers start at construction, side by side, and nobody waits for them before the first result; without rewards
+    (supervised runs) there are none.
     """
 
     def __init__(self, rewards: Sequence[RewardSpec], workers: int = DEFAULT_WORKERS) -> None:
         self._rewards = tuple(rewards)
         self._tasks: queue.Queue[_Task | None] = queue.Queue()
         self._workers: dict[int, _Worker] = {}
-        self._threads = [threading.Thread(target=self._drive, args=(i,), daemon=True) for i in range(workers)]
+        indices = range(workers if rewards else 0)
+        self._threads = [threading.Thread(target=self._drive, args=(index,), daemon=True) for index in indices]
         for thread in self._threads:
             thread.start()
 
@@ -76,6 +78,7 @@ class Scorer:
         The future raises RewardError: a reward raised, crashed its worker, passed its ``timeout_s`` on this group,
         or answered anything but one finite number or None per rollout. Other groups are not touched by that.
         """
+        assert self._rewards, "nothing to score with"
         future: Future[ScoredGroup] = Future()
         self._tasks.put(_Task(group, future))
         return future
@@ -179,8 +182,8 @@ class _Worker:
         self._stderr.close()
 
     def kill(self) -> None:
-        """End the process and its children now; from any thread."""
-        if not self.has_ended:
+        """End the process now, and its children, also those of one that crashed; from any thread."""
+        if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

@@ -45,7 +45,7 @@ class Trackers:
         """Let the trackers flush and close, for ``timeout_s`` seconds together at most."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.close(deadline)
+            thread.close()
         for thread in self._threads:
             thread.report(deadline)
 
@@ -56,25 +56,22 @@ class _TrackerThread:
     def __init__(self, tracker: Tracker, on_fault: Callable[[str], None]) -> None:
         self._tracker, self._on_fault = tracker, on_fault
         self._name = type(tracker).__name__
-        self._queue: queue.Queue[tuple[_Call, bool] | None] = queue.Queue(QUEUE_STEPS)
+        self._queue: queue.SimpleQueue[tuple[_Call, bool] | None] = queue.SimpleQueue()
         self._num_faults = self._num_dropped = 0
         self._is_usable = True
         self._thread = threading.Thread(target=self._run, name=f"tracker {self._name}", daemon=True)
         self._thread.start()
 
     def call(self, call: _Call, is_start: bool = False) -> None:
-        try:
-            self._queue.put_nowait((call, is_start))
-        except queue.Full:
-            self._num_dropped += 1
-            if self._num_dropped == 1:
-                self._on_fault(f"tracker {self._name} is too slow: {QUEUE_STEPS} steps wait; further ones are dropped")
+        if self._queue.qsize() < QUEUE_STEPS:
+            self._queue.put((call, is_start))
+            return
+        self._num_dropped += 1
+        if self._num_dropped == 1:
+            self._on_fault(f"tracker {self._name} is too slow: {QUEUE_STEPS} steps wait; further ones are dropped")
 
-    def close(self, deadline: float) -> None:
-        try:
-            self._queue.put(None, timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Full:
-            self._is_usable = False
+    def close(self) -> None:
+        self._queue.put(None)
 
     def report(self, deadline: float) -> None:
         """Wait for the thread until the deadline, then say what is missing."""

@@ -104,5 +104,5 @@ class Collator:
             return torch.arange(len(ids_P)).expand(3, -1)
         grids = torch.stack([self._images(ref)[1] for ref in prompt.images])
         types_P = (ids_P == self._folder.image_token_id).int()
-        positions, _ = self._body.get_rope_index(ids_P[None], types_P[None], grids)
+        positions: torch.Tensor = self._body.get_rope_index(ids_P[None], types_P[None], grids)[0]
         return positions[:, 0]

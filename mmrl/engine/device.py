@@ -9,6 +9,7 @@ DeviceKind = Literal["cpu", "cuda"]
 
 CPU_KV_CACHE_BYTES = 128 * 2**20
 CPU_MAX_SEQUENCES = 256
+CPU_BATCHED_TOKENS = 4096
 LOGITS_CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
 
 
@@ -58,14 +59,20 @@ def process_group_backend(kind: DeviceKind) -> str:
     return "nccl" if kind == "cuda" else "gloo"
 
 
-def sampler_arguments(kind: DeviceKind, memory_fraction: float) -> dict[str, Any]:
-    """Arguments of vLLM that depend on the device."""
+def sampler_arguments(kind: DeviceKind, memory_fraction: float, max_tokens: int) -> dict[str, Any]:
+    """Arguments of vLLM that depend on the device.
+
+    On a CPU no prompt is prefilled in chunks: vLLM 0.32 would rewind the generator of a seeded request after an
+    unfinished chunk, which only CUDA's generators can ("CPU Generator does not use offset").
+    """
     if kind == "cuda":
         return {"gpu_memory_utilization": memory_fraction, "enable_sleep_mode": True}
     return {
         "enforce_eager": True,
         "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,
         "max_num_seqs": CPU_MAX_SEQUENCES,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(max_tokens, CPU_BATCHED_TOKENS),
     }
 
 

@@ -187,7 +187,7 @@ def engine_arguments(
         # The folder's own sampling defaults (repetition penalty, top-k) would change that distribution.
         "generation_config": "vllm",
         "disable_log_stats": True,
-        **device.sampler_arguments(kind, config.memory_fraction),
+        **device.sampler_arguments(kind, config.memory_fraction, max_tokens),
     }
     if folder.family.vision:
         arguments["limit_mm_per_prompt"] = {"image": max_images, "video": 0}

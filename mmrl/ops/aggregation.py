@@ -37,6 +37,7 @@ def sequence_weights(
     if not filled_B.any():
         return np.zeros_like(lengths_B)
     num_sequences = len(masks) if count_empty else np.count_nonzero(filled_B)
+    denominators_B: FloatArray
     if aggregation.mode == "token-mean":
         denominators_B = np.full_like(lengths_B, lengths_B.sum())
     elif aggregation.mode == "seq-mean-token-mean":
@@ -50,5 +51,5 @@ def sequence_weights(
     else:
         _, members_B = np.unique(group_ids, return_inverse=True)
         group_lengths = np.bincount(members_B, weights=lengths_B)
-        denominators_B = np.count_nonzero(group_lengths) * group_lengths[members_B]
+        denominators_B = float(np.count_nonzero(group_lengths)) * group_lengths[members_B]
     return np.divide(1.0, denominators_B, out=np.zeros_like(lengths_B), where=filled_B)

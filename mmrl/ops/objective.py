@@ -80,11 +80,10 @@ def pack_tokens(rows: Sequence[TrainingRow], logprobs_T: torch.Tensor) -> Packed
     Args:
         logprobs_T: The rows' current log-probs, concatenated.
     """
-    like = {"dtype": logprobs_T.dtype, "device": logprobs_T.device}
     mask_T = torch.from_numpy(np.concatenate([row.mask for row in rows])).to(logprobs_T.device)
 
     def pack(arrays: Sequence[FloatArray]) -> torch.Tensor:
-        values_T = torch.from_numpy(np.concatenate(arrays)).to(**like)
+        values_T = torch.from_numpy(np.concatenate(arrays)).to(logprobs_T)
         return torch.where(mask_T, values_T, torch.zeros_like(values_T))
 
     # Zeros before any arithmetic: a masked NaN that is only multiplied away later would still reach the gradient.

@@ -8,7 +8,7 @@ from typing import Any
 
 _BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
 _TAG_OPEN, _TAG_CLOSE = "<answer>", "</answer>"
-_NUMBER = re.compile(r"(?<!\w)(?<!\d\.)-?(?:\d+(?:,\d{3})*(?:\.\d+)?|\.\d+)(?:/\d+)?%?")
+_NUMBER = re.compile(r"(?<!\w)(?<!\d\.)-?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<!\.)\.\d+)(?:/\d+)?%?")
 _WRAPPERS = [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")]
 _COMMAND = re.compile(r"\\(?:boxed|fbox|text|mathrm|textbf|mathbf)\s*\{([^{}]*)\}")
 

@@ -74,7 +74,7 @@ def equal(gold: str, answer: str, time_limit_s: float) -> bool:
 
 
 def _latex(answer: str) -> str:
-    """In dollars, without which ``2 \\sqrt { 221 }`` is read as 221, and with ``^`` for ``**``, which is read as an end."""
+    """As math-verify reads it whole: without dollars it takes ``2 \\sqrt { 221 }`` for 221, and ``9**9`` for 9."""
     return "$" + answer.replace("$", " ").replace("**", "^") + "$"
 
 

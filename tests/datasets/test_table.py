@@ -151,7 +151,10 @@ def test_image_paths_stay_below_the_folder(tmp_path: Path, value: str) -> None:
 
 
 def test_a_single_image_cell_and_raw_bytes_are_accepted(tmp_path: Path) -> None:
-    rows = [{"q": "?", "picture": picture(2), "answer": 7}, {"q": "no", "picture": None, "answer": 8}]
+    rows: list[dict[str, Any]] = [
+        {"q": "?", "picture": picture(2), "answer": 7},
+        {"q": "no", "picture": None, "answer": 8},
+    ]
     prompts = load(parquet(tmp_path / "t.parquet", rows), prompt="q", images="picture")
     assert [len(p.images) for p in prompts] == [1, 0]
     assert prompts[0].images[0].data == picture(2)

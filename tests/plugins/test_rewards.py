@@ -2,13 +2,13 @@ import time
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
+
+from mmrl.types import EncodedPrompt, Rollout
 from mmrl_rewards.answers import bare, final_answer, golds, last_boxed, last_number
 from mmrl_rewards.exact import Exact
 from mmrl_rewards.format import Format
 from mmrl_rewards.math import Math
-from pydantic import ValidationError
-
-from mmrl.types import EncodedPrompt, Rollout
 
 
 def rollout(text, answer=None):

@@ -1,0 +1,254 @@
+"""The ``mmrl`` command: reads the command line, calls the library, prints, and returns an exit code.
+
+Everything heavier than argparse is imported inside the command that needs it, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmrl import __version__
+from mmrl.errors import ConfigError, MMRLError
+
+if TYPE_CHECKING:
+    from mmrl.config import LoadedConfig
+
+_OVERRIDE = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*=.*|--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)
+_EXIT_CODES = """\
+exit codes: 0 done, 1 a bug, 2 bad config or usage, 3 data, 4 a plugin, 5 resources, 6 the numbers, 130 Ctrl-C"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    try:
+        arguments = _parse(list(sys.argv[1:] if argv is None else argv))
+    except SystemExit as stop:  # argparse has printed help or a usage error
+        return int(stop.code or 0)
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    except MMRLError as error:
+        from mmrl.redaction import Redactor
+
+        print(f"mmrl: {Redactor()(str(error))}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor may the interpreter's last flush fail
+        return 0
+    except Exception:
+        traceback.print_exc()
+        return 1
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    """The command and its arguments, with overrides and config files in any order."""
+    parser = _parser()
+    overrides: list[str] = []
+    if words and words[0] in _CONFIG_COMMANDS:
+        words, overrides = _split_overrides(words)
+    arguments, rest = parser.parse_known_args(words)
+    unknown = [word for word in rest if word.startswith("-") or arguments.command not in _CONFIG_COMMANDS]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)} (overrides are section.key=VALUE)")
+    if arguments.command in _CONFIG_COMMANDS:
+        arguments.config += map(Path, rest)
+        arguments.overrides = overrides
+    return arguments
+
+
+def _split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What argparse is to see, and the overrides: ``a.b=v``, ``--a.b=v`` or ``--a.b v``."""
+    others: list[str] = []
+    overrides: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        is_override = _OVERRIDE.fullmatch(word)
+        (overrides if is_override else others).append(word)
+        if is_override and "=" not in word:
+            overrides += [value for value in [next(remaining, None)] if value is not None]
+    return others, overrides
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mmrl",
+        description="Reinforcement-learning post-training of vision-language models and text LLMs.",
+        epilog=_EXIT_CODES,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"mmrl {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, run: Any, text: str, *, answers_json: bool = False) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        command.set_defaults(run=run)
+        if name in _CONFIG_COMMANDS:
+            command.usage = f"mmrl {name} [options] CONFIG... [section.key=VALUE | --section.key VALUE]..."
+            command.add_argument("config", nargs="+", type=Path, metavar="CONFIG", help="YAML files, later ones win")
+        if answers_json:
+            command.add_argument("--json", action="store_true", help="answer in JSON")
+        return command
+
+    train = add("train", _train, "train a policy")
+    train.add_argument("--dry-run", action="store_true", help="stop before the first model is loaded")
+    add("check", _check, "check config, plugins and data, without a GPU", answers_json=True)
+    add("show", _show, "print the resolved config and where each value was written", answers_json=True)
+    evaluate = add("eval", _eval, "evaluate a policy on data.eval", answers_json=True)
+    evaluate.add_argument("--model", type=Path, metavar="FOLDER", help="evaluate this model instead of model.path")
+    plugins = add("plugins", _plugins, "list the installed plugins", answers_json=True)
+    plugins.add_argument("--check", action="store_true", help="import each, and say whether it can be used")
+    schema = add("schema", _schema, "print the JSON schema of the config, or of a plugin's options")
+    schema.add_argument("--plugin", metavar="KIND:NAME", help="kind is algorithm, reward, dataset or tracker")
+    _add_init(add("init", _init, "write a first config to edit"))
+    return parser
+
+
+def _add_init(init: argparse.ArgumentParser) -> None:
+    init.add_argument("what", choices=["config"])
+    init.add_argument("path", type=Path, metavar="PATH", help="file to write; an existing one is left alone")
+    init.add_argument("--model", default="<model>", metavar="PATH", help="model.path")
+    init.add_argument("--dataset", default="<dataset>", metavar="NAME", help="data.train.name")
+    init.add_argument("--data", metavar="PATH", help="data.train.path")
+    init.add_argument("--algorithm", default="<algorithm>", metavar="NAME", help="algorithm.name")
+    init.add_argument("--reward", action="append", default=[], metavar="NAME", help="a reward's name; repeat for more")
+    init.add_argument(
+        "--tracker", action="append", default=[], metavar="NAME", help="a tracker's name; repeat for more"
+    )
+
+
+_CONFIG_COMMANDS = {"train", "check", "show", "eval"}
+
+
+def _load(arguments: argparse.Namespace) -> LoadedConfig:
+    from mmrl.config import load_config
+    from mmrl.registry import options_class
+
+    return load_config(arguments.config, arguments.overrides, options_class=options_class)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    loaded = _load(arguments)
+    from mmrl import run
+
+    return run.train(loaded, dry_run=arguments.dry_run)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    loaded = _load(arguments)
+    from mmrl import run
+
+    report = run.check(loaded)
+    if arguments.json:
+        _print_json(report.data)
+    else:
+        print("\n".join(report.lines))
+    return 0
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    loaded = _load(arguments)
+    from mmrl import run
+
+    metrics = run.evaluate(loaded, arguments.model)
+    if arguments.json:
+        _print_json(metrics)
+    else:
+        print("\n".join(f"{name}: {value}" for name, value in metrics.items()))
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from mmrl.config import to_yaml
+
+    loaded = _load(arguments)
+    if arguments.json:
+        _print_json({"config": loaded.config.model_dump(mode="json"), "origins": dict(loaded.origins)})
+    else:
+        print(to_yaml(loaded.config, loaded.origins), end="")
+    return 0
+
+
+def _plugins(arguments: argparse.Namespace) -> int:
+    import dataclasses
+
+    from mmrl.registry import list_plugins
+
+    rows = [dataclasses.asdict(info) for info in list_plugins()]
+    if arguments.check:
+        for row in rows:
+            row["status"] = _status(row)
+    if arguments.json:
+        _print_json(rows)
+    else:
+        columns = ["kind", "name", "distribution", "version"] + ["status"] * arguments.check
+        _print_table([dict(zip(columns, columns, strict=True)), *rows], columns)
+    return 0 if all(row.get("status", "ok") == "ok" for row in rows) else 4
+
+
+def _status(row: dict[str, Any]) -> str:
+    """``ok``, or why the plugin of a row cannot be used."""
+    from mmrl.registry import resolve
+
+    try:
+        resolve(row["kind"], f"{row['distribution']}:{row['name']}")
+    except MMRLError as error:
+        return error.what
+    return "ok"
+
+
+def _print_table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
+    widths = {column: max(len(row[column]) for row in rows) for column in columns}
+    for row in rows:
+        print("  ".join(row[column].ljust(widths[column]) for column in columns).rstrip())
+
+
+def _schema(arguments: argparse.Namespace) -> int:
+    from mmrl.config import Config
+    from mmrl.registry import INTERFACES, options_class
+
+    if arguments.plugin is None:
+        _print_json(Config.model_json_schema())
+        return 0
+    kind, _, name = arguments.plugin.partition(":")
+    if kind not in INTERFACES or not name:
+        kinds = ", ".join(f"{known}:NAME" for known in INTERFACES)
+        raise ConfigError(f"--plugin cannot be {arguments.plugin!r}", where="mmrl schema", possible=kinds)
+    _print_json(options_class(kind, name).model_json_schema())
+    return 0
+
+
+def _init(arguments: argparse.Namespace) -> int:
+    from mmrl.config_starter import starter
+
+    dataset = {"name": arguments.dataset} | ({"path": arguments.data} if arguments.data else {})
+    values: dict[str, Any] = {
+        "model": {"path": arguments.model},
+        "data": {"train": dataset},
+        "algorithm": {"name": arguments.algorithm},
+    }
+    lists = {"rewards": arguments.reward, "trackers": arguments.tracker}
+    values |= {key: [{"name": name} for name in names] for key, names in lists.items() if names}
+    try:
+        with arguments.path.open("x", encoding="utf-8") as file:
+            file.write(starter(values))
+    except FileExistsError as error:
+        raise ConfigError("the file exists", where=str(arguments.path), remedy="name another, or remove it") from error
+    except OSError as error:
+        raise ConfigError(f"cannot write the config: {error.strerror}", where=str(arguments.path)) from error
+    print(f"wrote {arguments.path}; complete it, then: mmrl check {arguments.path}")
+    return 0

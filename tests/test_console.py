@@ -1,0 +1,48 @@
+import io
+
+from mmrl.console import Console, visible
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_step_is_one_line_of_the_metrics_that_are_there():
+    stream = io.StringIO()
+    metrics = {
+        "perf/step_s": 1.84,
+        "reward/mean": 0.534,
+        "eval/accuracy": 0.61,
+        "length/completion_mean": 6.2,
+        "group/zero_signal_fraction": 0.21,
+        "policy/grad_norm": 1.3,
+        "lr": 1.0,
+    }
+    console = Console(200, stream)
+    console.step(12, metrics)
+    console.step(13, {"perf/step_s": 0.5})
+    assert stream.getvalue() == (
+        "step  12/200  reward 0.53  acc 0.61  len 6.2  zero 0.21  grad 1.3  1.8 s\nstep  13/200  0.5 s\n"
+    )
+
+
+def test_the_bar_is_for_terminals_and_goes_away_before_a_line():
+    terminal, file = Terminal(), io.StringIO()
+    for stream in (terminal, file):
+        console = Console(10, stream)
+        console.progress("generate", 3, 8)
+        console.line("done")
+        console.close()
+    assert file.getvalue() == "done\n"
+    assert "generate" in terminal.getvalue()
+    assert "3/8" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\rdone\n")
+
+
+def test_control_characters_are_shown_and_not_obeyed():
+    assert visible("a\x1b[2J\r\n\u202eb\x9b\ud800é漢") == "a\\x1b[2J\\r\\n\\u202eb\\x9b\\ud800é漢"
+    assert visible("a\nb\t", keep="\n") == "a\nb\\t"
+    stream = io.StringIO()
+    Console(1, stream).line("x\x1b]0;title\x07")
+    assert stream.getvalue() == "x\\x1b]0;title\\x07\n"

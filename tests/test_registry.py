@@ -1,0 +1,263 @@
+"""Finding, importing, checking and creating plugins of installed packages and of files."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmrl.config import PluginSpec, RewardSpec, from_mapping
+from mmrl.errors import ConfigError, PluginError
+from mmrl.interfaces import API_VERSION, Reward
+from mmrl.registry import PluginInfo, create, list_plugins, options_class, resolve, used_plugins
+
+GOOD = """
+from mmrl.interfaces import PluginConfig, Reward
+
+class Length(Reward):
+    class Config(PluginConfig):
+        scale: float = 1.0
+
+    def score(self, rollouts):
+        return [self.config.scale * len(rollout) for rollout in rollouts]
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Installs a package of one module, for the length of a test; returns the module's name."""
+
+    def install(
+        code: str, entries: str = "length = {module}:Length", name: str = "thirdparty", group: str = "rewards"
+    ) -> str:
+        site = tmp_path / name
+        module = f"{name.replace('-', '_')}_module"
+        info = site / f"{name.replace('-', '_')}-1.2.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
+        (info / "entry_points.txt").write_text(f"[mmrl.{group}]\n{entries.format(module=module)}\n")
+        (site / f"{module}.py").write_text(code)
+        monkeypatch.syspath_prepend(site)
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        return module
+
+    return install
+
+
+def refusal(name: str, kind: str = "reward") -> str:
+    with pytest.raises(PluginError) as caught:
+        resolve(kind, name)
+    assert caught.value.exit_code == 4
+    return str(caught.value)
+
+
+def test_listing_shows_every_package_and_imports_none(package) -> None:
+    module = package("raise RuntimeError('imported')")
+    found = list_plugins()
+    assert PluginInfo("reward", "length", "thirdparty", "1.2", f"{module}:Length") in found
+    assert {info.distribution for info in found} >= {"mmrl", "thirdparty"}
+    assert module not in sys.modules
+
+
+def test_a_plugin_is_created_with_its_options(package) -> None:
+    package(GOOD)
+    reward = create("reward", RewardSpec(name="length", scale=2.0))
+    assert isinstance(reward, Reward)
+    assert reward.score(["abc", ""]) == [6.0, 0.0]
+
+
+def test_wrong_options_name_the_plugin_the_key_and_a_suggestion(package) -> None:
+    package(GOOD)
+    with pytest.raises(ConfigError) as caught:
+        create("reward", RewardSpec(name="length", scael=2, scale="x"))
+    text = str(caught.value)
+    assert "unknown key scael" in text
+    assert "did you mean scale?" in text
+    assert "reward plugin 'length' of thirdparty 1.2" in text
+    assert "scale should be a valid number" in text
+
+
+def test_an_unknown_name_gets_a_suggestion_and_the_installed_ones(package) -> None:
+    package(GOOD)
+    text = refusal("lenght")
+    assert "no installed package has a reward plugin called 'lenght'" in text
+    assert "did you mean length?" in text
+    assert "possible:" in text
+    assert "`mmrl plugins`" in refusal("zzzzzz")
+
+
+def test_a_name_of_two_packages_must_be_selected_and_only_when_asked_for(package) -> None:
+    package(GOOD, "length = {module}:Length\nother = {module}:Length", "first-package")
+    package(GOOD, name="second")
+    text = refusal("length")
+    assert "first-package 1.2" in text
+    assert "second 1.2" in text
+    assert "first-package:length" in text
+    assert resolve("reward", "other").__module__ == "first_package_module"
+    assert resolve("reward", "second:length").__module__ == "second_module"
+    assert resolve("reward", "First_Package:length").__module__ == "first_package_module"
+    assert "no installed package" in refusal("third:length")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (
+            "import not_installed_anywhere",
+            "cannot be imported: ModuleNotFoundError: No module named 'not_installed_any",
+        ),
+        ("def f(:", "cannot be imported: SyntaxError"),
+        ("raise SystemExit(3)", "cannot be imported: SystemExit: 3"),
+        ("x = 1", "cannot be imported: AttributeError"),
+        ("class Length: pass", "is no subclass of mmrl.interfaces.Reward"),
+        ("Length = 3", "3 is no subclass"),
+        (GOOD.replace("score", "scores"), "it lacks score"),
+        (GOOD + f"    api_version = {API_VERSION + 1}\n", "upgrade mmrl"),
+        (GOOD + f"    api_version = {API_VERSION - 1}\n", "upgrade thirdparty"),
+        (
+            GOOD.replace("(self, rollouts)", "(self)"),
+            "score(self) cannot be called as score(rollouts): too many positional",
+        ),
+        (GOOD.replace("(self, rollouts)", "(self, rollouts, gold)"), "missing a required argument: 'gold'"),
+        (GOOD.replace("    def score", "    score = 3\n    def scores"), "score is no method"),
+        (GOOD.replace("scale: float", "weight: float"), "options weight have names that mmrl uses itself"),
+        (GOOD.replace("class Config(PluginConfig)", "class Config"), "its Config is no subclass"),
+    ],
+)
+def test_a_plugin_that_does_not_fit_is_named_with_its_package_and_the_cause(package, code: str, message: str) -> None:
+    module = package(code)
+    text = refusal("length")
+    assert "reward plugin 'length' of thirdparty 1.2" in text
+    assert message in text
+    assert f"{module}:Length" in text
+
+
+def test_a_static_method_can_be_a_hook(package) -> None:
+    package(GOOD.replace("    def score(self, rollouts)", "    @staticmethod\n    def score(rollouts)"))
+    assert issubclass(resolve("reward", "length"), Reward)
+
+
+def test_an_import_error_shows_the_plugins_own_line(package) -> None:
+    module = package("\n\n1 / 0\n")
+    assert f"{module}.py:3)" in refusal("length")
+
+
+def test_a_constructor_that_fails_is_a_plugin_error(package) -> None:
+    package(GOOD + "    def __init__(self, config):\n        raise KeyError('model')\n")
+    with pytest.raises(PluginError, match=r"'length' of thirdparty 1.2 cannot be created: KeyError: 'model'"):
+        create("reward", RewardSpec(name="length"))
+
+
+def test_a_config_whose_validator_crashes_is_a_plugin_error(package) -> None:
+    package(GOOD.replace("scale: float = 1.0", "def model_post_init(self, context): {}['x']"))
+    with pytest.raises(PluginError, match="its Config failed: KeyError"):
+        from_mapping(
+            {
+                "model": {"path": "m"},
+                "data": {"train": {"name": "table", "path": "x"}},
+                "rewards": [{"name": "length"}],
+                "algorithm": {"name": "sft"},
+            },
+            options_class=options_class,
+        )
+
+
+def test_used_plugins_are_told_once_each(package) -> None:
+    package(GOOD)
+    spec = {"name": "table", "path": "x"}
+    config = from_mapping(
+        {
+            "model": {"path": "m"},
+            "data": {"train": spec, "eval": spec},
+            "rewards": [{"name": "length"}, {"name": "thirdparty:length"}],
+            "algorithm": {"name": "sft"},
+        }
+    )
+    assert [(info.kind, info.name, info.distribution) for info in used_plugins(config)] == [
+        ("dataset", "table", "mmrl"),
+        ("reward", "length", "thirdparty"),
+        ("algorithm", "sft", "mmrl"),
+    ]
+
+
+FUNCTION = """
+from __future__ import annotations
+
+def even(rollouts, factor: float = 1.0, *, sign=1):
+    return [sign * factor * (len(rollout) % 2 == 0) for rollout in rollouts]
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(code: str = FUNCTION) -> str:
+        Path("my").mkdir(exist_ok=True)
+        Path("my/rewards.py").write_text(code)
+        return "my/rewards.py:even"
+
+    return write
+
+
+def test_a_function_in_a_file_is_a_reward_and_its_arguments_are_options(file) -> None:
+    reward = create("reward", RewardSpec(name=file(), factor=3, sign=-1))
+    assert reward.score(["ab", "abc"]) == [-3.0, 0.0]
+
+
+def test_a_file_reward_refuses_options_that_its_function_does_not_take(file) -> None:
+    with pytest.raises(ConfigError, match="did you mean factor"):
+        create("reward", RewardSpec(name=file(), facter=3))
+    with pytest.raises(ConfigError, match="factor should be a valid number"):
+        create("reward", RewardSpec(name=file(), factor="x"))
+
+
+def test_a_file_reward_is_identified_by_what_the_file_holds(file) -> None:
+    def version() -> str:
+        config = {
+            "model": {"path": "m"},
+            "data": {"train": {"name": "table"}},
+            "rewards": [{"name": name}],
+            "algorithm": {"name": "sft"},
+        }
+        info = next(info for info in used_plugins(from_mapping(config)) if info.kind == "reward")
+        assert info.distribution == "file"
+        return info.version
+
+    name = file()
+    before = version()
+    file(FUNCTION + "\n# changed")
+    assert version() != before
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def odd(rollouts): ...\ndef evens(rollouts): ...", "did you mean evens?"),
+        ("def even(): ...", "cannot be called with one argument, the rollouts"),
+        ("def even(*, rollouts): ...", "cannot be called with one argument"),
+        ("def even(rollouts, weight=1): ...", "options weight have names that mmrl uses itself"),
+        ("def even(rollouts, a: 'Missing' = 1): ...", "NameError"),
+        ("even = 3", "the file has no function even"),
+        ("import nothing_like_this", "cannot be imported: ModuleNotFoundError"),
+        ("1 +", "SyntaxError"),
+    ],
+)
+def test_a_file_without_a_usable_function_is_refused(file, code: str, message: str) -> None:
+    text = refusal(file(code))
+    assert message in text
+    assert "my/rewards.py" in text
+
+
+def test_a_file_that_is_missing_or_no_reward_is_refused(file) -> None:
+    assert "No such file" in refusal("nowhere.py:even")
+    assert "an installed plugin" in refusal(file(), "tracker")
+
+
+@pytest.mark.parametrize("info", [info for info in list_plugins() if info.distribution == "mmrl"], ids=str)
+def test_every_first_party_plugin_fits_its_interface(info: PluginInfo) -> None:
+    assert resolve(info.kind, info.name).__name__ == info.target.rpartition(":")[2]
+
+
+def test_options_of_the_same_spec_may_come_as_any_spec(package) -> None:
+    package(GOOD)
+    assert create("reward", PluginSpec(name="length")).config.scale == 1.0

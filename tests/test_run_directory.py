@@ -1,0 +1,155 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from mmrl.errors import ConfigError, ResourceError
+from mmrl.run_directory import RunDirectory, rollout_record
+from mmrl.types import EncodedPrompt, ImageRef, Rollout, RolloutGroup, ScoredGroup, Segment
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def scored_group():
+    prompt = EncodedPrompt(
+        "p7", (), ["7", 7.5], {}, None, "<image>what?", np.array([1, 2, 3], np.int32), (ImageRef("abc", 56, 28, "x"),)
+    )
+    segments = (
+        Segment(np.array([5, 6], np.int32), True, np.array([-0.1, -0.2], np.float32)),
+        Segment(np.array([9], np.int32), False, np.zeros(1, np.float32)),
+    )
+    rollouts = tuple(Rollout(prompt, segments, i, f"text {i}", "stop", 4) for i in range(2))
+    components = {"a": np.array([1.0, np.nan]), "b": np.array([0.5, 0.25])}
+    return ScoredGroup(RolloutGroup(prompt, rollouts), np.array([2.0, 0.0]), np.array([True, False]), components)
+
+
+def test_a_new_or_empty_folder_becomes_a_run_directory(tmp_path):
+    run = RunDirectory.create(tmp_path / "runs" / "first")
+    assert run.path.is_dir()
+    assert run.media == run.path / "media"
+    assert run.checkpoints == run.path / "checkpoints"
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "checkpoints/step-000010"])
+def test_a_folder_that_holds_a_run_is_refused(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("")
+    with pytest.raises(ConfigError, match="already holds a run") as caught:
+        RunDirectory.create(tmp_path)
+    assert str(tmp_path / name.split("/")[0]) in str(caught.value)
+    assert "choose another trainer.run_dir" in str(caught.value)
+
+
+def test_what_a_failed_start_leaves_can_be_started_in_again(tmp_path):
+    run = RunDirectory.create(tmp_path)
+    run.media.mkdir()
+    run.checkpoints.mkdir()
+    run.write_environment({"python": "3"})
+    run.event("fault", message="no model")
+    again = RunDirectory.create(tmp_path)
+    again.write_config("model: {}\n")
+    assert (tmp_path / "config.yaml").read_text() == "model: {}\n"
+    with pytest.raises(ConfigError):
+        RunDirectory.create(tmp_path)
+
+
+def test_a_file_in_the_way_and_a_folder_that_cannot_be_made_are_told_apart(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is not a folder"):
+        RunDirectory.create(tmp_path / "file")
+    with pytest.raises(ConfigError, match="is not a folder"):
+        RunDirectory.create(tmp_path / "file" / "below")
+    with pytest.raises(ResourceError, match="cannot make"):
+        RunDirectory.create(tmp_path / ("x" * 300))
+
+
+def test_metrics_are_appended_with_full_precision_and_null_for_what_is_not_finite(tmp_path):
+    run = RunDirectory.create(tmp_path)
+    exact = float(np.float32(0.1))
+    run.append_metrics(0, {"reward/mean": exact, "kl/reference": math.nan, "lr": np.float32(0.1)})
+    run.append_metrics(1, {"reward/mean": math.inf}, attempt=2)
+    first, second = lines(tmp_path / "metrics.jsonl")
+    assert list(first)[:3] == ["step", "attempt", "time"]
+    assert (first["step"], first["attempt"]) == (0, 1)
+    assert first["reward/mean"] == exact == first["lr"]
+    assert first["kl/reference"] is None
+    assert (second["step"], second["attempt"], second["reward/mean"]) == (1, 2, None)
+    assert second["time"] >= first["time"] > 1.6e9
+
+
+def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
+    run, scored = RunDirectory.create(tmp_path), scored_group()
+    learner = np.array([-0.3, -0.4, 0.0], np.float32)
+    run.write_rollouts(1, [rollout_record(scored, i, advantage, learner) for i, advantage in enumerate([1.5, -1.5])])
+    first, second = lines(tmp_path / "rollouts" / "step-000001.jsonl")
+    assert first == {
+        "prompt_id": "p7",
+        "index": 0,
+        "prompt": "<image>what?",
+        "prompt_token_ids": [1, 2, 3],
+        "images": [{"hash": "abc", "width": 56, "height": 28}],
+        "answer": ["7", 7.5],
+        "completion": "text 0",
+        "token_ids": [5, 6, 9],
+        "mask": [True, True, False],
+        "finish_reason": "stop",
+        "weight_version": 4,
+        "rewards": {"a": 1.0, "b": 0.5},
+        "reward": 2.0,
+        "valid": True,
+        "advantage": 1.5,
+        "sampler_logprobs": [float(np.float32(-0.1)), float(np.float32(-0.2)), 0.0],
+        "learner_logprobs": [float(np.float32(-0.3)), float(np.float32(-0.4)), 0.0],
+    }
+    assert second["rewards"] == {"a": None, "b": 0.25}
+    assert second["valid"] is False
+
+
+def test_advantages_per_token_are_written_as_a_list():
+    record = rollout_record(scored_group(), 0, np.array([1.0, 2.0, 0.0], np.float32), np.zeros(3, np.float32))
+    assert record["advantage"] == [1.0, 2.0, 0.0]
+
+
+def test_a_file_that_fails_while_it_is_written_leaves_the_old_one_and_nothing_else(tmp_path):
+    run = RunDirectory.create(tmp_path)
+    run.write_rollouts(1, [{"prompt": "old"}])
+
+    def broken():
+        yield {"prompt": "new"}
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        run.write_rollouts(1, broken())
+    assert lines(tmp_path / "rollouts" / "step-000001.jsonl") == [{"prompt": "old"}]
+    assert len(list((tmp_path / "rollouts").iterdir())) == 1
+
+
+def test_secrets_reach_no_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_API_KEY", "correct-horse-battery")
+    monkeypatch.setenv("FEW_TOKENS", "short")
+    run = RunDirectory.create(tmp_path)
+    hub, other = "hf_" + "a1B2" * 8, "sk-proj-" + "a1B2" * 8
+    run.write_config(f"path: {hub}\n")
+    run.write_environment({"argv": ["--key", "correct-horse-battery"]})
+    run.event("fault", message=f"401 for {other}", where={"header correct-horse-battery": 1})
+    run.write_rollouts(1, [{"completion": f"my key is {hub}, short"}])
+    written = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    assert written.count("[redacted]") == 5
+    for secret in (hub, other, "correct-horse-battery"):
+        assert secret not in written
+    assert "short" in written
+
+
+def test_hostile_text_and_odd_values_are_written_as_plain_ascii_json(tmp_path):
+    run = RunDirectory.create(tmp_path)
+    run.event(
+        "odd", text="\x1b[31m\u202e\x9b\ud800", path=tmp_path, set={1}, array=np.array([1, 2]), flag=np.bool_(True)
+    )
+    raw = (tmp_path / "events.jsonl").read_bytes()
+    assert all(32 <= byte < 127 or byte == 10 for byte in raw)
+    record = json.loads(raw)
+    assert record["text"] == "\x1b[31m\u202e\x9b\ud800"
+    assert (record["path"], record["set"], record["array"], record["flag"]) == (str(tmp_path), [1], [1, 2], True)
