@@ -7,7 +7,6 @@ run needs, without secrets in addresses.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,13 +23,12 @@ class SwanLab(Tracker):
         """offline: files only; cloud: upload while running; local: SwanLab's own dashboard; disabled: nothing."""
         project: str | None = None
         """SwanLab project; ``mmrl`` if not given."""
-        name: str | None = None
+        experiment: str | None = None
         """Experiment name; the run directory's if not given."""
 
     def start(self, run_dir: Path, config: Mapping[str, Any]) -> None:
         import swanlab
 
-        _silence()
         probes = swanlab.Settings.Probe(
             hardware=False, runtime=False, requirements=False, git=False, swanlab=False, monitor=False
         )
@@ -38,7 +36,7 @@ class SwanLab(Tracker):
         self._run = swanlab.init(
             mode=self.config.mode,
             project=self.config.project or "mmrl",
-            name=self.config.name or run_dir.name,
+            name=self.config.experiment or run_dir.name,
             log_dir=str(run_dir / "swanlog"),
             config=dict(config),
             settings=swanlab.Settings(interactive=False, terminal=terminal, probe=probes),
@@ -49,14 +47,3 @@ class SwanLab(Tracker):
 
     def finish(self) -> None:
         self._run.finish()
-
-
-def _silence() -> None:
-    """Keep SwanLab 0.10 from printing between the run's lines.
-
-    It has no public setting for that, and redirecting stdout would take the main thread's lines too.
-    """
-    with contextlib.suppress(ImportError, AttributeError):
-        from swanlab.sdk.internal.pkg import console
-
-        console.c.quiet = True
