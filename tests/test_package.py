@@ -9,14 +9,13 @@ import shutil
 import subprocess
 import sys
 import tokenize
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-tomllib: Any = pytest.importorskip("tomllib", reason="needs Python 3.11")
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SOURCES = ("mmrl", "plugins", "datasets")

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +17,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-tomllib: Any = pytest.importorskip("tomllib", reason="needs Python 3.11")
 ROOT = Path(__file__).resolve().parents[1]
 SETUP = ROOT / "examples/setup"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -171,8 +171,8 @@ def test_another_python_gets_the_cpu_extra_and_a_notice(set_up: Any, tmp_path: P
 
 
 def test_without_a_recent_python_set_up_says_what_is_needed(set_up: Any, tmp_path: Path) -> None:
-    code, out, err = finish(set_up(FAKE_VERSION="309"))
-    assert (code, out) == (2, "") and "needs Python 3.10 or newer" in err
+    code, out, err = finish(set_up(FAKE_VERSION="310"))
+    assert (code, out) == (2, "") and "needs Python 3.11 or newer" in err
 
 
 def run_with_hook(code: str, *folders: Path) -> str:

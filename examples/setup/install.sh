@@ -26,11 +26,11 @@ pip() { "$python" -m pip --disable-pip-version-check -qq "$@" >&2; }
 
 find_python() { # The lock's own version first. Version managers leave commands that do not run: try each.
     local candidate found
-    for candidate in python3.11 python3 python3.12 python3.13 python3.10; do
+    for candidate in python3.11 python3 python3.12 python3.13; do
         found=$(version "$candidate" 2>/dev/null) || continue
-        ((found < 310)) || { echo "$candidate"; return; }
+        ((found < 311)) || { echo "$candidate"; return; }
     done
-    say "mmrl needs Python 3.10 or newer, best 3.11, and none is on the PATH; install or activate one"
+    say "mmrl needs Python 3.11 or newer, best 3.11, and none is on the PATH; install or activate one"
     return 2
 }
 
@@ -60,7 +60,9 @@ install_lock() {
 
 install_extra() {
     say "installing the extras [$1,dev]; pip chooses the versions, which takes a while"
-    pip install "${options[@]}" -e ".[$1,dev]"
+    pip install "${options[@]}" -e ".[$1,dev]" && return
+    say "pip found no versions that fit: use Python 3.11, or configure an index that has torch's $1 builds"
+    return 5
 }
 
 install() {
