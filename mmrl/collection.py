@@ -34,9 +34,7 @@ class Collector:
         self._config, self._engine, self._encoder = config, engine, encoder
         self._scorer, self._progress = scorer, progress
 
-    def training_groups(
-        self, source: PromptSource, rows: Sequence[tuple[int, int]], clock: Clock
-    ) -> list[ScoredGroup]:
+    def training_groups(self, source: PromptSource, rows: Sequence[tuple[int, int]], clock: Clock) -> list[ScoredGroup]:
         """One scored group for each (epoch, row), in that order."""
         sampler = self._config.sampler
         requests = [

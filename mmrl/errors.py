@@ -3,6 +3,7 @@
     MMRLError
     ├── ConfigError     2   a bad config or command line, a missing model folder
     ├── DataError       3   a dataset, row or image that cannot be used
+    │   └── HubError    3   a model or dataset that a hub does not give
     ├── PluginError     4   a plugin that is not installed, does not fit, or fails
     ├── ResourceError   5   the machine, a port or a device cannot carry the run
     └── NumericsError   6   the numbers do not agree, or are not finite
@@ -49,6 +50,10 @@ class DataError(MMRLError):
     """A dataset, row or image that cannot be used."""
 
     exit_code = 3
+
+
+class HubError(DataError):
+    """A model or dataset that is not here, and that a hub does not give: offline, gated or unknown."""
 
 
 class PluginError(MMRLError):

@@ -39,9 +39,7 @@ def length_metrics(masks: Sequence[BoolArray], truncated: BoolArray) -> dict[str
     }
 
 
-def batch_metrics(
-    batch: Batch, masks: Sequence[BoolArray], advantages: Sequence[FloatArray]
-) -> dict[str, float]:
+def batch_metrics(batch: Batch, masks: Sequence[BoolArray], advantages: Sequence[FloatArray]) -> dict[str, float]:
     """``length/*``, and ``advantage/abs_mean``: mean of ``|A|`` over the tokens in the loss, which ``masks`` tells."""
     values = np.concatenate([a[m] for a, m in zip(advantages, masks, strict=True)])
     return {**length_metrics(batch.masks, batch.truncated), "advantage/abs_mean": _mean(np.abs(values))}

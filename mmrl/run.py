@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mmrl import __version__, registry
 from mmrl.config import Config, LoadedConfig, PluginSpec, to_yaml
 from mmrl.console import Console
-from mmrl.errors import ConfigError, DataError, MMRLError
+from mmrl.errors import ConfigError, DataError, HubError, MMRLError
 from mmrl.interfaces import Algorithm, Learner
 from mmrl.media import ImageGrid, MediaStore
 from mmrl.prompts import PromptSource
@@ -192,16 +192,10 @@ class RunPlan:
                 if source is not None:
                     data[name] = _describe(source)
                     lines.append(f"{name:<11}" + ", ".join(f"{k} {v}" for k, v in data[name].items()))
-        except MMRLError as error:
-            if not self._is_remote(error):
-                raise
+        except HubError as error:
             data["notes"].append(str(error))
-            lines.append(f"not checked: needs the hub\n{error}")
+            lines.append(f"not checked, for want of what a hub has:\n{error}")
         return CheckReport(lines, data)
-
-    def _is_remote(self, error: MMRLError) -> bool:
-        """Whether the error only says that a hub cannot be reached from here."""
-        return isinstance(error, ConfigError | DataError) and "hub" in error.remedy
 
     def _source(self, spec: PluginSpec, name: str) -> PromptSource:
         data = self.config.data

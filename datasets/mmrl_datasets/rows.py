@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mmrl.errors import DataError
+from mmrl.errors import DataError, HubError
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -200,7 +200,7 @@ def _open_hub(path: str, split: str | None, subset: str | None) -> tuple[str, Ro
     try:
         loaded = load_dataset(path, subset, split=split)
     except Exception as error:  # offline, gated, unknown, no such split or subset: many kinds, none of them ours
-        raise DataError(
+        raise HubError(
             f"Neither a path here nor a dataset that the hub gives: {_first_line(error)}",
             where=path,
             remedy="check the spelling, log in with 'hf auth login' if it is gated, or copy it here and give the path",

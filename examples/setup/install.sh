@@ -30,7 +30,7 @@ find_python() { # The lock's own version first. Version managers leave commands 
         found=$(version "$candidate" 2>/dev/null) || continue
         ((found < 311)) || { echo "$candidate"; return; }
     done
-    say "mmrl needs Python 3.11 or newer, best 3.11, and none is on the PATH; install or activate one"
+    say "mmrl needs Python 3.11 or newer (the lock is for 3.11), and none is on the PATH; install or activate one"
     return 2
 }
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mmrl.engine.family import Family, family_of
 from mmrl.engine.vocabulary import Vocabulary
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, HubError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,10 @@ class ModelFolder:
 
         Raises:
             ConfigError: The folder is missing or incomplete, or the family is not supported.
+            HubError: The path is a hub id, and the hub does not give it.
         """
-        if path.startswith((".", "/", "~")) and not (Path(path).expanduser() / "config.json").is_file():
+        on_hub = not Path(path).exists() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path) is not None
+        if not on_hub and not (Path(path) / "config.json").is_file():
             raise ConfigError(
                 f"no model folder at {path}",
                 where="model.path",
@@ -53,10 +56,10 @@ class ModelFolder:
             loader = AutoProcessor if family.vision else AutoTokenizer
             processor = loader.from_pretrained(path, **options)
         except (OSError, ValueError) as error:
-            raise ConfigError(
+            raise (HubError if on_hub else ConfigError)(
                 f"the model cannot be opened: {str(error).splitlines()[0]}",
                 where=f"model.path: {path}",
-                remedy="name an existing folder, or a hub id that this machine can reach or has cached",
+                remedy="name a complete folder, or a hub id that this machine can reach or has cached",
             ) from error
         try:
             generation = GenerationConfig.from_pretrained(path)
@@ -64,9 +67,7 @@ class ModelFolder:
             generation = GenerationConfig.from_model_config(config)
         tokenizer = processor.tokenizer if family.vision else processor
         vocabulary = Vocabulary.of(family, config, generation, tokenizer)
-        return cls(
-            path, family, config, generation, tokenizer, processor if family.vision else None, vocabulary
-        )
+        return cls(path, family, config, generation, tokenizer, processor if family.vision else None, vocabulary)
 
     @property
     def image_factor(self) -> int:

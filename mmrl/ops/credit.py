@@ -30,8 +30,8 @@ def group_advantages(
     Args:
         rewards: (B,) any finite values; those of invalid rows are ignored.
         group_ids: (B,) in any order.
-        scale: ``group`` divides by the group's deviation (GRPO, arXiv:2402.03300 section 4.1.2), ``batch`` by that
-            of all valid rewards, ``none`` not at all (Dr. GRPO, arXiv:2503.20783).
+        scale: ``group`` divides by the group's deviation (arXiv:2402.03300 section 4.1.2), ``batch`` by that of
+            all valid rewards, ``none`` not at all (arXiv:2503.20783).
         ddof: 1 for the sample's deviation, 0 for the population's.
     """
     rewards = np.asarray(rewards, np.float64)

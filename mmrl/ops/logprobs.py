@@ -52,14 +52,10 @@ def chunked_logprobs(
     if len(targets_T) <= chunk_tokens or not torch.is_grad_enabled():
         chunks = [score(h, t) for h, t in _chunks(hidden_TH, targets_T, chunk_tokens)]
     else:
-        chunks = [
-            checkpoint(score, h, t, use_reentrant=False) for h, t in _chunks(hidden_TH, targets_T, chunk_tokens)
-        ]
+        chunks = [checkpoint(score, h, t, use_reentrant=False) for h, t in _chunks(hidden_TH, targets_T, chunk_tokens)]
     logprobs, entropies = zip(*chunks, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-def _chunks(
-    hidden_TH: torch.Tensor, targets_T: torch.Tensor, size: int
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _chunks(hidden_TH: torch.Tensor, targets_T: torch.Tensor, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return list(zip(hidden_TH.split(size), targets_T.split(size), strict=True))

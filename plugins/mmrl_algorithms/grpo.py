@@ -119,9 +119,7 @@ class GRPO(Algorithm):
         if not kl.coef or kl.where == "reward":
             return TokenLoss(policy.loss_T, {"policy": policy.loss_T}, metrics)
         assert tokens.reference_logprobs_T is not None
-        kl_T = kl_per_token(
-            kl.estimator or "k3", tokens.logprobs_T, tokens.reference_logprobs_T, tokens.old_logprobs_T
-        )
+        kl_T = kl_per_token(kl.estimator or "k3", tokens.logprobs_T, tokens.reference_logprobs_T, tokens.old_logprobs_T)
         metrics["kl/reference"] = kl_T
         terms = {"policy": policy.loss_T, "kl": kl.coef * kl_T}
         return TokenLoss(policy.loss_T + kl.coef * kl_T, terms, metrics)

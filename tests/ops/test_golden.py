@@ -121,9 +121,7 @@ def test_aggregation_weights_and_partial_sums_are_golden(entry):
     batch = golden()["batches"][entry["batch"]]
     masks = [np.array(row, bool) for row in batch["response_mask"]]
     losses = np.array(entry["loss_mat"])
-    weights = sequence_weights(
-        Aggregation(entry["mode"], entry["const"]), masks, np.array(batch["group_ids"])
-    )
+    weights = sequence_weights(Aggregation(entry["mode"], entry["const"]), masks, np.array(batch["group_ids"]))
     np.testing.assert_allclose(weights, entry["expected"]["seq_weights"], rtol=1e-6)
     row_losses = np.array([weights[i] * losses[i][mask].sum() for i, mask in enumerate(masks)])
     np.testing.assert_allclose(row_losses.sum(), entry["expected"]["value"], rtol=1e-6)

@@ -41,9 +41,7 @@ def test_tensorboard_writes_finite_scalars_that_tensorboard_reads(tmp_path):
     assert [value.tensor_proto.float_val[0] for value in values] == [0, 1, 2]
 
 
-def test_swanlab_writes_the_run_offline_without_a_connection_or_a_secret(
-    tmp_path, monkeypatch, no_network, capfd
-):
+def test_swanlab_writes_the_run_offline_without_a_connection_or_a_secret(tmp_path, monkeypatch, no_network, capfd):
     monkeypatch.setenv("SWANLAB_API_KEY", "correct-horse-battery")
     hook, errors = sys.excepthook, []
 

@@ -1,0 +1,230 @@
+"""What tests share: tiny models, prompts with images, one real engine, and a second opinion on log-probs."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+
+os.environ.update(
+    HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TORCHDYNAMO_DISABLE="1", TQDM_DISABLE="1",
+    TRANSFORMERS_VERBOSITY="error", VLLM_LOGGING_LEVEL="ERROR", DS_LOG_LEVEL="error",
+)  # fmt: skip
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from mmrl.config import Config, from_mapping
+from mmrl.types import EncodedPrompt, Message, Prompt, RawImage, Rollout, Sample, Segment
+
+if TYPE_CHECKING:
+    import torch
+
+    from mmrl.engine.encoding import Encoder
+    from mmrl.engine.folder import ModelFolder
+    from mmrl.engine.rank import RankEngine
+    from mmrl.media import MediaStore
+
+ROOT = Path(__file__).resolve().parents[1]
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen2", "qwen3", "llama")
+TEMPERATURE = 0.8
+BANNED_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for module in ("torch", "vllm", "deepspeed", "transformers", "importlib", "swig"):
+        for category in ("FutureWarning", "DeprecationWarning", "UserWarning"):
+            config.addinivalue_line("filterwarnings", f"ignore::{category}:{module}.*")
+    config.addinivalue_line("filterwarnings", "ignore:builtin type .*:DeprecationWarning")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a family's tiny model, written when it is first asked for."""
+    spec = importlib.util.spec_from_file_location("tiny_model", ROOT / "examples" / "tiny_model.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    @cache
+    def write(family: str) -> Path:
+        folder: Path = module.write_model(tmp_path_factory.mktemp("models") / family, family)
+        return folder
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def picture() -> Callable[..., RawImage]:
+    """Noise of a given size, as an encoded image."""
+
+    def draw(width: int, height: int, seed: int = 0) -> RawImage:
+        from PIL import Image
+
+        pixels = np.random.default_rng([width, height, seed]).integers(0, 255, (height, width, 3), dtype=np.uint8)
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "PNG")
+        return RawImage(buffer.getvalue(), f"{width}x{height} noise {seed}")
+
+    return draw
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A model folder with everything that turns prompts into samples.
+
+    Attributes:
+        prompts: Text; for a vision-language model also one image, and two images of other sizes.
+    """
+
+    folder: ModelFolder
+    media: MediaStore
+    encoder: Encoder
+    prompts: tuple[EncodedPrompt, ...]
+
+    def config(self, **sections: Any) -> Config:
+        """A config for the model; sections as in YAML."""
+        base: dict[str, Any] = {
+            "model": {"path": self.folder.path},
+            "data": {"train": {"name": "rows"}, "max_prompt_tokens": 256},
+            "algorithm": {"name": "any"},
+            "sampler": {"max_new_tokens": 24, "temperature": TEMPERATURE},
+            "learner": {"lr": 1e-3},
+        }
+        return from_mapping(base | {key: base.get(key, {}) | value for key, value in sections.items()})
+
+    def samples(self, lengths: Sequence[int], seed: int = 0) -> list[Rollout]:
+        """Random completions of the given lengths, prompt by prompt in turn."""
+        rng = np.random.default_rng(seed)
+        allowed = np.setdiff1d(np.arange(self.folder.vocabulary.size), self.folder.vocabulary.banned)
+        samples = []
+        for index, length in enumerate(lengths):
+            segment = Segment(rng.choice(allowed, length).astype(np.int32), True, np.zeros(length, np.float32))
+            prompt = self.prompts[index % len(self.prompts)]
+            samples.append(Rollout(prompt, (segment,), index=0, text="", finish_reason="stop", weight_version=0))
+        return samples
+
+
+@pytest.fixture(scope="session")
+def bench(
+    models: Callable[[str], Path], picture: Callable[..., RawImage], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Bench]:
+    """A family's ``Bench``."""
+
+    @cache
+    def build(family: str) -> Bench:
+        from mmrl.engine.encoding import Encoder
+        from mmrl.engine.folder import ModelFolder
+        from mmrl.media import ImageGrid, MediaStore
+
+        folder = ModelFolder.open(str(models(family)))
+        factor = folder.image_factor if folder.family.vision else 28
+        media = MediaStore(tmp_path_factory.mktemp("media"), ImageGrid(factor, 3136, 50176))
+        encoder = Encoder(folder, media)
+        prompts = [Prompt("text", (Message("user", "what is 3+4?"),))]
+        if folder.family.vision:
+            pair = (picture(60, 90), picture(150, 110))
+            prompts += [
+                Prompt("one", (Message("user", "<image>What digit is this?"),), (picture(56, 56),)),
+                Prompt("two", (Message("user", "<image> and <image>, what is the sum?"),), pair),
+            ]
+        return Bench(folder, media, encoder, tuple(encoder.encode(prompt) for prompt in prompts))
+
+    return build
+
+
+class Plain:
+    """A model folder in nothing but transformers: one unpacked sample at a time, the whole logits, default attention.
+
+    Args:
+        folder: Read with the Auto classes, as any user would.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        import torch
+        import transformers
+
+        config = transformers.AutoConfig.from_pretrained(folder)
+        vision = hasattr(config, "vision_config")
+        auto = transformers.AutoModelForImageTextToText if vision else transformers.AutoModelForCausalLM
+        self.model = auto.from_pretrained(folder, dtype=torch.float32).eval()
+        self.processor = (transformers.AutoProcessor if vision else transformers.AutoTokenizer).from_pretrained(folder)
+        tokenizer = self.processor.tokenizer if vision else self.processor
+        self.banned = list(range(len(tokenizer), config.get_text_config().vocab_size))
+        self.banned += tokenizer.convert_tokens_to_ids(list(BANNED_TOKENS)) if vision else []
+
+    def logits(self, text: str, images: Sequence[Any], completion: Sequence[int]) -> torch.Tensor:
+        """(T + 1, V) float32 logits that predict each completion token, and the one after; unmasked."""
+        import torch
+
+        pictures = {"images": list(images)} if images else {}
+        inputs = dict(self.processor(text=[text], **pictures, return_tensors="pt"))
+        prompt_length = inputs["input_ids"].shape[1]
+        tail = torch.tensor([list(map(int, completion))], dtype=torch.int64)
+        fills = {
+            "input_ids": tail,
+            "attention_mask": torch.ones_like(tail),
+            "mm_token_type_ids": torch.zeros_like(tail),
+        }
+        inputs.pop("token_type_ids", None)
+        for name in fills.keys() & inputs.keys():
+            inputs[name] = torch.cat([inputs[name], fills[name]], 1)
+        self.prompt_ids = inputs["input_ids"][0, :prompt_length].tolist()
+        return self.model(**inputs).logits[0, prompt_length - 1 :].float()
+
+    def distribution(
+        self, text: str, images: Sequence[Any], completion: Sequence[int], temperature: float = TEMPERATURE
+    ) -> torch.Tensor:
+        """(T + 1, V) log-probs under the sampler's distribution."""
+        logits = self.logits(text, images, completion) / temperature
+        return logits.index_fill(1, logits.new_tensor(self.banned).long(), float("-inf")).log_softmax(-1)
+
+    def logprobs(self, sample: Sample, media: MediaStore, temperature: float = TEMPERATURE) -> torch.Tensor:
+        """(T,) log-probs of a sample's completion; the prompt is tokenised anew."""
+        import torch
+
+        images = [media.load(ref) for ref in sample.prompt.images]
+        table = self.distribution(sample.prompt.text, images, sample.token_ids.tolist(), temperature)
+        assert self.prompt_ids == sample.prompt.token_ids.tolist()
+        return table[:-1].gather(1, torch.from_numpy(sample.token_ids.astype(np.int64))[:, None])[:, 0]
+
+
+@pytest.fixture(scope="session")
+def plain() -> type[Plain]:
+    return Plain
+
+
+@pytest.fixture(scope="session")
+def vision(bench: Callable[[str], Bench]) -> Bench:
+    """The bench of the family that most tests use."""
+    return bench("qwen2_5_vl")
+
+
+@pytest.fixture(scope="session")
+def start(vision: Bench) -> Iterator[Callable[..., RankEngine]]:
+    """Builds a rank's engine in this process: as many learners as wanted, but one vLLM."""
+    from mmrl.cluster.local import start_engine
+    from mmrl_algorithms.grpo import GRPO
+
+    def build(with_sampler: bool = False, algorithm: dict[str, Any] | None = None, **sections: Any) -> RankEngine:
+        config = vision.config(**sections)
+        grpo = GRPO(GRPO.Config.model_validate(algorithm or {}))
+        return start_engine(config, vision.folder, vision.media, grpo, max_images=2, with_sampler=with_sampler)
+
+    yield build
+    import torch
+
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def engine(start: Callable[..., RankEngine]) -> RankEngine:
+    """The one engine with vLLM; its weights change from test to test."""
+    return start(with_sampler=True)

@@ -1,0 +1,118 @@
+"""Packed rows against plain transformers, one sample at a time: log-probs and gradients, for every family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmrl.engine.attention import PackedLayout
+from mmrl.engine.collation import Collator
+from mmrl.engine.family import FAMILIES
+from mmrl.engine.policy import Policy, load_policy
+from mmrl.engine.vision import ImageInputs
+
+LENGTHS = (5, 17, 9, 1, 12, 6, 21)
+TEMPERATURE = 0.8
+
+
+@pytest.fixture
+def build(bench: Callable[[str], Any]) -> Callable[[str], tuple[Any, Policy, Collator]]:
+    """A family's bench, policy and collator."""
+
+    def load(family: str) -> tuple[Any, Policy, Collator]:
+        setting = bench(family)
+        policy = load_policy(setting.folder, "cpu", "float32", freeze=(), temperature=TEMPERATURE)
+        images = ImageInputs(setting.folder, setting.media)
+        return setting, policy, Collator(setting.folder, policy.model.base_model, images, "cpu", torch.float32)
+
+    return load
+
+
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def relative_error(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Largest difference of a parameter's gradient, relative to that gradient's norm."""
+    assert one.keys() == other.keys()
+    # A key's bias moves all scores of a query alike: its gradient is zero but for rounding.
+    floor = 1e-4 * max(float(value.norm()) for value in one.values())
+    return max(float((one[name] - other[name]).norm() / one[name].norm().clamp(min=floor)) for name in one)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_packed_row_equals_plain_transformers_one_by_one(family, build, plain):
+    setting, policy, collate = build(family)
+    samples = setting.samples(LENGTHS)
+    coefficients_T = torch.randn(sum(LENGTHS), generator=torch.Generator().manual_seed(0))
+
+    packed_T, entropy_T = policy(collate(samples))
+    (packed_T * coefficients_T).sum().backward()
+
+    reference = plain(setting.folder.path)
+    single = [reference.logprobs(sample, setting.media) for sample in samples]
+    (torch.cat(single) * coefficients_T).sum().backward()
+
+    np.testing.assert_allclose(packed_T.detach(), torch.cat(single).detach(), atol=1e-5, rtol=0)
+    assert relative_error(gradients(reference.model), gradients(policy.model)) < 1e-5
+    first = samples[0]
+    images = [setting.media.load(ref) for ref in first.prompt.images]
+    table = reference.distribution(first.prompt.text, images, first.token_ids.tolist())[:-1].exp()
+    expected = torch.distributions.Categorical(table).entropy()
+    np.testing.assert_allclose(entropy_T[: LENGTHS[0]], expected.detach(), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llama"])
+def test_wrong_positions_or_a_lost_layout_are_noticed(family, build):
+    setting, policy, collate = build(family)
+    samples = setting.samples(LENGTHS)
+    inputs = collate(samples)
+    with torch.no_grad():
+        right_T, _ = policy(inputs)
+        rows = inputs.model_inputs["position_ids"]
+        one_long = PackedLayout.of([rows.shape[-1]], "cpu")
+        for wrong in ({"position_ids": 2 * rows}, {"layout": one_long}):
+            wrong_T, _ = policy(replace(inputs, model_inputs=inputs.model_inputs | wrong))
+            assert (wrong_T - right_T).abs().max() > 1e-3
+
+
+def test_the_order_of_images_and_prompts_in_a_row_does_not_matter(build):
+    setting, policy, collate = build("qwen2_5_vl")
+    samples = setting.samples(LENGTHS)
+    with torch.no_grad():
+        forward = policy(collate(samples))[0].split(LENGTHS)
+        backward = policy(collate(samples[::-1]))[0].split(LENGTHS[::-1])[::-1]
+    np.testing.assert_allclose(torch.cat(forward), torch.cat(backward), atol=1e-5)
+
+
+def test_pixels_reach_the_policy(build, picture):
+    setting, policy, collate = build("qwen2_5_vl")
+    sample = setting.samples([0, 8])[1]
+    other = setting.media.add(picture(56, 56, seed=1))
+    swapped = replace(sample, prompt=replace(sample.prompt, images=(other,)))
+    with torch.no_grad():
+        assert (policy(collate([sample]))[0] - policy(collate([swapped]))[0]).abs().max() > 1e-3
+
+
+def test_banned_ids_are_outside_the_softmax(build):
+    setting, policy, collate = build("qwen2_5_vl")
+    sample = setting.samples([4])[0]
+    with torch.no_grad():
+        before_T, _ = policy(collate([sample]))
+        policy.model.lm_head.weight[list(setting.folder.vocabulary.banned)] *= 100
+        after_T, entropy_T = policy(collate([sample]))
+    np.testing.assert_allclose(before_T, after_T, atol=1e-5)
+    assert torch.isfinite(entropy_T).all()
+
+
+def test_weights_are_named_as_in_the_state_dict_with_the_tied_head(build):
+    _, policy, _ = build("qwen2_5_vl")
+    names = dict(policy.named_weights(torch.bfloat16))
+    assert names.keys() == policy.model.state_dict().keys()
+    assert torch.equal(names["lm_head.weight"], names["model.language_model.embed_tokens.weight"])
+    assert {weight.dtype for weight in names.values()} == {torch.bfloat16}
