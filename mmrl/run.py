@@ -51,9 +51,9 @@ def check(loaded: LoadedConfig) -> CheckReport:
     Raises:
         MMRLError: The first stage that fails; a model or dataset on a hub that cannot be reached is only noted.
     """
+    _prepare_process()
     with tempfile.TemporaryDirectory() as folder:
-        plan = RunPlan(loaded.config, Path(folder))
-        return plan.report()
+        return RunPlan(loaded.config, Path(folder)).report()
 
 
 def train(loaded: LoadedConfig, dry_run: bool = False) -> int:
@@ -65,7 +65,7 @@ def train(loaded: LoadedConfig, dry_run: bool = False) -> int:
     if dry_run:
         print("\n".join(check(loaded).lines))
         return 0
-    _quieten()
+    _prepare_process()
     config = loaded.config
     directory = RunDirectory.create(config.trainer.run_dir)
     try:
@@ -86,7 +86,7 @@ def evaluate(loaded: LoadedConfig, model: Path | None = None) -> dict[str, Any]:
     from mmrl.cluster.local import start_engine
     from mmrl.collection import Collector
 
-    _quieten()
+    _prepare_process()
     config = loaded.config
     if model is not None:
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(model)})})
@@ -342,7 +342,10 @@ def _environment(config: Config, engine: RankEngine) -> dict[str, Any]:
     }
 
 
-def _quieten() -> None:
-    """Keep other packages' deprecation notices off a console that shows one line a step."""
+def _prepare_process() -> None:
+    """Set what must be set before the engines' packages are imported, and keep their notices off the console."""
+    from mmrl.engine import device
+
+    os.environ.update(device.environment(device.detect()))
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.simplefilter("ignore", category)

@@ -24,7 +24,10 @@ def start_engine(
 ) -> RankEngine:
     """Prepare this process as rank 0 of 1 and build its engine; see ``RankEngine`` for the arguments."""
     kind = device.detect()
-    os.environ.update(device.environment(kind, rank=0, world_size=1, address="127.0.0.1", port=_free_port()))
+    os.environ.update(device.environment(kind))
+    os.environ.update(
+        device.rank_environment(rank=0, local_rank=0, world_size=1, address="127.0.0.1", port=_free_port())
+    )
     return RankEngine(config, folder, media, algorithm, kind, max_images=max_images, with_sampler=with_sampler)
 
 

@@ -89,10 +89,11 @@ class Collator:
         text_S = torch.cat([torch.arange(s.num_tokens) for s in samples])
         if not self._folder.family.vision:
             return text_S[None].to(self._device)
-        prompts = {id(s.prompt): self._prompt_positions(s.prompt) for s in samples}
+        prompts = {id(s.prompt): s.prompt for s in samples}
+        positions = {key: self._prompt_positions(prompt) for key, prompt in prompts.items()}
         columns = []
         for sample in samples:
-            prompt_3P = prompts[id(sample.prompt)]
+            prompt_3P = positions[id(sample.prompt)]
             continued_T = prompt_3P.max() + 1 + torch.arange(len(sample.token_ids))
             columns.append(torch.cat([prompt_3P, continued_T.expand(3, -1)], 1))
         return torch.cat([text_S[None], torch.cat(columns, 1)])[:, None].to(self._device)

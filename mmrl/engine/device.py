@@ -12,6 +12,14 @@ CPU_MAX_SEQUENCES = 256
 CPU_BATCHED_TOKENS = 4096
 LOGITS_CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
 
+QUIET = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+}
+"""Errors are shown, progress and advice are not: the console has one line a step."""
+
 
 def detect() -> DeviceKind:
     """The kind of device that this process trains on."""
@@ -20,26 +28,33 @@ def detect() -> DeviceKind:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def environment(kind: DeviceKind, *, rank: int, world_size: int, address: str, port: int) -> dict[str, str]:
-    """Environment variables of a rank, to be set before vLLM and DeepSpeed are imported.
+def environment(kind: DeviceKind) -> dict[str, str]:
+    """Environment variables of a process, to be set before transformers, vLLM and DeepSpeed are imported.
 
     On a CPU, OpenMP threads are not bound (the learner shares them) and nothing is compiled: compiling the helpers
     of a tiny model takes longer than its test.
     """
     common = {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world_size),
-        "LOCAL_RANK": str(rank),
-        "MASTER_ADDR": address,
-        "MASTER_PORT": str(port),
+        "DS_ACCELERATOR": kind,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        **QUIET,
     }
-    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error", "DS_LOG_LEVEL": "error"}
     if kind == "cuda":
-        return common | quiet
-    return common | quiet | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
+        return common
+    return common | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
+
+
+def rank_environment(*, rank: int, local_rank: int, world_size: int, address: str, port: int) -> dict[str, str]:
+    """Environment variables that tell a process which rank it is, and where rank 0 listens."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+    }
 
 
 def precision(kind: DeviceKind, requested: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -134,7 +135,7 @@ class RankEngine:
         import deepspeed
 
         config = self._config
-        if not torch.distributed.is_initialized():
+        with redirect_stdout(io.StringIO()):  # DeepSpeed prints what it compiles
             deepspeed.init_distributed(dist_backend=device.process_group_backend(self._kind), verbose=False)
         torch_device = device.torch_device(self._kind, 0)
         policy = self._load_policy(config.model.freeze)

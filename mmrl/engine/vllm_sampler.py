@@ -187,6 +187,7 @@ def engine_arguments(
         # The folder's own sampling defaults (repetition penalty, top-k) would change that distribution.
         "generation_config": "vllm",
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
         **device.sampler_arguments(kind, config.memory_fraction, max_tokens),
     }
     if folder.family.vision:

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from mmrl.engine.folder import ModelFolder
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, HubError
 
 
 def test_a_missing_folder_is_a_config_error(tmp_path):
@@ -17,14 +17,13 @@ def test_a_missing_folder_is_a_config_error(tmp_path):
     assert caught.value.where == "model.path" and caught.value.exit_code == 2
 
 
-def test_a_hub_id_that_cannot_be_reached_is_a_config_error():
-    with pytest.raises(ConfigError, match="cannot be opened") as caught:
+def test_a_hub_id_that_cannot_be_reached_is_a_hub_error():
+    with pytest.raises(HubError, match="cannot be opened"):
         ModelFolder.open("nobody/no-such-model")
-    assert "hub" in caught.value.remedy
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "preprocessor_config.json"])
-@pytest.mark.parametrize("content", [None, "{", "[]"])
+@pytest.mark.parametrize("content", [None, "{"])
 def test_a_folder_with_a_missing_or_broken_file_is_a_config_error(name, content, models, tmp_path):
     folder = shutil.copytree(models("qwen2_5_vl"), tmp_path / "model")
     (folder / name).unlink() if content is None else (folder / name).write_text(content)
@@ -47,7 +46,7 @@ def test_a_folder_without_sampling_defaults_opens(models, tmp_path):
     assert ModelFolder.open(str(folder)).vocabulary.eos
 
 
-@pytest.mark.parametrize(("family", "factor"), [("qwen2_vl", 28), ("qwen2_5_vl", 28)])
+@pytest.mark.parametrize(("family", "factor"), [("qwen2_vl", 28), ("qwen3_vl", 28)])
 def test_the_image_grid_is_patch_times_merge(family, factor, bench):
     assert bench(family).folder.image_factor == factor
 

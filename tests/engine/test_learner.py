@@ -1,0 +1,205 @@
+"""The real DeepSpeed learner: gradients, norms, what is frozen, what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from deepspeed.utils import safe_get_full_optimizer_state
+
+from mmrl.errors import NumericsError
+from mmrl.interfaces import Aggregation
+from mmrl.ops.objective import training_rows
+from mmrl.ops.packing import plan_microbatches
+from mmrl.types import TrainingRow
+
+LENGTHS = (4, 19, 7, 3, 11, 24, 6)
+GROUPS = np.array([0, 0, 0, 1, 2, 2, 2])
+ADVANTAGES = (1.0, -0.5, 2.0, 0.7, -1.5, 0.3, -0.8)
+STILL = 1e-30
+"""A learning rate that moves no float32 weight."""
+EXPOSED = {"optimizer": {"params": {"betas": [0.0, 0.999]}}}
+"""AdamW without memory: its first moment is the gradient."""
+
+
+@pytest.fixture(scope="module")
+def case(vision) -> SimpleNamespace:
+    """Rows of uneven lengths with holes in their masks; the only row of prompt 1 is masked entirely."""
+    rng = np.random.default_rng(0)
+    samples = vision.samples(LENGTHS)
+    masks = [rng.random(length) < 0.8 for length in LENGTHS]
+    masks[3][:] = False
+    return SimpleNamespace(samples=samples, masks=masks, tokens=[int(mask.sum()) for mask in masks])
+
+
+@pytest.fixture(scope="module")
+def rows(case) -> Callable[..., list[TrainingRow]]:
+    """The case's rows, weighted in a mode."""
+
+    def weigh(mode: str = "token-mean", constant: float | None = None) -> list[TrainingRow]:
+        advantages = [np.full(length, value) for length, value in zip(LENGTHS, ADVANTAGES, strict=True)]
+        aggregation = Aggregation(mode, constant)
+        return list(
+            training_rows(case.samples, case.masks, advantages, GROUPS, aggregation, range(len(LENGTHS))).values()
+        )
+
+    return weigh
+
+
+@pytest.fixture(scope="module")
+def row_gradients(case, vision, plain) -> list[dict[str, torch.Tensor]]:
+    """For each row, the gradient of ``-A sum_t m_t log pi_t`` by plain autograd."""
+    reference = plain(vision.folder.path)
+    found = []
+    for sample, mask, advantage in zip(case.samples, case.masks, ADVANTAGES, strict=True):
+        reference.model.zero_grad()
+        logprobs = reference.logprobs(sample, vision.media)
+        (-advantage * logprobs[torch.from_numpy(mask)].sum()).backward()
+        named = reference.model.named_parameters()  # a text row has no gradient in the vision tower
+        found.append({name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named})
+    return found
+
+
+def first_moment(learner: Any) -> dict[str, torch.Tensor]:
+    """AdamW's, of every trained parameter."""
+    named = {name: p for name, p in learner.policy.model.named_parameters() if p.requires_grad}
+    state = learner._engine.optimizer.state
+    if any(hasattr(p, "ds_id") or hasattr(p, "_hp_mapping") for p in named.values()):  # with ZeRO
+        return {name: safe_get_full_optimizer_state(p, "exp_avg") for name, p in named.items()}
+    return {name: state[p]["exp_avg"] for name, p in named.items()}
+
+
+def norm(gradient: Mapping[str, torch.Tensor]) -> float:
+    return float(torch.stack([value.norm() for value in gradient.values()]).norm())
+
+
+def weighted(row_gradients: list[dict[str, torch.Tensor]], weights: Any) -> dict[str, torch.Tensor]:
+    return {name: sum(w * g[name] for w, g in zip(weights, row_gradients, strict=True)) for name in row_gradients[0]}
+
+
+def expected_weights(mode: str, tokens: list[int]) -> list[float]:
+    """By hand, for GROUPS, when row 3 has no token in the loss."""
+    first, last = sum(tokens[:3]), sum(tokens[4:])
+    return {
+        "token-mean": [1 / sum(tokens)] * 7,
+        "seq-mean-token-mean": [1 / (6 * n) if n else 0 for n in tokens],
+        "seq-mean-token-sum": [1 / 6] * 7,
+        "seq-mean-token-sum-norm": [1 / (6 * 32)] * 7,
+        "prompt-mean-token-mean": [1 / (2 * first)] * 3 + [0] + [1 / (2 * last)] * 3,
+    }[mode]
+
+
+@pytest.fixture(scope="module", params=[(0, 1), (0, 4), (3, 1), (3, 4)], ids=lambda p: f"zero{p[0]}-{p[1]}parts")
+def exposed(request, start, rows) -> Any:
+    """A learner whose optimizer shows the gradient; micro-batches of 1 or 4 parts, recomputing activations or not."""
+    stage, parts = request.param
+    budget = 4096 if parts == 1 else 70
+    assert len(plan_microbatches([row.sample.num_tokens for row in rows()], budget)) == parts
+    learner = {"zero_stage": stage, "max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED}
+    engine = start(learner={**learner, "tokens_per_microbatch": budget}, model={"gradient_checkpointing": stage == 3})
+    with engine.learning() as learner:
+        yield learner
+
+
+@pytest.mark.parametrize(
+    "mode",
+    ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "prompt-mean-token-mean"],
+)
+def test_a_steps_gradient_is_plain_autograds_for_any_number_of_microbatches(mode, exposed, rows, row_gradients, case):
+    constant = 32.0 if mode == "seq-mean-token-sum-norm" else None
+    result = exposed.update(rows(mode, constant))
+    expected = weighted(row_gradients, expected_weights(mode, case.tokens))
+    found = first_moment(exposed)
+    assert found.keys() == expected.keys()
+    difference = {name: found[name] - expected[name] for name in expected}
+    assert norm(difference) < 1e-5 * norm(expected)
+    assert result.metrics["policy/grad_norm"] == pytest.approx(norm(expected), rel=1e-5)
+
+
+def test_the_loss_and_the_logprobs_do_not_depend_on_microbatches(exposed, rows, vision, plain, case):
+    result = exposed.update(rows())
+    reference = plain(vision.folder.path)
+    single = [reference.logprobs(row.sample, vision.media).detach().numpy() for row in rows()]
+    np.testing.assert_allclose(np.concatenate(result.logprobs), np.concatenate(single), atol=1e-5)
+    weights = expected_weights("token-mean", case.tokens)
+    loss = -sum(w * a * n for w, a, n in zip(weights, ADVANTAGES, case.tokens, strict=True))
+    assert result.metrics["loss/policy"] == pytest.approx(loss, rel=1e-5)  # the ratio is one everywhere
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_reported_norm_is_the_gradients_before_clipping(stage, dtype, start, rows, row_gradients, case):
+    true = norm(weighted(row_gradients, expected_weights("token-mean", case.tokens)))
+    settings = {"zero_stage": stage, "max_grad_norm": 0.01, "lr": STILL, "deepspeed": EXPOSED}
+    with start(learner=settings, model={"dtype": dtype}).learning() as learner:
+        result = learner.update(rows())
+        assert result.metrics["policy/grad_norm"] == pytest.approx(true, rel=1e-5 if dtype == "float32" else 0.05)
+        if dtype == "float32":
+            assert norm(first_moment(learner)) == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize(("stage", "freeze"), [(0, ["vision"]), (3, ["vision", "language"]), (3, ["projector"])])
+def test_frozen_parts_stay_and_the_others_move(stage, freeze, start, rows, vision):
+    engine = start(learner={"zero_stage": stage, "lr": 1e-2}, model={"freeze": freeze})
+    with engine.learning() as learner:
+        before = {name: weight.clone() for name, weight in learner.policy.named_weights(torch.float32)}
+        learner.update(rows())
+        after = dict(learner.policy.named_weights(torch.float32))
+        moved = {name for name in before if not torch.equal(before[name], after[name])}
+    part_of = vision.folder.family.part_of
+    assert {part_of(name) for name in moved} == {"vision", "projector", "language"} - set(freeze)
+    assert all(name in moved for name in before if part_of(name) not in freeze)
+
+
+def test_a_step_without_rows_changes_nothing(exposed):
+    version = exposed.weight_version
+    result = exposed.update([])
+    assert exposed.weight_version == version
+    assert result.metrics == {"lr": STILL} and result.logprobs == []
+
+
+def test_a_loss_that_is_not_finite_takes_no_step_and_names_the_prompts(start, rows):
+    with start(learner={"zero_stage": 0}).learning() as learner:
+        before = {name: weight.clone() for name, weight in learner.policy.named_weights(torch.float32)}
+        broken = rows()
+        broken[2].advantages[:] = np.inf
+        with pytest.raises(NumericsError, match="not finite; no optimizer step was taken") as caught:
+            learner.update(broken)
+        assert "text, two" in caught.value.where or "one" in caught.value.where
+        assert learner.weight_version == 0
+        assert all(torch.equal(w, before[name]) for name, w in learner.policy.named_weights(torch.float32))
+
+
+def test_the_learning_rate_follows_its_schedule(start, rows):
+    settings = {"lr": 1e-4, "warmup_steps": 2, "schedule": "linear"}
+    with start(learner=settings, trainer={"steps": 4}).learning() as learner:
+        rates = [learner.update(rows()[:1]).metrics["lr"] for _ in range(4)]
+        assert learner.weight_version == 4
+    np.testing.assert_allclose(rates, [0.5e-4, 1e-4, 1e-4, 0.5e-4])
+
+
+def test_the_reference_stays_the_initial_policy(start, rows, vision, plain, case):
+    with start(algorithm={"kl": {"coef": 0.1}}, learner={"lr": 1e-2}).learning() as learner:
+        before = learner.reference_logprobs([row.sample for row in rows()])
+        learner.update([replace(row, reference_logprobs=v) for row, v in zip(rows(), before, strict=True)])
+        reference, current = learner.reference_logprobs(case.samples), learner.logprobs(case.samples)
+    initial = plain(vision.folder.path)
+    single = [initial.logprobs(sample, vision.media).detach() for sample in case.samples]
+    np.testing.assert_allclose(np.concatenate(reference), torch.cat(single), atol=1e-5)
+    assert np.abs(np.concatenate(current) - np.concatenate(reference)).max() > 1e-2
+
+
+def test_logprobs_one_by_one_are_a_forward_each(exposed, case, monkeypatch):
+    rows_of_a_forward = []
+    collate = exposed._collate
+    monkeypatch.setattr(exposed, "_collate", lambda part: rows_of_a_forward.append(len(part)) or collate(part))
+    single = exposed.logprobs(case.samples, packed=False)
+    assert rows_of_a_forward == [1] * len(case.samples)
+    packed = exposed.logprobs(case.samples)
+    np.testing.assert_allclose(np.concatenate(single), np.concatenate(packed), atol=1e-5)
+    assert [len(values) for values in packed] == list(LENGTHS)

@@ -1,0 +1,259 @@
+"""The real sampler and learner on one policy: they agree, before and after updates, on text and images."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mmrl.engine.vllm_sampler import VLLMSampler
+from mmrl.errors import NumericsError
+from mmrl.interfaces import Aggregation, SamplingRequest
+from mmrl.ops.objective import training_rows
+from mmrl.ops.parity import Gap
+from mmrl.types import Rollout
+
+TEMPERATURE = 0.8
+
+
+@pytest.fixture
+def request_for(vision) -> Callable[..., SamplingRequest]:
+    """A sampling request for one of the bench's prompts."""
+
+    def build(
+        index: int, *, num_samples: int = 4, temperature: float = TEMPERATURE, max_new_tokens: int = 24, seed: int = 1
+    ) -> SamplingRequest:
+        prompt = vision.prompts[index]
+        return SamplingRequest(prompt, num_samples, temperature, max_new_tokens, (seed * 3 + index) << 16)
+
+    return build
+
+
+@pytest.fixture
+def sample(engine) -> Callable[[Sequence[SamplingRequest]], list[list[Rollout]]]:
+    """The rollouts of each request."""
+
+    def generate(requests: Sequence[SamplingRequest]) -> list[list[Rollout]]:
+        with engine.sampling() as sampler:
+            groups = dict(sampler.generate(requests))
+        return [list(groups[index].rollouts) for index in range(len(requests))]
+
+    return generate
+
+
+@pytest.fixture
+def update(engine) -> Callable[[Sequence[Rollout]], None]:
+    """One optimizer step on the rollouts with random advantages."""
+
+    def step(rollouts: Sequence[Rollout]) -> None:
+        rng = np.random.default_rng(0)
+        masks = [rollout.mask for rollout in rollouts]
+        advantages = [rng.normal(size=len(mask)) for mask in masks]
+        indices = range(len(rollouts))
+        rows = training_rows(rollouts, masks, advantages, np.arange(len(masks)), Aggregation("token-mean"), indices)
+        with engine.learning() as learner:
+            learner.update(list(rows.values()))
+
+    return step
+
+
+@pytest.fixture
+def tampered(engine) -> Iterator[Callable[[Callable[[str, torch.Tensor], None]], None]]:
+    """Gives the sampler other weights than the learner's, until the test ends."""
+
+    def tamper(change: Callable[[str, torch.Tensor], None]) -> None:
+        with engine.learning() as learner:
+            weights = {name: weight.clone() for name, weight in learner.policy.named_weights(torch.float32)}
+        for name, weight in weights.items():
+            change(name, weight)
+        with engine.sampling() as sampler:
+            sampler.load(weights.items(), sampler.weight_version)
+
+    yield tamper
+    with engine.sampling() as sampler:
+        sampler.weight_version = -2  # stale: the next entry brings the learner's back
+
+
+def flat(groups: Sequence[Sequence[Rollout]]) -> list[Rollout]:
+    return [rollout for group in groups for rollout in group]
+
+
+def tokens(rollouts: Sequence[Rollout]) -> list[list[int]]:
+    return [rollout.token_ids.tolist() for rollout in rollouts]
+
+
+def learner_gap(engine: Any, rollouts: Sequence[Rollout]) -> Gap:
+    with engine.learning() as learner:
+        return Gap.between([r.sampler_logprobs for r in rollouts], learner.logprobs(rollouts))
+
+
+def test_sampler_and_learner_agree_before_and_after_optimizer_steps(engine, sample, update, request_for):
+    requests = [request_for(index) for index in (0, 1, 2, 1)]
+    first = flat(sample(requests))
+    assert learner_gap(engine, first).abs_max < 1e-4
+    for _ in range(2):
+        update(first)
+        stale = learner_gap(engine, first)
+        assert stale.abs_max > 1e-2  # the weights have moved, and the test would notice
+        fresh = flat(sample(requests))
+        assert learner_gap(engine, fresh).abs_max < 1e-4
+        assert fresh[0].weight_version == first[0].weight_version + 1
+        first = fresh
+
+
+def test_the_sampled_distribution_is_plain_transformers(engine, sample, request_for, vision, plain, tmp_path):
+    with engine.learning() as learner:
+        learner.save(tmp_path)
+    reference = plain(tmp_path)
+    for rollout in flat(sample([request_for(index, num_samples=2) for index in (0, 1, 2)])):
+        expected = reference.logprobs(rollout, vision.media).detach()
+        np.testing.assert_allclose(rollout.sampler_logprobs, expected, atol=1e-4)
+
+
+def test_greedy_tokens_are_the_argmax_of_plain_transformers(engine, sample, request_for, vision, plain, tmp_path):
+    requests = [request_for(index, num_samples=1, temperature=0.0, max_new_tokens=8) for index in (0, 1, 2)]
+    first = flat(sample(requests))
+    assert tokens(first) == tokens(flat(sample(requests)))
+    with engine.learning() as learner:
+        learner.save(tmp_path)
+    reference = plain(tmp_path)
+    for rollout in first:
+        images = [vision.media.load(ref) for ref in rollout.images]
+        table = reference.distribution(rollout.prompt.text, images, rollout.token_ids.tolist())
+        # No repetition penalty, though the folder's generation defaults have one.
+        assert table[:-1].argmax(1).tolist() == rollout.token_ids.tolist()
+
+
+def test_entering_with_unchanged_weights_does_not_sync(engine, sample, update, request_for, monkeypatch):
+    loads = []
+    load = VLLMSampler.load
+    monkeypatch.setattr(VLLMSampler, "load", lambda self, *args: loads.append(args[1]) or load(self, *args))
+    rollouts = flat(sample([request_for(0)]))
+    loads.clear()
+    sample([request_for(1)])
+    assert loads == []
+    update(rollouts)
+    sample([request_for(0)])
+    sample([request_for(1)])
+    assert loads == [rollouts[0].weight_version + 1]
+
+
+def test_a_request_gives_the_same_tokens_whatever_else_is_in_the_batch(sample, request_for):
+    alone = [tokens(sample([request_for(index)])[0]) for index in (0, 1, 2)]
+    together = [tokens(group) for group in sample([request_for(index) for index in (2, 0, 1)])]
+    assert together == [alone[2], alone[0], alone[1]]
+
+
+def test_members_of_a_group_and_other_seeds_differ(sample, request_for):
+    # The folder's generation defaults (top_k 1, temperature 0.1) would make the members equal.
+    members = tokens(sample([request_for(1, num_samples=6)])[0])
+    other = tokens(sample([request_for(1, num_samples=6, seed=2)])[0])
+    assert len({tuple(ids) for ids in members + other}) == 12
+
+
+def test_members_come_in_order_with_their_text(sample, request_for, vision):
+    rollouts = sample([request_for(2)])[0]
+    assert [rollout.index for rollout in rollouts] == [0, 1, 2, 3]
+    tokenizer = vision.folder.tokenizer
+    assert all(r.text == tokenizer.decode(r.token_ids, skip_special_tokens=True) for r in rollouts)
+    assert {rollout.prompt.id for rollout in rollouts} == {"two"}
+
+
+def test_every_eos_ends_a_completion_and_is_kept(sample, request_for, vision):
+    rollouts = flat(sample([request_for(index, num_samples=96, max_new_tokens=16) for index in (0, 1)]))
+    eos = set(vision.folder.vocabulary.eos)
+    ends = set()
+    for rollout in rollouts:
+        *before, last = rollout.token_ids.tolist()
+        assert not eos & set(before)
+        if rollout.finish_reason == "stop":
+            ends.add(last)
+        else:
+            assert last not in eos and len(rollout.token_ids) == 16
+    assert len(eos) == 2
+    assert ends == eos
+
+
+def test_banned_ids_are_never_sampled_even_when_the_weights_favour_them(sample, request_for, vision, tampered):
+    banned = list(vision.folder.vocabulary.banned)
+    rows = {}
+
+    def favour(name: str, weight: torch.Tensor) -> None:
+        if name in ("lm_head.weight", "model.language_model.embed_tokens.weight"):
+            direction = torch.randn(weight.shape[1], generator=torch.Generator().manual_seed(0))
+            weight[banned[0]], weight[banned[1]] = 100 * direction, -100 * direction  # whatever the hidden state
+            rows[name] = weight
+
+    before = flat(sample([request_for(0)]))
+    tampered(favour)
+    assert len(rows) == 2
+    for temperature in (TEMPERATURE, 0.0):
+        num_samples = 8 if temperature else 1
+        requests = [request_for(index, num_samples=num_samples, temperature=temperature) for index in (0, 1, 2)]
+        rollouts = flat(sample(requests))
+        assert not set(banned) & {token for rollout in rollouts for token in rollout.token_ids.tolist()}
+    assert tokens(before) == tokens(flat(sample([request_for(0)])))  # renormalised: as if nothing had happened
+
+
+def test_the_sampler_notices_new_weights_of_the_vision_tower(sample, request_for, tampered):
+    before = sample([request_for(index) for index in (0, 1)])
+
+    def blind(name: str, weight: torch.Tensor) -> None:
+        if "visual.merger" in name:
+            weight.zero_()
+
+    tampered(blind)
+    after = sample([request_for(index) for index in (0, 1)])
+    assert tokens(before[0]) == tokens(after[0])
+    assert tokens(before[1]) != tokens(after[1])
+
+
+def test_a_prompt_that_the_sampler_reads_differently_is_refused(engine, sample, request_for, vision):
+    good = request_for(1)
+    ref = good.prompt.images[0]
+    wrong = replace(good.prompt, images=(replace(ref, width=2 * ref.width),))
+    ids = good.prompt.token_ids
+    doubled = np.repeat(ids, np.where(ids == vision.folder.image_token_id, 2, 1)).astype(np.int32)
+    with pytest.raises(NumericsError, match="read the prompt as different tokens") as caught:
+        sample([request_for(0), replace(good, prompt=replace(wrong, token_ids=doubled))])
+    assert caught.value.where == "one"
+    assert len(sample([good])[0]) == 4  # nothing is left behind in the engine
+
+
+def test_generation_that_is_given_up_leaves_nothing_behind(engine, sample, request_for):
+    requests = [request_for(index) for index in (0, 1, 2)]
+    expected = [tokens(group) for group in sample(requests)]
+    with engine.sampling() as sampler:
+        groups = sampler.generate([request_for(index, seed=9) for index in (0, 1, 2)])
+        next(groups)
+        del groups
+        gc.collect()
+        again = dict(sampler.generate(requests))
+    assert [tokens(again[index].rollouts) for index in range(3)] == expected
+
+
+def test_an_exception_hands_the_engine_back(engine, sample, request_for):
+    with pytest.raises(KeyError), engine.sampling():
+        raise KeyError("reward")
+    with pytest.raises(KeyError), engine.learning():
+        raise KeyError("update")
+    assert sample([request_for(0)])
+
+
+def test_the_two_verbs_exclude_each_other(engine):
+    with engine.learning(), pytest.raises(AssertionError, match="sampling inside learning"), engine.sampling():
+        pass
+    with engine.sampling(), pytest.raises(AssertionError, match="learning inside sampling"), engine.learning():
+        pass
+
+
+def test_the_engine_says_what_really_runs(engine):
+    described = engine.describe()
+    assert described["sampler"] == "VLLMSampler" and described["learner"] == "DeepSpeedLearner"
+    assert described["precision"] == "float32" and described["device"] == "cpu"
+    assert described["versions"].keys() >= {"torch", "transformers", "deepspeed"}
