@@ -37,9 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except MMRLError as error:
+        from mmrl.console import visible
         from mmrl.redaction import Redactor
 
-        print(f"mmrl: {Redactor()(str(error))}", file=sys.stderr)
+        print(f"mmrl: {visible(Redactor()(str(error)), keep=chr(10))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

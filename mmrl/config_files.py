@@ -94,7 +94,7 @@ def read_tree(paths: Sequence[Path], overrides: Sequence[str]) -> tuple[Located,
     for path in paths:
         try:
             trees.append(_parse(_read(path), lambda line, path=path: f"{path}:{line}", doubtful))  # type: ignore[misc]
-        except ConfigError as error:  # noqa: PERF203 (every file's error is wanted)
+        except ConfigError as error:
             fatal.append(error)
     try:
         trees.append(_read_overrides(overrides, doubtful))

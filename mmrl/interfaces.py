@@ -49,7 +49,7 @@ class PluginConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class Plugin(ABC):
+class Plugin(ABC):  # noqa: B024 - the kinds of plugins add the abstract methods
     """Base of everything that an entry point can name.
 
     Attributes:

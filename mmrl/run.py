@@ -11,38 +11,22 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl import __version__, registry
-from mmrl.config import Config, LoadedConfig, PluginSpec, to_yaml
+from mmrl.config import Config, LoadedConfig, to_yaml
 from mmrl.console import Console
-from mmrl.errors import ConfigError, DataError, HubError, MMRLError
-from mmrl.interfaces import Algorithm, Learner
-from mmrl.media import ImageGrid, MediaStore
-from mmrl.prompts import PromptSource
+from mmrl.errors import ConfigError, MMRLError
+from mmrl.interfaces import Learner
+from mmrl.plan import CheckReport, RunPlan
 from mmrl.run_directory import RunDirectory, rollout_record
 from mmrl.scoring import RewardError, Scorer
 from mmrl.tracking import Trackers
 from mmrl.types import FloatArray, ScoredGroup
 
 if TYPE_CHECKING:
-    from mmrl.engine.encoding import Encoder
-    from mmrl.engine.folder import ModelFolder
     from mmrl.engine.rank import RankEngine
-
-TEXT_IMAGE_FACTOR = 28
-"""The image grid of a model that reads no images; no image ever meets it."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckReport:
-    """What ``check`` found: lines for a person, data for a program."""
-
-    lines: list[str]
-    data: dict[str, Any]
 
 
 def check(loaded: LoadedConfig) -> CheckReport:
@@ -102,124 +86,6 @@ def evaluate(loaded: LoadedConfig, model: Path | None = None) -> dict[str, Any]:
         console.close()
         engine.close()
     return {"model": config.model.path, "prompts": len(plan.evaluation), **values}
-
-
-class RunPlan:
-    """Everything of a run that needs no device, made when it is first asked for.
-
-    Args:
-        media_folder: Where normalised images go.
-    """
-
-    def __init__(self, config: Config, media_folder: Path) -> None:
-        self.config, self._media_folder = config, media_folder
-
-    @cached_property
-    def algorithm(self) -> Algorithm:
-        """The algorithm, its needs checked against the config."""
-        algorithm = registry.create("algorithm", self.config.algorithm)
-        if algorithm.source == "rollouts":
-            self._check_rollouts(algorithm)
-        if self.config.data.eval is not None and not self.config.rewards:
-            raise ConfigError("evaluation needs a reward", where="rewards", remedy="add one, or set data.eval: null")
-        return algorithm
-
-    @cached_property
-    def folder(self) -> ModelFolder:
-        from mmrl.engine.folder import ModelFolder
-
-        return ModelFolder.open(self.config.model.path, trust_remote_code=self.config.model.trust_remote_code)
-
-    @cached_property
-    def media(self) -> MediaStore:
-        factor = self.folder.image_factor if self.folder.family.vision else TEXT_IMAGE_FACTOR
-        data = self.config.data
-        return MediaStore(self._media_folder, ImageGrid(factor, data.min_pixels, data.max_pixels))
-
-    @cached_property
-    def encoder(self) -> Encoder:
-        from mmrl.engine.encoding import Encoder
-
-        return Encoder(self.folder, self.media)
-
-    @cached_property
-    def training(self) -> PromptSource:
-        """The training prompts, enough for one step."""
-        source = self._source(self.config.data.train, "data.train")
-        source.require(self.config.trainer.prompts_per_step, "trainer.prompts_per_step")
-        if self.algorithm.source == "demonstrations" and source[0].demonstration is None:
-            raise DataError(
-                f"algorithm {self.config.algorithm.name!r} learns from demonstrations, and the data has none",
-                where="data.train",
-                remedy="name the column that holds them, or choose an algorithm that samples",
-            )
-        return source
-
-    @cached_property
-    def evaluation(self) -> PromptSource | None:
-        spec = self.config.data.eval
-        return None if spec is None else self._source(spec, "data.eval")
-
-    @property
-    def with_sampler(self) -> bool:
-        """Whether anything is sampled."""
-        return self.algorithm.source == "rollouts" or self.config.data.eval is not None
-
-    @property
-    def max_images(self) -> int:
-        """Most images in one prompt."""
-        return max(source.max_images for source in (self.training, self.evaluation) if source is not None)
-
-    def report(self) -> CheckReport:
-        """Build everything and say what it is."""
-        rewards = [registry.create("reward", spec).__class__.__name__ for spec in self.config.rewards]
-        for spec in self.config.trackers:
-            registry.create("tracker", spec)
-        data: dict[str, Any] = {
-            "algorithm": type(self.algorithm).__name__,
-            "rewards": rewards,
-            "plugins": [dataclasses.asdict(info) for info in registry.used_plugins(self.config)],
-            "notes": [],
-        }
-        lines = [
-            f"algorithm  {data['algorithm']}, {self.algorithm.aggregation.mode}",
-            f"rewards    {', '.join(rewards)}",
-        ]
-        try:
-            data["model"] = self.folder.family.model_type
-            lines.append(f"model      {data['model']}, {self.folder.vocabulary.size} token ids")
-            for name, source in (("train", self.training), ("eval", self.evaluation)):
-                if source is not None:
-                    data[name] = _describe(source)
-                    lines.append(f"{name:<11}" + ", ".join(f"{k} {v}" for k, v in data[name].items()))
-        except HubError as error:
-            data["notes"].append(str(error))
-            lines.append(f"not checked, for want of what a hub has:\n{error}")
-        return CheckReport(lines, data)
-
-    def _source(self, spec: PluginSpec, name: str) -> PromptSource:
-        data = self.config.data
-        return PromptSource(
-            registry.create("dataset", spec).load(),
-            self.encoder,
-            system_prompt=data.system_prompt,
-            prompt_template=data.prompt_template,
-            max_prompt_tokens=data.max_prompt_tokens,
-            overlong=data.overlong,
-            name=name,
-        )
-
-    def _check_rollouts(self, algorithm: Algorithm) -> None:
-        name, needed = self.config.algorithm.name, algorithm.needs().min_group_size
-        if not self.config.rewards:
-            raise ConfigError(f"algorithm {name!r} needs a reward", where="rewards", remedy="add one")
-        if self.config.sampler.group_size < needed:
-            raise ConfigError(
-                f"algorithm {name!r} compares the completions of a prompt and needs {needed} of them",
-                where=f"sampler.group_size: {self.config.sampler.group_size}",
-                possible=f"{needed} or more",
-                remedy="raise sampler.group_size",
-            )
 
 
 class RunRecorder:
@@ -318,16 +184,6 @@ def _save(directory: RunDirectory, learner: Learner, step: int, keep: int) -> No
     temporary.rename(final)
     for old in sorted(directory.checkpoints.glob("step-*"))[:-keep]:
         shutil.rmtree(old)
-
-
-def _describe(source: PromptSource) -> dict[str, Any]:
-    return {
-        "prompts": len(source),
-        "dropped": len(source.dropped),
-        "tokens_max": max(source.lengths),
-        "tokens_mean": round(sum(source.lengths) / len(source.lengths), 1),
-        "images_max": source.max_images,
-    }
 
 
 def _environment(config: Config, engine: RankEngine) -> dict[str, Any]:

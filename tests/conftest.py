@@ -212,7 +212,10 @@ def start(vision: Bench) -> Iterator[Callable[..., RankEngine]]:
     from mmrl.cluster.local import start_engine
     from mmrl_algorithms.grpo import GRPO
 
+    sampled = []
+
     def build(with_sampler: bool = False, algorithm: dict[str, Any] | None = None, **sections: Any) -> RankEngine:
+        sampled.append(with_sampler)
         config = vision.config(**sections)
         grpo = GRPO(GRPO.Config.model_validate(algorithm or {}))
         return start_engine(config, vision.folder, vision.media, grpo, max_images=2, with_sampler=with_sampler)
@@ -220,7 +223,7 @@ def start(vision: Bench) -> Iterator[Callable[..., RankEngine]]:
     yield build
     import torch
 
-    if torch.distributed.is_initialized():
+    if torch.distributed.is_initialized() and not any(sampled):  # vLLM leaves the group by itself
         torch.distributed.destroy_process_group()
 
 

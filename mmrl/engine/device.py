@@ -132,18 +132,29 @@ def learner_config(
     return _merge(config, overrides)
 
 
-OWNED_LEARNER_KEYS = frozenset(
+LEARNER_KEYS = frozenset(
     {
-        "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
-        "bf16", "fp16", "scheduler",
+        "activation_checkpointing", "aio", "comms_logger", "communication_data_type", "compile", "data_types",
+        "dump_state", "flops_profiler", "gradient_predivide_factor", "memory_breakdown", "optimizer",
+        "prescale_gradients", "sparse_gradients", "steps_per_print", "torch_autocast", "wall_clock_breakdown",
+        "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization",
     }
 )  # fmt: skip
-"""DeepSpeed settings that have a key of their own in mmrl's config, or that the learner decides."""
+"""DeepSpeed's settings that ``learner.deepspeed`` may hold: the others have a key of their own in mmrl's config, are
+decided by the learner, or have no use here. DeepSpeed itself accepts any name in silence."""
 
 
-def attention(kind: DeviceKind) -> str:
-    """The registered attention function of the language model over packed rows."""
-    return "mmrl_packed_varlen" if kind == "cuda" else "mmrl_packed_sdpa"
+def attention(kind: DeviceKind, dtype: str) -> str:
+    """The registered attention function over packed rows; CUDA's variable-length kernel takes half precision only."""
+    return "mmrl_packed_varlen" if (kind, dtype) == ("cuda", "bfloat16") else "mmrl_packed_sdpa"
+
+
+def free_cache(kind: DeviceKind) -> None:
+    """Give memory that torch keeps for later back to the device, so that vLLM can have it."""
+    if kind == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
 
 
 def memory_bytes_max(kind: DeviceKind) -> int:

@@ -63,7 +63,7 @@ def load_policy(
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     attention.register()
-    packed = device.attention(kind)
+    packed = device.attention(kind, dtype)
     vision = folder.family.vision
     model = (AutoModelForImageTextToText if vision else AutoModelForCausalLM).from_pretrained(
         folder.path,

@@ -64,6 +64,7 @@ class RankEngine:
         assert sampler is not None, "nothing was to be sampled in this run"
         with self._owning("sampling"):
             try:
+                device.free_cache(self._kind)
                 sampler.wake()
                 self._sync(sampler)
                 yield sampler
@@ -86,7 +87,7 @@ class RankEngine:
             "model_type": self._folder.family.model_type,
             "sampler": None if self._sampler is None else type(self._sampler).__name__,
             "learner": None if self._learner is None else type(self._learner).__name__,
-            "attention": device.attention(self._kind),
+            "attention": device.attention(self._kind, self._precision),
             "banned_token_ids": len(self._folder.vocabulary.banned),
             "eos_token_ids": list(self._folder.vocabulary.eos),
             "torch_threads": torch.get_num_threads(),

@@ -1,0 +1,111 @@
+"""Both answers to every question about the device, asked on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from mmrl.config import SamplerConfig
+from mmrl.engine import device
+from mmrl.engine.vllm_sampler import OWNED_KEYS, engine_arguments
+from mmrl.errors import ConfigError
+
+LEARNER = {"dtype": "bfloat16", "zero_stage": 3, "max_grad_norm": 0.5, "lr": 1e-4, "weight_decay": 0.1, "overrides": {}}
+
+
+def test_a_rank_knows_its_place():
+    place = device.rank_environment(rank=9, local_rank=1, world_size=16, address="10.0.0.7", port=1234)
+    assert place == {
+        "RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1234",
+    }  # fmt: skip
+
+
+def test_nothing_of_a_cpus_environment_reaches_cuda():
+    cpu, cuda = device.environment("cpu"), device.environment("cuda")
+    assert cpu.keys() - cuda.keys() == {"TORCHDYNAMO_DISABLE", "VLLM_CPU_OMP_THREADS_BIND"}
+    assert not {name for name in cuda if "VLLM_CPU" in name or "DYNAMO" in name or "OFFLINE" in name}
+    assert {name for name in cpu.keys() & cuda.keys() if cpu[name] != cuda[name]} == {"DS_ACCELERATOR"}
+    assert cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("kind", "requested", "expected"),
+    [("cpu", "auto", "float32"), ("cuda", "auto", "bfloat16"), ("cpu", "bfloat16", "bfloat16")],
+)
+def test_precision(kind, requested, expected):
+    assert device.precision(kind, requested) == expected
+
+
+def test_devices_backends_and_attention():
+    assert [device.torch_device(kind, 2) for kind in ("cpu", "cuda")] == ["cpu", "cuda:2"]
+    assert [device.process_group_backend(kind) for kind in ("cpu", "cuda")] == ["gloo", "nccl"]
+    assert device.attention("cuda", "bfloat16") == "mmrl_packed_varlen"
+    assert device.attention("cuda", "float32") == device.attention("cpu", "bfloat16") == "mmrl_packed_sdpa"
+    assert [device.sleep_level(kind) for kind in ("cpu", "cuda")] == [None, 1]
+    assert device.LOGITS_CHUNK_BYTES.keys() == {"cpu", "cuda"}
+    assert device.detect() == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert device.memory_bytes_max("cpu") > 2**27
+
+
+def test_a_gpu_compiles_sleeps_and_takes_its_share_of_memory():
+    assert device.sampler_arguments("cuda", 0.4, 3000) == {"gpu_memory_utilization": 0.4, "enable_sleep_mode": True}
+    cpu = device.sampler_arguments("cpu", 0.4, 9000)
+    assert cpu["enforce_eager"] and cpu["kv_cache_memory_bytes"] == 128 * 2**20
+    assert cpu["max_num_batched_tokens"] == 9000 and not cpu["enable_chunked_prefill"]
+    assert not device.sampler_arguments("cuda", 0.4, 3000).keys() & cpu.keys()
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2"])
+def test_vllm_accepts_the_arguments_by_name(kind, family, bench):
+    from vllm import EngineArgs
+
+    config = SamplerConfig(engine={"max_num_seqs": 7}, memory_fraction=0.3)
+    folder = bench(family).folder
+    arguments = engine_arguments(folder, config, kind, dtype="bfloat16", max_images=3, max_tokens=999, seed=2**40 + 5)
+    built = EngineArgs(**arguments)
+    assert built.max_model_len == 999 and built.seed == 5 and built.max_num_seqs == 7
+    assert built.generation_config == "vllm" and built.logprobs_mode == "processed_logprobs"
+    assert built.enforce_eager == (kind == "cpu")
+    assert (built.limit_mm_per_prompt == {"image": 3, "video": 0}) == (family == "qwen2_5_vl")
+    assert arguments.keys() - {"model", "dtype"} <= {*EngineArgs.__dataclass_fields__}
+    assert arguments.get("load_format") is None  # a dummy load would leave buffers that no sync sends
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [({"dtype": "float16"}, "mmrl decides dtype"), ({"max_seqs": 3}, "vLLM has no argument max_seqs")],
+)
+def test_engine_settings_that_are_owned_or_unknown_are_refused(engine, message, vision):
+    config = SamplerConfig(engine=engine)
+    with pytest.raises(ConfigError, match=message) as caught:
+        engine_arguments(vision.folder, config, "cpu", dtype="float32", max_images=1, max_tokens=99, seed=0)
+    assert caught.value.where == "sampler.engine"
+
+
+def test_owned_engine_keys_are_vllms():
+    from vllm import EngineArgs
+
+    assert {*EngineArgs.__dataclass_fields__} >= OWNED_KEYS
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_deepspeed_accepts_the_settings(kind, start):
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    start()  # DeepSpeed asks the process group for its size
+    settings = device.learner_config(kind, **LEARNER)
+    built = DeepSpeedConfig(settings)
+    assert built.zero_config.stage == 3 and built.gradient_clipping == 0.5
+    assert built.bfloat16_config.enabled and not built.float16_config.enabled
+    assert built.optimizer_name == "adamw" and built.optimizer_params["lr"] == 1e-4
+    assert ("overlap_comm" in settings["zero_optimization"]) == (kind == "cuda")
+
+
+def test_settings_of_the_user_are_merged_into_the_defaults():
+    overrides = {"zero_optimization": {"reduce_bucket_size": 9}, "optimizer": {"params": {"eps": 1e-6}}}
+    settings = device.learner_config("cuda", **{**LEARNER, "overrides": overrides})
+    assert settings["zero_optimization"]["stage"] == 3 and settings["zero_optimization"]["reduce_bucket_size"] == 9
+    assert settings["optimizer"]["params"] == {
+        "lr": 1e-4, "weight_decay": 0.1, "betas": [0.9, 0.999], "torch_adam": True, "eps": 1e-6,
+    }  # fmt: skip
