@@ -16,7 +16,7 @@ say() { printf '\n== %s\n' "$*"; }
 
 say "A random Qwen2.5-VL of 0.6 million parameters, and 1,797 real handwritten digits"
 "$python" examples/tiny_model.py "$base/model"
-"$python" -m mmrl_datasets.digits "$base/data" --warmup 400
+"$python" -m mmrl_datasets.digits "$base/data" --warmup 600
 
 say "Supervised warm-up, to about half right"
 "$python" -m mmrl train examples/digits_sft.yaml "trainer.run_dir=$run/sft" "$@"

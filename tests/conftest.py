@@ -7,9 +7,13 @@ import io
 import os
 
 os.environ.update(
-    HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", TORCHDYNAMO_DISABLE="1", TQDM_DISABLE="1",
-    TRANSFORMERS_VERBOSITY="error", VLLM_LOGGING_LEVEL="ERROR", DS_LOG_LEVEL="error",
-)  # fmt: skip
+    HF_HUB_OFFLINE="1",
+    OMP_NUM_THREADS="1",  # tiny layers: threads that wait for each other on busy cores cost a hundred times more
+    TOKENIZERS_PARALLELISM="false",
+    TORCHDYNAMO_DISABLE="1",
+    TRANSFORMERS_VERBOSITY="error",
+    VLLM_LOGGING_LEVEL="ERROR",
+)
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,0 +1,77 @@
+"""Log-probs under the sampler's distribution, with entropy, in chunks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from mmrl.ops.logprobs import chunked_logprobs, token_logprobs
+
+NOTHING_BANNED = torch.zeros(7, dtype=torch.bool)
+
+
+def test_by_hand_with_temperature_and_a_banned_id():
+    logits = torch.tensor([[math.log(1.0), math.log(4.0), math.log(9.0), 100.0]])
+    banned = torch.tensor([False, False, False, True])
+    logprobs, entropy = token_logprobs(logits, torch.tensor([1]), banned, 2.0)  # square roots: 1, 2, 3
+    assert logprobs.item() == pytest.approx(math.log(2 / 6))
+    assert entropy.item() == pytest.approx(-sum(p * math.log(p) for p in (1 / 6, 2 / 6, 3 / 6)))
+
+
+def test_gradients_are_finite_where_ids_are_banned_and_zero_for_them():
+    logits = torch.randn(5, 7, requires_grad=True)
+    banned = NOTHING_BANNED.clone()
+    banned[[2, 6]] = True
+    logprobs, _ = token_logprobs(logits, torch.tensor([0, 1, 3, 4, 5]), banned, 0.7)
+    logprobs.sum().backward()
+    assert torch.isfinite(logits.grad).all()
+    assert (logits.grad[:, banned] == 0).all() and (logits.grad[:, ~banned] != 0).all()
+
+
+def test_half_precision_logits_are_scored_in_float32():
+    logits = torch.randn(4, 7).bfloat16()
+    logprobs, entropy = token_logprobs(logits, torch.arange(4), NOTHING_BANNED, 1.0)
+    expected = logits.double().log_softmax(-1)
+    assert logprobs.dtype == entropy.dtype == torch.float32
+    np.testing.assert_allclose(logprobs, expected.diagonal(), rtol=1e-6)
+
+
+def test_a_certain_distribution_has_no_entropy():
+    logits = torch.tensor([[0.0, 1e4, 0.0, 0.0, 0.0, 0.0, 0.0]])
+    logprobs, entropy = token_logprobs(logits, torch.tensor([1]), NOTHING_BANNED, 1.0)
+    assert logprobs.item() == 0 and entropy.item() == 0
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 4, 100])
+def test_chunks_change_neither_values_nor_gradients(chunk_tokens):
+    head = torch.nn.Linear(6, 7, bias=False).double()
+    hidden = torch.randn(10, 6, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(0, 7, (10,))
+    coefficients = torch.randn(10, dtype=torch.float64)
+    logprobs, entropy = chunked_logprobs(head, hidden, targets, NOTHING_BANNED, 0.8, chunk_tokens=chunk_tokens)
+    found = torch.autograd.grad((logprobs * coefficients).sum(), [hidden, head.weight])
+    expected = (head(hidden) / 0.8).log_softmax(-1)
+    torch.testing.assert_close(logprobs, expected.gather(1, targets[:, None])[:, 0])
+    torch.testing.assert_close(entropy, torch.distributions.Categorical(logits=head(hidden) / 0.8).entropy())
+    picked = (expected.gather(1, targets[:, None])[:, 0] * coefficients).sum()
+    torch.testing.assert_close(found, torch.autograd.grad(picked, [hidden, head.weight]))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_never_more_than_a_chunk_of_logits_at_once(grad):
+    sizes = []
+
+    def head(hidden):
+        sizes.append(len(hidden))
+        return hidden @ torch.ones(6, 7)
+
+    hidden = torch.randn(10, 6, requires_grad=grad)
+    with torch.set_grad_enabled(grad):
+        logprobs, _ = chunked_logprobs(head, hidden, torch.zeros(10).long(), NOTHING_BANNED, 1.0, chunk_tokens=4)
+    assert sizes == [4, 4, 2]
+    if grad:
+        logprobs.sum().backward()
+        assert sorted(sizes) == [2, 2, 4, 4, 4, 4]  # once more in the backward pass, not kept

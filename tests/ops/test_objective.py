@@ -1,0 +1,144 @@
+"""From credit to a loss: masks, advantages, weights, and sums over micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from mmrl.interfaces import Aggregation, Algorithm
+from mmrl.ops.objective import (
+    advantages_per_token,
+    loss_masks,
+    pack_tokens,
+    partial_loss,
+    reduce_partials,
+    training_rows,
+)
+from mmrl.types import Batch, Credit, EncodedPrompt, Sample, Segment, TokenLoss
+
+NAN = np.nan
+
+
+class Weighted(Algorithm):
+    """Loss ``A log pi``, one term, one metric."""
+
+    aggregation = Aggregation("token-mean")
+
+    def credit(self, batch):
+        return Credit(batch.rewards)
+
+    def loss(self, tokens):
+        loss_T = tokens.advantages_T * tokens.logprobs_T
+        return TokenLoss(loss_T, {"part": 2 * loss_T}, {"size": tokens.mask_T.float() * 3})
+
+
+@pytest.fixture
+def samples() -> list[Sample]:
+    """Three completions; the second has a tool's answer in its middle."""
+    prompt = EncodedPrompt("p", (), None, {}, None, "", np.zeros(1, np.int32), ())
+
+    def segment(length, by_policy=True):
+        return Segment(np.arange(length, dtype=np.int32), by_policy, np.full(length, -0.5, np.float32))
+
+    return [
+        Sample(prompt, (segment(2),)),
+        Sample(prompt, (segment(1), segment(2, by_policy=False), segment(1))),
+        Sample(prompt, (segment(3),)),
+    ]
+
+
+@pytest.fixture
+def batch(samples) -> Batch:
+    return Batch(
+        rewards=np.array([1.0, -2.0, 4.0]),
+        valid=np.ones(3, bool),
+        group_ids=np.array([0, 0, 1]),
+        masks=[sample.mask for sample in samples],
+        truncated=np.zeros(3, bool),
+        components={},
+        old_logprobs=None,
+        reference_logprobs=None,
+        sampler_logprobs=[sample.sampler_logprobs for sample in samples],
+    )
+
+
+def test_masks_leave_out_foreign_tokens_invalid_rows_and_rows_not_kept(batch):
+    assert [m.tolist() for m in loss_masks(batch, Credit(batch.rewards))] == [
+        [True, True], [True, False, False, True], [True, True, True],
+    ]  # fmt: skip
+    batch = replace(batch, valid=np.array([True, False, True]))
+    kept = loss_masks(batch, Credit(batch.rewards, keep=np.array([True, True, False])))
+    assert [m.sum() for m in kept] == [2, 0, 0]
+
+
+def test_advantages_are_spread_over_tokens_or_taken_token_by_token(batch):
+    masks = loss_masks(batch, Credit(batch.rewards))
+    spread = advantages_per_token(Credit(np.array([1.0, -2.0, NAN])), [*masks[:2], np.zeros(3, bool)])
+    assert [a.tolist() for a in spread] == [[1, 1], [-2, 0, 0, -2], [0, 0, 0]]
+    ragged = [np.array([1.0, 2.0]), np.array([3.0, NAN, NAN, 4.0]), np.zeros(3)]
+    assert [a.tolist() for a in advantages_per_token(Credit(ragged), masks)] == [[1, 2], [3, 0, 0, 4], [0, 0, 0]]
+
+
+def test_weights_span_the_rows_of_the_optimizer_step_only(samples, batch):
+    masks = [*batch.masks[:2], np.zeros(3, bool)]
+    advantages = [np.ones(len(mask)) for mask in masks]
+    mode = Aggregation("seq-mean-token-mean")
+    whole = training_rows(samples, masks, advantages, batch.group_ids, mode, range(3))
+    assert {i: row.weight for i, row in whole.items()} == {0: 1 / (2 * 2), 1: 1 / (2 * 2)}
+    assert {i: r.weight for i, r in training_rows(samples, masks, advantages, batch.group_ids, mode, [1]).items()} == {
+        1: 0.5
+    }
+    assert training_rows(samples, masks, advantages, batch.group_ids, mode, [2]) == {}
+
+
+@pytest.fixture
+def rows(samples, batch):
+    masks = loss_masks(batch, Credit(batch.rewards))
+    advantages = advantages_per_token(Credit(batch.rewards), masks)
+    return training_rows(samples, masks, advantages, batch.group_ids, Aggregation("token-mean"), range(3))
+
+
+def test_a_loss_by_hand_and_in_parts(rows):
+    logprobs = [
+        torch.tensor(values, requires_grad=True) for values in ([-1.0, -2.0], [-3.0, NAN, NAN, -4.0], [-1.0] * 3)
+    ]
+    whole = partial_loss(Weighted({}), list(rows.values()), torch.cat(logprobs))
+    expected = (1 * (-1 - 2) - 2 * (-3 - 4) + 4 * (-3)) / 7
+    assert whole.loss.item() == pytest.approx(expected)
+    assert reduce_partials([whole]) == pytest.approx({"loss/total": expected, "loss/part": 2 * expected, "size": 3})
+    whole.loss.backward()
+    np.testing.assert_allclose(logprobs[1].grad, np.array([-2, 0, 0, -2]) / 7)
+
+    parts = [partial_loss(Weighted({}), [rows[i] for i in part], torch.cat([logprobs[i] for i in part]))
+             for part in ([1], [2, 0])]  # fmt: skip
+    assert sum(part.loss.item() for part in parts) == pytest.approx(expected)
+    assert reduce_partials(parts) == pytest.approx(reduce_partials([whole]))
+
+
+def test_packed_tokens_know_their_sequence_and_carry_no_garbage(rows):
+    dirty = [replace(row, old_logprobs=np.full(len(row.mask), -0.1), reference_logprobs=np.where(row.mask, -0.2, NAN))
+             for row in rows.values()]  # fmt: skip
+    tokens = pack_tokens(dirty, torch.full((9,), -0.3))
+    assert tokens.sequence_T.tolist() == [0, 0, 1, 1, 1, 1, 2, 2, 2] and tokens.num_sequences == 3
+    assert tokens.mask_T.tolist() == [True] * 3 + [False] * 2 + [True] * 4
+    for values, filled in (
+        (tokens.logprobs_T, -0.3), (tokens.old_logprobs_T, -0.1), (tokens.reference_logprobs_T, -0.2),
+        (tokens.sampler_logprobs_T, -0.5),
+    ):  # fmt: skip
+        np.testing.assert_allclose(values, np.where(tokens.mask_T, filled, 0), rtol=1e-6)
+    assert tokens.sequence_sum(torch.ones(9)).tolist() == [2, 2, 3]
+    assert tokens.sequence_mean(torch.arange(9.0)).tolist() == [0.5, 3.5, 7.0]
+
+
+def test_old_logprobs_default_to_the_current_ones_without_gradient(rows):
+    logprobs = torch.full((9,), -0.3, requires_grad=True)
+    tokens = pack_tokens(list(rows.values()), logprobs)
+    assert torch.equal(tokens.old_logprobs_T, tokens.logprobs_T) and not tokens.old_logprobs_T.requires_grad
+    assert tokens.reference_logprobs_T is None
+
+
+def test_metrics_of_no_tokens_are_no_metrics():
+    assert reduce_partials([]) == {}
