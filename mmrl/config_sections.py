@@ -139,7 +139,7 @@ class LearnerConfig(Section):
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Weight decay of AdamW."""
     warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
-    """Steps in which the learning rate rises linearly from 0."""
+    """Optimizer steps in which the learning rate rises linearly from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after warm-up; linear and cosine end at 0."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
@@ -246,9 +246,10 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]
         what = f"learner.minibatches is {learner.minibatches}, but a step has fewer completions"
         keys = ("learner.minibatches", "trainer.prompts_per_step", "sampler.group_size")
         yield keys, what, "raise trainer.prompts_per_step or sampler.group_size"
-    if learner.warmup_steps >= trainer.steps:
-        what = f"learner.warmup_steps is {learner.warmup_steps}, but there are only {trainer.steps} steps"
-        yield ("learner.warmup_steps", "trainer.steps"), what, "warm up for fewer steps than trainer.steps"
+    updates = trainer.steps * learner.minibatches * learner.epochs
+    if learner.warmup_steps >= updates:
+        what = f"learner.warmup_steps is {learner.warmup_steps}, but there are only {updates} optimizer steps"
+        yield ("learner.warmup_steps", "trainer.steps"), what, "warm up for fewer optimizer steps than there are"
     if data.min_pixels > data.max_pixels:
         yield ("data.min_pixels", "data.max_pixels"), "data.min_pixels is more than data.max_pixels", "lower min_pixels"
     if len(set(model.freeze)) == 3:

@@ -13,6 +13,9 @@ Any other exception is a bug: it keeps its traceback and exits with 1.
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 
@@ -57,9 +60,14 @@ class HubError(DataError):
 
 
 class PluginError(MMRLError):
-    """A plugin that is not installed, does not fit its interface, or fails."""
+    """A plugin that is not installed, does not fit its interface, or fails.
+
+    Attributes:
+        details: The plugin's own traceback, for RUN/events.jsonl; empty if it has none.
+    """
 
     exit_code = 4
+    details: str = ""
 
 
 class ResourceError(MMRLError):
@@ -72,3 +80,21 @@ class NumericsError(MMRLError):
     """A self-check failed, or a number that must be finite is not."""
 
     exit_code = 6
+
+
+@contextmanager
+def plugin_errors(plugin: object, hook: str) -> Iterator[None]:
+    """Turn what a plugin raises in ``hook`` into a PluginError that shows its message and last frame."""
+    try:
+        yield
+    except MMRLError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        failure = PluginError(
+            f"{type(plugin).__module__}.{type(plugin).__qualname__}.{hook} raised {type(error).__name__}: {error}",
+            where=f"{frame.filename}:{frame.lineno}",
+            remedy="repair or upgrade the plugin; RUN/events.jsonl has the whole traceback",
+        )
+        failure.details = traceback.format_exc()
+        raise failure from error

@@ -23,7 +23,7 @@ def reward_metrics(batch: Batch) -> dict[str, float]:
     return {
         "reward/mean": _mean(valid),
         "reward/std": float(valid.std()) if len(valid) else 0.0,
-        **{f"reward/{name}_mean": _mean(values) for name, values in batch.components.items()},
+        **{f"reward/{name}_mean": _mean(values[batch.valid]) for name, values in batch.components.items()},
         "reward/unscored_fraction": float(1 - batch.valid.mean()),
         "group/zero_signal_fraction": zero_signal_fraction(batch.rewards, batch.group_ids, batch.valid),
     }

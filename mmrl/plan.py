@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmrl import registry
 from mmrl.config import Config, PluginSpec
-from mmrl.errors import ConfigError, DataError, HubError
+from mmrl.errors import ConfigError, DataError, HubError, plugin_errors
 from mmrl.interfaces import Algorithm
 from mmrl.media import ImageGrid, MediaStore
 from mmrl.prompts import PromptSource
@@ -56,7 +57,16 @@ class RunPlan:
     def folder(self) -> ModelFolder:
         from mmrl.engine.folder import ModelFolder
 
-        return ModelFolder.open(self.config.model.path, trust_remote_code=self.config.model.trust_remote_code)
+        model = self.config.model
+        folder = ModelFolder.open(model.path, trust_remote_code=model.trust_remote_code)
+        parts, frozen = set(folder.family.parts), set(model.freeze)
+        if not frozen < parts:
+            raise ConfigError(
+                f"a model of type {folder.family.model_type} cannot be frozen in {', '.join(sorted(frozen))}",
+                where="model.freeze",
+                possible=f"some of {', '.join(sorted(parts))}, but not all",
+            )
+        return folder
 
     @cached_property
     def media(self) -> MediaStore:
@@ -75,10 +85,11 @@ class RunPlan:
         """The training prompts, enough for one step."""
         source = self._source(self.config.data.train, "data.train")
         source.require(self.config.trainer.prompts_per_step, "trainer.prompts_per_step")
-        if self.algorithm.source == "demonstrations" and source[0].demonstration is None:
+        if self.algorithm.source == "demonstrations" and source.without_demonstration:
+            ids = source.without_demonstration
             raise DataError(
-                f"algorithm {self.config.algorithm.name!r} learns from demonstrations, and the data has none",
-                where="data.train",
+                f"algorithm {self.config.algorithm.name!r} learns from demonstrations, and {len(ids)} rows have none",
+                where=f"data.train, rows {', '.join(ids[:5])}{', ...' if len(ids) > 5 else ''}",
                 remedy="name the column that holds them, or choose an algorithm that samples",
             )
         return source
@@ -127,8 +138,11 @@ class RunPlan:
 
     def _source(self, spec: PluginSpec, name: str) -> PromptSource:
         data = self.config.data
+        loader = registry.create("dataset", spec)
+        with plugin_errors(loader, "load"):
+            rows = loader.load()
         return PromptSource(
-            registry.create("dataset", spec).load(),
+            rows,
             self.encoder,
             system_prompt=data.system_prompt,
             prompt_template=data.prompt_template,
@@ -138,14 +152,16 @@ class RunPlan:
         )
 
     def _check_learner(self) -> None:
-        from mmrl.engine.device import LEARNER_KEYS
+        from mmrl.engine.device import LEARNER_KEYS, OWNED_LEARNER_KEYS
 
-        unknown = sorted(self.config.learner.deepspeed.keys() - LEARNER_KEYS)
-        if unknown:
+        settings = self.config.learner.deepspeed
+        refused = sorted(settings.keys() - LEARNER_KEYS)
+        refused += [key for key in OWNED_LEARNER_KEYS if _has(settings, key.split("."))]
+        if refused:
             raise ConfigError(
-                f"learner.deepspeed does not take {', '.join(unknown)}",
+                f"learner.deepspeed does not take {', '.join(refused)}",
                 where="learner.deepspeed",
-                possible=", ".join(sorted(LEARNER_KEYS)),
+                possible=f"{', '.join(sorted(LEARNER_KEYS))}, without {', '.join(OWNED_LEARNER_KEYS)}",
                 remedy="check the name, or look among mmrl's own keys of the learner section: `mmrl schema`",
             )
 
@@ -160,6 +176,15 @@ class RunPlan:
                 possible=f"{needed} or more",
                 remedy="raise sampler.group_size",
             )
+
+
+def _has(settings: Any, path: Sequence[str]) -> bool:
+    """Whether nested settings have a value at ``path``."""
+    for key in path:
+        if not isinstance(settings, Mapping) or key not in settings:
+            return False
+        settings = settings[key]
+    return True
 
 
 def _describe(source: PromptSource) -> dict[str, Any]:

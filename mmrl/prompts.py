@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from mmrl.errors import ConfigError, DataError
+from mmrl.errors import ConfigError, DataError, plugin_errors
 from mmrl.interfaces import PromptEncoder
 from mmrl.types import IMAGE_PLACEHOLDER, IntArray, Message, Prompt
 
@@ -72,6 +72,7 @@ class PromptSource:
     Attributes:
         lengths: Tokens of each prompt that was kept.
         max_images: Most images in one of them.
+        without_demonstration: Ids of those that have no completion to imitate.
         dropped: (prompt id, reason) of each one that was not.
 
     Raises:
@@ -101,7 +102,11 @@ class PromptSource:
         return len(self._kept)
 
     def __getitem__(self, index: int) -> Prompt:
-        return self._prepare(self._rows[self._kept[index]])
+        return self._prepare(self._row(self._kept[index]))
+
+    def _row(self, index: int) -> Prompt:
+        with plugin_errors(self._rows, "__getitem__"):
+            return self._rows[index]
 
     def require(self, minimum_rows: int, what: str) -> None:
         """Check that there are at least ``minimum_rows``, which ``what`` asks for.
@@ -120,7 +125,9 @@ class PromptSource:
         lengths: list[int] = []
         seen: set[str] = set()
         self.max_images = 0
-        for row in self._rows:
+        self.without_demonstration: list[str] = []
+        for index in range(len(self._rows)):
+            row = self._row(index)
             if row.id in seen:
                 raise DataError(f"Two rows have the id {row.id!r}", where=self.name, remedy="make the ids unique")
             seen.add(row.id)
@@ -136,6 +143,7 @@ class PromptSource:
                 self.dropped.append((row.id, reason))
             else:
                 self.max_images = max(self.max_images, len(row.images))
+                self.without_demonstration += [row.id] if row.demonstration is None else []
         self._kept = [index for index, length in enumerate(lengths) if length <= limit]
         self.lengths = [lengths[index] for index in self._kept]
         if not self._kept:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from mmrl import __version__, registry
 from mmrl.config import Config, LoadedConfig, to_yaml
 from mmrl.console import Console
-from mmrl.errors import ConfigError, MMRLError
+from mmrl.errors import ConfigError, MMRLError, PluginError
 from mmrl.interfaces import Learner
 from mmrl.plan import CheckReport, RunPlan
 from mmrl.run_directory import RunDirectory, rollout_record
-from mmrl.scoring import RewardError, Scorer
+from mmrl.scoring import Scorer
 from mmrl.tracking import Trackers
 from mmrl.types import FloatArray, ScoredGroup
 
@@ -55,9 +55,11 @@ def train(loaded: LoadedConfig, dry_run: bool = False) -> int:
     try:
         _train(config, directory)
     except MMRLError as error:
-        details = error.details if isinstance(error, RewardError) else ""
+        details = error.details if isinstance(error, PluginError) else ""
         directory.event("error", message=str(error), exit_code=error.exit_code, details=details)
         raise
+    finally:
+        directory.release()
     return 0
 
 
@@ -74,17 +76,18 @@ def evaluate(loaded: LoadedConfig, model: Path | None = None) -> dict[str, Any]:
     config = loaded.config
     if model is not None:
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(model)})})
-    with tempfile.TemporaryDirectory() as folder, Scorer(config.rewards) as scorer:
-        plan = RunPlan(config, Path(folder))
+    with ExitStack() as stack:
+        scorer = stack.enter_context(Scorer(config.rewards))
+        plan = RunPlan(config, Path(stack.enter_context(tempfile.TemporaryDirectory())))
         if plan.evaluation is None:
             raise ConfigError("there is nothing to evaluate on", where="data.eval", remedy="name a dataset")
         engine = start_engine(
             config, plan.folder, plan.media, None, max_images=plan.evaluation.max_images, with_sampler=True
         )
+        stack.callback(engine.close)
         console = Console(len(plan.evaluation))
+        stack.callback(console.close)
         values = Collector(config, engine, plan.encoder, scorer, console.progress).evaluate(plan.evaluation)
-        console.close()
-        engine.close()
     return {"model": config.model.path, "prompts": len(plan.evaluation), **values}
 
 
@@ -200,8 +203,8 @@ def _environment(config: Config, engine: RankEngine) -> dict[str, Any]:
 
 def _prepare_process() -> None:
     """Set what must be set before the engines' packages are imported, and keep their notices off the console."""
-    from mmrl.engine import device
+    from mmrl.cluster.local import prepare_process
 
-    os.environ.update(device.environment(device.detect()))
+    prepare_process()
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.simplefilter("ignore", category)

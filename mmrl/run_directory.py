@@ -21,6 +21,9 @@ from mmrl.errors import ConfigError, ResourceError
 from mmrl.redaction import Redactor
 from mmrl.types import FloatArray, ScoredGroup
 
+_CLAIMS = ("config.yaml", "metrics.jsonl")
+"""A folder that has one of these holds a run."""
+
 
 class RunDirectory:
     """One run on disk.
@@ -37,6 +40,7 @@ class RunDirectory:
         self.path = path
         self._redact = Redactor()
         self._lock = threading.Lock()
+        self._has_steps = False
 
     @classmethod
     def create(cls, path: str | Path) -> RunDirectory:
@@ -85,6 +89,13 @@ class RunDirectory:
     def append_metrics(self, step: int, metrics: Mapping[str, float], attempt: int = 1) -> None:
         """Append one step to metrics.jsonl; ``time`` is in seconds since 1970."""
         self._append("metrics.jsonl", {"step": step, "attempt": attempt, "time": time.time(), **metrics})
+        self._has_steps |= step > 0
+
+    def release(self) -> None:
+        """Leave the folder to the next run, unless this one has finished a step: then its numbers are kept."""
+        if not self._has_steps:
+            for name in _CLAIMS:
+                (self.path / name).unlink(missing_ok=True)
 
     def write_rollouts(self, step: int, records: Iterable[Mapping[str, Any]]) -> None:
         """Write the rollouts of one step, one line each; an earlier attempt's are replaced."""
@@ -135,7 +146,7 @@ def rollout_record(
 
 def _run_in(path: Path) -> str | None:
     """What makes the folder a run, if it is one."""
-    for name in ("config.yaml", "metrics.jsonl"):
+    for name in _CLAIMS:
         if (path / name).exists():
             return name
     return "checkpoints" if any((path / "checkpoints").glob("[!.]*")) else None

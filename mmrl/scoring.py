@@ -39,11 +39,7 @@ _BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1:]; from mmrl.reward_worker im
 
 
 class RewardError(PluginError):
-    """A reward that raised, hung, crashed, or answered something else than scores.
-
-    Attributes:
-        details: The reward's own traceback, for events.jsonl; empty if it has none.
-    """
+    """A reward that raised, hung, crashed, or answered something else than scores."""
 
     def __init__(self, what: str, *, details: str = "", where: str = "", possible: str = "", remedy: str = "") -> None:
         super().__init__(what, where=where, possible=possible, remedy=remedy)

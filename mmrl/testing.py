@@ -64,13 +64,20 @@ def replay(
     """
     import torch
 
-    from mmrl.ops.objective import advantages_per_token, loss_masks, partial_loss, reduce_partials, training_rows
+    from mmrl.ops.objective import (
+        advantages_per_token,
+        assign_credit,
+        loss_masks,
+        partial_loss,
+        reduce_partials,
+        training_rows,
+    )
 
     if isinstance(algorithm, str):
         spec = PluginSpec.model_validate({"name": algorithm, **(options or {})})
         algorithm = registry.create("algorithm", spec)
     arrays = _Arrays(batch)
-    credit = algorithm.credit(arrays.batch)
+    credit = assign_credit(algorithm, arrays.batch)
     masks = loss_masks(arrays.batch, credit)
     advantages = advantages_per_token(credit, masks)
     rows = training_rows(

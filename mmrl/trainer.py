@@ -14,7 +14,7 @@ from mmrl.collection import Collector, batch_of
 from mmrl.config import Config
 from mmrl.errors import NumericsError
 from mmrl.interfaces import Algorithm, Engine, Learner, PromptEncoder
-from mmrl.ops.objective import advantages_per_token, loss_masks, training_rows
+from mmrl.ops.objective import advantages_per_token, assign_credit, loss_masks, training_rows
 from mmrl.ops.parity import Gap
 from mmrl.prompts import PromptOrder, PromptSource
 from mmrl.types import Batch, BoolArray, Credit, FloatArray, Sample, ScoredGroup
@@ -97,12 +97,12 @@ class Trainer:
         for step in range(1, config.steps + 1):
             values = self.train_step(step)
             last = step == config.steps
+            if last or step % config.save_every == 0:  # before the evaluation: whatever fails there, they are kept
+                with self._engine.learning() as learner:
+                    save(learner, step)
             if last or step % config.eval_every == 0:
                 values |= self._evaluate()
             self._recorder.log(step, values)
-            if last or step % config.save_every == 0:
-                with self._engine.learning() as learner:
-                    save(learner, step)
 
     def train_step(self, step: int) -> dict[str, float]:
         """Sample, score, assign credit, update; returns the step's metrics."""
@@ -120,8 +120,8 @@ class Trainer:
                 values, logprobs = self._update(step, experience.samples, batch, masks, advantages, learner)
         values |= dict(credit.metrics) | metrics.batch_metrics(batch, masks, advantages)
         if experience.groups:
-            values |= metrics.reward_metrics(batch) | self._mismatch(step, experience.samples, logprobs)
             self._recorder.rollouts(step, experience.groups, advantages, logprobs)
+            values |= metrics.reward_metrics(batch) | self._mismatch(step, experience.samples, logprobs)
         return values | clock.metrics(sum(sample.num_tokens for sample in experience.samples))
 
     def _evaluate(self) -> dict[str, float]:
@@ -147,7 +147,7 @@ class Trainer:
     def _credit(self, batch: Batch) -> Credit:
         if self._algorithm.source == "demonstrations":
             return Credit(np.ones(len(batch.rewards)))
-        return self._algorithm.credit(batch)
+        return assign_credit(self._algorithm, batch)
 
     def _update(
         self,

@@ -13,6 +13,14 @@ from mmrl.interfaces import Algorithm
 from mmrl.media import MediaStore
 
 
+def prepare_process() -> device.DeviceKind:
+    """Set what transformers, vLLM and DeepSpeed read from the environment when they are imported; tell the device."""
+    kind = device.detect()
+    os.environ.update(device.environment(kind))
+    os.environ.update({name: value for name, value in device.QUIET.items() if name not in os.environ})
+    return kind
+
+
 def start_engine(
     config: Config,
     folder: ModelFolder,
@@ -23,8 +31,7 @@ def start_engine(
     with_sampler: bool,
 ) -> RankEngine:
     """Prepare this process as rank 0 of 1 and build its engine; see ``RankEngine`` for the arguments."""
-    kind = device.detect()
-    os.environ.update(device.environment(kind))
+    kind = prepare_process()
     os.environ.update(
         device.rank_environment(rank=0, local_rank=0, world_size=1, address="127.0.0.1", port=_free_port())
     )

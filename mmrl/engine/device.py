@@ -18,7 +18,7 @@ QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
-"""Errors are shown, progress and advice are not: the console has one line a step."""
+"""Environment variables, unless the user has set them: errors are shown, progress and advice are not."""
 
 
 def detect() -> DeviceKind:
@@ -39,10 +39,10 @@ def environment(kind: DeviceKind) -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        **QUIET,
     }
     if kind == "cuda":
-        return common
+        # vLLM 0.32 would choose its second model runner, which takes logits processors of another class.
+        return common | {"VLLM_USE_V2_MODEL_RUNNER": "0"}
     return common | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
 
 
@@ -127,6 +127,9 @@ def learner_config(
         "steps_per_print": 2**31 - 1,
         "wall_clock_breakdown": False,
     }
+    if dtype == "bfloat16" and zero_stage >= 2:
+        # In bfloat16, the sum over micro-batches would lose digits with their number.
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
     if kind == "cuda":
         config["zero_optimization"] |= {"overlap_comm": True, "contiguous_gradients": True}
     return _merge(config, overrides)
@@ -142,6 +145,12 @@ LEARNER_KEYS = frozenset(
 )  # fmt: skip
 """DeepSpeed's settings that ``learner.deepspeed`` may hold: the others have a key of their own in mmrl's config, are
 decided by the learner, or have no use here. DeepSpeed itself accepts any name in silence."""
+
+OWNED_LEARNER_KEYS = (
+    "zero_optimization.stage", "zero_optimization.offload_optimizer", "zero_optimization.offload_param",
+    "optimizer.params.lr", "optimizer.params.weight_decay", "data_types.grad_accum_dtype",
+)  # fmt: skip
+"""Settings within those that are mmrl's own."""
 
 
 def attention(kind: DeviceKind, dtype: str) -> str:

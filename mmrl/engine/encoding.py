@@ -39,7 +39,16 @@ class Encoder:
                 where=prompt.id,
                 remedy="name the column that holds the completions, or choose an algorithm that samples",
             )
-        ids = [*self._tokenize(prompt.demonstration), self._folder.tokenizer.eos_token_id]
+        vocabulary = self._folder.vocabulary
+        end = self._folder.tokenizer.eos_token_id
+        ids = [*self._tokenize(prompt.demonstration), vocabulary.eos[0] if end is None else end]
+        if banned := set(ids) & set(vocabulary.banned):
+            raise DataError(
+                "the demonstration holds special tokens of the model's images",
+                where=prompt.id,
+                possible=f"no {', '.join(self._folder.tokenizer.convert_ids_to_tokens(sorted(banned)))}",
+                remedy="mend or remove the row",
+            )
         return Sample(prompt, (Segment(np.array(ids, np.int32), True, np.zeros(len(ids), np.float32)),))
 
     def _render(self, prompt: Prompt) -> str:

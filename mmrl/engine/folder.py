@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ class ModelFolder:
         config: The transformers config.
         tokenizer: The tokenizer.
         processor: The multimodal processor; None for a text model.
+        trust_remote_code: Whether Python code of the folder may run.
     """
 
     path: str
@@ -30,6 +32,7 @@ class ModelFolder:
     tokenizer: Any
     processor: Any
     vocabulary: Vocabulary
+    trust_remote_code: bool = False
 
     @classmethod
     def open(cls, path: str, *, trust_remote_code: bool = False) -> ModelFolder:
@@ -67,7 +70,10 @@ class ModelFolder:
             generation = GenerationConfig.from_model_config(config)
         tokenizer = processor.tokenizer if family.vision else processor
         vocabulary = Vocabulary.of(family, config, generation, tokenizer)
-        return cls(path, family, config, generation, tokenizer, processor if family.vision else None, vocabulary)
+        for missing in _missing(config, processor, tokenizer, vocabulary):
+            raise ConfigError(missing, where=f"model.path: {path}", remedy="choose an instruction-tuned model")
+        processor = processor if family.vision else None
+        return cls(path, family, config, generation, tokenizer, processor, vocabulary, trust_remote_code)
 
     @property
     def image_factor(self) -> int:
@@ -83,4 +89,15 @@ class ModelFolder:
     def save_files(self, folder: Path) -> None:
         """Write tokenizer, processor and generation config beside saved weights."""
         (self.processor or self.tokenizer).save_pretrained(folder)
-        self.generation_config.save_pretrained(folder)
+        # Not ``save_pretrained``, which refuses settings that many folders have.
+        self.generation_config.to_json_file(folder / "generation_config.json")
+
+
+def _missing(config: Any, processor: Any, tokenizer: Any, vocabulary: Vocabulary) -> Iterator[str]:
+    """What keeps the model from being trained here."""
+    if not vocabulary.eos:
+        yield "the model has no end-of-sequence token"
+    if not (getattr(processor, "chat_template", None) or tokenizer.chat_template):
+        yield "the model has no chat template"
+    if "sliding_attention" in (getattr(config.get_text_config(), "layer_types", None) or ()):
+        yield "the model has layers with sliding-window attention, which cannot be packed"

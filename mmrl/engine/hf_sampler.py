@@ -18,11 +18,18 @@ class HFSampler:
     """Implements ``interfaces.Sampler`` with a second copy of the weights, one prompt's group at a time."""
 
     def __init__(self, folder: ModelFolder, images: ImageInputs, *, device: str, dtype: str) -> None:
-        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+        from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
 
         loader = AutoModelForImageTextToText if folder.family.vision else AutoModelForCausalLM
-        self._model = loader.from_pretrained(folder.path, dtype=getattr(torch, dtype), attn_implementation="sdpa")
-        self._model = self._model.to(device).eval()
+        model = loader.from_pretrained(
+            folder.path,
+            dtype=getattr(torch, dtype),
+            attn_implementation="sdpa",
+            trust_remote_code=folder.trust_remote_code,
+        )
+        self._model = model.to(device).eval()
+        # ``generate`` fills what a request leaves open from here: the folder's defaults would change the distribution.
+        self._model.generation_config = GenerationConfig()
         self._folder, self._images, self._device = folder, images, device
         self.weight_version = -1
 
@@ -55,8 +62,14 @@ class HFSampler:
             torch.manual_seed(request.seed)
             output = self._model.generate(**inputs, generation_config=self._settings(request))
         ids_GT = output.sequences[:, num_prompt_tokens:]
-        scores_GTV = torch.stack(output.scores, 1).float()
-        logprobs_GT = scores_GTV.log_softmax(-1).gather(-1, ids_GT[..., None])[..., 0]
+        # Step by step: the scores of all steps together would be the largest tensors of the run.
+        logprobs_GT = torch.stack(
+            [
+                scores_GV.float().log_softmax(-1).gather(1, ids_G[:, None])[:, 0]
+                for scores_GV, ids_G in zip(output.scores, ids_GT.unbind(1), strict=True)
+            ],
+            1,
+        )
         rollouts = tuple(
             self._rollout(request.prompt, i, ids.cpu().numpy().astype(np.int32), logprobs.cpu().numpy())
             for i, (ids, logprobs) in enumerate(zip(ids_GT, logprobs_GT, strict=True))

@@ -75,7 +75,7 @@ class DeepSpeedLearner:
         """One optimizer step.
 
         Raises:
-            NumericsError: A loss is not finite; no step was taken.
+            NumericsError: The loss or the gradient is not finite; no step was taken.
         """
         rate = self._set_learning_rate()
         self._engine.train()
@@ -84,13 +84,17 @@ class DeepSpeedLearner:
         logprobs: list[FloatArray] = [np.zeros(0, np.float32)] * len(rows)
         partials: list[PartialLoss] = []
         for number, indices in enumerate(plan):
-            self._engine.set_gradient_accumulation_boundary(number == len(plan) - 1)
+            last = number == len(plan) - 1
+            self._engine.set_gradient_accumulation_boundary(last)
             part = [rows[i] for i in indices]
             partial, logprobs_T = self._backward(part)
             partials.append(partial)
             for i, values in zip(indices, _split(logprobs_T, part), strict=True):
                 logprobs[i] = values
-            grad_norm = self._step_engine()
+            if last:
+                grad_norm = self._finish_step()
+            else:
+                self._engine.step()
         if not plan:
             return UpdateResult({"lr": rate}, logprobs)
         self._step += 1
@@ -117,13 +121,21 @@ class DeepSpeedLearner:
         partial = PartialLoss(partial.loss.detach(), {**partial.sums, "policy/entropy": entropy}, partial.tokens)
         return partial, logprobs_T.detach()
 
-    def _step_engine(self) -> float:
-        """Let DeepSpeed take its step, if this is the boundary; returns the norm of the gradient before clipping."""
-        gradients = [p.grad for p in self._engine.module.parameters() if p.grad is not None]
-        # Without ZeRO, DeepSpeed clips but tells no norm; with it, the gradients are not here.
-        own = float(torch.nn.utils.get_total_norm(gradients)) if self._config.zero_stage == 0 else 0.0
+    def _finish_step(self) -> float:
+        """Let DeepSpeed take its optimizer step; returns the norm of the gradient before clipping.
+
+        Without ZeRO, DeepSpeed clips but tells no norm; with it, the gradients are not here, DeepSpeed tells the norm
+        afterwards, and skips the step by itself if that is not finite.
+        """
+        norm = 0.0
+        if self._config.zero_stage == 0:
+            gradients = [p.grad for p in self._policy.parameters() if p.grad is not None]
+            norm = float(torch.nn.utils.get_total_norm(gradients))
+            _require_finite(norm)
         self._engine.step()
-        return float(self._engine.get_global_grad_norm() or own)
+        norm = float(self._engine.get_global_grad_norm() or norm)
+        _require_finite(norm)
+        return norm
 
     def _set_learning_rate(self) -> float:
         rate = learning_rate(
@@ -147,6 +159,15 @@ class DeepSpeedLearner:
             for i, values in zip(indices, _split(logprobs_T, part), strict=True):
                 logprobs[i] = values
         return logprobs
+
+
+def _require_finite(grad_norm: float) -> None:
+    if not math.isfinite(grad_norm):
+        raise NumericsError(
+            f"the gradient's norm is {grad_norm}; no optimizer step was taken",
+            where="policy/grad_norm",
+            remedy="lower learner.lr, or look at the rollouts of this step",
+        )
 
 
 def _split(values_T: torch.Tensor, parts: Sequence[TrainingRow] | Sequence[Sample]) -> list[FloatArray]:

@@ -37,6 +37,8 @@ class Policy(torch.nn.Module):
         """(T,) log-probs and (T,) entropies in nats of the row's completion tokens."""
         body = self.model.base_model
         hidden_SH = body(**inputs.model_inputs, attention_mask=None, use_cache=False).last_hidden_state[0]
+        if inputs.idle_vision:
+            hidden_SH = hidden_SH + 0 * _sum_of_features(body.get_image_features(**inputs.idle_vision))
         return chunked_logprobs(
             self.model.get_output_embeddings(),
             hidden_SH[inputs.predicting_T],
@@ -60,7 +62,7 @@ def load_policy(
     folder: ModelFolder, kind: device.DeviceKind, dtype: str, *, freeze: Sequence[str], temperature: float
 ) -> Policy:
     """Load a model's weights with packed attention in its language model; ``freeze`` names parts without gradient."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
 
     attention.register()
     packed = device.attention(kind, dtype)
@@ -69,10 +71,19 @@ def load_policy(
         folder.path,
         dtype=getattr(torch, dtype),
         attn_implementation={"text_config": packed, "vision_config": "sdpa"} if vision else packed,
+        trust_remote_code=folder.trust_remote_code,
     )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(folder.family.part_of(name) not in freeze)
+    # The folder's sampling defaults are kept as a file; here they would only be validated when the model is saved.
+    model.generation_config = GenerationConfig()
     return Policy(model, folder, temperature=temperature, chunk_bytes=device.LOGITS_CHUNK_BYTES[kind])
+
+
+def _sum_of_features(output: Any) -> torch.Tensor:
+    """A number that every parameter of the vision tower has a part in."""
+    features = [*output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
+    return torch.stack([feature.sum() for feature in features]).sum()
 
 
 def _gathered(parameter: torch.nn.Parameter) -> Any:

@@ -91,7 +91,12 @@ class VLLMSampler:
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
         self._llm.llm_engine.reset_encoder_cache()
         self._llm.llm_engine.reset_mm_cache()
-        self._llm.reset_prefix_cache()
+        if not self._llm.reset_prefix_cache():
+            raise NumericsError(
+                "vLLM kept attention states of the old weights",
+                where="sampler",
+                remedy="report this: a request is left",
+            )
         self.weight_version = version
 
     def generate(self, requests: Sequence[SamplingRequest]) -> Iterator[tuple[int, RolloutGroup]]:
@@ -187,6 +192,7 @@ def engine_arguments(
         # The folder's own sampling defaults (repetition penalty, top-k) would change that distribution.
         "generation_config": "vllm",
         "disable_log_stats": True,
+        "trust_remote_code": folder.trust_remote_code,
         "use_tqdm_on_load": False,
         **device.sampler_arguments(kind, config.memory_fraction, max_tokens),
     }

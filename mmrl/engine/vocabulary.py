@@ -37,7 +37,7 @@ class Vocabulary:
             tokenizer.eos_token_id,
         )
         eos = {int(i) for source in sources for i in _ids(source)} - banned
-        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(eos)
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(eos, default=0)
         return cls(size, tuple(sorted(banned)), tuple(sorted(eos)), int(pad))
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from mmrl.errors import plugin_errors
 from mmrl.interfaces import Aggregation, Algorithm
 from mmrl.ops.aggregation import sequence_weights
-from mmrl.types import Batch, BoolArray, Credit, FloatArray, IntArray, PackedTokens, Sample, TrainingRow
+from mmrl.types import Batch, BoolArray, Credit, FloatArray, IntArray, PackedTokens, Sample, TokenLoss, TrainingRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,26 @@ class PartialLoss:
     loss: torch.Tensor
     sums: Mapping[str, float]
     tokens: int
+
+
+def assign_credit(algorithm: Algorithm, batch: Batch) -> Credit:
+    """The algorithm's credit for a batch.
+
+    Raises:
+        PluginError: It raised, or its values do not fit the batch: one per row, or one per token, all finite in the
+            loss.
+    """
+    with plugin_errors(algorithm, "credit"):
+        credit = algorithm.credit(batch)
+        rows = len(batch.masks)
+        if len(credit.values) != rows or (credit.keep is not None and np.shape(credit.keep) != (rows,)):
+            raise ValueError(f"values and keep must have one entry for each of the {rows} rows")
+        for i, (value, mask) in enumerate(zip(credit.values, loss_masks(batch, credit), strict=True)):
+            if np.shape(value) not in ((), mask.shape):
+                raise ValueError(f"row {i} has {mask.size} tokens and advantages of shape {np.shape(value)}")
+            if not np.isfinite(np.broadcast_to(value, mask.shape)[mask]).all():
+                raise ValueError(f"row {i} has an advantage that is not finite")
+    return credit
 
 
 def loss_masks(batch: Batch, credit: Credit) -> list[BoolArray]:
@@ -106,7 +127,9 @@ def pack_tokens(rows: Sequence[TrainingRow], logprobs_T: torch.Tensor) -> Packed
 def partial_loss(algorithm: Algorithm, rows: Sequence[TrainingRow], logprobs_T: torch.Tensor) -> PartialLoss:
     """One micro-batch's share of the step's loss, ``sum_i w_i sum_t m_it L_it``, and of its metrics."""
     tokens = pack_tokens(rows, logprobs_T)
-    result = algorithm.loss(tokens)
+    with plugin_errors(algorithm, "loss"):
+        result = algorithm.loss(tokens)
+        _check_shapes(result, logprobs_T.shape)
     weights = torch.tensor([row.weight for row in rows], dtype=logprobs_T.dtype, device=logprobs_T.device)
     weights_T = weights[tokens.sequence_T]
 
@@ -121,6 +144,13 @@ def partial_loss(algorithm: Algorithm, rows: Sequence[TrainingRow], logprobs_T: 
         names, values = list(named), torch.stack([value.double() for value in named.values()])
     sums = dict(zip(names, values.tolist(), strict=True))
     return PartialLoss(loss, sums, int(sum(np.count_nonzero(row.mask) for row in rows)))
+
+
+def _check_shapes(result: TokenLoss, shape: torch.Size) -> None:
+    """Raises ValueError unless everything is per token: a reduced loss would broadcast without an error."""
+    for name, value in {"loss_T": result.loss_T, **result.terms, **result.metrics}.items():
+        if value.shape != shape:
+            raise ValueError(f"{name} has shape {tuple(value.shape)}, not one value per token, {tuple(shape)}")
 
 
 def reduce_partials(partials: Sequence[PartialLoss]) -> dict[str, float]:

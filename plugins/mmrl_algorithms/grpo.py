@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from mmrl.interfaces import Aggregation, AggregationMode, Algorithm, Needs, PluginConfig
@@ -92,8 +93,8 @@ class GRPO(Algorithm):
             assert batch.reference_logprobs is not None
             kl_B = sequence_kl(batch.old_logprobs, batch.reference_logprobs, batch.masks)
             rewards = rewards - self.config.kl.coef * kl_B
-            tokens = sum(mask.sum() for mask in batch.masks)
-            metrics["kl/reference"] = float(kl_B.sum() / max(tokens, 1))
+            lengths_B = np.array([np.count_nonzero(mask) for mask in batch.masks])
+            metrics["kl/reference"] = float(kl_B[batch.valid].sum() / max(lengths_B[batch.valid].sum(), 1))
         advantages_B = group_advantages(
             rewards, batch.group_ids, batch.valid, ddof=self.config.std_ddof, eps=self.config.std_eps
         )
