@@ -7,6 +7,7 @@ import io
 import os
 
 os.environ.update(
+    HF_HUB_DISABLE_PROGRESS_BARS="1",
     HF_HUB_OFFLINE="1",
     OMP_NUM_THREADS="1",  # tiny layers: threads that wait for each other on busy cores cost a hundred times more
     TOKENIZERS_PARALLELISM="false",
@@ -95,7 +96,7 @@ class Bench:
     def config(self, **sections: Any) -> Config:
         """A config for the model; sections as in YAML."""
         base: dict[str, Any] = {
-            "model": {"path": self.folder.path},
+            "model": {"path": self.folder.path, "dtype": "float32"},
             "data": {"train": {"name": "rows"}, "max_prompt_tokens": 256},
             "algorithm": {"name": "any"},
             "sampler": {"max_new_tokens": 24, "temperature": TEMPERATURE},

@@ -102,6 +102,13 @@ def test_deepspeed_accepts_the_settings(kind, start):
     assert ("overlap_comm" in settings["zero_optimization"]) == (kind == "cuda")
 
 
+def test_the_learners_own_decisions_are_no_setting_of_the_user():
+    decided = device.learner_config("cuda", **LEARNER).keys()
+    assert decided - device.LEARNER_KEYS == {
+        "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "bf16",
+    }  # fmt: skip
+
+
 def test_settings_of_the_user_are_merged_into_the_defaults():
     overrides = {"zero_optimization": {"reduce_bucket_size": 9}, "optimizer": {"params": {"eps": 1e-6}}}
     settings = device.learner_config("cuda", **{**LEARNER, "overrides": overrides})

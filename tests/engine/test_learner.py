@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +19,10 @@ import torch
 from deepspeed.utils import safe_get_full_optimizer_state
 
 from mmrl.errors import NumericsError
-from mmrl.interfaces import Aggregation
+from mmrl.interfaces import Aggregation, Algorithm
 from mmrl.ops.objective import training_rows
 from mmrl.ops.packing import plan_microbatches
-from mmrl.types import TrainingRow
+from mmrl.types import TokenLoss, TrainingRow
 
 LENGTHS = (4, 19, 7, 3, 11, 24, 6)
 GROUPS = np.array([0, 0, 0, 1, 2, 2, 2])
@@ -131,6 +137,17 @@ def test_the_loss_and_the_logprobs_do_not_depend_on_microbatches(exposed, rows, 
     assert result.metrics["loss/policy"] == pytest.approx(loss, rel=1e-5)  # the ratio is one everywhere
 
 
+def test_a_step_on_text_alone_has_no_gradient_left_from_images(exposed, rows, row_gradients, case):
+    exposed.update(rows())
+    text = [row for row in rows() if row.sample.prompt.id == "text"]
+    result = exposed.update(text)
+    weights = [1 / sum(case.tokens) if index in (0, 6) else 0 for index in range(7)]
+    expected, found = weighted(row_gradients, weights), first_moment(exposed)
+    assert len(text) == 2
+    assert norm({name: found[name] - expected[name] for name in expected}) < 1e-5 * norm(expected)
+    assert result.metrics["policy/grad_norm"] == pytest.approx(norm(expected), rel=1e-5)
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_reported_norm_is_the_gradients_before_clipping(stage, dtype, start, rows, row_gradients, case):
@@ -175,6 +192,28 @@ def test_a_loss_that_is_not_finite_takes_no_step_and_names_the_prompts(start, ro
         assert all(torch.equal(w, before[name]) for name, w in learner.policy.named_weights(torch.float32))
 
 
+class Vertical(Algorithm):
+    """A loss of 0 whose gradient is not finite."""
+
+    aggregation = Aggregation("token-mean")
+
+    def credit(self, batch: Any) -> Any:
+        raise NotImplementedError
+
+    def loss(self, tokens: Any) -> TokenLoss:
+        return TokenLoss((tokens.logprobs_T - tokens.logprobs_T.detach()).abs().sqrt())
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_gradient_that_is_not_finite_takes_no_step(stage, start, rows, monkeypatch):
+    with start(learner={"zero_stage": stage}).learning() as learner:
+        before = {name: weight.clone() for name, weight in learner.policy.named_weights(torch.float32)}
+        monkeypatch.setattr(learner, "_algorithm", Vertical({}))
+        with pytest.raises(NumericsError, match=r"norm is \S+; no optimizer step was taken"):
+            learner.update(rows())
+        assert all(torch.equal(w, before[name]) for name, w in learner.policy.named_weights(torch.float32))
+
+
 def test_the_learning_rate_follows_its_schedule(start, rows):
     settings = {"lr": 1e-4, "warmup_steps": 2, "schedule": "linear"}
     with start(learner=settings, trainer={"steps": 4}).learning() as learner:
@@ -203,3 +242,50 @@ def test_logprobs_one_by_one_are_a_forward_each(exposed, case, monkeypatch):
     packed = exposed.logprobs(case.samples)
     np.testing.assert_allclose(np.concatenate(single), np.concatenate(packed), atol=1e-5)
     assert [len(values) for values in packed] == list(LENGTHS)
+
+
+WORK = "import runpy, sys; runpy.run_path(sys.argv[1])['work'](sys.argv[2], int(sys.argv[3]))"
+
+
+def work(path: str, rank: int) -> None:
+    """One of two ranks: a step on its rows, without ZeRO and with; rank 0 writes gradients and norms."""
+    from mmrl.engine import device
+    from mmrl.engine.folder import ModelFolder
+    from mmrl.engine.rank import RankEngine
+    from mmrl.media import ImageGrid, MediaStore
+    from mmrl_algorithms.grpo import GRPO
+
+    job = pickle.loads(Path(path).read_bytes())
+    place = {"rank": rank, "local_rank": rank, "world_size": 2, "address": "127.0.0.1", "port": job["port"]}
+    os.environ.update(device.environment("cpu") | device.rank_environment(**place))
+    folder = ModelFolder.open(job["configs"][0].model.path)
+    media = MediaStore(job["media"], ImageGrid(folder.image_factor, 3136, 50176))
+    found = {}
+    for config in job["configs"]:
+        engine = RankEngine(config, folder, media, GRPO(GRPO.Config()), "cpu", max_images=2, with_sampler=False)
+        with engine.learning() as learner:
+            result = learner.update(job["rows"][rank])
+            found[config.learner.zero_stage] = (first_moment(learner), result.metrics["policy/grad_norm"])
+    if rank == 0:
+        torch.save(found, job["answer"])
+    engine.close()
+
+
+def test_two_ranks_find_the_gradient_of_one_though_only_one_has_images(tmp_path, vision, rows, row_gradients, case):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED}
+    configs = [vision.config(learner={**settings, "zero_stage": stage}) for stage in (0, 3)]
+    answer = tmp_path / "answer.pt"
+    shares = [[r for r in rows() if bool(r.sample.prompt.images) == image] for image in (False, True)]
+    job = {"configs": configs, "media": vision.media.folder, "rows": shares, "port": port, "answer": answer}
+    (tmp_path / "job").write_bytes(pickle.dumps(job))
+    command = [sys.executable, "-c", WORK, __file__, str(tmp_path / "job")]
+    ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in (0, 1)]
+    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    expected = weighted(row_gradients, expected_weights("token-mean", case.tokens))
+    for gradient, reported in torch.load(answer).values():
+        assert norm({name: gradient[name] - expected[name] for name in expected}) < 1e-5 * norm(expected)
+        assert reported == pytest.approx(norm(expected), rel=1e-5)

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from mmrl.errors import PluginError
 from mmrl.interfaces import Aggregation, Algorithm
 from mmrl.ops.objective import (
     advantages_per_token,
+    assign_credit,
     loss_masks,
     pack_tokens,
     partial_loss,
@@ -138,6 +140,34 @@ def test_old_logprobs_default_to_the_current_ones_without_gradient(rows):
     tokens = pack_tokens(list(rows.values()), logprobs)
     assert torch.equal(tokens.old_logprobs_T, tokens.logprobs_T) and not tokens.old_logprobs_T.requires_grad
     assert tokens.reference_logprobs_T is None
+
+
+@pytest.mark.parametrize(
+    ("credit", "message"),
+    [
+        (Credit(np.zeros(2)), "one entry for each of the 3 rows"),
+        (Credit(np.zeros(3), keep=np.ones(2, bool)), "one entry for each of the 3 rows"),
+        (Credit([np.zeros(2), np.zeros(3), np.zeros(3)]), "row 1 has 4 tokens and advantages of shape"),
+        (Credit(np.array([0.0, np.inf, 0.0])), "row 1 has an advantage that is not finite"),
+    ],
+)
+def test_credit_that_does_not_fit_the_batch_is_the_algorithms_fault(credit, message, batch, monkeypatch):
+    monkeypatch.setattr(Weighted, "credit", lambda self, batch: credit)
+    with pytest.raises(PluginError, match=message) as caught:
+        assign_credit(Weighted({}), batch)
+    assert "Weighted.credit raised ValueError" in caught.value.what
+
+
+def test_credit_may_be_anything_where_no_token_is_in_the_loss(batch, monkeypatch):
+    credit = Credit([np.zeros(2), np.array([1.0, NAN, NAN, 1.0]), np.full(3, NAN)], keep=np.array([1, 1, 0], bool))
+    monkeypatch.setattr(Weighted, "credit", lambda self, batch: credit)
+    assert assign_credit(Weighted({}), batch) is credit
+
+
+def test_a_loss_that_is_reduced_already_is_the_algorithms_fault(rows, monkeypatch):
+    monkeypatch.setattr(Weighted, "loss", lambda self, tokens: TokenLoss(tokens.logprobs_T.mean()))
+    with pytest.raises(PluginError, match=r"loss_T has shape \(\), not one value per token, \(9,\)"):
+        partial_loss(Weighted({}), list(rows.values()), torch.zeros(9))
 
 
 def test_metrics_of_no_tokens_are_no_metrics():

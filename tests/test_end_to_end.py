@@ -1,0 +1,300 @@
+"""Whole runs from the command line, with real engines: what they write, and that it can be trusted and repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from mmrl.cli import main
+from mmrl_datasets.digits import write_digits
+
+REWARD = """\
+def even(rollouts):
+    return [float((rollout.token_ids % 2 == 0).mean()) for rollout in rollouts]
+"""
+TIMES = {"time", "attempt"}
+
+
+@dataclass
+class Run:
+    """A finished run."""
+
+    path: Path
+    process: subprocess.CompletedProcess[str]
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines()]
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.path / "environment.json").read_text())
+        return found
+
+    def rollouts(self, step: int) -> list[dict[str, Any]]:
+        lines = (self.path / "rollouts" / f"step-{step:06d}.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    @property
+    def model(self) -> Path:
+        return self.path / "checkpoints" / "step-000002" / "model"
+
+    @property
+    def numbers(self) -> list[dict[str, float]]:
+        """Metrics without times."""
+        return [{k: v for k, v in m.items() if k not in TIMES and not k.startswith("perf/")} for m in self.metrics]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data and a reward."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_digits(folder / "digits", train=8, test=4, warmup=8, pairs=0.4)
+    rows = [{"problem": f"what is {i}+1?", "answer": str(i + 1)} for i in range(6)]
+    rows.append({"problem": "what is " + "1+" * 50 + "1?", "answer": "51"})
+    (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "reward.py").write_text(REWARD)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def configs(folder: Path, models: Callable[[str], Path]) -> dict[str, Path]:
+    """A YAML file for each run: supervised, then from its model twice the same, then in bfloat16; and a text model."""
+    digits = {"name": "table", "path": str(folder / "digits")}
+    common: dict[str, Any] = {
+        "data": {"train": {**digits, "split": "train"}, "eval": {**digits, "split": "test"}, "max_prompt_tokens": 64},
+        "rewards": [{"name": f"{folder / 'reward.py'}:even"}, {"name": "exact", "weight": 0.5}],
+        "algorithm": {"name": "grpo", "kl": {"coef": 0.05}},
+        "sampler": {"group_size": 3, "max_new_tokens": 10, "engine": {"kv_cache_memory_bytes": 2**26}},
+        "learner": {"lr": 1e-3, "tokens_per_microbatch": 150},
+    }
+    trainer = {"steps": 2, "prompts_per_step": 4}
+    sft = {
+        "model": {"path": str(models("qwen2_5_vl"))},
+        "data": {"train": {**digits, "split": "warmup"}, "max_prompt_tokens": 64},
+        "algorithm": {"name": "sft"},
+        "learner": {"lr": 1e-3, "zero_stage": 0},
+    }
+    grpo = common | {"model": {"path": str(folder / "sft" / "checkpoints" / "step-000002" / "model")}}
+    text = {
+        "model": {"path": str(models("qwen2"))},
+        "data": {"train": {"name": "table", "path": str(folder / "sums.jsonl")}, "max_prompt_tokens": 64},
+        "sampler": {"name": "hf", "group_size": 3, "max_new_tokens": 10},
+        "learner": {"lr": 1e-3, "zero_stage": 0, "minibatches": 2},
+        "trackers": [{"name": "tensorboard"}],
+    }
+    sections = {
+        "sft": sft,
+        "first": grpo,
+        "second": grpo,
+        "half": grpo | {"model": {**grpo["model"], "dtype": "bfloat16"}},
+        "text": common | text,
+    }
+    paths = {name: folder / f"{name}.yaml" for name in sections}
+    for name, config in sections.items():
+        config = config | {"trainer": trainer | {"run_dir": str(folder / name)}}
+        config["trainer"] |= {"eval_every": 1} if "eval" in config["data"] else {}
+        paths[name].write_text(yaml.safe_dump(config))
+    return paths
+
+
+@pytest.fixture(scope="module")
+def mmrl() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a command as a user would, on one core, without this process's settings."""
+    kept = ("PATH", "HOME", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
+
+    def command(*words: object) -> subprocess.CompletedProcess[str]:
+        arguments = [sys.executable, "-m", "mmrl", *map(str, words)]
+        return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def runs(configs: dict[str, Path], folder: Path, mmrl: Callable[..., Any]) -> dict[str, Run]:
+    """All runs, two at a time."""
+
+    def train(name: str) -> Run:
+        return Run(folder / name, mmrl("train", configs[name]))
+
+    with ThreadPoolExecutor(2) as pool:
+        found = dict(zip(("sft", "text"), pool.map(train, ("sft", "text")), strict=True))
+        later = ("first", "second", "half")
+        found |= zip(later, pool.map(train, later), strict=True)
+    for run in found.values():
+        assert run.process.returncode == 0, run.process.stderr
+    return found
+
+
+@pytest.fixture(scope="module")
+def evaluated(runs: dict[str, Run], configs: dict[str, Path], mmrl: Callable[..., Any]) -> dict[str, Any]:
+    """What ``mmrl eval`` says of the first run's final model."""
+    process = mmrl("eval", configs["first"], "--model", runs["first"].model, "--json")
+    assert process.returncode == 0, process.stderr
+    answer: dict[str, Any] = json.loads(process.stdout)
+    return answer
+
+
+def test_a_run_directory_holds_the_contracts_files(runs):
+    def tree(run: Run) -> set[str]:
+        paths = (path.relative_to(run.path) for path in run.path.rglob("*") if path.is_file())
+        return {
+            "/".join(path.parts[:-1] if path.parts[0] in ("media", "tensorboard") else path.parts) for path in paths
+        }
+
+    model = {f"checkpoints/step-000002/model/{name}" for name in (
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+        "chat_template.jinja",
+    )}  # fmt: skip
+    always = {"config.yaml", "environment.json", "metrics.jsonl"} | model
+    rollouts = {"rollouts/step-000001.jsonl", "rollouts/step-000002.jsonl"}
+    processor = {"checkpoints/step-000002/model/processor_config.json", "media"}
+    assert tree(runs["first"]) == always | rollouts | processor
+    assert tree(runs["sft"]) == always | processor
+    assert tree(runs["text"]) == always | rollouts | {"events.jsonl", "tensorboard"}
+    hashes = {image["hash"] for step in (1, 2) for r in runs["first"].rollouts(step) for image in r["images"]}
+    assert hashes <= {path.stem for path in (runs["first"].path / "media").iterdir()}
+
+
+def test_the_environment_names_what_really_ran(runs):
+    engines = {name: run.environment["engine"] for name, run in runs.items()}
+    assert {name: (e["sampler"], e["learner"]) for name, e in engines.items()} == {
+        "sft": (None, "DeepSpeedLearner"),
+        "first": ("VLLMSampler", "DeepSpeedLearner"),
+        "second": ("VLLMSampler", "DeepSpeedLearner"),
+        "half": ("VLLMSampler", "DeepSpeedLearner"),
+        "text": ("HFSampler", "DeepSpeedLearner"),
+    }
+    assert engines["first"]["precision"] == "float32" and engines["half"]["precision"] == "bfloat16"
+    assert engines["text"]["model_type"] == "qwen2" and engines["first"]["versions"]["deepspeed"]
+    plugins = {(plugin["kind"], plugin["name"].rpartition("/")[2]) for plugin in runs["first"].environment["plugins"]}
+    assert plugins == {("dataset", "table"), ("reward", "reward.py:even"), ("reward", "exact"), ("algorithm", "grpo")}
+
+
+def test_the_same_config_and_seed_give_the_same_numbers_to_the_last_digit(runs):
+    one, other = runs["first"], runs["second"]
+    assert [m["step"] for m in one.metrics] == [0, 1, 2]
+    assert one.numbers == other.numbers
+    assert one.rollouts(2) == other.rollouts(2)
+    assert one.numbers != runs["half"].numbers
+
+
+def test_a_run_learns_something_and_stays_in_agreement(runs):
+    _, first, second = runs["first"].metrics
+    for values in (first, second):
+        assert values["mismatch/logprob_abs_max"] < 1e-4
+        assert values["policy/grad_norm"] > 0 and values["advantage/abs_mean"] > 0
+        assert values["perf/memory_bytes_max"] > 2**28
+    assert first["kl/reference"] == pytest.approx(0, abs=1e-6)
+    assert second["kl/reference"] > 1e-4  # the policy has left the reference
+    assert {r["weight_version"] for r in runs["first"].rollouts(2)} == {1}
+
+
+def test_supervised_loss_falls_from_that_of_a_random_model(runs):
+    _, first, second = runs["sft"].metrics
+    assert first["loss/policy"] == pytest.approx(np.log(500), rel=0.1)  # about 500 tokens
+    assert second["loss/policy"] < first["loss/policy"] - 0.2
+
+
+def test_recorded_logprobs_are_those_of_the_start_model_in_plain_transformers(runs, plain):
+    from PIL import Image
+
+    run = runs["first"]
+    reference = plain(runs["sft"].model)
+    records = run.rollouts(1)
+    assert len(records) == 12 and {len(r["images"]) for r in records} == {1}
+    assert len({(image["width"], image["height"]) for r in records for image in r["images"]}) == 2
+    for record in records:
+        images = [Image.open(run.path / "media" / f"{image['hash']}.png") for image in record["images"]]
+        table = reference.distribution(record["prompt"], images, record["token_ids"], temperature=1.0).detach()
+        expected = table[np.arange(len(record["token_ids"])), record["token_ids"]]
+        assert reference.prompt_ids == record["prompt_token_ids"]
+        np.testing.assert_allclose(record["sampler_logprobs"], expected, atol=1e-4)
+        np.testing.assert_allclose(record["learner_logprobs"], expected, atol=2e-5)
+
+
+def test_records_have_rewards_that_add_up_and_advantages_of_their_group(runs):
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for record in runs["first"].rollouts(1):
+        even, exact = record["rewards"].values()
+        assert even == pytest.approx(np.mean([token % 2 == 0 for token in record["token_ids"]]))
+        assert record["reward"] == pytest.approx(even + 0.5 * exact)
+        groups.setdefault(record["prompt_id"], []).append(record)
+    assert [len(group) for group in groups.values()] == [3] * 4
+    for group in groups.values():
+        rewards = np.array([record["reward"] for record in group])
+        expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6) if np.ptp(rewards) else 0 * rewards
+        for record, advantage in zip(group, expected, strict=True):
+            np.testing.assert_allclose(record["advantage"], advantage, atol=1e-6)
+
+
+def test_evaluating_the_final_folder_gives_the_runs_last_evaluation(runs, evaluated):
+    last = runs["first"].metrics[-1]
+    assert evaluated["prompts"] == 4
+    found = {name: value for name, value in evaluated.items() if name.startswith("eval/")}
+    assert found == {name: value for name, value in last.items() if name.startswith("eval/")}
+    assert found["eval/accuracy"] == pytest.approx(last["eval/accuracy"]) and found["eval/accuracy"] > 0
+
+
+def test_greedy_generation_of_the_final_folder_is_what_was_evaluated(runs, plain, folder):
+    import pyarrow.parquet as pq
+
+    from mmrl.media import ImageGrid, normalise
+    from mmrl.types import RawImage
+
+    reference = plain(runs["first"].model)
+    scores = []
+    for row in pq.read_table(folder / "digits" / "test.parquet").to_pylist():
+        image = normalise(RawImage(row["images"][0]["bytes"], "row"), ImageGrid(28, 3136, 1003520))
+        question = row["problem"].removeprefix("<image>")
+        content = [{"type": "image"}, {"type": "text", "text": question}]
+        text = reference.processor.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
+        ids: list[int] = []
+        while len(ids) < 10 and not (ids and ids[-1] in reference.model.generation_config.eos_token_id):
+            ids.append(int(reference.distribution(text, [image], ids)[-1].argmax()))
+        scores.append(np.mean([token % 2 == 0 for token in ids]))
+    assert np.mean(scores) == pytest.approx(runs["first"].metrics[-1]["eval/accuracy"])
+
+
+def test_bfloat16_stays_within_its_own_limits(runs):
+    values = runs["half"].metrics[1:]
+    assert all(1e-5 < v["mismatch/logprob_abs_mean"] < 0.02 for v in values)
+    assert not (runs["half"].path / "events.jsonl").exists()
+
+
+def test_a_text_model_trains_on_text_rows_without_vllm(runs):
+    run = runs["text"]
+    assert all(m["mismatch/logprob_abs_max"] < 1e-4 for m in run.metrics[1:])
+    assert all(m["policy/grad_norm"] > 0 for m in run.metrics[1:])
+    (event,) = [json.loads(line) for line in (run.path / "events.jsonl").read_text().splitlines()]
+    assert event["kind"] == "dropped" and event["prompt"].endswith("/6") and "max_prompt_tokens" in event["reason"]
+
+
+def test_the_console_has_a_line_per_step(runs):
+    lines = runs["first"].process.stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [["step", f"{step}/2"] for step in (0, 1, 2)]
+    assert "reward" in lines[1] and "acc" in lines[1]
+
+
+def test_a_folder_that_holds_a_run_is_refused_and_left_alone(runs, capsys):
+    run = runs["first"]
+    before = (run.path / "metrics.jsonl").read_bytes()
+    assert main(["train", str(run.path / "config.yaml")]) == 2
+    error = capsys.readouterr().err
+    assert "already holds a run" in error and "trainer.run_dir" in error and "Traceback" not in error
+    assert (run.path / "metrics.jsonl").read_bytes() == before
