@@ -36,9 +36,13 @@ class Policy(torch.nn.Module):
     def forward(self, inputs: PackedInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """(T,) log-probs and (T,) entropies in nats of the row's completion tokens."""
         body = self.model.base_model
-        hidden_SH = body(**inputs.model_inputs, attention_mask=None, use_cache=False).last_hidden_state[0]
+        model_inputs = dict(inputs.model_inputs)
         if inputs.idle_vision:
-            hidden_SH = hidden_SH + 0 * _sum_of_features(body.get_image_features(**inputs.idle_vision))
+            # Between embedding and layers, as with an image: ranks that wait for each other do so in one order.
+            embedded_1SH = body.get_input_embeddings()(model_inputs.pop("input_ids"))
+            idle = _sum_of_features(body.get_image_features(**inputs.idle_vision))
+            model_inputs["inputs_embeds"] = embedded_1SH + 0 * idle
+        hidden_SH = body(**model_inputs, attention_mask=None, use_cache=False).last_hidden_state[0]
         return chunked_logprobs(
             self.model.get_output_embeddings(),
             hidden_SH[inputs.predicting_T],
@@ -82,8 +86,8 @@ def load_policy(
 
 def _sum_of_features(output: Any) -> torch.Tensor:
     """A number that every parameter of the vision tower has a part in."""
-    features = [*output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
-    return torch.stack([feature.sum() for feature in features]).sum()
+    layers = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
+    return torch.stack([image.sum() for layer in layers for image in layer]).sum()
 
 
 def _gathered(parameter: torch.nn.Parameter) -> Any:

@@ -67,6 +67,19 @@ def test_a_packed_row_equals_plain_transformers_one_by_one(family, build, plain)
     np.testing.assert_allclose(entropy_T[: LENGTHS[0]], expected.detach(), atol=1e-5)
 
 
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.vision])
+def test_a_row_without_images_runs_the_vision_tower_for_nothing(family, build, plain):
+    setting, policy, collate = build(family)
+    sample = setting.samples([6])[0]
+    logprobs_T, _ = policy(collate([sample]))
+    logprobs_T.sum().backward()
+    expected = plain(setting.folder.path).logprobs(sample, setting.media)
+    np.testing.assert_allclose(logprobs_T.detach(), expected.detach(), atol=1e-5)
+    tower = {name: gradient for name, gradient in gradients(policy.model).items() if ".visual." in name}
+    assert tower.keys() == {name for name, _ in policy.model.named_parameters() if ".visual." in name}
+    assert not any(gradient.any() for gradient in tower.values())  # present, as ranks wait for it, and zero
+
+
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llama"])
 def test_wrong_positions_or_a_lost_layout_are_noticed(family, build):
     setting, policy, collate = build(family)

@@ -16,7 +16,7 @@ from mmrl.errors import NumericsError
 from mmrl.interfaces import Aggregation, SamplingRequest
 from mmrl.ops.objective import training_rows
 from mmrl.ops.parity import Gap
-from mmrl.types import Rollout
+from mmrl.types import Message, Prompt, Rollout
 
 TEMPERATURE = 0.8
 
@@ -104,6 +104,18 @@ def test_sampler_and_learner_agree_before_and_after_optimizer_steps(engine, samp
         assert learner_gap(engine, fresh).abs_max < 1e-4
         assert fresh[0].weight_version == first[0].weight_version + 1
         first = fresh
+
+
+def test_no_attention_state_of_old_weights_is_used_for_a_prompt_of_several_blocks(
+    engine, sample, update, request_for, vision
+):
+    prompt = vision.encoder.encode(Prompt("long", (Message("user", "7+8? " * 45),)))
+    assert len(prompt.token_ids) > 128  # vLLM's block on a CPU
+    request = replace(request_for(0), prompt=prompt)
+    for _ in range(2):
+        rollouts = flat(sample([request]))
+        assert learner_gap(engine, rollouts).abs_max < 1e-4
+        update(rollouts)
 
 
 def test_the_sampled_distribution_is_plain_transformers(engine, sample, request_for, vision, plain, tmp_path):
