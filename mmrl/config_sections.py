@@ -67,6 +67,11 @@ class RewardSpec(PluginSpec):
     timeout_s: Seconds = 30.0
     """Seconds that one call may take before its worker is killed."""
 
+    @property
+    def label(self) -> str:
+        """What metrics and `trainer.eval_metric` call it: the name without distribution, or the function's name."""
+        return self.name.rpartition(":")[2]
+
 
 class ModelConfig(Section):
     """The policy."""
@@ -224,7 +229,7 @@ def is_section(annotation: Any) -> bool:
 def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]:
     """Keys, fault and remedy of every value that fits its own key but not the others."""
     model, data, sampler, learner, trainer = config.model, config.data, config.sampler, config.learner, config.trainer
-    names = [reward.name for reward in config.rewards]
+    names = [reward.label for reward in config.rewards]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield ("rewards",), f"two rewards are called {name!r}", "keep one, or select another distribution's"
     if data.eval and not names:

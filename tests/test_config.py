@@ -206,7 +206,7 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         "trainer.seed should be a whole number, not 'x'\n  where:    override trainer.seed=x",
         f"unknown key lr\n  where:    {path}:12",
         "did you mean learner.lr?",
-        f"learner.warmup_steps is 300, but there are only 5 steps\n  where:    {path}:7, {path}:10",
+        f"learner.warmup_steps is 300, but there are only 5 optimizer steps\n  where:    {path}:7, {path}:10",
     ):
         assert expected in text
     assert text.startswith("11 errors")
@@ -233,7 +233,7 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("learner.schedule=cosin", "did you mean cosine?"),
         ("learner.lr=fast", "learner.lr should be a number, not 'fast'"),
         ("learner.minibatches=99999", "a step has fewer completions"),
-        ("learner.warmup_steps=10", "there are only 10 steps"),
+        ("learner.warmup_steps=10", "there are only 10 optimizer steps"),
         ("model.lora={rank: 8}", "model.lora must be null: adapters are not supported yet"),
         ("model.gradient_checkpointing=yes", "should be true or false, not 'yes'"),
         ("model.freeze=[vision, projector, language]", "nothing to train"),
