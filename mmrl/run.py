@@ -203,7 +203,11 @@ def _environment(config: Config, engine: RankEngine) -> dict[str, Any]:
 
 def _prepare_process() -> None:
     """Set what must be set before the engines' packages are imported, and keep their notices off the console."""
-    from mmrl.cluster.local import prepare_process
+    from mmrl.engine.device import WAITING
+
+    for name, value in WAITING.items():
+        os.environ.setdefault(name, value)
+    from mmrl.cluster.local import prepare_process  # imports torch
 
     prepare_process()
     for category in (FutureWarning, DeprecationWarning, UserWarning):

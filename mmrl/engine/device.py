@@ -21,6 +21,12 @@ QUIET = {
 """Environment variables, unless the user has set them: errors are shown, progress and advice are not."""
 
 
+WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+"""Environment variables, unless the user has set them, that OpenMP reads when torch is imported: threads without work
+sleep. Spinning ones take the cores from reward workers and from whatever else runs; a step was then up to ten times
+slower."""
+
+
 def detect() -> DeviceKind:
     """The kind of device that this process trains on."""
     import torch
