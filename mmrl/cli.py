@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"mmrl: {visible(Redactor()(str(error)), keep=chr(10))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
+        print("mmrl: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor may the interpreter's last flush fail

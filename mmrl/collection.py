@@ -48,7 +48,7 @@ class Collector:
         temperature = 0.0 if num_samples == 1 else self._config.sampler.temperature
         requests = [self._request(source, 0, row, "eval/", num_samples, temperature) for row in range(len(source))]
         batch = batch_of(self._collect(requests, Clock()))
-        name = self._config.trainer.eval_metric or self._config.rewards[0].label
+        name = self._config.trainer.eval_metric or self._config.rewards[0].metric
         values = metrics.evaluation_metrics(batch.rewards, batch.valid, batch.components, name)
         lengths = metrics.length_metrics(batch.masks, batch.truncated)
         return values | {f"eval/{key}": value for key, value in lengths.items()}

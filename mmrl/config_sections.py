@@ -67,10 +67,13 @@ class RewardSpec(PluginSpec):
     timeout_s: Seconds = 30.0
     """Seconds that one call may take before its worker is killed."""
 
+    label: Text | None = None
+    """What metrics and `trainer.eval_metric` call it; by default the name without distribution or file."""
+
     @property
-    def label(self) -> str:
-        """What metrics and `trainer.eval_metric` call it: the name without distribution, or the function's name."""
-        return self.name.rpartition(":")[2]
+    def metric(self) -> str:
+        """The label, or its default."""
+        return self.label or self.name.rpartition(":")[2]
 
 
 class ModelConfig(Section):
@@ -229,9 +232,9 @@ def is_section(annotation: Any) -> bool:
 def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]:
     """Keys, fault and remedy of every value that fits its own key but not the others."""
     model, data, sampler, learner, trainer = config.model, config.data, config.sampler, config.learner, config.trainer
-    names = [reward.label for reward in config.rewards]
+    names = [reward.metric for reward in config.rewards]
     for name in sorted({name for name in names if names.count(name) > 1}):
-        yield ("rewards",), f"two rewards are called {name!r}", "keep one, or select another distribution's"
+        yield ("rewards",), f"two rewards are called {name!r}", "keep one, or give one a label of its own"
     if data.eval and not names:
         yield ("data.eval", "rewards"), "evaluation needs at least one reward", "add to rewards, or set data.eval: null"
     if trainer.eval_metric and trainer.eval_metric not in names:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -91,6 +91,12 @@ class Aggregation:
 
     mode: AggregationMode
     constant: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(AggregationMode):
+            raise ValueError(f"no aggregation mode {self.mode!r}; there are {', '.join(get_args(AggregationMode))}")
+        if self.mode == "seq-mean-token-sum-norm" and not self.constant:
+            raise ValueError("seq-mean-token-sum-norm needs its length constant")
 
 
 class Algorithm(Plugin):

@@ -57,8 +57,12 @@ def mismatch_metrics(gap: Gap) -> dict[str, float]:
 def evaluation_metrics(
     rewards: FloatArray, valid: BoolArray, components: Mapping[str, FloatArray], accuracy_of: str
 ) -> dict[str, float]:
-    """``eval/accuracy``: mean of the component ``accuracy_of``; ``eval/reward_mean``: mean of the weighted sums."""
+    """``eval/accuracy``: mean of the component ``accuracy_of``; ``eval/reward_mean``: mean of the weighted sums.
+
+    ``eval/unscored_fraction``: rollouts that a reward could not score; the means are over the others.
+    """
     return {
+        "eval/unscored_fraction": float(1 - valid.mean()),
         "eval/accuracy": _mean(components[accuracy_of]),
         "eval/reward_mean": _mean(rewards[valid]),
         **{f"eval/{name}_mean": _mean(values) for name, values in components.items()},

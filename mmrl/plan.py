@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mmrl import registry
 from mmrl.config import Config, PluginSpec
 from mmrl.errors import ConfigError, DataError, HubError, plugin_errors
-from mmrl.interfaces import Algorithm
+from mmrl.interfaces import Algorithm, Needs
 from mmrl.media import ImageGrid, MediaStore
 from mmrl.prompts import PromptSource
 
@@ -47,8 +47,14 @@ class RunPlan:
         """The algorithm, its needs checked against the config."""
         self._check_learner()
         algorithm = registry.create("algorithm", self.config.algorithm)
+        with plugin_errors(algorithm, "needs"):
+            needs = algorithm.needs()
+        with plugin_errors(algorithm, "aggregation"):
+            _ = algorithm.aggregation
         if algorithm.source == "rollouts":
-            self._check_rollouts(algorithm)
+            self._check_rollouts(needs)
+        else:
+            self._check_demonstrations()
         if self.config.data.eval is not None and not self.config.rewards:
             raise ConfigError("evaluation needs a reward", where="rewards", remedy="add one, or set data.eval: null")
         return algorithm
@@ -59,6 +65,13 @@ class RunPlan:
 
         model = self.config.model
         folder = ModelFolder.open(model.path, trust_remote_code=model.trust_remote_code)
+        longest = self.config.data.max_prompt_tokens + self.config.sampler.max_new_tokens
+        if longest > folder.max_tokens:
+            raise ConfigError(
+                f"prompts and completions may take {longest} tokens, and the model reads {folder.max_tokens}",
+                where="data.max_prompt_tokens + sampler.max_new_tokens",
+                remedy="lower one of them",
+            )
         parts, frozen = set(folder.family.parts), set(model.freeze)
         if not frozen < parts:
             raise ConfigError(
@@ -165,8 +178,23 @@ class RunPlan:
                 remedy="check the name, or look among mmrl's own keys of the learner section: `mmrl schema`",
             )
 
-    def _check_rollouts(self, algorithm: Algorithm) -> None:
-        name, needed = self.config.algorithm.name, algorithm.needs().min_group_size
+    def _check_demonstrations(self) -> None:
+        config = self.config
+        if config.sampler.temperature != 1.0:
+            raise ConfigError(
+                "demonstrations are learned at temperature 1",
+                where=f"sampler.temperature: {config.sampler.temperature}",
+                remedy="remove sampler.temperature",
+            )
+        if config.learner.minibatches > config.trainer.prompts_per_step:
+            raise ConfigError(
+                f"learner.minibatches is {config.learner.minibatches}, but a step has fewer demonstrations",
+                where=f"trainer.prompts_per_step: {config.trainer.prompts_per_step}",
+                remedy="lower learner.minibatches",
+            )
+
+    def _check_rollouts(self, needs: Needs) -> None:
+        name, needed = self.config.algorithm.name, needs.min_group_size
         if not self.config.rewards:
             raise ConfigError(f"algorithm {name!r} needs a reward", where="rewards", remedy="add one")
         if self.config.sampler.group_size < needed:

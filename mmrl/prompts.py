@@ -106,7 +106,10 @@ class PromptSource:
 
     def _row(self, index: int) -> Prompt:
         with plugin_errors(self._rows, "__getitem__"):
-            return self._rows[index]
+            row = self._rows[index]
+            if not (isinstance(row, Prompt) and isinstance(row.id, str) and row.messages):
+                raise TypeError(f"row {index} is no Prompt with a text as id and at least one message: {row!r:.200}")
+            return row
 
     def require(self, minimum_rows: int, what: str) -> None:
         """Check that there are at least ``minimum_rows``, which ``what`` asks for.

@@ -10,6 +10,7 @@ import hashlib
 import importlib.util
 import inspect
 import re
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -253,6 +254,7 @@ def _file_reward(info: PluginInfo) -> type[Reward]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # as an import does: dataclasses look their module up
     spec.loader.exec_module(module)
     function: Any = getattr(module, name, None)
     if not inspect.isfunction(function):

@@ -80,7 +80,7 @@ def check_scores(values: object, count: int) -> list[float | None]:
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         raise BadScores(None, f"a list of {count} numbers", f"{type(values).__name__} {_excerpt(values)}")
     if len(values) != count:
-        raise BadScores(None, f"{count} scores, one per rollout", str(len(values)))
+        raise BadScores(None, f"{count} scores, one per rollout", f"{len(values)} scores")
     return [_check_score(index, value) for index, value in enumerate(values)]
 
 

@@ -7,13 +7,15 @@ has no NaN or infinity: they are written as null.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from mmrl.errors import ConfigError, ResourceError
 from mmrl.redaction import Redactor
 from mmrl.types import FloatArray, ScoredGroup
 
+_LOCK = ".lock"
 _CLAIMS = ("config.yaml", "metrics.jsonl")
 """A folder that has one of these holds a run."""
 
@@ -36,8 +39,9 @@ class RunDirectory:
     RUN/media/, RUN/checkpoints/    written by others
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lock: TextIO | None = None) -> None:
         self.path = path
+        self._lock_file = lock
         self._redact = Redactor()
         self._lock = threading.Lock()
         self._has_steps = False
@@ -50,7 +54,7 @@ class RunDirectory:
             ConfigError: The folder holds a run, or is not a folder.
             ResourceError: It cannot be made or written.
         """
-        path = Path(path)
+        path = Path(path).expanduser()
         try:
             path.mkdir(parents=True, exist_ok=True)
             found = _run_in(path)
@@ -62,11 +66,11 @@ class RunDirectory:
             raise ConfigError(
                 f"{path} already holds a run",
                 where=f"trainer.run_dir: {path / found} exists",
-                remedy="choose another trainer.run_dir, or move the folder away",
+                remedy="choose another trainer.run_dir (also to run its config.yaml again), or move the folder away",
             )
         if not os.access(path, os.W_OK | os.X_OK):
             raise ResourceError(f"cannot write to {path}", where="trainer.run_dir", remedy="choose another")
-        return cls(path)
+        return cls(path, _locked(path))
 
     @property
     def media(self) -> Path:
@@ -96,6 +100,10 @@ class RunDirectory:
         if not self._has_steps:
             for name in _CLAIMS:
                 (self.path / name).unlink(missing_ok=True)
+            shutil.rmtree(self.path / "rollouts", ignore_errors=True)
+        if self._lock_file is not None:
+            (self.path / _LOCK).unlink(missing_ok=True)
+            self._lock_file.close()
 
     def write_rollouts(self, step: int, records: Iterable[Mapping[str, Any]]) -> None:
         """Write the rollouts of one step, one line each; an earlier attempt's are replaced."""
@@ -142,6 +150,23 @@ def rollout_record(
         "sampler_logprobs": np.asarray(rollout.sampler_logprobs, np.float64).tolist(),
         "learner_logprobs": np.asarray(learner_logprobs, np.float64).tolist(),
     }
+
+
+def _locked(path: Path) -> TextIO:
+    """A lock on the folder, held until the file is closed or the process ends.
+
+    Raises:
+        ResourceError: Another process holds it.
+    """
+    file = (path / _LOCK).open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ResourceError(
+            f"another process is using {path}", where="trainer.run_dir", remedy="choose another trainer.run_dir"
+        ) from None
+    return file
 
 
 def _run_in(path: Path) -> str | None:

@@ -256,5 +256,5 @@ def _combine(
     weights = np.array([[spec.weight] for spec in rewards], np.float64)
     total = (weights * table).sum(axis=0)
     valid: BoolArray = ~np.any(np.isnan(table), axis=0)
-    components = {spec.label: column for spec, column in zip(rewards, table, strict=True)}
+    components = {spec.metric: column for spec, column in zip(rewards, table, strict=True)}
     return ScoredGroup(group, np.where(valid, total, 0.0), valid, components)

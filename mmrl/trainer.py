@@ -100,9 +100,11 @@ class Trainer:
             if last or step % config.save_every == 0:  # before the evaluation: whatever fails there, they are kept
                 with self._engine.learning() as learner:
                     save(learner, step)
-            if last or step % config.eval_every == 0:
-                values |= self._evaluate()
-            self._recorder.log(step, values)
+            try:
+                if last or step % config.eval_every == 0:
+                    values |= self._evaluate()
+            finally:  # the step is done, whatever happens to its evaluation
+                self._recorder.log(step, values)
 
     def train_step(self, step: int) -> dict[str, float]:
         """Sample, score, assign credit, update; returns the step's metrics."""
@@ -119,6 +121,8 @@ class Trainer:
             with clock.phase("update"):
                 values, logprobs = self._update(step, experience.samples, batch, masks, advantages, learner)
         values |= dict(credit.metrics) | metrics.batch_metrics(batch, masks, advantages)
+        if not batch.valid.any():
+            self._recorder.event("unscored", message=f"no rollout of step {step} could be scored")
         if experience.groups:
             self._recorder.rollouts(step, experience.groups, advantages, logprobs)
             values |= metrics.reward_metrics(batch) | self._mismatch(step, experience.samples, logprobs)

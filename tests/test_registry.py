@@ -168,7 +168,7 @@ def test_used_plugins_are_told_once_each(package) -> None:
         {
             "model": {"path": "m"},
             "data": {"train": spec, "eval": spec},
-            "rewards": [{"name": "length"}, {"name": "thirdparty:length"}],
+            "rewards": [{"name": "length"}, {"name": "thirdparty:length", "label": "again"}],
             "algorithm": {"name": "sft"},
         }
     )

@@ -49,11 +49,22 @@ def test_what_a_failed_start_leaves_can_be_started_in_again(tmp_path):
     run.checkpoints.mkdir()
     run.write_environment({"python": "3"})
     run.event("fault", message="no model")
+    run.release()
     again = RunDirectory.create(tmp_path)
     again.write_config("model: {}\n")
     assert (tmp_path / "config.yaml").read_text() == "model: {}\n"
     with pytest.raises(ConfigError):
         RunDirectory.create(tmp_path)
+
+
+def test_a_folder_is_one_runs_until_it_is_released(tmp_path):
+    first = RunDirectory.create(tmp_path)
+    with pytest.raises(ResourceError, match="another process is using"):
+        RunDirectory.create(tmp_path)
+    first.write_config("model: {}\n")
+    first.append_metrics(1, {})
+    first.release()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "metrics.jsonl"]
 
 
 def test_a_file_in_the_way_and_a_folder_that_cannot_be_made_are_told_apart(tmp_path):

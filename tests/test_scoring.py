@@ -110,8 +110,8 @@ def test_rewards_are_summed_by_weight_and_kept_by_name(spec, capfd):
     assert scored.rewards.tolist() == [0.5, 2.5, 5.5]
     assert scored.rewards.dtype == np.float64
     assert scored.valid.tolist() == [True, True, True]
-    assert scored.components[a.label].tolist() == [3, 3, 3]
-    assert scored.components[c.label].tolist() == [1, 1, 0]
+    assert scored.components[a.metric].tolist() == [3, 3, 3]
+    assert scored.components[c.metric].tolist() == [1, 1, 0]
     assert capfd.readouterr() == ("", "")
 
 
@@ -119,7 +119,7 @@ def test_a_rollout_that_one_reward_cannot_score_is_invalid(spec):
     scored = score(spec("length"), unscored := spec("some"))
     assert scored.valid.tolist() == [True, False, True]
     assert scored.rewards.tolist() == [4, 0, 4]
-    assert np.isnan(scored.components[unscored.label]).tolist() == [False, True, False]
+    assert np.isnan(scored.components[unscored.metric]).tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -189,14 +189,14 @@ def test_a_crash_is_an_error_with_its_signal_and_leaves_no_children(spec):
 
 def test_no_reward_sees_what_another_did_to_its_input(spec):
     scored = score(spec("spoils"), after := spec("colour"))
-    assert scored.components[after.label].tolist() == [1, 1, 1]
+    assert scored.components[after.metric].tolist() == [1, 1, 1]
 
 
 def test_workers_do_not_see_secrets_and_run_rewards_in_their_main_thread(spec, monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "hunter2hunter2")
     scored = score(secret := spec("sees_secret"), main := spec("in_main_thread"))
-    assert scored.components[secret.label].tolist() == [0, 0, 0]
-    assert scored.components[main.label].tolist() == [1, 1, 1]
+    assert scored.components[secret.metric].tolist() == [0, 0, 0]
+    assert scored.components[main.metric].tolist() == [1, 1, 1]
 
 
 def test_groups_are_scored_side_by_side_and_each_future_has_its_own(spec):
@@ -244,7 +244,7 @@ from mmrl.config import RewardSpec
 from mmrl.scoring import Scorer
 pids, stuck = RewardSpec(name={pid!r}), RewardSpec(name={slow!r})
 scorer = Scorer([pids, stuck], workers=1)
-print(int(scorer.submit(test_scoring.group(text="0")).result(60).components[pids.label][0]), flush=True)
+print(int(scorer.submit(test_scoring.group(text="0")).result(60).components[pids.metric][0]), flush=True)
 scorer.submit(test_scoring.group(text="60"))
 time.sleep(60)
 """

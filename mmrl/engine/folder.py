@@ -42,8 +42,11 @@ class ModelFolder:
             ConfigError: The folder is missing or incomplete, or the family is not supported.
             HubError: The path is a hub id, and the hub does not give it.
         """
-        on_hub = not Path(path).exists() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path) is not None
-        if not on_hub and not (Path(path) / "config.json").is_file():
+        path = str(Path(path).expanduser()) if path.startswith("~") else path
+        owner, _, _ = path.partition("/")
+        on_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path) is not None and not Path(owner).exists()
+        here = Path(path)
+        if not on_hub and not ((here / "config.json").is_file() and any(here.glob("*.safetensors"))):
             raise ConfigError(
                 f"no model folder at {path}",
                 where="model.path",
@@ -60,7 +63,8 @@ class ModelFolder:
             processor = loader.from_pretrained(path, **options)
         except (OSError, ValueError) as error:
             raise (HubError if on_hub else ConfigError)(
-                f"the model cannot be opened: {str(error).splitlines()[0]}",
+                f"{'no such folder here, and the hub' if on_hub else 'the model'} cannot be opened: "
+                f"{str(error).splitlines()[0]}",
                 where=f"model.path: {path}",
                 remedy="name a complete folder, or a hub id that this machine can reach or has cached",
             ) from error
@@ -74,6 +78,11 @@ class ModelFolder:
             raise ConfigError(missing, where=f"model.path: {path}", remedy="choose an instruction-tuned model")
         processor = processor if family.vision else None
         return cls(path, family, config, generation, tokenizer, processor, vocabulary, trust_remote_code)
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest sequence that the model was made for."""
+        return int(self.config.get_text_config().max_position_embeddings)
 
     @property
     def image_factor(self) -> int:

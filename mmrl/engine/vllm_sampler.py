@@ -71,7 +71,7 @@ class VLLMSampler:
             self._llm = LLM(**arguments)
         except (ValueError, RuntimeError) as error:
             raise ResourceError(
-                f"vLLM does not start: {str(error).splitlines()[0]}",
+                f"vLLM does not start: {' '.join(str(error).split())[:600]}",
                 where="sampler",
                 remedy="look at sampler.engine, sampler.memory_fraction and data.max_prompt_tokens",
             ) from error

@@ -45,8 +45,7 @@ def sequence_weights(
     elif aggregation.mode == "seq-mean-token-sum":
         denominators_B = np.full_like(lengths_B, num_sequences)
     elif aggregation.mode == "seq-mean-token-sum-norm":
-        if not aggregation.constant:
-            raise ValueError("seq-mean-token-sum-norm needs its length constant")
+        assert aggregation.constant is not None
         denominators_B = np.full_like(lengths_B, num_sequences * aggregation.constant)
     else:
         _, members_B = np.unique(group_ids, return_inverse=True)
