@@ -18,6 +18,9 @@ from mmrl.engine.vision import ImageInputs
 from mmrl.ops.packing import offsets
 from mmrl.types import EncodedPrompt, Sample
 
+KNOWN_POSITIONS = 4096
+"""Prompts whose positions are kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class PackedInputs:
@@ -50,6 +53,7 @@ class Collator:
     def __init__(self, folder: ModelFolder, body: Any, images: ImageInputs, device: str, dtype: torch.dtype) -> None:
         self._folder, self._body, self._images = folder, body, images
         self._device, self._dtype = device, dtype
+        self._known_positions: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def __call__(self, samples: Sequence[Sample]) -> PackedInputs:
         ids_S = np.concatenate([np.concatenate([s.prompt.token_ids, s.token_ids]) for s in samples])
@@ -104,14 +108,21 @@ class Collator:
         text_S = torch.cat([torch.arange(s.num_tokens) for s in samples])
         if not self._folder.family.vision:
             return text_S[None].to(self._device)
-        prompts = {id(s.prompt): s.prompt for s in samples}
-        positions = {key: self._prompt_positions(prompt) for key, prompt in prompts.items()}
         columns = []
         for sample in samples:
-            prompt_3P = positions[id(sample.prompt)]
+            prompt_3P = self._cached_positions(sample.prompt)
             continued_T = prompt_3P.max() + 1 + torch.arange(len(sample.token_ids))
             columns.append(torch.cat([prompt_3P, continued_T.expand(3, -1)], 1))
         return torch.cat([text_S[None], torch.cat(columns, 1)])[:, None].to(self._device)
+
+    def _cached_positions(self, prompt: EncodedPrompt) -> torch.Tensor:
+        """``_prompt_positions``, which depend on the tokens and the images' sizes alone."""
+        key = (prompt.token_ids.tobytes(), tuple((ref.width, ref.height) for ref in prompt.images))
+        if key not in self._known_positions:
+            if len(self._known_positions) >= KNOWN_POSITIONS:
+                self._known_positions.clear()
+            self._known_positions[key] = self._prompt_positions(prompt)
+        return self._known_positions[key]
 
     def _prompt_positions(self, prompt: EncodedPrompt) -> torch.Tensor:
         """(3, P) temporal, height and width positions."""
