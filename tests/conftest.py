@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from mmrl.engine.rank import RankEngine
     from mmrl.media import MediaStore
 
-ROOT = Path(__file__).resolve().parents[1]
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen2", "qwen3", "llama")
 TEMPERATURE = 0.8
 BANNED_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
@@ -52,15 +50,11 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a family's tiny model, written when it is first asked for."""
-    spec = importlib.util.spec_from_file_location("tiny_model", ROOT / "examples" / "tiny_model.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    from mmrl.engine.tiny_model import write_model
 
     @cache
     def write(family: str) -> Path:
-        folder: Path = module.write_model(tmp_path_factory.mktemp("models") / family, family)
-        return folder
+        return write_model(tmp_path_factory.mktemp("models") / family, family)
 
     return write
 

@@ -1,13 +1,10 @@
-"""Write a tiny random model with its tokenizer and processor, as a Hugging Face folder; nothing is downloaded.
-
-    python examples/tiny_model.py OUT [--family qwen2_5_vl] [--seed 0]
+"""Tiny random models as Hugging Face folders, for self-checks and demonstrations; nothing is downloaded.
 
 0.6 million parameters, the architecture and file layout of the real ones: enough to learn handwritten digits.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,16 +164,3 @@ def _corpus() -> Iterator[str]:
             yield f"what is {a}+{b}? the answer is {a + b}. \\boxed{{{a + b}}}"
     yield from ["What digit is this?", "What is the sum?", "How many red circles are there in the image?"] * 50
     yield from ["count the blue squares and green triangles <think> </think> user assistant system"] * 50
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--family", default="qwen2_5_vl")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    print(write_model(args.out, args.family, seed=args.seed))
-
-
-if __name__ == "__main__":
-    main()
