@@ -47,7 +47,10 @@ class RankEngine:
         self._precision = device.precision(kind, config.model.dtype)
         self._images = ImageInputs(folder, media)
         self._in_use = ""
-        # vLLM first: it measures free memory, and gives it back when it sleeps.
+        # The group of all ranks first: vLLM would make one of its tensor-parallel ranks alone.
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group(device.process_group_backend(kind))
+        # Then vLLM: it measures free memory, and gives it back when it sleeps.
         self._sampler = self._build_sampler(max_images) if with_sampler else None
         if self._sampler is not None and algorithm is not None:
             self._sampler.sleep()
@@ -93,6 +96,9 @@ class RankEngine:
             "torch_threads": torch.get_num_threads(),
             "versions": {name: v for name in packages if (v := _version(name))},
         }
+
+    def memory_bytes_max(self) -> int:
+        return device.memory_bytes_max(self._kind)
 
     def close(self) -> None:
         """Leave the process group, unless vLLM is in it: it leaves by itself when the process ends."""

@@ -194,7 +194,7 @@ def engine_arguments(
         "disable_log_stats": True,
         "trust_remote_code": folder.trust_remote_code,
         "use_tqdm_on_load": False,
-        **device.sampler_arguments(kind, config.memory_fraction, max_tokens),
+        **device.sampler_arguments(kind, config.memory_fraction, max_tokens, config.tensor_parallel_size),
     }
     if folder.family.vision:
         arguments["limit_mm_per_prompt"] = {"image": max_images, "video": 0}
