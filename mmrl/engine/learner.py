@@ -18,12 +18,13 @@ from mmrl.config import LearnerConfig
 from mmrl.engine.collation import Collator
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.policy import Policy
+from mmrl.engine.vision import idle_sample
 from mmrl.errors import NumericsError
 from mmrl.interfaces import Algorithm, UpdateResult
 from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials
 from mmrl.ops.packing import plan_microbatches
 from mmrl.ops.schedule import learning_rate
-from mmrl.types import EncodedPrompt, FloatArray, Sample, Segment, TrainingRow
+from mmrl.types import FloatArray, Sample, TrainingRow
 
 
 class DeepSpeedLearner:
@@ -57,6 +58,7 @@ class DeepSpeedLearner:
         self._engine, *_ = deepspeed.initialize(model=policy, model_parameters=trained, config=settings)
         self._policy, self._reference = policy, reference
         self._collate, self._algorithm, self._config, self._folder = collator, algorithm, config, folder
+        self._idle = idle_sample(folder)
         self._total_steps, self._step = total_steps, 0
 
     @property
@@ -91,7 +93,7 @@ class DeepSpeedLearner:
             last = number == len(plan) - 1
             self._engine.set_gradient_accumulation_boundary(last)
             part = [rows[i] for i in indices]
-            partial, logprobs_T = self._backward(part or [self._idle_row()])
+            partial, logprobs_T = self._backward(part)
             partials.append(partial)
             for i, values in zip(indices, _split(logprobs_T, part), strict=True):
                 logprobs[i] = values
@@ -121,18 +123,21 @@ class DeepSpeedLearner:
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
         return plan + [[] for _ in range(int(most) - len(plan))]
 
-    def _idle_sample(self) -> Sample:
-        """A sample of two tokens, for a rank without others; banned tokens would have infinite log-probs."""
-        ids = np.array(self._folder.vocabulary.eos[:1], np.int32)
-        prompt = EncodedPrompt("", (), None, {}, None, "", ids, ())
-        return Sample(prompt, (Segment(ids, False, np.zeros(1, np.float32)),))
+    def _idles(self, samples: Sequence[Sample]) -> list[Sample]:
+        """What a packed row needs besides the samples; see ``idle_sample``."""
+        lacks = self._folder.family.vision and not any(sample.prompt.images for sample in samples)
+        return [self._idle] if lacks or not samples else []
 
-    def _idle_row(self) -> TrainingRow:
-        """A row of weight zero. With reference log-probs if the others have them: the algorithm looks."""
-        sample, zero = self._idle_sample(), np.zeros(1, np.float32)
-        return TrainingRow(sample, 0.0, sample.mask, zero, None, None if self._reference is None else zero)
+    def _idle_rows(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
+        """The same as rows of weight zero, with the log-probs that the others have: the algorithm looks for them."""
+        zero = np.zeros(1, np.float32)
+        old = zero if rows and rows[0].old_logprobs is not None else None
+        reference = None if self._reference is None else zero
+        idles = self._idles([row.sample for row in rows])
+        return [TrainingRow(sample, 0.0, sample.mask, zero, old, reference) for sample in idles]
 
     def _backward(self, rows: Sequence[TrainingRow]) -> tuple[PartialLoss, torch.Tensor]:
+        rows = [*rows, *self._idle_rows(rows)]
         logprobs_T, entropy_T = self._engine(self._collate([row.sample for row in rows]))
         partial = partial_loss(self._algorithm, rows, logprobs_T)
         if not math.isfinite(partial.sums["loss/total"]):
@@ -182,7 +187,7 @@ class DeepSpeedLearner:
         logprobs: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
         for indices in self._plan(samples, budget):
             part = [samples[i] for i in indices]
-            logprobs_T, _ = policy(self._collate(part or [self._idle_sample()]))
+            logprobs_T, _ = policy(self._collate(part + self._idles(part)))
             for i, values in zip(indices, _split(logprobs_T, part), strict=True):
                 logprobs[i] = values
         return logprobs
@@ -206,6 +211,6 @@ def _require_finite(grad_norm: float) -> None:
 
 
 def _split(values_T: torch.Tensor, parts: Sequence[TrainingRow] | Sequence[Sample]) -> list[FloatArray]:
-    """A packed row's values as one array per sample; none for an idle row."""
+    """A packed row's values as one array per sample; those of an idle one at the end are dropped."""
     lengths = [len(part.mask) for part in parts]
-    return list(np.split(values_T.float().cpu().numpy(), np.cumsum(lengths)[:-1]))[: len(parts)]
+    return list(np.split(values_T.float().cpu().numpy(), np.cumsum(lengths)))[: len(parts)]
