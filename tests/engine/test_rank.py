@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import deepspeed
 import pytest
 import torch
 import vllm
+from vllm.v1.engine.llm_engine import LLMEngine
 
 from mmrl.engine.device import DeviceKind
 from mmrl.engine.learner import DeepSpeedLearner
@@ -67,9 +69,9 @@ class FakeLLM:
         self.log.append("reset prefix cache")
         return not self.requests
 
-    def add_request(self, name: str, prompt: dict[str, Any], params: Any) -> None:
+    def add_request(self, request_id: str, prompt: dict[str, Any], params: Any) -> None:
         assert not self.asleep
-        self.requests.append(name)
+        self.requests.append(request_id)
         self.log.append("request")
 
     def has_unfinished_requests(self) -> bool:
@@ -86,8 +88,8 @@ class FakeLLM:
             SimpleNamespace(finished=True, request_id=self.requests.pop(), prompt_token_ids=prompt, outputs=[choice])
         ]
 
-    def abort_request(self, names: list[str]) -> None:
-        self.requests = [name for name in self.requests if name not in names]
+    def abort_request(self, request_ids: list[str]) -> None:
+        self.requests = [name for name in self.requests if name not in request_ids]
 
 
 class Recording:
@@ -138,6 +140,12 @@ class Recording:
     def _group(self, backend: str) -> None:
         self._patch(torch.distributed, "get_backend", lambda: backend)
         self.log.append(f"{backend} group")
+
+
+@pytest.mark.parametrize("name", [name for name in vars(FakeLLM) if not name.startswith("_")])
+def test_the_fake_has_what_vllm_has(name):
+    real = getattr(vllm.LLM, name, None) or getattr(LLMEngine, name)
+    assert inspect.signature(getattr(FakeLLM, name)).parameters.keys() <= inspect.signature(real).parameters.keys()
 
 
 @pytest.fixture
