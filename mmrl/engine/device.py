@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 DeviceKind = Literal["cpu", "cuda"]
+SamplerMemory = Literal["weights", "kv_cache"]
+"""Parts of vLLM's memory that wake one by one."""
 
 CPU_KV_CACHE_BYTES = 128 * 2**20
 CPU_MAX_SEQUENCES = 256
@@ -112,7 +114,8 @@ def sampler_arguments(
 def sleep_level(kind: DeviceKind) -> int | None:
     """vLLM's sleep level while the learner owns the device; None where it need not sleep.
 
-    Level 1 keeps the weights in host memory. Level 2 would drop buffers too, which no weight sync sends.
+    Level 1 keeps the weights in host memory: a policy that has not changed is not sent again. Level 2 drops them, and
+    every tensor that is neither parameter nor buffer.
     """
     return 1 if kind == "cuda" else None
 

@@ -33,7 +33,7 @@ class DeepSpeedLearner:
     Args:
         policy: The weights to train.
         reference: The frozen initial policy; None if the algorithm does not need it.
-        settings: DeepSpeed's configuration.
+        settings: DeepSpeed's configuration; kept as ``settings``.
         total_steps: Optimizer steps of the run, for the schedule.
     """
 
@@ -56,6 +56,7 @@ class DeepSpeedLearner:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
         trained = [p for p in policy.parameters() if p.requires_grad]
         self._engine, *_ = deepspeed.initialize(model=policy, model_parameters=trained, config=settings)
+        self.settings = settings
         self._policy, self._reference = policy, reference
         self._collate, self._algorithm, self._config, self._folder = collator, algorithm, config, folder
         self._idle = idle_sample(folder)

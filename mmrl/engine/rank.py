@@ -68,8 +68,9 @@ class RankEngine:
         with self._owning("sampling"):
             try:
                 device.free_cache(self._kind)
-                sampler.wake()
+                sampler.wake("weights")
                 self._sync(sampler)
+                sampler.wake("kv_cache")  # last: a sync gathers and copies, and needs memory of its own
                 yield sampler
             finally:
                 if self._learner is not None:
@@ -91,6 +92,11 @@ class RankEngine:
             "sampler": None if self._sampler is None else type(self._sampler).__name__,
             "learner": None if self._learner is None else type(self._learner).__name__,
             "attention": device.attention(self._kind, self._precision),
+            "process_group": torch.distributed.get_backend(),
+            "sampler_arguments": self._sampler.arguments if isinstance(self._sampler, VLLMSampler) else {},
+            "sleep_level": device.sleep_level(self._kind),
+            "learner_settings": {} if self._learner is None else self._learner.settings,
+            "offload": self._config.learner.offload,
             "banned_token_ids": len(self._folder.vocabulary.banned),
             "eos_token_ids": list(self._folder.vocabulary.eos),
             "torch_threads": torch.get_num_threads(),
