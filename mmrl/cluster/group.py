@@ -43,8 +43,8 @@ class Ranks(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """End all processes."""
+    def close(self, folders: Mapping[str, str]) -> None:
+        """End all processes, then remove a folder of each of these nodes."""
         ...
 
 
@@ -96,11 +96,8 @@ class RankGroup:
         return int(max(self.all("memory_bytes_max")))
 
     def close(self) -> None:
-        """Remove what was put on other nodes, as far as their ranks still answer; then end all ranks."""
-        if not self._failed:
-            removals = [self.call(node.leader, "remove_folder", node.folder) for node in set(self.nodes) if node.folder]
-            wait(removals, timeout=CAUSE_S)
-        self._ranks.close()
+        """End all ranks, whatever they are doing, and remove what was put on their nodes."""
+        self._ranks.close({node.name: node.folder for node in self.nodes if node.folder})
 
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
         return self._ranks.call(rank, method, *args)

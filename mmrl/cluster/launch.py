@@ -38,8 +38,8 @@ def start_engine(
     from mmrl.cluster.ray_ranks import RayRanks
 
     ranks = RayRanks(config.cluster)
+    group = RankGroup(ranks, media, tensor_parallel_size=config.sampler.tensor_parallel_size)
     try:
-        group = RankGroup(ranks, media, tensor_parallel_size=config.sampler.tensor_parallel_size)
         check_installations(group, config)
         find_shared_files(group, media.folder)
         models = place_model(group, Path(folder.path))
@@ -65,7 +65,7 @@ def start_engine(
         ]
         group.start(jobs)
     except BaseException:
-        ranks.close()
+        group.close()
         raise
     return group
 

@@ -6,7 +6,8 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,6 +18,8 @@ from mmrl.errors import MMRLError, ResourceError
 
 WAIT_S = 60
 """Seconds for a cluster to answer, and to give what the ranks need."""
+CLOSE_S = 10
+"""Seconds for nodes to remove what was put there."""
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Environment variables, unless the user has set them: no statistics are sent, and nothing is said about CPU actors."""
 
@@ -71,14 +74,25 @@ class RayRanks:
         getattr(self._actors[rank], method).remote(*args).future().add_done_callback(settle)
         return answer
 
-    def close(self) -> None:
+    def close(self, folders: Mapping[str, str]) -> None:
         import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        for actor in self._actors:
-            with contextlib.suppress(Exception):
-                ray.kill(actor)
         with contextlib.suppress(Exception):
+            for actor in self._actors:
+                ray.kill(actor)
             ray.util.remove_placement_group(self._reservation)
+            remove = ray.remote(shutil.rmtree)
+            places = {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in folders}
+            options = {"num_cpus": 0, "max_retries": 0}
+            ray.wait(
+                [
+                    remove.options(scheduling_strategy=places[node], **options).remote(folder, ignore_errors=True)
+                    for node, folder in folders.items()
+                ],
+                num_returns=len(folders) or 1,
+                timeout=CLOSE_S,
+            )
         ray.shutdown()
 
 
@@ -108,7 +122,7 @@ def _connect(cluster: ClusterConfig) -> Any:
             where=f"cluster.address: {cluster.address or 'null'}",
             possible="null for a cluster of this run alone, auto, or HOST:PORT of `ray start --head` with the same "
             "versions of Ray and Python",
-            remedy="check the address with `ray status`",
+            remedy="check it with `ray status`; a cluster with tokens needs RAY_AUTH_MODE=token and its token here",
         ) from error
     return ray
 

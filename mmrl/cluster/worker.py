@@ -91,7 +91,7 @@ class RankWorker:
 
     def make_folder(self) -> str:
         """A temporary folder on this node."""
-        return tempfile.mkdtemp(prefix="mmrl-")
+        return tempfile.mkdtemp(prefix="mmrl-node-")
 
     def write_part(self, path: str, offset: int, data: bytes) -> None:
         """Write a part of a file; parts come in order."""

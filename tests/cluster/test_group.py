@@ -1,0 +1,249 @@
+"""The driver's side of a group of ranks, on ranks that are threads and sample nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mmrl.cluster.group import RankGroup, RankLostError
+from mmrl.cluster.launch import check_installations, find_shared_files, place_model
+from mmrl.cluster.worker import Installation
+from mmrl.errors import DataError, NumericsError, PluginError, ResourceError
+from mmrl.interfaces import SamplingRequest, UpdateResult
+from mmrl.media import ImageGrid, MediaStore
+from mmrl.types import EncodedPrompt, Rollout, RolloutGroup, Sample, Segment, TrainingRow
+
+
+class FakeWorker:
+    """Answers as a rank would; ``faults`` names the methods in which it raises."""
+
+    def __init__(self, rank: int, faults: dict[str, Callable[[], Any]]) -> None:
+        self.rank, self.faults = rank, faults
+        self.calls: list[tuple[Any, ...]] = []
+        self.seen: list[SamplingRequest] = []
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return lambda *args: None
+
+    def receive(self, method: str, *args: Any) -> Any:
+        self.calls.append((method, *args))
+        if method in self.faults:
+            return self.faults[method]()
+        return getattr(self, method)(*args)
+
+    def submit(self, requests: Sequence[SamplingRequest]) -> None:
+        self.seen = list(requests)
+        self.order = iter(reversed(range(len(requests))))  # the last is finished first
+
+    def advance(self, answer: bool) -> Any:
+        position = next(self.order)
+        request = self.seen[position]
+        segment = Segment(np.array([request.seed], np.int32), True, np.zeros(1, np.float32))
+        rollouts = tuple(Rollout(request.prompt, (segment,), i, "", "stop", 7) for i in range(request.num_samples))
+        return (position, RolloutGroup(request.prompt, rollouts)) if answer else None
+
+    def logprobs(self, samples: Sequence[Sample], packed: bool) -> list[Any]:
+        return [sample.token_ids * 10.0 + packed for sample in samples]
+
+    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+        return UpdateResult({"rank": float(self.rank)}, [row.sample.token_ids * 1.0 for row in rows])
+
+    def memory_bytes_max(self) -> int:
+        return 100 + self.rank
+
+
+class FakeRanks:
+    """Implements ``group.Ranks`` with a thread per rank."""
+
+    address = "127.0.0.1"
+
+    def __init__(self, nodes: Sequence[str], faults: dict[int, dict[str, Callable[[], Any]]] | None = None) -> None:
+        self.nodes = nodes
+        self.workers = [FakeWorker(rank, (faults or {}).get(rank, {})) for rank in range(len(nodes))]
+        self._threads = [ThreadPoolExecutor(1) for _ in nodes]
+
+    def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
+        return self._threads[rank].submit(self.workers[rank].receive, method, *args)
+
+    def close(self, folders: Any) -> None:
+        self.removed = folders
+        for thread in self._threads:
+            thread.shutdown(wait=False, cancel_futures=True)
+
+    def methods(self, rank: int) -> list[str]:
+        return [call[0] for call in self.workers[rank].calls]
+
+
+@pytest.fixture
+def group_of(tmp_path) -> Callable[..., RankGroup]:
+    def build(ranks: FakeRanks, tensor_parallel_size: int = 1) -> RankGroup:
+        media = MediaStore(tmp_path / "media", ImageGrid(28, 3136, 50176))
+        return RankGroup(ranks, media, tensor_parallel_size=tensor_parallel_size)
+
+    return build
+
+
+def prompt(name: str, length: int = 4, images: Sequence[Any] = ()) -> EncodedPrompt:
+    return EncodedPrompt(name, (), "gold", {"large": "column"}, None, "", np.zeros(length, np.int32), tuple(images))
+
+
+def sample(name: str, token: int, length: int = 1) -> Sample:
+    ids = np.full(length, token, np.int32)
+    return Sample(prompt(name), (Segment(ids, True, np.zeros(length, np.float32)),))
+
+
+def request(number: int) -> SamplingRequest:
+    return SamplingRequest(prompt(f"p{number}"), 2, 1.0, 8, seed=number)
+
+
+@pytest.mark.parametrize(("ranks", "size"), [(1, 1), (3, 1), (4, 2), (2, 2)])
+@pytest.mark.parametrize("prompts", [0, 1, 7])
+def test_every_request_is_answered_once_with_the_drivers_own_prompt(ranks, size, prompts, group_of):
+    requests = [request(number) for number in range(prompts)]
+    fakes = FakeRanks(["a"] * ranks)
+    with group_of(fakes, size).sampling() as sampler:
+        found = dict(sampler.generate(requests))
+    assert sorted(found) == list(range(prompts))
+    for index, group in found.items():
+        assert group.prompt is requests[index].prompt
+        assert all(r.prompt is requests[index].prompt and r.token_ids[0] == index for r in group.rollouts)
+    for first in range(0, ranks, size):  # the same requests in the same order, and as many steps, on a set of ranks
+        seen = [[r.seed for r in fakes.workers[first + member].seen] for member in range(size)]
+        steps = [fakes.methods(first + member).count("advance") for member in range(size)]
+        assert all(seeds == seen[0] for seeds in seen) and set(steps) == {len(seen[0])}
+    counts = [len(fakes.workers[first].seen) for first in range(0, ranks, size)]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_columns_and_answers_stay_with_the_driver(group_of):
+    fakes = FakeRanks(["a"])
+    with group_of(fakes).sampling() as sampler:
+        list(sampler.generate([request(0)]))
+    (seen,) = fakes.workers[0].seen
+    assert seen.prompt.columns == {} and seen.prompt.answer is None
+
+
+def test_samples_of_a_prompt_stay_together_and_answers_keep_their_order(group_of):
+    samples = [sample(name, token, length) for token, (name, length) in enumerate(
+        [("a", 9), ("b", 1), ("a", 9), ("c", 5), ("b", 1), ("d", 30)])]  # fmt: skip
+    fakes = FakeRanks(["x", "x", "x"])
+    with group_of(fakes).learning() as learner:
+        values = learner.logprobs(samples, packed=False)
+        result = learner.update([TrainingRow(s, 1.0, s.mask, s.token_ids * 1.0, None, None) for s in samples])
+    assert [int(v[0]) for v in values] == [0, 10, 20, 30, 40, 50]
+    assert [int(v[0]) for v in result.logprobs] == [0, 1, 2, 3, 4, 5]
+    assert result.metrics == {"rank": 0.0}
+    shares = [[s.prompt.id for s in call[1]] for w in fakes.workers for call in w.calls if call[0] == "logprobs"]
+    assert sorted(map(sorted, shares)) == [["a", "a"], ["b", "b", "c"], ["d"]]
+
+
+def fail(error: Exception, after: float = 0.0) -> Callable[[], Any]:
+    def raise_it() -> Any:
+        time.sleep(after)
+        raise error
+
+    return raise_it
+
+
+def test_a_rank_that_raises_is_shown_while_the_others_wait_for_it(group_of):
+    fakes = FakeRanks(["a", "a"], {0: {"update": lambda: time.sleep(3)}, 1: {"update": fail(NumericsError("not so"))}})
+    group, start = group_of(fakes), time.monotonic()
+    with pytest.raises(NumericsError, match="not so"), group.learning() as learner:
+        learner.update([])
+    assert time.monotonic() - start < 2
+    assert "leave" not in fakes.methods(0)  # it would wait for ever
+
+
+@pytest.mark.parametrize(
+    ("faults", "shown"),
+    [
+        ({0: fail(RuntimeError("peer gone")), 1: fail(RankLostError("rank 1 is gone"), 0.5)}, "rank 1 is gone"),
+        ({0: fail(DataError("follows from it")), 1: fail(RankLostError("rank 1 is gone"))}, "rank 1 is gone|follows"),
+        ({0: fail(RuntimeError("peer gone")), 1: fail(DataError("bad image"), 0.5)}, "bad image"),
+        ({0: fail(ValueError("a bug"))}, "a bug"),
+    ],
+)
+def test_of_several_failures_the_cause_is_shown(faults, shown, group_of, monkeypatch):
+    monkeypatch.setattr("mmrl.cluster.group.CAUSE_S", 1.5)
+    fakes = FakeRanks(["a", "a"], {rank: {"submit": fault} for rank, fault in faults.items()})
+    with pytest.raises(Exception, match=shown), group_of(fakes).sampling() as sampler:
+        list(sampler.generate([request(0), request(1)]))
+
+
+def test_an_error_of_the_drivers_hands_the_device_back(group_of):
+    fakes = FakeRanks(["a", "a"])
+    group = group_of(fakes)
+
+    def interrupted() -> None:
+        with group.sampling() as sampler:
+            next(sampler.generate([request(number) for number in range(9)]))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        interrupted()
+    assert [fakes.methods(rank)[-1] for rank in (0, 1)] == ["leave", "leave"]
+    assert all(fakes.methods(rank).count("advance") < 5 for rank in (0, 1))
+    with group.learning():
+        assert group.memory_bytes_max() == 101
+
+
+def test_images_go_once_to_each_node_that_cannot_see_them(group_of, picture):
+    fakes = FakeRanks(["here", "there", "there"], {rank: {"holds": lambda: False} for rank in (1, 2)})
+    fakes.workers[0].faults["holds"] = lambda: True
+    fakes.workers[1].faults["make_folder"] = lambda: "/tmp/there"
+    group = group_of(fakes)
+    find_shared_files(group, group.media.folder)
+    assert [node.shares_files for node in group.nodes] == [True, False, False]
+    assert list(group.media.folder.iterdir()) == []  # the probe is gone
+    refs = [group.media.add(picture(56, 56, seed)) for seed in range(3)]
+    samples = [Sample(prompt(f"p{i}", images=[ref]), sample("", i).segments) for i, ref in enumerate(refs)]
+    with group.learning() as learner:
+        learner.logprobs(samples)
+        learner.logprobs(samples)
+    sent = [name for call in fakes.workers[1].calls if call[0] == "receive_images" for name in call[1]]
+    assert len(sent) == len(set(sent)) == 2 and set(sent) < {ref.hash for ref in refs}
+    assert all("receive_images" not in fakes.methods(rank) for rank in (0, 2))
+    group.close()
+    assert fakes.removed == {"there": "/tmp/there"}
+
+
+def test_a_model_is_sent_file_by_file_to_a_node_without_it(group_of, tmp_path, monkeypatch):
+    monkeypatch.setattr("mmrl.cluster.files.PART_BYTES", 1000)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "empty.txt").touch()
+    (folder / "model.safetensors").write_bytes(bytes(range(250)) * 10)
+    (folder / "optimizer.pt").write_bytes(b"not this one")
+    fakes = FakeRanks(["here", "there"])
+    fakes.workers[0].faults["holds"] = lambda: True
+    fakes.workers[1].faults["make_folder"] = lambda: "/tmp/there"
+    assert place_model(group_of(fakes), folder) == [str(folder), "/tmp/there/model"]
+    parts = [call[1:] for call in fakes.workers[1].calls if call[0] == "write_part"]
+    assert {path for path, _, _ in parts} == {
+        f"/tmp/there/model/{name}" for name in ("config.json", "empty.txt", "model.safetensors")
+    }
+    weights = [(offset, data) for path, offset, data in parts if path.endswith("safetensors")]
+    assert [offset for offset, _ in weights] == [0, 1000, 2000]
+    assert b"".join(data for _, data in weights) == bytes(range(250)) * 10
+
+
+def test_other_versions_on_a_node_are_named(group_of, vision):
+    def answers(versions: dict[str, str], plugin: str) -> dict[str, Callable[[], Any]]:
+        plugins = {(kind, spec.name): plugin for _, kind, spec in vision.config().plugins()}
+        return {"installation": lambda: Installation(versions, plugins)}
+
+    same = answers({"torch": "2.13"}, f"mmrl {__import__('mmrl').__version__}")
+    check_installations(group_of(FakeRanks(["a", "b"], {0: same, 1: same})), vision.config())
+    other = answers({"torch": "2.11"}, f"mmrl {__import__('mmrl').__version__}")
+    with pytest.raises(ResourceError, match="a and b run different versions of torch") as caught:
+        check_installations(group_of(FakeRanks(["a", "b"], {0: same, 1: other})), vision.config())
+    assert caught.value.where == "torch: 2.13 and 2.11"
+    old = answers({"torch": "2.13"}, "mmrl 0.0.1")
+    with pytest.raises(PluginError, match=r"node b has another \w+ plugin"):
+        check_installations(group_of(FakeRanks(["a", "b"], {0: same, 1: old})), vision.config())

@@ -1,0 +1,181 @@
+"""Runs on two ranks of a Ray cluster of their own: what they compute, and how they fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+from mmrl.cli import main
+from mmrl_datasets.digits import write_digits
+
+FAULTY = '''
+import os
+import signal
+
+from mmrl_algorithms.grpo import GRPO
+
+
+class Faulty(GRPO):
+    """GRPO that fails on rank 1, in the place that its option names."""
+
+    class Config(GRPO.Config):
+        fault: str
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.here = os.environ.get("RANK") == "1" and config.fault
+        if self.here == "start":
+            raise ValueError("broken at the start")
+        if self.here == "generation":
+            from mmrl.engine.vllm_sampler import VLLMSampler
+
+            generate = VLLMSampler.generate
+
+            def broken(sampler, requests):
+                for number, finished in enumerate(generate(sampler, requests)):
+                    if number:
+                        raise ValueError("broken in generation")
+                    yield finished
+
+            VLLMSampler.generate = broken
+
+    def loss(self, tokens):
+        if self.here == "update":
+            raise ValueError("broken in the update")
+        if self.here == "death":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(tokens)
+'''
+REWARD = """\
+def even(rollouts):
+    return [float((rollout.token_ids % 2 == 0).mean()) for rollout in rollouts]
+
+def broken(rollouts):
+    raise ValueError("broken in scoring")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Configs, data, rewards, and an installed package with an algorithm that fails."""
+    folder = tmp_path_factory.mktemp("ray")
+    write_digits(folder / "digits", train=8, test=3, warmup=2, pairs=0.4)
+    (folder / "sums.jsonl").write_text(
+        "".join(json.dumps({"problem": f"{i}+1?", "answer": str(i + 1)}) + "\n" for i in range(6))
+    )
+    (folder / "reward.py").write_text(REWARD)
+    info = folder / "site" / "faulty-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[mmrl.algorithms]\nfaulty = faulty:Faulty\n")
+    (folder / "site" / "faulty.py").write_text(FAULTY)
+    digits = {"name": "table", "path": "digits"}
+    data = {"train": {**digits, "split": "train"}, "eval": {**digits, "split": "test"}, "max_prompt_tokens": 64}
+    images: dict[str, Any] = {
+        "model": {"path": str(models("qwen2_5_vl"))},
+        "data": data,
+        "rewards": [{"name": "reward.py:even"}],
+        "algorithm": {"name": "grpo", "kl": {"coef": 0.05}},
+        "sampler": {"group_size": 3, "max_new_tokens": 10, "engine": {"kv_cache_memory_bytes": 2**26}},
+        "learner": {"lr": 1e-3, "tokens_per_microbatch": 150, "zero_stage": 0},
+        "trainer": {"steps": 2, "prompts_per_step": 5},
+    }
+    text = images | {
+        "model": {"path": str(models("qwen2"))},
+        "data": {"train": {"name": "table", "path": "sums.jsonl"}, "max_prompt_tokens": 64},
+        "sampler": {"name": "hf", "group_size": 3, "max_new_tokens": 10},
+    }
+    for name, config in {"images": images, "text": text}.items():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def rollouts(run: Path, step: int) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "rollouts" / f"step-{step:06d}.jsonl").read_text().splitlines()]
+
+
+def test_two_ranks_train_as_one_does(folder, household):
+    """Three runs of one config: one rank, two with a sampler each, two with ZeRO 3 that share a sampler."""
+    two = ["cluster.name=ray", "cluster.ranks=2"]
+    layouts = {"one": [], "two": two, "shared": [*two, "sampler.tensor_parallel_size=2", "learner.zero_stage=3"]}
+    for name, overrides in layouts.items():
+        result = household.run("train", "images.yaml", f"trainer.run_dir={name}", *overrides, folder=folder)
+        assert result.returncode == 0, result.stderr
+        assert household.members_after(10) == {}
+    alone = metrics(folder / "one")
+    for name in ("two", "shared"):
+        for step, (expected, found) in enumerate(zip(alone, metrics(folder / name), strict=True)):
+            assert {k for k in expected if k[:4] != "perf"} == {k for k in found if k[:4] != "perf"}
+            if step:
+                assert found["mismatch/logprob_abs_max"] < 1e-4
+        assert alone[1]["policy/grad_norm"] == pytest.approx(metrics(folder / name)[1]["policy/grad_norm"], rel=1e-3)
+        for step in (1, 2):
+            pairs = list(zip(rollouts(folder / "one", step), rollouts(folder / name, step), strict=True))
+            assert [a["prompt_id"] for a, _ in pairs] == [b["prompt_id"] for _, b in pairs]
+        same = [a["token_ids"] == b["token_ids"] for a, b in zip(*(rollouts(folder / n, 1) for n in ("one", name)))]
+        assert np.mean(same) > 0.9  # sums in another order may tip a sample
+    engine = json.loads((folder / "shared" / "environment.json").read_text())["engine"]
+    assert engine["sampler_arguments"]["tensor_parallel_size"] == 2
+    assert engine["learner_settings"]["zero_optimization"]["stage"] == 3
+    assert len({rank["pid"] for rank in engine["ranks"]}) == 2
+    states = [
+        load_file(folder / name / "checkpoints" / "step-000002" / "model" / "model.safetensors") for name in layouts
+    ]
+    assert states[0].keys() == states[1].keys() == states[2].keys()
+    assert all(states[0][key].shape == states[2][key].shape for key in states[0])
+
+
+def test_the_driver_imports_no_engine(folder, household):
+    """It may run where there is no accelerator, which DeepSpeed looks for when it is imported."""
+    code = (
+        "import sys; from mmrl.cli import main; code = main(sys.argv[1:]);"
+        "print(sorted({'deepspeed', 'vllm'} & set(sys.modules))); sys.exit(code)"
+    )
+    overrides = ["trainer.run_dir=driver", "trainer.steps=1", "cluster.name=ray", "cluster.ranks=2"]
+    result = household.call("-c", code, "train", "text.yaml", *overrides, folder=folder)
+    assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "[]"), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "config", "code", "message"),
+    [
+        ("start", "text", 4, "broken at the start"),
+        ("generation", "images", 1, "broken in generation"),
+        ("update", "text", 4, "broken in the update"),
+        ("death", "text", 5, "rank 1 is gone"),
+        ("scoring", "text", 4, "broken in scoring"),
+    ],
+)
+def test_a_fault_ends_the_run_with_its_message(fault, config, code, message, folder, household):
+    overrides = ["cluster.name=ray", "cluster.ranks=2", f"trainer.run_dir={fault}", "learner.zero_stage=3"]
+    if fault == "scoring":
+        overrides += ["rewards=[{name: reward.py:broken}]"]
+    else:
+        overrides += [f"algorithm={{name: faulty, fault: {fault}}}"]
+    if fault == "generation":
+        overrides += ["sampler.tensor_parallel_size=2", "data.eval=null"]
+    site = str(folder / "site")
+    result = household.run("train", f"{config}.yaml", *overrides, folder=folder, PYTHONPATH=site)
+    assert result.returncode == code, result.stderr
+    assert message in result.stderr and ("rank 1" in result.stderr) == (fault != "scoring")
+    assert ("Traceback" in result.stderr) == (fault == "generation")  # a bug keeps its traceback
+    assert result.stderr.count("mmrl: ") == (fault != "generation")
+    assert household.members_after(10) == {}
+
+
+def test_an_address_that_nobody_answers_is_an_error_of_resources(folder, capsys, monkeypatch):
+    monkeypatch.chdir(folder)
+    code = main(["train", "text.yaml", "cluster.name=ray", "cluster.address=127.0.0.1:1", "trainer.run_dir=nobody"])
+    assert code == 5
+    assert "cluster.address: 127.0.0.1:1" in capsys.readouterr().err
