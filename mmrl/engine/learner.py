@@ -101,7 +101,8 @@ class DeepSpeedLearner:
         return UpdateResult(reduce_partials(partials) | {"lr": rate, "policy/grad_norm": grad_norm}, logprobs)
 
     def save(self, folder: Path) -> None:
-        state = {name: weight.cpu() for name, weight in self._policy.named_weights(self._policy.model.dtype)}
+        weights = self._policy.named_weights(self._policy.model.dtype, tied=False)
+        state = {name: weight.cpu() for name, weight in weights}
         self._policy.model.save_pretrained(folder, state_dict=state)
         self._folder.save_files(folder)
 
