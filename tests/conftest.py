@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
+import sys
 
 os.environ.update(
     HF_HUB_DISABLE_PROGRESS_BARS="1",
@@ -48,13 +50,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a family's tiny model, written when it is first asked for."""
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The folder of a family's tiny model, plain or as on the hub, written when it is first asked for."""
     from mmrl.engine.tiny_model import write_model
 
     @cache
-    def write(family: str) -> Path:
-        return write_model(tmp_path_factory.mktemp("models") / family, family)
+    def write(family: str, as_on_hub: bool = False) -> Path:
+        return write_model(tmp_path_factory.mktemp("models") / family, family, as_on_hub=as_on_hub)
 
     return write
 
@@ -112,17 +114,17 @@ class Bench:
 
 @pytest.fixture(scope="session")
 def bench(
-    models: Callable[[str], Path], picture: Callable[..., RawImage], tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Bench]:
+    models: Callable[..., Path], picture: Callable[..., RawImage], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Bench]:
     """A family's ``Bench``."""
 
     @cache
-    def build(family: str) -> Bench:
+    def build(family: str, as_on_hub: bool = False) -> Bench:
         from mmrl.engine.encoding import Encoder
         from mmrl.engine.folder import ModelFolder
         from mmrl.media import ImageGrid, MediaStore
 
-        folder = ModelFolder.open(str(models(family)))
+        folder = ModelFolder.open(str(models(family, as_on_hub)))
         factor = folder.image_factor if folder.family.vision else 28
         media = MediaStore(tmp_path_factory.mktemp("media"), ImageGrid(factor, 3136, 50176))
         encoder = Encoder(folder, media)
@@ -163,7 +165,8 @@ class Plain:
         import torch
 
         pictures = {"images": list(images)} if images else {}
-        inputs = dict(self.processor(text=[text], **pictures, return_tensors="pt"))
+        # The chat template has written all special tokens already.
+        inputs = dict(self.processor(text=[text], **pictures, add_special_tokens=False, return_tensors="pt"))
         prompt_length = inputs["input_ids"].shape[1]
         tail = torch.tensor([list(map(int, completion))], dtype=torch.int64)
         fills = {
@@ -192,6 +195,19 @@ class Plain:
         table = self.distribution(sample.prompt.text, images, sample.token_ids.tolist(), temperature)
         assert self.prompt_ids == sample.prompt.token_ids.tolist()
         return table[:-1].gather(1, torch.from_numpy(sample.token_ids.astype(np.int64))[:, None])[:, 0]
+
+
+@pytest.fixture(scope="session")
+def mmrl() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a command as a user would, on one core, without this process's settings."""
+    kept = ("PATH", "HOME", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
+
+    def command(*words: object) -> subprocess.CompletedProcess[str]:
+        arguments = [sys.executable, "-m", "mmrl", *map(str, words)]
+        return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+    return command
 
 
 @pytest.fixture(scope="session")

@@ -129,10 +129,22 @@ def test_supervised_training_needs_demonstrations(train, text_model):
     assert "learns from demonstrations, and 6 rows have none" in error and "sums/0, sums/1" in error
 
 
-def test_images_are_refused_by_a_text_model(train, models):
-    code, error = train(**{"model.path": str(models("qwen2"))})
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+def test_images_are_refused_by_a_text_model(family, train, models):
+    code, error = train(**{"model.path": str(models(family))})
     assert code == 3
     assert "reads text only" in error and "train/0" in error
+
+
+def test_an_unsupported_model_is_refused_with_the_list_of_those_that_are(train, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "qwen3_moe"}')
+    (model / "model.safetensors").write_bytes(b"")  # never read
+    code, error = train(**{"model.path": str(model)})
+    assert code == 2
+    assert "'qwen3_moe' are not supported" in error and "Traceback" not in error
+    assert all(name in error for name in ("qwen2_5_vl (Qwen2.5-VL)", "Qwen2.5, DeepSeek", "llama (Llama 3"))
 
 
 def test_after_a_failed_start_the_folder_can_be_used(train, text_model, shared_group, tmp_path):

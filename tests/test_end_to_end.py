@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import load_file
 
 from mmrl.cli import main
 from mmrl_datasets.digits import write_digits
@@ -111,19 +110,6 @@ def configs(folder: Path, models: Callable[[str], Path]) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def mmrl() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Runs a command as a user would, on one core, without this process's settings."""
-    kept = ("PATH", "HOME", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
-    environment = {name: os.environ[name] for name in kept if name in os.environ}
-
-    def command(*words: object) -> subprocess.CompletedProcess[str]:
-        arguments = [sys.executable, "-m", "mmrl", *map(str, words)]
-        return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300, check=False)
-
-    return command
-
-
-@pytest.fixture(scope="module")
 def runs(configs: dict[str, Path], folder: Path, mmrl: Callable[..., Any]) -> dict[str, Run]:
     """All runs, two at a time."""
 
@@ -167,6 +153,12 @@ def test_a_run_directory_holds_the_contracts_files(runs):
     assert tree(runs["text"]) == always | rollouts | {"events.jsonl", "tensorboard"}
     hashes = {image["hash"] for step in (1, 2) for r in runs["first"].rollouts(step) for image in r["images"]}
     assert hashes <= {path.stem for path in (runs["first"].path / "media").iterdir()}
+
+
+@pytest.mark.parametrize(("name", "family"), [("sft", "qwen2_5_vl"), ("text", "qwen2")])
+def test_a_checkpoint_names_its_weights_as_the_start_folder_does_and_has_a_tied_head_once(name, family, runs, models):
+    names = [set(load_file(folder / "model.safetensors")) for folder in (runs[name].model, models(family))]
+    assert names[0] == names[1] and "lm_head.weight" not in names[0]
 
 
 def test_the_environment_names_what_really_ran(runs):

@@ -43,8 +43,8 @@ class Ranks(Protocol):
         """
         ...
 
-    def close(self, folders: Mapping[str, str]) -> None:
-        """End all processes, then remove a folder of each of these nodes."""
+    def close(self, folders: Mapping[str, str], *, wait: bool) -> None:
+        """End all processes, with time to end by themselves if ``wait``; remove a folder of each of these nodes."""
         ...
 
 
@@ -68,7 +68,9 @@ class RankGroup:
 
     def start(self, jobs: Sequence[RankJob]) -> None:
         """Build the ranks' engines, together."""
+        self.all("forget_shared_memory")
         self._descriptions = self.all("start", each=jobs)
+        self.all("forget_shared_memory")
 
     @property
     def precision(self) -> str:
@@ -97,7 +99,8 @@ class RankGroup:
 
     def close(self) -> None:
         """End all ranks, whatever they are doing, and remove what was put on their nodes."""
-        self._ranks.close({node.name: node.folder for node in self.nodes if node.folder})
+        folders = {node.name: node.folder for node in self.nodes if node.folder}
+        self._ranks.close(folders, wait=not self._failed)
 
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
         return self._ranks.call(rank, method, *args)

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,7 +19,7 @@ from mmrl.errors import MMRLError, ResourceError
 WAIT_S = 60
 """Seconds for a cluster to answer, and to give what the ranks need."""
 CLOSE_S = 10
-"""Seconds for nodes to remove what was put there."""
+"""Seconds for ranks to end by themselves, and for nodes to remove what was put there."""
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Environment variables, unless the user has set them: no statistics are sent, and nothing is said about CPU actors."""
 
@@ -74,25 +74,16 @@ class RayRanks:
         getattr(self._actors[rank], method).remote(*args).future().add_done_callback(settle)
         return answer
 
-    def close(self, folders: Mapping[str, str]) -> None:
+    def close(self, folders: Mapping[str, str], *, wait: bool) -> None:
         import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         with contextlib.suppress(Exception):
+            if wait:
+                _wait([actor.__ray_terminate__.remote() for actor in self._actors])
             for actor in self._actors:
                 ray.kill(actor)
             ray.util.remove_placement_group(self._reservation)
-            remove = ray.remote(shutil.rmtree)
-            places = {node: NodeAffinitySchedulingStrategy(node, soft=False) for node in folders}
-            options = {"num_cpus": 0, "max_retries": 0}
-            ray.wait(
-                [
-                    remove.options(scheduling_strategy=places[node], **options).remote(folder, ignore_errors=True)
-                    for node, folder in folders.items()
-                ],
-                num_returns=len(folders) or 1,
-                timeout=CLOSE_S,
-            )
+            _wait([_on_node(node, shutil.rmtree, folder, ignore_errors=True) for node, folder in folders.items()])
         ray.shutdown()
 
 
@@ -154,6 +145,23 @@ def _bundle_options(reservation: Any, index: int) -> dict[str, Any]:
         "num_gpus": int(kind == "GPU"),
         "scheduling_strategy": PlacementGroupSchedulingStrategy(reservation, placement_group_bundle_index=index),
     }
+
+
+def _on_node(node: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Run a function on a node, beside its ranks."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    place = NodeAffinitySchedulingStrategy(node, soft=False)
+    task = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=place)
+    return task.remote(*args, **options)
+
+
+def _wait(references: Sequence[Any]) -> None:
+    import ray
+
+    if references:
+        ray.wait(references, num_returns=len(references), timeout=CLOSE_S)
 
 
 def _table(kind: str) -> str:

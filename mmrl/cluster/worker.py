@@ -18,6 +18,7 @@ from mmrl import registry
 from mmrl.cluster.process import free_port, prepare_process
 from mmrl.config import Kind, from_mapping
 from mmrl.errors import PluginError
+from mmrl.engine import device
 from mmrl.interfaces import Learner, Sampler, SamplingRequest, UpdateResult
 from mmrl.media import ImageGrid, MediaStore
 from mmrl.types import FloatArray, RolloutGroup, Sample, TrainingRow
@@ -115,7 +116,6 @@ class RankWorker:
 
     def start(self, job: RankJob) -> Mapping[str, Any]:
         """Build the engine, together with the other ranks; returns its description."""
-        from mmrl.engine import device
         from mmrl.engine.folder import ModelFolder
         from mmrl.engine.rank import RankEngine
 
@@ -135,6 +135,10 @@ class RankWorker:
         )
         process = {"host": socket.gethostname(), "pid": os.getpid()}
         return {**self._engine.describe(), "process": process}
+
+    def forget_shared_memory(self) -> None:
+        """Leave nothing on this node that a later run stumbles over; before the ranks start, and when they have."""
+        device.forget_shared_memory(self._kind)
 
     def receive_images(self, files: Mapping[str, bytes]) -> None:
         """Take over images that this node cannot see otherwise, by hash."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 DeviceKind = Literal["cpu", "cuda"]
@@ -109,6 +110,16 @@ def sampler_arguments(
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(max_tokens, CPU_BATCHED_TOKENS),
     }
+
+
+def forget_shared_memory(kind: DeviceKind) -> None:
+    """Take the names away from what vLLM's CPU ranks share; it stays as long as they use it.
+
+    vLLM 0.32 calls it the same in every run, never removes it, and cannot start where a killed run has left it.
+    """
+    if kind == "cpu":
+        for path in Path("/dev/shm").glob("*-cpushm_*"):
+            path.unlink(missing_ok=True)
 
 
 def sleep_level(kind: DeviceKind) -> int | None:

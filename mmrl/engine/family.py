@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from mmrl.errors import ConfigError
 
@@ -18,12 +17,14 @@ class Family:
 
     Attributes:
         model_type: ``model_type`` in the folder's config.json.
+        models: Public names of models that belong to it, for people who choose one.
         vision: Whether prompts may hold images; positions are then multimodal (M-RoPE).
         parts: Name prefixes of the parameters of ``vision``, ``projector`` and ``language``; the longest wins.
         banned_tokens: Never sampled: the policy would otherwise write an image that does not exist.
     """
 
     model_type: str
+    models: str
     vision: bool = False
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({"language": ("",)}))
     banned_tokens: tuple[str, ...] = ()
@@ -34,42 +35,42 @@ class Family:
         return max(matches)[1]
 
 
-def _qwen_vl(model_type: str, *projectors: str) -> Family:
+def _qwen_vl(model_type: str, models: str, *projectors: str) -> Family:
     parts = {
         "vision": ("model.visual.",),
         "projector": tuple(f"model.visual.{name}." for name in projectors),
         "language": ("model.language_model.", "lm_head."),
     }
-    return Family(model_type, vision=True, parts=MappingProxyType(parts), banned_tokens=VISION_TOKENS)
+    return Family(model_type, models, vision=True, parts=MappingProxyType(parts), banned_tokens=VISION_TOKENS)
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         family.model_type: family
         for family in (
-            _qwen_vl("qwen2_vl", "merger"),
-            _qwen_vl("qwen2_5_vl", "merger"),
-            _qwen_vl("qwen3_vl", "merger", "deepstack_merger_list"),
-            Family("qwen2"),
-            Family("qwen3"),
-            Family("llama"),
+            _qwen_vl("qwen2_vl", "Qwen2-VL", "merger"),
+            _qwen_vl("qwen2_5_vl", "Qwen2.5-VL", "merger"),
+            _qwen_vl("qwen3_vl", "Qwen3-VL, not its mixtures of experts", "merger", "deepstack_merger_list"),
+            Family("qwen2", "Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen"),
+            Family("qwen3", "Qwen3, not its mixtures of experts"),
+            Family("llama", "Llama 3 to 3.3 without vision, DeepSeek-R1-Distill-Llama"),
         )
     }
 )
 
 
-def family_of(model_config: Any, path: str) -> Family:
-    """The family of a transformers config.
+def family_of(model_type: str | None, path: str) -> Family:
+    """The family that a config.json's ``model_type`` names.
 
     Raises:
         ConfigError: It is not supported.
     """
-    family = FAMILIES.get(model_config.model_type)
+    family = FAMILIES.get(model_type or "")
     if family is None:
         raise ConfigError(
-            f"models of type {model_config.model_type!r} are not supported",
+            f"models of type {model_type!r} are not supported" if model_type else "config.json names no model_type",
             where=f"model.path: {path}",
-            possible=", ".join(sorted(FAMILIES)),
+            possible="; ".join(f"{family.model_type} ({family.models})" for family in FAMILIES.values()),
             remedy="choose a model of one of these families",
         )
     return family

@@ -53,12 +53,14 @@ class ModelFolder:
                 possible="a folder with config.json, tokenizer and safetensors, or a hub id such as org/name",
                 remedy="check the path",
             )
-        from transformers import AutoConfig, AutoProcessor, AutoTokenizer, GenerationConfig
+        from transformers import AutoConfig, AutoProcessor, AutoTokenizer, GenerationConfig, PreTrainedConfig
 
         options = {"trust_remote_code": trust_remote_code}
         try:
+            # Read by itself first: transformers has less to say of a type that it does not know.
+            written, _ = PreTrainedConfig.get_config_dict(path)
+            family = family_of(written.get("model_type"), path)
             config = AutoConfig.from_pretrained(path, **options)
-            family = family_of(config, path)
             loader = AutoProcessor if family.vision else AutoTokenizer
             processor = loader.from_pretrained(path, **options)
         except (OSError, ValueError) as error:

@@ -110,7 +110,7 @@ class DeepSpeedLearner:
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder: rank 0 does, with what all ranks gather."""
-        weights = self._policy.named_weights(self._policy.model.dtype)
+        weights = self._policy.named_weights(self._policy.model.dtype, tied=False)
         writes = torch.distributed.get_rank() == 0
         state = {name: weight.cpu() for name, weight in weights if writes}
         if writes:

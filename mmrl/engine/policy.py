@@ -11,6 +11,7 @@ import torch
 from mmrl.engine import attention, device
 from mmrl.engine.collation import PackedInputs
 from mmrl.engine.folder import ModelFolder
+from mmrl.errors import ConfigError
 from mmrl.ops.logprobs import chunked_logprobs
 
 
@@ -46,9 +47,9 @@ class Policy(torch.nn.Module):
             chunk_tokens=self._chunk_tokens,
         )
 
-    def named_weights(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight under its state-dict name, a tied head included, gathered one at a time."""
-        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+    def named_weights(self, dtype: torch.dtype, *, tied: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every weight under its state-dict name, gathered one at a time; ``tied``: a tied head as well."""
+        for name, parameter in self.model.named_parameters(remove_duplicate=not tied):
             partitioned = hasattr(parameter, "ds_id")
             with _gathered(parameter) if partitioned else nullcontext():
                 weight = parameter.detach().to(dtype)
@@ -59,18 +60,29 @@ class Policy(torch.nn.Module):
 def load_policy(
     folder: ModelFolder, kind: device.DeviceKind, dtype: str, *, freeze: Sequence[str], temperature: float
 ) -> Policy:
-    """Load a model's weights with packed attention in its language model; ``freeze`` names parts without gradient."""
+    """Load a model's weights with packed attention in its language model; ``freeze`` names parts without gradient.
+
+    Raises:
+        ConfigError: The files lack weights of the model, which transformers would draw at random.
+    """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
 
     attention.register()
     packed = device.attention(kind, dtype)
     vision = folder.family.vision
-    model = (AutoModelForImageTextToText if vision else AutoModelForCausalLM).from_pretrained(
+    model, found = (AutoModelForImageTextToText if vision else AutoModelForCausalLM).from_pretrained(
         folder.path,
         dtype=getattr(torch, dtype),
         attn_implementation={"text_config": packed, "vision_config": "sdpa"} if vision else packed,
         trust_remote_code=folder.trust_remote_code,
+        output_loading_info=True,
     )
+    if absent := sorted(found["missing_keys"]):
+        raise ConfigError(
+            f"the model's files lack {len(absent)} of its weights: {', '.join(absent[:5])}",
+            where=f"model.path: {folder.path}",
+            remedy="name a complete folder of a model that generates text",
+        )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(folder.family.part_of(name) not in freeze)
     # The folder's sampling defaults are kept as a file; here they would only be validated when the model is saved.

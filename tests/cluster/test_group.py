@@ -70,7 +70,7 @@ class FakeRanks:
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
         return self._threads[rank].submit(self.workers[rank].receive, method, *args)
 
-    def close(self, folders: Any) -> None:
+    def close(self, folders: Any, *, wait: bool) -> None:
         self.removed = folders
         for thread in self._threads:
             thread.shutdown(wait=False, cancel_futures=True)

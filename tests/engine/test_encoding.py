@@ -12,15 +12,24 @@ from mmrl.errors import DataError
 from mmrl.types import Message, Prompt
 
 
+@pytest.mark.parametrize("as_on_hub", [False, True], ids=["", "as on the hub"])
 @pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-def test_prompts_are_encoded_as_the_models_own_processor_does(family, bench):
-    setting = bench(family)
+def test_prompts_are_encoded_as_the_models_own_processor_does(family, as_on_hub, bench):
+    setting = bench(family, as_on_hub)
     for prompt in setting.prompts:
         images = [setting.media.load(ref) for ref in prompt.images]
         pictures = {"images": images} if images else {}
         expected = setting.folder.processor(text=[prompt.text], **pictures)["input_ids"][0]
         assert prompt.token_ids.tolist() == list(expected)
         assert prompt.token_ids.dtype == np.int32
+
+
+def test_a_first_token_that_template_and_tokenizer_both_write_comes_once(bench):
+    setting = bench("llama", True)
+    first = setting.folder.tokenizer.bos_token_id
+    assert setting.folder.tokenizer("what")["input_ids"][0] == first
+    assert setting.prompts[0].token_ids.tolist().count(first) == 1
+    assert setting.prompts[0].token_ids[0] == first
 
 
 def test_unexpanded_is_the_inverse_of_expansion(vision):
@@ -66,7 +75,8 @@ def test_placeholders_that_do_not_fit_the_images_are_a_data_error(text, vision, 
     assert caught.value.where == "row 7"
 
 
-def test_an_image_row_is_refused_by_a_text_model(bench, picture):
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])
+def test_an_image_row_is_refused_by_a_text_model(family, bench, picture):
     row = Prompt("row 7", (Message("user", "<image>what?"),), (picture(56, 56),))
     with pytest.raises(DataError, match="reads text only"):
-        bench("qwen2").encoder.encode(row)
+        bench(family).encoder.encode(row)

@@ -40,10 +40,15 @@ def test_every_part_of_a_real_model_has_parameters_and_nothing_lies_outside(fami
     assert parts == set(folder.family.parts)
 
 
-def test_an_unknown_family_is_refused_with_those_that_are_known():
-    with pytest.raises(ConfigError, match="'mamba' are not supported") as caught:
-        family_of(SimpleNamespace(model_type="mamba"), "some/model")
-    assert "qwen2_5_vl" in caught.value.possible and "some/model" in caught.value.where
+@pytest.mark.parametrize(
+    ("model_type", "message"), [("mamba", "'mamba' are not supported"), (None, "names no model_type")]
+)
+def test_an_unknown_family_is_refused_with_those_that_are_known(model_type, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        family_of(model_type, "some/model")
+    assert "some/model" in caught.value.where
+    assert all(f"{name} ({family.models})" in caught.value.possible for name, family in FAMILIES.items())
+    assert "Qwen2.5" in caught.value.possible and "Llama 3" in caught.value.possible
 
 
 def test_vision_tokens_and_padded_rows_are_banned_and_nothing_else(vision):

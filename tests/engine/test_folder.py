@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,11 +35,34 @@ def test_a_folder_with_a_missing_or_broken_file_is_a_config_error(name, content,
     assert str(folder) in str(caught.value)
 
 
-def test_an_unsupported_family_is_a_config_error(models, tmp_path):
-    folder = shutil.copytree(models("llama"), tmp_path / "model")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "gpt2"}))
-    with pytest.raises(ConfigError, match="'gpt2' are not supported"):
+@pytest.fixture
+def changed(models, tmp_path) -> Callable[..., Path]:
+    """A copy of a family's folder with other values in its config.json, and without weights."""
+
+    def copy(family: str, as_on_hub: bool = False, **values: Any) -> Path:
+        folder = shutil.copytree(models(family, as_on_hub), tmp_path / "model")
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | values))
+        for weights in folder.glob("*.safetensors"):
+            weights.write_bytes(b"")
+        return folder
+
+    return copy
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gemma3", "qwen3_moe", "qwen3_vl_moe", "qwen2_5_omni", "of_tomorrow"])
+def test_a_family_that_is_not_supported_is_refused_whether_transformers_knows_it_or_not(model_type, changed):
+    with pytest.raises(ConfigError, match=f"'{model_type}' are not supported") as caught:
+        ModelFolder.open(str(changed("llama", model_type=model_type)))
+    assert "qwen2_5_vl (Qwen2.5-VL)" in caught.value.possible
+
+
+@pytest.mark.parametrize(("family", "as_on_hub"), [("qwen2", False), ("qwen2", True), ("qwen2_5_vl", True)])
+def test_sliding_window_attention_is_refused(family, as_on_hub, changed):
+    folder = changed(
+        family, as_on_hub, use_sliding_window=True, sliding_window=64, max_window_layers=1, layer_types=None
+    )
+    with pytest.raises(ConfigError, match="sliding-window attention"):
         ModelFolder.open(str(folder))
 
 

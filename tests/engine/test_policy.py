@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,23 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from mmrl.engine.attention import PackedLayout
 from mmrl.engine.collation import Collator
 from mmrl.engine.family import FAMILIES
+from mmrl.engine.folder import ModelFolder
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.vision import ImageInputs
+from mmrl.errors import ConfigError
 
 LENGTHS = (5, 17, 9, 1, 12, 6, 21)
 TEMPERATURE = 0.8
 
 
 @pytest.fixture
-def build(bench: Callable[[str], Any]) -> Callable[[str], tuple[Any, Policy, Collator]]:
+def build(bench: Callable[..., Any]) -> Callable[..., tuple[Any, Policy, Collator]]:
     """A family's bench, policy and collator."""
 
-    def load(family: str) -> tuple[Any, Policy, Collator]:
-        setting = bench(family)
+    def load(family: str, as_on_hub: bool = False) -> tuple[Any, Policy, Collator]:
+        setting = bench(family, as_on_hub)
         policy = load_policy(setting.folder, "cpu", "float32", freeze=(), temperature=TEMPERATURE)
         images = ImageInputs(setting.folder, setting.media)
         return setting, policy, Collator(setting.folder, policy.model.base_model, images, "cpu", torch.float32)
@@ -45,9 +50,10 @@ def relative_error(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor])
     return max(float((one[name] - other[name]).norm() / one[name].norm().clamp(min=floor)) for name in one)
 
 
+@pytest.mark.parametrize("as_on_hub", [False, True], ids=["", "as on the hub"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_packed_row_equals_plain_transformers_one_by_one(family, build, plain):
-    setting, policy, collate = build(family)
+def test_a_packed_row_equals_plain_transformers_one_by_one(family, as_on_hub, build, plain):
+    setting, policy, collate = build(family, as_on_hub)
     samples = setting.samples(LENGTHS)
     coefficients_T = torch.randn(sum(LENGTHS), generator=torch.Generator().manual_seed(0))
 
@@ -129,3 +135,17 @@ def test_weights_are_named_as_in_the_state_dict_with_the_tied_head(build):
     assert names.keys() == policy.model.state_dict().keys()
     assert torch.equal(names["lm_head.weight"], names["model.language_model.embed_tokens.weight"])
     assert {weight.dtype for weight in names.values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("family", "lost"), [("llama", "lm_head.weight"), ("qwen3_vl", "model.visual.pos_embed.weight")]
+)
+def test_weights_that_the_files_lack_are_named_and_not_drawn_at_random(family, lost, models, tmp_path):
+    path = shutil.copytree(models(family, True), tmp_path / "model")
+    for file in path.glob("*.safetensors"):
+        save_file({name: w for name, w in load_file(file).items() if name != lost}, file, {"format": "pt"})
+    index = json.loads((path / "model.safetensors.index.json").read_text())
+    del index["weight_map"][lost]
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match=f"lack 1 of its weights: {lost}"):
+        load_policy(ModelFolder.open(str(path)), "cpu", "float32", freeze=(), temperature=1.0)

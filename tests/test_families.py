@@ -1,0 +1,189 @@
+"""Every family from a folder as on the hub: trained, saved and evaluated by the commands, on vLLM and DeepSpeed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors import safe_open
+
+from mmrl.engine.family import FAMILIES
+
+REWARD = """\
+def fingerprint(rollouts):
+    return [sum(place * token for place, token in enumerate(r.token_ids.tolist(), 1)) / 1000 for r in rollouts]
+"""
+TOKENS = 8
+
+
+@dataclass
+class Run:
+    """Two steps of a family, and an evaluation of what they left in a second process."""
+
+    start: Path
+    path: Path
+    processes: tuple[subprocess.CompletedProcess[str], ...]
+
+    def checkpoint(self, step: int) -> Path:
+        return self.path / "checkpoints" / f"step-{step:06d}" / "model"
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        return self._lines("metrics.jsonl")
+
+    def rollouts(self, step: int) -> list[dict[str, Any]]:
+        return self._lines(f"rollouts/step-{step:06d}.jsonl")
+
+    def images(self, record: dict[str, Any]) -> list[Image.Image]:
+        return [Image.open(self.path / "media" / f"{image['hash']}.png") for image in record["images"]]
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.path / name).read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory, picture: Callable[..., Any]) -> Path:
+    """Text rows; rows of which one has an image, one two and one none; and a reward that tells completions apart."""
+    folder = tmp_path_factory.mktemp("families")
+    (folder / "reward.py").write_text(REWARD)
+    for index, (width, height) in enumerate([(64, 64), (100, 60), (60, 130)]):
+        (folder / f"{index}.png").write_bytes(picture(width, height).data)
+    pairs = [{"problem": "<image>What digit is this?", "images": ["0.png"], "answer": "7"}]
+    pairs.append({"problem": "<image> and <image>, what is the sum?", "images": ["1.png", "2.png"], "answer": "7"})
+    pairs.append({"problem": "what is 3+4?", "images": [], "answer": "7"})
+    sums = [{"problem": f"what is {i}+{i}{' and 1' * 20 * i}?", "answer": str(2 * i)} for i in range(3)]
+    for name, content in {"images": pairs, "text": sums}.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(rows: Path, models: Callable[..., Path], mmrl: Callable[..., Any]) -> dict[str, Run]:
+    """A run of each family, two at a time."""
+
+    def carry_out(family: str) -> Run:
+        start, path = models(family, True), rows / family
+        source = {"name": "table", "path": str(rows / ("images" if FAMILIES[family].vision else "text")) + ".jsonl"}
+        config = {
+            "model": {"path": str(start), "dtype": "float32"},
+            "data": {"train": source, "eval": source, "max_prompt_tokens": 160},
+            "rewards": [{"name": f"{rows / 'reward.py'}:fingerprint"}],
+            "algorithm": {"name": "grpo"},
+            "sampler": {"group_size": 3, "max_new_tokens": TOKENS, "engine": {"kv_cache_memory_bytes": 2**26}},
+            "learner": {"lr": 2e-3, "tokens_per_microbatch": 300},
+            "trainer": {"steps": 2, "prompts_per_step": 3, "eval_every": 2, "save_every": 1, "run_dir": str(path)},
+        }
+        written = rows / f"{family}.yaml"
+        written.write_text(json.dumps(config))
+        run = Run(start, path, ())
+        trained = mmrl("train", written)
+        run.processes = (trained, mmrl("eval", written, "--model", run.checkpoint(2), "--json"))
+        return run
+
+    for family in FAMILIES:
+        models(family, True)
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(FAMILIES, pool.map(carry_out, FAMILIES), strict=True))
+
+
+@pytest.fixture(params=FAMILIES)
+def run(request: pytest.FixtureRequest, runs: dict[str, Run]) -> Run:
+    """One family's run, which ended well."""
+    found = runs[request.param]
+    for process in found.processes:
+        assert process.returncode == 0, process.stderr
+    return found
+
+
+def keys(folder: Path) -> Iterator[str]:
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as weights:
+            yield from weights.keys()
+
+
+def logprobs(reference: Any, run: Run, record: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """(T,) log-probs of a recorded completion in plain transformers."""
+    table = reference.distribution(record["prompt"], run.images(record), record["token_ids"], temperature=1.0)
+    assert reference.prompt_ids == record["prompt_token_ids"]
+    return table[np.arange(len(record["token_ids"])), record["token_ids"]].detach().numpy()
+
+
+def test_a_start_folder_is_as_on_the_hub(run):
+    config = json.loads((run.start / "config.json").read_text())
+    text = config.get("text_config", config)
+    assert "rope_theta" in text and "rope_parameters" not in text and config["torch_dtype"] == "bfloat16"
+    assert not config["tie_word_embeddings"] and (run.start / "model.safetensors.index.json").is_file()
+    assert "lm_head.weight" in set(keys(run.start))
+    if config["model_type"] in ("qwen2_vl", "qwen2_5_vl"):
+        assert text is config and text["rope_scaling"]["type"] == "mrope"
+        assert {name.partition(".")[0] for name in keys(run.start)} == {"visual", "model", "lm_head"}
+        assert "model.embed_tokens.weight" in set(keys(run.start))
+
+
+def test_after_an_optimizer_step_sampler_learner_and_plain_transformers_agree(run, plain):
+    records = run.rollouts(2)
+    assert len(records) == 9 and {record["weight_version"] for record in records} == {1}
+    assert all(step["mismatch/logprob_abs_max"] <= 1e-4 for step in run.metrics[1:])
+    old, new = plain(run.start), plain(run.checkpoint(1))
+    moved = 0.0
+    for record in records:
+        expected = logprobs(new, run, record)
+        np.testing.assert_allclose(record["sampler_logprobs"], expected, atol=1e-4, rtol=0)
+        np.testing.assert_allclose(record["learner_logprobs"], expected, atol=2e-5, rtol=0)
+        moved = max(moved, float(np.abs(logprobs(old, run, record) - expected).max()))
+    assert moved > 1e-2  # stale weights in the sampler would have been noticed
+
+
+def test_images_one_two_and_none_were_in_the_step(run):
+    vision = (run.start / "preprocessor_config.json").is_file()
+    assert {len(record["images"]) for record in run.rollouts(2)} == ({0, 1, 2} if vision else {0})
+
+
+def test_a_checkpoint_is_the_folder_it_came_from_with_other_weights(run):
+    import torch
+    import transformers
+
+    folder = run.checkpoint(2)
+    assert sorted(keys(folder)) == sorted(keys(run.start))
+    read = {name: [json.loads((f / f"{name}.json").read_text()) for f in (run.start, folder)]
+            for name in ("config", "generation_config")}  # fmt: skip
+    assert read["generation_config"][0].items() <= read["generation_config"][1].items()
+    assert read["config"][0]["architectures"] == read["config"][1]["architectures"]
+    vision = "vision_config" in read["config"][1]
+    auto = transformers.AutoModelForImageTextToText if vision else transformers.AutoModelForCausalLM
+    models = []
+    for path in (run.start, folder):
+        model, found = auto.from_pretrained(path, dtype=torch.float32, output_loading_info=True)
+        assert not any(found.values()), found
+        models.append(model)
+    before, after = (dict(model.named_parameters()) for model in models)
+    unchanged = {name for name in before if torch.equal(before[name], after[name])}
+    assert not unchanged and not torch.equal(after["lm_head.weight"], models[1].get_input_embeddings().weight)
+    rope, again = (model.config.get_text_config().rope_parameters for model in models)
+    assert rope == again
+    tokenizer, same = (transformers.AutoTokenizer.from_pretrained(path) for path in (run.start, folder))
+    assert type(tokenizer) is type(same) and tokenizer.get_vocab() == same.get_vocab()
+    assert tokenizer.chat_template == same.chat_template
+    assert tokenizer("what is 3+4?").input_ids == same("what is 3+4?").input_ids
+
+
+def test_vllm_answers_from_a_checkpoint_as_it_did_in_the_run_and_as_transformers_does(run, plain):
+    evaluated = json.loads(run.processes[1].stdout)
+    assert evaluated["prompts"] == 3
+    assert evaluated["eval/reward_mean"] == pytest.approx(run.metrics[-1]["eval/reward_mean"])
+    reference = plain(run.checkpoint(2))
+    scores = []
+    for record in {record["prompt_id"]: record for record in run.rollouts(2)}.values():
+        images, ids = run.images(record), []
+        while len(ids) < TOKENS and not (ids and ids[-1] in reference.model.generation_config.eos_token_id):
+            ids.append(int(reference.distribution(record["prompt"], images, ids)[-1].argmax()))
+        scores.append(sum(place * token for place, token in enumerate(ids, 1)) / 1000)
+    assert evaluated["eval/reward_mean"] == pytest.approx(np.mean(scores))
