@@ -12,7 +12,7 @@ import numpy as np
 
 from mmrl.config import Config, from_mapping
 from mmrl.doctor.versions import Installed
-from mmrl.engine.device import DeviceKind
+from mmrl.engine.device import DeviceKind, sleep_level
 from mmrl.interfaces import Aggregation, Algorithm, SamplingRequest
 from mmrl.ops.objective import training_rows
 from mmrl.types import (
@@ -61,10 +61,15 @@ class PolicyGradient(Algorithm):
 
 @dataclass(frozen=True, slots=True)
 class TinyRun:
-    """An engine and its prompts, one of them text, the last with two images."""
+    """An engine and its prompts, one of them text, the last with two images.
+
+    Attributes:
+        sleeps: Whether the sampler gives its memory to the learner.
+    """
 
     engine: RankEngine
     prompts: tuple[EncodedPrompt, ...]
+    sleeps: bool
 
     @classmethod
     def start(cls, folder: Path, kind: DeviceKind, precision: str) -> TinyRun:
@@ -85,7 +90,8 @@ class TinyRun:
         prompts = tuple(encoder.encode(prompt) for prompt in _prompts())
         algorithm = PolicyGradient(PolicyGradient.Config())
         config = _config(model.path, kind, precision)
-        return cls(start_engine(config, model, media, algorithm, max_images=2, with_sampler=True), prompts)
+        engine = start_engine(config, model, media, algorithm, max_images=2, with_sampler=True)
+        return cls(engine, prompts, sleeps=config.sampler.name == "vllm" and sleep_level(kind) is not None)
 
     def requests(self, temperature: float, num_samples: int, seed: int) -> list[SamplingRequest]:
         """One for each prompt."""

@@ -95,8 +95,8 @@ class Trial:
         after, _ = self._greedy()
         gap = Gap.between(*until_they_differ(before, after))
         self._compare("before = after sleep", gap, len(before))
-        if awake is None or asleep is None:
-            self._row("engine", "sleep", "ok", "nothing to give back on a CPU")
+        if awake is None or asleep is None or not self._run.sleeps:
+            self._row("engine", "sleep", "ok", "only vLLM on a GPU sleeps")
             return
         freed, due = asleep[0] - awake[0], MEMORY_FRACTION * awake[1] / 2
         found = f"free {gibibytes(awake[0])} awake, {gibibytes(asleep[0])} asleep, of {gibibytes(awake[1])}"

@@ -74,25 +74,33 @@ def test_a_stage_that_fails_is_a_row_and_ends_what_builds_on_it(error, area, mon
     assert rows[2].found == "sleep and wake, step 1, step 2, after the updates, speed"
 
 
-def memory_row(monkeypatch, tmp_path, awake: int, asleep: int, logprob_after: float = -1.0) -> list[Finding]:
+def sleep_rows(
+    monkeypatch, tmp_path, awake: int, asleep: int, logprob_after: float = -1.0, sleeps: bool = True
+) -> list[Finding]:
     """The rows of the sleep check on a GPU of 100 GiB, its free memory given in GiB."""
     rows: list[Finding] = []
     stage = Trial("bfloat16", "cuda", tmp_path, rows.append)
     answers = iter([([greedy([1], [-1.0])], (awake << 30, 100 << 30)), ([greedy([1], [logprob_after])], None)])
     monkeypatch.setattr(stage, "_greedy", lambda: next(answers))
     monkeypatch.setattr(trial.device, "free_memory_bytes", lambda kind: (asleep << 30, 100 << 30))
+    stage._run = SimpleNamespace(sleeps=sleeps)
     stage._check_sleep()
     return rows
 
 
 @pytest.mark.parametrize(("awake", "asleep", "status"), [(60, 88, "ok"), (60, 61, "bad"), (60, 74, "bad")])
 def test_a_sleep_that_frees_too_little_is_bad(awake, asleep, status, monkeypatch, tmp_path):
-    same, memory = memory_row(monkeypatch, tmp_path, awake, asleep)
+    same, memory = sleep_rows(monkeypatch, tmp_path, awake, asleep)
     assert (same.check, same.status) == ("bf16 before = after sleep", "ok")
     assert (memory.area, memory.status) == ("engine", status)
     assert memory.found == f"free {awake}.0 GiB awake, {asleep}.0 GiB asleep, of 100.0 GiB"
 
 
 def test_log_probs_that_a_sleep_changes_are_bad(monkeypatch, tmp_path):
-    same, _ = memory_row(monkeypatch, tmp_path, 60, 88, logprob_after=-2.0)
+    same, _ = sleep_rows(monkeypatch, tmp_path, 60, 88, logprob_after=-2.0)
     assert (same.area, same.status) == ("numbers", "bad")
+
+
+def test_a_sampler_that_never_sleeps_need_not_free_anything(monkeypatch, tmp_path):
+    _, memory = sleep_rows(monkeypatch, tmp_path, 60, 60, sleeps=False)
+    assert (memory.status, memory.found) == ("ok", "only vLLM on a GPU sleeps")
