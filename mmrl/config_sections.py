@@ -192,8 +192,12 @@ class TrainerConfig(Section):
 class ClusterConfig(Section):
     """Where the ranks are."""
 
-    name: Annotated[Literal["local"], BeforeValidator(_only("local", "several ranks are not supported yet"))] = "local"
-    """local: one rank, in this process."""
+    name: Literal["local", "ray"] = "local"
+    """local: one rank, in this process. ray: one process per rank, on one node or many."""
+    ranks: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Ranks, each with a device of its own."""
+    address: Text | None = None
+    """An existing Ray cluster, such as `10.0.0.1:6379` or `auto`; null starts one on this machine."""
 
 
 class Config(Section):
@@ -232,6 +236,7 @@ def is_section(annotation: Any) -> bool:
 def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]:
     """Keys, fault and remedy of every value that fits its own key but not the others."""
     model, data, sampler, learner, trainer = config.model, config.data, config.sampler, config.learner, config.trainer
+    yield from _misplaced_ranks(config.cluster, sampler)
     names = [reward.metric for reward in config.rewards]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield ("rewards",), f"two rewards are called {name!r}", "keep one, or give one a label of its own"
@@ -247,9 +252,6 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]
     if sampler.name != "vllm" and sampler.engine:
         what = f"sampler.engine is for vllm, but sampler.name is {sampler.name}"
         yield ("sampler.engine", "sampler.name"), what, "set sampler.name: vllm, or remove sampler.engine"
-    if sampler.tensor_parallel_size > 1:
-        what = "sampler.tensor_parallel_size is more than the one rank of cluster.name: local"
-        yield ("sampler.tensor_parallel_size", "cluster.name"), what, "set sampler.tensor_parallel_size: 1"
     if trainer.prompts_per_step * sampler.group_size < learner.minibatches:
         what = f"learner.minibatches is {learner.minibatches}, but a step has fewer completions"
         keys = ("learner.minibatches", "trainer.prompts_per_step", "sampler.group_size")
@@ -262,3 +264,19 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]
         yield ("data.min_pixels", "data.max_pixels"), "data.min_pixels is more than data.max_pixels", "lower min_pixels"
     if len(set(model.freeze)) == 3:
         yield ("model.freeze",), "model.freeze leaves nothing to train", "leave out at least one part"
+
+
+def _misplaced_ranks(cluster: ClusterConfig, sampler: SamplerConfig) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    if cluster.name == "local" and cluster.ranks > 1:
+        what = f"cluster.ranks is {cluster.ranks}, but cluster.name: local is one rank"
+        yield ("cluster.ranks", "cluster.name"), what, "set cluster.name: ray, or remove cluster.ranks"
+    elif cluster.ranks % sampler.tensor_parallel_size:
+        what = f"sampler.tensor_parallel_size is {sampler.tensor_parallel_size}, which does not divide {cluster.ranks}"
+        remedy = "set cluster.name: ray and cluster.ranks to a multiple of it, or lower it"
+        yield ("sampler.tensor_parallel_size", "cluster.ranks"), what + " (cluster.ranks)", remedy
+    if cluster.name == "local" and cluster.address:
+        what = "cluster.address is for ray, but cluster.name is local"
+        yield ("cluster.address", "cluster.name"), what, "set cluster.name: ray, or remove cluster.address"
+    if sampler.name != "vllm" and sampler.tensor_parallel_size > 1:
+        what = f"sampler.tensor_parallel_size is for vllm, but sampler.name is {sampler.name}"
+        yield ("sampler.tensor_parallel_size", "sampler.name"), what, "set sampler.tensor_parallel_size: 1"

@@ -254,10 +254,23 @@ class Engine(Protocol):
     weights are in; with unchanged weights it costs nothing. An exception hands the device back.
     """
 
+    @property
+    def precision(self) -> str:
+        """``float32`` or ``bfloat16``, of sampler and learner alike."""
+        ...
+
     def sampling(self) -> AbstractContextManager[Sampler]: ...
 
     def learning(self) -> AbstractContextManager[Learner]: ...
 
     def describe(self) -> Mapping[str, Any]:
         """What really runs: devices, precisions, sampler, attention, versions; for RUN/environment.json."""
+        ...
+
+    def memory_bytes_max(self) -> int:
+        """Peak memory of the fullest rank so far: allocated on its device, or resident in its process."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back, also after a failure."""
         ...

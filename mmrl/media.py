@@ -13,7 +13,7 @@ import os
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ MAX_IMAGE_BYTES = 64 * 2**20
 MAX_IMAGE_PIXELS = 50_000_000
 MAX_ASPECT_RATIO = 200
 _DROP = "repair the image or remove the row"
+_RESTORE = "delete the file and start again: it is then written anew from the dataset"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ class MediaStore:
             name = _pixel_hash(image)
             path = self.folder / f"{name}.png"
             if not path.exists():
-                _write_png(image, path)
+                _write_whole(path, lambda to: image.save(to, "PNG", compress_level=1))
             self._remember(name, image)
             self._refs[key] = ImageRef(hash=name, width=image.width, height=image.height, path=str(path))
         return self._refs[key]
@@ -178,17 +179,33 @@ class MediaStore:
             self._cache.move_to_end(ref.hash)
         return image
 
-    def _read(self, ref: ImageRef) -> PILImage.Image:
-        remedy = "delete the file and start again: it is then written anew from the dataset"
+    def read_file(self, name: str) -> bytes:
+        """The PNG file of the image with this hash.
+
+        Raises:
+            DataError: It is gone.
+        """
+        path = self.folder / f"{name}.png"
         try:
-            data = Path(ref.path).read_bytes()
+            return path.read_bytes()
         except OSError as error:
             raise DataError(
-                f"A stored image cannot be read: {error.strerror}", where=ref.path, remedy=remedy
+                f"A stored image cannot be read: {error.strerror}", where=str(path), remedy=_RESTORE
             ) from error
-        image = normalise(RawImage(data, label=ref.path), self.grid)
+
+    def write_file(self, name: str, data: bytes) -> None:
+        """Take over a file that ``read_file`` of another store gave.
+
+        Raises:
+            ResourceError: It cannot be written.
+        """
+        _write_whole(self.folder / f"{name}.png", lambda path: path.write_bytes(data))
+
+    def _read(self, ref: ImageRef) -> PILImage.Image:
+        path = str(self.folder / f"{ref.hash}.png")
+        image = normalise(RawImage(self.read_file(ref.hash), label=path), self.grid)
         if _pixel_hash(image) != ref.hash:
-            raise DataError("A stored image does not hold the pixels of its hash", where=ref.path, remedy=remedy)
+            raise DataError("A stored image does not hold the pixels of its hash", where=path, remedy=_RESTORE)
         return image
 
     def _remember(self, name: str, image: PILImage.Image) -> None:
@@ -308,12 +325,12 @@ def _num_bytes(image: PILImage.Image) -> int:
     return 3 * image.width * image.height
 
 
-def _write_png(image: PILImage.Image, path: Path) -> None:
+def _write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file that is either whole or absent, also when several processes write the same one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        image.save(temporary, "PNG", compress_level=1)
+        write(temporary)
         temporary.replace(path)
     except OSError as error:
         with suppress(OSError):

@@ -69,7 +69,16 @@ def list_plugins() -> list[PluginInfo]:
 
 def used_plugins(config: Config) -> list[PluginInfo]:
     """The plugins that ``config`` names, each once."""
-    return list(dict.fromkeys(_locate(kind, spec.name)[0] for _, kind, spec in config.plugins()))
+    return list(dict.fromkeys(locate(kind, spec.name) for _, kind, spec in config.plugins()))
+
+
+def locate(kind: Kind, name: str) -> PluginInfo:
+    """Where the plugin of that name comes from; imports nothing.
+
+    Raises:
+        PluginError: It is not installed, or is registered twice.
+    """
+    return _locate(kind, name)[0]
 
 
 def resolve(kind: Kind, name: str) -> type[Plugin]:
@@ -110,7 +119,7 @@ def create(kind: Kind, spec: PluginSpec) -> Plugin:
         PluginError: As ``resolve``; or its constructor failed.
     """
     plugin = resolve(kind, spec.name)
-    info = _locate(kind, spec.name)[0]
+    info = locate(kind, spec.name)
     try:
         return plugin(plugin.Config.model_validate(spec.options))
     except ValidationError as error:

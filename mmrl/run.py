@@ -8,25 +8,22 @@ import platform
 import shutil
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmrl import __version__, registry
+from mmrl.cluster.process import prepare_process
 from mmrl.config import Config, LoadedConfig, to_yaml
 from mmrl.console import Console
 from mmrl.errors import ConfigError, MMRLError, PluginError
-from mmrl.interfaces import Learner
+from mmrl.interfaces import Engine, Learner
 from mmrl.plan import CheckReport, RunPlan
 from mmrl.run_directory import RunDirectory, rollout_record
 from mmrl.scoring import Scorer
 from mmrl.tracking import Trackers
 from mmrl.types import FloatArray, ScoredGroup
-
-if TYPE_CHECKING:
-    from mmrl.engine.rank import RankEngine
 
 
 def check(loaded: LoadedConfig) -> CheckReport:
@@ -35,7 +32,7 @@ def check(loaded: LoadedConfig) -> CheckReport:
     Raises:
         MMRLError: The first stage that fails; a model or dataset on a hub that cannot be reached is only noted.
     """
-    _prepare_process()
+    prepare_process()
     with tempfile.TemporaryDirectory() as folder:
         return RunPlan(loaded.config, Path(folder)).report()
 
@@ -49,7 +46,7 @@ def train(loaded: LoadedConfig, dry_run: bool = False) -> int:
     if dry_run:
         print("\n".join(check(loaded).lines))
         return 0
-    _prepare_process()
+    prepare_process()
     config = loaded.config
     directory = RunDirectory.create(config.trainer.run_dir)
     try:
@@ -69,10 +66,10 @@ def evaluate(loaded: LoadedConfig, model: Path | None = None) -> dict[str, Any]:
     Args:
         model: A Hugging Face folder to evaluate in place of ``model.path``.
     """
-    from mmrl.cluster.local import start_engine
+    from mmrl.cluster.launch import start_engine
     from mmrl.collection import Collector
 
-    _prepare_process()
+    prepare_process()
     config = loaded.config
     if model is not None:
         config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(model)})})
@@ -94,13 +91,11 @@ def evaluate(loaded: LoadedConfig, model: Path | None = None) -> dict[str, Any]:
 class RunRecorder:
     """Implements ``trainer.Recorder``: the run's folder, the trackers and the console."""
 
-    def __init__(self, directory: RunDirectory, trackers: Trackers, console: Console) -> None:
-        self._directory, self._trackers, self._console = directory, trackers, console
+    def __init__(self, directory: RunDirectory, trackers: Trackers, console: Console, engine: Engine) -> None:
+        self._directory, self._trackers, self._console, self._engine = directory, trackers, console, engine
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        from mmrl.engine import device
-
-        values = {**values, "perf/memory_bytes_max": float(device.memory_bytes_max(device.detect()))}
+        values = {**values, "perf/memory_bytes_max": float(self._engine.memory_bytes_max())}
         self._directory.append_metrics(step, values)
         self._trackers.log(step, values)
         self._console.step(step, values)
@@ -128,7 +123,7 @@ class RunRecorder:
 
 
 def _train(config: Config, directory: RunDirectory) -> None:
-    from mmrl.cluster.local import start_engine
+    from mmrl.cluster.launch import start_engine
     from mmrl.collection import Collector
     from mmrl.trainer import Trainer
 
@@ -147,7 +142,7 @@ def _train(config: Config, directory: RunDirectory) -> None:
         console = Console(config.trainer.steps)
         stack.callback(console.close)
         trackers = stack.enter_context(_tracking(config, directory))
-        recorder = RunRecorder(directory, trackers, console)
+        recorder = RunRecorder(directory, trackers, console, engine)
         for source in sources:
             for prompt_id, reason in source.dropped:
                 directory.event("dropped", prompt=prompt_id, reason=reason)
@@ -189,7 +184,7 @@ def _save(directory: RunDirectory, learner: Learner, step: int, keep: int) -> No
         shutil.rmtree(old)
 
 
-def _environment(config: Config, engine: RankEngine) -> dict[str, Any]:
+def _environment(config: Config, engine: Engine) -> dict[str, Any]:
     return {
         "mmrl": __version__,
         "python": platform.python_version(),
@@ -199,16 +194,3 @@ def _environment(config: Config, engine: RankEngine) -> dict[str, Any]:
         "engine": dict(engine.describe()),
         "plugins": [dataclasses.asdict(info) for info in registry.used_plugins(config)],
     }
-
-
-def _prepare_process() -> None:
-    """Set what must be set before the engines' packages are imported, and keep their notices off the console."""
-    from mmrl.engine.device import WAITING
-
-    for name, value in WAITING.items():
-        os.environ.setdefault(name, value)
-    from mmrl.cluster.local import prepare_process  # imports torch
-
-    prepare_process()
-    for category in (FutureWarning, DeprecationWarning, UserWarning):
-        warnings.simplefilter("ignore", category)

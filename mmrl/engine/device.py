@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 DeviceKind = Literal["cpu", "cuda"]
+SamplerMemory = Literal["weights", "kv_cache"]
+"""Parts of vLLM's memory that wake one by one."""
 
 CPU_KV_CACHE_BYTES = 128 * 2**20
 CPU_MAX_SEQUENCES = 256
@@ -52,11 +54,19 @@ def environment(kind: DeviceKind) -> dict[str, str]:
     return common | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
 
 
-def rank_environment(*, rank: int, local_rank: int, world_size: int, address: str, port: int) -> dict[str, str]:
-    """Environment variables that tell a process which rank it is, and where rank 0 listens."""
+def rank_environment(
+    kind: DeviceKind, *, rank: int, node_rank: int, world_size: int, address: str, port: int
+) -> dict[str, str]:
+    """Environment variables that tell a process which rank it is, and where rank 0 listens.
+
+    LOCAL_RANK chooses the GPU. Each rank's process sees a single one, which is number 0 there.
+
+    Args:
+        node_rank: Its place among the ranks of its node.
+    """
     return {
         "RANK": str(rank),
-        "LOCAL_RANK": str(local_rank),
+        "LOCAL_RANK": str(node_rank if kind == "cpu" else 0),
         "WORLD_SIZE": str(world_size),
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
@@ -80,14 +90,18 @@ def process_group_backend(kind: DeviceKind) -> str:
     return "nccl" if kind == "cuda" else "gloo"
 
 
-def sampler_arguments(kind: DeviceKind, memory_fraction: float, max_tokens: int) -> dict[str, Any]:
+def sampler_arguments(
+    kind: DeviceKind, memory_fraction: float, max_tokens: int, tensor_parallel_size: int = 1
+) -> dict[str, Any]:
     """Arguments of vLLM that depend on the device.
 
     On a CPU no prompt is prefilled in chunks: vLLM 0.32 would rewind the generator of a seeded request after an
     unfinished chunk, which only CUDA's generators can ("CPU Generator does not use offset").
+    vLLM's own all-reduce looks for peers among the GPUs that a process sees; each rank's process sees one.
     """
     if kind == "cuda":
-        return {"gpu_memory_utilization": memory_fraction, "enable_sleep_mode": True}
+        alone = {} if tensor_parallel_size == 1 else {"disable_custom_all_reduce": True}
+        return {"gpu_memory_utilization": memory_fraction, "enable_sleep_mode": True, **alone}
     return {
         "enforce_eager": True,
         "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,
@@ -100,7 +114,8 @@ def sampler_arguments(kind: DeviceKind, memory_fraction: float, max_tokens: int)
 def sleep_level(kind: DeviceKind) -> int | None:
     """vLLM's sleep level while the learner owns the device; None where it need not sleep.
 
-    Level 1 keeps the weights in host memory. Level 2 would drop buffers too, which no weight sync sends.
+    Level 1 keeps the weights in host memory: a policy that has not changed is not sent again. Level 2 drops them, and
+    every tensor that is neither parameter nor buffer.
     """
     return 1 if kind == "cuda" else None
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmrl.engine.device import SamplerMemory
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.vision import ImageInputs
 from mmrl.interfaces import SamplingRequest
@@ -36,7 +37,7 @@ class HFSampler:
     def sleep(self) -> None:
         """Both copies of the weights stay on the device."""
 
-    def wake(self) -> None:
+    def wake(self, part: SamplerMemory) -> None:
         """Nothing slept."""
 
     @torch.no_grad()

@@ -1,9 +1,13 @@
-"""The learner: DeepSpeed around a policy, fed with packed micro-batches of uneven number and size."""
+"""The learner: DeepSpeed around a policy, fed with packed micro-batches of uneven number and size.
+
+Ranks wait for each other in every micro-batch: they agree on the number, and one that has fewer fills up with rows of
+weight zero.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from mmrl.config import LearnerConfig
 from mmrl.engine.collation import Collator
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.policy import Policy
+from mmrl.engine.vision import idle_sample
 from mmrl.errors import NumericsError
 from mmrl.interfaces import Algorithm, UpdateResult
 from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials
@@ -23,12 +28,12 @@ from mmrl.types import FloatArray, Sample, TrainingRow
 
 
 class DeepSpeedLearner:
-    """Implements ``interfaces.Learner`` on one rank.
+    """Implements ``interfaces.Learner`` on one rank, for this rank's share of the rows; all ranks call it together.
 
     Args:
         policy: The weights to train.
         reference: The frozen initial policy; None if the algorithm does not need it.
-        settings: DeepSpeed's configuration.
+        settings: DeepSpeed's configuration; kept as ``settings``.
         total_steps: Optimizer steps of the run, for the schedule.
     """
 
@@ -51,8 +56,10 @@ class DeepSpeedLearner:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
         trained = [p for p in policy.parameters() if p.requires_grad]
         self._engine, *_ = deepspeed.initialize(model=policy, model_parameters=trained, config=settings)
+        self.settings = settings
         self._policy, self._reference = policy, reference
         self._collate, self._algorithm, self._config, self._folder = collator, algorithm, config, folder
+        self._idle = idle_sample(folder)
         self._total_steps, self._step = total_steps, 0
 
     @property
@@ -72,7 +79,7 @@ class DeepSpeedLearner:
         return self._forward(self._reference, samples, self._config.tokens_per_microbatch)
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
-        """One optimizer step.
+        """One optimizer step of all ranks; the metrics are theirs together, the log-probs those of the own rows.
 
         Raises:
             NumericsError: The loss or the gradient is not finite; no step was taken.
@@ -80,7 +87,7 @@ class DeepSpeedLearner:
         rate = self._set_learning_rate()
         self._engine.train()
         grad_norm = 0.0
-        plan = plan_microbatches([row.sample.num_tokens for row in rows], self._config.tokens_per_microbatch)
+        plan = self._plan([row.sample for row in rows], self._config.tokens_per_microbatch)
         logprobs: list[FloatArray] = [np.zeros(0, np.float32)] * len(rows)
         partials: list[PartialLoss] = []
         for number, indices in enumerate(plan):
@@ -98,14 +105,40 @@ class DeepSpeedLearner:
         if not plan:
             return UpdateResult({"lr": rate}, logprobs)
         self._step += 1
-        return UpdateResult(reduce_partials(partials) | {"lr": rate, "policy/grad_norm": grad_norm}, logprobs)
+        metrics = reduce_partials(_of_all_ranks(partials))
+        return UpdateResult(metrics | {"lr": rate, "policy/grad_norm": grad_norm}, logprobs)
 
     def save(self, folder: Path) -> None:
-        state = {name: weight.cpu() for name, weight in self._policy.named_weights(self._policy.model.dtype)}
-        self._policy.model.save_pretrained(folder, state_dict=state)
-        self._folder.save_files(folder)
+        """Write a Hugging Face folder: rank 0 does, with what all ranks gather."""
+        weights = self._policy.named_weights(self._policy.model.dtype)
+        writes = torch.distributed.get_rank() == 0
+        state = {name: weight.cpu() for name, weight in weights if writes}
+        if writes:
+            self._policy.model.save_pretrained(folder, state_dict=state)
+            self._folder.save_files(folder)
+
+    def _plan(self, samples: Sequence[Sample], budget: int) -> list[list[int]]:
+        """This rank's micro-batches, empty ones at the end where other ranks have more."""
+        plan = plan_microbatches([sample.num_tokens for sample in samples], budget)
+        most = torch.tensor(len(plan), device=self._engine.device)
+        torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
+        return plan + [[] for _ in range(int(most) - len(plan))]
+
+    def _idles(self, samples: Sequence[Sample]) -> list[Sample]:
+        """What a packed row needs besides the samples; see ``idle_sample``."""
+        lacks = self._folder.family.vision and not any(sample.prompt.images for sample in samples)
+        return [self._idle] if lacks or not samples else []
+
+    def _idle_rows(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
+        """The same as rows of weight zero, with the log-probs that the others have: the algorithm looks for them."""
+        zero = np.zeros(1, np.float32)
+        old = zero if rows and rows[0].old_logprobs is not None else None
+        reference = None if self._reference is None else zero
+        idles = self._idles([row.sample for row in rows])
+        return [TrainingRow(sample, 0.0, sample.mask, zero, old, reference) for sample in idles]
 
     def _backward(self, rows: Sequence[TrainingRow]) -> tuple[PartialLoss, torch.Tensor]:
+        rows = [*rows, *self._idle_rows(rows)]
         logprobs_T, entropy_T = self._engine(self._collate([row.sample for row in rows]))
         partial = partial_loss(self._algorithm, rows, logprobs_T)
         if not math.isfinite(partial.sums["loss/total"]):
@@ -153,12 +186,20 @@ class DeepSpeedLearner:
     def _forward(self, policy: Any, samples: Sequence[Sample], budget: int) -> list[FloatArray]:
         policy.eval()
         logprobs: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
-        for indices in plan_microbatches([sample.num_tokens for sample in samples], budget):
+        for indices in self._plan(samples, budget):
             part = [samples[i] for i in indices]
-            logprobs_T, _ = policy(self._collate(part))
+            logprobs_T, _ = policy(self._collate(part + self._idles(part)))
             for i, values in zip(indices, _split(logprobs_T, part), strict=True):
                 logprobs[i] = values
         return logprobs
+
+
+def _of_all_ranks(partials: Sequence[PartialLoss]) -> list[PartialLoss]:
+    """Every rank's partial sums, without their losses."""
+    own: list[tuple[Mapping[str, float], int]] = [(partial.sums, partial.tokens) for partial in partials]
+    ranks: list[Any] = [own] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(ranks, own)
+    return [PartialLoss(torch.zeros(()), sums, tokens) for rank in ranks for sums, tokens in rank]
 
 
 def _require_finite(grad_norm: float) -> None:
@@ -171,6 +212,6 @@ def _require_finite(grad_norm: float) -> None:
 
 
 def _split(values_T: torch.Tensor, parts: Sequence[TrainingRow] | Sequence[Sample]) -> list[FloatArray]:
-    """A packed row's values as one array per sample."""
+    """A packed row's values as one array per sample; those of an idle one at the end are dropped."""
     lengths = [len(part.mask) for part in parts]
-    return list(np.split(values_T.float().cpu().numpy(), np.cumsum(lengths)[:-1]))
+    return list(np.split(values_T.float().cpu().numpy(), np.cumsum(lengths)))[: len(parts)]

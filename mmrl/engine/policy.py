@@ -35,14 +35,8 @@ class Policy(torch.nn.Module):
 
     def forward(self, inputs: PackedInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """(T,) log-probs and (T,) entropies in nats of the row's completion tokens."""
-        body = self.model.base_model
-        model_inputs = dict(inputs.model_inputs)
-        if inputs.idle_vision:
-            # Between embedding and layers, as with an image: ranks that wait for each other do so in one order.
-            embedded_1SH = body.get_input_embeddings()(model_inputs.pop("input_ids"))
-            idle = _sum_of_features(body.get_image_features(**inputs.idle_vision))
-            model_inputs["inputs_embeds"] = embedded_1SH + 0 * idle
-        hidden_SH = body(**model_inputs, attention_mask=None, use_cache=False).last_hidden_state[0]
+        outputs = self.model.base_model(**inputs.model_inputs, attention_mask=None, use_cache=False)
+        hidden_SH = outputs.last_hidden_state[0]
         return chunked_logprobs(
             self.model.get_output_embeddings(),
             hidden_SH[inputs.predicting_T],
@@ -82,12 +76,6 @@ def load_policy(
     # The folder's sampling defaults are kept as a file; here they would only be validated when the model is saved.
     model.generation_config = GenerationConfig()
     return Policy(model, folder, temperature=temperature, chunk_bytes=device.LOGITS_CHUNK_BYTES[kind])
-
-
-def _sum_of_features(output: Any) -> torch.Tensor:
-    """A number that every parameter of the vision tower has a part in."""
-    layers = [output.pooler_output, *(getattr(output, "deepstack_features", None) or ())]
-    return torch.stack([image.sum() for layer in layers for image in layer]).sum()
 
 
 def _gathered(parameter: torch.nn.Parameter) -> Any:

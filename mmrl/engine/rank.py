@@ -47,7 +47,10 @@ class RankEngine:
         self._precision = device.precision(kind, config.model.dtype)
         self._images = ImageInputs(folder, media)
         self._in_use = ""
-        # vLLM first: it measures free memory, and gives it back when it sleeps.
+        # The group of all ranks first: vLLM would make one of its tensor-parallel ranks alone.
+        if not torch.distributed.is_initialized():
+            torch.distributed.init_process_group(device.process_group_backend(kind))
+        # Then vLLM: it measures free memory, and gives it back when it sleeps.
         self._sampler = self._build_sampler(max_images) if with_sampler else None
         if self._sampler is not None and algorithm is not None:
             self._sampler.sleep()
@@ -65,8 +68,9 @@ class RankEngine:
         with self._owning("sampling"):
             try:
                 device.free_cache(self._kind)
-                sampler.wake()
+                sampler.wake("weights")
                 self._sync(sampler)
+                sampler.wake("kv_cache")  # last: a sync gathers and copies, and needs memory of its own
                 yield sampler
             finally:
                 if self._learner is not None:
@@ -88,11 +92,19 @@ class RankEngine:
             "sampler": None if self._sampler is None else type(self._sampler).__name__,
             "learner": None if self._learner is None else type(self._learner).__name__,
             "attention": device.attention(self._kind, self._precision),
+            "process_group": torch.distributed.get_backend(),
+            "sampler_arguments": self._sampler.arguments if isinstance(self._sampler, VLLMSampler) else {},
+            "sleep_level": device.sleep_level(self._kind),
+            "learner_settings": {} if self._learner is None else self._learner.settings,
+            "offload": self._config.learner.offload,
             "banned_token_ids": len(self._folder.vocabulary.banned),
             "eos_token_ids": list(self._folder.vocabulary.eos),
             "torch_threads": torch.get_num_threads(),
             "versions": {name: v for name in packages if (v := _version(name))},
         }
+
+    def memory_bytes_max(self) -> int:
+        return device.memory_bytes_max(self._kind)
 
     def close(self) -> None:
         """Leave the process group, unless vLLM is in it: it leaves by itself when the process ends."""

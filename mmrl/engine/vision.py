@@ -4,13 +4,28 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import numpy as np
 import torch
 
 from mmrl.engine.folder import ModelFolder
 from mmrl.media import MediaStore
-from mmrl.types import ImageRef
+from mmrl.types import EncodedPrompt, ImageRef, Sample, Segment
 
 CACHE_BYTES = 512 * 2**20
+BLANK = ImageRef(hash="blank", width=0, height=0, path="")
+"""The smallest image there is, one merged patch; no store has it."""
+
+
+def idle_sample(folder: ModelFolder) -> Sample:
+    """The smallest sample, with an image if the model reads any; to be trained on with weight 0.
+
+    Ranks wait for each other in every module of the model, in the order in which modules run, and DeepSpeed's ZeRO 3
+    keeps the last gradient of a parameter that gets none: a row without an image, or without anything, gets this one.
+    """
+    end = np.array(folder.vocabulary.eos[:1], np.int32)  # a banned token would have an infinite log-prob
+    token_ids, images = (np.array([folder.image_token_id], np.int32), (BLANK,)) if folder.family.vision else (end, ())
+    prompt = EncodedPrompt("", (), None, {}, None, "", token_ids, images)
+    return Sample(prompt, (Segment(end, False, np.zeros(1, np.float32)),))
 
 
 class ImageInputs:
@@ -18,11 +33,15 @@ class ImageInputs:
 
     def __init__(self, folder: ModelFolder, media: MediaStore, *, cache_bytes: int = CACHE_BYTES) -> None:
         self._processor = folder.processor.image_processor if folder.family.vision else None
+        self._blank = _blank(folder) if folder.family.vision else None
         self._media = media
         self._cache: OrderedDict[str, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
         self._cache_bytes, self._used_bytes = cache_bytes, 0
 
     def __call__(self, ref: ImageRef) -> tuple[torch.Tensor, torch.Tensor]:
+        if ref is BLANK:
+            assert self._blank is not None
+            return self._blank
         if ref.hash in self._cache:
             self._cache.move_to_end(ref.hash)
             return self._cache[ref.hash]
@@ -36,3 +55,10 @@ class ImageInputs:
             _, (evicted, _) = self._cache.popitem(last=False)
             self._used_bytes -= evicted.nbytes
         return entry
+
+
+def _blank(folder: ModelFolder) -> tuple[torch.Tensor, torch.Tensor]:
+    vision = folder.config.vision_config
+    side = vision.spatial_merge_size
+    values = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    return torch.zeros(side * side, values), torch.tensor([1, side, side])

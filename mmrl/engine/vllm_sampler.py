@@ -38,6 +38,9 @@ class VLLMSampler:
     Args:
         max_images: Most images in one prompt.
         max_tokens: Longest prompt and completion together.
+
+    Attributes:
+        arguments: What vLLM was asked for, plain values.
     """
 
     def __init__(
@@ -58,17 +61,16 @@ class VLLMSampler:
         self._sleep_level = device.sleep_level(kind)
         self._request_ids = itertools.count()
         self.weight_version = -1
-        arguments = engine_arguments(
+        self.arguments = engine_arguments(
             folder, config, kind, dtype=dtype, max_images=max_images, max_tokens=max_tokens, seed=seed
         )
-        arguments |= {"logits_processors": [banned_ids_processor(folder.vocabulary.banned)]}
         if folder.family.vision:
             grid = media.grid
-            arguments["mm_processor_kwargs"] = {
+            self.arguments["mm_processor_kwargs"] = {
                 "size": {"shortest_edge": grid.min_pixels, "longest_edge": grid.max_pixels}
             }
         try:
-            self._llm = LLM(**arguments)
+            self._llm = LLM(**self.arguments, logits_processors=[banned_ids_processor(folder.vocabulary.banned)])
         except (ValueError, RuntimeError) as error:
             raise ResourceError(
                 f"vLLM does not start: {' '.join(str(error).split())[:600]}",
@@ -81,10 +83,10 @@ class VLLMSampler:
         if self._sleep_level is not None:
             self._llm.sleep(self._sleep_level)
 
-    def wake(self) -> None:
-        """Take the device back; idempotent."""
+    def wake(self, part: device.SamplerMemory) -> None:
+        """Take a part of the device's memory back; idempotent. Requests run once all parts are awake."""
         if self._sleep_level is not None and self._llm.llm_engine.is_sleeping():
-            self._llm.wake_up()
+            self._llm.wake_up([part])
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Replace all weights: one call with everything, then every cache that the old ones filled is dropped."""
@@ -194,7 +196,7 @@ def engine_arguments(
         "disable_log_stats": True,
         "trust_remote_code": folder.trust_remote_code,
         "use_tqdm_on_load": False,
-        **device.sampler_arguments(kind, config.memory_fraction, max_tokens),
+        **device.sampler_arguments(kind, config.memory_fraction, max_tokens, config.tensor_parallel_size),
     }
     if folder.family.vision:
         arguments["limit_mm_per_prompt"] = {"image": max_images, "video": 0}

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.attention.varlen
+from torch.nn.attention.varlen import AuxRequest
 
 from mmrl.engine.attention import PackedLayout, packed_sdpa, packed_varlen
+from mmrl.engine.collation import Collator
+from mmrl.engine.device import DeviceKind
+from mmrl.engine.family import FAMILIES
+from mmrl.engine.policy import load_policy
+from mmrl.engine.vision import ImageInputs
 
 LENGTHS = [3, 1, 7, 3, 5]
 HEADS = [(4, 2), (4, 4), (6, 1)]
@@ -21,31 +31,55 @@ def qkv(request: pytest.FixtureRequest) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
 
+def varlen_attn(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor | None,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: AuxRequest | None = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+    seqused_k: torch.Tensor | None = None,
+    block_table: torch.Tensor | None = None,
+    num_splits: int | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """What torch's function returns, by its definition and in float32 at least; asserts what its kernel requires."""
+    assert query.dtype == key.dtype == value.dtype and query.shape[-1] % 8 == 0
+    assert query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
+    assert cu_seq_k is not None and cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
+    assert cu_seq_q[0] == cu_seq_k[0] == 0 and cu_seq_q[-1] == len(query) and cu_seq_k[-1] == len(key)
+    assert type(max_q) is type(max_k) is int
+    assert max_q == cu_seq_q.diff().max() and max_k == cu_seq_k.diff().max()
+    assert window_size == (-1, 0), "causal"
+    assert return_aux is seqused_k is block_table is num_splits is None, "not written here"
+    repeats = query.shape[1] // key.shape[1]
+    assert enable_gqa == (repeats > 1)
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    outputs = []
+    for start_q, end_q, start_k, end_k in zip(cu_seq_q, cu_seq_q[1:], cu_seq_k, cu_seq_k[1:], strict=False):
+        q, k, v = (x.to(dtype) for x in (query[start_q:end_q], key[start_k:end_k], value[start_k:end_k]))
+        k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
+        scores = torch.einsum("qhd,khd->hqk", q, k) * (scale or q.shape[-1] ** -0.5)
+        allowed = torch.ones(len(q), len(k)).tril(len(k) - len(q)).bool()  # aligned at the bottom right
+        outputs.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(~allowed, -torch.inf).softmax(-1), v))
+    return torch.cat(outputs).to(query.dtype)
+
+
 @pytest.fixture
-def varlen_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
-    """Replaces torch's kernel, which needs CUDA, by its definition; returns the calls' other arguments."""
-    calls: list[dict[str, object]] = []
+def varlen_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+    """Replaces torch's function, which needs CUDA; returns the types that it was called with."""
+    calls: list[torch.dtype] = []
 
-    def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, **options):
-        assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
-        assert cu_seq_q[0] == cu_seq_k[0] == 0 and cu_seq_q[-1] == len(query) and cu_seq_k[-1] == len(key)
-        assert max_q == cu_seq_q.diff().max() and max_k == cu_seq_k.diff().max()
-        assert options.pop("window_size") == (-1, 0)  # causal, aligned at the bottom right
-        scale, grouped = options.pop("scale"), options.pop("enable_gqa")
-        assert not options
-        calls.append({"scale": scale, "enable_gqa": grouped})
-        repeats = query.shape[1] // key.shape[1]
-        assert grouped == (repeats > 1)
-        outputs = []
-        for start_q, end_q, start_k, end_k in zip(cu_seq_q, cu_seq_q[1:], cu_seq_k, cu_seq_k[1:], strict=False):
-            q, k, v = query[start_q:end_q], key[start_k:end_k], value[start_k:end_k]
-            k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
-            scores = torch.einsum("qhd,khd->hqk", q, k) * (scale or q.shape[-1] ** -0.5)
-            allowed = torch.ones(len(q), len(k)).tril(len(k) - len(q)).bool()
-            outputs.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(~allowed, -torch.inf).softmax(-1), v))
-        return torch.cat(outputs)
+    def recorded(query: torch.Tensor, *args: Any, **options: Any) -> Any:
+        calls.append(query.dtype)
+        return varlen_attn(query, *args, **options)
 
-    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", varlen_attn)
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", recorded)
     return calls
 
 
@@ -71,12 +105,52 @@ def test_values_and_gradients_are_those_of_a_block_diagonal_mask(function, scali
     assert len(varlen_on_cpu) == (function is packed_varlen)
 
 
-def test_the_reference_has_the_arguments_of_torchs_function():
-    import inspect
+def test_the_reference_has_the_signature_of_torchs_function():
+    def plain(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+        parameters = inspect.signature(function).parameters.values()
+        return [(parameter.name, parameter.kind, parameter.default) for parameter in parameters]
 
-    names = set(inspect.signature(torch.nn.attention.varlen.varlen_attn).parameters)
-    assert {"query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"} <= names
-    assert {"scale", "window_size", "enable_gqa"} <= names
+    assert plain(varlen_attn) == plain(torch.nn.attention.varlen.varlen_attn)
+
+
+def run(setting: Any, kind: DeviceKind, dtype: torch.dtype) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Log-probs and gradients of a policy that is loaded for a device and runs here."""
+    policy = load_policy(setting.folder, kind, "bfloat16", freeze=(), temperature=0.8).to(dtype)
+    images = ImageInputs(setting.folder, setting.media)
+    collate = Collator(setting.folder, policy.model.base_model, images, "cpu", dtype)
+    logprobs_T, _ = policy(collate(setting.samples(LENGTHS)))
+    direction_T = torch.randn(logprobs_T.shape, generator=torch.Generator().manual_seed(2))
+    (logprobs_T * direction_T).sum().backward()
+    return logprobs_T.detach(), {
+        name: p.grad.float() for name, p in policy.model.named_parameters() if p.grad is not None
+    }
+
+
+def gradient_gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Largest difference of a parameter's gradient, relative to the largest gradient."""
+    assert one.keys() == other.keys()
+    largest = max(float(value.norm()) for value in other.values())
+    return max(float((one[name] - other[name]).norm()) for name in other) / largest
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_whole_model_loaded_for_cuda_computes_what_the_cpus_does(family, bench, varlen_on_cpu):
+    one, gradients = run(bench(family), "cuda", torch.float32)
+    layers = len(varlen_on_cpu)
+    other, expected = run(bench(family), "cpu", torch.float32)
+    assert layers == len(varlen_on_cpu) == 2
+    torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+    assert gradient_gap(gradients, expected) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_bfloat16_the_kernel_gets_bfloat16_from_every_family(family, bench, varlen_on_cpu):
+    one, gradients = run(bench(family), "cuda", torch.bfloat16)
+    assert {*varlen_on_cpu} == {torch.bfloat16}
+    other, expected = run(bench(family), "cpu", torch.bfloat16)
+    gap = (one - other).abs()
+    assert gap.mean() < 4e-3 and gap.max() < 2e-2
+    assert gradient_gap(gradients, expected) < 3e-2
 
 
 def test_a_layout_knows_bounds_and_sequences_of_one_length():

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -13,10 +18,11 @@ from mmrl.errors import ConfigError
 LEARNER = {"dtype": "bfloat16", "zero_stage": 3, "max_grad_norm": 0.5, "lr": 1e-4, "weight_decay": 0.1, "overrides": {}}
 
 
-def test_a_rank_knows_its_place():
-    place = device.rank_environment(rank=9, local_rank=1, world_size=16, address="10.0.0.7", port=1234)
+@pytest.mark.parametrize(("kind", "local_rank"), [("cpu", "1"), ("cuda", "0")])
+def test_a_rank_knows_its_place(kind, local_rank):
+    place = device.rank_environment(kind, rank=9, node_rank=1, world_size=16, address="10.0.0.7", port=1234)
     assert place == {
-        "RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1234",
+        "RANK": "9", "LOCAL_RANK": local_rank, "WORLD_SIZE": "16", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1234",
     }  # fmt: skip
 
 
@@ -26,6 +32,28 @@ def test_nothing_of_a_cpus_environment_reaches_cuda():
     assert not {name for name in cuda if "VLLM_CPU" in name or "DYNAMO" in name or "OFFLINE" in name}
     assert {name for name in cpu.keys() & cuda.keys() if cpu[name] != cuda[name]} == {"DS_ACCELERATOR"}
     assert cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
+def test_a_process_on_cuda_gets_the_settings_for_cuda_and_no_others():
+    code = """
+import json, os
+before = dict(os.environ)
+from mmrl.cluster import process
+process.device.detect = lambda: "cuda"
+kind = process.prepare_process()
+print(json.dumps([kind, {name: value for name, value in os.environ.items() if before.get(name) != value}]))
+"""
+    clean = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH") if name in os.environ}
+    done = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == ["cuda", device.environment("cuda") | device.QUIET | device.WAITING]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_vllm_knows_the_environment_variables_that_bear_its_name(kind):
+    from vllm import envs
+
+    ours = {name for name in device.environment(kind) | device.QUIET if name.startswith("VLLM_")}
+    assert ours <= envs.environment_variables.keys() and len(ours) >= 4
 
 
 @pytest.mark.parametrize(
@@ -60,13 +88,16 @@ def test_a_gpu_compiles_sleeps_and_takes_its_share_of_memory():
 def test_vllm_accepts_the_arguments_by_name(kind, family, bench):
     from vllm import EngineArgs
 
-    config = SamplerConfig(engine={"max_num_seqs": 7}, memory_fraction=0.3)
+    config = SamplerConfig(engine={"max_num_seqs": 7}, memory_fraction=0.3, tensor_parallel_size=2)
     folder = bench(family).folder
     arguments = engine_arguments(folder, config, kind, dtype="bfloat16", max_images=3, max_tokens=999, seed=2**40 + 5)
     built = EngineArgs(**arguments)
     assert built.max_model_len == 999 and built.seed == 5 and built.max_num_seqs == 7
     assert built.generation_config == "vllm" and built.logprobs_mode == "processed_logprobs"
+    assert built.tensor_parallel_size == 2 and built.distributed_executor_backend == "external_launcher"
     assert built.enforce_eager == (kind == "cpu")
+    assert built.enable_sleep_mode == built.disable_custom_all_reduce == (kind == "cuda")
+    assert (built.gpu_memory_utilization == 0.3) == (kind == "cuda")
     assert (built.limit_mm_per_prompt == {"image": 3, "video": 0}) == (family == "qwen2_5_vl")
     assert arguments.keys() - {"model", "dtype"} <= {*EngineArgs.__dataclass_fields__}
     assert arguments.get("load_format") is None  # a dummy load would leave buffers that no sync sends
@@ -89,17 +120,40 @@ def test_owned_engine_keys_are_vllms():
     assert {*EngineArgs.__dataclass_fields__} >= OWNED_KEYS
 
 
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_deepspeed_accepts_the_settings(kind, start):
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(("kind", "dtype"), [("cpu", "float32"), ("cuda", "float32"), ("cuda", "bfloat16")])
+def test_deepspeed_accepts_the_settings_for_many_ranks(kind, dtype, stage, start, monkeypatch):
     from deepspeed.runtime.config import DeepSpeedConfig
 
     start()  # DeepSpeed asks the process group for its size
-    settings = device.learner_config(kind, **LEARNER)
+    monkeypatch.setattr("deepspeed.comm.get_world_size", lambda *_: 8)
+    settings = device.learner_config(kind, **LEARNER | {"dtype": dtype, "zero_stage": stage})
     built = DeepSpeedConfig(settings)
-    assert built.zero_config.stage == 3 and built.gradient_clipping == 0.5
-    assert built.bfloat16_config.enabled and not built.float16_config.enabled
+    assert built.world_size == built.train_batch_size == 8 and built.gradient_accumulation_steps == 1
+    assert built.zero_config.stage == stage and built.gradient_clipping == 0.5
+    assert built.bfloat16_config.enabled == (dtype == "bfloat16") and not built.float16_config.enabled
+    assert built.grad_accum_dtype == ("fp32" if dtype == "bfloat16" and stage >= 2 else None)
     assert built.optimizer_name == "adamw" and built.optimizer_params["lr"] == 1e-4
+    assert built.zero_config.offload_optimizer is built.zero_config.offload_param is None
     assert ("overlap_comm" in settings["zero_optimization"]) == (kind == "cuda")
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_with_the_settings_for_cuda_steps_too_small_for_bfloat16_are_not_lost(stage, start):
+    import deepspeed
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    start()
+    layer = torch.nn.Linear(8, 8, bias=False, dtype=torch.bfloat16)
+    before = layer.weight.detach().float()
+    settings = device.learner_config("cuda", **LEARNER | {"zero_stage": stage, "lr": 1e-6, "weight_decay": 0.0})
+    engine, *_ = deepspeed.initialize(model=layer, model_parameters=layer.parameters(), config=settings)
+    for _ in range(3):
+        engine.backward(engine(torch.ones(2, 8, dtype=torch.bfloat16)).float().sum())
+        engine.step()
+    assert float(engine.get_global_grad_norm()) == 16.0  # 64 gradients of 2
+    step = safe_get_full_fp32_param(layer.weight).view(8, 8) - before
+    torch.testing.assert_close(step, torch.full((8, 8), -3e-6), atol=1e-7, rtol=0)
 
 
 def test_the_learners_own_decisions_are_no_setting_of_the_user():

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import socket
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
+import ray
 import torch
 from deepspeed.utils import safe_get_full_optimizer_state
 
+from mmrl.cluster.launch import start_engine
 from mmrl.errors import NumericsError
-from mmrl.interfaces import Aggregation, Algorithm
+from mmrl.interfaces import Aggregation, AggregationMode, Algorithm
 from mmrl.ops.objective import training_rows
 from mmrl.ops.packing import plan_microbatches
 from mmrl.types import TokenLoss, TrainingRow
+from mmrl_algorithms.grpo import GRPO
 
 LENGTHS = (4, 19, 7, 3, 11, 24, 6)
 GROUPS = np.array([0, 0, 0, 1, 2, 2, 2])
@@ -244,48 +242,49 @@ def test_logprobs_one_by_one_are_a_forward_each(exposed, case, monkeypatch):
     assert [len(values) for values in packed] == list(LENGTHS)
 
 
-WORK = "import runpy, sys; runpy.run_path(sys.argv[1])['work'](sys.argv[2], int(sys.argv[3]))"
+def gradients(group: Any) -> dict[str, torch.Tensor]:
+    """The ranks' gradient, gathered by all of them together."""
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    actors = group._ranks._actors
+    found = ray.get([actor.__ray_call__.remote(lambda worker: first_moment(worker._owner)) for actor in actors])
+    first: dict[str, torch.Tensor] = found[0]
+    return first
 
 
-def work(path: str, rank: int) -> None:
-    """One of two ranks: a step on its rows, without ZeRO and with; rank 0 writes gradients and norms."""
-    from mmrl.engine import device
-    from mmrl.engine.folder import ModelFolder
-    from mmrl.engine.rank import RankEngine
-    from mmrl.media import ImageGrid, MediaStore
-    from mmrl_algorithms.grpo import GRPO
-
-    job = pickle.loads(Path(path).read_bytes())
-    place = {"rank": rank, "local_rank": rank, "world_size": 2, "address": "127.0.0.1", "port": job["port"]}
-    os.environ.update(device.environment("cpu") | device.rank_environment(**place))
-    folder = ModelFolder.open(job["configs"][0].model.path)
-    media = MediaStore(job["media"], ImageGrid(folder.image_factor, 3136, 50176))
-    found = {}
-    for config in job["configs"]:
-        engine = RankEngine(config, folder, media, GRPO(GRPO.Config()), "cpu", max_images=2, with_sampler=False)
-        with engine.learning() as learner:
-            result = learner.update(job["rows"][rank])
-            found[config.learner.zero_stage] = (first_moment(learner), result.metrics["policy/grad_norm"])
-    if rank == 0:
-        torch.save(found, job["answer"])
-    engine.close()
+@pytest.fixture(scope="module", params=[0, 3])
+def two_ranks(request, vision) -> Iterator[Any]:
+    learner = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED, "zero_stage": request.param}
+    learner["tokens_per_microbatch"] = 60
+    config = vision.config(learner=learner, cluster={"name": "ray", "ranks": 2})
+    grpo = GRPO(GRPO.Config())
+    group = start_engine(config, vision.folder, vision.media, grpo, max_images=2, with_sampler=False)
+    yield group
+    group.close()
 
 
-def test_two_ranks_find_the_gradient_of_one_though_only_one_has_images(tmp_path, vision, rows, row_gradients, case):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    settings = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED}
-    configs = [vision.config(learner={**settings, "zero_stage": stage}) for stage in (0, 3)]
-    answer = tmp_path / "answer.pt"
-    shares = [[r for r in rows() if bool(r.sample.prompt.images) == image] for image in (False, True)]
-    job = {"configs": configs, "media": vision.media.folder, "rows": shares, "port": port, "answer": answer}
-    (tmp_path / "job").write_bytes(pickle.dumps(job))
-    command = [sys.executable, "-c", WORK, __file__, str(tmp_path / "job")]
-    ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in (0, 1)]
-    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], errors
-    expected = weighted(row_gradients, expected_weights("token-mean", case.tokens))
-    for gradient, reported in torch.load(answer).values():
-        assert norm({name: gradient[name] - expected[name] for name in expected}) < 1e-5 * norm(expected)
-        assert reported == pytest.approx(norm(expected), rel=1e-5)
+@pytest.mark.parametrize("prompts", [{"text"}, {"text", "one"}, {"text", "one", "two"}])
+@pytest.mark.parametrize("mode", get_args(AggregationMode))
+def test_two_ranks_find_the_gradient_of_one(two_ranks, mode, prompts, rows, row_gradients, case):
+    constant = 32.0 if mode.endswith("norm") else None
+    part = [row for row in rows(mode, constant) if row.sample.prompt.id in prompts]
+    present = [sample.prompt.id in prompts for sample in case.samples]
+    weights = [w * p for w, p in zip(expected_weights(mode, case.tokens), present, strict=True)]
+    with two_ranks.learning() as learner:
+        result = learner.update(part)
+        found = gradients(two_ranks)
+        np.testing.assert_allclose(
+            np.concatenate(result.logprobs), np.concatenate(learner.logprobs([row.sample for row in part])), atol=1e-6
+        )
+    expected = weighted(row_gradients, weights)
+    assert norm({name: found[name] - expected[name] for name in expected}) < 1e-5 * norm(expected)
+    assert result.metrics["policy/grad_norm"] == pytest.approx(norm(expected), rel=1e-5)
+    terms = zip(weights, ADVANTAGES, case.tokens, strict=True)
+    assert result.metrics["loss/policy"] == pytest.approx(-sum(w * a * n for w, a, n in terms), rel=1e-5)
+
+
+def test_ranks_share_out_whole_groups(two_ranks, case):
+    with two_ranks.learning() as learner:
+        shares = learner._share(case.samples)
+    prompts = [{case.samples[index].prompt.id for index in share} for share in shares]
+    assert sorted(index for share in shares for index in share) == list(range(7))
+    assert not prompts[0] & prompts[1] and all(prompts)

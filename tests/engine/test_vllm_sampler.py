@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from mmrl.engine import device
 from mmrl.engine.vllm_sampler import VLLMSampler
 from mmrl.errors import NumericsError
 from mmrl.interfaces import Aggregation, SamplingRequest
@@ -104,6 +105,24 @@ def test_sampler_and_learner_agree_before_and_after_optimizer_steps(engine, samp
         assert learner_gap(engine, fresh).abs_max < 1e-4
         assert fresh[0].weight_version == first[0].weight_version + 1
         first = fresh
+
+
+def test_vllm_syncs_half_awake_and_samples_when_all_of_it_is_awake(engine, sample, update, request_for, monkeypatch):
+    """vLLM's own bookkeeping, with memory that a CPU cannot give back: only the copies to and from it are missing."""
+    with engine.sampling() as sampler:
+        vllm = sampler._llm
+    monkeypatch.setattr(sampler, "_sleep_level", device.sleep_level("cuda"))
+    sampler.sleep()
+    for _ in range(2):
+        assert vllm.llm_engine.is_sleeping()
+        rollouts = flat(sample([request_for(1)]))
+        assert learner_gap(engine, rollouts).abs_max < 1e-4
+        update(rollouts)
+    sampler.wake("weights")
+    assert vllm.llm_engine.is_sleeping()
+    sampler.wake("weights")
+    sampler.wake("kv_cache")
+    assert not vllm.llm_engine.is_sleeping()
 
 
 def test_no_attention_state_of_old_weights_is_used_for_a_prompt_of_several_blocks(

