@@ -207,7 +207,7 @@ def until_they_differ(one: Sequence[Rollout], other: Sequence[Rollout]) -> tuple
 
 def main(kind: device.DeviceKind, precision: str, path: str) -> None:
     """Run the trial on a kind of device, each row a line of the file at ``path``."""
-    from mmrl.cluster.local import prepare_process
+    from mmrl.cluster.process import prepare_process
 
     found = prepare_process()
     warnings.simplefilter("ignore")

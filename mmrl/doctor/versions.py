@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -137,7 +137,7 @@ KNOWN_BAD = (
         "bad",
         lambda f: f.uses_ray and "ray" not in f.installed.versions,
         lambda f: "the config asks for cluster.name: ray, and Ray is not installed",
-        "install ray, or set cluster.name: local",
+        "install mmrl[ray], or set cluster.name: local",
     ),
     KnownBad(
         "Python",
@@ -169,8 +169,9 @@ def requirement_findings(installed: Installed) -> Iterator[Finding]:
         what = "mmrl is not installed as a package: its plugins and requirements are unknown"
         yield Finding("versions", "packages", "bad", what, "pip install -e . in the repository")
         return
-    extra = "cpu" if installed.vllm_is_for_cpu else "gpu" if installed.vllm else ""
-    required = list(_applicable(installed.requirements["mmrl"], extra))
+    extras = {"cpu" if installed.vllm_is_for_cpu else "gpu"} if installed.vllm else set()
+    extras |= {"ray"} & installed.versions.keys()
+    required = list(_applicable(installed.requirements["mmrl"], extras))
     names = sorted({canonicalize_name(r.name) for r in required} | {"mmrl", "ray"} & installed.versions.keys())
     shown = [f"{name} {installed.versions[name]}" for name in names if name in installed.versions]
     yield Finding("versions", "packages", "ok", ", ".join(shown))
@@ -219,8 +220,8 @@ def _torch(probe: Probe) -> Finding:
     return Finding("versions", "torch", "ok", f"{probe.torch}, built for {built_for}{nccl}")
 
 
-def _applicable(texts: Sequence[str], extra: str = "") -> Iterator[Requirement]:
-    """The requirements whose markers hold here, without extras and with one.
+def _applicable(texts: Sequence[str], extras: Set[str] = frozenset()) -> Iterator[Requirement]:
+    """The requirements whose markers hold here, with or without one of the extras.
 
     A pin of a local version (``2.13.0+cpu``) is read as one of its public version: where a build came from is judged
     by what it can do.
@@ -228,7 +229,7 @@ def _applicable(texts: Sequence[str], extra: str = "") -> Iterator[Requirement]:
     for text in texts:
         requirement = Requirement(re.sub(r"\+[\w.]+", "", text))
         marker = requirement.marker
-        if marker is None or any(marker.evaluate({"extra": name}) for name in {"", extra}):
+        if marker is None or any(marker.evaluate({"extra": name}) for name in {"", *extras}):
             yield requirement
 
 

