@@ -97,7 +97,8 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         if name in _CONFIG_COMMANDS:
             command.usage = f"mmrl {name} [options] CONFIG... [section.key=VALUE | --section.key VALUE]..."
-            command.add_argument("config", nargs="+", type=Path, metavar="CONFIG", help="YAML files, later ones win")
+            some = "*" if name in _CONFIG_OPTIONAL else "+"
+            command.add_argument("config", nargs=some, type=Path, metavar="CONFIG", help="YAML files, later ones win")
         if answers_json:
             command.add_argument("--json", action="store_true", help="answer in JSON")
         return command
@@ -112,8 +113,17 @@ def _parser() -> argparse.ArgumentParser:
     plugins.add_argument("--check", action="store_true", help="import each, and say whether it can be used")
     schema = add("schema", _schema, "print the JSON schema of the config, or of a plugin's options")
     schema.add_argument("--plugin", metavar="KIND:NAME", help="kind is algorithm, reward, dataset or tracker")
+    _add_doctor(add("doctor", _doctor, "check versions, devices and the engines' numbers", answers_json=True))
     _add_init(add("init", _init, "write a first config to edit"))
     return parser
+
+
+def _add_doctor(doctor: argparse.ArgumentParser) -> None:
+    doctor.usage = "mmrl doctor [--gpu | --cpu] [--json] [CONFIG...] [section.key=VALUE | --section.key VALUE]..."
+    device = doctor.add_mutually_exclusive_group()
+    help_text = "also train a tiny model for two steps on the {}, and compare every number"
+    device.add_argument("--gpu", action="store_const", const="cuda", dest="device", help=help_text.format("GPU"))
+    device.add_argument("--cpu", action="store_const", const="cpu", dest="device", help=help_text.format("CPU"))
 
 
 def _add_init(init: argparse.ArgumentParser) -> None:
@@ -129,7 +139,8 @@ def _add_init(init: argparse.ArgumentParser) -> None:
     )
 
 
-_CONFIG_COMMANDS = {"train", "check", "show", "eval"}
+_CONFIG_COMMANDS = {"train", "check", "show", "eval", "doctor"}
+_CONFIG_OPTIONAL = {"doctor"}
 
 
 def _load(arguments: argparse.Namespace) -> LoadedConfig:
@@ -217,6 +228,26 @@ def _print_table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None
     widths = {column: max(len(row[column]) for row in rows) for column in columns}
     for row in rows:
         print("  ".join(row[column].ljust(widths[column]) for column in columns).rstrip())
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    import dataclasses
+
+    if arguments.overrides and not arguments.config:
+        raise ConfigError("there is no config to override", where=" ".join(arguments.overrides))
+    config = _load(arguments).config if arguments.config else None
+    from mmrl.doctor.examination import examine
+    from mmrl.doctor.finding import exit_code, table
+
+    if arguments.device:
+        print("mmrl: a tiny model is trained in float32 and in bfloat16; that takes minutes", file=sys.stderr)
+    findings = examine(config, arguments.device)
+    code = exit_code(findings)
+    if arguments.json:
+        _print_json({"exit_code": code, "findings": [dataclasses.asdict(finding) for finding in findings]})
+    else:
+        print("\n".join(table(findings)))
+    return code
 
 
 def _schema(arguments: argparse.Namespace) -> int:

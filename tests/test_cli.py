@@ -13,6 +13,7 @@ import pytest
 
 import mmrl
 from mmrl.cli import main
+from mmrl.doctor.finding import Finding
 from mmrl.errors import DataError, NumericsError
 
 CONFIG = """\
@@ -92,6 +93,44 @@ def test_eval_takes_another_model(config: str, run: FakeRun, capsys: pytest.Capt
     assert main(["eval", config]) == 0
     assert run.calls[1][2] is None
     assert "eval/accuracy: 0.5" in capsys.readouterr().out
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Stands in for the doctor's checks, which find one thing bad; records what they are called with."""
+    calls: list[Any] = []
+
+    def examine(config: Any, device: str | None) -> list[Finding]:
+        calls.append((config, device))
+        return [Finding("machine", "ninja", "bad", "none", "install it")]
+
+    monkeypatch.setattr("mmrl.doctor.examination.examine", examine)
+    return calls
+
+
+def test_doctor_needs_no_config_prints_a_table_and_exits_with_5(
+    examined: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor"]) == 5
+    assert capsys.readouterr().out == "bad  machine  ninja  none\n                     -> install it\n"
+    assert examined == [(None, None)]
+
+
+def test_doctor_takes_a_config_with_overrides_and_one_device(
+    config: str, examined: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", config, "--gpu", "--json", "trainer.run_dir=runs/x"]) == 5
+    loaded, device = examined[0]
+    assert (loaded.trainer.run_dir, device) == ("runs/x", "cuda")
+    assert json.loads(capsys.readouterr().out)["findings"][0]["remedy"] == "install it"
+    assert main(["doctor", "--cpu"]) == 5
+    assert examined[1] == (None, "cpu")
+
+
+def test_doctor_refuses_two_devices_and_overrides_of_nothing(examined: list[Any]) -> None:
+    assert main(["doctor", "--cpu", "--gpu"]) == 2
+    assert main(["doctor", "trainer.run_dir=runs/x"]) == 2
+    assert examined == []
 
 
 @pytest.mark.parametrize(

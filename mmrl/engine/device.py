@@ -211,6 +211,18 @@ def memory_bytes_max(kind: DeviceKind) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def free_memory_bytes(kind: DeviceKind) -> tuple[int, int] | None:
+    """(free, total) memory of the device, other processes' use counted; None on a CPU, where nothing is handed over."""
+    if kind != "cuda":
+        return None
+    import torch
+
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return int(free), int(total)
+
+
 def _merge(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in overrides.items():

@@ -170,3 +170,13 @@ def test_settings_of_the_user_are_merged_into_the_defaults():
     assert settings["optimizer"]["params"] == {
         "lr": 1e-4, "weight_decay": 0.1, "betas": [0.9, 0.999], "torch_adam": True, "eps": 1e-6,
     }  # fmt: skip
+
+
+def test_free_memory_is_the_gpus_after_unused_memory_was_given_back(monkeypatch):
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty_cache"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (calls.append("ask"), (7, 9))[1])
+    assert device.free_memory_bytes("cpu") is None and not calls
+    assert device.free_memory_bytes("cuda") == (7, 9)
+    assert calls == ["synchronize", "empty_cache", "ask"]

