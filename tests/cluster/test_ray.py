@@ -123,7 +123,10 @@ def test_two_ranks_train_as_one_does(folder, household):
         for step in (1, 2):
             pairs = list(zip(rollouts(folder / "one", step), rollouts(folder / name, step), strict=True))
             assert [a["prompt_id"] for a, _ in pairs] == [b["prompt_id"] for _, b in pairs]
-        same = [a["token_ids"] == b["token_ids"] for a, b in zip(*(rollouts(folder / n, 1) for n in ("one", name)))]
+        same = [
+            a["token_ids"] == b["token_ids"]
+            for a, b in zip(*(rollouts(folder / n, 1) for n in ("one", name)), strict=True)
+        ]
         assert np.mean(same) > 0.9  # sums in another order may tip a sample
     engine = json.loads((folder / "shared" / "environment.json").read_text())["engine"]
     assert engine["sampler_arguments"]["tensor_parallel_size"] == 2
