@@ -81,6 +81,8 @@ class ModelConfig(Section):
 
     path: Text
     """A Hugging Face model folder, or a name on the hub."""
+    revision: Text | None = None
+    """Branch, tag or commit of a model on the hub; null is its default branch."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of weights and activations; auto is bfloat16 on a GPU and float32 on a CPU."""
     freeze: Annotated[tuple[Literal["vision", "projector", "language"], ...], Field(strict=False)] = ()

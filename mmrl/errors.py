@@ -4,6 +4,7 @@
     ├── ConfigError     2   a bad config or command line, a missing model folder
     ├── DataError       3   a dataset, row or image that cannot be used
     │   └── HubError    3   a model or dataset that a hub does not give
+    │       └── HubUnreachableError     the hub cannot be asked, and the cache does not have it
     ├── PluginError     4   a plugin that is not installed, does not fit, or fails
     ├── ResourceError   5   the machine, a port or a device cannot carry the run
     └── NumericsError   6   the numbers do not agree, or are not finite
@@ -56,7 +57,11 @@ class DataError(MMRLError):
 
 
 class HubError(DataError):
-    """A model or dataset that is not here, and that a hub does not give: offline, gated or unknown."""
+    """A model or dataset that is not here, and that a hub does not give: unknown, gated or damaged."""
+
+
+class HubUnreachableError(HubError):
+    """The hub cannot be asked, offline or because it fails, and the cache does not have what is needed."""
 
 
 class PluginError(MMRLError):

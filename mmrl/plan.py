@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from mmrl import registry
 from mmrl.config import Config, PluginSpec
-from mmrl.errors import ConfigError, DataError, HubError, plugin_errors
+from mmrl.errors import ConfigError, DataError, HubUnreachableError, plugin_errors
 from mmrl.interfaces import Algorithm, Needs
 from mmrl.media import ImageGrid, MediaStore
 from mmrl.prompts import PromptSource
+from mmrl.types import Prompt
 
 if TYPE_CHECKING:
     from mmrl.engine.encoding import Encoder
@@ -64,7 +66,7 @@ class RunPlan:
         from mmrl.engine.folder import ModelFolder
 
         model = self.config.model
-        folder = ModelFolder.open(model.path, trust_remote_code=model.trust_remote_code)
+        folder = ModelFolder.open(model.path, model.revision, trust_remote_code=model.trust_remote_code)
         longest = self.config.data.max_prompt_tokens + self.config.sampler.max_new_tokens
         if longest > folder.max_tokens:
             raise ConfigError(
@@ -125,8 +127,8 @@ class RunPlan:
     def report(self) -> CheckReport:
         """Build everything and say what it is."""
         rewards = [registry.create("reward", spec).__class__.__name__ for spec in self.config.rewards]
-        for spec in self.config.trackers:
-            registry.create("tracker", spec)
+        for tracker in self.config.trackers:
+            registry.create("tracker", tracker)
         data: dict[str, Any] = {
             "algorithm": type(self.algorithm).__name__,
             "rewards": rewards,
@@ -137,25 +139,32 @@ class RunPlan:
             f"algorithm  {data['algorithm']}, {self.algorithm.aggregation.mode}",
             f"rewards    {', '.join(rewards)}",
         ]
-        try:
+        with _noted(data["notes"]):
             data["model"] = self.folder.family.model_type
             lines.append(f"model      {data['model']}, {self.folder.vocabulary.size} token ids")
-            for name, source in (("train", self.training), ("eval", self.evaluation)):
-                if source is not None:
-                    data[name] = _describe(source)
+        for name, spec in (("train", self.config.data.train), ("eval", self.config.data.eval)):
+            with _noted(data["notes"]):
+                if spec is not None:
+                    data[name] = self._measured(name) if "model" in data else {"rows": len(_rows(spec))}
                     lines.append(f"{name:<11}" + ", ".join(f"{k} {v}" for k, v in data[name].items()))
-        except HubError as error:
-            data["notes"].append(str(error))
-            lines.append(f"not checked, for want of what a hub has:\n{error}")
+        lines += [f"not checked, because a hub cannot be asked:\n{note}" for note in data["notes"]]
         return CheckReport(lines, data)
+
+    def _measured(self, name: str) -> dict[str, Any]:
+        source = self.training if name == "train" else self.evaluation
+        assert source is not None
+        return {
+            "prompts": len(source),
+            "dropped": len(source.dropped),
+            "tokens_max": max(source.lengths),
+            "tokens_mean": round(sum(source.lengths) / len(source.lengths), 1),
+            "images_max": source.max_images,
+        }
 
     def _source(self, spec: PluginSpec, name: str) -> PromptSource:
         data = self.config.data
-        loader = registry.create("dataset", spec)
-        with plugin_errors(loader, "load"):
-            rows = loader.load()
         return PromptSource(
-            rows,
+            _rows(spec),
             self.encoder,
             system_prompt=data.system_prompt,
             prompt_template=data.prompt_template,
@@ -215,11 +224,16 @@ def _has(settings: Any, path: Sequence[str]) -> bool:
     return True
 
 
-def _describe(source: PromptSource) -> dict[str, Any]:
-    return {
-        "prompts": len(source),
-        "dropped": len(source.dropped),
-        "tokens_max": max(source.lengths),
-        "tokens_mean": round(sum(source.lengths) / len(source.lengths), 1),
-        "images_max": source.max_images,
-    }
+def _rows(spec: PluginSpec) -> Sequence[Prompt]:
+    loader = registry.create("dataset", spec)
+    with plugin_errors(loader, "load"):
+        return loader.load()
+
+
+@contextmanager
+def _noted(notes: list[str]) -> Iterator[None]:
+    """Only note that a hub cannot be asked; what it answers is an error."""
+    try:
+        yield
+    except HubUnreachableError as error:
+        notes.append(str(error))

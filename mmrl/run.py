@@ -72,7 +72,8 @@ def evaluate(loaded: LoadedConfig, model: Path | None = None) -> dict[str, Any]:
     prepare_process()
     config = loaded.config
     if model is not None:
-        config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(model)})})
+        other = {"path": str(model), "revision": None}
+        config = config.model_copy(update={"model": config.model.model_copy(update=other)})
     with ExitStack() as stack:
         scorer = stack.enter_context(Scorer(config.rewards))
         plan = RunPlan(config, Path(stack.enter_context(tempfile.TemporaryDirectory())))

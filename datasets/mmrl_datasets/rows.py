@@ -15,7 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mmrl.errors import DataError, HubError
+from mmrl.errors import DataError
+from mmrl.hub import HubRepo
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
@@ -43,7 +44,7 @@ class Rows(Protocol):
         ...
 
 
-def open_rows(path: str, split: str | None, subset: str | None) -> tuple[str, Rows]:
+def open_rows(path: str, split: str | None, subset: str | None, revision: str | None) -> tuple[str, Rows]:
     """The name of the split and its rows.
 
     Raises:
@@ -52,9 +53,12 @@ def open_rows(path: str, split: str | None, subset: str | None) -> tuple[str, Ro
     local = Path(path).expanduser()
     with _quiet():
         if local.exists() or _looks_local(path):
-            name, rows = _open_local(local, split, subset)
+            for option, value in (("subset", subset), ("revision", revision)):
+                if value is not None:
+                    raise DataError(f"{option} belongs to hub datasets", where=path, remedy=f"leave {option} out")
+            name, rows = _open_local(local, split)
         else:
-            name, rows = _open_hub(path, split, subset)
+            name, rows = _open_hub(HubRepo("dataset", path, revision), split, subset)
     if not len(rows):
         raise DataError("The dataset has no rows", where=f"{path}, split {name}")
     return name, rows
@@ -150,11 +154,9 @@ def _looks_local(path: str) -> bool:
     return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).suffix in SUFFIXES
 
 
-def _open_local(path: Path, split: str | None, subset: str | None) -> tuple[str, Rows]:
+def _open_local(path: Path, split: str | None) -> tuple[str, Rows]:
     from datasets import DatasetDict, load_dataset, load_from_disk
 
-    if subset is not None:
-        raise DataError("subset belongs to hub datasets", where=str(path), remedy="leave subset out")
     try:
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
             saved = load_from_disk(str(path))
@@ -194,20 +196,17 @@ def _files_by_split(path: Path) -> dict[str, list[Path]]:
     return splits
 
 
-def _open_hub(path: str, split: str | None, subset: str | None) -> tuple[str, Rows]:
-    from datasets import DatasetDict, load_dataset
+def _open_hub(repo: HubRepo, split: str | None, subset: str | None) -> tuple[str, Rows]:
+    from datasets import load_dataset_builder
 
-    try:
-        loaded = load_dataset(path, subset, split=split)
-    except Exception as error:  # offline, gated, unknown, no such split or subset: many kinds, none of them ours
-        raise HubError(
-            f"Neither a path here nor a dataset that the hub gives: {_first_line(error)}",
-            where=path,
-            remedy="check the spelling, log in with 'hf auth login' if it is gated, or copy it here and give the path",
-        ) from error
-    splits = dict(loaded) if isinstance(loaded, DatasetDict) else {split or "train": loaded}
-    name = _choose(splits, split, path)
-    return name, ArrowRows(splits[name])
+    pinned = repo.pinned()
+    builder = pinned.ask(lambda: load_dataset_builder(repo.name, subset, revision=pinned.revision))
+    # Where the hub does not answer, datasets takes the last revision that it has prepared, whichever was asked for.
+    if repo.revision is not None and builder.hash != pinned.revision:
+        raise pinned.lacks("data of this revision")
+    pinned.ask(builder.download_and_prepare)
+    name = _choose(builder.info.splits or {}, split, str(pinned))
+    return name, ArrowRows(builder.as_dataset(split=name))
 
 
 def _choose(splits: Mapping[str, Any], split: str | None, where: str) -> str:

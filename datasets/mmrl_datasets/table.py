@@ -31,6 +31,8 @@ class Table(DatasetLoader):
         """Which split; may be left out where there is only one."""
         subset: str | None = None
         """Configuration of a hub dataset."""
+        revision: str | None = Field(default=None, min_length=1)
+        """Branch, tag or commit of a hub dataset; by default its default branch."""
         limit: int | None = Field(default=None, ge=1)
         """Read only the first rows."""
         prompt: str | None = None
@@ -52,7 +54,7 @@ class Table(DatasetLoader):
                 are read: a null, an image cell that is none, or a wrong number of ``<image>`` names row and column.
         """
         config, local = self.config, Path(self.config.path).expanduser()
-        split, rows = open_rows(config.path, config.split, config.subset)
+        split, rows = open_rows(config.path, config.split, config.subset, config.revision)
         root = local if local.is_dir() else local.parent if local.is_file() else None
         return TableRows(config, split, rows, root)
 

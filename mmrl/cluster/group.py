@@ -53,13 +53,21 @@ class RankGroup:
 
     Args:
         tensor_parallel_size: Neighbouring ranks that sample together.
+        facts: What the driver knows better than the ranks, for the description.
 
     Attributes:
         nodes: Of each rank, the node that it is on.
     """
 
-    def __init__(self, ranks: Ranks, media: MediaStore, *, tensor_parallel_size: int) -> None:
-        self._ranks, self.media, self.tensor_parallel_size = ranks, media, tensor_parallel_size
+    def __init__(
+        self, ranks: Ranks, media: MediaStore, *, tensor_parallel_size: int, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        self._ranks, self._facts, self.media, self.tensor_parallel_size = (
+            ranks,
+            facts or {},
+            media,
+            tensor_parallel_size,
+        )
         names = list(ranks.nodes)
         nodes = {name: Node(name, leader=names.index(name)) for name in names}
         self.nodes = [nodes[name] for name in names]
@@ -92,7 +100,7 @@ class RankGroup:
             {"node": node.name, "shares_files": node.shares_files, **description["process"]}
             for node, description in zip(self.nodes, self._descriptions, strict=True)
         ]
-        return {**self._descriptions[0], "ranks": places}
+        return {**self._descriptions[0], **self._facts, "ranks": places}
 
     def memory_bytes_max(self) -> int:
         return int(max(self.all("memory_bytes_max")))

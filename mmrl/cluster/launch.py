@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from concurrent.futures import wait
 from pathlib import Path
 
 from mmrl import registry
@@ -38,11 +39,12 @@ def start_engine(
     from mmrl.cluster.ray_ranks import RayRanks
 
     ranks = RayRanks(config.cluster)
-    group = RankGroup(ranks, media, tensor_parallel_size=config.sampler.tensor_parallel_size)
+    facts = {"model": folder.name, "model_commit": folder.commit}
+    group = RankGroup(ranks, media, tensor_parallel_size=config.sampler.tensor_parallel_size, facts=facts)
     try:
         check_installations(group, config)
         find_shared_files(group, media.folder)
-        models = place_model(group, Path(folder.path))
+        models = place_model(group, folder)
         port = group.call(0, "free_port", ranks.address).result()
         jobs = [
             RankJob(
@@ -117,15 +119,24 @@ def find_shared_files(group: RankGroup, folder: Path) -> None:
         probe.unlink()
 
 
-def place_model(group: RankGroup, folder: Path) -> list[str]:
-    """Of each rank, where it finds the model: under the driver's path, or where a copy was sent."""
-    folder, config = folder.absolute(), (folder / "config.json").read_bytes()
-    where: dict[Node, str] = {}
-    for node in set(group.nodes):
-        if group.call(node.leader, "holds", str(folder / "config.json"), config).result():
-            where[node] = str(folder)
-            continue
-        node.folder = node.folder or group.call(node.leader, "make_folder").result()
-        where[node] = node.path("model")
-        node.send(group.call, folder, where[node])
+def place_model(group: RankGroup, model: ModelFolder) -> list[str]:
+    """Of each rank, the model's folder on its node: fetched from the hub once, seen there too, or sent."""
+    nodes = list(dict.fromkeys(group.nodes))
+    if model.commit is not None:
+        wanted = model.name, model.commit, model.trust_remote_code
+        futures = [group.call(node.leader, "fetch_model", *wanted) for node in nodes]
+        wait(futures)
+        group.check(futures)
+        where = {node: future.result() for node, future in zip(nodes, futures, strict=True)}
+    else:
+        where = {node: _local_model(group, node, Path(model.path).absolute()) for node in nodes}
     return [where[node] for node in group.nodes]
+
+
+def _local_model(group: RankGroup, node: Node, folder: Path) -> str:
+    config = folder / "config.json"
+    if group.call(node.leader, "holds", str(config), config.read_bytes()).result():
+        return str(folder)
+    node.folder = node.folder or group.call(node.leader, "make_folder").result()
+    node.send(group.call, folder, node.path("model"))
+    return node.path("model")

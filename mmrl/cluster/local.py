@@ -24,6 +24,7 @@ def start_engine(
 ) -> RankEngine:
     """Prepare this process as rank 0 of 1 and build its engine; see ``RankEngine`` for the arguments."""
     kind = prepare_process()
+    folder = folder.fetched()
     os.environ.update(
         device.rank_environment(kind, rank=0, node_rank=0, world_size=1, address="127.0.0.1", port=free_port())
     )

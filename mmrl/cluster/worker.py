@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from mmrl import registry
 from mmrl.cluster.process import free_port, prepare_process
 from mmrl.config import Kind, from_mapping
-from mmrl.errors import PluginError
 from mmrl.engine import device
+from mmrl.errors import PluginError
 from mmrl.interfaces import Learner, Sampler, SamplingRequest, UpdateResult
 from mmrl.media import ImageGrid, MediaStore
 from mmrl.types import FloatArray, RolloutGroup, Sample, TrainingRow
@@ -114,6 +114,12 @@ class RankWorker:
     def remove_folder(self, path: str) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
+    def fetch_model(self, name: str, commit: str, trust_remote_code: bool) -> str:
+        """The folder on this node of a hub's model."""
+        from mmrl.engine.folder import ModelFolder
+
+        return ModelFolder.open(name, commit, trust_remote_code=trust_remote_code).fetched().path
+
     def start(self, job: RankJob) -> Mapping[str, Any]:
         """Build the engine, together with the other ranks; returns its description."""
         from mmrl.engine.folder import ModelFolder
@@ -162,7 +168,7 @@ class RankWorker:
 
     def advance(self, answer: bool) -> tuple[int, RolloutGroup] | None:
         """Run until the next group is finished; without ``answer`` (a tensor-parallel peer answers) nothing is sent."""
-        finished = next(self._groups)
+        finished = next(self._groups, None)  # none is left after an error, which the call before this raised
         return finished if answer else None
 
     def logprobs(self, samples: Sequence[Sample], packed: bool) -> list[FloatArray]:

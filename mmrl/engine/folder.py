@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from mmrl.engine.family import Family, family_of
 from mmrl.engine.vocabulary import Vocabulary
-from mmrl.errors import ConfigError, HubError
+from mmrl.errors import ConfigError
+from mmrl.hub import HubRepo
+
+CONFIGURATION = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
+"""Every file of a model on the hub that is read before its weights are."""
+INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +24,18 @@ class ModelFolder:
     """What a run needs to know of a model before its weights are loaded.
 
     Attributes:
-        path: As the config names it: a folder, or a hub id.
+        name: As the config names it: a folder, or a hub id.
+        path: The folder here; that of a hub model has all weights once it is ``fetched``.
+        commit: Of a hub model; None for a folder.
         config: The transformers config.
         tokenizer: The tokenizer.
         processor: The multimodal processor; None for a text model.
         trust_remote_code: Whether Python code of the folder may run.
     """
 
+    name: str
     path: str
+    commit: str | None
     family: Family
     config: Any
     generation_config: Any
@@ -35,51 +45,69 @@ class ModelFolder:
     trust_remote_code: bool = False
 
     @classmethod
-    def open(cls, path: str, *, trust_remote_code: bool = False) -> ModelFolder:
+    def open(cls, name: str, revision: str | None = None, *, trust_remote_code: bool = False) -> ModelFolder:
         """Read a model's configuration files.
+
+        Args:
+            revision: Branch, tag or commit of a hub model; None for its default branch.
 
         Raises:
             ConfigError: The folder is missing or incomplete, or the family is not supported.
-            HubError: The path is a hub id, and the hub does not give it.
+            HubError: The name is a hub id, and the hub does not give it.
         """
-        path = str(Path(path).expanduser()) if path.startswith("~") else path
-        owner, _, _ = path.partition("/")
-        on_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path) is not None and not Path(owner).exists()
-        here = Path(path)
-        if not on_hub and not ((here / "config.json").is_file() and any(here.glob("*.safetensors"))):
-            raise ConfigError(
-                f"no model folder at {path}",
-                where="model.path",
-                possible="a folder with config.json, tokenizer and safetensors, or a hub id such as org/name",
-                remedy="check the path",
-            )
+        repo = HubRepo("model", name, revision).pinned() if _is_hub_id(name) else None
+        here = _local(name, revision) if repo is None else _configuration(repo)
+        where = f"model.path: {name}" if repo is None else str(repo)
         from transformers import AutoConfig, AutoProcessor, AutoTokenizer, GenerationConfig, PreTrainedConfig
 
         options = {"trust_remote_code": trust_remote_code}
         try:
             # Read by itself first: transformers has less to say of a type that it does not know.
-            written, _ = PreTrainedConfig.get_config_dict(path)
-            family = family_of(written.get("model_type"), path)
-            config = AutoConfig.from_pretrained(path, **options)
+            written, _ = PreTrainedConfig.get_config_dict(here)
+            family = family_of(written.get("model_type"), name)
+            config = AutoConfig.from_pretrained(here, **options)
             loader = AutoProcessor if family.vision else AutoTokenizer
-            processor = loader.from_pretrained(path, **options)
+            processor = loader.from_pretrained(here, **options)
         except (OSError, ValueError) as error:
-            raise (HubError if on_hub else ConfigError)(
-                f"{'no such folder here, and the hub' if on_hub else 'the model'} cannot be opened: "
-                f"{str(error).splitlines()[0]}",
-                where=f"model.path: {path}",
-                remedy="name a complete folder, or a hub id that this machine can reach or has cached",
+            raise ConfigError(
+                f"the model cannot be opened: {str(error).splitlines()[0]}",
+                where=where,
+                remedy="name a complete folder, or a hub id of one",
             ) from error
         try:
-            generation = GenerationConfig.from_pretrained(path)
+            generation = GenerationConfig.from_pretrained(here)
         except OSError:
             generation = GenerationConfig.from_model_config(config)
         tokenizer = processor.tokenizer if family.vision else processor
         vocabulary = Vocabulary.of(family, config, generation, tokenizer)
         for missing in _missing(config, processor, tokenizer, vocabulary):
-            raise ConfigError(missing, where=f"model.path: {path}", remedy="choose an instruction-tuned model")
+            raise ConfigError(missing, where=where, remedy="choose an instruction-tuned model")
         processor = processor if family.vision else None
-        return cls(path, family, config, generation, tokenizer, processor, vocabulary, trust_remote_code)
+        commit = repo.revision if repo else None
+        files = (name, str(here), commit)
+        return cls(*files, family, config, generation, tokenizer, processor, vocabulary, trust_remote_code)
+
+    def fetched(self) -> ModelFolder:
+        """The same with ``path`` a folder on this machine that has the weights; call it once per machine.
+
+        What the machine's cache has of a hub model's commit is not fetched again, and weights in formats that are not
+        read are left where they are.
+
+        Raises:
+            HubError: The hub does not give them.
+            ResourceError: The cache cannot be written.
+        """
+        if self.commit is None:
+            return self
+        repo = HubRepo("model", self.name, self.commit)
+        here = _configuration(repo)
+        weights = {"model.safetensors"}
+        if (here / INDEX).is_file():
+            weights = set(json.loads((here / INDEX).read_text())["weight_map"].values())
+        repo.download(sorted(weights))
+        if absent := sorted(name for name in weights if not (here / name).is_file()):
+            raise repo.lacks(absent[0])
+        return replace(self, path=str(here))
 
     @property
     def max_tokens(self) -> int:
@@ -102,6 +130,39 @@ class ModelFolder:
         (self.processor or self.tokenizer).save_pretrained(folder)
         # Not ``save_pretrained``, which refuses settings that many folders have.
         self.generation_config.to_json_file(folder / "generation_config.json")
+
+
+def _is_hub_id(name: str) -> bool:
+    """Whether a name is a hub's, and not that of a folder, there or not."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None and not Path(name).parent.exists()
+
+
+def _local(name: str, revision: str | None) -> Path:
+    """The folder of that name."""
+    here = Path(name).expanduser()
+    if not ((here / "config.json").is_file() and any(here.glob("*.safetensors"))):
+        raise ConfigError(
+            f"no model folder at {name}",
+            where="model.path",
+            possible="a folder with config.json, tokenizer and safetensors, or a hub id such as org/name",
+            remedy="check the path",
+        )
+    if revision is not None:
+        raise ConfigError(
+            "a folder has no revisions",
+            where=f"model.revision: {revision}",
+            possible="a revision of a model on the hub",
+            remedy=f"remove it, or name the model on the hub instead of {name}",
+        )
+    return here
+
+
+def _configuration(repo: HubRepo) -> Path:
+    """The folder here with a hub model's configuration files."""
+    here = repo.download(CONFIGURATION)
+    if not (here / "config.json").is_file():
+        raise repo.lacks("config.json")
+    return here
 
 
 def _missing(config: Any, processor: Any, tokenizer: Any, vocabulary: Vocabulary) -> Iterator[str]:

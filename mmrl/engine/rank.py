@@ -88,6 +88,8 @@ class RankEngine:
             "device": self._kind,
             "device_name": torch.cuda.get_device_name() if self._kind == "cuda" else "cpu",
             "precision": self._precision,
+            "model": self._folder.name,
+            "model_commit": self._folder.commit,
             "model_type": self._folder.family.model_type,
             "sampler": None if self._sampler is None else type(self._sampler).__name__,
             "learner": None if self._learner is None else type(self._learner).__name__,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -223,7 +224,10 @@ def test_a_model_is_sent_file_by_file_to_a_node_without_it(group_of, tmp_path, m
     fakes = FakeRanks(["here", "there"])
     fakes.workers[0].faults["holds"] = lambda: True
     fakes.workers[1].faults["make_folder"] = lambda: "/tmp/there"
-    assert place_model(group_of(fakes), folder) == [str(folder), "/tmp/there/model"]
+    assert place_model(group_of(fakes), SimpleNamespace(path=str(folder), commit=None)) == [
+        str(folder),
+        "/tmp/there/model",
+    ]
     parts = [call[1:] for call in fakes.workers[1].calls if call[0] == "write_part"]
     assert {path for path, _, _ in parts} == {
         f"/tmp/there/model/{name}" for name in ("config.json", "empty.txt", "model.safetensors")

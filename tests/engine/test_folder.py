@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mmrl.engine.folder import ModelFolder
-from mmrl.errors import ConfigError, HubError
+from mmrl.errors import ConfigError, HubUnreachableError
 
 
 def test_a_missing_folder_is_a_config_error(tmp_path):
@@ -21,8 +21,19 @@ def test_a_missing_folder_is_a_config_error(tmp_path):
 
 
 def test_a_hub_id_that_cannot_be_reached_is_a_hub_error():
-    with pytest.raises(HubError, match="cannot be opened"):
-        ModelFolder.open("nobody/no-such-model")
+    with pytest.raises(HubUnreachableError, match="nobody/no-such-model is not, or not wholly, in the cache"):
+        ModelFolder.open("nobody/no-such-model", "v1")
+
+
+def test_a_folder_has_no_revisions(models):
+    with pytest.raises(ConfigError, match="a folder has no revisions") as caught:
+        ModelFolder.open(str(models("qwen2")), "v1")
+    assert caught.value.where == "model.revision: v1"
+
+
+def test_a_folder_is_fetched_as_it_is(models):
+    folder = ModelFolder.open(str(models("qwen2")))
+    assert folder.fetched() is folder and folder.commit is None
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "preprocessor_config.json"])
