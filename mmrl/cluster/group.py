@@ -62,12 +62,8 @@ class RankGroup:
     def __init__(
         self, ranks: Ranks, media: MediaStore, *, tensor_parallel_size: int, facts: Mapping[str, Any] | None = None
     ) -> None:
-        self._ranks, self._facts, self.media, self.tensor_parallel_size = (
-            ranks,
-            facts or {},
-            media,
-            tensor_parallel_size,
-        )
+        self._ranks, self._facts = ranks, facts or {}
+        self.media, self.tensor_parallel_size = media, tensor_parallel_size
         names = list(ranks.nodes)
         nodes = {name: Node(name, leader=names.index(name)) for name in names}
         self.nodes = [nodes[name] for name in names]

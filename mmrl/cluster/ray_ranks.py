@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -22,6 +23,7 @@ CLOSE_S = 10
 """Seconds for ranks to end by themselves, and for nodes to remove what was put there."""
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Environment variables, unless the user has set them: no statistics are sent, and nothing is said about CPU actors."""
+_COLOUR = re.compile("\033" + r"\[[0-9;]*m")
 
 
 class RayWorker(RankWorker):
@@ -100,6 +102,7 @@ def _connect(cluster: ClusterConfig) -> Any:
     # Ranks with a device need no CPU to themselves; a machine with fewer cores than ranks is only slow.
     own = {} if cluster.address else {"num_cpus": max(os.cpu_count() or 1, cluster.ranks)}
     try:
+        _knock(cluster.address or "")
         ray.init(
             address=cluster.address or "local",
             include_dashboard=False if not cluster.address else None,
@@ -116,6 +119,13 @@ def _connect(cluster: ClusterConfig) -> Any:
             remedy="check it with `ray status`; a cluster with tokens needs RAY_AUTH_MODE=token and its token here",
         ) from error
     return ray
+
+
+def _knock(address: str) -> None:
+    """Raises OSError if nobody listens at HOST:PORT; Ray itself would try for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CLOSE_S).close()
 
 
 def _reserve(cluster: ClusterConfig) -> Any:
@@ -199,7 +209,7 @@ def _explained(rank: int, error: BaseException) -> BaseException:
         cause.where = f"{cause.where} (rank {rank})".strip()
         return cause
     if isinstance(error, RayTaskError):
-        return RuntimeError(f"rank {rank} failed:\n{re.sub(chr(27) + '[[][0-9;]*m', '', error.traceback_str)}")
+        return RuntimeError(f"rank {rank} failed:\n{_COLOUR.sub('', str(error))}")
     return error
 
 
