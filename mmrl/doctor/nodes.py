@@ -27,5 +27,5 @@ def node_findings(nodes: Sequence[NodeReport], own_versions: Mapping[str, str]) 
 
 def _differences(there: Mapping[str, str], here: Mapping[str, str]) -> Iterator[str]:
     for name, version in there.items():
-        if version != here.get(name):
+        if version != here.get(name, ""):
             yield f"{name} {version or 'missing'} (here {here.get(name, 'missing')})"

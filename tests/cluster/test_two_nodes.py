@@ -94,6 +94,9 @@ def test_a_node_without_the_drivers_files_trains(cpus, work, tmp_path, household
     before = set(Path("/tmp").glob("mmrl-node-*"))
     result = household.run("train", "config.yaml", *overrides, folder=work)
     assert result.returncode == 0, result.stderr
+    seen = household.run("doctor", "config.yaml", "--json", *overrides, folder=work)
+    nodes = [row["found"] for row in json.loads(seen.stdout)["findings"] if row["area"] == "nodes"]
+    assert sorted("run folder private, model private" in found for found in nodes) == [False, True], nodes
     path = work / run
     metrics = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     assert [m["step"] for m in metrics] == [0, 1, 2]
