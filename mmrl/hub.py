@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from mmrl.errors import HubError, HubUnreachableError, MMRLError, ResourceError
+from mmrl.redaction import Redactor
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
@@ -35,7 +36,6 @@ _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM})
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_TOKEN = re.compile(r"hf_\w+|Bearer \S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +157,7 @@ def explained(error: Exception, repo: HubRepo) -> MMRLError:
     from huggingface_hub import constants, errors
 
     chain = list(_chain(error))
+    failure = _outage(chain)
     for raised in chain:
         if isinstance(raised, errors.HfHubHTTPError):
             if answer := _refusal(raised, repo):
@@ -164,11 +165,11 @@ def explained(error: Exception, repo: HubRepo) -> MMRLError:
         elif isinstance(raised, OSError):
             if str(raised).startswith("Consistency check failed"):
                 return _damaged(repo, str(raised).splitlines()[0])
-            if raised.errno in _DISK:
+            if raised.errno in _DISK and not failure:  # a firewall refuses connections with the same numbers
                 return _unwritable(raised)
     if constants.HF_HUB_OFFLINE:
         return _offline(repo, f"{repo.kind} {repo.name} is not, or not wholly, in the cache")
-    if failure := _outage(chain):
+    if failure:
         return HubUnreachableError(
             f"{repo.kind} {repo.name} cannot be fetched: {failure}",
             where=f"{repo}, from {_endpoint()}",
@@ -275,18 +276,18 @@ def _quiet() -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    """Without tokens: a server may echo the one that it was sent."""
+    """Without the token, which a server may echo; it may come from a file."""
     from huggingface_hub import get_token
 
-    text = _TOKEN.sub("(token)", str(error).replace(get_token() or "(token)", "(token)")).strip()
+    text = Redactor({**os.environ, "HF_TOKEN": get_token() or ""})(str(error)).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
 def _endpoint() -> str:
-    """The hub's address without the user and password that it may hold."""
+    """The hub's address without the password that it may hold."""
     from huggingface_hub import constants
 
-    return re.sub(r"//[^/@]*@", "//", constants.ENDPOINT)
+    return Redactor()(constants.ENDPOINT)
 
 
 def _page(repo: HubRepo) -> str:

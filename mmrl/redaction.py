@@ -14,7 +14,12 @@ REDACTED = "[redacted]"
 _NUMBERS = frozenset({bool, float, int})
 _MIN_CHARACTERS = 8
 _NAME = re.compile("TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
-_KNOWN_FORMS = [r"\bhf_[A-Za-z0-9]{16,}", r"\bsk-(?=[\w-]*\d)[\w-]{16,}"]
+_KNOWN_FORMS = [
+    r"\bhf_[A-Za-z0-9]{16,}",
+    r"\bsk-(?=[\w-]*\d)[\w-]{16,}",
+    r"(?<=\b[Bb]earer )[^\s'\")]{8,}",
+    r"(?<=://)[^/?#\s'\"]+(?=@)",  # user and password; a password may hold an @ of its own
+]
 
 
 def names_a_secret(variable: str) -> bool:
@@ -23,7 +28,9 @@ def names_a_secret(variable: str) -> bool:
 
 
 class Redactor:
-    """Replaces Hugging Face and ``sk-`` keys, and the values of secret environment variables, in texts.
+    """Replaces tokens and passwords of known forms, and the values of secret environment variables, in texts.
+
+    Known are Hugging Face and ``sk-`` keys, what follows ``Bearer``, and who is named in an address.
 
     Values shorter than 8 characters are left alone: they are flags and numbers, and words of ordinary text.
     """

@@ -24,7 +24,7 @@ SIGNATURE = "signature-5d1f-of-an-address-that-serves-whoever-has-it"
 LARGE = (".safetensors", ".bin", ".parquet")
 """Files that the hub keeps elsewhere, under their sha256, and redirects to."""
 
-_API = re.compile(r"/api/((?:models|datasets)/[^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)/?(.*))?")
+_API = re.compile(r"/api/((?:models|datasets)/[^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(/.*)?)?")
 _FILE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 Fault = int | Literal["cut", "corrupt", "short"]
@@ -124,11 +124,9 @@ class Handler(BaseHTTPRequestHandler):
             if "Authorization" in self.headers:
                 self.server.leaks.append(path)
             self._send(self.server.large(path.removeprefix("/cdn/")), {}, fault)
-        elif api := re.fullmatch(
-            r"/api/((?:models|datasets)/[^/]+/[^/]+)(?:/(revision|tree|paths-info)/([^/]+)(/.*)?)?", path
-        ):
+        elif api := _API.fullmatch(path):
             self._answer(api[1], api[2], api[3] or "main", (api[4] or "/")[1:])
-        elif file := re.fullmatch(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+        elif file := _FILE.fullmatch(path):
             self._file(f"{file[1] or 'models/'}{file[2]}", file[3], file[4], fault)
         else:
             self._refuse(404, "", "no such route")

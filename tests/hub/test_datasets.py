@@ -61,6 +61,13 @@ def test_a_revision_gives_its_rows_or_an_error_but_no_others(load: Any, hub: Any
     assert load(newest, second) == [["4", "6"], ["4", "6"]]
 
 
+def test_offline_the_default_branch_is_not_the_revision_that_was_prepared_last(load: Any, data: Any) -> None:
+    newest = {"path": "org/sums", "split": "train"}
+    assert load(newest, {**newest, "revision": "v1"}) == [["4", "6"], ["2"]]
+    (again,) = load(newest, HF_HUB_OFFLINE="1")
+    assert again == ["4", "6"] or again.startswith("HubUnreachableError: the cache has no data of this revision"), again
+
+
 def test_what_the_hub_refuses_is_an_error_that_says_what_to_do(load: Any, hub: Any, data: Any, sums: Any) -> None:
     for access in ("gated", "private"):
         hub.repo(f"datasets/org/{access}", access).push(sums([1]))

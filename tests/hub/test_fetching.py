@@ -15,6 +15,15 @@ import pytest
 WEIGHTS = "model.safetensors"
 FILES = {"config.json": b"{}", WEIGHTS: bytes(range(256)) * 2000, "pytorch_model.bin": b"the same once more"}
 PREFIX_LIMITING_FILES = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n"
+PREFIX_FORBIDDING_CONNECTIONS = """
+import socket, mmrl.hub
+
+def connect(*_):
+    raise PermissionError(1, "Operation not permitted")
+
+socket.socket.connect = connect
+mmrl.hub.RETRY_AFTER_S = ()
+"""
 FETCH = """
 import json, sys, time, traceback
 import huggingface_hub.hf_api
@@ -141,8 +150,13 @@ def test_a_hub_that_keeps_failing_is_an_error(
 def test_nobody_at_the_hubs_address_is_soon_an_error(fetch: Any) -> None:
     answer = fetch(HF_ENDPOINT="http://user:password@127.0.0.1:9")
     assert answer["error"] == "HubUnreachableError" and "Connection refused" in answer["message"]
-    assert "from http://127.0.0.1:9" in answer["message"] and "password" not in answer["message"]
+    assert "from http://[redacted]@127.0.0.1:9" in answer["message"]
     assert 3 < answer["seconds"] < 10
+
+
+def test_a_connection_that_a_firewall_forbids_says_nothing_of_the_cache(fetch: Any) -> None:
+    answer = fetch(code=PREFIX_FORBIDDING_CONNECTIONS + FETCH)
+    assert answer["error"] == "HubUnreachableError" and "fetched: Operation not permitted" in answer["message"]
 
 
 @pytest.mark.parametrize("cached", [(), ("config.json",)], ids=["nothing", "a part"])
