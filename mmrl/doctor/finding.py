@@ -14,7 +14,7 @@ from typing import Literal
 
 from mmrl.console import visible
 from mmrl.errors import NumericsError, ResourceError
-from mmrl.redaction import REDACTED, Redactor
+from mmrl.redaction import Redactor
 
 Area = Literal["versions", "devices", "machine", "settings", "nodes", "engine", "numbers"]
 Status = Literal["ok", "warn", "bad"]
@@ -43,11 +43,12 @@ class Finding:
 
     def shown(self, private: Private) -> Finding:
         """The row as it may be shown."""
-        return dataclasses.replace(self, found=private(self.found), remedy=private(self.remedy))
+        texts = {name: private(getattr(self, name)) for name in ("check", "found", "remedy")}
+        return dataclasses.replace(self, **texts)
 
 
 class Private:
-    """Takes secrets, home folders and the user's name in paths out of texts.
+    """Takes secrets, home folders and the user's name in words with a slash out of texts.
 
     Args:
         environ: Whose secrets; by default this process's.
@@ -59,17 +60,14 @@ class Private:
         home = str(Path("~").expanduser()) if home is None else home
         user = _user() if user is None else user
         self._redact = Redactor(environ)
-        self._patterns = [(re.compile(r"(?<=://)[^/\s@]+(?=@)"), REDACTED)]
-        if home.strip("/~"):
-            self._patterns.append((re.compile(rf"(?<![\w.-]){re.escape(home.rstrip('/'))}(?![\w.-])"), "~"))
-        self._patterns.append((re.compile(r"(?<=/home/)[^/\s'\":]+|(?<=/Users/)[^/\s'\":]+"), "[user]"))
-        if user:
-            self._patterns.append((re.compile(rf"(?<=/){re.escape(user)}(?![\w.-])"), "[user]"))
+        home = home.rstrip("/") if home.strip("/~") else "(none)"
+        self._home = re.compile(rf"(?<![\w.-]){re.escape(home)}(?![\w.-])")
+        self._user = re.compile(rf"(?<![A-Za-z0-9\[]){re.escape(user or '(none)')}(?![A-Za-z0-9])")
 
     def __call__(self, text: str) -> str:
-        text = self._redact(text)
-        for pattern, replacement in self._patterns:
-            text = pattern.sub(replacement, text)
+        text = self._home.sub("~", self._redact(text))
+        text = re.sub(r"(?<=/home/)[^/\s'\":]+|(?<=/Users/)[^/\s'\":]+", "[user]", text)
+        text = re.sub(r"\S*/\S*", lambda word: self._user.sub("[user]", word[0]), text)
         return visible(text, keep="\n")
 
 
@@ -108,8 +106,13 @@ def _wrapped(text: str, first: str, rest: str) -> list[str]:
 def failure(error: BaseException) -> str:
     """Type, place and last lines of an exception, on one line."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    last = " ".join(str(error).splitlines()[-4:])[-600:]
+    last = ending(" ".join(str(error).splitlines()[-4:]), 600)
     return f"{type(error).__name__} in {Path(frame.filename).name}:{frame.lineno}: {last}"
+
+
+def ending(text: str, size: int) -> str:
+    """The end of a text, cut when it is fit to be shown: nothing recognises half a secret."""
+    return Private()(text)[-size:]
 
 
 def gibibytes(size: float) -> str:

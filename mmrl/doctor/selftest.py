@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from mmrl.doctor.finding import REPORT, Finding
+from mmrl.doctor.finding import REPORT, Finding, ending
 from mmrl.engine.device import WAITING, DeviceKind
 
 PRECISIONS = ("float32", "bfloat16")
@@ -38,11 +38,11 @@ def self_test(
         with tempfile.TemporaryDirectory(prefix="mmrl-doctor-") as folder:
             rows, log = Path(folder, "rows"), Path(folder, "log")
             rows.touch()
-            ending = _run([*command, kind, precision, str(rows)], trial_environment(os.environ, kind), log, timeout_s)
+            how = _run([*command, kind, precision, str(rows)], trial_environment(os.environ, kind), log, timeout_s)
             yield from (Finding(**json.loads(line)) for line in rows.read_text("utf-8").splitlines())
-            if ending:
+            if how:
                 tail = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
-                found = f"the process {ending}; its last words: {' | '.join(tail[-TAIL_LINES:])[-1200:] or 'none'}"
+                found = f"the process {how}; its last words: {ending(' | '.join(tail[-TAIL_LINES:]), 1200) or 'none'}"
                 yield Finding("engine", f"{precision}: process", "bad", found, REPORT)
 
 

@@ -37,6 +37,18 @@ tiny_run.Installed.vllm = property(lambda self: "")
 trial.main(*sys.argv[1:])
 """
 
+PACKS_ONE_SEQUENCE = """
+import sys
+from mmrl.doctor import tiny_run, trial
+from mmrl.engine.attention import PackedLayout
+
+sound = PackedLayout.of
+PackedLayout.of = lambda lengths, device: sound([sum(lengths)], device)
+tiny_run.Installed.vllm = property(lambda self: "")
+trial.STEPS = 1
+trial.main(*sys.argv[1:])
+"""
+
 
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[[str], list[str]]:
@@ -73,6 +85,15 @@ def test_a_sampler_that_keeps_its_old_weights_is_found_out(tmp_path):
     assert exit_code(list(rows.values())) == 6
 
 
+def test_a_packed_row_whose_samples_see_each_other_is_found_out(tmp_path):
+    script = tmp_path / "one_sequence.py"
+    script.write_text(PACKS_ONE_SEQUENCE)
+    rows = {row.check: row for row in self_test("cpu", ["float32"], command=[sys.executable, str(script)])}
+    assert rows["fp32 attention"].status == "bad"
+    assert rows["fp32 packed = one by one, step 1"].status == "bad"
+    assert exit_code(list(rows.values())) == 6
+
+
 def test_a_process_that_aborts_leaves_its_rows_and_its_last_words(script):
     kept, ended = self_test(
         "cpu", ["float32"], command=script("row(); print('CUDA error: device-side assert', flush=True); os.abort()")
@@ -80,6 +101,12 @@ def test_a_process_that_aborts_leaves_its_rows_and_its_last_words(script):
     assert kept == ROW
     assert (ended.check, ended.status) == ("float32: process", "bad")
     assert "SIGABRT" in ended.found and "device-side assert" in ended.found
+
+
+def test_no_half_of_a_token_is_left_where_last_words_are_cut(script, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "sesame-street")
+    (ended,) = self_test("cpu", ["float32"], command=script("print('sesame-street' + '.' * 1195); sys.exit(1)"))
+    assert ended.found.endswith("." * 1195) and "street" not in ended.found
 
 
 def test_each_precision_runs_even_if_one_before_it_fails(script):
