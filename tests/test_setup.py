@@ -224,6 +224,12 @@ def test_with_a_gpu_its_lock_is_installed_and_nothing_of_the_cpus(set_up: Any, t
     assert finish(set_up())[0] == 0 and calls(tmp_path) == []
 
 
+def test_a_gpu_whose_driver_fails_is_not_passed_over_in_silence(set_up: Any, tmp_path: Path) -> None:
+    write_command(tmp_path / "commands/nvidia-smi", "#!/usr/bin/env bash\nexit 9\n")
+    code, _, err = finish(set_up())
+    assert code == 0 and "nvidia-smi fails: installing for a CPU" in err
+
+
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_another_python_gets_the_extras_and_a_notice(kind: str, set_up: Any, tmp_path: Path, request: Any) -> None:
     if kind == "gpu":

@@ -73,6 +73,7 @@ install() {
     local found interrupted=
     if [[ -e $begun_mark ]]; then interrupted=yes; fi
     touch "$begun_mark"
+    if [[ $device == cpu && -n $(command -v nvidia-smi) ]]; then say "nvidia-smi fails: installing for a CPU"; fi
     rm -f "$done_mark"
     if [[ ! -x $python || $interrupted ]]; then
         found=$(find_python)

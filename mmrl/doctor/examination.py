@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
+from typing import TypeVar
 
-from mmrl.cluster.nodes import NodeReport, node_reports
-from mmrl.config import Config
+from mmrl.cluster.nodes import node_reports
+from mmrl.config import ClusterConfig, Config
 from mmrl.doctor.finding import REPORT, Area, Finding, Private, failure
 from mmrl.doctor.machine import machine_findings
 from mmrl.doctor.nodes import node_findings
 from mmrl.doctor.probe import Probe, probe
-from mmrl.doctor.selftest import self_test
+from mmrl.doctor.selftest import PRECISIONS, self_test
 from mmrl.doctor.settings import setting_findings
-from mmrl.doctor.versions import Facts, Installed, version_findings
+from mmrl.doctor.versions import Driver, Facts, Installed, version_findings
 from mmrl.engine.device import DeviceKind
 from mmrl.errors import MMRLError
+
+T = TypeVar("T")
 
 
 def examine(config: Config | None = None, self_test_on: DeviceKind | None = None) -> list[Finding]:
@@ -27,49 +30,51 @@ def examine(config: Config | None = None, self_test_on: DeviceKind | None = None
         config: Whose cluster and folders to look at as well.
         self_test_on: Train the tiny model on this kind of device too.
     """
-    uses_ray = config is not None and config.cluster.name != "local"
-    run_dir = "runs" if config is None else config.trainer.run_dir
-    seen = probe()
-    facts = Facts(Installed.here(), seen, _driver(), uses_ray)
-    has_gpu = bool(facts.driver or seen.gpus)
-    checks: list[tuple[Area, Callable[[], Iterable[Finding]]]] = [
-        ("versions", lambda: version_findings(facts)),
-        ("machine", lambda: machine_findings(seen, os.environ, run_dir, driver=facts.driver, uses_ray=uses_ray)),
-        ("settings", lambda: setting_findings(os.environ, has_gpu=has_gpu, uses_ray=uses_ray)),
-    ]
-    if config is not None:
-        checks.append(("nodes", lambda: _nodes(node_reports(config), facts.installed)))
-    if self_test_on is not None:
-        checks.append(("engine", lambda: _self_test(self_test_on, seen)))
     private = Private()
-    return [finding.shown(private) for area, check in checks for finding in _all_of(area, check)]
+    return [finding.shown(private) for finding in _rows(config, self_test_on)]
 
 
-def _all_of(area: Area, check: Callable[[], Iterable[Finding]]) -> Iterable[Finding]:
+def _rows(config: Config | None, self_test_on: DeviceKind | None) -> Iterator[Finding]:
+    cluster = ClusterConfig() if config is None else config.cluster
+    run_dir = "runs" if config is None else config.trainer.run_dir
+    seen = yield from _asked("torch", probe, Probe("not known"))
+    installed = yield from _asked("packages", Installed.here, Installed({}, {}))
+    driver = yield from _asked("driver", Driver.here, Driver())
+    facts = Facts(installed, seen, driver, uses_ray=cluster.name == "ray")
+    has_gpu = bool(driver.version or seen.gpus)
+    yield from _all_of("versions", lambda: version_findings(facts))
+    yield from _all_of("machine", lambda: machine_findings(seen, os.environ, run_dir, cluster, driver.version))
+    yield from _all_of("settings", lambda: setting_findings(os.environ, cluster, has_gpu=has_gpu))
+    if config is not None:
+        versions = {**installed.versions, "python": platform.python_version()}
+        yield from _all_of("nodes", lambda: node_findings(node_reports(config), versions))
+    if self_test_on is not None:
+        yield from _all_of("engine", partial(_self_test, self_test_on, seen))
+
+
+def _asked(check: str, question: Callable[[], T], unknown: T) -> Generator[Finding, None, T]:
+    """The answer; a row, and ``unknown``, if there is none."""
+    try:
+        return question()
+    except Exception as error:  # a strange machine is what this command is for
+        yield Finding("versions", check, "bad", failure(error), REPORT)
+        return unknown
+
+
+def _all_of(area: Area, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
     try:
         yield from check()
     except MMRLError as error:
         yield Finding(area, "not checked", "bad", str(error))
-    except Exception as error:  # a strange machine is what this command is for
+    except Exception as error:
         yield Finding(area, "not checked", "bad", failure(error), REPORT)
 
 
-def _nodes(nodes: Sequence[NodeReport], installed: Installed) -> Iterable[Finding]:
-    return node_findings(nodes, {**installed.versions, "python": platform.python_version()})
-
-
 def _self_test(kind: DeviceKind, seen: Probe) -> Iterable[Finding]:
-    if kind == "cuda" and not seen.gpus:
-        remedy = "see the rows about torch and the driver; on purpose without a GPU: mmrl doctor --cpu"
-        return [Finding("engine", "self-test", "bad", "torch sees no GPU", remedy)]
-    return self_test(kind)
-
-
-def _driver() -> str:
-    """The version of NVIDIA's driver; empty without one."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip().partition("\n")[0] if done.returncode == 0 else ""
+    if kind == "cpu":
+        return self_test(kind)
+    if not seen.gpus:
+        reason = seen.error or seen.cuda_error or f"{seen.torch} is a build for CPUs"
+        remedy = "see the rows above; on purpose without a GPU: mmrl doctor --cpu"
+        return [Finding("engine", "self-test", "bad", f"torch sees no GPU: {reason}", remedy)]
+    return self_test(kind, PRECISIONS if all(gpu.bf16 for gpu in seen.gpus) else PRECISIONS[:1])

