@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import runpy
 import subprocess
 import sys
 
@@ -54,9 +55,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """The folder of a family's tiny model, plain or as on the hub, written when it is first asked for."""
     from mmrl.engine.tiny_model import write_model
 
+    age = runpy.run_path(str(Path(__file__).with_name("as_on_hub.py")))["age"]
+
     @cache
     def write(family: str, as_on_hub: bool = False) -> Path:
-        return write_model(tmp_path_factory.mktemp("models") / family, family, as_on_hub=as_on_hub)
+        folder = write_model(tmp_path_factory.mktemp("models") / family, family)
+        return age(folder, family) if as_on_hub else folder
 
     return write
 

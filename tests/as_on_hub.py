@@ -1,0 +1,111 @@
+"""Makes a tiny model's folder as a family's large models lie on the hub.
+
+bfloat16 in several files, a head of its own, their RoPE, and the file layouts of transformers 4.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mmrl.engine.tiny_model import CHAT_TEMPLATE, write_tokenizer
+
+TEXT: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {"num_hidden_layers": 3},  # one more than take features from deep in the tower
+    "llama": {"pad_token_id": None},
+}
+ROPE: dict[str, dict[str, Any]] = {
+    "llama": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,  # short, so that the scaling matters to prompts of tests
+    },
+}  # fmt: skip
+VISION: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {"depth": 3, "patch_size": 16, "deepstack_visual_indexes": [0, 1]},
+}
+TOKENIZER: dict[str, dict[str, Any]] = {
+    "llama": {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "pad_token": None},
+}
+FLAT = ("qwen2_vl", "qwen2_5_vl")  # config.json has the language model's keys at its top
+
+
+def age(folder: Path, family: str) -> Path:
+    """Write the model anew, as on the hub; returns the folder."""
+    _write_weights(folder, family)
+    _config(folder / "config.json", family)
+    _tokenizer(folder, family)
+    if (folder / "preprocessor_config.json").exists():
+        _processor(folder, family)
+    return folder
+
+
+def _write_weights(folder: Path, family: str) -> None:
+    import torch
+    import transformers
+
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    text = config.get("text_config", config)
+    text.pop("layer_types", None)
+    text |= TEXT.get(family, {})
+    text["rope_parameters"] |= {"rope_theta": 1e6, **ROPE.get(family, {})}
+    text["tie_word_embeddings"] = config["tie_word_embeddings"] = False
+    config.get("vision_config", {}).update(VISION.get(family, {}))
+    path.write_text(json.dumps(config))
+    (folder / "model.safetensors").unlink()
+    torch.manual_seed(0)
+    model = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.from_pretrained(folder))
+    generation = (folder / "generation_config.json").read_text()
+    model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="400KB")
+    (folder / "generation_config.json").write_text(generation)
+
+
+def _config(path: Path, family: str) -> None:
+    """The keys that transformers 4 wrote: RoPE in two, the element type under its older name."""
+    config = json.loads(path.read_text())
+    config |= {"torch_dtype": config.pop("dtype"), "transformers_version": "4.41.2"}
+    text = config.pop("text_config") if family in FLAT else config.get("text_config", config)
+    rope = text.pop("rope_parameters")
+    text |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope if len(rope) > 1 else None}
+    text.pop("layer_types", None)
+    if family in FLAT:
+        text["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+        config = {**text, **config, "sliding_window": 32768}
+    if "vision_config" in config:
+        vision = config["vision_config"]
+        vision["in_chans"] = vision.pop("in_channels")
+        del vision["rope_parameters"]
+    path.write_text(json.dumps(config, indent=2))
+
+
+def _tokenizer(folder: Path, family: str) -> None:
+    """The chat template among the tokenizer's settings; for some families, a first token that the tokenizer adds."""
+    from tokenizers import Tokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    write_tokenizer(folder, vision=False)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings |= TOKENIZER.get(family, {"tokenizer_class": "Qwen2Tokenizer"})
+    settings["chat_template"] = CHAT_TEMPLATE
+    if first := settings.get("bos_token"):
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"{first} $A", special_tokens=[(first, tokenizer.token_to_id(first))]
+        )
+        tokenizer.save(str(folder / "tokenizer.json"))
+        settings["chat_template"] = "{{ bos_token }}" + CHAT_TEMPLATE
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
+    (folder / "chat_template.jinja").unlink()
+
+
+def _processor(folder: Path, family: str) -> None:
+    """Bounds of an image's size by their older names, and the chat template in a file of its own."""
+    path = folder / "preprocessor_config.json"
+    settings = json.loads(path.read_text())
+    settings |= {"patch_size": VISION.get(family, settings)["patch_size"]}
+    if family in FLAT:
+        size = settings.pop("size")
+        settings |= {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
+    path.write_text(json.dumps(settings, indent=2))
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
