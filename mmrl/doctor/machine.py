@@ -1,9 +1,8 @@
-"""The machine: GPUs, processors, memory, shared memory, files, ports, folders and the tools that compile."""
+"""The machine: GPUs, processors, memory, shared memory, ports, folders and the tools that compile."""
 
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import socket
 import sys
@@ -19,8 +18,6 @@ from mmrl.doctor.probe import GPU, Probe
 GIB = 2**30
 MIN_SHARED_BYTES = GIB
 """Ray keeps objects in shared memory and NCCL its buffers; a container's default of 64 MiB is too little for both."""
-MIN_OPEN_FILES = 1024
-MIN_OPEN_FILES_RAY = 4096
 MIN_DISK_BYTES = 10 * GIB
 BUSY_BYTES = GIB
 """More than a process's own CUDA context takes of a GPU."""
@@ -110,14 +107,6 @@ def shared_memory_finding(folder: Path = Path("/dev/shm")) -> Finding:
     return Finding("machine", "shared memory", "ok", found)
 
 
-def open_files_finding(limits: tuple[int, int], *, uses_ray: bool) -> Finding:
-    """The soft and hard limits of open files."""
-    needed = MIN_OPEN_FILES_RAY if uses_ray else MIN_OPEN_FILES
-    low = 0 <= limits[0] < needed  # -1 is no limit
-    remedy = f"ulimit -n {needed}, or more" if low else ""
-    return Finding("machine", "open files", "warn" if low else "ok", f"limit {limits[0]}, hard {limits[1]}", remedy)
-
-
 def port_findings(*, joins_cluster: bool) -> Iterator[Finding]:
     """Whether ports can be opened and reached, on loopback and on the address that other nodes see."""
     severity: Status = "bad" if joins_cluster else "warn"
@@ -205,7 +194,6 @@ def machine_findings(
         *gpu_findings(probe, driver),
         *processor_findings(environ, control_groups()),
         shared_memory_finding(),
-        open_files_finding(resource.getrlimit(resource.RLIMIT_NOFILE), uses_ray=cluster.name == "ray"),
         *port_findings(joins_cluster=cluster.name == "ray" and cluster.address is not None),
         *compiler_findings(environ, probe.kind),
         *folder_findings(used_folders(environ, run_dir)),

@@ -140,12 +140,9 @@ def _prompts() -> list[Prompt]:
 
 
 def _draw(rng: np.random.Generator, width: int, height: int) -> RawImage:
-    """A coloured ellipse on noise."""
-    from PIL import Image, ImageDraw
+    """Noise."""
+    from PIL import Image
 
-    image = Image.fromarray(rng.integers(0, 255, (height, width, 3), dtype=np.uint8))
-    colour = tuple(rng.integers(0, 255, 3).tolist())
-    ImageDraw.Draw(image).ellipse((width // 4, height // 4, width // 2, height // 2), fill=colour)
     buffer = io.BytesIO()
-    image.save(buffer, "PNG")
+    Image.fromarray(rng.integers(0, 255, (height, width, 3), dtype=np.uint8)).save(buffer, "PNG")
     return RawImage(buffer.getvalue(), f"drawn {width}x{height}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib import metadata
@@ -16,7 +17,6 @@ from packaging.utils import canonicalize_name
 from mmrl import registry
 from mmrl.doctor.finding import Finding, Status
 from mmrl.doctor.probe import Probe
-from mmrl.errors import MMRLError
 
 TESTED_PYTHON = "3.11"
 """The Python of the lock file that every test runs on."""
@@ -112,7 +112,7 @@ def version_findings(facts: Facts) -> Iterator[Finding]:
     if name := installed.vllm:
         yield Finding("versions", "vllm", "ok", f"{name} {installed.versions[name]}")
     yield from requirement_findings(installed)
-    yield from plugin_findings()
+    yield plugin_finding()
     yield from known_bad(facts)
 
 
@@ -135,20 +135,11 @@ def requirement_findings(installed: Installed) -> Iterator[Finding]:
         yield from _unmet(engine, present, installed.versions)
 
 
-def plugin_findings() -> Iterator[Finding]:
-    """How many plugins each distribution has, and which cannot be used."""
-    plugins = registry.list_plugins()
-    counts: dict[str, int] = {}
-    for info in plugins:
-        origin = f"{info.distribution} {info.version}"
-        counts[origin] = counts.get(origin, 0) + 1
-    shown = ", ".join(f"{count} of {origin}" for origin, count in counts.items())
-    yield Finding("versions", "plugins", "ok", shown or "none")
-    for info in plugins:
-        try:
-            registry.resolve(info.kind, f"{info.distribution}:{info.name}")
-        except MMRLError as error:
-            yield Finding("versions", f"plugin {info.name}", "warn", error.what, error.remedy)
+def plugin_finding() -> Finding:
+    """How many plugins each distribution has; ``mmrl plugins --check`` tells whether they can be used."""
+    counts = Counter(f"{info.distribution} {info.version}" for info in registry.list_plugins())
+    found = ", ".join(f"{count} of {origin}" for origin, count in counts.items())
+    return Finding("versions", "plugins", "ok", found or "none")
 
 
 def known_bad(facts: Facts) -> Iterator[Finding]:

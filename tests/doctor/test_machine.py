@@ -1,4 +1,4 @@
-"""Devices, memory, files, ports, folders and tools, from inputs as machines have them."""
+"""Devices, memory, ports, folders and tools, from inputs as machines have them."""
 
 from __future__ import annotations
 
@@ -92,17 +92,6 @@ def test_little_shared_memory_is_a_warning(free, status, monkeypatch, tmp_path):
     row = machine.shared_memory_finding(tmp_path)
     assert row.status == status and ("--shm-size" in row.remedy) == (status == "warn")
     assert machine.shared_memory_finding(tmp_path / "none").status == "ok"
-
-
-@pytest.mark.parametrize(
-    ("limits", "uses_ray", "status"),
-    [
-        ((1024, 4096), False, "ok"), ((1024, 4096), True, "warn"), ((256, 256), False, "warn"),
-        ((-1, -1), True, "ok"), ((65536, 65536), True, "ok"),
-    ],
-)  # fmt: skip
-def test_ray_needs_more_open_files(limits, uses_ray, status):
-    assert machine.open_files_finding(limits, uses_ray=uses_ray).status == status
 
 
 def test_ports_are_really_opened_on_loopback():

@@ -15,11 +15,10 @@ from mmrl.doctor.versions import (
     Facts,
     Installed,
     known_bad,
-    plugin_findings,
+    plugin_finding,
     requirement_findings,
     version_findings,
 )
-from mmrl.errors import PluginError
 from mmrl.registry import PluginInfo
 
 MMRL = [
@@ -151,15 +150,8 @@ def test_this_environment_is_read():
     assert platform.python_version() in row.found
 
 
-def test_a_plugin_that_cannot_be_used_is_counted_and_named(monkeypatch):
-    infos = [PluginInfo("reward", name, "thirdparty", "1.2", "m:C") for name in ("good", "broken")]
-
-    def resolve(kind: str, name: str) -> None:
-        if name == "thirdparty:broken":
-            raise PluginError("reward plugin 'broken' cannot be imported", remedy="repair it")
-
+def test_plugins_are_counted_by_distribution(monkeypatch):
+    origins = [("thirdparty", "1.2"), ("other", "0.1"), ("thirdparty", "1.2")]
+    infos = [PluginInfo("reward", f"r{index}", *origin, "m:C") for index, origin in enumerate(origins)]
     monkeypatch.setattr(registry, "list_plugins", lambda: infos)
-    monkeypatch.setattr(registry, "resolve", resolve)
-    counted, broken = plugin_findings()
-    assert (counted.status, counted.found) == ("ok", "2 of thirdparty 1.2")
-    assert (broken.check, broken.status, broken.remedy) == ("plugin broken", "warn", "repair it")
+    assert plugin_finding().found == "2 of thirdparty 1.2, 1 of other 0.1"
