@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mmrl import registry
-from mmrl.cluster.nodes import PACKAGES, holds, installed_versions
-from mmrl.cluster.process import free_port, prepare_process
+from mmrl.cluster.nodes import PACKAGES, fingerprints, holds, installed_versions
+from mmrl.cluster.process import interface_of, prepare_process
 from mmrl.config import Kind, from_mapping
 from mmrl.engine import device
 from mmrl.errors import PluginError
@@ -49,6 +49,8 @@ class RankJob:
         media: The media store's folder, as this rank's node sees it.
         place: Rank, place on the node, number of ranks, and where rank 0 listens.
         with_learner: Whether the policy is trained.
+        address: By which ranks on other nodes reach this one; None if there are none.
+        threads: Of torch; None leaves it as it is.
     """
 
     config: Mapping[str, Any]
@@ -59,6 +61,8 @@ class RankJob:
     max_images: int
     with_sampler: bool
     with_learner: bool
+    address: str | None = None
+    threads: int | None = None
 
 
 class RankWorker:
@@ -71,16 +75,27 @@ class RankWorker:
         self._verb = ExitStack()
         self._owner: Any = None
         self._groups: Iterator[tuple[int, RolloutGroup]] = iter(())
+        self._port = socket.socket()
 
     def installation(self, plugins: Sequence[tuple[Kind, str]]) -> Installation:
         """Versions of what runs here, and of the plugins."""
         return Installation(installed_versions(PACKAGES), {plugin: _plugin_version(*plugin) for plugin in plugins})
 
-    def free_port(self, host: str) -> int:
-        return free_port(host)
+    def cores(self) -> int:
+        """Of this node, as far as this process may use them."""
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    def reserve_port(self, host: str) -> int:
+        """A port that is kept free until the ranks meet there."""
+        self._port = socket.socket()
+        self._port.bind((host, 0))
+        return int(self._port.getsockname()[1])
 
     def holds(self, path: str, content: bytes) -> bool:
         return holds(path, content)
+
+    def fingerprints(self, folder: str, names: Sequence[str]) -> list[str]:
+        return fingerprints(folder, names)
 
     def make_folder(self) -> str:
         """A temporary folder on this node."""
@@ -114,14 +129,21 @@ class RankWorker:
 
     def start(self, job: RankJob) -> Mapping[str, Any]:
         """Build the engine, together with the other ranks; returns its description."""
+        import torch
+
         from mmrl.engine.folder import ModelFolder
         from mmrl.engine.rank import RankEngine
 
         config = from_mapping(job.config)
         os.environ.update(device.rank_environment(self._kind, **job.place))
+        if job.address and (interface := interface_of(job.address)):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        if job.threads:  # Ray has said one
+            torch.set_num_threads(job.threads)
         folder = ModelFolder.open(job.model, trust_remote_code=config.model.trust_remote_code)
         self._media = MediaStore(Path(job.media), job.grid)
         algorithm = registry.create("algorithm", config.algorithm) if job.with_learner else None
+        self._port.close()
         self._engine = RankEngine(
             config,
             folder,
@@ -136,7 +158,7 @@ class RankWorker:
 
     def forget_shared_memory(self) -> None:
         """Leave nothing on this node that a later run stumbles over; before the ranks start, and when they have."""
-        device.forget_shared_memory(self._kind)
+        device.forget_shared_memory()
 
     def receive_images(self, files: Mapping[str, bytes]) -> None:
         """Take over images that this node cannot see otherwise, by hash."""

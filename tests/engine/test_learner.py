@@ -251,7 +251,7 @@ def gradients(group: Any) -> dict[str, torch.Tensor]:
     return first
 
 
-@pytest.fixture(scope="module", params=[0, 3])
+@pytest.fixture(scope="module", params=[0, 1, 2, 3])
 def two_ranks(request, vision) -> Iterator[Any]:
     learner = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED, "zero_stage": request.param}
     learner["tokens_per_microbatch"] = 60
