@@ -75,6 +75,7 @@ class RankGroup:
 
     Attributes:
         nodes: Of each rank, the node that it is on.
+        failed: Whether ranks may wait for each other for ever; they are then ended without more ado.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class RankGroup:
         nodes = {place.node: Node(place.node, place.host, ids.index(place.node)) for place in ranks.places}
         self.nodes = [nodes[name] for name in ids]
         self._descriptions: list[Mapping[str, Any]] = []
-        self._failed = False
+        self.failed = False
 
     def start(self, jobs: Sequence[RankJob]) -> None:
         """Build the ranks' engines, together."""
@@ -122,7 +123,7 @@ class RankGroup:
     def close(self) -> None:
         """End all ranks, whatever they are doing, and remove what was put on their nodes."""
         folders = {node.id: node.folder for node in self.nodes if node.folder}
-        self._ranks.close(folders, wait=not self._failed)
+        self._ranks.close(folders, wait=not self.failed)
 
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
         return self._ranks.call(rank, method, *args)
@@ -145,7 +146,7 @@ class RankGroup:
         errors = _errors(futures)
         if not errors:
             return
-        self._failed = True  # the other ranks may wait for this one for ever
+        self.failed = True  # the other ranks may wait for this one for ever
         if not any(isinstance(error, RankLostError) for error in errors):
             wait(futures, timeout=CAUSE_S)
             errors += [error for error in _errors(futures) if error not in errors]
@@ -185,10 +186,10 @@ class RankGroup:
         try:
             yield
         except (KeyboardInterrupt, SystemExit):
-            self._failed = True  # nobody waits now for what the ranks are doing
+            self.failed = True  # nobody waits now for what the ranks are doing
             raise
         finally:
-            if not self._failed:
+            if not self.failed:
                 self.all("leave")
 
 

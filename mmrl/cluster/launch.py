@@ -10,9 +10,9 @@ from pathlib import Path
 from mmrl import registry
 from mmrl.cluster import local
 from mmrl.cluster.files import Node
-from mmrl.cluster.group import RankGroup
+from mmrl.cluster.group import Place, RankGroup
 from mmrl.cluster.nodes import PACKAGES, fingerprints, installed_versions, probe_file
-from mmrl.cluster.worker import Installation, RankJob
+from mmrl.cluster.worker import Installation, RankJob, RankPlace
 from mmrl.config import Config
 from mmrl.engine.folder import ModelFolder
 from mmrl.errors import PluginError, ResourceError
@@ -47,34 +47,23 @@ def start_engine(
         check_installations(group, config)
         find_shared_files(group, media.folder)
         models = place_model(group, folder)
-        address = ranks.places[0].address
-        port = group.call(0, "reserve_port", address).result()
-        addresses = {place.address for place in ranks.places}
-        cores = group.all("cores")
-        threads = {node: max(cores[node.leader] // group.nodes.count(node), 1) for node in group.nodes}
+        places = place_ranks(group, ranks.places)
         jobs = [
             RankJob(
                 config=config.model_dump(mode="json"),
-                model=models[rank],
+                place=place,
+                model=model,
                 media=str(media.folder) if node.shares_files else node.path("media"),
                 grid=media.grid,
-                place={
-                    "rank": rank,
-                    "node_rank": rank - node.leader,
-                    "world_size": len(group.nodes),
-                    "address": address,
-                    "port": port,
-                },
                 max_images=max_images,
                 with_sampler=with_sampler,
                 with_learner=algorithm is not None,
-                address=ranks.places[rank].address if len(addresses) > 1 else None,
-                threads=None if "OMP_NUM_THREADS" in os.environ else threads[node],
             )
-            for rank, node in enumerate(group.nodes)
+            for node, place, model in zip(group.nodes, places, models, strict=True)
         ]
         group.start(jobs)
     except BaseException:
+        group.failed = True
         group.close()
         raise
     return group
@@ -120,6 +109,25 @@ def check_installations(group: RankGroup, config: Config) -> None:
                     where=f"{actual or 'none'} and {expected}",
                     remedy="install the same versions on every node",
                 )
+
+
+def place_ranks(group: RankGroup, places: Sequence[Place]) -> list[RankPlace]:
+    """What each rank must know of itself and the others."""
+    address, across = places[0].address, len({place.address for place in places}) > 1
+    port = group.call(0, "reserve_port", address).result()
+    shares = [cores // group.nodes.count(node) for node, cores in zip(group.nodes, group.all("cores"), strict=True)]
+    return [
+        RankPlace(
+            rank=rank,
+            node_rank=rank - node.leader,
+            world_size=len(places),
+            address=address,
+            port=port,
+            own_address=places[rank].address if across else None,
+            threads=None if "OMP_NUM_THREADS" in os.environ else max(shares[rank], 1),
+        )
+        for rank, node in enumerate(group.nodes)
+    ]
 
 
 def find_shared_files(group: RankGroup, folder: Path) -> None:

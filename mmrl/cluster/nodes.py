@@ -95,11 +95,11 @@ def _fingerprint(path: Path) -> str:
 
 
 def installed_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Of Python, and of the packages; those that are not installed are left out."""
+    """Of Python, and of the packages, without what builds for devices add; those not installed are left out."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:
-            found[package] = version(package)
+            found[package] = version(package).partition("+")[0]
         except PackageNotFoundError:
             continue
     return found

@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,26 @@ class Installation:
 
 
 @dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Where a rank is among all, and where rank 0 listens.
+
+    Attributes:
+        node_rank: Its place among the ranks of its node.
+        address: Of rank 0.
+        own_address: By which ranks on other nodes reach this one; None if there are none.
+        threads: Of torch; None leaves it as it is.
+    """
+
+    rank: int
+    node_rank: int
+    world_size: int
+    address: str
+    port: int
+    own_address: str | None
+    threads: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class RankJob:
     """What a rank builds its engine from: plain values, since plugins are resolved by name in each process.
 
@@ -47,22 +67,17 @@ class RankJob:
         config: The resolved config.
         model: The model's folder, as this rank's node sees it.
         media: The media store's folder, as this rank's node sees it.
-        place: Rank, place on the node, number of ranks, and where rank 0 listens.
         with_learner: Whether the policy is trained.
-        address: By which ranks on other nodes reach this one; None if there are none.
-        threads: Of torch; None leaves it as it is.
     """
 
     config: Mapping[str, Any]
+    place: RankPlace
     model: str
     media: str
     grid: ImageGrid
-    place: Mapping[str, Any]
     max_images: int
     with_sampler: bool
     with_learner: bool
-    address: str | None = None
-    threads: int | None = None
 
 
 class RankWorker:
@@ -129,17 +144,11 @@ class RankWorker:
 
     def start(self, job: RankJob) -> Mapping[str, Any]:
         """Build the engine, together with the other ranks; returns its description."""
-        import torch
-
         from mmrl.engine.folder import ModelFolder
         from mmrl.engine.rank import RankEngine
 
         config = from_mapping(job.config)
-        os.environ.update(device.rank_environment(self._kind, **job.place))
-        if job.address and (interface := interface_of(job.address)):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
-        if job.threads:  # Ray has said one
-            torch.set_num_threads(job.threads)
+        self._take(job.place)
         folder = ModelFolder.open(job.model, trust_remote_code=config.model.trust_remote_code)
         self._media = MediaStore(Path(job.media), job.grid)
         algorithm = registry.create("algorithm", config.algorithm) if job.with_learner else None
@@ -156,6 +165,24 @@ class RankWorker:
         process = {"host": socket.gethostname(), "pid": os.getpid()}
         return {**self._engine.describe(), "process": process}
 
+    def _take(self, place: RankPlace) -> None:
+        import torch
+
+        os.environ.update(
+            device.rank_environment(
+                self._kind,
+                rank=place.rank,
+                node_rank=place.node_rank,
+                world_size=place.world_size,
+                address=place.address,
+                port=place.port,
+            )
+        )
+        if place.own_address and (interface := interface_of(place.own_address)):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # else the one that the host's name resolves to
+        if place.threads:  # Ray has said one
+            torch.set_num_threads(place.threads)
+
     def forget_shared_memory(self) -> None:
         """Leave nothing on this node that a later run stumbles over; before the ranks start, and when they have."""
         device.forget_shared_memory()
@@ -171,7 +198,8 @@ class RankWorker:
 
     def leave(self) -> None:
         """Hand the device back; requests that are left are dropped."""
-        self._groups = iter(())
+        if isinstance(self._groups, Generator):
+            self._groups.close()
         self._owner = None
         self._verb.close()
 
