@@ -5,12 +5,17 @@ from __future__ import annotations
 import io
 import os
 import runpy
+import signal
+import socket
 import subprocess
 import sys
+import time
+import uuid
 
 os.environ.update(
     HF_HUB_DISABLE_PROGRESS_BARS="1",
     HF_HUB_OFFLINE="1",
+    RAY_AUTH_MODE="disabled",
     OMP_NUM_THREADS="1",  # tiny layers: threads that wait for each other on busy cores cost a hundred times more
     TOKENIZERS_PARALLELISM="false",
     TORCHDYNAMO_DISABLE="1",
@@ -19,7 +24,7 @@ os.environ.update(
 )
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -250,3 +255,73 @@ def start(vision: Bench) -> Iterator[Callable[..., RankEngine]]:
 def engine(start: Callable[..., RankEngine]) -> RankEngine:
     """The one engine with vLLM; its weights change from test to test."""
     return start(with_sampler=True)
+
+
+@dataclass
+class Household:
+    """Commands whose descendants can all be found again, by a mark in their environment."""
+
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "MMRL_TEST_MARK": self.mark}
+
+    def run(self, *arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        """``mmrl`` with these arguments, to its end."""
+        return self.call("-m", "mmrl", *arguments, folder=folder, **environment)
+
+    def call(self, *arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Python with these arguments, to its end."""
+        command, env = [sys.executable, *arguments], self.environment | environment
+        return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
+
+    def start(self, *command: str, **options: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, env=self.environment, **options)
+
+    def members(self) -> dict[int, str]:
+        """Process id and command of every descendant that is alive."""
+        found = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if self.mark.encode() in (process / "environ").read_bytes():
+                    found[int(process.name)] = (process / "cmdline").read_text().replace("\0", " ")
+            except OSError:  # it has ended, or is another user's
+                continue
+        return found
+
+    def members_after(self, seconds: float) -> dict[int, str]:
+        """The same, when none is left or the time is over."""
+        deadline = time.monotonic() + seconds
+        while (found := self.members()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return found
+
+    def kill(self) -> None:
+        for pid in self.members():
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def household() -> Iterator[Household]:
+    household = Household()
+    yield household
+    household.kill()
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """A Ray cluster of two processors; this process, large by now, could not fork one."""
+    household = Household()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    words = ["start", "--head", "--port", address.partition(":")[2], "--num-cpus", "2", "--block"]
+    words += ["--node-ip-address", "127.0.0.1", "--include-dashboard", "false", "--disable-usage-stats"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    household.start(sys.executable, "-m", "ray.scripts.scripts", *words, **quiet)
+    deadline = time.monotonic() + 60
+    while subprocess.run([sys.executable, "-c", f"import ray; ray.init({address!r})"], **quiet).returncode:
+        assert time.monotonic() < deadline, "Ray does not start"
+    yield address
+    household.kill()

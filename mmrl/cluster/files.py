@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -12,7 +12,6 @@ from mmrl.errors import ResourceError
 
 PART_BYTES = 32 * 2**20
 """Files travel in parts of this size."""
-MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")
 
 Call = Callable[..., Future[Any]]
 """``Ranks.call``."""
@@ -23,13 +22,16 @@ class Node:
     """One node, as the driver knows it.
 
     Attributes:
+        id: The cluster's name for it.
+        host: What people call it.
         leader: The first rank on it, which receives files for all.
         shares_files: Whether the driver's run folder is visible there.
         folder: A temporary folder there, for what it cannot see; empty if it needs none.
         images: Hashes of the images that it has received.
     """
 
-    name: str
+    id: str
+    host: str
     leader: int
     shares_files: bool = True
     folder: str = ""
@@ -39,16 +41,13 @@ class Node:
         """A place in its temporary folder."""
         return str(PurePosixPath(self.folder) / name)
 
-    def send(self, call: Call, folder: Path, target: str, patterns: tuple[str, ...] = MODEL_FILES) -> None:
-        """Copy the files of a folder here to the node, part by part."""
-        for file in sorted({file for pattern in patterns for file in folder.glob(pattern)}):
-            with file.open("rb") as stream:
-                offset = 0
-                while (data := stream.read(PART_BYTES)) or not offset:
-                    call(self.leader, "write_part", f"{target}/{file.name}", offset, data).result()
-                    offset += len(data)
-                    if not data:
-                        break
+    def send(self, call: Call, folder: Path, names: Iterable[str], target: str) -> None:
+        """Copy files of a folder here to the node, part by part."""
+        for name in names:
+            with (folder / name).open("rb") as stream:
+                call(self.leader, "write_part", f"{target}/{name}", 0, b"").result()
+                while data := stream.read(PART_BYTES):
+                    call(self.leader, "write_part", f"{target}/{name}", stream.tell() - len(data), data).result()
 
     def fetch(self, call: Call, source: str, folder: Path) -> None:
         """Move a folder from the node to here, part by part.
@@ -67,4 +66,4 @@ class Node:
                 while data := call(self.leader, "read_part", source, stream.tell(), PART_BYTES).result():
                     stream.write(data)
         except OSError as error:
-            raise ResourceError(f"cannot write what node {self.name} saved: {error}", where=str(target)) from error
+            raise ResourceError(f"cannot write what node {self.host} saved: {error}", where=str(target)) from error

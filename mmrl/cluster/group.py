@@ -19,9 +19,12 @@ from mmrl.ops.packing import balance
 from mmrl.types import EncodedPrompt, FloatArray, ImageRef, RolloutGroup, Sample, TrainingRow
 
 AHEAD = 2
-"""Groups that a sampler may finish before the driver has taken the last: it never waits for the driver."""
-CAUSE_S = 5.0
+"""Groups that a sampler may finish before the driver has taken the last. More calls in the queue would only have to be
+waited for when the driver gives up."""
+CAUSE_S = 3.0
 """Seconds in which the cause of a failure may show itself: a rank that dies lets others fail first."""
+IMAGE_BYTES = 64 * 2**20
+"""Images travel in parcels of about this size."""
 
 Row = TypeVar("Row")
 
@@ -30,11 +33,26 @@ class RankLostError(ResourceError):
     """A rank's process is gone."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank is.
+
+    Attributes:
+        node: The cluster's id of the node.
+        host: What people call it.
+        address: By which other nodes reach it.
+    """
+
+    node: str
+    host: str
+    address: str
+
+
 class Ranks(Protocol):
     """The processes of a group, one ``RankWorker`` each."""
 
-    nodes: Sequence[str]
-    """Of each rank, the name of its node."""
+    places: Sequence[Place]
+    """Where each rank is."""
 
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
         """A call of the rank's worker; calls to one rank run in order.
@@ -57,6 +75,7 @@ class RankGroup:
 
     Attributes:
         nodes: Of each rank, the node that it is on.
+        failed: Whether ranks may wait for each other for ever; they are then ended without more ado.
     """
 
     def __init__(
@@ -64,11 +83,11 @@ class RankGroup:
     ) -> None:
         self._ranks, self._facts = ranks, facts or {}
         self.media, self.tensor_parallel_size = media, tensor_parallel_size
-        names = list(ranks.nodes)
-        nodes = {name: Node(name, leader=names.index(name)) for name in names}
-        self.nodes = [nodes[name] for name in names]
+        ids = [place.node for place in ranks.places]
+        nodes = {place.node: Node(place.node, place.host, ids.index(place.node)) for place in ranks.places}
+        self.nodes = [nodes[name] for name in ids]
         self._descriptions: list[Mapping[str, Any]] = []
-        self._failed = False
+        self.failed = False
 
     def start(self, jobs: Sequence[RankJob]) -> None:
         """Build the ranks' engines, together."""
@@ -93,7 +112,7 @@ class RankGroup:
     def describe(self) -> Mapping[str, Any]:
         """Rank 0's description, and where each rank is."""
         places = [
-            {"node": node.name, "shares_files": node.shares_files, **description["process"]}
+            {"node": node.id, "shares_files": node.shares_files, **description["process"]}
             for node, description in zip(self.nodes, self._descriptions, strict=True)
         ]
         return {**self._descriptions[0], **self._facts, "ranks": places}
@@ -103,8 +122,8 @@ class RankGroup:
 
     def close(self) -> None:
         """End all ranks, whatever they are doing, and remove what was put on their nodes."""
-        folders = {node.name: node.folder for node in self.nodes if node.folder}
-        self._ranks.close(folders, wait=not self._failed)
+        folders = {node.id: node.folder for node in self.nodes if node.folder}
+        self._ranks.close(folders, wait=not self.failed)
 
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
         return self._ranks.call(rank, method, *args)
@@ -127,10 +146,10 @@ class RankGroup:
         errors = _errors(futures)
         if not errors:
             return
-        self._failed = True  # the other ranks may wait for this one for ever
-        if not any(isinstance(error, MMRLError) for error in errors):
+        self.failed = True  # the other ranks may wait for this one for ever
+        if not any(isinstance(error, RankLostError) for error in errors):
             wait(futures, timeout=CAUSE_S)
-        errors = _errors(futures)
+            errors += [error for error in _errors(futures) if error not in errors]
         lost = [error for error in errors if isinstance(error, RankLostError)]
         ours = [error for error in errors if isinstance(error, MMRLError)]
         raise (lost or ours or errors)[0]
@@ -144,21 +163,33 @@ class RankGroup:
                 wanted.setdefault(node, {}).update(refs)
         futures = []
         for node, found in wanted.items():
-            new = [name for name in found if name not in node.images]
-            if new:
-                files = {name: self.media.read_file(name) for name in new}
+            for files in self._parcels([name for name in found if name not in node.images]):
                 futures.append(self.call(node.leader, "receive_images", files))
-                node.images.update(new)
+                node.images.update(files)
         wait(futures)
         self.check(futures)
+
+    def _parcels(self, names: Iterable[str]) -> Iterator[dict[str, bytes]]:
+        """Stored images by hash, in parcels of about ``IMAGE_BYTES``."""
+        parcel: dict[str, bytes] = {}
+        for name in names:
+            parcel[name] = self.media.read_file(name)
+            if sum(map(len, parcel.values())) >= IMAGE_BYTES:
+                yield parcel
+                parcel = {}
+        if parcel:
+            yield parcel
 
     @contextmanager
     def _owning(self, verb: str) -> Iterator[None]:
         self.all("enter", verb)
         try:
             yield
+        except (KeyboardInterrupt, SystemExit):
+            self.failed = True  # nobody waits now for what the ranks are doing
+            raise
         finally:
-            if not self._failed:
+            if not self.failed:
                 self.all("leave")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import wait
 from pathlib import Path
@@ -9,9 +10,9 @@ from pathlib import Path
 from mmrl import registry
 from mmrl.cluster import local
 from mmrl.cluster.files import Node
-from mmrl.cluster.group import RankGroup
-from mmrl.cluster.nodes import probe_file
-from mmrl.cluster.worker import Installation, RankJob
+from mmrl.cluster.group import Place, RankGroup
+from mmrl.cluster.nodes import PACKAGES, fingerprints, installed_versions, probe_file
+from mmrl.cluster.worker import Installation, RankJob, RankPlace
 from mmrl.config import Config
 from mmrl.engine.folder import ModelFolder
 from mmrl.errors import PluginError, ResourceError
@@ -42,38 +43,48 @@ def start_engine(
     facts = {"model": folder.name, "model_commit": folder.commit}
     group = RankGroup(ranks, media, tensor_parallel_size=config.sampler.tensor_parallel_size, facts=facts)
     try:
+        check_sets(group)
         check_installations(group, config)
         find_shared_files(group, media.folder)
         models = place_model(group, folder)
-        port = group.call(0, "free_port", ranks.address).result()
+        places = place_ranks(group, ranks.places)
         jobs = [
             RankJob(
                 config=config.model_dump(mode="json"),
-                model=models[rank],
+                place=place,
+                model=model,
                 media=str(media.folder) if node.shares_files else node.path("media"),
                 grid=media.grid,
-                place={
-                    "rank": rank,
-                    "node_rank": rank - node.leader,
-                    "world_size": len(group.nodes),
-                    "address": ranks.address,
-                    "port": port,
-                },
                 max_images=max_images,
                 with_sampler=with_sampler,
                 with_learner=algorithm is not None,
             )
-            for rank, node in enumerate(group.nodes)
+            for node, place, model in zip(group.nodes, places, models, strict=True)
         ]
         group.start(jobs)
     except BaseException:
+        group.failed = True
         group.close()
         raise
     return group
 
 
+def check_sets(group: RankGroup) -> None:
+    """Raises ResourceError if ranks that are to sample together are on different nodes."""
+    size = group.tensor_parallel_size
+    for first in range(0, len(group.nodes), size):
+        hosts = {node.id: node.host for node in group.nodes[first : first + size]}
+        if len(hosts) > 1:
+            raise ResourceError(
+                f"ranks {first} to {first + size - 1} would sample together, and are on {', '.join(hosts.values())}",
+                where=f"sampler.tensor_parallel_size: {size}",
+                possible="a size that divides the number of ranks on every node",
+                remedy="lower it, or change cluster.ranks",
+            )
+
+
 def check_installations(group: RankGroup, config: Config) -> None:
-    """Make sure that all ranks run the same versions, and the driver's plugins.
+    """Make sure that all ranks run the same versions, and the driver's, which needs no vLLM.
 
     Raises:
         PluginError: Of a plugin.
@@ -82,27 +93,41 @@ def check_installations(group: RankGroup, config: Config) -> None:
     used = [info for info in registry.used_plugins(config) if info.distribution != "file"]
     wanted = {(info.kind, info.name): f"{info.distribution} {info.version}" for info in used}
     found: Sequence[Installation] = group.all("installation", list(wanted))
+    here = installed_versions([package for package in PACKAGES if not package.startswith("vllm")])
     for node, installation in zip(group.nodes, found, strict=True):
         for (kind, name), version in wanted.items():
             if (there := installation.plugins[kind, name]) != version:
                 raise PluginError(
-                    f"node {node.name} has another {kind} plugin {name!r} than the driver",
+                    f"node {node.host} has another {kind} plugin {name!r} than the driver",
                     where=f"{there}; the driver: {version}",
                     remedy="install the same version on every node",
                 )
-        if installation.versions != found[0].versions:
-            packages = sorted(
-                p
-                for p in {**installation.versions, **found[0].versions}
-                if installation.versions.get(p) != found[0].versions.get(p)
-            )
-            raise ResourceError(
-                f"nodes {group.nodes[0].name} and {node.name} run different versions of {', '.join(packages)}",
-                where="; ".join(
-                    f"{p}: {found[0].versions.get(p)} and {installation.versions.get(p)}" for p in packages
-                ),
-                remedy="install the same versions on every node",
-            )
+        for package, expected in {**found[0].versions, **here}.items():
+            if (actual := installation.versions.get(package)) != expected:
+                raise ResourceError(
+                    f"node {node.host} has another version of {package} than {group.nodes[0].host} or the driver",
+                    where=f"{actual or 'none'} and {expected}",
+                    remedy="install the same versions on every node",
+                )
+
+
+def place_ranks(group: RankGroup, places: Sequence[Place]) -> list[RankPlace]:
+    """What each rank must know of itself and the others."""
+    address, across = places[0].address, len({place.address for place in places}) > 1
+    port = group.call(0, "reserve_port", address).result()
+    shares = [cores // group.nodes.count(node) for node, cores in zip(group.nodes, group.all("cores"), strict=True)]
+    return [
+        RankPlace(
+            rank=rank,
+            node_rank=rank - node.leader,
+            world_size=len(places),
+            address=address,
+            port=port,
+            own_address=places[rank].address if across else None,
+            threads=None if "OMP_NUM_THREADS" in os.environ else max(shares[rank], 1),
+        )
+        for rank, node in enumerate(group.nodes)
+    ]
 
 
 def find_shared_files(group: RankGroup, folder: Path) -> None:
@@ -125,14 +150,13 @@ def place_model(group: RankGroup, model: ModelFolder) -> list[str]:
         group.check(futures)
         where = {node: future.result() for node, future in zip(nodes, futures, strict=True)}
     else:
-        where = {node: _local_model(group, node, Path(model.path).absolute()) for node in nodes}
+        where = {node: _local_model(group, node, Path(model.path).absolute(), model.files()) for node in nodes}
     return [where[node] for node in group.nodes]
 
 
-def _local_model(group: RankGroup, node: Node, folder: Path) -> str:
-    config = folder / "config.json"
-    if group.call(node.leader, "holds", str(config), config.read_bytes()).result():
+def _local_model(group: RankGroup, node: Node, folder: Path, files: Sequence[str]) -> str:
+    if group.call(node.leader, "fingerprints", str(folder), files).result() == fingerprints(str(folder), files):
         return str(folder)
     node.folder = node.folder or group.call(node.leader, "make_folder").result()
-    node.send(group.call, folder, node.path("model"))
+    node.send(group.call, folder, files, node.path("model"))
     return node.path("model")

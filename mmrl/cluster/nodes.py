@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import secrets
@@ -78,12 +79,29 @@ def holds(path: str, content: bytes) -> bool:
         return False
 
 
+def fingerprints(folder: str, names: Sequence[str]) -> list[str]:
+    """Of each file its size and a hash of its first and last mebibyte; empty for one that is not there."""
+    return [_fingerprint(Path(folder) / name) for name in names]
+
+
+def _fingerprint(path: Path) -> str:
+    ends = 2**20
+    try:
+        with path.open("rb") as stream:
+            size, digest = path.stat().st_size, hashlib.sha256(stream.read(ends))
+            stream.seek(max(size - ends, 0))
+            digest.update(stream.read(ends))
+    except OSError:
+        return ""
+    return f"{size} {digest.hexdigest()}"
+
+
 def installed_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Of Python, and of the packages; those that are not installed are left out."""
+    """Of Python, and of the packages, without what builds for devices add; those not installed are left out."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:
-            found[package] = version(package)
+            found[package] = version(package).partition("+")[0]
         except PackageNotFoundError:
             continue
     return found

@@ -28,3 +28,11 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has this address; None if none has."""
+    import psutil
+
+    found = (name for name, own in psutil.net_if_addrs().items() if any(each.address == address for each in own))
+    return next(found, None)

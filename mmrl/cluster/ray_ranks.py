@@ -12,15 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from mmrl.cluster.group import RankLostError
+from mmrl.cluster.group import Place, RankLostError
 from mmrl.cluster.worker import RankWorker
 from mmrl.config import ClusterConfig
 from mmrl.errors import MMRLError, ResourceError
 
 WAIT_S = 60
-"""Seconds for a cluster to answer, and to give what the ranks need."""
+"""Seconds for a cluster to answer, to give what the ranks need, and to remove what they were sent."""
 CLOSE_S = 10
-"""Seconds for ranks to end by themselves, and for nodes to remove what was put there."""
+"""Seconds for ranks to end by themselves."""
+START_S = 300
+"""Seconds for the ranks' processes to import torch."""
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Environment variables, unless the user has set them: no statistics are sent, and nothing is said about CPU actors."""
 T = TypeVar("T")
@@ -30,11 +32,13 @@ _COLOUR = re.compile("\033" + r"\[[0-9;]*m")
 class RayWorker(RankWorker):
     """A worker that knows its place in the Ray cluster."""
 
-    def place(self) -> tuple[str, str, list[int]]:
-        """Id and address of the node, and its GPUs that are this worker's."""
+    def place(self) -> tuple[Place, list[str]]:
+        """Where this worker is, and its GPUs there."""
         import ray
 
-        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), ray.get_gpu_ids()
+        context = ray.get_runtime_context()
+        place = Place(context.get_node_id(), socket.gethostname(), ray.util.get_node_ip_address())
+        return place, [str(gpu) for gpu in ray.get_gpu_ids()]
 
 
 class RayRanks:
@@ -59,10 +63,14 @@ class RayRanks:
             ray.shutdown()
             raise
         here = ray.get_runtime_context().get_node_id()
-        order = sorted(range(cluster.ranks), key=lambda i: (places[i][0] != here, *places[i]))
+
+        def neighbourhood(index: int) -> tuple[bool, str, str, list[str]]:
+            place, gpus = places[index]
+            return place.node != here, place.address, place.node, gpus
+
+        order = sorted(range(cluster.ranks), key=neighbourhood)
         self._actors = [actors[i] for i in order]
-        self.nodes: Sequence[str] = [places[i][0] for i in order]
-        self.address: str = places[order[0]][1]
+        self.places: Sequence[Place] = [places[i][0] for i in order]
 
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
         answer: Future[Any] = Future()
@@ -82,11 +90,15 @@ class RayRanks:
 
         with contextlib.suppress(Exception):
             if wait:
-                _wait([actor.__ray_terminate__.remote() for actor in self._actors])
-            for actor in self._actors:
+                _wait([actor.__ray_terminate__.remote() for actor in self._actors], CLOSE_S)
+        for actor in self._actors:
+            with contextlib.suppress(Exception):
                 ray.kill(actor)
+        with contextlib.suppress(Exception):
             ray.util.remove_placement_group(self._reservation)
-            _wait([_on_node(node, shutil.rmtree, folder, ignore_errors=True) for node, folder in folders.items()])
+        with contextlib.suppress(Exception):
+            removals = [_on_node(node, shutil.rmtree, folder, ignore_errors=True) for node, folder in folders.items()]
+            _wait(removals, WAIT_S)
         ray.shutdown()
 
 
@@ -179,11 +191,11 @@ def _on_node(node: str, function: Callable[..., Any], *args: Any, **options: Any
     return task.remote(*args, **options)
 
 
-def _wait(references: Sequence[Any]) -> None:
+def _wait(references: Sequence[Any], seconds: float) -> None:
     import ray
 
     if references:
-        ray.wait(references, num_returns=len(references), timeout=CLOSE_S)
+        ray.wait(references, num_returns=len(references), timeout=seconds)
 
 
 def _table(kind: str) -> str:
@@ -200,32 +212,41 @@ def _table(kind: str) -> str:
 
 def _result(rank: int, reference: Any) -> Any:
     try:
-        return reference.future().result(timeout=WAIT_S)
+        return reference.future().result(timeout=START_S)
+    except TimeoutError:
+        raise ResourceError(
+            f"rank {rank} has not started within {START_S} s",
+            where="cluster",
+            remedy="look at its node: `ray status`, and Ray's logs, usually /tmp/ray/session_latest/logs",
+        ) from None
     except Exception as error:
         raise _explained(rank, error) from None
 
 
 def _explained(rank: int, error: BaseException) -> BaseException:
     """What a rank raised, with the rank's number."""
-    from ray.exceptions import RayActorError, RayTaskError
+    from ray.exceptions import RayError, RayTaskError
 
-    if isinstance(error, RayActorError):
-        return RankLostError(
-            f"rank {rank} is gone: {_reason(str(error))}",
-            where="its process",
-            remedy="look for the kernel's out-of-memory killer and for what the process wrote last (Ray's logs, "
-            "usually /tmp/ray/session_latest/logs)",
-        )
     if isinstance(error, RayTaskError) and isinstance(error.cause, MMRLError):
         cause = error.cause
         cause.where = f"{cause.where} (rank {rank})".strip()
         return cause
+    message = _COLOUR.sub("", str(error))
     if isinstance(error, RayTaskError):
-        return RuntimeError(f"rank {rank} failed:\n{_COLOUR.sub('', str(error))}")
+        return RuntimeError(f"rank {rank} failed:\n{message}")
+    if isinstance(error, RayError):
+        return RankLostError(
+            f"rank {rank} is gone: {_reason(message)}",
+            where="its process",
+            remedy="look at what it wrote last (Ray's logs, usually /tmp/ray/session_latest/logs), and whether its "
+            "node ran out of memory",
+        )
     return error
 
 
 def _reason(message: str) -> str:
-    """Ray's account of a process's end, without its list of what may have happened."""
+    """Ray's account of a process's end: without what may have happened in general, or the error of its start."""
     found = re.search(r"Worker exit type: (.*?)(?: Some common causes|$)", message, re.DOTALL)
-    return " ".join((found.group(1) if found else message).split())[:300]
+    if found:
+        return " ".join(found.group(1).split())[:300]
+    return " ".join(message.split())[-300:] if "creation task" in message else " ".join(message.split())[:300]

@@ -6,15 +6,15 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mmrl import registry
-from mmrl.cluster.nodes import PACKAGES, holds, installed_versions
-from mmrl.cluster.process import free_port, prepare_process
+from mmrl.cluster.nodes import PACKAGES, fingerprints, holds, installed_versions
+from mmrl.cluster.process import interface_of, prepare_process
 from mmrl.config import Kind, from_mapping
 from mmrl.engine import device
 from mmrl.errors import PluginError
@@ -40,6 +40,26 @@ class Installation:
 
 
 @dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Where a rank is among all, and where rank 0 listens.
+
+    Attributes:
+        node_rank: Its place among the ranks of its node.
+        address: Of rank 0.
+        own_address: By which ranks on other nodes reach this one; None if there are none.
+        threads: Of torch; None leaves it as it is.
+    """
+
+    rank: int
+    node_rank: int
+    world_size: int
+    address: str
+    port: int
+    own_address: str | None
+    threads: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class RankJob:
     """What a rank builds its engine from: plain values, since plugins are resolved by name in each process.
 
@@ -47,15 +67,14 @@ class RankJob:
         config: The resolved config.
         model: The model's folder, as this rank's node sees it.
         media: The media store's folder, as this rank's node sees it.
-        place: Rank, place on the node, number of ranks, and where rank 0 listens.
         with_learner: Whether the policy is trained.
     """
 
     config: Mapping[str, Any]
+    place: RankPlace
     model: str
     media: str
     grid: ImageGrid
-    place: Mapping[str, Any]
     max_images: int
     with_sampler: bool
     with_learner: bool
@@ -71,16 +90,27 @@ class RankWorker:
         self._verb = ExitStack()
         self._owner: Any = None
         self._groups: Iterator[tuple[int, RolloutGroup]] = iter(())
+        self._port = socket.socket()
 
     def installation(self, plugins: Sequence[tuple[Kind, str]]) -> Installation:
         """Versions of what runs here, and of the plugins."""
         return Installation(installed_versions(PACKAGES), {plugin: _plugin_version(*plugin) for plugin in plugins})
 
-    def free_port(self, host: str) -> int:
-        return free_port(host)
+    def cores(self) -> int:
+        """Of this node, as far as this process may use them."""
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+    def reserve_port(self, host: str) -> int:
+        """A port that is kept free until the ranks meet there."""
+        self._port = socket.socket()
+        self._port.bind((host, 0))
+        return int(self._port.getsockname()[1])
 
     def holds(self, path: str, content: bytes) -> bool:
         return holds(path, content)
+
+    def fingerprints(self, folder: str, names: Sequence[str]) -> list[str]:
+        return fingerprints(folder, names)
 
     def make_folder(self) -> str:
         """A temporary folder on this node."""
@@ -118,10 +148,11 @@ class RankWorker:
         from mmrl.engine.rank import RankEngine
 
         config = from_mapping(job.config)
-        os.environ.update(device.rank_environment(self._kind, **job.place))
+        self._take(job.place)
         folder = ModelFolder.open(job.model, trust_remote_code=config.model.trust_remote_code)
         self._media = MediaStore(Path(job.media), job.grid)
         algorithm = registry.create("algorithm", config.algorithm) if job.with_learner else None
+        self._port.close()
         self._engine = RankEngine(
             config,
             folder,
@@ -134,9 +165,27 @@ class RankWorker:
         process = {"host": socket.gethostname(), "pid": os.getpid()}
         return {**self._engine.describe(), "process": process}
 
+    def _take(self, place: RankPlace) -> None:
+        import torch
+
+        os.environ.update(
+            device.rank_environment(
+                self._kind,
+                rank=place.rank,
+                node_rank=place.node_rank,
+                world_size=place.world_size,
+                address=place.address,
+                port=place.port,
+            )
+        )
+        if place.own_address and (interface := interface_of(place.own_address)):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # else the one that the host's name resolves to
+        if place.threads:  # Ray has said one
+            torch.set_num_threads(place.threads)
+
     def forget_shared_memory(self) -> None:
         """Leave nothing on this node that a later run stumbles over; before the ranks start, and when they have."""
-        device.forget_shared_memory(self._kind)
+        device.forget_shared_memory()
 
     def receive_images(self, files: Mapping[str, bytes]) -> None:
         """Take over images that this node cannot see otherwise, by hash."""
@@ -149,7 +198,8 @@ class RankWorker:
 
     def leave(self) -> None:
         """Hand the device back; requests that are left are dropped."""
-        self._groups = iter(())
+        if isinstance(self._groups, Generator):
+            self._groups.close()
         self._owner = None
         self._verb.close()
 

@@ -17,7 +17,7 @@ LIMITS = {"float32": 1e-5, "bfloat16": 2e-2}
 
 def attention_error(kind: device.DeviceKind, precision: str, *, heads: int = 4, key_heads: int = 2) -> float:
     """Largest relative error ``|a - b| / |b|`` of the output and of the gradients of query, key and value."""
-    where, dtype = device.torch_device(kind, 0), getattr(torch, precision)
+    where, dtype = device.torch_device(kind), getattr(torch, precision)
     generator = torch.Generator().manual_seed(0)
     shapes = [(1, count, sum(LENGTHS), 32) for count in (heads, key_heads, key_heads)]
     inputs = [torch.randn(shape, generator=generator).to(where, dtype) for shape in shapes]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -81,9 +83,9 @@ def precision(kind: DeviceKind, requested: str) -> str:
     return "bfloat16" if kind == "cuda" else "float32"
 
 
-def torch_device(kind: DeviceKind, local_rank: int) -> str:
-    """The torch device of a rank."""
-    return f"cuda:{local_rank}" if kind == "cuda" else "cpu"
+def torch_device(kind: DeviceKind) -> str:
+    """The torch device of a rank: the one GPU that its process sees, or the first."""
+    return "cuda:0" if kind == "cuda" else "cpu"
 
 
 def process_group_backend(kind: DeviceKind) -> str:
@@ -112,14 +114,18 @@ def sampler_arguments(
     }
 
 
-def forget_shared_memory(kind: DeviceKind) -> None:
-    """Take the names away from what vLLM's CPU ranks share; it stays as long as they use it.
+def forget_shared_memory() -> None:
+    """Take the names away from the shared memory of vLLM's tensor-parallel ranks; it stays as long as they use it.
 
-    vLLM 0.32 calls it the same in every run, never removes it, and cannot start where a killed run has left it.
+    To be called before ranks start and when they have: vLLM 0.32 leaves its names behind when a process is killed,
+    calls those of CPU ranks the same in every run, and cannot start where they are left.
     """
-    if kind == "cpu":
-        for path in Path("/dev/shm").glob("*-cpushm_*"):
-            path.unlink(missing_ok=True)
+    stale = set(Path("/dev/shm").glob("*-cpushm_*"))
+    mapped = {Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if "/psm_" in line}
+    for path in stale | mapped:
+        with contextlib.suppress(OSError):
+            if path.stat().st_uid == os.getuid():
+                path.unlink()
 
 
 def sleep_level(kind: DeviceKind) -> int | None:

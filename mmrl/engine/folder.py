@@ -101,13 +101,17 @@ class ModelFolder:
             return self
         repo = HubRepo("model", self.name, self.commit)
         here = _configuration(repo)
-        weights = {"model.safetensors"}
-        if (here / INDEX).is_file():
-            weights = set(json.loads((here / INDEX).read_text())["weight_map"].values())
-        repo.download(sorted(weights))
-        if absent := sorted(name for name in weights if not (here / name).is_file()):
+        weights = _weights(here)
+        repo.download(weights)
+        if absent := [name for name in weights if not (here / name).is_file()]:
             raise repo.lacks(absent[0])
         return replace(self, path=str(here))
+
+    def files(self) -> list[str]:
+        """Names of all files that make up the model, weights included."""
+        here = Path(self.path)
+        configuration = {file.name for pattern in CONFIGURATION for file in here.glob(pattern)}
+        return sorted(configuration | {name for name in _weights(here) if (here / name).is_file()})
 
     @property
     def max_tokens(self) -> int:
@@ -163,6 +167,13 @@ def _configuration(repo: HubRepo) -> Path:
     if not (here / "config.json").is_file():
         raise repo.lacks("config.json")
     return here
+
+
+def _weights(here: Path) -> list[str]:
+    """Names of the files that hold a folder's weights."""
+    if not (here / INDEX).is_file():
+        return ["model.safetensors"]
+    return sorted(set(json.loads((here / INDEX).read_text())["weight_map"].values()))
 
 
 def _missing(config: Any, processor: Any, tokenizer: Any, vocabulary: Vocabulary) -> Iterator[str]:

@@ -129,18 +129,14 @@ class DeepSpeedLearner:
         lacks = self._folder.family.vision and not any(sample.prompt.images for sample in samples)
         return [self._idle] if lacks or not samples else []
 
-    def _idle_rows(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
-        """The same as rows of weight zero, with the log-probs that the others have: the algorithm looks for them."""
-        zero = np.zeros(1, np.float32)
-        old = zero if rows and rows[0].old_logprobs is not None else None
-        reference = None if self._reference is None else zero
-        idles = self._idles([row.sample for row in rows])
-        return [TrainingRow(sample, 0.0, sample.mask, zero, old, reference) for sample in idles]
-
     def _backward(self, rows: Sequence[TrainingRow]) -> tuple[PartialLoss, torch.Tensor]:
-        rows = [*rows, *self._idle_rows(rows)]
-        logprobs_T, entropy_T = self._engine(self._collate([row.sample for row in rows]))
-        partial = partial_loss(self._algorithm, rows, logprobs_T)
+        samples = [row.sample for row in rows]
+        logprobs_T, entropy_T = self._engine(self._collate(samples + self._idles(samples)))
+        length = sum(len(row.mask) for row in rows)
+        if not rows:  # the other ranks have more micro-batches
+            self._engine.backward(0.0 * logprobs_T.sum())
+            return PartialLoss(torch.zeros(()), {}, 0), logprobs_T.detach()
+        partial = partial_loss(self._algorithm, rows, logprobs_T[:length])
         if not math.isfinite(partial.sums["loss/total"]):
             raise NumericsError(
                 "the loss is not finite; no optimizer step was taken",
@@ -148,9 +144,9 @@ class DeepSpeedLearner:
                 remedy="lower learner.lr, or look at the rollouts of this step",
             )
         # DeepSpeed averages gradients over ranks; the sequence weights already span all of them.
-        self._engine.backward(partial.loss * self._engine.world_size)
+        self._engine.backward(partial.loss * self._engine.world_size + 0.0 * logprobs_T[length:].sum())
         mask_T = torch.from_numpy(np.concatenate([row.mask for row in rows])).to(entropy_T.device)
-        entropy = float(entropy_T[mask_T].sum())
+        entropy = float(entropy_T[:length][mask_T].sum())
         partial = PartialLoss(partial.loss.detach(), {**partial.sums, "policy/entropy": entropy}, partial.tokens)
         return partial, logprobs_T.detach()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
@@ -19,6 +20,7 @@ from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.policy import load_policy
 from mmrl.engine.vision import ImageInputs
 from mmrl.engine.vllm_sampler import VLLMSampler
+from mmrl.errors import ResourceError
 from mmrl.interfaces import Algorithm, Learner, Sampler
 from mmrl.media import MediaStore
 
@@ -48,8 +50,7 @@ class RankEngine:
         self._images = ImageInputs(folder, media)
         self._in_use = ""
         # The group of all ranks first: vLLM would make one of its tensor-parallel ranks alone.
-        if not torch.distributed.is_initialized():
-            torch.distributed.init_process_group(device.process_group_backend(kind))
+        _join_group(kind)
         # Then vLLM: it measures free memory, and gives it back when it sleeps.
         self._sampler = self._build_sampler(max_images) if with_sampler else None
         if self._sampler is not None and algorithm is not None:
@@ -132,9 +133,7 @@ class RankEngine:
     def _build_sampler(self, max_images: int) -> VLLMSampler | HFSampler:
         config = self._config
         if config.sampler.name == "hf":
-            return HFSampler(
-                self._folder, self._images, device=device.torch_device(self._kind, 0), dtype=self._precision
-            )
+            return HFSampler(self._folder, self._images, device=device.torch_device(self._kind), dtype=self._precision)
         return VLLMSampler(
             self._folder,
             self._media,
@@ -152,7 +151,7 @@ class RankEngine:
         config = self._config
         with redirect_stdout(io.StringIO()):  # DeepSpeed prints what it compiles
             deepspeed.init_distributed(dist_backend=device.process_group_backend(self._kind), verbose=False)
-        torch_device = device.torch_device(self._kind, 0)
+        torch_device = device.torch_device(self._kind)
         policy = self._load_policy(config.model.freeze)
         reference = self._load_policy(("vision", "projector", "language")) if _needs_reference(algorithm) else None
         collator = Collator(
@@ -184,7 +183,20 @@ class RankEngine:
         policy = load_policy(
             self._folder, self._kind, self._precision, freeze=freeze, temperature=self._config.sampler.temperature
         )
-        return policy.to(device.torch_device(self._kind, 0))
+        return policy.to(device.torch_device(self._kind))
+
+
+def _join_group(kind: device.DeviceKind) -> None:
+    if torch.distributed.is_initialized():
+        return
+    try:
+        torch.distributed.init_process_group(device.process_group_backend(kind))
+    except torch.distributed.DistError as error:
+        raise ResourceError(
+            f"the ranks do not find each other: {str(error).splitlines()[0]}",
+            where=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
+            remedy="start again if the port was taken; see that nodes reach each other (`mmrl doctor CONFIG`)",
+        ) from error
 
 
 def _needs_reference(algorithm: Algorithm) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmrl.cluster.group import RankGroup, RankLostError
-from mmrl.cluster.launch import check_installations, find_shared_files, place_model
-from mmrl.cluster.worker import Installation
+from mmrl.cluster.group import Place, RankGroup, RankLostError
+from mmrl.cluster.launch import check_installations, check_sets, find_shared_files, place_model
+from mmrl.cluster.nodes import fingerprints, installed_versions
+from mmrl.cluster.process import interface_of
+from mmrl.cluster.worker import Installation, RankWorker
 from mmrl.errors import DataError, NumericsError, PluginError, ResourceError
 from mmrl.interfaces import SamplingRequest, UpdateResult
 from mmrl.media import ImageGrid, MediaStore
@@ -61,10 +64,8 @@ class FakeWorker:
 class FakeRanks:
     """Implements ``group.Ranks`` with a thread per rank."""
 
-    address = "127.0.0.1"
-
     def __init__(self, nodes: Sequence[str], faults: dict[int, dict[str, Callable[[], Any]]] | None = None) -> None:
-        self.nodes = nodes
+        self.places = [Place(node, f"host-{node}", "127.0.0.1") for node in nodes]
         self.workers = [FakeWorker(rank, (faults or {}).get(rank, {})) for rank in range(len(nodes))]
         self._threads = [ThreadPoolExecutor(1) for _ in nodes]
 
@@ -152,11 +153,11 @@ def fail(error: Exception, after: float = 0.0) -> Callable[[], Any]:
 
 
 def test_a_rank_that_raises_is_shown_while_the_others_wait_for_it(group_of):
-    fakes = FakeRanks(["a", "a"], {0: {"update": lambda: time.sleep(3)}, 1: {"update": fail(NumericsError("not so"))}})
+    fakes = FakeRanks(["a", "a"], {0: {"update": lambda: time.sleep(9)}, 1: {"update": fail(NumericsError("not so"))}})
     group, start = group_of(fakes), time.monotonic()
     with pytest.raises(NumericsError, match="not so"), group.learning() as learner:
         learner.update([])
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 6
     assert "leave" not in fakes.methods(0)  # it would wait for ever
 
 
@@ -164,7 +165,8 @@ def test_a_rank_that_raises_is_shown_while_the_others_wait_for_it(group_of):
     ("faults", "shown"),
     [
         ({0: fail(RuntimeError("peer gone")), 1: fail(RankLostError("rank 1 is gone"), 0.5)}, "rank 1 is gone"),
-        ({0: fail(DataError("follows from it")), 1: fail(RankLostError("rank 1 is gone"))}, "rank 1 is gone|follows"),
+        ({0: fail(DataError("follows from it")), 1: fail(RankLostError("rank 1 is gone"), 0.3)}, "rank 1 is gone"),
+        ({0: fail(DataError("came first")), 1: fail(DataError("came later"), 0.3)}, "came first"),
         ({0: fail(RuntimeError("peer gone")), 1: fail(DataError("bad image"), 0.5)}, "bad image"),
         ({0: fail(ValueError("a bug"))}, "a bug"),
     ],
@@ -220,20 +222,17 @@ def test_a_model_is_sent_file_by_file_to_a_node_without_it(group_of, tmp_path, m
     (folder / "config.json").write_text("{}")
     (folder / "empty.txt").touch()
     (folder / "model.safetensors").write_bytes(bytes(range(250)) * 10)
-    (folder / "optimizer.pt").write_bytes(b"not this one")
+    names = ["config.json", "empty.txt", "model.safetensors"]
     fakes = FakeRanks(["here", "there"])
-    fakes.workers[0].faults["holds"] = lambda: True
+    fakes.workers[0].faults["fingerprints"] = lambda: fingerprints(str(folder), names)
+    fakes.workers[1].faults["fingerprints"] = lambda: ["", "", "2500 of another step"]
     fakes.workers[1].faults["make_folder"] = lambda: "/tmp/there"
-    assert place_model(group_of(fakes), SimpleNamespace(path=str(folder), commit=None)) == [
-        str(folder),
-        "/tmp/there/model",
-    ]
+    model = SimpleNamespace(path=str(folder), commit=None, files=lambda: names)
+    assert place_model(group_of(fakes), model) == [str(folder), "/tmp/there/model"]
     parts = [call[1:] for call in fakes.workers[1].calls if call[0] == "write_part"]
-    assert {path for path, _, _ in parts} == {
-        f"/tmp/there/model/{name}" for name in ("config.json", "empty.txt", "model.safetensors")
-    }
+    assert {path for path, _, _ in parts} == {f"/tmp/there/model/{name}" for name in names}
     weights = [(offset, data) for path, offset, data in parts if path.endswith("safetensors")]
-    assert [offset for offset, _ in weights] == [0, 1000, 2000]
+    assert [offset for offset, _ in weights] == [0, 0, 1000, 2000]
     assert b"".join(data for _, data in weights) == bytes(range(250)) * 10
 
 
@@ -242,12 +241,33 @@ def test_other_versions_on_a_node_are_named(group_of, vision):
         plugins = {(kind, spec.name): plugin for _, kind, spec in vision.config().plugins()}
         return {"installation": lambda: Installation(versions, plugins)}
 
-    same = answers({"torch": "2.13"}, f"mmrl {__import__('mmrl').__version__}")
+    here = installed_versions(["torch", "transformers", "deepspeed", "mmrl"])
+    same = answers(here, f"mmrl {__import__('mmrl').__version__}")
     check_installations(group_of(FakeRanks(["a", "b"], {0: same, 1: same})), vision.config())
-    other = answers({"torch": "2.11"}, f"mmrl {__import__('mmrl').__version__}")
-    with pytest.raises(ResourceError, match="a and b run different versions of torch") as caught:
+    other = answers({**here, "torch": "2.11"}, f"mmrl {__import__('mmrl').__version__}")
+    with pytest.raises(ResourceError, match="node host-b has another version of torch than host-a") as caught:
         check_installations(group_of(FakeRanks(["a", "b"], {0: same, 1: other})), vision.config())
-    assert caught.value.where == "torch: 2.13 and 2.11"
-    old = answers({"torch": "2.13"}, "mmrl 0.0.1")
-    with pytest.raises(PluginError, match=r"node b has another \w+ plugin"):
+    assert caught.value.where == f"2.11 and {here['torch']}"
+    with pytest.raises(ResourceError, match="node host-a has another version of torch"):  # than the driver
+        check_installations(group_of(FakeRanks(["a", "b"], {0: other, 1: other})), vision.config())
+    old = answers(here, "mmrl 0.0.1")
+    with pytest.raises(PluginError, match=r"node host-b has another \w+ plugin"):
         check_installations(group_of(FakeRanks(["a", "b"], {0: same, 1: old})), vision.config())
+
+
+def test_a_port_stays_reserved_until_the_ranks_meet():
+    worker = RankWorker()
+    port = worker.reserve_port("127.0.0.1")
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+
+
+def test_the_interface_of_an_address_is_found():
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("203.0.113.9") is None
+
+
+def test_ranks_that_sample_together_must_be_on_one_node(group_of):
+    with pytest.raises(ResourceError, match="ranks 2 to 3 would sample together, and are on host-a, host-b"):
+        check_sets(group_of(FakeRanks(["a", "a", "a", "b"]), 2))
+    check_sets(group_of(FakeRanks(["a", "a", "b", "b"]), 2))

