@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import warnings
+from pathlib import Path
 
 from mmrl.engine import device
 
@@ -36,3 +38,17 @@ def interface_of(address: str) -> str | None:
 
     found = (name for name, own in psutil.net_if_addrs().items() if any(each.address == address for each in own))
     return next(found, None)
+
+
+def forget_shared_memory() -> None:
+    """Take the names away from the shared memory of vLLM's tensor-parallel ranks; it stays as long as they use it.
+
+    To be called before ranks start and when they have: vLLM 0.32 leaves its names behind when a process is killed,
+    calls those of CPU ranks the same in every run, and cannot start where they are left.
+    """
+    stale = set(Path("/dev/shm").glob("*-cpushm_*"))
+    mapped = {Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if "/psm_" in line}
+    for path in stale | mapped:
+        with contextlib.suppress(OSError):
+            if path.stat().st_uid == os.getuid():
+                path.unlink()

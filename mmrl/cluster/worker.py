@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mmrl import registry
 from mmrl.cluster.nodes import PACKAGES, fingerprints, holds, installed_versions
-from mmrl.cluster.process import interface_of, prepare_process
+from mmrl.cluster.process import forget_shared_memory, interface_of, prepare_process
 from mmrl.config import Kind, from_mapping
 from mmrl.engine import device
-from mmrl.errors import PluginError
+from mmrl.errors import PluginError, ResourceError
 from mmrl.interfaces import Learner, Sampler, SamplingRequest, UpdateResult
 from mmrl.media import ImageGrid, MediaStore
 from mmrl.types import FloatArray, RolloutGroup, Sample, TrainingRow
@@ -168,6 +168,12 @@ class RankWorker:
     def _take(self, place: RankPlace) -> None:
         import torch
 
+        if self._kind == "cuda" and torch.cuda.device_count() != 1:  # all ranks would take the first
+            raise ResourceError(
+                f"rank {place.rank} sees {torch.cuda.device_count()} GPUs instead of its own",
+                where="CUDA_VISIBLE_DEVICES of the rank's process",
+                remedy="unset RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES on all nodes, and start Ray again",
+            )
         os.environ.update(
             device.rank_environment(
                 self._kind,
@@ -185,7 +191,7 @@ class RankWorker:
 
     def forget_shared_memory(self) -> None:
         """Leave nothing on this node that a later run stumbles over; before the ranks start, and when they have."""
-        device.forget_shared_memory()
+        forget_shared_memory()
 
     def receive_images(self, files: Mapping[str, bytes]) -> None:
         """Take over images that this node cannot see otherwise, by hash."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 DeviceKind = Literal["cpu", "cuda"]
@@ -112,20 +109,6 @@ def sampler_arguments(
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(max_tokens, CPU_BATCHED_TOKENS),
     }
-
-
-def forget_shared_memory() -> None:
-    """Take the names away from the shared memory of vLLM's tensor-parallel ranks; it stays as long as they use it.
-
-    To be called before ranks start and when they have: vLLM 0.32 leaves its names behind when a process is killed,
-    calls those of CPU ranks the same in every run, and cannot start where they are left.
-    """
-    stale = set(Path("/dev/shm").glob("*-cpushm_*"))
-    mapped = {Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if "/psm_" in line}
-    for path in stale | mapped:
-        with contextlib.suppress(OSError):
-            if path.stat().st_uid == os.getuid():
-                path.unlink()
 
 
 def sleep_level(kind: DeviceKind) -> int | None:

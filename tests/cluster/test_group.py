@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,8 @@ import pytest
 from mmrl.cluster.group import Place, RankGroup, RankLostError
 from mmrl.cluster.launch import check_installations, check_sets, find_shared_files, place_model
 from mmrl.cluster.nodes import fingerprints, installed_versions
-from mmrl.cluster.process import interface_of
-from mmrl.cluster.worker import Installation, RankWorker
+from mmrl.cluster.process import forget_shared_memory, interface_of
+from mmrl.cluster.worker import Installation, RankPlace, RankWorker
 from mmrl.errors import DataError, NumericsError, PluginError, ResourceError
 from mmrl.interfaces import SamplingRequest, UpdateResult
 from mmrl.media import ImageGrid, MediaStore
@@ -271,3 +272,24 @@ def test_ranks_that_sample_together_must_be_on_one_node(group_of):
     with pytest.raises(ResourceError, match="ranks 2 to 3 would sample together, and are on host-a, host-b"):
         check_sets(group_of(FakeRanks(["a", "a", "a", "b"]), 2))
     check_sets(group_of(FakeRanks(["a", "a", "b", "b"]), 2))
+
+
+def test_a_rank_that_sees_other_ranks_gpus_is_refused(monkeypatch):
+    worker = RankWorker()
+    monkeypatch.setattr(worker, "_kind", "cuda")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    with pytest.raises(ResourceError, match="rank 3 sees 8 GPUs"):
+        worker._take(RankPlace(3, 3, 8, "127.0.0.1", 1, None, None))
+
+
+def test_only_the_own_stale_shared_memory_is_forgotten(monkeypatch):
+    stale, other = Path("/dev/shm/mmrl-test-cpushm_0"), Path("/dev/shm/mmrl-test-other")
+    for path in (stale, other):
+        path.touch()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.getuid", lambda: 12345)
+        forget_shared_memory()
+        assert stale.exists()  # another user's
+    forget_shared_memory()
+    assert not stale.exists() and other.exists()
+    other.unlink()
