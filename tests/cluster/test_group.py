@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mmrl.cluster.files import Node
 from mmrl.cluster.group import Place, RankGroup, RankLostError
 from mmrl.cluster.launch import check_installations, check_sets, find_shared_files, place_model
 from mmrl.cluster.nodes import fingerprints, installed_versions
@@ -293,3 +294,24 @@ def test_only_the_own_stale_shared_memory_is_forgotten(monkeypatch):
     forget_shared_memory()
     assert not stale.exists() and other.exists()
     other.unlink()
+
+
+def test_what_a_rank_saved_is_fetched_part_by_part_and_removed_there(tmp_path, monkeypatch):
+    monkeypatch.setattr("mmrl.cluster.files.PART_BYTES", 1000)
+    worker, there = RankWorker(), tmp_path / "there"
+    (there / "saved" / "deeper").mkdir(parents=True)
+    (there / "saved" / "weights").write_bytes(bytes(range(250)) * 10)
+    (there / "saved" / "deeper" / "empty").touch()
+    node = Node("id", "host", 0, shares_files=False, folder=str(there))
+
+    def call(rank: int, method: str, *args: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+        answer.set_result(getattr(worker, method)(*args))
+        return answer
+
+    node.fetch(call, node.path("saved"), tmp_path / "here")
+    assert (tmp_path / "here" / "weights").read_bytes() == bytes(range(250)) * 10
+    assert (tmp_path / "here" / "deeper" / "empty").read_bytes() == b""
+    assert not (there / "saved").exists()
+    node.send(call, tmp_path / "here", ["weights"], node.path("model"))
+    assert (there / "model" / "weights").read_bytes() == bytes(range(250)) * 10

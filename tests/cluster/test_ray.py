@@ -152,6 +152,7 @@ def test_two_ranks_train_as_one_does(folder, household):
     assert all(states[0][key].shape == states[2][key].shape for key in states[0])
 
 
+@pytest.mark.slow
 def test_sets_of_tensor_parallel_ranks_sample_beside_each_other(folder, household):
     overrides = ["sampler.name=vllm", "sampler.engine={kv_cache_memory_bytes: 33554432}", "trainer.steps=1"]
     overrides += ["cluster.name=ray", "cluster.ranks=4", "sampler.tensor_parallel_size=2", "trainer.run_dir=sets"]
@@ -176,7 +177,7 @@ def test_the_driver_imports_no_engine_and_has_a_cluster_of_its_own(folder, house
 @pytest.mark.parametrize(
     ("fault", "config", "code", "message"),
     [
-        ("start", "text", 4, "broken at the start"),
+        pytest.param("start", "text", 4, "broken at the start", marks=pytest.mark.slow),
         ("generation", "images", 1, "broken in generation"),
         ("update", "text", 4, "broken in the update"),
         ("death", "text", 5, "rank 1 is gone"),

@@ -46,7 +46,7 @@ def work(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
         "data": data | {"prompt_template": "ask.jinja"},
         "rewards": [{"name": "reward.py:even"}],
         "algorithm": {"name": "grpo"},
-        "sampler": {"group_size": 2, "max_new_tokens": 8, "engine": {"kv_cache_memory_bytes": 2**26}},
+        "sampler": {"group_size": 2, "max_new_tokens": 8},
         "learner": {"lr": 1e-3},
         "trainer": {"steps": 2, "prompts_per_step": 3},
     }
@@ -86,11 +86,18 @@ def wait_for(household: Any, address: str, nodes: int) -> None:
     subprocess.run([*HIDING, "true"], check=False).returncode != 0 if shutil.which("unshare") else True,
     reason="no user namespaces: files cannot be hidden from the second node",
 )
-@pytest.mark.parametrize("cpus", [(1, 1), (0, 2)], ids=["one rank on each node", "both ranks on the second"])
-def test_a_node_without_the_drivers_files_trains(cpus, work, tmp_path, household):
+@pytest.mark.parametrize(
+    ("cpus", "sampler"),
+    [
+        pytest.param((1, 1), "vllm", id="one rank on each node"),
+        pytest.param((0, 2), "hf", id="both ranks on the second", marks=pytest.mark.slow),
+    ],
+)
+def test_a_node_without_the_drivers_files_trains(cpus, sampler, work, tmp_path, household):
     run = f"run-{cpus[0]}"
     address = start_cluster(household, work, tmp_path, cpus)
     overrides = [f"trainer.run_dir={run}", "cluster.name=ray", "cluster.ranks=2", f"cluster.address={address}"]
+    overrides += [f"sampler.name={sampler}"]
     before = set(Path("/tmp").glob("mmrl-node-*"))
     result = household.run("train", "config.yaml", *overrides, folder=work)
     assert result.returncode == 0, result.stderr
