@@ -25,6 +25,7 @@ from mmrl_algorithms.grpo import GRPO
 LENGTHS = (4, 19, 7, 3, 11, 24, 6)
 GROUPS = np.array([0, 0, 0, 1, 2, 2, 2])
 ADVANTAGES = (1.0, -0.5, 2.0, 0.7, -1.5, 0.3, -0.8)
+SLOW = pytest.mark.slow
 STILL = 1e-30
 """A learning rate that moves no float32 weight."""
 EXPOSED = {"optimizer": {"params": {"betas": [0.0, 0.999]}}}
@@ -256,7 +257,7 @@ def gradients(group: Any) -> dict[str, torch.Tensor]:
     return first
 
 
-@pytest.fixture(scope="module", params=[0, 1, 2, 3])
+@pytest.fixture(scope="module", params=[0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 3])
 def two_ranks(request, vision, ray_address) -> Iterator[Any]:
     learner = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED, "zero_stage": request.param}
     learner["tokens_per_microbatch"] = 60
