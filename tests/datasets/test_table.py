@@ -285,13 +285,3 @@ def test_a_missing_local_path_says_so(tmp_path: Path) -> None:
 def test_what_only_hub_datasets_have_is_refused_for_local_data(option: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{option} belongs to hub"):
         load(parquet(tmp_path / "t.parquet"), **{option: "main"})
-
-
-def test_no_token_reaches_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: Any, **options: Any) -> None:
-        raise PermissionError("401 for hf_abcDEF123, header Bearer abc.def; log in\nsecond line")
-
-    monkeypatch.setattr(datasets, "load_dataset", refuse)
-    with pytest.raises(DataError) as caught:
-        load(parquet(tmp_path / "t.parquet"))
-    assert caught.value.what.endswith("401 for (token), header (token) log in")
