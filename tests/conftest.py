@@ -6,7 +6,6 @@ import io
 import os
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -312,10 +311,9 @@ def household() -> Iterator[Household]:
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
     """A Ray cluster of two processors; this process, large by now, could not fork one."""
-    household = Household()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    from mmrl.cluster.process import free_port
+
+    household, address = Household(), f"127.0.0.1:{free_port()}"
     words = ["start", "--head", "--port", address.partition(":")[2], "--num-cpus", "2", "--block"]
     words += ["--node-ip-address", "127.0.0.1", "--include-dashboard", "false", "--disable-usage-stats"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

@@ -11,7 +11,7 @@ from typing import Any
 from mmrl.errors import ResourceError
 
 PART_BYTES = 32 * 2**20
-"""Files travel in parts of this size."""
+"""Files travel in parts, and images in parcels, of this size."""
 
 Call = Callable[..., Future[Any]]
 """``Ranks.call``."""

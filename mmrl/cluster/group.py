@@ -10,21 +10,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from mmrl.cluster.files import Node
+from mmrl.cluster.files import PART_BYTES, Node
 from mmrl.cluster.worker import RankJob
 from mmrl.errors import MMRLError, ResourceError
 from mmrl.interfaces import Learner, Sampler, SamplingRequest, UpdateResult
 from mmrl.media import MediaStore
 from mmrl.ops.packing import balance
-from mmrl.types import EncodedPrompt, FloatArray, ImageRef, RolloutGroup, Sample, TrainingRow
+from mmrl.types import EncodedPrompt, FloatArray, RolloutGroup, Sample, TrainingRow
 
 AHEAD = 2
 """Groups that a sampler may finish before the driver has taken the last. More calls in the queue would only have to be
 waited for when the driver gives up."""
 CAUSE_S = 3.0
 """Seconds in which the cause of a failure may show itself: a rank that dies lets others fail first."""
-IMAGE_BYTES = 64 * 2**20
-"""Images travel in parcels of about this size."""
 
 Row = TypeVar("Row")
 
@@ -156,27 +154,25 @@ class RankGroup:
 
     def send_images(self, samples: Sequence[Iterable[EncodedPrompt]]) -> None:
         """Bring the images of each rank's prompts to its node, each once, unless the node shares the driver's files."""
-        wanted: dict[Node, dict[str, ImageRef]] = {}
         for node, prompts in zip(self.nodes, samples, strict=True):
             if not node.shares_files:
-                refs = {ref.hash: ref for prompt in prompts for ref in prompt.images}
-                wanted.setdefault(node, {}).update(refs)
-        futures = []
-        for node, found in wanted.items():
-            for files in self._parcels([name for name in found if name not in node.images]):
-                futures.append(self.call(node.leader, "receive_images", files))
-                node.images.update(files)
-        wait(futures)
-        self.check(futures)
+                names = dict.fromkeys(ref.hash for prompt in prompts for ref in prompt.images)
+                for files in self._parcels([name for name in names if name not in node.images]):
+                    sent = self.call(node.leader, "receive_images", files)
+                    wait([sent])
+                    self.check([sent])
+                    node.images.update(files)
 
     def _parcels(self, names: Iterable[str]) -> Iterator[dict[str, bytes]]:
-        """Stored images by hash, in parcels of about ``IMAGE_BYTES``."""
+        """Stored images by hash, in parcels of about ``PART_BYTES``."""
         parcel: dict[str, bytes] = {}
+        size = 0
         for name in names:
             parcel[name] = self.media.read_file(name)
-            if sum(map(len, parcel.values())) >= IMAGE_BYTES:
+            size += len(parcel[name])
+            if size >= PART_BYTES:
                 yield parcel
-                parcel = {}
+                parcel, size = {}, 0
         if parcel:
             yield parcel
 

@@ -25,10 +25,10 @@ def prepare_process() -> device.DeviceKind:
     return kind
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody listens on."""
+def free_port() -> int:
+    """A TCP port of this machine alone that nobody listens on."""
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 

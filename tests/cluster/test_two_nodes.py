@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from mmrl.cluster.process import free_port
 from mmrl_datasets.digits import write_digits
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
@@ -23,12 +23,6 @@ REWARD = """\
 def even(rollouts):
     return [float((rollout.token_ids % 2 == 0).mean()) for rollout in rollouts]
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
