@@ -76,11 +76,14 @@ class RayRanks:
         answer: Future[Any] = Future()
 
         def settle(done: Future[Any]) -> None:
-            error = done.exception()
-            if error is None:
-                answer.set_result(done.result())
-            else:
-                answer.set_exception(_explained(rank, error))
+            try:
+                error = done.exception()
+                if error is None:
+                    answer.set_result(done.result())
+                else:
+                    answer.set_exception(_explained(rank, error))
+            except BaseException as fault:  # what is not answered would be waited for for ever
+                answer.set_exception(fault)
 
         getattr(self._actors[rank], method).remote(*args).future().add_done_callback(settle)
         return answer
