@@ -31,6 +31,7 @@ from mmrl.types import (
     RolloutGroup,
     Sample,
     Score,
+    ScoredGroup,
     TokenLoss,
     TrainingRow,
 )
@@ -64,6 +65,47 @@ class Plugin(ABC):  # noqa: B024 - the kinds of plugins add the abstract methods
     def __init__(self, config: Any) -> None:
         self.config = config
 
+    def check(self, run: RunFacts) -> Sequence[str]:
+        """Warnings about this plugin in such a run, shown before it starts.
+
+        Raises:
+            ValueError: The plugin's options do not go together with the run's.
+        """
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What a plugin may want to know of the run that it is part of.
+
+    Attributes:
+        group_size: Rollouts of each prompt.
+        prompts_per_step: Prompts in a rollout batch.
+        max_new_tokens: Longest completion.
+        updates_per_batch: Optimizer steps on each rollout batch.
+        rewards: Names of the rewards' components.
+    """
+
+    group_size: int
+    prompts_per_step: int
+    max_new_tokens: int
+    updates_per_batch: int
+    rewards: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refill:
+    """How groups that ``Algorithm.select`` rejects are replaced by the next prompts' in rounds, one for each.
+
+    Attributes:
+        max_rounds: Rounds of replacements after the first sampling of a step.
+        on_starvation: What to do with a batch that is still not full: ``train_partial`` on what there is, ``skip``
+            the update and keep the groups for the next step, or ``stop`` the run.
+    """
+
+    max_rounds: int = 10
+    on_starvation: Literal["train_partial", "skip", "stop"] = "train_partial"
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -73,11 +115,17 @@ class Needs:
         reference_logprobs: Log-probs of the frozen initial policy; loads a second model.
         old_logprobs: The learner's log-probs before ``credit``, even when one optimizer step follows.
         min_group_size: Rollouts per prompt without which the estimator is undefined.
+        greedy_rollout: One more rollout per prompt at temperature 0, scored and never trained on.
+        entropy_gradient: ``PackedTokens.entropy_T`` with gradient.
+        refill: ``select`` is asked, and what it rejects is replaced; None trains on whatever was sampled.
     """
 
     reference_logprobs: bool = False
     old_logprobs: bool = False
     min_group_size: int = 1
+    greedy_rollout: bool = False
+    entropy_gradient: bool = False
+    refill: Refill | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +134,7 @@ class Aggregation:
 
     Attributes:
         mode: One of the five modes.
-        constant: The length constant of ``seq-mean-token-sum-norm``.
+        constant: The length constant of ``seq-mean-token-sum-norm``; None is the run's ``sampler.max_new_tokens``.
     """
 
     mode: AggregationMode
@@ -95,8 +143,13 @@ class Aggregation:
     def __post_init__(self) -> None:
         if self.mode not in get_args(AggregationMode):
             raise ValueError(f"no aggregation mode {self.mode!r}; there are {', '.join(get_args(AggregationMode))}")
-        if self.mode == "seq-mean-token-sum-norm" and not self.constant:
-            raise ValueError("seq-mean-token-sum-norm needs its length constant")
+        if self.constant is not None and (self.mode != "seq-mean-token-sum-norm" or self.constant <= 0):
+            raise ValueError(f"only seq-mean-token-sum-norm has a length constant, above 0, not {self.constant}")
+
+    def with_default(self, constant: float | None) -> Aggregation:
+        """Itself, or with this length constant if it needs one and has none."""
+        missing = self.mode == "seq-mean-token-sum-norm" and self.constant is None
+        return Aggregation(self.mode, constant) if missing else self
 
 
 class Algorithm(Plugin):
@@ -118,6 +171,10 @@ class Algorithm(Plugin):
     def aggregation(self) -> Aggregation:
         """How the per-token loss is weighed."""
 
+    def select(self, groups: Sequence[ScoredGroup]) -> Sequence[bool]:
+        """Which groups to keep, one bool for each; the others are replaced. Asked only with ``Needs.refill``."""
+        return [True] * len(groups)
+
     @abstractmethod
     def credit(self, batch: Batch) -> Credit:
         """Assign advantages, with the whole rollout batch of all ranks in view (numpy, no gradient)."""
@@ -126,9 +183,20 @@ class Algorithm(Plugin):
     def loss(self, tokens: PackedTokens) -> TokenLoss:
         """The unreduced loss of each packed token, in float32; weights and sums are the framework's."""
 
+    def observe(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
+        """Look at a step's metrics when it is done, on the driver; returns further ones."""
+        return {}
+
 
 class Reward(Plugin):
-    """Scores rollouts, in a worker process that may be killed and replaced at any time."""
+    """Scores rollouts, in a worker process that may be killed and replaced at any time.
+
+    Attributes:
+        penalty: Whether it shapes the others, as a length penalty does: algorithms that normalise or clip rewards add
+            it afterwards.
+    """
+
+    penalty: ClassVar[bool] = False
 
     @abstractmethod
     def score(self, rollouts: Sequence[Rollout]) -> Sequence[Score | None]:

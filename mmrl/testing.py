@@ -53,6 +53,8 @@ def replay(
         algorithm: A registered name, or an algorithm.
         batch: Response-only arrays, right-padded: ``group_ids`` (B,), ``rewards`` (B,), ``reward_valid`` (B,),
             ``response_mask``, ``log_probs``, ``old_log_probs``, ``ref_log_probs`` and ``rollout_log_probs`` (B, T).
+            Optional: ``greedy_rewards`` and ``truncated`` (B,), ``entropy`` (B, T; zeros without it), ``max_len``, the
+            default of the length constant.
         options: The algorithm's options, if it is given by name.
         ranks: Simulated ranks.
         microbatches: Micro-batches of each rank.
@@ -76,7 +78,7 @@ def replay(
     if isinstance(algorithm, str):
         spec = PluginSpec.model_validate({"name": algorithm, **(options or {})})
         algorithm = registry.create("algorithm", spec)
-    arrays = _Arrays(batch)
+    arrays = _Arrays(batch, dtype)
     credit = assign_credit(algorithm, arrays.batch)
     masks = loss_masks(arrays.batch, credit)
     advantages = advantages_per_token(credit, masks)
@@ -85,15 +87,17 @@ def replay(
         masks,
         advantages,
         arrays.batch.group_ids,
-        algorithm.aggregation,
+        algorithm.aggregation.with_default(batch.get("max_len")),
         range(len(masks)),
         old_logprobs=arrays.batch.old_logprobs,
         reference_logprobs=arrays.batch.reference_logprobs,
+        constants=credit.constants,
     )
     leaf = torch.tensor(arrays.logprobs, dtype=getattr(torch, dtype), requires_grad=True)
     partials = []
     for part in _split(list(rows), ranks * microbatches):
-        partial = partial_loss(algorithm, [rows[i] for i in part], torch.cat([leaf[i] for i in part]))
+        logprobs, entropy = torch.cat([leaf[i] for i in part]), torch.cat([arrays.entropy[i] for i in part])
+        partial = partial_loss(algorithm, [rows[i] for i in part], logprobs, entropy)
         partial.loss.backward()
         partials.append(partial)
     weights = np.zeros(len(arrays.samples))
@@ -101,35 +105,43 @@ def replay(
         weights[i] = row.weight
     gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
     per_row = np.ndim(credit.values[0]) == 0
+    metrics = {**credit.metrics, **reduce_partials(partials)}
     return Replay(
         advantages=np.asarray(credit.values, np.float64) if per_row else np.stack(advantages),
         loss=sum(float(partial.loss.detach()) for partial in partials),
         grad_log_probs=gradient.numpy(),
         sequence_weights=weights,
-        metrics={**credit.metrics, **reduce_partials(partials)},
+        metrics={**metrics, **algorithm.observe(metrics)},
     )
 
 
 class _Arrays:
     """A padded batch as the records that a run would hold, padding and all: what is masked must not matter."""
 
-    def __init__(self, batch: Mapping[str, Any]) -> None:
+    def __init__(self, batch: Mapping[str, Any], dtype: str) -> None:
+        import torch
+
         masks = [np.asarray(mask, bool) for mask in batch["response_mask"]]
         self.logprobs = np.asarray(batch["log_probs"], np.float64)
         sampler = _rows(batch["rollout_log_probs"])
         self.samples = [_sample(mask, logprobs) for mask, logprobs in zip(masks, sampler, strict=True)]
         rewards = np.asarray(batch["rewards"], np.float64)
         valid = np.asarray(batch.get("reward_valid", np.ones(len(rewards))), bool)
+        entropy = torch.tensor(batch.get("entropy", np.zeros_like(self.logprobs)), dtype=getattr(torch, dtype))
+        self.entropy = list(entropy)
+        greedy = batch.get("greedy_rewards")
         self.batch = Batch(
             rewards=rewards,
             valid=valid,
             group_ids=np.asarray(batch["group_ids"], np.int64),
             masks=masks,
-            truncated=np.zeros(len(rewards), bool),
-            components={},
+            truncated=np.asarray(batch.get("truncated", np.zeros(len(rewards))), bool),
+            components={"reward": rewards},
             old_logprobs=_rows(batch["old_log_probs"]),
             reference_logprobs=_rows(batch["ref_log_probs"]),
             sampler_logprobs=sampler,
+            weights={"reward": 1.0},
+            greedy_components=None if greedy is None else {"reward": np.asarray(greedy, np.float64)},
         )
 
 

@@ -119,7 +119,9 @@ class Trainer:
             masks = loss_masks(batch, credit)
             advantages = advantages_per_token(credit, masks)
             with clock.phase("update"):
-                values, logprobs = self._update(step, experience.samples, batch, masks, advantages, learner)
+                values, logprobs = self._update(
+                    step, experience.samples, batch, masks, advantages, credit.constants, learner
+                )
         values |= dict(credit.metrics) | metrics.batch_metrics(batch, masks, advantages)
         if not batch.valid.any():
             self._recorder.event("unscored", message=f"no rollout of step {step} could be scored")
@@ -160,6 +162,7 @@ class Trainer:
         batch: Batch,
         masks: Sequence[BoolArray],
         advantages: Sequence[FloatArray],
+        constants: Mapping[str, float],
         learner: Learner,
     ) -> tuple[dict[str, float], list[FloatArray]]:
         """Take the step's optimizer steps; returns their mean metrics and each sample's log-probs before them.
@@ -167,6 +170,7 @@ class Trainer:
         A sample that is in no loss has no log-probs, unless they were asked for.
         """
         config = self._config.learner
+        aggregation = self._algorithm.aggregation.with_default(self._config.sampler.max_new_tokens)
         logprobs = list(batch.old_logprobs or [np.zeros(0, np.float32)] * len(samples))
         steps: list[Mapping[str, float]] = []
         for part in minibatches(len(samples), config.minibatches, config.epochs, (self._config.trainer.seed, step)):
@@ -175,10 +179,11 @@ class Trainer:
                 masks,
                 advantages,
                 batch.group_ids,
-                self._algorithm.aggregation,
+                aggregation,
                 part,
                 old_logprobs=batch.old_logprobs,
                 reference_logprobs=batch.reference_logprobs,
+                constants=constants,
             )
             result = learner.update(list(rows.values()))
             steps.append(result.metrics)

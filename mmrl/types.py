@@ -202,12 +202,14 @@ class ScoredGroup:
         rewards: (G,) float64 weighted sums of the components; 0 where invalid.
         valid: (G,) False where any reward answered None: such a rollout enters neither statistics nor loss.
         components: Raw value of every reward, (G,) float64 each, NaN for None.
+        greedy: The prompt's one rollout at temperature 0, if the algorithm needs it; enters no loss.
     """
 
     group: RolloutGroup
     rewards: FloatArray
     valid: BoolArray
     components: Mapping[str, FloatArray]
+    greedy: ScoredGroup | None = None
 
 
 @dataclass(frozen=True)
@@ -221,6 +223,10 @@ class Batch:
         masks: B arrays (T_i,) bool; False where a token gets no gradient.
         truncated: (B,) completions cut at the length limit.
         components: Raw value of each reward by name, (B,) float64.
+        weights: Factor of each component in ``rewards``.
+        penalties: Names of the components that are penalties (``Reward.penalty``).
+        greedy_components: Components of the greedy rollout of each row's prompt, (B,) float64; None unless ``needs``
+            asked.
         old_logprobs: B arrays (T_i,), the learner's before the update; None unless ``needs`` asked or several
             optimizer steps follow.
         reference_logprobs: B arrays (T_i,); None unless ``needs`` asked.
@@ -236,6 +242,9 @@ class Batch:
     old_logprobs: Sequence[FloatArray] | None
     reference_logprobs: Sequence[FloatArray] | None
     sampler_logprobs: Sequence[FloatArray]
+    weights: Mapping[str, float] = field(default_factory=dict)
+    penalties: frozenset[str] = frozenset()
+    greedy_components: Mapping[str, FloatArray] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,11 +255,13 @@ class Credit:
         values: (B,) advantages, or B arrays (T_i,).
         keep: (B,) rows that enter the loss; None keeps all valid ones. Acts before weights are computed.
         metrics: Further numbers to log.
+        constants: Numbers of this step for ``loss``, which other processes compute.
     """
 
     values: FloatArray | Sequence[FloatArray]
     keep: BoolArray | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    constants: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +274,7 @@ class TrainingRow:
         advantages: (T,) float32.
         old_logprobs: (T,) float32; None means "the current ones, detached".
         reference_logprobs: (T,) float32; None without a reference policy.
+        constants: Those of the step's ``Credit``.
     """
 
     sample: Sample
@@ -271,6 +283,7 @@ class TrainingRow:
     advantages: FloatArray
     old_logprobs: FloatArray | None
     reference_logprobs: FloatArray | None
+    constants: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +301,9 @@ class PackedTokens:
         mask_T: bool, tokens in the loss.
         sequence_T: int64, which sequence (0..num_sequences-1) each token belongs to.
         num_sequences: Sequences in this micro-batch.
+        entropy_T: Of the distribution that each token was sampled from, in nats, at the sampling temperature; with
+            gradient only if ``Needs.entropy_gradient``.
+        constants: Those of the step's ``Credit``.
     """
 
     logprobs_T: torch.Tensor
@@ -298,6 +314,8 @@ class PackedTokens:
     mask_T: torch.Tensor
     sequence_T: torch.Tensor
     num_sequences: int
+    entropy_T: torch.Tensor
+    constants: Mapping[str, float] = field(default_factory=dict)
 
     def sequence_sum(self, values_T: torch.Tensor) -> torch.Tensor:
         """(num_sequences,) sums over each sequence's tokens in the loss."""

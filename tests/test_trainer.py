@@ -74,8 +74,9 @@ class FakeEngine:
         if not rows:
             return UpdateResult({"lr": 0.1}, [])
         logprobs = [row.sample.sampler_logprobs + self.gap + self.drift for row in rows]
-        partial = partial_loss(self.algorithm, rows, torch.from_numpy(np.concatenate(logprobs)))
-        rank = {"lr": 0.1, "policy/grad_norm": 1.0, "policy/entropy": 2.0}
+        logprobs_T = torch.from_numpy(np.concatenate(logprobs))
+        partial = partial_loss(self.algorithm, rows, logprobs_T, torch.full_like(logprobs_T, 2.0))
+        rank = {"lr": 0.1, "policy/grad_norm": 1.0}
         return UpdateResult(reduce_partials([partial]) | rank, logprobs)
 
 

@@ -136,7 +136,7 @@ class DeepSpeedLearner:
         if not rows:  # the other ranks have more micro-batches
             self._engine.backward(0.0 * logprobs_T.sum())
             return PartialLoss(torch.zeros(()), {}, 0), logprobs_T.detach()
-        partial = partial_loss(self._algorithm, rows, logprobs_T[:length])
+        partial = partial_loss(self._algorithm, rows, logprobs_T[:length], entropy_T[:length])
         if not math.isfinite(partial.sums["loss/total"]):
             raise NumericsError(
                 "the loss is not finite; no optimizer step was taken",
@@ -145,10 +145,7 @@ class DeepSpeedLearner:
             )
         # DeepSpeed averages gradients over ranks; the sequence weights already span all of them.
         self._engine.backward(partial.loss * self._engine.world_size + 0.0 * logprobs_T[length:].sum())
-        mask_T = torch.from_numpy(np.concatenate([row.mask for row in rows])).to(entropy_T.device)
-        entropy = float(entropy_T[:length][mask_T].sum())
-        partial = PartialLoss(partial.loss.detach(), {**partial.sums, "policy/entropy": entropy}, partial.tokens)
-        return partial, logprobs_T.detach()
+        return PartialLoss(partial.loss.detach(), partial.sums, partial.tokens), logprobs_T.detach()
 
     def _finish_step(self) -> float:
         """Let DeepSpeed take its optimizer step; returns the norm of the gradient before clipping.

@@ -21,14 +21,17 @@ class Policy(torch.nn.Module):
     Args:
         model: A causal language model, vision-language or text.
         temperature: That of sampling.
+        entropy_gradient: Whether the loss uses the entropies.
     """
 
     banned_V: torch.Tensor
 
-    def __init__(self, model: Any, folder: ModelFolder, *, temperature: float, chunk_bytes: int) -> None:
+    def __init__(
+        self, model: Any, folder: ModelFolder, *, temperature: float, chunk_bytes: int, entropy_gradient: bool = False
+    ) -> None:
         super().__init__()
         self.model = model
-        self._temperature = temperature
+        self._temperature, self._entropy_gradient = temperature, entropy_gradient
         self._chunk_tokens = max(chunk_bytes // (4 * folder.vocabulary.size), 1)
         banned_V = torch.zeros(folder.vocabulary.size, dtype=torch.bool)
         banned_V[list(folder.vocabulary.banned)] = True
@@ -45,6 +48,7 @@ class Policy(torch.nn.Module):
             self.banned_V,
             self._temperature,
             chunk_tokens=self._chunk_tokens,
+            entropy_gradient=self._entropy_gradient,
         )
 
     def named_weights(self, dtype: torch.dtype, *, tied: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
@@ -58,7 +62,13 @@ class Policy(torch.nn.Module):
 
 
 def load_policy(
-    folder: ModelFolder, kind: device.DeviceKind, dtype: str, *, freeze: Sequence[str], temperature: float
+    folder: ModelFolder,
+    kind: device.DeviceKind,
+    dtype: str,
+    *,
+    freeze: Sequence[str],
+    temperature: float,
+    entropy_gradient: bool = False,
 ) -> Policy:
     """Load a model's weights with packed attention in its language model; ``freeze`` names parts without gradient.
 
@@ -87,7 +97,13 @@ def load_policy(
         parameter.requires_grad_(folder.family.part_of(name) not in freeze)
     # The folder's sampling defaults are kept as a file; here they would only be validated when the model is saved.
     model.generation_config = GenerationConfig()
-    return Policy(model, folder, temperature=temperature, chunk_bytes=device.LOGITS_CHUNK_BYTES[kind])
+    return Policy(
+        model,
+        folder,
+        temperature=temperature,
+        chunk_bytes=device.LOGITS_CHUNK_BYTES[kind],
+        entropy_gradient=entropy_gradient,
+    )
 
 
 def _gathered(parameter: torch.nn.Parameter) -> Any:

@@ -152,8 +152,9 @@ class RankEngine:
         with redirect_stdout(io.StringIO()):  # DeepSpeed prints what it compiles
             deepspeed.init_distributed(dist_backend=device.process_group_backend(self._kind), verbose=False)
         torch_device = device.torch_device(self._kind)
-        policy = self._load_policy(config.model.freeze)
-        reference = self._load_policy(("vision", "projector", "language")) if _needs_reference(algorithm) else None
+        needs = algorithm.needs()
+        policy = self._load_policy(config.model.freeze, needs.entropy_gradient)
+        reference = self._load_policy(("vision", "projector", "language")) if needs.reference_logprobs else None
         collator = Collator(
             self._folder, policy.model.base_model, self._images, torch_device, getattr(torch, self._precision)
         )
@@ -179,9 +180,14 @@ class RankEngine:
             total_steps=steps,
         )
 
-    def _load_policy(self, freeze: Any) -> Any:
+    def _load_policy(self, freeze: Any, entropy_gradient: bool = False) -> Any:
         policy = load_policy(
-            self._folder, self._kind, self._precision, freeze=freeze, temperature=self._config.sampler.temperature
+            self._folder,
+            self._kind,
+            self._precision,
+            freeze=freeze,
+            temperature=self._config.sampler.temperature,
+            entropy_gradient=entropy_gradient,
         )
         return policy.to(device.torch_device(self._kind))
 
@@ -197,10 +203,6 @@ def _join_group(kind: device.DeviceKind) -> None:
             where=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
             remedy="start again if the port was taken; see that nodes reach each other (`mmrl doctor CONFIG`)",
         ) from error
-
-
-def _needs_reference(algorithm: Algorithm) -> bool:
-    return algorithm.needs().reference_logprobs
 
 
 def _version(package: str) -> str | None:

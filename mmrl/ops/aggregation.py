@@ -24,7 +24,7 @@ def sequence_weights(
     - ``token-mean``: ``1 / sum_j n_j``
     - ``seq-mean-token-mean``: ``1 / (S n_i)``
     - ``seq-mean-token-sum``: ``1 / S``
-    - ``seq-mean-token-sum-norm``: ``1 / (S L)`` with the constant ``L``
+    - ``seq-mean-token-sum-norm``: ``1 / (S L)`` with the constant ``L``, which must be set
     - ``prompt-mean-token-mean``: ``1 / (P sum_{j in g(i)} n_j)``
 
     Args:
@@ -45,7 +45,8 @@ def sequence_weights(
     elif aggregation.mode == "seq-mean-token-sum":
         denominators_B = np.full_like(lengths_B, num_sequences)
     elif aggregation.mode == "seq-mean-token-sum-norm":
-        assert aggregation.constant is not None
+        if aggregation.constant is None:
+            raise ValueError("seq-mean-token-sum-norm needs its length constant")
         denominators_B = np.full_like(lengths_B, num_sequences * aggregation.constant)
     else:
         _, members_B = np.unique(group_ids, return_inverse=True)

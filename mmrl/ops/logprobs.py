@@ -12,9 +12,14 @@ from torch.utils.checkpoint import checkpoint
 
 
 def token_logprobs(
-    logits_CV: torch.Tensor, targets_C: torch.Tensor, banned_V: torch.Tensor, temperature: float
+    logits_CV: torch.Tensor,
+    targets_C: torch.Tensor,
+    banned_V: torch.Tensor,
+    temperature: float,
+    *,
+    entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(C,) log-probs of the targets, with gradient, and (C,) entropies in nats, without.
+    """(C,) log-probs of the targets, with gradient, and (C,) entropies in nats, with gradient only if asked.
 
     The softmax is that of the sampler: logits divided by the temperature, over the vocabulary that may be sampled.
 
@@ -27,7 +32,7 @@ def token_logprobs(
     # The lowest finite number instead of -inf: its probability is 0 all the same, and 0 * -inf would be NaN.
     scores_CV = scores_CV.masked_fill(banned_V, torch.finfo(scores_CV.dtype).min)
     logprobs_CV = scores_CV.log_softmax(-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(-1)
     return logprobs_CV.gather(-1, targets_C[:, None])[:, 0], entropy_C
 
@@ -40,6 +45,7 @@ def chunked_logprobs(
     temperature: float,
     *,
     chunk_tokens: int,
+    entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As ``token_logprobs``, from hidden states, holding the logits of one chunk at a time.
 
@@ -47,7 +53,7 @@ def chunked_logprobs(
     """
 
     def score(hidden_CH: torch.Tensor, targets_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return token_logprobs(head(hidden_CH), targets_C, banned_V, temperature)
+        return token_logprobs(head(hidden_CH), targets_C, banned_V, temperature, entropy_gradient=entropy_gradient)
 
     if len(targets_T) <= chunk_tokens or not torch.is_grad_enabled():
         chunks = [score(h, t) for h, t in _chunks(hidden_TH, targets_T, chunk_tokens)]

@@ -72,6 +72,7 @@ def training_rows(
     *,
     old_logprobs: Sequence[FloatArray] | None = None,
     reference_logprobs: Sequence[FloatArray] | None = None,
+    constants: Mapping[str, float] | None = None,
 ) -> dict[int, TrainingRow]:
     """The rows of one optimizer step by their index in the batch, weighted.
 
@@ -89,17 +90,19 @@ def training_rows(
             advantages=advantages[i],
             old_logprobs=None if old_logprobs is None else old_logprobs[i],
             reference_logprobs=None if reference_logprobs is None else reference_logprobs[i],
+            constants=constants or {},
         )
         for i, weight in zip(indices, weights, strict=True)
         if weight > 0
     }
 
 
-def pack_tokens(rows: Sequence[TrainingRow], logprobs_T: torch.Tensor) -> PackedTokens:
+def pack_tokens(rows: Sequence[TrainingRow], logprobs_T: torch.Tensor, entropy_T: torch.Tensor) -> PackedTokens:
     """The rows' completion tokens in packed order, what is masked replaced by zeros.
 
     Args:
         logprobs_T: The rows' current log-probs, concatenated.
+        entropy_T: Likewise the entropies.
     """
     mask_T = torch.from_numpy(np.concatenate([row.mask for row in rows])).to(logprobs_T.device)
 
@@ -109,6 +112,7 @@ def pack_tokens(rows: Sequence[TrainingRow], logprobs_T: torch.Tensor) -> Packed
 
     # Zeros before any arithmetic: a masked NaN that is only multiplied away later would still reach the gradient.
     logprobs_T = torch.where(mask_T, logprobs_T, torch.zeros_like(logprobs_T))
+    entropy_T = torch.where(mask_T, entropy_T, torch.zeros_like(entropy_T))
     old = [row.old_logprobs for row in rows if row.old_logprobs is not None]
     reference = [row.reference_logprobs for row in rows if row.reference_logprobs is not None]
     lengths = torch.tensor([len(row.mask) for row in rows], device=logprobs_T.device)
@@ -121,12 +125,21 @@ def pack_tokens(rows: Sequence[TrainingRow], logprobs_T: torch.Tensor) -> Packed
         mask_T=mask_T,
         sequence_T=torch.repeat_interleave(torch.arange(len(rows), device=logprobs_T.device), lengths),
         num_sequences=len(rows),
+        entropy_T=entropy_T,
+        constants=rows[0].constants,
     )
 
 
-def partial_loss(algorithm: Algorithm, rows: Sequence[TrainingRow], logprobs_T: torch.Tensor) -> PartialLoss:
-    """One micro-batch's share of the step's loss, ``sum_i w_i sum_t m_it L_it``, and of its metrics."""
-    tokens = pack_tokens(rows, logprobs_T)
+def partial_loss(
+    algorithm: Algorithm, rows: Sequence[TrainingRow], logprobs_T: torch.Tensor, entropy_T: torch.Tensor
+) -> PartialLoss:
+    """One micro-batch's share of the step's loss, ``sum_i w_i sum_t m_it L_it``, and of its metrics.
+
+    Args:
+        rows: At least one.
+        logprobs_T: The rows' current log-probs, concatenated; likewise ``entropy_T``.
+    """
+    tokens = pack_tokens(rows, logprobs_T, entropy_T)
     with plugin_errors(algorithm, "loss"):
         result = algorithm.loss(tokens)
         _check_shapes(result, logprobs_T.shape)
@@ -141,6 +154,7 @@ def partial_loss(algorithm: Algorithm, rows: Sequence[TrainingRow], logprobs_T: 
         named = {"loss/total": loss}
         named |= {f"loss/{name}": masked_sum(weights_T * term_T) for name, term_T in result.terms.items()}
         named |= {name: masked_sum(values_T) for name, values_T in result.metrics.items()}
+        named["policy/entropy"] = masked_sum(tokens.entropy_T)
         names, values = list(named), torch.stack([value.double() for value in named.values()])
     sums = dict(zip(names, values.tolist(), strict=True))
     return PartialLoss(loss, sums, int(sum(np.count_nonzero(row.mask) for row in rows)))

@@ -107,15 +107,24 @@ def test_a_loss_by_hand_and_in_parts(rows):
     logprobs = [
         torch.tensor(values, requires_grad=True) for values in ([-1.0, -2.0], [-3.0, NAN, NAN, -4.0], [-1.0] * 3)
     ]
-    whole = partial_loss(Weighted({}), list(rows.values()), torch.cat(logprobs))
+    entropy = [torch.tensor([2.0, 3.0]), torch.tensor([1.0, NAN, NAN, 1.0]), torch.zeros(3)]
+    whole = partial_loss(Weighted({}), list(rows.values()), torch.cat(logprobs), torch.cat(entropy))
     expected = (1 * (-1 - 2) - 2 * (-3 - 4) + 4 * (-3)) / 7
     assert whole.loss.item() == pytest.approx(expected)
-    assert reduce_partials([whole]) == pytest.approx({"loss/total": expected, "loss/part": 2 * expected, "size": 3})
+    reduced = {"loss/total": expected, "loss/part": 2 * expected, "size": 3, "policy/entropy": 1.0}
+    assert reduce_partials([whole]) == pytest.approx(reduced)
     whole.loss.backward()
     np.testing.assert_allclose(logprobs[1].grad, np.array([-2, 0, 0, -2]) / 7)
 
-    parts = [partial_loss(Weighted({}), [rows[i] for i in part], torch.cat([logprobs[i] for i in part]))
-             for part in ([1], [2, 0])]  # fmt: skip
+    parts = [
+        partial_loss(
+            Weighted({}),
+            [rows[i] for i in part],
+            torch.cat([logprobs[i] for i in part]),
+            torch.cat([entropy[i] for i in part]),
+        )
+        for part in ([1], [2, 0])
+    ]
     assert sum(part.loss.item() for part in parts) == pytest.approx(expected)
     assert reduce_partials(parts) == pytest.approx(reduce_partials([whole]))
 
@@ -123,12 +132,12 @@ def test_a_loss_by_hand_and_in_parts(rows):
 def test_packed_tokens_know_their_sequence_and_carry_no_garbage(rows):
     dirty = [replace(row, old_logprobs=np.full(len(row.mask), -0.1), reference_logprobs=np.where(row.mask, -0.2, NAN))
              for row in rows.values()]  # fmt: skip
-    tokens = pack_tokens(dirty, torch.full((9,), -0.3))
+    tokens = pack_tokens(dirty, torch.full((9,), -0.3), torch.full((9,), 0.7))
     assert tokens.sequence_T.tolist() == [0, 0, 1, 1, 1, 1, 2, 2, 2] and tokens.num_sequences == 3
     assert tokens.mask_T.tolist() == [True] * 3 + [False] * 2 + [True] * 4
     for values, filled in (
         (tokens.logprobs_T, -0.3), (tokens.old_logprobs_T, -0.1), (tokens.reference_logprobs_T, -0.2),
-        (tokens.sampler_logprobs_T, -0.5),
+        (tokens.sampler_logprobs_T, -0.5), (tokens.entropy_T, 0.7),
     ):  # fmt: skip
         np.testing.assert_allclose(values, np.where(tokens.mask_T, filled, 0), rtol=1e-6)
     assert tokens.sequence_sum(torch.ones(9)).tolist() == [2, 2, 3]
@@ -137,7 +146,7 @@ def test_packed_tokens_know_their_sequence_and_carry_no_garbage(rows):
 
 def test_old_logprobs_default_to_the_current_ones_without_gradient(rows):
     logprobs = torch.full((9,), -0.3, requires_grad=True)
-    tokens = pack_tokens(list(rows.values()), logprobs)
+    tokens = pack_tokens(list(rows.values()), logprobs, torch.zeros(9))
     assert torch.equal(tokens.old_logprobs_T, tokens.logprobs_T) and not tokens.old_logprobs_T.requires_grad
     assert tokens.reference_logprobs_T is None
 
@@ -167,7 +176,7 @@ def test_credit_may_be_anything_where_no_token_is_in_the_loss(batch, monkeypatch
 def test_a_loss_that_is_reduced_already_is_the_algorithms_fault(rows, monkeypatch):
     monkeypatch.setattr(Weighted, "loss", lambda self, tokens: TokenLoss(tokens.logprobs_T.mean()))
     with pytest.raises(PluginError, match=r"loss_T has shape \(\), not one value per token, \(9,\)"):
-        partial_loss(Weighted({}), list(rows.values()), torch.zeros(9))
+        partial_loss(Weighted({}), list(rows.values()), torch.zeros(9), torch.zeros(9))
 
 
 def test_metrics_of_no_tokens_are_no_metrics():
