@@ -11,6 +11,7 @@ import os
 import re
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from mmrl.errors import ConfigError, MMRLError
 
 if TYPE_CHECKING:
     from mmrl.config import LoadedConfig
+    from mmrl.registry import PluginInfo
 
 _OVERRIDE = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*=.*|--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)
 _EXIT_CODES = """\
@@ -110,11 +112,12 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = add("eval", _eval, "evaluate a policy on data.eval", answers_json=True)
     evaluate.add_argument("--model", type=Path, metavar="FOLDER", help="evaluate this model instead of model.path")
     plugins = add("plugins", _plugins, "list the installed plugins", answers_json=True)
-    plugins.add_argument("--check", action="store_true", help="import each, and say whether it can be used")
+    plugins.add_argument("--check", action="store_true", help="import each, and try it on the checks of mmrl.testing")
     schema = add("schema", _schema, "print the JSON schema of the config, or of a plugin's options")
     schema.add_argument("--plugin", metavar="KIND:NAME", help="kind is algorithm, reward, dataset or tracker")
     _add_doctor(add("doctor", _doctor, "check versions, devices and the engines' numbers", answers_json=True))
-    _add_init(add("init", _init, "write a first config to edit"))
+    text = "write a first config, or a plugin package, to edit"
+    _add_init(commands.add_parser("init", help=text, description=text, allow_abbrev=False))
     return parser
 
 
@@ -127,16 +130,25 @@ def _add_doctor(doctor: argparse.ArgumentParser) -> None:
 
 
 def _add_init(init: argparse.ArgumentParser) -> None:
-    init.add_argument("what", choices=["config"])
-    init.add_argument("path", type=Path, metavar="PATH", help="file to write; an existing one is left alone")
-    init.add_argument("--model", default="<model>", metavar="PATH", help="model.path")
-    init.add_argument("--dataset", default="<dataset>", metavar="NAME", help="data.train.name")
-    init.add_argument("--data", metavar="PATH", help="data.train.path")
-    init.add_argument("--algorithm", default="<algorithm>", metavar="NAME", help="algorithm.name")
-    init.add_argument("--reward", action="append", default=[], metavar="NAME", help="a reward's name; repeat for more")
-    init.add_argument(
-        "--tracker", action="append", default=[], metavar="NAME", help="a tracker's name; repeat for more"
-    )
+    kinds = init.add_subparsers(dest="what", required=True, metavar="WHAT")
+
+    def add(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        kind = kinds.add_parser(name, help=text, description=text, allow_abbrev=False)
+        kind.set_defaults(run=run)
+        return kind
+
+    config = add("config", _init_config, "write a first config to edit")
+    config.add_argument("path", type=Path, metavar="PATH", help="file to write; an existing one is left alone")
+    config.add_argument("--model", default="<model>", metavar="PATH", help="model.path")
+    config.add_argument("--dataset", default="<dataset>", metavar="NAME", help="data.train.name")
+    config.add_argument("--data", metavar="PATH", help="data.train.path")
+    config.add_argument("--algorithm", default="<algorithm>", metavar="NAME", help="algorithm.name")
+    for name in ("reward", "tracker"):
+        text = f"a {name}'s name; repeat for more"
+        config.add_argument(f"--{name}", action="append", default=[], metavar="NAME", help=text)
+    plugin = add("plugin", _init_plugin, "write a package with an algorithm, a reward and their tests, to edit")
+    plugin.add_argument("name", metavar="NAME", help="of the package, such as my-rewards")
+    plugin.add_argument("--path", type=Path, metavar="DIR", help="folder to write it to; by default NAME, which is new")
 
 
 _CONFIG_COMMANDS = {"train", "check", "show", "eval", "doctor"}
@@ -201,27 +213,30 @@ def _plugins(arguments: argparse.Namespace) -> int:
 
     from mmrl.registry import list_plugins
 
-    rows = [dataclasses.asdict(info) for info in list_plugins()]
-    if arguments.check:
-        for row in rows:
-            row["status"] = _status(row)
+    infos = list_plugins()
+    seats = Counter((info.kind, info.name) for info in infos)
+    rows = []
+    for info in infos:
+        status, note = _examine(info) if arguments.check else ("installed", "")
+        if seats[info.kind, info.name] > 1:
+            note = "; ".join(filter(None, [f"name taken twice, use {info.distribution}:{info.name}", note]))
+        rows.append({**dataclasses.asdict(info), "status": status, "note": note})
+    bad = [row for row in rows if row["status"] == "bad"]
     if arguments.json:
         _print_json(rows)
     else:
-        columns = ["kind", "name", "distribution", "version"] + ["status"] * arguments.check
-        _print_table([dict(zip(columns, columns, strict=True)), *rows], columns)
-    return 0 if all(row.get("status", "ok") == "ok" for row in rows) else 4
+        columns = ["kind", "name", "distribution", "version", "status"]
+        shown = [row | {"status": ": ".join([row["status"], *row["note"].splitlines()[:1]])} for row in rows]
+        _print_table([dict(zip(columns, columns, strict=True)), *shown], columns)
+        for row in bad:
+            print(f"\nmmrl: {row['note']}", file=sys.stderr)
+    return 4 if bad else 0
 
 
-def _status(row: dict[str, Any]) -> str:
-    """``ok``, or why the plugin of a row cannot be used."""
-    from mmrl.registry import resolve
+def _examine(info: PluginInfo) -> tuple[str, str]:
+    from mmrl.testing.installed import examine
 
-    try:
-        resolve(row["kind"], f"{row['distribution']}:{row['name']}")
-    except MMRLError as error:
-        return error.what
-    return "ok"
+    return examine(info)
 
 
 def _print_table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
@@ -265,7 +280,7 @@ def _schema(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _init(arguments: argparse.Namespace) -> int:
+def _init_config(arguments: argparse.Namespace) -> int:
     from mmrl.config_starter import starter
 
     dataset = {"name": arguments.dataset} | ({"path": arguments.data} if arguments.data else {})
@@ -284,4 +299,14 @@ def _init(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"cannot write the config: {error.strerror}", where=str(arguments.path)) from error
     print(f"wrote {arguments.path}; complete it, then: mmrl check {arguments.path}")
+    return 0
+
+
+def _init_plugin(arguments: argparse.Namespace) -> int:
+    from mmrl.plugin_starter import write_plugin
+
+    folder = arguments.path or Path(arguments.name)
+    for path in write_plugin(arguments.name, folder):
+        print(f"wrote {path}")
+    print(f"\nnext: pip install -e {folder} && mmrl plugins --check && python -m pytest {folder}")
     return 0

@@ -118,10 +118,46 @@ def create(kind: Kind, spec: PluginSpec) -> Plugin:
         ConfigError: The options do not fit.
         PluginError: As ``resolve``; or its constructor failed.
     """
-    plugin = resolve(kind, spec.name)
-    info = locate(kind, spec.name)
+    return _construct(locate(kind, spec.name), resolve(kind, spec.name), spec.options)
+
+
+@overload
+def given(
+    kind: Literal["algorithm"], plugin: str | type[Algorithm] | Algorithm, options: Mapping[str, Any] | None = None
+) -> Algorithm: ...
+@overload
+def given(
+    kind: Literal["reward"], plugin: str | type[Reward] | Reward, options: Mapping[str, Any] | None = None
+) -> Reward: ...
+@overload
+def given(
+    kind: Literal["dataset"],
+    plugin: str | type[DatasetLoader] | DatasetLoader,
+    options: Mapping[str, Any] | None = None,
+) -> DatasetLoader: ...
+def given(kind: Kind, plugin: Any, options: Mapping[str, Any] | None = None) -> Plugin:
+    """The plugin of that name, of that class (which need not be registered), or that very one, checked as any.
+
+    Raises:
+        ConfigError: The options do not fit.
+        PluginError: As ``create``.
+        ValueError: Options for a plugin that is made already.
+    """
+    if isinstance(plugin, str):
+        return _construct(locate(kind, plugin), resolve(kind, plugin), options or {})
+    is_class = isinstance(plugin, type)
+    if options and not is_class:
+        raise ValueError("options go with the name or the class of a plugin; this one has its options")
+    cls = plugin if is_class else type(plugin)
+    info = PluginInfo(kind, cls.__qualname__, cls.__module__, "(given)", f"{cls.__module__}:{cls.__qualname__}")
+    _check_class(info, cls)
+    made: Plugin = _construct(info, plugin, options or {}) if is_class else plugin
+    return made
+
+
+def _construct(info: PluginInfo, plugin: type[Plugin], options: Mapping[str, Any]) -> Plugin:
     try:
-        return plugin(plugin.Config.model_validate(spec.options))
+        return plugin(plugin.Config.model_validate(dict(options)))
     except ValidationError as error:
         problems = options_errors(error, plugin.Config, "")
         raise join_errors(
@@ -154,7 +190,7 @@ def _locate(kind: Kind, name: str) -> tuple[PluginInfo, EntryPoint | None]:
         _raise_unknown(kind, name, [info for info, _ in entries])
     if len(found) > 1:
         raise PluginError(
-            f"several packages install a {kind} plugin called {short!r}",
+            f"several packages install {_article(kind)} plugin called {short!r}",
             where=", ".join(f"{info.distribution} {info.version} ({info.target})" for info, _ in found),
             possible=", ".join(f"{info.distribution}:{short}" for info, _ in found),
             remedy="select one of them by its long name, or uninstall the other",
@@ -169,12 +205,17 @@ def _normal(distribution: str) -> str:
 
 def _raise_unknown(kind: Kind, name: str, installed: Sequence[PluginInfo]) -> NoReturn:
     names = sorted({info.name for info in installed} | {f"{i.distribution}:{i.name}" for i in installed if ":" in name})
+    install = "install the package that has it (pip install ...); `mmrl plugins` lists what is installed"
     hint = suggestion(name, names)
     raise PluginError(
-        f"no installed package has a {kind} plugin called {name!r}",
+        f"no installed package has {_article(kind)} plugin called {name!r}",
         possible=", ".join(names) or f"none: no {kind} plugin is installed",
-        remedy=hint or "install the package that has it; `mmrl plugins` lists what is installed",
+        remedy=f"{hint} Otherwise {install}" if hint else install,
     )
+
+
+def _article(kind: Kind) -> str:
+    return f"an {kind}" if kind == "algorithm" else f"a {kind}"
 
 
 def _failure(info: PluginInfo, what: str, error: BaseException) -> PluginError:
@@ -241,7 +282,9 @@ def _misfit(info: PluginInfo, why: str, remedy: str = "") -> NoReturn:
 def _locate_file(kind: Kind, name: str) -> PluginInfo:
     path = Path(name.rpartition(":")[0])
     if kind != "reward":
-        raise PluginError(f"a {kind} cannot be a function in a file", where=name, remedy="make it an installed plugin")
+        raise PluginError(
+            f"{_article(kind)} cannot be a function in a file", where=name, remedy="make it an installed plugin"
+        )
     try:
         version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The kit with which anyone checks an algorithm: ``replay`` runs it on recorded numbers, without a model."""
+"""``replay``: an algorithm on recorded numbers, through a run's own code but without a model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mmrl import registry
-from mmrl.config import PluginSpec
+from mmrl.errors import plugin_errors
 from mmrl.interfaces import Algorithm
-from mmrl.types import Batch, BoolArray, EncodedPrompt, FloatArray, IntArray, Sample, Segment
+from mmrl.types import Batch, BoolArray, Credit, EncodedPrompt, FloatArray, IntArray, Sample, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Replay:
 
 
 def replay(
-    algorithm: str | Algorithm,
+    algorithm: str | type[Algorithm] | Algorithm,
     batch: Mapping[str, Any],
     *,
     options: Mapping[str, Any] | None = None,
@@ -47,22 +47,22 @@ def replay(
     """Run an algorithm on one batch through the real packing, weighting and loss code.
 
     ``select`` is not called; groups may be split to fill the micro-batches. Garbage in masked places, and in the
-    rewards of invalid rows, changes nothing.
+    rewards of invalid rows, changes nothing. ``observe`` is called with the metrics, as after a step.
 
     Args:
-        algorithm: A registered name, or an algorithm.
-        batch: Response-only arrays, right-padded: ``group_ids`` (B,), ``rewards`` (B,), ``reward_valid`` (B,),
-            ``response_mask``, ``log_probs``, ``old_log_probs``, ``ref_log_probs`` and ``rollout_log_probs`` (B, T).
-            Optional: ``greedy_rewards`` and ``truncated`` (B,), ``entropy`` (B, T; zeros without it), ``max_len``, the
-            default of the length constant.
-        options: The algorithm's options, if it is given by name.
+        algorithm: A registered name, a class, or an algorithm.
+        batch: Response-only arrays, right-padded: ``group_ids`` (B,), ``rewards`` (B,), ``response_mask``,
+            ``log_probs`` and ``rollout_log_probs`` (B, T). Optional: ``reward_valid``, ``greedy_rewards`` and
+            ``truncated`` (B,), ``old_log_probs`` and ``ref_log_probs`` (B, T; without them as in a run that does not
+            compute them), ``entropy`` (B, T; zeros without it), ``max_len``, the default of the length constant.
+        options: The algorithm's options, if it is given by name or class.
         ranks: Simulated ranks.
         microbatches: Micro-batches of each rank.
         dtype: Precision of the loss: ``float64`` or ``float32``.
 
     Raises:
         ConfigError: The options do not fit.
-        PluginError: No such algorithm.
+        PluginError: No such algorithm, or one of its hooks raised or answered what it may not.
     """
     import torch
 
@@ -75,11 +75,12 @@ def replay(
         training_rows,
     )
 
-    if isinstance(algorithm, str):
-        spec = PluginSpec.model_validate({"name": algorithm, **(options or {})})
-        algorithm = registry.create("algorithm", spec)
-    arrays = _Arrays(batch, dtype)
-    credit = assign_credit(algorithm, arrays.batch)
+    algorithm = registry.given("algorithm", algorithm, options)
+    arrays = RecordedBatch(batch, dtype)
+    if algorithm.source == "demonstrations":  # as the trainer does
+        credit = Credit(np.ones(len(arrays.samples)))
+    else:
+        credit = assign_credit(algorithm, arrays.batch)
     masks = loss_masks(arrays.batch, credit)
     advantages = advantages_per_token(credit, masks)
     rows = training_rows(
@@ -98,7 +99,8 @@ def replay(
     for part in _split(list(rows), ranks * microbatches):
         logprobs, entropy = torch.cat([leaf[i] for i in part]), torch.cat([arrays.entropy[i] for i in part])
         partial = partial_loss(algorithm, [rows[i] for i in part], logprobs, entropy)
-        partial.loss.backward()
+        with plugin_errors(algorithm, "loss"):
+            partial.loss.backward()
         partials.append(partial)
     weights = np.zeros(len(arrays.samples))
     for i, row in rows.items():
@@ -106,16 +108,18 @@ def replay(
     gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
     per_row = np.ndim(credit.values[0]) == 0
     metrics = {**credit.metrics, **reduce_partials(partials)}
+    with plugin_errors(algorithm, "observe"):
+        observed = algorithm.observe(metrics)
     return Replay(
         advantages=np.asarray(credit.values, np.float64) if per_row else np.stack(advantages),
-        loss=sum(float(partial.loss.detach()) for partial in partials),
+        loss=float(sum(float(partial.loss.detach()) for partial in partials)),
         grad_log_probs=gradient.numpy(),
         sequence_weights=weights,
-        metrics={**metrics, **algorithm.observe(metrics)},
+        metrics={**metrics, **observed},
     )
 
 
-class _Arrays:
+class RecordedBatch:
     """A padded batch as the records that a run would hold, padding and all: what is masked must not matter."""
 
     def __init__(self, batch: Mapping[str, Any], dtype: str) -> None:
@@ -137,8 +141,8 @@ class _Arrays:
             masks=masks,
             truncated=np.asarray(batch.get("truncated", np.zeros(len(rewards))), bool),
             components={"reward": rewards},
-            old_logprobs=_rows(batch["old_log_probs"]),
-            reference_logprobs=_rows(batch["ref_log_probs"]),
+            old_logprobs=_rows(batch["old_log_probs"]) if "old_log_probs" in batch else None,
+            reference_logprobs=_rows(batch["ref_log_probs"]) if "ref_log_probs" in batch else None,
             sampler_logprobs=sampler,
             weights={"reward": 1.0},
             greedy_components=None if greedy is None else {"reward": np.asarray(greedy, np.float64)},

@@ -1,0 +1,17 @@
+"""The kit with which anyone checks a plugin, from its own tests; nothing here needs a model or a device.
+
+    from mmrl.testing import check_algorithm, check_dataset, check_reward, replay
+
+- ``check_algorithm``, ``check_reward`` and ``check_dataset`` take a plugin by its name, its class, or itself, and raise
+  PluginError with the first rule that it breaks, the values that show it, and what to do. `mmrl plugins --check` calls
+  them for what is installed.
+- ``replay`` gives an algorithm's advantages, loss and gradient on recorded numbers, to be compared with a paper's or
+  with those of another implementation.
+"""
+
+from mmrl.testing.algorithms import check_algorithm
+from mmrl.testing.datasets import check_dataset
+from mmrl.testing.playback import Replay, replay
+from mmrl.testing.rewards import check_reward
+
+__all__ = ["Replay", "check_algorithm", "check_dataset", "check_reward", "replay"]

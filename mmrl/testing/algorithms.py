@@ -1,0 +1,219 @@
+"""``check_algorithm``: the rules that every algorithm keeps, tried on random and odd batches."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mmrl import registry
+from mmrl.errors import PluginError, plugin_errors
+from mmrl.interfaces import Aggregation, Algorithm, Needs, RunFacts
+from mmrl.testing.batches import Arrays, odd_batches, padded, polluted, random_batch, reordered, without
+from mmrl.testing.playback import RecordedBatch, Replay, replay
+from mmrl.testing.rollouts import scored_groups
+from mmrl.testing.rules import broken, failed
+
+PARTITIONS = ((1, 4), (2, 2), (3, 1))
+"""Ranks and micro-batches of each; compared with one of each."""
+RTOL, ATOL = 1e-7, 1e-10
+_FIELDS = ("loss", "sequence_weights", "advantages", "grad_log_probs")
+_FACTS = RunFacts(group_size=8, prompts_per_step=16, max_new_tokens=512, updates_per_batch=2, rewards=("reward",))
+
+
+def check_algorithm(algorithm: str | type[Algorithm] | Algorithm, *, options: Mapping[str, Any] | None = None) -> None:
+    """Raise at the first rule of algorithms that this one breaks.
+
+    ``credit`` and ``loss`` run on seeded batches through the packing, weighting and loss code of a run (``replay``).
+    The rules: advantages, weights, loss, gradient and metrics have the right shapes and are finite, also when no reward
+    is valid, all are equal, nothing is in the loss, or policies are 100 nats apart; what is masked or invalid changes
+    nothing and gets no gradient; padding, the order of rows, the ids of groups, the number of ranks and micro-batches
+    change nothing; the same batch gives the same numbers, and is not modified; only what ``needs`` asks for is used;
+    there is a gradient at all; ``select``, where ``needs`` has ``refill``, answers one bool for each group.
+
+    Args:
+        algorithm: A registered name, a class, or an algorithm, which is copied and left as it is.
+        options: The algorithm's options, if it is given by name or class.
+
+    Raises:
+        PluginError: A rule is broken, or the algorithm does not fit its interface.
+        ConfigError: The options do not fit.
+    """
+    subject = _Subject(registry.given("algorithm", algorithm, options))
+    subject.check_declarations()
+    batches = dict(_random_batches(subject.needs))
+    results = {case: subject.replay(case, batch) for case, batch in batches.items()}
+    for case, batch in batches.items():
+        subject.check_sameness(case, batch, results[case])
+        subject.check_credit_leaves(case, batch)
+    if not any(result.grad_log_probs.any() for result in results.values()):
+        raise broken(
+            subject.algorithm,
+            "something is learned from rewards of 0 and 1, or from others",
+            "the gradient is 0 everywhere, in each batch",
+            "let loss depend on tokens.logprobs_T without detaching it, and on tokens.advantages_T",
+        )
+    for origin, batch in batches.items():
+        for case, odd in odd_batches(batch).items():
+            subject.replay(f"{origin}; {case}", odd, dtype="float32")
+    if subject.needs.refill is not None:
+        subject.check_select()
+
+
+def _random_batches(needs: Needs) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Batches by description; the old log-probs are there if several optimizer steps share a batch."""
+    for seed, binary in enumerate((True, False)):
+        batch = random_batch(needs, binary_rewards=binary, seed=seed)
+        rewards = "rewards of 0 and 1" if binary else "normal rewards"
+        yield f"{rewards}, several optimizer steps", batch
+        if not needs.old_logprobs:
+            yield f"{rewards}, one optimizer step", without(batch, "old_log_probs")
+
+
+class _Subject:
+    """An algorithm under test. Every replay gets a copy: what one leaves behind must not show in the next."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.algorithm = algorithm
+        with plugin_errors(algorithm, "needs"):
+            self.needs = algorithm.needs()
+
+    def check_declarations(self) -> None:
+        """``needs``, ``aggregation`` and ``check`` answer what the interface says."""
+        algorithm = self.algorithm
+        if not isinstance(self.needs, Needs):
+            raise broken(algorithm, "needs() answers Needs", repr(self.needs), "return mmrl.interfaces.Needs(...)")
+        with plugin_errors(algorithm, "aggregation"):
+            aggregation = algorithm.aggregation
+        if not isinstance(aggregation, Aggregation):
+            remedy = "make it a property that returns mmrl.interfaces.Aggregation(mode)"
+            raise broken(algorithm, "aggregation is an Aggregation", repr(aggregation), remedy)
+        try:
+            with plugin_errors(algorithm, "check"):
+                warnings = algorithm.check(_FACTS)
+        except PluginError as error:
+            if isinstance(error.__cause__, ValueError):  # the answer to options that do not suit a run
+                return
+            raise
+        if isinstance(warnings, str) or not all(isinstance(warning, str) for warning in warnings):
+            raise broken(algorithm, "check(run) answers a list of texts", repr(warnings), "return a list or a tuple")
+
+    def replay(self, case: str, batch: Arrays, **arguments: Any) -> Replay:
+        """The result for a batch, which is finite, and without gradient where nothing is in the loss."""
+        try:
+            result = replay(copy.deepcopy(self.algorithm), batch, **arguments)
+        except PluginError as error:
+            remedy = (
+                "make the hook answer for such a batch; what needs() does not ask for (old and reference log-probs, "
+                "greedy rewards) is None"
+            )
+            raise failed(self.algorithm, f"there is a result ({case})", error, remedy) from error
+        self._check_finite(case, result)
+        outside_BT = ~np.asarray(batch["response_mask"], bool) | (result.sequence_weights == 0)[:, None]
+        stray = np.argwhere(outside_BT & (result.grad_log_probs != 0))
+        if len(stray):
+            row, token = stray[0]
+            remedy = "let no token's loss depend on a log-prob where tokens.mask_T is False"
+            found = f"row {row}, token {token}: {result.grad_log_probs[row, token]}"
+            raise broken(self.algorithm, f"a masked token gets no gradient ({case})", found, remedy)
+        return result
+
+    def _check_finite(self, case: str, result: Replay) -> None:
+        for name in _FIELDS:
+            values = np.asarray(getattr(result, name))
+            bad = np.argwhere(~np.isfinite(values))
+            if len(bad):
+                place = bad[0].tolist()
+                raise broken(
+                    self.algorithm,
+                    f"{name} is finite ({case})",
+                    f"{name}{place or ''} is {values[tuple(place)]}",
+                    "bound exponents (mmrl.ops.surrogate.importance_ratio does), and divide by nothing that can be 0",
+                )
+        for name, value in result.metrics.items():
+            if not (isinstance(value, int | float | np.number) and math.isfinite(value)):
+                remedy = "leave a metric out, or give it a value, where it is undefined, as the mean of nothing is"
+                raise broken(self.algorithm, f"every metric is a finite number ({case})", f"{name}: {value!r}", remedy)
+
+    def check_sameness(self, case: str, batch: Arrays, expected: Replay) -> None:
+        """Whatever changes nothing in the batch's meaning changes nothing in the result."""
+
+        def compare(what: str, changed: Arrays, remedy: str, rows: Any = slice(None), **arguments: int) -> None:
+            found = self.replay(f"{case}; {what}", changed, **arguments)
+            if difference := _difference(expected, found, rows):
+                raise broken(self.algorithm, f"{what} changes nothing ({case})", difference, remedy)
+
+        compare("a repetition", batch, "use no random numbers, no clock, and no state outside the algorithm")
+        for garbage in (math.nan, 1e30):
+            remedy = "look at rewards only where batch.valid, and at tokens only where the mask is True"
+            compare(f"{garbage} where the mask or the row's validity is False", polluted(batch, garbage), remedy)
+        remedy = "count tokens by the mask, not by the length of arrays; tokens.sequence_mean does"
+        compare("masked tokens at the end of rows", padded(batch, 3), remedy)
+        order = np.random.default_rng(0).permutation(len(batch["rewards"]))
+        remedy = "take groups from batch.group_ids, whose values, order and places mean nothing"
+        compare("another order of rows, with other ids of groups", reordered(batch, order), remedy, order)
+        remedy = "compute in loss only what a token or its sequence needs: batch statistics belong into credit"
+        for ranks, microbatches in PARTITIONS:
+            parts = {"ranks": ranks, "microbatches": microbatches}
+            compare(f"a split into {ranks} ranks with {microbatches} micro-batches each", batch, remedy, **parts)
+
+    def check_credit_leaves(self, case: str, batch: Arrays) -> None:
+        """``credit`` does not write into its batch."""
+        if self.algorithm.source == "demonstrations":
+            return
+        record = RecordedBatch(batch, "float64").batch
+        before = copy.deepcopy(record)
+        with plugin_errors(self.algorithm, "credit"):
+            copy.deepcopy(self.algorithm).credit(record)
+        for name in record.__dataclass_fields__:
+            if not _equal(getattr(before, name), getattr(record, name)):
+                remedy = "make a new array instead (rewards = batch.rewards - 1, not -=)"
+                found = f"batch.{name} is another afterwards"
+                raise broken(self.algorithm, f"credit leaves its batch as it is ({case})", found, remedy)
+
+    def check_select(self) -> None:
+        """``select`` answers one bool for each group, whatever its rewards."""
+        groups = scored_groups(with_greedy=self.needs.greedy_rollout)
+        for some in (groups, groups[:1], groups[-1:], ()):
+            algorithm = copy.deepcopy(self.algorithm)
+            with plugin_errors(algorithm, "select"):
+                kept = algorithm.select(some)
+            one_each = isinstance(kept, Sequence | np.ndarray) and len(kept) == len(some)
+            if not (one_each and all(isinstance(keep, bool | np.bool_) for keep in kept)):
+                rule = f"select answers one bool for each of {len(some)} groups"
+                raise broken(self.algorithm, rule, repr(kept), "return a list of True and False, in order")
+
+
+def _difference(expected: Replay, found: Replay, rows: Any) -> str | None:
+    """The first number that differs; ``rows`` says where the rows of ``found`` come from."""
+    for name in _FIELDS:
+        one, other = np.asarray(getattr(expected, name)), np.asarray(getattr(found, name))
+        one = one[rows] if one.ndim else one
+        if one.ndim == 2:  # padding, if it differs
+            other = other[:, : one.shape[1]]
+        if one.shape != other.shape:
+            return f"{name} has shape {other.shape}, and had {one.shape}"
+        bad = np.argwhere(~np.isclose(other, one, rtol=RTOL, atol=ATOL))
+        if len(bad):
+            place = tuple(bad[0])
+            return f"{name}{bad[0].tolist() or ''} is {other[place]}, and was {one[place]}"
+    if expected.metrics.keys() != found.metrics.keys():
+        return f"metrics {sorted(found.metrics)}, and were {sorted(expected.metrics)}"
+    for name, value in expected.metrics.items():
+        if not np.isclose(found.metrics[name], value, rtol=RTOL, atol=ATOL):
+            return f"metric {name} is {found.metrics[name]}, and was {value}"
+    return None
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two fields of a batch hold the same; NaN is NaN."""
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(value, other[key]) for key, value in one.items())
+    return bool(one == other)

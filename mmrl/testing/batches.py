@@ -1,0 +1,105 @@
+"""Batches for checks, in the schema of ``replay``: random, ragged, with holes, and the odd ones that a run can meet.
+
+Letters: ``B`` rows, ``T`` tokens of the longest row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mmrl.interfaces import Needs
+
+Arrays = Mapping[str, Any]
+PER_TOKEN = ("log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs", "entropy")
+_GROUPS = {401: 4, 17: 3, 93: 4, 5: 2, 230: 1}
+"""Sizes by id. The ids say nothing, as in a run."""
+_EQUAL_GROUP, _FAILED_GROUP, _SINGLE_GROUP = 17, 93, 230
+_LONGEST = 8
+
+
+def random_batch(needs: Needs, *, binary_rewards: bool, seed: int) -> dict[str, Any]:
+    """A batch of groups whose rows are mixed, with nothing in it that ``needs`` does not ask for.
+
+    It has a group of equal rewards, one of which only one reward is valid, a row without a token in the loss, holes
+    within rows, and a group of one if the algorithm allows that; reward components are called ``reward``.
+    """
+    rng = np.random.default_rng(seed)
+    groups = {i: n for i, n in _GROUPS.items() if i != _SINGLE_GROUP or needs.min_group_size <= n}
+    ids_B = rng.permutation(np.repeat(list(groups), list(groups.values())))
+    rows = len(ids_B)
+    lengths_B = rng.permutation(1 + np.arange(rows) % _LONGEST)
+    mask_BT = np.arange(_LONGEST) < lengths_B[:, None]
+    mask_BT &= (rng.random((rows, _LONGEST)) > 0.2) | (np.arange(_LONGEST) == 0)
+    rewards_B = rng.integers(0, 2, rows).astype(float) if binary_rewards else rng.normal(size=rows)
+    rewards_B[np.flatnonzero(ids_B == 401)[:2]] = [1.0, 0.0]  # never equal by chance
+    rewards_B[ids_B == _EQUAL_GROUP] = 0.7
+    valid_B = np.ones(rows, bool)
+    valid_B[np.flatnonzero(ids_B == _FAILED_GROUP)[1:]] = False
+    mask_BT[np.flatnonzero(ids_B == _EQUAL_GROUP)[0]] = False
+    old_BT = -rng.exponential(1.0, (rows, _LONGEST))
+
+    def near(scale: float) -> Any:
+        return np.minimum(old_BT + rng.normal(0, scale, old_BT.shape), 0.0)
+
+    batch: dict[str, Any] = {
+        "group_ids": ids_B,
+        "rewards": rewards_B,
+        "reward_valid": valid_B,
+        "truncated": lengths_B == _LONGEST,
+        "response_mask": mask_BT,
+        "log_probs": near(0.3),
+        "rollout_log_probs": near(0.05),
+        "entropy": rng.exponential(1.0, old_BT.shape),
+        "old_log_probs": old_BT,
+        "max_len": _LONGEST,
+    }
+    if needs.reference_logprobs:
+        batch["ref_log_probs"] = near(0.2)
+    if needs.greedy_rollout:
+        baseline = dict(zip(groups, rng.integers(0, 2, len(groups)), strict=True))
+        batch["greedy_rewards"] = np.array([baseline[i] for i in ids_B], float)
+    return batch
+
+
+def without(batch: Arrays, name: str) -> dict[str, Any]:
+    """The batch of a run that does not compute ``name``."""
+    return {key: value for key, value in batch.items() if key != name}
+
+
+def polluted(batch: Arrays, garbage: float) -> dict[str, Any]:
+    """The batch with garbage wherever it must not matter: masked tokens, rewards of invalid rows."""
+    mask_BT = batch["response_mask"]
+    dirty = {name: np.where(mask_BT, batch[name], garbage) for name in PER_TOKEN if name in batch}
+    return {**batch, **dirty, "rewards": np.where(batch["reward_valid"], batch["rewards"], garbage)}
+
+
+def padded(batch: Arrays, extra: int) -> dict[str, Any]:
+    """The batch with further masked tokens at the end of every row."""
+    names = [name for name in (*PER_TOKEN, "response_mask") if name in batch]
+    return {**batch, **{name: np.pad(batch[name], ((0, 0), (0, extra))) for name in names}}
+
+
+def reordered(batch: Arrays, order: Any) -> dict[str, Any]:
+    """The batch with its rows in another order and its groups under other ids."""
+    rows = {name: value[order] for name, value in batch.items() if isinstance(value, np.ndarray)}
+    return {**batch, **rows, "group_ids": rows["group_ids"] * 3 + 1}
+
+
+def odd_batches(batch: Arrays) -> dict[str, dict[str, Any]]:
+    """What a run can meet and no estimator should fail on, by description."""
+    none_B, no_token_BT = np.zeros_like(batch["reward_valid"]), np.zeros_like(batch["response_mask"])
+    first = np.flatnonzero(batch["reward_valid"] & batch["response_mask"].any(1))[:1]
+    below = {name: batch[name] - 100.0 for name in PER_TOKEN[1:4] if name in batch}
+    return {
+        "no reward is valid": {**batch, "reward_valid": none_B},
+        "all rewards are 0": {**batch, "rewards": np.zeros_like(batch["rewards"])},
+        "all rewards are 0.7": {**batch, "rewards": np.full_like(batch["rewards"], 0.7)},
+        "no token is in the loss": {**batch, "response_mask": no_token_BT},
+        "every completion was cut off": {**batch, "truncated": ~none_B},
+        "there is only one row": reordered(batch, first),
+        "the policy is 100 nats below all others": {**batch, "log_probs": batch["log_probs"] - 100.0},
+        "all other policies are 100 nats below": {**batch, **below},
+    }

@@ -1,0 +1,91 @@
+"""``check_reward``: the rules that every reward keeps."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from mmrl import registry
+from mmrl.errors import MMRLError, plugin_errors
+from mmrl.interfaces import Reward
+from mmrl.reward_worker import BadScores, check_scores
+from mmrl.testing.rollouts import sample_rollouts
+from mmrl.testing.rules import broken, failed
+from mmrl.types import Rollout, Score
+
+
+def check_reward(
+    reward: str | type[Reward] | Reward,
+    *,
+    options: Mapping[str, Any] | None = None,
+    rollouts: Sequence[Rollout] | None = None,
+) -> None:
+    """Raise at the first rule of rewards that this one breaks.
+
+    The rules: one finite number or None for each rollout, in order; the same again for the same rollouts, and in
+    another order for another order; rollouts are not modified; no rollouts give no scores.
+
+    Args:
+        reward: A registered name, a class, a reward, or a file's function as ``path/to/file.py:function``.
+        options: The reward's options, unless it is made already.
+        rollouts: What to score, those of a prompt together; by default right, wrong, empty, cut-off and non-ASCII
+            answers to a question in text, with the gold as text, list, number, and missing. Give your own to a reward
+            that needs columns or images.
+
+    Raises:
+        PluginError: A rule is broken, or the reward does not fit its interface.
+        ConfigError: The options do not fit.
+    """
+    made = registry.given("reward", reward, options)
+    if not isinstance(made.penalty, bool):
+        raise broken(made, "penalty is True or False", repr(made.penalty), "make it a bool")
+    for _, members in groupby(sample_rollouts() if rollouts is None else rollouts, lambda rollout: rollout.prompt.id):
+        _check_group(made, tuple(members))
+    _scores(made, ())
+
+
+def _check_group(reward: Reward, group: tuple[Rollout, ...]) -> None:
+    before = _content(group)
+    scores = _scores(reward, group)
+    if _content(group) != before:
+        changed = next(i for i, (one, other) in enumerate(zip(before, _content(group), strict=True)) if one != other)
+        found = f"{_show(group[changed])} is another afterwards"
+        raise broken(reward, "rollouts stay as they are", found, "work on copies of what a rollout holds")
+    order = np.random.default_rng(0).permutation(len(group)).tolist()
+    remedy = "score each rollout by what it holds, with no random numbers and no memory of earlier calls"
+    for rule, places in (("the same rollouts get the same scores", range(len(group))), ("scores keep order", order)):
+        again = _scores(reward, tuple(group[place] for place in places))
+        for place, score in zip(places, again, strict=True):
+            if score != scores[place]:
+                found = f"{_show(group[place])} got {scores[place]}, then {score}"
+                raise broken(reward, rule, found, remedy)
+
+
+def _scores(reward: Reward, group: tuple[Rollout, ...]) -> list[Score | None]:
+    try:
+        with plugin_errors(reward, "score"):
+            values = reward.score(group)
+    except MMRLError as error:
+        remedy = "answer for each, None where it cannot be scored; or pass rollouts that have the columns it needs"
+        prompt = f"answer {group[0].answer!r}" if group else "none"
+        raise failed(reward, f"rollouts can be scored ({len(group)}, {prompt})", error, remedy) from error
+    try:
+        return check_scores(values, len(group))
+    except BadScores as error:
+        where = "" if error.index is None else f"; {_show(group[error.index])}"
+        remedy = "return a list with a finite number, or None, for each rollout"
+        raise broken(reward, f"score answers {error.expected}", f"it answered {error.got}{where}", remedy) from error
+
+
+def _content(group: Sequence[Rollout]) -> list[str]:
+    """All that rollouts hold, as text, which a change cannot reach."""
+    with np.printoptions(threshold=sys.maxsize):
+        return [repr(rollout) for rollout in group]
+
+
+def _show(rollout: Rollout) -> str:
+    return f"rollout {rollout.index} of {rollout.prompt.id!r}, {rollout.text[:60]!r}"

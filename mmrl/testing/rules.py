@@ -1,0 +1,19 @@
+"""How a check says that a plugin breaks a rule."""
+
+from __future__ import annotations
+
+from mmrl.errors import MMRLError, PluginError
+from mmrl.interfaces import Plugin
+
+
+def broken(plugin: Plugin, rule: str, found: str, remedy: str) -> PluginError:
+    """The error for a plugin that breaks ``rule``, a statement that should hold; ``found`` has the values."""
+    name = f"{type(plugin).__module__}.{type(plugin).__qualname__}"
+    return PluginError(f"{name} breaks a rule: {rule}", where=found, remedy=remedy)
+
+
+def failed(plugin: Plugin, rule: str, error: MMRLError, remedy: str) -> PluginError:
+    """The same, where the plugin raised."""
+    failure = broken(plugin, rule, f"{error.what} ({error.where})" if error.where else error.what, remedy)
+    failure.details = getattr(error, "details", "")
+    return failure
