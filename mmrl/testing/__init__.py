@@ -5,6 +5,7 @@
 - ``check_algorithm``, ``check_reward`` and ``check_dataset`` take a plugin by its name, its class, or itself, and raise
   PluginError with the first rule that it breaks, the values that show it, and what to do. `mmrl plugins --check` calls
   them for what is installed.
+- ``make_rollouts`` makes what a reward scores out of texts, for its own tests.
 - ``replay`` gives an algorithm's advantages, loss and gradient on recorded numbers, to be compared with a paper's or
   with those of another implementation.
 """
@@ -13,5 +14,6 @@ from mmrl.testing.algorithms import check_algorithm
 from mmrl.testing.datasets import check_dataset
 from mmrl.testing.playback import Replay, replay
 from mmrl.testing.rewards import check_reward
+from mmrl.testing.rollouts import make_rollouts
 
-__all__ = ["Replay", "check_algorithm", "check_dataset", "check_reward", "replay"]
+__all__ = ["Replay", "check_algorithm", "check_dataset", "check_reward", "make_rollouts", "replay"]

@@ -13,7 +13,7 @@ from mmrl import registry
 from mmrl.errors import MMRLError, plugin_errors
 from mmrl.interfaces import Reward
 from mmrl.reward_worker import BadScores, check_scores
-from mmrl.testing.rollouts import sample_rollouts
+from mmrl.testing.rollouts import sample_groups
 from mmrl.testing.rules import broken, failed
 from mmrl.types import Rollout, Score
 
@@ -32,9 +32,9 @@ def check_reward(
     Args:
         reward: A registered name, a class, a reward, or a file's function as ``path/to/file.py:function``.
         options: The reward's options, unless it is made already.
-        rollouts: What to score, those of a prompt together; by default right, wrong, empty, cut-off and non-ASCII
-            answers to a question in text, with the gold as text, list, number, and missing. Give your own to a reward
-            that needs columns or images.
+        rollouts: What to score, those of a prompt side by side; by default right, wrong, empty, cut-off and odd
+            answers to a question in text, with the gold as text, list, number, and missing. Give your own
+            (``make_rollouts``) to a reward that needs columns or images.
 
     Raises:
         PluginError: A rule is broken, or the reward does not fit its interface.
@@ -43,9 +43,13 @@ def check_reward(
     made = registry.given("reward", reward, options)
     if not isinstance(made.penalty, bool):
         raise broken(made, "penalty is True or False", repr(made.penalty), "make it a bool")
-    for _, members in groupby(sample_rollouts() if rollouts is None else rollouts, lambda rollout: rollout.prompt.id):
-        _check_group(made, tuple(members))
+    for group in sample_groups() if rollouts is None else _by_prompt(rollouts):
+        _check_group(made, tuple(group))
     _scores(made, ())
+
+
+def _by_prompt(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
+    return [list(members) for _, members in groupby(rollouts, lambda rollout: rollout.prompt.id)]
 
 
 def _check_group(reward: Reward, group: tuple[Rollout, ...]) -> None:

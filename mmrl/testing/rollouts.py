@@ -2,74 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from mmrl.types import EncodedPrompt, FinishReason, Message, Rollout, RolloutGroup, ScoredGroup, Segment
+from mmrl.types import EncodedPrompt, IntArray, Message, Rollout, RolloutGroup, ScoredGroup, Segment
 
-_COMPLETIONS: tuple[tuple[str, FinishReason], ...] = (
-    ("3 + 4 = 7, so the answer is \\boxed{7}.", "stop"),
-    ("7", "stop"),
-    ("<think>3 + 4 is 8</think> <answer>8</answer>", "stop"),
-    ("", "stop"),
-    (" \n\t", "stop"),
-    ("I start with 3 and add 1, and add 1, and add 1, and add 1, and add", "length"),
-    ("so it is \\boxed{7", "length"),
-    ("答案是 7 ✓ — naïve, \u202e7\u202c, 🙂, \ufffd\x00", "stop"),
+_COMPLETE = (
+    "3 + 4 = 7, so the answer is \\boxed{7}.",
+    "7",
+    "<think>3 + 4 is 8</think> <answer>8</answer>",
+    "",
+    " \n\t",
+    "答案是 7 ✓ — naïve, \u202e7\u202c, 🙂, \ufffd\x00",
 )
+_CUT_OFF = ("I start with 3 and add 1, and add 1, and add 1, and add 1, and add", "so it is \\boxed{7", "7")
 _ANSWERS = ("7", ["seven", "7"], 7, None)
 
 
-def sample_rollouts() -> list[Rollout]:
-    """Right, wrong, empty, cut off and odd answers to a question, once for each way in which its gold can be given.
+def make_rollouts(
+    texts: Sequence[str],
+    *,
+    answer: Any = None,
+    columns: Mapping[str, Any] | None = None,
+    truncated: bool = False,
+    question: str = "What is 3 + 4?",
+) -> list[Rollout]:
+    """Completions of one prompt, without a model: one token for each byte of UTF-8, and one more that ends it.
 
-    The gold is a text, a list of texts, a number, or None; token ids are those of the completion's UTF-8 bytes.
+    Args:
+        texts: The completions.
+        answer: The gold answer.
+        columns: Of the dataset's row; by default ``problem`` and ``answer``.
+        truncated: Whether all were cut at the length limit, and so lack the token that ends them.
+        question: The prompt, which is its own id.
+    """
+    columns = {"problem": question, "answer": answer} if columns is None else columns
+    text = f"user: {question}\nassistant: "
+    prompt = EncodedPrompt(question, (Message("user", question),), answer, columns, None, text, _token_ids(text), ())
+    end: IntArray = np.zeros(0 if truncated else 1, np.int32)
+    rollouts = []
+    for index, completion in enumerate(texts):
+        ids = np.append(_token_ids(completion), end)
+        segment = Segment(ids, True, np.full(len(ids), -0.5, np.float32))
+        rollouts.append(Rollout(prompt, (segment,), index, completion, "length" if truncated else "stop", 1))
+    return rollouts
+
+
+def sample_groups() -> list[list[Rollout]]:
+    """Right, wrong, empty, odd, and cut-off answers to a question, for each way in which its gold can be given.
+
+    The gold is a text, a list of texts, a number, or None.
     """
     return [
-        rollout
-        for number, answer in enumerate(_ANSWERS)
-        for rollout in _group(f"prompt {number}", answer, _COMPLETIONS).rollouts
+        make_rollouts(texts, answer=answer, truncated=texts is _CUT_OFF)
+        for answer in _ANSWERS
+        for texts in (_COMPLETE, _CUT_OFF)
     ]
 
 
 def scored_groups(*, with_greedy: bool) -> tuple[ScoredGroup, ...]:
-    """Groups of rewards that are mixed, all 1, all 0, partly invalid, all invalid; and of one valid reward."""
+    """Groups of rewards that are mixed, all 1, all 0, partly invalid; of one reward, of one valid one, and of none."""
     nan = np.nan
-    scores: tuple[list[float], ...] = (
-        [1, 0, 1, 0],
-        [1, 1, 1, 1],
-        [0, 0, 0, 0],
-        [nan, 1, nan, 0],
-        [0.25],
-        [nan, 1, nan, nan],
-        [nan] * 4,
-    )
-    greedy = _scored("greedy", [1.0], None) if with_greedy else None
-    return tuple(_scored(f"prompt {number}", values, greedy) for number, values in enumerate(scores))
+    mixed: tuple[list[float], ...] = ([1, 0, 1, 0], [nan, 1, nan, 0], [0.25, 0.5], [0.0, 0.0, 1.0])
+    alike: tuple[list[float], ...] = ([1, 1, 1, 1], [0, 0, 0, 0], [0.25], [nan, 1, nan, nan], [nan] * 4)
+    greedy = _scored([1.0], None) if with_greedy else None
+    return tuple(_scored(values, greedy) for values in (*mixed, *alike))
 
 
-def _scored(name: str, scores: Sequence[float], greedy: ScoredGroup | None) -> ScoredGroup:
+def _scored(scores: Sequence[float], greedy: ScoredGroup | None) -> ScoredGroup:
     values_G = np.array(scores, float)
     valid_G = ~np.isnan(values_G)
-    group = _group(name, "7", _COMPLETIONS[: len(scores)])
+    rollouts = make_rollouts(_COMPLETE[: len(scores)], answer="7")
+    group = RolloutGroup(rollouts[0].prompt, tuple(rollouts))
     return ScoredGroup(group, np.where(valid_G, values_G, 0.0), valid_G, {"reward": values_G}, greedy)
 
 
-def _group(name: str, answer: Any, completions: Sequence[tuple[str, FinishReason]]) -> RolloutGroup:
-    question = "What is 3 + 4?"
-    columns = {"problem": question, "answer": answer}
-    text = f"user: {question}\nassistant: "
-    prompt = EncodedPrompt(name, (Message("user", question),), answer, columns, None, text, _token_ids(text), ())
-    return RolloutGroup(prompt, tuple(_rollout(prompt, index, *each) for index, each in enumerate(completions)))
-
-
-def _rollout(prompt: EncodedPrompt, index: int, text: str, finish_reason: FinishReason) -> Rollout:
-    ids = np.append(_token_ids(text), np.int32(0)) if finish_reason == "stop" else _token_ids(text)
-    segment = Segment(ids, True, np.full(len(ids), -0.5, np.float32))
-    return Rollout(prompt, (segment,), index, text, finish_reason, weight_version=1)
-
-
-def _token_ids(text: str) -> Any:
+def _token_ids(text: str) -> IntArray:
     return np.frombuffer(text.encode(), np.uint8).astype(np.int32)

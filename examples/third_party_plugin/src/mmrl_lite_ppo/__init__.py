@@ -1,0 +1,1 @@
+"""Lite-PPO and a penalty for repetition, as plugins for mmrl."""

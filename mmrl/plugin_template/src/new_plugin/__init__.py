@@ -1,0 +1,1 @@
+"""An algorithm and a reward for mmrl."""

@@ -1,0 +1,32 @@
+"""1 for a completion that has the gold answer as a word of its own, less a little for each token."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from mmrl.interfaces import PluginConfig, Reward
+from mmrl.types import Rollout, Score
+
+
+class RightAndShort(Reward):
+    """What a config calls ``new_plugin``."""
+
+    class Config(PluginConfig):
+        per_token: Annotated[float, Field(ge=0)] = 0.001
+        """What each token of the completion costs."""
+
+    config: Config
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
+        return [self._score(rollout) for rollout in rollouts]
+
+    def _score(self, rollout: Rollout) -> Score | None:
+        if rollout.answer is None:  # cannot be scored: leaves the statistics and the loss
+            return None
+        gold = re.escape(str(rollout.answer))
+        right = re.search(rf"(?<!\w){gold}(?!\w)", rollout.text) is not None
+        return float(right) - self.config.per_token * len(rollout.token_ids)
