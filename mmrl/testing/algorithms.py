@@ -47,8 +47,8 @@ def check_algorithm(algorithm: str | type[Algorithm] | Algorithm, *, options: Ma
     batches = dict(_random_batches(subject.needs))
     results = {case: subject.replay(case, batch) for case, batch in batches.items()}
     for case, batch in batches.items():
-        subject.check_sameness(case, batch, results[case])
         subject.check_credit_leaves(case, batch)
+        subject.check_sameness(case, batch, results[case])
     if not any(result.grad_log_probs.any() for result in results.values()):
         raise broken(
             subject.algorithm,
@@ -131,7 +131,7 @@ class _Subject:
                     self.algorithm,
                     f"{name} is finite ({case})",
                     f"{name}{place or ''} is {values[tuple(place)]}",
-                    "bound exponents (mmrl.ops.surrogate.importance_ratio does), and divide by nothing that can be 0",
+                    "bound exponents, as the losses of mmrl.ops.surrogate do, and divide by nothing that can be 0",
                 )
         for name, value in result.metrics.items():
             if not (isinstance(value, int | float | np.number) and math.isfinite(value)):

@@ -120,37 +120,40 @@ def replay(
 
 
 class RecordedBatch:
-    """A padded batch as the records that a run would hold, padding and all: what is masked must not matter."""
+    """A padded batch as the records that a run would hold, padding and all: what is masked must not matter.
+
+    It holds copies, which an algorithm may spoil.
+    """
 
     def __init__(self, batch: Mapping[str, Any], dtype: str) -> None:
         import torch
 
-        masks = [np.asarray(mask, bool) for mask in batch["response_mask"]]
+        masks = [np.array(mask, bool) for mask in batch["response_mask"]]
         self.logprobs = np.asarray(batch["log_probs"], np.float64)
         sampler = _rows(batch["rollout_log_probs"])
         self.samples = [_sample(mask, logprobs) for mask, logprobs in zip(masks, sampler, strict=True)]
-        rewards = np.asarray(batch["rewards"], np.float64)
-        valid = np.asarray(batch.get("reward_valid", np.ones(len(rewards))), bool)
+        rewards = np.array(batch["rewards"], np.float64)
+        valid = np.array(batch.get("reward_valid", np.ones(len(rewards))), bool)
         entropy = torch.tensor(batch.get("entropy", np.zeros_like(self.logprobs)), dtype=getattr(torch, dtype))
         self.entropy = list(entropy)
         greedy = batch.get("greedy_rewards")
         self.batch = Batch(
             rewards=rewards,
             valid=valid,
-            group_ids=np.asarray(batch["group_ids"], np.int64),
+            group_ids=np.array(batch["group_ids"], np.int64),
             masks=masks,
-            truncated=np.asarray(batch.get("truncated", np.zeros(len(rewards))), bool),
-            components={"reward": rewards},
+            truncated=np.array(batch.get("truncated", np.zeros(len(rewards))), bool),
+            components={"reward": rewards.copy()},
             old_logprobs=_rows(batch["old_log_probs"]) if "old_log_probs" in batch else None,
             reference_logprobs=_rows(batch["ref_log_probs"]) if "ref_log_probs" in batch else None,
             sampler_logprobs=sampler,
             weights={"reward": 1.0},
-            greedy_components=None if greedy is None else {"reward": np.asarray(greedy, np.float64)},
+            greedy_components=None if greedy is None else {"reward": np.array(greedy, np.float64)},
         )
 
 
 def _rows(values: npt.ArrayLike) -> list[FloatArray]:
-    return list(np.asarray(values, np.float64))
+    return list(np.array(values, np.float64))
 
 
 def _sample(mask: BoolArray, sampler_logprobs: FloatArray) -> Sample:

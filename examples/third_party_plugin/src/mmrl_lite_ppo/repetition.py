@@ -1,8 +1,8 @@
 """A penalty for saying the same again: minus the share of a completion's n-grams that stand earlier in it.
 
 With the ``N`` runs of ``n`` words of a completion, of which ``D`` are distinct: ``D / N - 1``. It is 0 where nothing
-repeats, or where there are fewer than ``n`` words, and goes to -1 for one phrase without end. Words are what white space
-separates, in lower case.
+repeats, or where there are fewer than ``n`` words, and goes to -1 for one phrase without end. Words are what white
+space separates, in lower case.
 """
 
 from __future__ import annotations

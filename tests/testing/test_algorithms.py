@@ -1,0 +1,259 @@
+"""The checks of algorithms: each rule is broken once, and the error says which one, where, and what to do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mmrl.errors import ConfigError, PluginError
+from mmrl.interfaces import Aggregation, Algorithm, Needs, PluginConfig, Refill
+from mmrl.ops.credit import group_advantages
+from mmrl.testing import check_algorithm
+from mmrl.types import Credit, TokenLoss
+
+
+class Good(Algorithm):
+    """A policy gradient that keeps every rule; each fault below is a subclass."""
+
+    class Config(PluginConfig):
+        scale: float = 1.0
+
+    @property
+    def aggregation(self):
+        return Aggregation("token-mean")
+
+    def credit(self, batch):
+        return Credit(self.config.scale * group_advantages(batch.rewards, batch.group_ids, batch.valid))
+
+    def loss(self, tokens):
+        loss_T = -tokens.advantages_T * tokens.logprobs_T
+        return TokenLoss(loss_T, {"policy": loss_T}, {"policy/surprise": -tokens.logprobs_T.detach()})
+
+
+class LooksAtInvalidRewards(Good):
+    def credit(self, batch):
+        return Credit(np.where(batch.valid, batch.rewards - batch.rewards.mean(), 0.0))
+
+
+class TakesNeighboursForGroups(Good):
+    def credit(self, batch):
+        return Credit(np.where(batch.valid, batch.rewards - 0.5 * (np.arange(len(batch.rewards)) % 2), 0.0))
+
+
+class TakesIdsForPlaces(Good):
+    def credit(self, batch):
+        return Credit(np.where(batch.valid, batch.rewards * batch.group_ids, 0.0))
+
+
+class CountsMaskedTokens(Good):
+    def loss(self, tokens):
+        import torch
+
+        lengths = torch.bincount(tokens.sequence_T)[tokens.sequence_T]
+        return TokenLoss(-tokens.advantages_T * tokens.logprobs_T / lengths)
+
+
+class AveragesOverTheMicroBatch(Good):
+    def loss(self, tokens):
+        mean = tokens.logprobs_T[tokens.mask_T].mean()
+        return TokenLoss(-tokens.advantages_T * (tokens.logprobs_T - mean))
+
+
+class DrawsNumbers(Good):
+    def credit(self, batch):
+        return Credit(np.random.default_rng().normal(size=len(batch.rewards)))
+
+
+class Remembers(Good):
+    calls: list[int] = []  # noqa: RUF012 - the fault that is looked for
+
+    def credit(self, batch):
+        self.calls.append(1)
+        return Credit(np.full(len(batch.rewards), float(len(self.calls))))
+
+
+class SpoilsItsBatch(Good):
+    def credit(self, batch):
+        rewards = batch.rewards
+        rewards -= 0.5
+        return super().credit(batch)
+
+
+class SpoilsAComponent(Good):
+    def credit(self, batch):
+        batch.components["reward"][:] = 0.0
+        return super().credit(batch)
+
+
+class UsesAReferenceThatItDidNotAskFor(Good):
+    def loss(self, tokens):
+        return TokenLoss(tokens.advantages_T * (tokens.logprobs_T - tokens.reference_logprobs_T))
+
+
+class UsesOldLogprobsThatItDidNotAskFor(Good):
+    def credit(self, batch):
+        return Credit([old * mask for old, mask in zip(batch.old_logprobs, batch.masks, strict=True)])
+
+
+class UsesGreedyRewardsThatItDidNotAskFor(Good):
+    def credit(self, batch):
+        return Credit(np.where(batch.valid, batch.rewards - batch.greedy_components["reward"], 0.0))
+
+
+class Detaches(Good):
+    def loss(self, tokens):
+        return TokenLoss(-tokens.advantages_T * tokens.logprobs_T.detach())
+
+
+class LearnsNothing(Good):
+    def loss(self, tokens):
+        return TokenLoss(0.0 * tokens.logprobs_T)
+
+
+class Overflows(Good):
+    def loss(self, tokens):
+        return TokenLoss(-tokens.advantages_T * (tokens.logprobs_T - tokens.old_logprobs_T).exp())
+
+
+class LogsTheMeanOfNothing(Good):
+    def credit(self, batch):
+        with np.errstate(invalid="ignore"):
+            mean = float(batch.rewards[batch.valid].sum() / np.float64(np.count_nonzero(batch.valid)))
+        return Credit(super().credit(batch).values, metrics={"reward/kept": mean})
+
+
+class LogsText(Good):
+    def observe(self, metrics):
+        return {"verdict": "fine"}
+
+
+class TakesTheBestOfNothing(Good):
+    def credit(self, batch):
+        return Credit(np.where(batch.valid, batch.rewards - batch.rewards[batch.valid].max(), 0.0))
+
+
+class ReducesItsLoss(Good):
+    def loss(self, tokens):
+        return TokenLoss((-tokens.advantages_T * tokens.logprobs_T).mean())
+
+
+class CreditsOneRowTooFew(Good):
+    def credit(self, batch):
+        return Credit(np.zeros(len(batch.rewards) - 1))
+
+
+class AggregatesByName(Good):
+    aggregation = "token-mean"
+
+
+class NeedsInWords(Good):
+    def needs(self):
+        return {"reference_logprobs": True}
+
+
+class WarnsInOneText(Good):
+    def check(self, run):
+        return "group_size is small"
+
+
+class ChecksWithABug(Good):
+    def check(self, run):
+        return [run.group_sizes]
+
+
+class Selects(Good):
+    def needs(self):
+        return Needs(refill=Refill(), greedy_rollout=True, reference_logprobs=True, old_logprobs=True)
+
+    def select(self, groups):
+        return [bool(group.valid.any()) and group.greedy.rewards[0] >= 0 for group in groups]
+
+
+class SelectsPlaces(Selects):
+    def select(self, groups):
+        return [index for index, group in enumerate(groups) if group.valid.all()]
+
+
+class SelectsByARangeOfNothing(Selects):
+    def select(self, groups):
+        return [np.ptp(group.rewards[group.valid]) > 0 for group in groups]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "rule", "remedy"),
+    [
+        (LooksAtInvalidRewards, "there is a result", "advantage that is not finite"),
+        (TakesNeighboursForGroups, "another order of rows", "batch.group_ids"),
+        (TakesIdsForPlaces, "other ids of groups", "batch.group_ids"),
+        (CountsMaskedTokens, "masked tokens at the end of rows", "sequence_mean"),
+        (AveragesOverTheMicroBatch, "a split into 1 ranks with 4 micro-batches each", "belong into credit"),
+        (DrawsNumbers, "a repetition changes nothing", "no random numbers"),
+        (Remembers, "a repetition changes nothing", "no state outside"),
+        (SpoilsItsBatch, "credit leaves its batch as it is", "batch.rewards is another afterwards"),
+        (SpoilsAComponent, "credit leaves its batch as it is", "batch.components is another afterwards"),
+        (UsesAReferenceThatItDidNotAskFor, "there is a result", "what needs() does not ask for"),
+        (UsesOldLogprobsThatItDidNotAskFor, "one optimizer step", "what needs() does not ask for"),
+        (UsesGreedyRewardsThatItDidNotAskFor, "there is a result", "what needs() does not ask for"),
+        (Detaches, "there is a result", "does not require grad"),
+        (LearnsNothing, "something is learned", "without detaching it"),
+        (Overflows, "loss is finite (rewards of 0 and 1, several optimizer steps; all other", "bound exponents"),
+        (LogsTheMeanOfNothing, "every metric is a finite number", "reward/kept: nan"),
+        (LogsText, "every metric is a finite number", "verdict: 'fine'"),
+        (TakesTheBestOfNothing, "no reward is valid", "zero-size array"),
+        (ReducesItsLoss, "there is a result", "not one value per token"),
+        (CreditsOneRowTooFew, "there is a result", "one entry for each"),
+        (AggregatesByName, "aggregation is an Aggregation", "'token-mean'"),
+        (NeedsInWords, "needs() answers Needs", "mmrl.interfaces.Needs"),
+        (WarnsInOneText, "check(run) answers a list of texts", "return a list"),
+        (ChecksWithABug, "check raised AttributeError", "group_sizes"),
+        (SelectsPlaces, "select answers one bool for each of 9 groups", "in order"),
+        (SelectsByARangeOfNothing, "select raised ValueError", "zero-size array"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_broken_rule_is_named_with_what_shows_it_and_what_to_do(algorithm, rule, remedy) -> None:
+    with pytest.raises(PluginError) as caught:
+        check_algorithm(algorithm)
+    text = str(caught.value)
+    assert rule in text and remedy in text
+    assert algorithm.__name__ in text
+
+
+@pytest.mark.parametrize("algorithm", [Good, Selects])
+def test_an_algorithm_that_keeps_the_rules_passes(algorithm) -> None:
+    check_algorithm(algorithm)
+    check_algorithm(algorithm, options={"scale": 2.0})
+
+
+def test_one_that_refuses_such_a_run_passes() -> None:
+    class Refuses(Good):
+        def check(self, run):
+            raise ValueError("only one optimizer step on each batch")
+
+    check_algorithm(Refuses)
+
+
+def test_an_algorithm_may_be_given_itself_and_is_left_as_it_is() -> None:
+    class Counts(Good):
+        steps = 0
+
+        def observe(self, metrics):
+            self.steps += 1
+            return {"steps": self.steps}
+
+    algorithm = Counts(Counts.Config(scale=3.0))
+    check_algorithm(algorithm)
+    assert algorithm.steps == 0
+    with pytest.raises(ValueError, match="has its options"):
+        check_algorithm(algorithm, options={"scale": 1.0})
+
+
+def test_a_class_is_checked_against_its_interface_and_its_options_first() -> None:
+    with pytest.raises(ConfigError, match="unknown key scael"):
+        check_algorithm(Good, options={"scael": 1.0})
+    with pytest.raises(PluginError, match=r"is no subclass of mmrl\.interfaces\.Algorithm"):
+        check_algorithm(dict)
+    with pytest.raises(PluginError, match=r"algorithm plugin 'Newer' of .* is written for interface version 99"):
+        check_algorithm(type("Newer", (Good,), {"api_version": 99}))
+    with pytest.raises(PluginError, match="no installed package has an algorithm plugin called 'none_such'"):
+        check_algorithm("none_such")

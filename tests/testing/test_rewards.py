@@ -1,0 +1,95 @@
+"""The checks of rewards: each rule is broken once."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+from mmrl.errors import PluginError
+from mmrl.interfaces import PluginConfig, Reward
+from mmrl.testing import check_reward, make_rollouts
+
+
+class Good(Reward):
+    class Config(PluginConfig):
+        column: str = "problem"
+
+    def score(self, rollouts):
+        return [None if r.answer is None else len(r.columns[self.config.column]) / (1 + len(r.text)) for r in rollouts]
+
+
+def scoring(score, **attributes):
+    return type("Faulty", (Good,), {"score": score, **attributes})
+
+
+def draw(self, rollouts):
+    return np.random.default_rng().random(len(rollouts))
+
+
+def spoil(self, rollouts):
+    for rollout in rollouts:
+        rollout.columns["seen"] = True
+    return [0.0] * len(rollouts)
+
+
+def spoil_tokens(self, rollouts):
+    for rollout in rollouts:
+        rollout.segments[0].sampler_logprobs[:1] = 0
+    return [0.0] * len(rollouts)
+
+
+@pytest.mark.parametrize(
+    ("reward", "rule", "detail"),
+    [
+        (scoring(lambda self, rs: [1.0] * (len(rs) + 1)), "one per rollout", "7 scores"),
+        (scoring(lambda self, rs: [float("nan")] * len(rs)), "a finite number", "rollout 0 of 'What is 3 + 4?'"),
+        (scoring(lambda self, rs: ["1"] * len(rs)), "a finite number", "str '1'"),
+        (scoring(lambda self, rs: 1.0), "a list of 6 numbers", "float 1.0"),
+        (scoring(lambda self, rs: sorted(len(r.text) for r in rs)), "scores keep order", "then"),
+        (scoring(lambda self, rs: list(range(len(rs)))), "scores keep order", "no memory of earlier calls"),
+        (scoring(draw), "the same rollouts get the same scores", "no random numbers"),
+        (scoring(spoil), "rollouts stay as they are", "work on copies"),
+        (scoring(spoil_tokens), "rollouts stay as they are", "rollout 0 of"),
+        (scoring(lambda self, rs: [len(r.text.split()[0]) for r in rs]), "rollouts can be scored", "IndexError"),
+        (scoring(lambda self, rs: [r.columns["unit"] for r in rs]), "rollouts can be scored", "pass rollouts"),
+        (scoring(lambda self, rs: [max(map(len, (r.text for r in rs)))] * len(rs)), "(0, none)", "ValueError"),
+        (scoring(Good.score, penalty="yes"), "penalty is True or False", "make it a bool"),
+    ],
+)
+def test_a_broken_rule_is_named_with_what_shows_it_and_what_to_do(reward, rule, detail) -> None:
+    with pytest.raises(PluginError) as caught:
+        check_reward(reward)
+    text = str(caught.value)
+    assert rule in text and detail in text
+    assert "Faulty" in text
+
+
+def test_a_reward_that_keeps_the_rules_passes_as_class_itself_or_file(tmp_path) -> None:
+    check_reward(Good)
+    check_reward(Good(Good.Config()))
+    (tmp_path / "rewards.py").write_text(
+        "def short(rollouts, below=3):\n    return [len(r.text) < below for r in rollouts]"
+    )
+    check_reward(f"{tmp_path / 'rewards.py'}:short", options={"below": 10})
+
+
+def test_a_reward_is_given_the_rollouts_that_it_needs_prompt_by_prompt() -> None:
+    seen = []
+
+    class Sees(Good):
+        def score(self, rollouts):
+            seen.append([rollout.prompt.id for rollout in rollouts])
+            return super().score(rollouts)
+
+    columns = MappingProxyType({"unit": "cm"})
+    metres, feet = (
+        make_rollouts(["7 cm", "", "8"], answer="7", columns=columns, question=question, truncated=True)
+        for question in ("In metres?", "In feet?")
+    )
+    assert {rollout.finish_reason for rollout in metres} == {"length"}
+    check_reward(Sees, options={"column": "unit"}, rollouts=[*metres, *feet])
+    assert {tuple(ids) for ids in seen} == {("In metres?",) * 3, ("In feet?",) * 3, ()}
+    with pytest.raises(PluginError, match="KeyError"):
+        check_reward(Sees, rollouts=metres)
