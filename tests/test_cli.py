@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +14,11 @@ from typing import Any
 import pytest
 
 import mmrl
+from mmrl import registry
 from mmrl.cli import main
 from mmrl.doctor.finding import Finding
 from mmrl.errors import DataError, NumericsError
+from mmrl.registry import list_plugins
 
 CONFIG = """\
 model: {path: some/model}
@@ -219,26 +223,107 @@ def test_show_prints_a_config_that_loads_again_with_origins(
 
 def test_plugins_lists_the_installed_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins"]) == 0
-    assert ["algorithm", "grpo", "mmrl", mmrl.__version__] in [
+    assert ["algorithm", "grpo", "mmrl", mmrl.__version__, "installed"] in [
         line.split() for line in capsys.readouterr().out.split("\n")
     ]
     assert main(["plugins", "--json"]) == 0
     row = next(row for row in json.loads(capsys.readouterr().out) if row["name"] == "grpo")
     assert row["target"] == "mmrl_algorithms.grpo:GRPO"
+    assert (row["status"], row["note"]) == ("installed", "")
 
 
-def test_plugins_check_says_which_cannot_be_used(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = tmp_path / "broken-0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text("[mmrl.rewards]\nbad = not_there_at_all:Bad\n")
+PLUGINS = """
+from mmrl.interfaces import DatasetLoader, PluginConfig, Reward, Tracker
+
+class Fine(Reward):
+    def score(self, rollouts):
+        return [0.0] * len(rollouts)
+
+class Demanding(Fine):
+    class Config(PluginConfig):
+        model: str
+        low: int
+
+class Contradictory(Fine):
+    class Config(PluginConfig):
+        def model_post_init(self, context):
+            raise ValueError("give one of low and high")
+
+class Wrong(Fine):
+    def score(self, rollouts):
+        return [0.0]
+
+class Empty(DatasetLoader):
+    def load(self):
+        return []
+
+class Quiet(Tracker):
+    def start(self, run_dir, config): ...
+    def log(self, step, metrics): ...
+    def finish(self): ...
+"""
+GROUPS = {"rewards": ["Fine", "Demanding", "Contradictory", "Wrong", "Absent"], "datasets": ["Empty"]}
+GROUPS |= {"trackers": ["Quiet"]}
+
+
+@pytest.fixture
+def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Makes mmrl see two distributions, ``these`` and ``others``, and no other; both have a reward called fine."""
+    (tmp_path / "these_plugins.py").write_text(PLUGINS)
+    lines = [
+        f"[mmrl.{group}]\n" + "\n".join(f"{n.lower()} = these_plugins:{n}" for n in names)
+        for group, names in GROUPS.items()
+    ]
+    for name, text in {"these": "\n".join(lines), "others": "[mmrl.rewards]\nfine = these_plugins:Fine"}.items():
+        info = tmp_path / f"{name}-0.1.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
+        (info / "entry_points.txt").write_text(text + "\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert main(["plugins", "--check"]) == 4
+    monkeypatch.delitem(sys.modules, "these_plugins", raising=False)
+    found = list_plugins()
+    ours = [info for info in found if info.distribution in ("these", "others")]
+    monkeypatch.setattr("mmrl.registry.list_plugins", lambda: ours)
+    return [f"{info.distribution}:{info.name}" for info in ours]
+
+
+def test_plugins_shows_names_that_are_taken_twice_and_imports_nothing(
+    only: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plugins"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "No module named 'not_there_at_all'" in next(line for line in lines if " broken " in line)
-    assert next(line for line in lines if " grpo " in line).endswith("ok")
+    assert len(lines) == len(only) + 1
+    assert next(line for line in lines if "  others " in line).endswith("installed: name taken twice, use others:fine")
+    assert next(line for line in lines if " absent " in line).endswith("installed")
+    assert "these_plugins" not in sys.modules
+
+
+def test_plugins_check_says_which_can_be_used_and_why_not(only: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "--check", "--json"]) == 4
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out) if row["distribution"] == "these"}
+    assert {name: row["status"] for name, row in rows.items()} == {
+        **{"fine": "ok", "demanding": "loaded", "contradictory": "loaded", "wrong": "bad", "absent": "bad"},
+        **{"empty": "bad", "quiet": "loaded"},
+    }
+    assert rows["fine"]["note"] == "name taken twice, use these:fine"
+    assert "no default for model, low" in rows["demanding"]["note"]
+    assert "give one of low and high" in rows["contradictory"]["note"]
+    assert "has no attribute 'Absent'" in rows["absent"]["note"]
+    assert "a dataset has rows" in rows["empty"]["note"]
+    assert main(["plugins", "--check"]) == 4
+    shown = capsys.readouterr()
+    line = next(line for line in shown.out.splitlines() if " wrong " in line)
+    assert "bad: these_plugins.Wrong breaks a rule: score answers 6 scores, one per rollout" in line
+    assert "it answered 1 scores" in shown.err and "  do:  " in shown.err
+
+
+def test_plugins_check_of_sound_plugins_exits_with_0(
+    only: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = [info for info in registry.list_plugins() if info.name in ("fine", "quiet", "demanding")]
+    monkeypatch.setattr("mmrl.registry.list_plugins", lambda: sound)
+    assert main(["plugins", "--check"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_schema_describes_the_config_and_a_plugins_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -278,6 +363,46 @@ def test_a_fresh_starter_config_says_what_is_to_be_filled_in(
     assert "'<dataset>'" in complaint
 
 
+def test_init_plugin_writes_a_package_and_says_what_is_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "plugin", "my-rl"]) == 0
+    said = capsys.readouterr().out
+    assert "wrote my-rl/src/my_rl/algorithm.py\n" in said
+    assert "next: pip install -e my-rl && mmrl plugins --check" in said
+    project = tomllib.loads(Path("my-rl/pyproject.toml").read_text())
+    assert project["project"]["name"] == "my-rl"
+    assert project["project"]["entry-points"]["mmrl.rewards"] == {"my_rl": "my_rl.reward:RightAndShort"}
+    files = [path for path in Path("my-rl").rglob("*") if path.is_file()]
+    assert {"README.md", "pyproject.toml", ".gitignore", "test_reward.py", "__init__.py"} <= {f.name for f in files}
+    for file in files:
+        assert not re.search("new.plugin", file.read_text() + str(file), re.IGNORECASE)
+    assert main(["init", "plugin", "my-rl"]) == 2
+    assert "the folder exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("My-Rl", "a package cannot be called 'My-Rl'"),
+        ("my rl", "a package cannot be called 'my rl'"),
+        ("../up", "a package cannot be called '../up'"),
+        ("1st", "a package cannot be called '1st'"),
+        ("class", "no Python keyword"),
+        ("json", "taken by Python module 'json'"),
+        ("grpo", "taken by algorithm plugin 'grpo' of mmrl"),
+    ],
+)
+def test_init_plugin_refuses_names_that_cannot_be_or_are_taken(
+    name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "plugin", name]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def imported_by(*words: str) -> tuple[int, set[str]]:
     """The exit code of a command in a process of its own, and the top-level modules that it imported."""
     code = (
@@ -314,8 +439,13 @@ def test_a_config_is_judged_before_anything_heavy_is_imported(config: str, words
 
 
 def test_no_first_party_plugin_imports_anything_heavy() -> None:
-    code, modules = imported_by("plugins", "--check")
-    assert code == 0
+    code = (
+        "import sys; from mmrl.registry import list_plugins, resolve\n"
+        "for info in list_plugins(): resolve(info.kind, f'{info.distribution}:{info.name}')\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    modules = set(done.stdout.split())
     assert "mmrl_algorithms" in modules
     assert not modules & HEAVY
 

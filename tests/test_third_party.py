@@ -1,0 +1,191 @@
+"""Packages of plugins that others make, as wheels beside mmrl: listed, checked, trained with, or refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from mmrl.cli import main
+from mmrl.interfaces import API_VERSION
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "third_party_plugin"
+
+
+def call(*words: str | Path, **environment: str) -> str:
+    """The output of Python with these arguments, which fails the test if it fails."""
+    command = [sys.executable, *map(str, words)]
+    env = os.environ | environment
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def install(packages: list[Path], folder: Path) -> Path:
+    """Build a wheel of each package and install it into a folder for PYTHONPATH, as pip does, without a network."""
+    offline = ["--no-deps", "--no-index", "-qq", "--disable-pip-version-check"]
+    call("-m", "pip", "wheel", "--no-build-isolation", *offline, "--wheel-dir", folder / "wheels", *packages)
+    wheels = sorted((folder / "wheels").iterdir())
+    assert len(wheels) == len(packages)
+    call("-m", "pip", "install", *offline, "--target", folder / "site", *wheels)
+    return folder / "site"
+
+
+def path_with(*sites: Path) -> str:
+    return os.pathsep.join([*map(str, sites), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The example's package, and one that `mmrl init plugin` has written."""
+    folder = tmp_path_factory.mktemp("sources")
+    shutil.copytree(EXAMPLE, folder / "example", ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
+    assert main(["init", "plugin", "acme-rl", "--path", str(folder / "acme")]) == 0
+    return [folder / "example", folder / "acme"]
+
+
+@pytest.fixture(scope="module")
+def site(sources: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install(sources, tmp_path_factory.mktemp("installed"))
+
+
+FAULTY = {
+    "algorithm.crash": (r"^from typing", "raise RuntimeError('no licence')\nfrom typing"),
+    "algorithm.newer": (r"^    config: Config", f"    config: Config\n    api_version = {API_VERSION + 1}"),
+    "algorithm.lite_ppo": ("", ""),
+    "reward.wrong": (r"for rollout in rollouts\]", "for rollout in rollouts] + [0.0]"),
+}
+"""Modules of one package and how they come from the template's: one raises, one is for an interface to come, one has
+the name of another package's plugin, one gives too many scores."""
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("faulty")
+    assert main(["init", "plugin", "faulty", "--path", str(folder / "faulty")]) == 0
+    entries: dict[str, str] = {"algorithm": "", "reward": ""}
+    for place, (pattern, instead) in FAULTY.items():
+        kind, name = place.split(".")
+        source = (folder / "faulty" / "src" / "faulty" / f"{kind}.py").read_text()
+        text, count = re.subn(pattern, instead, source, count=1, flags=re.MULTILINE)
+        assert count == 1
+        (folder / "faulty" / "src" / "faulty" / f"{name}.py").write_text(text)
+        (plugin,) = re.findall(r"^class (\w+)", source, re.MULTILINE)
+        entries[kind] += f'{name} = "faulty.{name}:{plugin}"\n'
+    project = folder / "faulty" / "pyproject.toml"
+    text = project.read_text()
+    for kind, lines in entries.items():
+        text, count = re.subn(rf'^faulty = "faulty.{kind}:.*$', lines, text, flags=re.MULTILINE)
+        assert count == 1
+    project.write_text(text)
+    return install([folder / "faulty"], folder / "installed")
+
+
+@pytest.fixture(scope="module")
+def folder(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a config that names the packages' plugins, and its data."""
+    folder = tmp_path_factory.mktemp("runs")
+    rows = [json.dumps({"problem": f"{i}+1?", "answer": str(i + 1)}) + "\n" for i in range(6)]
+    (folder / "sums.jsonl").write_text("".join(rows))
+    config: dict[str, Any] = {
+        "model": {"path": str(models("qwen2"))},
+        "data": {"train": {"name": "table", "path": "sums.jsonl"}, "max_prompt_tokens": 64},
+        "rewards": [{"name": "repetition", "n": 1}, {"name": "acme_rl", "weight": 0.5, "per_token": 0.01}],
+        "algorithm": {"name": "lite_ppo", "clip_high": 0.28},
+        "sampler": {"name": "hf", "group_size": 4, "max_new_tokens": 12},
+        "learner": {"lr": 1e-3, "zero_stage": 0, "minibatches": 2},
+        "trainer": {"steps": 1, "prompts_per_step": 5},
+        "trackers": [],
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+def test_installed_packages_are_checked_whatever_their_neighbours(site: Path, faulty: Path, household) -> None:
+    found = household.run("plugins", "--check", "--json", folder=site, PYTHONPATH=path_with(site, faulty))
+    assert found.returncode == 4, found.stderr
+    rows = {(row["distribution"], row["kind"], row["name"]): row for row in json.loads(found.stdout)}
+    assert {key for key, row in rows.items() if row["status"] == "ok" and key[0] != "mmrl"} == {
+        ("mmrl-lite-ppo", "algorithm", "lite_ppo"),
+        ("mmrl-lite-ppo", "reward", "repetition"),
+        ("acme-rl", "algorithm", "acme_rl"),
+        ("acme-rl", "reward", "acme_rl"),
+        ("faulty", "algorithm", "lite_ppo"),
+    }
+    assert {row["version"] for key, row in rows.items() if key[0] != "mmrl"} == {"0.1.0"}
+    for distribution in ("mmrl-lite-ppo", "faulty"):
+        note = f"name taken twice, use {distribution}:lite_ppo"
+        assert rows[distribution, "algorithm", "lite_ppo"]["note"] == note
+    bad = {key[2]: row["note"] for key, row in rows.items() if row["status"] == "bad"}
+    assert bad.keys() == {"crash", "newer", "wrong"}
+    assert "cannot be imported: RuntimeError: no licence" in bad["crash"]
+    assert f"written for interface version {API_VERSION + 1}, not {API_VERSION}" in bad["newer"]
+    assert "one per rollout" in bad["wrong"]
+
+
+def test_their_own_tests_pass(sources: list[Path], site: Path, tmp_path: Path) -> None:
+    tests = [package / "tests" for package in sources]
+    options = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir", tmp_path]
+    output = call("-m", "pytest", *options, *tests, PYTHONPATH=path_with(site))
+    assert re.search(r"^\d\d passed", output, re.MULTILINE), output
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message", "remedy"),
+    [
+        ([], "several packages install an algorithm plugin called 'lite_ppo'", "select one of them by its long name"),
+        (["algorithm={name: crash}"], "cannot be imported: RuntimeError: no licence", "reinstall faulty"),
+        (["algorithm={name: newer}"], f"written for interface version {API_VERSION + 1}", "upgrade mmrl"),
+        (["algorithm={name: third:lite_ppo}"], "an algorithm plugin called 'third:lite_ppo'", "pip install"),
+    ],
+)
+def test_a_faulty_package_is_named_when_it_is_asked_for(
+    overrides, message, remedy, site, faulty, folder, monkeypatch, capsys
+) -> None:
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.syspath_prepend(faulty)
+    assert main(["show", str(folder / "config.yaml"), *overrides]) == 4
+    complaint = capsys.readouterr().err
+    assert message in complaint and remedy in complaint
+    assert main(["show", str(folder / "config.yaml"), "algorithm={name: mmrl-lite-ppo:lite_ppo}"]) == 0
+
+
+def test_without_the_package_the_error_says_what_to_install(folder: Path, household) -> None:
+    result = household.run("train", "config.yaml", "trainer.run_dir=nowhere", folder=folder)
+    assert result.returncode == 4
+    for plugin in ("an algorithm plugin called 'lite_ppo'", "a reward plugin called 'repetition'"):
+        assert f"no installed package has {plugin}" in result.stderr
+    assert "install the package that has it (pip install ...)" in result.stderr
+    assert not (folder / "nowhere").exists()
+
+
+@pytest.mark.parametrize("cluster", [[], ["cluster.name=ray", "cluster.ranks=2"]], ids=["local", "ray"])
+def test_a_run_trains_with_the_packages_plugins_by_name(cluster, site: Path, folder: Path, household) -> None:
+    run = folder / ("ray" if cluster else "local")
+    result = household.run(
+        "train", "config.yaml", f"trainer.run_dir={run}", *cluster, folder=folder, PYTHONPATH=path_with(site)
+    )
+    assert result.returncode == 0, result.stderr
+    environment = json.loads((run / "environment.json").read_text())
+    assert {"mmrl-lite-ppo", "acme-rl"} <= {plugin["distribution"] for plugin in environment["plugins"]}
+    metrics = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert -1 <= metrics["reward/repetition_mean"] <= 0
+    assert metrics["policy/grad_norm"] > 0 and "policy/clip_fraction_high" in metrics
+    rollouts = [json.loads(line) for line in (run / "rollouts" / "step-000001.jsonl").read_text().splitlines()]
+    assert len(rollouts) == 20
+    groups = np.array([rollout["prompt_id"] for rollout in rollouts])
+    rewards = np.array([rollout["reward"] for rollout in rollouts])
+    centred = rewards - np.array([rewards[groups == group].mean() for group in groups])
+    advantages = [np.mean(rollout["advantage"]) for rollout in rollouts]  # of one row or of each token
+    np.testing.assert_allclose(advantages, centred / (rewards.std(ddof=1) + 1e-6), rtol=1e-5, atol=1e-8)
+    assert household.members_after(10) == {}
