@@ -177,7 +177,7 @@ class _Subject:
     def check_select(self) -> None:
         """``select`` answers one bool for each group, whatever its rewards."""
         groups = scored_groups(with_greedy=self.needs.greedy_rollout)
-        for some in (groups, groups[:1], groups[-1:], ()):
+        for some in (groups, groups[:1], groups[-1:]):
             algorithm = copy.deepcopy(self.algorithm)
             with plugin_errors(algorithm, "select"):
                 kept = algorithm.select(some)
