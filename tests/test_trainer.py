@@ -361,6 +361,7 @@ def test_a_mismatch_that_appears_later_stops_too(run):
     stopped = run(engine={"drift": 0.01})
     with pytest.raises(NumericsError, match=r"disagree in step 1: mean 1\.00e-02"):
         stopped.fit()
+    assert len(stopped.recorder.rolled[1]) == 2  # for whoever looks for the cause
 
 
 def test_warned_of_a_mismatch_the_run_goes_on(run):
