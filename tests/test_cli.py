@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -262,43 +263,44 @@ class Quiet(Tracker):
     def log(self, step, metrics): ...
     def finish(self): ...
 """
-GROUPS = {"rewards": ["Fine", "Demanding", "Contradictory", "Wrong", "Absent"], "datasets": ["Empty"]}
-GROUPS |= {"trackers": ["Quiet"]}
+ENTRIES = """\
+fine = {module}:Fine
+demanding = {module}:Demanding
+contradictory = {module}:Contradictory
+wrong = {module}:Wrong
+absent = {module}:Absent
+[mmrl.datasets]
+empty = {module}:Empty
+[mmrl.trackers]
+quiet = {module}:Quiet
+"""
 
 
 @pytest.fixture
-def only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Makes mmrl see two distributions, ``these`` and ``others``, and no other; both have a reward called fine."""
-    (tmp_path / "these_plugins.py").write_text(PLUGINS)
-    lines = [
-        f"[mmrl.{group}]\n" + "\n".join(f"{n.lower()} = these_plugins:{n}" for n in names)
-        for group, names in GROUPS.items()
-    ]
-    for name, text in {"these": "\n".join(lines), "others": "[mmrl.rewards]\nfine = these_plugins:Fine"}.items():
-        info = tmp_path / f"{name}-0.1.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
-        (info / "entry_points.txt").write_text(text + "\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "these_plugins", raising=False)
-    found = list_plugins()
-    ours = [info for info in found if info.distribution in ("these", "others")]
+def only(package: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """Makes mmrl see two distributions, ``these`` and ``others``, and no other; returns the module of ``these``.
+
+    Both have a reward called fine.
+    """
+    module = package(PLUGINS, ENTRIES, name="these")
+    package(PLUGINS, "fine = {module}:Fine", name="others")
+    ours = [info for info in list_plugins() if info.distribution in ("these", "others")]
     monkeypatch.setattr("mmrl.registry.list_plugins", lambda: ours)
-    return [f"{info.distribution}:{info.name}" for info in ours]
+    return module
 
 
 def test_plugins_shows_names_that_are_taken_twice_and_imports_nothing(
-    only: list[str], capsys: pytest.CaptureFixture[str]
+    only: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plugins"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(only) + 1
+    assert len(lines) == 8 + 1
     assert next(line for line in lines if "  others " in line).endswith("installed: name taken twice, use others:fine")
     assert next(line for line in lines if " absent " in line).endswith("installed")
-    assert "these_plugins" not in sys.modules
+    assert only not in sys.modules
 
 
-def test_plugins_check_says_which_can_be_used_and_why_not(only: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_plugins_check_says_which_can_be_used_and_why_not(only: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins", "--check", "--json"]) == 4
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out) if row["distribution"] == "these"}
     assert {name: row["status"] for name, row in rows.items()} == {
@@ -313,12 +315,12 @@ def test_plugins_check_says_which_can_be_used_and_why_not(only: list[str], capsy
     assert main(["plugins", "--check"]) == 4
     shown = capsys.readouterr()
     line = next(line for line in shown.out.splitlines() if " wrong " in line)
-    assert "bad: these_plugins.Wrong breaks a rule: score answers 6 scores, one per rollout" in line
+    assert f"bad: {only}.Wrong breaks a rule: score answers 6 scores, one per rollout" in line
     assert "it answered 1 scores" in shown.err and "  do:  " in shown.err
 
 
 def test_plugins_check_of_sound_plugins_exits_with_0(
-    only: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    only: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sound = [info for info in registry.list_plugins() if info.name in ("fine", "quiet", "demanding")]
     monkeypatch.setattr("mmrl.registry.list_plugins", lambda: sound)
