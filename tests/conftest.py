@@ -233,15 +233,18 @@ def vision(bench: Callable[[str], Bench]) -> Bench:
 def start(vision: Bench) -> Iterator[Callable[..., RankEngine]]:
     """Builds a rank's engine in this process: as many learners as wanted, but one vLLM."""
     from mmrl.cluster.local import start_engine
+    from mmrl.interfaces import Algorithm
     from mmrl_algorithms.grpo import GRPO
 
     sampled = []
 
-    def build(with_sampler: bool = False, algorithm: dict[str, Any] | None = None, **sections: Any) -> RankEngine:
+    def build(with_sampler: bool = False, algorithm: Any = None, **sections: Any) -> RankEngine:
+        """``algorithm``: an object, or options of GRPO."""
         sampled.append(with_sampler)
         config = vision.config(**sections)
-        grpo = GRPO(GRPO.Config.model_validate(algorithm or {}))
-        return start_engine(config, vision.folder, vision.media, grpo, max_images=2, with_sampler=with_sampler)
+        if not isinstance(algorithm, Algorithm):
+            algorithm = GRPO(GRPO.Config.model_validate(algorithm or {}))
+        return start_engine(config, vision.folder, vision.media, algorithm, max_images=2, with_sampler=with_sampler)
 
     yield build
     import torch
