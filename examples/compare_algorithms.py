@@ -197,8 +197,8 @@ def table(results: Sequence[Result]) -> str:
 
 COLOURS = ("#3b82f6", "#f97316", "#10b981", "#e11d8f", "#a16207", "#8b5cf6")
 DASHES = ("", "7 3", "2 3", "10 3 2 3", "4 2", "12 4")
-STYLE = "text{font:13px sans-serif;fill:#57606a}.grid{stroke:#8c959f;stroke-opacity:.35}.axis{stroke:#8c959f}"
-DARK = "@media (prefers-color-scheme:dark){text{fill:#b1bac4}}"
+STYLE = "text{font:13px sans-serif;fill:#7d8590}.grid{stroke:#8c959f;stroke-opacity:.35}.axis{stroke:#8c959f}"
+"""Greys that can be read on white and on black."""
 
 
 def line_chart(curves: Mapping[str, Mapping[int, float]], title: str) -> str:
@@ -240,7 +240,7 @@ def line_chart(curves: Mapping[str, Mapping[int, float]], title: str) -> str:
     body = "\n".join(marks)
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 440" role="img">
 <title>{escape(title)}</title>
-<style>{STYLE}{DARK}</style>
+<style>{STYLE}</style>
 <text x="{left}" y="22" font-weight="bold">{escape(title)}</text>
 {body}
 <text x="{left + width / 2}" y="{top + height + 42}" text-anchor="middle">training steps</text>
