@@ -195,7 +195,7 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
 
 
-COLOURS = ("#3b82f6", "#f97316", "#10b981", "#e11d8f", "#a16207", "#8b5cf6")
+COLOURS = ("#3b82f6", "#f97316", "#10b981", "#e11d8f", "#b9810f", "#8b5cf6")
 DASHES = ("", "7 3", "2 3", "10 3 2 3", "4 2", "12 4")
 STYLE = "text{font:13px sans-serif;fill:#7d8590}.grid{stroke:#8c959f;stroke-opacity:.35}.axis{stroke:#8c959f}"
 """Greys that can be read on white and on black."""

@@ -43,6 +43,11 @@ AggregationMode = Literal[
     "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "prompt-mean-token-mean"
 ]
 
+KLEstimator = Literal["k1", "k2", "k3", "k3+", "k3_is", "abs", "mse", "low_var_kl"]
+CorrectionMode = Literal[
+    "token-truncate", "token-mask", "seq-truncate", "seq-mask", "seq-geo-truncate", "seq-geo-mask", "seq-geo-reject"
+]
+
 
 class PluginConfig(BaseModel):
     """Base of every plugin's options: frozen, and unknown options are errors."""

@@ -1,17 +1,46 @@
-"""Advantages from rewards: pure functions of a whole rollout batch, in float64."""
+"""Advantages from rewards: pure functions of a whole rollout batch, in float64; rows and groups in any order.
+
+Shape letters: ``B`` rollouts in the batch, ``T_i`` completion tokens of row ``i``. ``masks`` are False where a token
+was not written by the policy; such holes are skipped, neither counted nor an end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
-from mmrl.types import BoolArray, FloatArray, IntArray
+from mmrl.types import Batch, BoolArray, FloatArray, IntArray
 
 TOLERANCE = 1e-8
 """Rewards of a group whose range is at most this carry no signal. A test of the range, not of the standard
 deviation: seven float32 rewards of 0.7 have a std of 6e-8, which a small epsilon would blow up."""
+
+
+def shaped_rewards(batch: Batch, *, clip: tuple[float, float] | None = None, normalise: bool = False) -> FloatArray:
+    """(B,) weighted sums of the rewards' components, shaped in this order; 0 where invalid.
+
+    1. Each component relative to its group's mean and deviation, if ``normalise`` (GDPO, arXiv:2601.05242).
+    2. The weighted sum of all that are no penalties.
+    3. Clipped to ``clip``.
+    4. The weighted penalties.
+    """
+    if clip is None and not normalise:
+        return np.where(batch.valid, batch.rewards, 0.0)
+
+    def value(name: str) -> FloatArray:
+        component = np.where(batch.valid, batch.components[name], 0.0)
+        plain = not normalise or name in batch.penalties
+        return component if plain else group_advantages(component, batch.group_ids, batch.valid)
+
+    return np.where(batch.valid, _shaped(batch, {name: value(name) for name in batch.components}, clip), 0.0)
+
+
+def greedy_rewards(batch: Batch, *, clip: tuple[float, float] | None = None) -> FloatArray:
+    """(B,) rewards of the greedy rollout of each row's prompt, shaped as ``shaped_rewards`` does; 0 where invalid."""
+    assert batch.greedy_components is not None, "the algorithm's needs ask for no greedy rollout"
+    return np.where(batch.valid, _shaped(batch, batch.greedy_components, clip), 0.0)
 
 
 def group_advantages(
@@ -23,7 +52,7 @@ def group_advantages(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> FloatArray:
-    """(B,) float64 rewards relative to their group's mean, divided by a standard deviation plus ``eps``.
+    """(B,) rewards relative to their group's mean, divided by a standard deviation plus ``eps``.
 
     Invalid rows, groups of one, and groups of equal rewards get exactly 0.
 
@@ -37,34 +66,125 @@ def group_advantages(
     rewards = np.asarray(rewards, np.float64)
     advantages_B = np.zeros_like(rewards)
     batch_std = _std(rewards[valid], ddof) if scale == "batch" else 0.0
-    for group_id in np.unique(group_ids[valid]):
-        members = valid & (group_ids == group_id)
+    for members in _groups(rewards, group_ids, valid, uneven=True):
         values = rewards[members]
-        if np.ptp(values) <= TOLERANCE:
-            continue
         centred = values - values.mean()
         std = {"group": _std(values, ddof), "batch": batch_std, "none": 1.0}[scale]
         advantages_B[members] = centred if scale == "none" else centred / (std + eps)
     return advantages_B
 
 
+def leave_one_out(rewards: FloatArray, group_ids: IntArray, valid: BoolArray) -> FloatArray:
+    """(B,) each reward minus the mean of the others of its group (RLOO, arXiv:2402.14740).
+
+    ``R_i - (sum_j R_j - R_i) / (N - 1)``; invalid rows, groups of one and groups of equal rewards get exactly 0.
+    """
+    rewards = np.asarray(rewards, np.float64)
+    advantages_B = np.zeros_like(rewards)
+    for members in _groups(rewards, group_ids, valid, uneven=True):
+        values = rewards[members]
+        advantages_B[members] = (values - values.mean()) * (len(values) / (len(values) - 1))
+    return advantages_B
+
+
+def best_of_group(rewards: FloatArray, group_ids: IntArray, valid: BoolArray, *, threshold: float = 0.0) -> BoolArray:
+    """(B,) True for the valid rows with their group's highest reward, if that is above ``threshold`` (RAFT)."""
+    rewards = np.asarray(rewards, np.float64)
+    best_B = np.zeros(len(rewards), bool)
+    for members in _groups(rewards, group_ids, valid):
+        best = rewards[members].max()
+        best_B[members] = (rewards[members] >= best - TOLERANCE) & (rewards[members] > threshold)
+    return best_B
+
+
+def mixed_groups(values: FloatArray, group_ids: IntArray, valid: BoolArray) -> BoolArray:
+    """(B,) True for the valid rows of groups with two valid values or more that are not all equal."""
+    mixed_B = np.zeros(len(values), bool)
+    for members in _groups(np.asarray(values, np.float64), group_ids, valid, uneven=True):
+        mixed_B[members] = True
+    return mixed_B
+
+
+def grouped(group_ids: IntArray, valid: BoolArray) -> BoolArray:
+    """(B,) True for the valid rows of groups with two valid rows or more."""
+    _, group_B, sizes = np.unique(np.where(valid, group_ids, -1), return_inverse=True, return_counts=True)
+    return valid & (sizes[group_B] > 1)
+
+
+def valid_masks(batch: Batch, rows: BoolArray | None = None) -> list[BoolArray]:
+    """The batch's masks, False throughout for rows that are invalid, or not among ``rows``."""
+    keep_B = batch.valid if rows is None else batch.valid & rows
+    return [mask & keep for mask, keep in zip(batch.masks, keep_B, strict=True)]
+
+
 def zero_signal_fraction(rewards: FloatArray, group_ids: IntArray, valid: BoolArray) -> float:
     """Share of the groups with a valid reward whose valid rewards are all equal (groups of one included)."""
-    groups = [rewards[valid & (group_ids == g)] for g in np.unique(group_ids[valid])]
-    return float(np.mean([np.ptp(values) <= TOLERANCE for values in groups])) if groups else 1.0
+    groups = len(np.unique(group_ids[valid]))
+    mixed = len(np.unique(group_ids[mixed_groups(rewards, group_ids, valid)]))
+    return 1.0 - mixed / groups if groups else 1.0
 
 
-def sequence_kl(
+def token_kl(
     logprobs: Sequence[FloatArray], reference_logprobs: Sequence[FloatArray], masks: Sequence[BoolArray]
-) -> FloatArray:
-    """(B,) float64 sums of ``log pi - log pi_ref`` over each row's tokens in the loss (the k1 estimator)."""
-    return np.array(
-        [
-            np.sum(np.asarray(new, np.float64)[mask] - np.asarray(reference, np.float64)[mask])
-            for new, reference, mask in zip(logprobs, reference_logprobs, masks, strict=True)
-        ],
-        np.float64,
-    )
+) -> list[FloatArray]:
+    """B arrays (T_i,) of ``log pi - log pi_ref`` (the estimator k1); 0 outside the masks."""
+    return [
+        np.where(mask, np.asarray(new, np.float64) - np.asarray(reference, np.float64), 0.0)
+        for new, reference, mask in zip(logprobs, reference_logprobs, masks, strict=True)
+    ]
+
+
+def less_sequence_kl(rewards: FloatArray, kl: Sequence[FloatArray] | None) -> FloatArray:
+    """(B,) each reward minus the sum of its tokens' KL; the rewards themselves without any."""
+    return rewards if kl is None else rewards - np.array([kl_T.sum() for kl_T in kl])
+
+
+def token_rewards(
+    rewards: FloatArray, masks: Sequence[BoolArray], kl: Sequence[FloatArray] | None = None
+) -> list[FloatArray]:
+    """B arrays (T_i,): the row's reward at its last token in the mask, minus each token's KL; 0 outside the masks."""
+    rewards_BT: list[FloatArray] = [np.zeros(len(mask)) for mask in masks]
+    for row_T, mask, reward in zip(rewards_BT, masks, rewards, strict=True):
+        row_T[np.flatnonzero(mask)[-1:]] = reward
+    return rewards_BT if kl is None else [row_T - kl_T for row_T, kl_T in zip(rewards_BT, kl, strict=True)]
+
+
+def reward_to_go(rewards: Sequence[FloatArray], masks: Sequence[BoolArray], *, gamma: float = 1.0) -> list[FloatArray]:
+    """B arrays (T_i,) of ``G_t = r_t + gamma G_{t+1}`` over the tokens in the mask; 0 outside."""
+    returns: list[FloatArray] = [np.zeros(len(mask)) for mask in masks]
+    for returns_T, rewards_T, mask in zip(returns, rewards, masks, strict=True):
+        total = 0.0
+        for t in np.flatnonzero(mask)[::-1]:
+            returns_T[t] = total = rewards_T[t] + gamma * total
+    return returns
+
+
+def whiten(
+    values: Sequence[FloatArray], masks: Sequence[BoolArray], *, ddof: int = 1, eps: float = 1e-8
+) -> list[FloatArray]:
+    """B arrays (T_i,) ``(x - mean) / sqrt(var + eps)`` over all tokens in the masks; 0 outside, and for one alone."""
+    population = np.concatenate([np.zeros(0), *(v[m] for v, m in zip(values, masks, strict=True))])
+    if len(population) <= 1:
+        return [np.zeros(len(mask)) for mask in masks]
+    mean, scale = population.mean(), np.sqrt(population.var(ddof=ddof) + eps)
+    return [np.where(m, (v - mean) / scale, 0.0) for v, m in zip(values, masks, strict=True)]
+
+
+def _groups(rewards: FloatArray, group_ids: IntArray, valid: BoolArray, *, uneven: bool = False) -> Iterator[BoolArray]:
+    """The valid rows of each group, as (B,) masks; ``uneven``: only groups whose rewards are not all equal."""
+    for group_id in np.unique(group_ids[valid]):
+        members = valid & (group_ids == group_id)
+        if not uneven or np.ptp(rewards[members]) > TOLERANCE:
+            yield members
+
+
+def _shaped(batch: Batch, components: Mapping[str, FloatArray], clip: tuple[float, float] | None) -> FloatArray:
+    """Steps 2 to 4 of ``shaped_rewards``."""
+    total, penalty = np.zeros(len(batch.rewards)), np.zeros(len(batch.rewards))
+    for name, values in components.items():
+        target = penalty if name in batch.penalties else total
+        target += batch.weights[name] * values
+    return (total if clip is None else total.clip(*clip)) + penalty
 
 
 def _std(values: FloatArray, ddof: int) -> float:

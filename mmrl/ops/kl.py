@@ -6,12 +6,10 @@ value would remove the gradient exactly where the penalty is needed.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 import torch
 
-KLEstimator = Literal["k1", "k2", "k3", "k3+", "k3_is", "abs", "mse", "low_var_kl"]
-ESTIMATORS: tuple[str, ...] = get_args(KLEstimator)
+from mmrl.interfaces import KLEstimator
+
 MAX_EXPONENT = 20.0
 
 
@@ -50,3 +48,12 @@ def kl_per_token(
             raise ValueError("k3_is needs the old log-probs")
         return (logprobs_T - old_logprobs_T).clamp(-MAX_EXPONENT, MAX_EXPONENT).exp() * k3_T
     return k3_T
+
+
+def adapted_coefficient(coef: float, kl: float, *, target: float, horizon: float, num_sequences: int) -> float:
+    """The next coefficient of a KL penalty that is steered to ``target`` (arXiv:1909.08593 section 2.2).
+
+    ``coef (1 + clip(kl / target - 1, -0.2, 0.2) num_sequences / horizon)``; ``kl`` and ``target`` in the same unit.
+    """
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return coef * (1 + error * num_sequences / horizon)

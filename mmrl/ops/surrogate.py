@@ -1,51 +1,108 @@
-"""Surrogate losses: per-token, minimised, unreduced."""
+"""Surrogate losses of policy gradients: per token, minimised, unreduced.
+
+With ``l`` the current log-prob of a token, ``d = l - l_old``, ``rho = exp(d)`` and ``A`` its advantage. Exponents are
+clamped at +-20. Each function gives a ``TokenLoss`` whose one term is ``policy``, and per-token metrics that say where
+a clip took the gradient away:
+
+- ``policy/clip_fraction_high``: the upper clip (A > 0, the ratio above its bound).
+- ``policy/clip_fraction_low``: the lower clip (A < 0, the ratio below its bound).
+- ``policy/clip_fraction_dual``: the bound on the loss of negative advantages.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
+
+from mmrl.types import PackedTokens, TokenLoss
 
 MAX_LOG_RATIO = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class ClippedLoss:
-    """A clipped surrogate.
+def reinforce(tokens: PackedTokens) -> TokenLoss:
+    """``-A l`` (Williams, 1992): on-policy only, it has no ratio."""
+    return _surrogate(-tokens.advantages_T * tokens.logprobs_T)
 
-    Attributes:
-        loss_T: What is minimised.
-        clipped_high_T: 1 where the upper clip removed the gradient (A > 0, ratio > 1 + clip_high).
-        clipped_low_T: 1 where the lower clip did (A < 0, ratio < 1 - clip_low).
+
+def ppo_clip(tokens: PackedTokens, *, clip_low: float, clip_high: float, dual_clip: float | None = None) -> TokenLoss:
+    """``max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))`` (PPO, arXiv:1707.06347 equation 7).
+
+    With ``dual_clip = c``, the loss of a negative advantage is at most ``-c A`` (arXiv:1912.09729 equation 5).
     """
-
-    loss_T: torch.Tensor
-    clipped_high_T: torch.Tensor
-    clipped_low_T: torch.Tensor
+    return _clipped(_log_ratio(tokens).exp(), tokens.advantages_T, clip_low, clip_high, dual_clip)
 
 
-def importance_ratio(logprobs_T: torch.Tensor, old_logprobs_T: torch.Tensor) -> torch.Tensor:
-    """(T,) ``pi / pi_old``, the exponent clamped to +-20."""
-    return (logprobs_T - old_logprobs_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+def sequence_clip(tokens: PackedTokens, *, clip_low: float, clip_high: float) -> TokenLoss:
+    """``ppo_clip`` with the ratio of whole sequences, ``exp(sum_t d_t)``; to be averaged over sequences."""
+    ratios = _exp(tokens.sequence_sum(_log_ratio(tokens)))
+    return _clipped(ratios[tokens.sequence_T], tokens.advantages_T, clip_low, clip_high)
 
 
-def ppo_clip(
-    logprobs_T: torch.Tensor,
-    old_logprobs_T: torch.Tensor,
-    advantages_T: torch.Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-) -> ClippedLoss:
-    """``max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high))`` (PPO, arXiv:1707.06347 eq. 7).
+def gspo(tokens: PackedTokens, *, clip_low: float, clip_high: float) -> TokenLoss:
+    """``ppo_clip`` with ``s = exp(mean_t d_t)`` (GSPO, arXiv:2507.18071 equations 5 to 7); averaged over sequences."""
+    ratios = _exp(tokens.sequence_mean(_log_ratio(tokens)))
+    return _clipped(ratios[tokens.sequence_T], tokens.advantages_T, clip_low, clip_high)
 
-    With ``dual_clip = c``, the loss of a negative advantage is at most ``-c A`` (arXiv:1912.09729 eq. 5).
+
+def gspo_token(tokens: PackedTokens, *, clip_low: float, clip_high: float) -> TokenLoss:
+    """``ppo_clip`` with the value of GSPO's ratio and each token's own gradient (arXiv:2507.18071 equations 13, 14)."""
+    ratios = _exp(tokens.sequence_mean(_log_ratio(tokens))).detach()
+    ratio_T = ratios[tokens.sequence_T] * (tokens.logprobs_T - tokens.logprobs_T.detach()).exp()
+    return _clipped(ratio_T, tokens.advantages_T, clip_low, clip_high)
+
+
+def cispo(tokens: PackedTokens, *, ratio_min: float, ratio_max: float) -> TokenLoss:
+    """``-sg[clip(rho, ratio_min, ratio_max)] A l`` (CISPO, arXiv:2506.13585 equation 4): no token loses its gradient.
+
+    The bounds are absolute. The clip fractions count tokens whose weight was bounded, whatever their advantage.
     """
-    ratio_T = importance_ratio(logprobs_T, old_logprobs_T)
+    ratio_T = _log_ratio(tokens).exp().detach()
+    loss_T = -ratio_T.clamp(ratio_min, ratio_max) * tokens.advantages_T * tokens.logprobs_T
+    return _surrogate(loss_T, high=ratio_T > ratio_max, low=ratio_T < ratio_min)
+
+
+def gmpo(tokens: PackedTokens, *, clip_low: float, clip_high: float) -> TokenLoss:
+    """``-A exp(mean_t c_t)`` with ``c = min(d, clip_high)`` or ``max(d, -clip_low)`` by the sign of ``A``.
+
+    GMPO, arXiv:2507.20673: the bounds are log-ratios, and act before the mean. To be averaged over sequences.
+    """
+    advantages_T, log_ratio_T = tokens.advantages_T, _log_ratio(tokens)
+    bounded_T = torch.where(advantages_T >= 0, log_ratio_T.clamp(max=clip_high), log_ratio_T.clamp(min=-clip_low))
+    ratios = _exp(tokens.sequence_mean(bounded_T))
+    high_T, low_T = (advantages_T > 0) & (log_ratio_T > clip_high), (advantages_T < 0) & (log_ratio_T < -clip_low)
+    return _surrogate(-advantages_T * ratios[tokens.sequence_T], high=high_T, low=low_T)
+
+
+def sapo(tokens: PackedTokens, *, tau_positive: float, tau_negative: float) -> TokenLoss:
+    """``-A (4 / tau) sigmoid(tau (rho - 1))`` with a ``tau`` for each sign of ``A`` (SAPO, arXiv:2511.20347).
+
+    The gate's slope is 1 at ``rho = 1`` and falls off smoothly on both sides: there is no clip.
+    """
+    advantages_T = tokens.advantages_T
+    tau_T = torch.full_like(advantages_T, tau_negative).masked_fill(advantages_T > 0, tau_positive)
+    return _surrogate(-advantages_T * 4 / tau_T * torch.sigmoid(tau_T * (_log_ratio(tokens).exp() - 1)))
+
+
+def _clipped(
+    ratio_T: torch.Tensor, advantages_T: torch.Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> TokenLoss:
     loss_T = torch.maximum(-advantages_T * ratio_T, -advantages_T * ratio_T.clamp(1 - clip_low, 1 + clip_high))
+    dual_T = None
     if dual_clip is not None:
-        loss_T = torch.where(advantages_T < 0, torch.minimum(loss_T, -dual_clip * advantages_T), loss_T)
+        dual_T = (advantages_T < 0) & (loss_T > -dual_clip * advantages_T)
+        loss_T = torch.where(dual_T, -dual_clip * advantages_T, loss_T)
     high_T = (advantages_T > 0) & (ratio_T > 1 + clip_high)
     low_T = (advantages_T < 0) & (ratio_T < 1 - clip_low)
-    return ClippedLoss(loss_T, high_T.to(loss_T.dtype), low_T.to(loss_T.dtype))
+    return _surrogate(loss_T, high=high_T, low=low_T, dual=dual_T)
+
+
+def _surrogate(loss_T: torch.Tensor, **clipped: torch.Tensor | None) -> TokenLoss:
+    metrics = {f"policy/clip_fraction_{side}": where.to(loss_T) for side, where in clipped.items() if where is not None}
+    return TokenLoss(loss_T, {"policy": loss_T}, metrics)
+
+
+def _log_ratio(tokens: PackedTokens) -> torch.Tensor:
+    return (tokens.logprobs_T - tokens.old_logprobs_T).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def _exp(log_ratios: torch.Tensor) -> torch.Tensor:
+    return log_ratios.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()

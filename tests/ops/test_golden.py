@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.interfaces import Aggregation
+from mmrl import registry
+from mmrl.config import PluginSpec
+from mmrl.interfaces import Aggregation, Algorithm
 from mmrl.ops.aggregation import sequence_weights
 from mmrl.ops.credit import group_advantages
 from mmrl.ops.kl import kl_per_token
 from mmrl.ops.logprobs import token_logprobs
-from mmrl.testing import replay
+from mmrl.testing import Replay, replay
 
 RTOL = {"float64": 1e-6, "float32": 1e-4}
 ATOL = {"float64": 1e-9, "float32": 1e-6}
@@ -33,37 +35,104 @@ def entries(section: str, **wanted: Any) -> list[Any]:
     return [pytest.param(e, id=e["id"]) for e in found]
 
 
-def options_of(config: dict[str, Any]) -> dict[str, Any]:
-    kl = config["kl_loss"]
-    return {
-        "clip_low": config["loss_params"]["eps_low"],
-        "clip_high": config["loss_params"]["eps_high"],
-        "aggregation": config["agg"],
-        **({"kl": {"coef": kl["coef"], "estimator": kl["estimator"]}} if kl else {}),
-    }
+NO_KL = {"kl": {"coef": 0.0}}
+TOKEN_MEAN = {"aggregation": "token-mean"}
+IN_REWARD = {"estimator": "k1", "where": "reward"}
+RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo": ("grpo", {"kl": {"coef": 0.04, "estimator": "k3", "where": "loss"}}),
+    "grpo_nokl": ("grpo", NO_KL),
+    "dr_grpo": ("dr_grpo", {}),  # and length_norm: the batch's max_len
+    "dapo": ("dapo", {}),
+    "dapo_prompt_mean": ("dapo", {"aggregation": "prompt-mean-token-mean"}),
+    "gspo": ("gspo", {}),
+    "gspo_wide": ("gspo", {"clip_low": 0.1, "clip_high": 0.15}),
+    "gspo_token": ("gspo_token", {}),
+    "gspo_token_wide": ("gspo_token", {"clip_low": 0.1, "clip_high": 0.15}),
+    "rloo": ("rloo", {"kl": {"coef": 0.05, **IN_REWARD}}),
+    "rloo_tokenclip": ("rloo", {**NO_KL, "loss": "ppo_clip", **TOKEN_MEAN}),
+    "rloo_seqclip": (
+        "rloo",
+        {"kl": {"coef": 0.05, **IN_REWARD}, "loss": "sequence_clip", "aggregation": "seq-mean-token-mean"},
+    ),
+    "remax": ("remax", NO_KL),
+    "remax_kl_tokenmean": ("remax", {"kl": {"coef": 0.01, **IN_REWARD}, **TOKEN_MEAN}),
+    "reinforce_pp": ("reinforce_pp", {"kl": {"coef": 0.01, **IN_REWARD}}),
+    "reinforce_pp_baseline": ("reinforce_pp_baseline", {"kl": {"coef": 0.001, "estimator": "k2", "where": "loss"}}),
+    "cispo": ("cispo", {"ratio_max": 5.0}),
+    "cispo_1.28": ("cispo", {"ratio_max": 1.28}),
+    "gmpo": ("gmpo", {}),
+    "gmpo_narrow": ("gmpo", {"clip_low": 0.12, "clip_high": 0.12}),
+    "sapo": ("sapo", {}),
+    "grpo_dual_clip": ("grpo", {**NO_KL, **TOKEN_MEAN, "dual_clip": 3.0}),
+    "grpo_dual_clip_1.5": ("grpo", {**NO_KL, **TOKEN_MEAN, "dual_clip": 1.5}),
+    "raft": ("raft", {}),
+    "raft_pp": ("raft_pp", {}),
+    "reinforce_rej": ("reinforce_rej", {}),
+    "dapo_tis": ("dapo", {"correction": {"mode": "token-truncate"}}),
+    "dapo_icepop": ("dapo", {"correction": {"mode": "token-mask", "low": 0.5, "high": 5.0}}),
+    "dapo_seq_mask": ("dapo", {"correction": {"mode": "seq-mask"}}),
+}
+"""Every golden recipe but those that need a critic: algorithm and options."""
+
+WITH_A_CRITIC = {"ppo", "ppo_dual_clip", "gspo_token_tokenadv"}
+CLIP_METRICS = {
+    "clipfrac_high": "policy/clip_fraction_high",
+    "clipfrac_low": "policy/clip_fraction_low",
+    "clipfrac_dual": "policy/clip_fraction_dual",
+    "ppo_kl": "policy/ppo_kl",
+}
+
+
+def run_recipe(entry: dict[str, Any], batch: dict[str, Any] | None = None, **how: Any) -> Replay:
+    batch = batch or golden()["batches"][entry["batch"]]
+    return replay(algorithm(entry["recipe"], batch["max_len"]), batch, **how)
+
+
+@functools.cache
+def algorithm(recipe: str, max_len: int) -> Algorithm:
+    name, options = RECIPES[recipe]
+    length_norm = {"length_norm": max_len} if name == "dr_grpo" else {}
+    return registry.create("algorithm", PluginSpec.model_validate({"name": name, **options, **length_norm}))
+
+
+def golden_advantages(entry: dict[str, Any]) -> np.ndarray:
+    name, batch = entry["config"]["advantage"], golden()["batches"][entry["batch"]]
+    if name == "rewards":
+        return np.where(batch["reward_valid"], batch["rewards"], 0.0)
+    (found,) = [e["expected"] for e in golden()["advantages"] if (e["name"], e["batch"]) == (name, entry["batch"])]
+    return np.array(found)
+
+
+def test_no_recipe_is_left_out():
+    assert {e["recipe"] for e in golden()["policy"]} == set(RECIPES) | WITH_A_CRITIC
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize(("ranks", "microbatches"), [(1, 1), (2, 2), (1, 4)])
-@pytest.mark.parametrize("entry", entries("policy", recipe=("grpo", "grpo_nokl")))
-def test_grpo_gives_the_golden_loss_gradient_and_weights(entry, ranks, microbatches, dtype):
-    batch, expected = golden()["batches"][entry["batch"]], entry["expected"]
-    result = replay(
-        "grpo", batch, options=options_of(entry["config"]), ranks=ranks, microbatches=microbatches, dtype=dtype
-    )
+@pytest.mark.parametrize("entry", entries("policy", recipe=tuple(RECIPES)))
+def test_a_recipe_is_golden_however_it_is_split(entry, dtype):
+    expected = entry["expected"]
     close = functools.partial(np.testing.assert_allclose, rtol=RTOL[dtype], atol=ATOL[dtype])
-    close(result.loss, expected["loss"])
-    close(result.metrics["loss/policy"], expected["pg_loss"])
-    close(result.grad_log_probs, expected["grad_log_probs"])
-    close(result.sequence_weights, expected["seq_weights"])
-    close(result.metrics["policy/clip_fraction_high"], expected["metrics"]["clipfrac_high"])
-    close(result.metrics["policy/clip_fraction_low"], expected["metrics"]["clipfrac_low"])
-    if "kl_loss" in expected:
-        coef = entry["config"]["kl_loss"]["coef"]
-        close(result.metrics["loss/kl"], coef * expected["kl_loss"])
+    mask = np.array(golden()["batches"][entry["batch"]]["response_mask"], bool)
+    kept = np.array(expected["seq_weights"]) > 0
+    for ranks, microbatches in [(1, 1), (1, 4), (2, 2), (3, 1)]:
+        result = run_recipe(entry, ranks=ranks, microbatches=microbatches, dtype=dtype)
+        close(result.sequence_weights, expected["seq_weights"])
+        close(result.loss, expected["loss"])
+        close(result.grad_log_probs, expected["grad_log_probs"])
+        close(result.metrics["loss/policy"], expected["pg_loss"])
+        advantages = golden_advantages(entry)
+        if result.advantages.ndim == advantages.ndim == 1:
+            close(result.advantages, advantages)
+        else:  # one of them per token: equal where there is a token in the loss
+            wide = [a[:, None] if a.ndim == 1 else a for a in (result.advantages, advantages)]
+            close(*(np.broadcast_to(a, mask.shape)[mask & kept[:, None]] for a in wide))
+        for name, value in expected.get("metrics", {}).items():
+            close(result.metrics[CLIP_METRICS[name]], value)
+        if "kl_loss" in expected:
+            close(result.metrics["loss/kl"], entry["config"]["kl_loss"]["coef"] * expected["kl_loss"])
 
 
-@pytest.mark.parametrize("entry", entries("policy", recipe=("grpo",)))
+@pytest.mark.parametrize("entry", entries("policy", recipe=tuple(RECIPES), batch=("r2", "r3")))
 def test_what_is_masked_or_invalid_changes_nothing(entry):
     clean = golden()["batches"][entry["batch"]]
     mask = np.array(clean["response_mask"], bool)
@@ -71,23 +140,43 @@ def test_what_is_masked_or_invalid_changes_nothing(entry):
     for name in ("log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs"):
         dirty[name] = np.where(mask, np.array(clean[name]), np.nan)
     dirty["rewards"] = np.where(clean["reward_valid"], clean["rewards"], np.nan)
-    options = options_of(entry["config"])
-    one, other = replay("grpo", clean, options=options), replay("grpo", dirty, options=options)
+    one, other = run_recipe(entry, clean), run_recipe(entry, dirty)
     assert one.loss == other.loss
     np.testing.assert_array_equal(one.grad_log_probs, other.grad_log_probs)
+    np.testing.assert_array_equal(one.advantages, other.advantages)
     assert dict(one.metrics) == dict(other.metrics)
 
 
-@pytest.mark.parametrize("batch_id", ["hand", "r1", "r2", "r3", "r4"])
-def test_permuting_rows_permutes_results(batch_id):
-    batch = golden()["batches"][batch_id]
+@pytest.mark.parametrize("entry", entries("policy", recipe=tuple(RECIPES), batch=("r2", "r4")))
+def test_permuting_rows_permutes_results(entry):
+    batch = golden()["batches"][entry["batch"]]
     order = np.random.default_rng(0).permutation(len(batch["rewards"]))
     names = [name for name, value in batch.items() if isinstance(value, list)]
-    shuffled = {name: [batch[name][i] for i in order] for name in names}
-    one, other = replay("grpo", batch), replay("grpo", shuffled)
+    shuffled = {**batch, **{name: [batch[name][i] for i in order] for name in names}}
+    one, other = run_recipe(entry), run_recipe(entry, shuffled)
     np.testing.assert_allclose(other.loss, one.loss, rtol=1e-12)
-    np.testing.assert_allclose(other.advantages, one.advantages[order], rtol=1e-12)
-    np.testing.assert_allclose(other.grad_log_probs, one.grad_log_probs[order], rtol=1e-12)
+    np.testing.assert_allclose(other.advantages, one.advantages[order], rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(other.grad_log_probs, one.grad_log_probs[order], rtol=1e-12, atol=1e-15)
+
+
+RELATIVE = ["grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "rloo", "cispo", "gmpo", "sapo"]
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_an_all_equal_group_gives_exactly_nothing(name):
+    rng = np.random.default_rng(0)
+    logprobs = {key: -rng.random((7, 3)) for key in ("log_probs", "old_log_probs", "ref_log_probs")}
+    batch = {
+        "rewards": np.full(7, 0.7, np.float32),
+        "group_ids": np.zeros(7, int),
+        "response_mask": np.ones((7, 3), int),
+        "rollout_log_probs": logprobs["old_log_probs"],
+        "max_len": 3,
+        **logprobs,
+    }
+    result = replay(name, batch, options={**NO_KL, **({"std_eps": 1e-9} if name == "grpo" else {})}, dtype="float32")
+    assert result.loss == 0
+    assert not result.advantages.any() and not result.grad_log_probs.any()
 
 
 ADVANTAGES = {

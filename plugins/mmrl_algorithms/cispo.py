@@ -1,0 +1,44 @@
+r"""CISPO: clipped importance-sampling weights (arXiv:2506.13585, equations 4 and 5).
+
+The weight is clipped instead of the update, so no token ever loses its gradient:
+
+    A_i  = (R_i - mean(R)) / (std(R) + eps)
+    L_it = -sg[clip(rho, ratio_min, ratio_max)] A_i log pi(y_t),  sg[.] without gradient
+    L    = 1/sum_i |y_i| sum_i sum_t L_it,  no KL
+
+``ratio_min`` and ``ratio_max`` are absolute bounds, not offsets from 1 as ``clip_high`` elsewhere. There is no lower
+bound by default, as in the paper; the upper one is ScaleRL's 5 (arXiv:2510.13786). The loss itself has no meaning: it
+scales with the log-prob.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from mmrl.ops.credit import group_advantages, less_sequence_kl
+from mmrl.policy_gradient import PolicyGradient, StdOptions
+from mmrl.types import Batch, Credit, FloatArray, PackedTokens, TokenLoss
+
+
+class CISPO(PolicyGradient):
+    min_group_size: ClassVar[int] = 2
+
+    class Config(StdOptions, PolicyGradient.Config):
+        ratio_min: Annotated[float, Field(ge=0, le=1)] = 0.0
+        """The ratio's weight is at least this."""
+        ratio_max: Annotated[float, Field(ge=1)] = 5.0
+        """The ratio's weight is at most this: an absolute bound, not an offset from 1."""
+
+    config: Config
+
+    def advantages(self, batch: Batch, rewards: FloatArray, kl: Sequence[FloatArray] | None) -> Credit:
+        rewards = less_sequence_kl(rewards, kl)
+        return Credit(group_advantages(rewards, batch.group_ids, batch.valid, **self.config.std))
+
+    def surrogate(self, tokens: PackedTokens) -> TokenLoss:
+        from mmrl.ops.surrogate import cispo
+
+        return cispo(tokens, ratio_min=self.config.ratio_min, ratio_max=self.config.ratio_max)

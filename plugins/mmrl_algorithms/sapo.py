@@ -1,0 +1,45 @@
+r"""SAPO: soft adaptive policy optimization (arXiv:2511.20347).
+
+A smooth gate in place of the clip:
+
+    A_i  = (R_i - mean(R)) / (std(R) + eps)
+    tau  = tau_positive if A_i > 0, else tau_negative
+    L_it = -A_i 4/tau sigmoid(tau (rho - 1))
+    L    = 1/G sum_i 1/|y_i| sum_t L_it,  no KL
+
+On-policy (``rho = 1``) its gradient is that of GRPO; away from it the gradient fades instead of stopping, faster the
+larger ``tau``. Tokens of negative advantage fade faster, since what they push up is spread over the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from mmrl.interfaces import AggregationMode
+from mmrl.ops.credit import group_advantages, less_sequence_kl
+from mmrl.policy_gradient import PolicyGradient, Positive, StdOptions
+from mmrl.types import Batch, Credit, FloatArray, PackedTokens, TokenLoss
+
+
+class SAPO(PolicyGradient):
+    min_group_size: ClassVar[int] = 2
+
+    class Config(StdOptions, PolicyGradient.Config):
+        tau_positive: Positive = 1.0
+        """Steepness of the gate for positive advantages."""
+        tau_negative: Positive = 1.05
+        """Steepness of the gate for the others."""
+        aggregation: AggregationMode = "seq-mean-token-mean"
+        """How per-token losses are averaged."""
+
+    config: Config
+
+    def advantages(self, batch: Batch, rewards: FloatArray, kl: Sequence[FloatArray] | None) -> Credit:
+        rewards = less_sequence_kl(rewards, kl)
+        return Credit(group_advantages(rewards, batch.group_ids, batch.valid, **self.config.std))
+
+    def surrogate(self, tokens: PackedTokens) -> TokenLoss:
+        from mmrl.ops.surrogate import sapo
+
+        return sapo(tokens, tau_positive=self.config.tau_positive, tau_negative=self.config.tau_negative)
