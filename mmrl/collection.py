@@ -1,19 +1,40 @@
-"""Scored rollouts from prompts: sample, and score each group while others are still generated."""
+"""Scored rollouts from prompts: sample, score each group while others are still generated, replace what is rejected."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mmrl import metrics
 from mmrl.clock import Clock
 from mmrl.config import Config
-from mmrl.interfaces import Engine, PromptEncoder, Sampler, SamplingRequest
+from mmrl.errors import plugin_errors
+from mmrl.interfaces import Algorithm, Engine, PromptEncoder, Sampler, SamplingRequest
 from mmrl.prompts import PromptSource, request_seed
 from mmrl.scoring import Scorer
-from mmrl.types import Batch, ScoredGroup
+from mmrl.types import Batch, FloatArray, ScoredGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What was sampled for one step.
+
+    Attributes:
+        groups: Round by round, each in the order of its prompts.
+        kept: Of each group, whether it is to be trained on.
+        rounds: Times that prompts were sampled.
+    """
+
+    groups: Sequence[ScoredGroup]
+    kept: Sequence[bool]
+    rounds: int
+
+    @property
+    def kept_groups(self) -> list[ScoredGroup]:
+        return [group for group, kept in zip(self.groups, self.kept, strict=True) if kept]
 
 
 class Collector:
@@ -21,6 +42,7 @@ class Collector:
 
     Args:
         progress: Called with a phase, what is done and the total.
+        penalties: Names of the components that are penalties.
     """
 
     def __init__(
@@ -30,28 +52,79 @@ class Collector:
         encoder: PromptEncoder,
         scorer: Scorer,
         progress: Callable[[str, int, int], None],
+        penalties: frozenset[str] = frozenset(),
     ) -> None:
         self._config, self._engine, self._encoder = config, engine, encoder
-        self._scorer, self._progress = scorer, progress
+        self._scorer, self._progress, self._penalties = scorer, progress, penalties
 
-    def training_groups(self, source: PromptSource, rows: Sequence[tuple[int, int]], clock: Clock) -> list[ScoredGroup]:
-        """One scored group for each (epoch, row), in that order."""
-        sampler = self._config.sampler
-        requests = [
-            self._request(source, epoch, row, "", sampler.group_size, sampler.temperature) for epoch, row in rows
-        ]
-        return self._collect(requests, clock)
+    def training_groups(
+        self,
+        algorithm: Algorithm,
+        source: PromptSource,
+        take: Callable[[int], Sequence[tuple[int, int]]],
+        wanted: int,
+        clock: Clock,
+    ) -> Collected:
+        """Groups for the algorithm; where it selects, each one that it rejects is replaced by the next prompt's.
+
+        Args:
+            take: The next so many (epoch, row) of the data order.
+            wanted: Groups to keep; there are fewer if the rounds do not suffice.
+
+        Raises:
+            PluginError: ``Algorithm.select`` fails.
+        """
+        needs = algorithm.needs()
+        max_rounds = 1 + (needs.refill.max_rounds if needs.refill else 0)
+        groups, kept, rounds = list[ScoredGroup](), list[bool](), 0
+        with self._sampling(clock) as sampler:
+            while sum(kept) < wanted and rounds < max_rounds:
+                rows = take(wanted - sum(kept))
+                found = self._round(sampler, source, rows, needs.greedy_rollout, clock)
+                groups += found
+                kept += select(algorithm, found) if needs.refill else [True] * len(found)
+                rounds += 1
+        return Collected(groups, kept, rounds)
 
     def evaluate(self, source: PromptSource) -> dict[str, float]:
         """Metrics of all prompts: greedy with one sample each, else at the sampling temperature."""
         num_samples = self._config.trainer.eval_samples
         temperature = 0.0 if num_samples == 1 else self._config.sampler.temperature
         requests = [self._request(source, 0, row, "eval/", num_samples, temperature) for row in range(len(source))]
-        batch = batch_of(self._collect(requests, Clock()))
-        name = self._config.trainer.eval_metric or self._config.rewards[0].metric
-        values = metrics.evaluation_metrics(batch.rewards, batch.valid, batch.components, name)
+        clock = Clock()
+        with self._sampling(clock) as sampler:
+            batch = self.batch(self._generate_and_score(sampler, requests, clock))
+        values = metrics.evaluation_metrics(batch.rewards, batch.valid, batch.components, self.accuracy_of)
         lengths = metrics.length_metrics(batch.masks, batch.truncated)
         return values | {f"eval/{key}": value for key, value in lengths.items()}
+
+    def batch(self, groups: Sequence[ScoredGroup]) -> Batch:
+        """The groups' rollouts as one batch, without learner log-probs yet."""
+        weights = {reward.metric: reward.weight for reward in self._config.rewards}
+        return batch_of(groups, weights, self._penalties)
+
+    @property
+    def accuracy_of(self) -> str:
+        """The reward component that tells right from wrong."""
+        return self._config.trainer.eval_metric or self._config.rewards[0].metric
+
+    def _round(
+        self,
+        sampler: Sampler,
+        source: PromptSource,
+        rows: Sequence[tuple[int, int]],
+        with_greedy: bool,
+        clock: Clock,
+    ) -> list[ScoredGroup]:
+        """One scored group for each (epoch, row), in that order, each with its greedy rollout if that is wanted."""
+        config = self._config.sampler
+        requests = [self._request(source, *row, "", config.group_size, config.temperature) for row in rows]
+        if not with_greedy:
+            return self._generate_and_score(sampler, requests, clock)
+        # In the same call, so that both share the batch and the prompt's cached prefix.
+        requests += [self._greedy(request, epoch) for request, (epoch, _) in zip(requests, rows, strict=True)]
+        scored = self._generate_and_score(sampler, requests, clock)
+        return [_with_greedy(*pair) for pair in zip(scored[: len(rows)], scored[len(rows) :], strict=True)]
 
     def _request(
         self, source: PromptSource, epoch: int, row: int, namespace: str, num_samples: int, temperature: float
@@ -61,11 +134,17 @@ class Collector:
         seed = request_seed(self._config.trainer.seed, epoch, namespace + prompt.id, 0)
         return SamplingRequest(prompt, num_samples, temperature, self._config.sampler.max_new_tokens, seed)
 
-    def _collect(self, requests: Sequence[SamplingRequest], clock: Clock) -> list[ScoredGroup]:
+    def _greedy(self, request: SamplingRequest, epoch: int) -> SamplingRequest:
+        """One rollout of the same prompt at temperature 0."""
+        seed = request_seed(self._config.trainer.seed, epoch, "greedy/" + request.prompt.id, 0)
+        return replace(request, num_samples=1, temperature=0.0, seed=seed)
+
+    @contextmanager
+    def _sampling(self, clock: Clock) -> Iterator[Sampler]:
         with ExitStack() as stack:
             with clock.phase("sync"):
                 sampler = stack.enter_context(self._engine.sampling())
-            return self._generate_and_score(sampler, requests, clock)
+            yield sampler
 
     def _generate_and_score(
         self, sampler: Sampler, requests: Sequence[SamplingRequest], clock: Clock
@@ -79,20 +158,55 @@ class Collector:
             return [futures[index].result() for index in range(len(requests))]
 
 
-def batch_of(groups: Sequence[ScoredGroup]) -> Batch:
-    """The groups' rollouts as one batch, without learner log-probs yet."""
+def select(algorithm: Algorithm, groups: Sequence[ScoredGroup]) -> list[bool]:
+    """Which of the groups the algorithm keeps.
+
+    Raises:
+        PluginError: It raised, or answered anything but one bool for each group.
+    """
+    with plugin_errors(algorithm, "select"):
+        answer = list(algorithm.select(groups))
+        if len(answer) != len(groups) or not all(isinstance(kept, bool | np.bool_) for kept in answer):
+            raise ValueError(f"{len(groups)} groups need one bool each, not {answer!r:.200}")
+    return [bool(kept) for kept in answer]
+
+
+def batch_of(
+    groups: Sequence[ScoredGroup], weights: Mapping[str, float], penalties: frozenset[str] = frozenset()
+) -> Batch:
+    """The groups' rollouts as one batch, without learner log-probs yet.
+
+    Args:
+        groups: At least one; all of them with a greedy rollout, or none.
+        weights: Factor of each component in the rewards.
+        penalties: Names of the components that are penalties.
+    """
     rollouts = [rollout for group in groups for rollout in group.group.rollouts]
     sizes = [len(group.group.rollouts) for group in groups]
+    greedy = [group.greedy for group in groups if group.greedy is not None]
     return Batch(
         rewards=np.concatenate([group.rewards for group in groups]),
         valid=np.concatenate([group.valid for group in groups]),
         group_ids=np.repeat(np.arange(len(groups)), sizes),
         masks=[rollout.mask for rollout in rollouts],
         truncated=np.array([rollout.finish_reason == "length" for rollout in rollouts]),
-        components={
-            name: np.concatenate([group.components[name] for group in groups]) for name in groups[0].components
-        },
+        components=_components(groups),
         old_logprobs=None,
         reference_logprobs=None,
         sampler_logprobs=[rollout.sampler_logprobs for rollout in rollouts],
+        weights=weights,
+        penalties=penalties,
+        greedy_components={name: np.repeat(values, sizes) for name, values in _components(greedy).items()}
+        if greedy
+        else None,
     )
+
+
+def _components(groups: Sequence[ScoredGroup]) -> dict[str, FloatArray]:
+    return {name: np.concatenate([group.components[name] for group in groups]) for name in groups[0].components}
+
+
+def _with_greedy(scored: ScoredGroup, greedy: ScoredGroup) -> ScoredGroup:
+    """The group with its greedy rollout; without that one's score no rollout of the group can be credited."""
+    valid = scored.valid & greedy.valid[0]
+    return replace(scored, greedy=greedy, valid=valid, rewards=np.where(valid, scored.rewards, 0.0))

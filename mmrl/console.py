@@ -15,6 +15,7 @@ _COLUMNS = [
     ("loss/policy", "loss {:.3g}"),
     ("length/completion_mean", "len {:.1f}"),
     ("group/zero_signal_fraction", "zero {:.2f}"),
+    ("rollout/acceptance_rate", "kept {:.2f}"),
     ("policy/grad_norm", "grad {:.2g}"),
     ("perf/step_s", "{:.1f} s"),
 ]

@@ -49,6 +49,9 @@ CorrectionMode = Literal[
 ]
 
 
+Starvation = Literal["train_partial", "skip", "stop"]
+
+
 class PluginConfig(BaseModel):
     """Base of every plugin's options: frozen, and unknown options are errors."""
 
@@ -109,7 +112,11 @@ class Refill:
     """
 
     max_rounds: int = 10
-    on_starvation: Literal["train_partial", "skip", "stop"] = "train_partial"
+    on_starvation: Starvation = "train_partial"
+
+    def __post_init__(self) -> None:
+        if self.max_rounds < 0 or self.on_starvation not in get_args(Starvation):
+            raise ValueError(f"max_rounds is at least 0 and on_starvation one of {', '.join(get_args(Starvation))}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,26 +6,58 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mmrl.ops.credit import zero_signal_fraction
+from mmrl.ops.credit import TOLERANCE, zero_signal_fraction
 from mmrl.ops.parity import Gap
 from mmrl.types import Batch, BoolArray, FloatArray
 
 
-def reward_metrics(batch: Batch) -> dict[str, float]:
-    """``reward/*`` and ``group/*``: rewards before any shaping by the algorithm.
+def reward_metrics(batch: Batch, accuracy_of: str) -> dict[str, float]:
+    """``reward/*`` and ``group/*`` of the rollouts that a step sampled: rewards before any shaping by the algorithm.
 
     - ``reward/mean``, ``reward/std``: of the weighted sums over valid rollouts (std of the population).
     - ``reward/<name>_mean``: of each component's raw values.
+    - ``reward/greedy_mean``: of the weighted sums over greedy rollouts, one per prompt, where there are any.
     - ``reward/unscored_fraction``: rollouts that a reward could not score.
     - ``group/zero_signal_fraction``: groups whose valid rewards are all equal.
+    - ``group/all_correct_fraction``, ``group/all_wrong_fraction``: groups whose valid values of the component
+      ``accuracy_of`` are all at least 1, or all at most 0; both within 1e-8, of the groups that have any.
     """
     valid = batch.rewards[batch.valid]
+    right = batch.components[accuracy_of]
+    groups = [right[batch.valid & (batch.group_ids == g)] for g in np.unique(batch.group_ids[batch.valid])]
     return {
         "reward/mean": _mean(valid),
         "reward/std": float(valid.std()) if len(valid) else 0.0,
         **{f"reward/{name}_mean": _mean(values[batch.valid]) for name, values in batch.components.items()},
         "reward/unscored_fraction": float(1 - batch.valid.mean()),
         "group/zero_signal_fraction": zero_signal_fraction(batch.rewards, batch.group_ids, batch.valid),
+        "group/all_correct_fraction": _mean(np.array([values.min() >= 1 - TOLERANCE for values in groups])),
+        "group/all_wrong_fraction": _mean(np.array([values.max() <= TOLERANCE for values in groups])),
+        **_greedy_metrics(batch),
+    }
+
+
+def _greedy_metrics(batch: Batch) -> dict[str, float]:
+    if batch.greedy_components is None:
+        return {}
+    _, first = np.unique(batch.group_ids, return_index=True)
+    sums = [batch.weights[name] * values[first] for name, values in batch.greedy_components.items()]
+    return {"reward/greedy_mean": _mean(np.sum(sums, axis=0))}
+
+
+def refill_metrics(kept: Sequence[bool], rounds: int) -> dict[str, float]:
+    """``rollout/*``: what became of the groups that a step sampled, those carried over from an earlier one left out.
+
+    - ``rollout/sampled_groups``: groups sampled in this step, in all rounds.
+    - ``rollout/kept_groups``: those of them that the algorithm keeps.
+    - ``rollout/acceptance_rate``: kept over sampled.
+    - ``rollout/rounds``: times that prompts were sampled: 1 and the rounds of replacements.
+    """
+    return {
+        "rollout/sampled_groups": float(len(kept)),
+        "rollout/kept_groups": float(sum(kept)),
+        "rollout/acceptance_rate": sum(kept) / len(kept),
+        "rollout/rounds": float(rounds),
     }
 
 
@@ -39,10 +71,18 @@ def length_metrics(masks: Sequence[BoolArray], truncated: BoolArray) -> dict[str
     }
 
 
-def batch_metrics(batch: Batch, masks: Sequence[BoolArray], advantages: Sequence[FloatArray]) -> dict[str, float]:
-    """``length/*``, and ``advantage/abs_mean``: mean of ``|A|`` over the tokens in the loss, which ``masks`` tells."""
+def advantage_metrics(masks: Sequence[BoolArray], advantages: Sequence[FloatArray]) -> dict[str, float]:
+    """``advantage/*`` over the tokens in the loss, which ``masks`` tells; 0 if there is none.
+
+    - ``advantage/mean``, ``advantage/abs_mean``: means of ``A`` and ``|A|``.
+    - ``advantage/max``: the largest ``A``.
+    """
     values = np.concatenate([a[m] for a, m in zip(advantages, masks, strict=True)])
-    return {**length_metrics(batch.masks, batch.truncated), "advantage/abs_mean": _mean(np.abs(values))}
+    return {
+        "advantage/mean": _mean(values),
+        "advantage/abs_mean": _mean(np.abs(values)),
+        "advantage/max": float(values.max()) if len(values) else 0.0,
+    }
 
 
 def mismatch_metrics(gap: Gap) -> dict[str, float]:

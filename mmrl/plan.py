@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mmrl import registry
 from mmrl.config import Config, PluginSpec
+from mmrl.config_files import join_errors
 from mmrl.errors import ConfigError, DataError, HubUnreachableError, plugin_errors
-from mmrl.interfaces import Algorithm, Needs
+from mmrl.interfaces import Algorithm, Needs, Plugin, Reward, RunFacts
 from mmrl.media import ImageGrid, MediaStore
 from mmrl.prompts import PromptSource
 from mmrl.types import Prompt
@@ -60,6 +61,30 @@ class RunPlan:
         if self.config.data.eval is not None and not self.config.rewards:
             raise ConfigError("evaluation needs a reward", where="rewards", remedy="add one, or set data.eval: null")
         return algorithm
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What the algorithm and the rewards warn of in this run, each with its key.
+
+        Raises:
+            ConfigError: Their options do not go together with the run's; of all of them at once.
+        """
+        warnings, errors = list[str](), list[ConfigError]()
+        for where, plugin in self._checking_plugins():
+            with plugin_errors(plugin, "check"):
+                try:
+                    warnings += [f"{where}: {warning}" for warning in _texts(plugin.check(self._facts))]
+                except ValueError as error:
+                    errors.append(ConfigError(str(error), where=where))
+        if errors:
+            raise join_errors(errors)
+        return warnings
+
+    @cached_property
+    def penalties(self) -> frozenset[str]:
+        """Names of the rewards that are penalties."""
+        classes = {spec.metric: registry.resolve("reward", spec.name) for spec in self.config.rewards}
+        return frozenset(name for name, reward in classes.items() if cast(type[Reward], reward).penalty)
 
     @cached_property
     def folder(self) -> ModelFolder:
@@ -134,10 +159,12 @@ class RunPlan:
             "rewards": rewards,
             "plugins": [dataclasses.asdict(info) for info in registry.used_plugins(self.config)],
             "notes": [],
+            "warnings": self.warnings,
         }
         lines = [
             f"algorithm  {data['algorithm']}, {self.algorithm.aggregation.mode}",
             f"rewards    {', '.join(rewards)}",
+            *(f"warning    {warning}" for warning in self.warnings),
         ]
         with _noted(data["notes"]):
             data["model"] = self.folder.family.model_type
@@ -149,6 +176,27 @@ class RunPlan:
                     lines.append(f"{name:<11}" + ", ".join(f"{k} {v}" for k, v in data[name].items()))
         lines += [f"not checked, because a hub cannot be asked:\n{note}" for note in data["notes"]]
         return CheckReport(lines, data)
+
+    @property
+    def _facts(self) -> RunFacts:
+        config = self.config
+        return RunFacts(
+            group_size=config.sampler.group_size,
+            prompts_per_step=config.trainer.prompts_per_step,
+            max_new_tokens=config.sampler.max_new_tokens,
+            updates_per_batch=config.learner.minibatches * config.learner.epochs,
+            rewards=tuple(spec.metric for spec in config.rewards),
+        )
+
+    def _checking_plugins(self) -> Iterator[tuple[str, Plugin]]:
+        """The algorithm and the rewards, each with its key and name; of the rewards only those that check a run.
+
+        The others are made in worker processes alone: they may be large.
+        """
+        yield f"algorithm: {self.config.algorithm.name}", self.algorithm
+        for key, kind, spec in self.config.plugins():
+            if kind == "reward" and registry.resolve("reward", spec.name).check is not Plugin.check:
+                yield f"{key}: {spec.name}", registry.create("reward", spec)
 
     def _measured(self, name: str) -> dict[str, Any]:
         source = self.training if name == "train" else self.evaluation
@@ -222,6 +270,13 @@ def _has(settings: Any, path: Sequence[str]) -> bool:
             return False
         settings = settings[key]
     return True
+
+
+def _texts(answer: Sequence[str]) -> list[str]:
+    """What a plugin answers as a list of texts, and nothing else."""
+    if isinstance(answer, str) or not all(isinstance(text, str) for text in answer):
+        raise TypeError(f"expected a list of texts, got {answer!r:.200}")
+    return list(answer)
 
 
 def _rows(spec: PluginSpec) -> Sequence[Prompt]:

@@ -20,10 +20,10 @@ from mmrl.console import Console
 from mmrl.errors import ConfigError, MMRLError, PluginError
 from mmrl.interfaces import Engine, Learner
 from mmrl.plan import CheckReport, RunPlan
-from mmrl.run_directory import RunDirectory, rollout_record
+from mmrl.run_directory import RunDirectory, rollout_records
 from mmrl.scoring import Scorer
 from mmrl.tracking import Trackers
-from mmrl.types import FloatArray, ScoredGroup
+from mmrl.types import CreditedGroup
 
 
 def check(loaded: LoadedConfig) -> CheckReport:
@@ -101,19 +101,8 @@ class RunRecorder:
         self._trackers.log(step, values)
         self._console.step(step, values)
 
-    def rollouts(
-        self,
-        step: int,
-        groups: Sequence[ScoredGroup],
-        advantages: Sequence[FloatArray],
-        logprobs: Sequence[FloatArray],
-    ) -> None:
-        members = [(group, member) for group in groups for member in range(len(group.group.rollouts))]
-        records = (
-            rollout_record(group, member, advantage, values)
-            for (group, member), advantage, values in zip(members, advantages, logprobs, strict=True)
-        )
-        self._directory.write_rollouts(step, records)
+    def rollouts(self, step: int, groups: Sequence[CreditedGroup]) -> None:
+        self._directory.write_rollouts(step, (record for group in groups for record in rollout_records(group)))
 
     def event(self, kind: str, **fields: Any) -> None:
         self._directory.event(kind, **fields)
@@ -131,6 +120,11 @@ def _train(config: Config, directory: RunDirectory) -> None:
     plan = RunPlan(config, directory.media)
     with ExitStack() as stack:
         algorithm = plan.algorithm
+        console = Console(config.trainer.steps)
+        stack.callback(console.close)
+        for warning in plan.warnings:
+            directory.event("warning", message=warning)
+            console.line(f"warning: {warning}")
         # Workers import their rewards while the engine starts.
         scorer = stack.enter_context(Scorer(config.rewards))
         sources = [source for source in (plan.training, plan.evaluation) if source is not None]
@@ -140,8 +134,6 @@ def _train(config: Config, directory: RunDirectory) -> None:
         stack.callback(engine.close)
         directory.write_environment(_environment(config, engine))
         directory.write_config(to_yaml(config))
-        console = Console(config.trainer.steps)
-        stack.callback(console.close)
         trackers = stack.enter_context(_tracking(config, directory))
         recorder = RunRecorder(directory, trackers, console, engine)
         for source in sources:
@@ -152,7 +144,7 @@ def _train(config: Config, directory: RunDirectory) -> None:
             algorithm,
             engine,
             plan.encoder,
-            Collector(config, engine, plan.encoder, scorer, recorder.progress),
+            Collector(config, engine, plan.encoder, scorer, recorder.progress, plan.penalties),
             plan.training,
             plan.evaluation,
             recorder,

@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from mmrl.errors import ConfigError, ResourceError
 from mmrl.redaction import Redactor
-from mmrl.types import FloatArray, ScoredGroup
+from mmrl.types import CreditedGroup, FloatArray, ScoredGroup
 
 _LOCK = ".lock"
 _CLAIMS = ("config.yaml", "metrics.jsonl")
@@ -34,7 +34,7 @@ class RunDirectory:
     RUN/config.yaml                 resolved, with defaults; it makes the folder a run
     RUN/environment.json            versions, plugins, what really ran
     RUN/metrics.jsonl               append-only, one object per step: step, attempt, time, metrics
-    RUN/rollouts/step-000001.jsonl  every rollout
+    RUN/rollouts/step-000001.jsonl  every rollout, rejected and greedy ones too
     RUN/events.jsonl                append-only: faults, dropped samples
     RUN/media/, RUN/checkpoints/    written by others
     """
@@ -120,16 +120,22 @@ class RunDirectory:
             file.write(line)
 
 
-def rollout_record(
-    scored: ScoredGroup, member: int, advantage: float | FloatArray, learner_logprobs: FloatArray
-) -> dict[str, Any]:
-    """Everything about one rollout, for ``write_rollouts``; log-probs in nats, in the order of ``token_ids``.
+def rollout_records(group: CreditedGroup) -> Iterator[dict[str, Any]]:
+    """Everything about each rollout of a group, for ``write_rollouts``, the greedy one last.
 
-    Args:
-        member: Which rollout of the group.
-        advantage: One number, or one per completion token.
-        learner_logprobs: (T,) under the policy before the update.
+    Advantages are per completion token; log-probs are in nats, in the order of ``token_ids``, the learner's empty for a
+    rollout that is in no loss. A greedy rollout has neither.
     """
+    for member, (advantages, logprobs) in enumerate(zip(group.advantages, group.logprobs, strict=True)):
+        yield _record(group.scored, member, group.kept, advantages, logprobs, greedy=False)
+    if group.scored.greedy is not None:
+        none = np.zeros(0)
+        yield _record(group.scored.greedy, 0, group.kept, none, none, greedy=True)
+
+
+def _record(
+    scored: ScoredGroup, member: int, kept: bool, advantages: FloatArray, logprobs: FloatArray, *, greedy: bool
+) -> dict[str, Any]:
     rollout, prompt = scored.group.rollouts[member], scored.group.prompt
     return {
         "prompt_id": prompt.id,
@@ -146,9 +152,11 @@ def rollout_record(
         "rewards": {name: float(values[member]) for name, values in scored.components.items()},
         "reward": float(scored.rewards[member]),
         "valid": bool(scored.valid[member]),
-        "advantage": np.asarray(advantage, np.float64).tolist(),
+        "kept": kept,
+        "greedy": greedy,
+        "advantage": np.asarray(advantages, np.float64).tolist(),
         "sampler_logprobs": np.asarray(rollout.sampler_logprobs, np.float64).tolist(),
-        "learner_logprobs": np.asarray(learner_logprobs, np.float64).tolist(),
+        "learner_logprobs": np.asarray(logprobs, np.float64).tolist(),
     }
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from mmrl import metrics
 from mmrl.clock import Clock
-from mmrl.collection import Collector, batch_of
+from mmrl.collection import Collected, Collector
 from mmrl.config import Config
-from mmrl.errors import NumericsError
+from mmrl.errors import NumericsError, plugin_errors
 from mmrl.interfaces import Algorithm, Engine, Learner, PromptEncoder
 from mmrl.ops.objective import advantages_per_token, assign_credit, loss_masks, training_rows
+from mmrl.ops.packing import offsets
 from mmrl.ops.parity import Gap
 from mmrl.prompts import PromptOrder, PromptSource
-from mmrl.types import Batch, BoolArray, Credit, FloatArray, Sample, ScoredGroup
+from mmrl.types import Batch, BoolArray, Credit, CreditedGroup, FloatArray, Rollout, Sample, ScoredGroup
 
 CHECKED_SAMPLES = 12
 """Samples of the first batch that are computed one by one as well as packed."""
@@ -28,13 +29,7 @@ class Recorder(Protocol):
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
-    def rollouts(
-        self,
-        step: int,
-        groups: Sequence[ScoredGroup],
-        advantages: Sequence[FloatArray],
-        logprobs: Sequence[FloatArray],
-    ) -> None: ...
+    def rollouts(self, step: int, groups: Sequence[CreditedGroup]) -> None: ...
 
     def event(self, kind: str, **fields: Any) -> None: ...
 
@@ -46,14 +41,26 @@ class Experience:
     """What one step learns from.
 
     Attributes:
-        samples: B samples.
+        samples: B samples to train on, none if the step had to be left out.
         groups: The scored groups that they come from, in order; empty for demonstrations.
-        batch: What the algorithm credits; rewards are zero for demonstrations.
+        collected: What was sampled in this step; None for demonstrations.
     """
 
     samples: Sequence[Sample]
-    groups: Sequence[ScoredGroup]
-    batch: Batch
+    groups: Sequence[ScoredGroup] = ()
+    collected: Collected | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What was learned from an experience.
+
+    Attributes:
+        groups: Those of the experience, in order.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    groups: Sequence[CreditedGroup] = ()
 
 
 class Trainer:
@@ -62,6 +69,11 @@ class Trainer:
     Args:
         evaluation: Held-out prompts; None evaluates nothing.
         precision: ``float32`` or ``bfloat16``; decides how far sampler and learner may disagree.
+
+    Attributes:
+        consumed_prompts: Prompts taken from the data order so far: the position of the next one.
+        carried_groups: Kept by the algorithm in steps that were skipped, to be used first in the next one. The weights
+            have not moved since they were sampled.
     """
 
     def __init__(
@@ -82,6 +94,8 @@ class Trainer:
         self._train, self._evaluation = train, evaluation
         self._recorder, self._precision = recorder, precision
         self._order = PromptOrder(len(train), config.trainer.seed)
+        self.consumed_prompts = 0
+        self.carried_groups: list[ScoredGroup] = []
 
     def fit(self, save: Callable[[Learner, int], None]) -> None:
         """Train for ``trainer.steps`` steps.
@@ -113,42 +127,99 @@ class Trainer:
         with self._engine.learning() as learner:
             if step == 1:
                 self._self_check(experience, learner)
-            with clock.phase("logprob"):
-                batch = self._with_logprobs(experience, learner)
-            credit = self._credit(batch)
-            masks = loss_masks(batch, credit)
-            advantages = advantages_per_token(credit, masks)
-            with clock.phase("update"):
-                values, logprobs = self._update(
-                    step, experience.samples, batch, masks, advantages, credit.constants, learner
-                )
-        values |= dict(credit.metrics) | metrics.batch_metrics(batch, masks, advantages)
-        if not batch.valid.any():
-            self._recorder.event("unscored", message=f"no rollout of step {step} could be scored")
-        if experience.groups:
-            self._recorder.rollouts(step, experience.groups, advantages, logprobs)
-            values |= metrics.reward_metrics(batch) | self._mismatch(step, experience.samples, logprobs)
-        return values | clock.metrics(sum(sample.num_tokens for sample in experience.samples))
+            lesson = self._learn(step, experience, learner, clock) if experience.samples else Lesson()
+        values = {**lesson.metrics, **self._record(step, experience, lesson)}
+        values |= clock.metrics(sum(sample.num_tokens for sample in experience.samples))
+        with plugin_errors(self._algorithm, "observe"):
+            return values | dict(self._algorithm.observe(dict(values)))
 
     def _evaluate(self) -> dict[str, float]:
         return {} if self._evaluation is None else self._collector.evaluate(self._evaluation)
 
     def _collect(self, step: int, clock: Clock) -> Experience:
         count = self._config.trainer.prompts_per_step
-        rows = self._order.take((step - 1) * count, count)
         if self._algorithm.source == "demonstrations":
-            prompts = [self._encoder.encode(self._train[index]) for _, index in rows]
-            return _demonstrations([self._encoder.demonstrate(prompt) for prompt in prompts])
-        groups = self._collector.training_groups(self._train, rows, clock)
-        return Experience([r for g in groups for r in g.group.rollouts], groups, batch_of(groups))
+            prompts = [self._encoder.encode(self._train[index]) for _, index in self._take(count)]
+            return Experience([self._encoder.demonstrate(prompt) for prompt in prompts])
+        carried, self.carried_groups = self.carried_groups, []
+        wanted = count - len(carried)
+        found = self._collector.training_groups(self._algorithm, self._train, self._take, wanted, clock)
+        groups = [*carried, *found.kept_groups]
+        if len(groups) < count:
+            groups = self._starve(step, groups, found)
+        return Experience(_rollouts(groups), groups, found)
+
+    def _take(self, count: int) -> list[tuple[int, int]]:
+        """The next (epoch, row) of the data order; they are consumed."""
+        rows = self._order.take(self.consumed_prompts, count)
+        self.consumed_prompts += count
+        return rows
+
+    def _starve(self, step: int, groups: list[ScoredGroup], found: Collected) -> list[ScoredGroup]:
+        """What to train on where the algorithm rejected too much: it said itself what to do then.
+
+        Raises:
+            NumericsError: To stop.
+        """
+        refill, wanted = self._algorithm.needs().refill, self._config.trainer.prompts_per_step
+        assert refill is not None, "only what may be rejected can be missing"
+        rate = sum(found.kept) / len(found.kept)
+        what = (
+            f"step {step} has {len(groups)} of {wanted} groups: {rate:.1%} of the {len(found.kept)} sampled were kept"
+        )
+        self._recorder.event("starved", message=what, step=step, acceptance_rate=rate, action=refill.on_starvation)
+        if refill.on_starvation == "stop":
+            self._recorder.rollouts(step, _all_groups(found, ()))
+            raise NumericsError(
+                f"the algorithm rejects too many groups: {what}",
+                where=f"algorithm: {self._config.algorithm.name}, after {found.rounds} rounds of sampling",
+                remedy="use prompts that the policy gets right sometimes and not always, raise sampler.group_size, "
+                "or let the algorithm sample more rounds or train on smaller batches",
+            )
+        if refill.on_starvation == "skip":
+            self.carried_groups = groups
+            return []
+        return groups
+
+    def _learn(self, step: int, experience: Experience, learner: Learner, clock: Clock) -> Lesson:
+        """Assign credit and update."""
+        samples = experience.samples
+        with clock.phase("logprob"):
+            batch = self._with_logprobs(experience, learner)
+        credit = self._credit(batch)
+        masks = loss_masks(batch, credit)
+        advantages = advantages_per_token(credit, masks)
+        with clock.phase("update"):
+            values, logprobs = self._update(step, samples, batch, masks, advantages, credit.constants, learner)
+        values |= dict(credit.metrics) | metrics.advantage_metrics(masks, advantages)
+        if not experience.groups:
+            return Lesson(values)
+        values |= self._mismatch(step, samples, logprobs)
+        return Lesson(values, _credited(experience.groups, advantages, logprobs))
+
+    def _record(self, step: int, experience: Experience, lesson: Lesson) -> dict[str, float]:
+        """Write down what was sampled and what was learned from it; returns metrics of all that was sampled."""
+        found = experience.collected
+        if found is None:
+            masks = [sample.mask for sample in experience.samples]
+            return metrics.length_metrics(masks, np.zeros(len(masks), bool))
+        self._recorder.rollouts(step, _all_groups(found, lesson.groups))
+        batch = self._collector.batch(found.groups)
+        if not batch.valid.any():
+            self._recorder.event("unscored", message=f"no rollout of step {step} could be scored")
+        values = metrics.length_metrics(batch.masks, batch.truncated)
+        values |= metrics.reward_metrics(batch, self._collector.accuracy_of)
+        refills = self._algorithm.needs().refill is not None
+        return values | (metrics.refill_metrics(found.kept, found.rounds) if refills else {})
 
     def _with_logprobs(self, experience: Experience, learner: Learner) -> Batch:
         """The batch with the log-probs that the algorithm asks for, or that several optimizer steps need."""
-        needs, config = self._algorithm.needs(), self._config.learner
+        needs, config, samples = self._algorithm.needs(), self._config.learner, experience.samples
+        batch = self._collector.batch(experience.groups) if experience.groups else _demonstrations(samples)
         several_steps = config.minibatches * config.epochs > 1
-        old = learner.logprobs(experience.samples) if needs.old_logprobs or several_steps else None
-        reference = learner.reference_logprobs(experience.samples) if needs.reference_logprobs else None
-        return replace(experience.batch, old_logprobs=old, reference_logprobs=reference)
+        old = learner.logprobs(samples) if needs.old_logprobs or several_steps else None
+        reference = learner.reference_logprobs(samples) if needs.reference_logprobs else None
+        return replace(batch, old_logprobs=old, reference_logprobs=reference)
 
     def _credit(self, batch: Batch) -> Credit:
         if self._algorithm.source == "demonstrations":
@@ -199,13 +270,18 @@ class Trainer:
         return metrics.mismatch_metrics(gap)
 
     def _self_check(self, experience: Experience, learner: Learner) -> None:
-        """On the first batch: packed against one by one, and sampler against learner, before any update."""
-        stride = max(len(experience.samples) // CHECKED_SAMPLES, 1)
-        samples = experience.samples[::stride][:CHECKED_SAMPLES]
+        """On the first batch: packed against one by one, and sampler against learner, before any update.
+
+        On what was sampled, kept or not.
+        """
+        found = experience.collected
+        samples = _rollouts(found.groups) if found else experience.samples
+        stride = max(len(samples) // CHECKED_SAMPLES, 1)
+        samples = samples[::stride][:CHECKED_SAMPLES]
         packed = learner.logprobs(samples)
         single = learner.logprobs(samples, packed=False)
         self._judge("packed and one-by-one log-probs disagree", Gap.between(single, packed))
-        if experience.groups:
+        if found:
             self._judge("sampler and learner disagree before the first update", _sampler_gap(samples, packed))
 
     def _judge(self, what: str, gap: Gap) -> None:
@@ -233,8 +309,34 @@ def minibatches(num_samples: int, parts: int, epochs: int, seed: Sequence[int]) 
         yield from (sorted(part.tolist()) for part in np.array_split(order, parts) if len(part))
 
 
-def _demonstrations(samples: Sequence[Sample]) -> Experience:
-    batch = Batch(
+def _rollouts(groups: Sequence[ScoredGroup]) -> list[Rollout]:
+    return [rollout for group in groups for rollout in group.group.rollouts]
+
+
+def _credited(
+    groups: Sequence[ScoredGroup], advantages: Sequence[FloatArray], logprobs: Sequence[FloatArray]
+) -> list[CreditedGroup]:
+    bounds = offsets([len(group.group.rollouts) for group in groups])
+    return [
+        CreditedGroup(group, True, advantages[start:end], logprobs[start:end])
+        for group, start, end in zip(groups, bounds, bounds[1:], strict=False)
+    ]
+
+
+def _all_groups(found: Collected, trained: Sequence[CreditedGroup]) -> list[CreditedGroup]:
+    """The groups that were trained on, and then the others that were sampled in the step."""
+    others = [pair for pair in zip(found.groups, found.kept, strict=True) if not (trained and pair[1])]
+    return [*trained, *(_not_trained_on(group, kept) for group, kept in others)]
+
+
+def _not_trained_on(group: ScoredGroup, kept: bool) -> CreditedGroup:
+    rollouts = group.group.rollouts
+    zeros = [np.zeros(len(rollout.token_ids)) for rollout in rollouts]
+    return CreditedGroup(group, kept, zeros, [np.zeros(0, np.float32)] * len(rollouts))
+
+
+def _demonstrations(samples: Sequence[Sample]) -> Batch:
+    return Batch(
         rewards=np.zeros(len(samples)),
         valid=np.ones(len(samples), bool),
         group_ids=np.arange(len(samples)),
@@ -245,7 +347,6 @@ def _demonstrations(samples: Sequence[Sample]) -> Experience:
         reference_logprobs=None,
         sampler_logprobs=[sample.sampler_logprobs for sample in samples],
     )
-    return Experience(samples, (), batch)
 
 
 def _sampler_gap(samples: Sequence[Sample], logprobs: Sequence[FloatArray]) -> Gap:

@@ -1,6 +1,7 @@
 """The records that travel through a run, one per stage, frozen; arrays are ragged numpy, never padded.
 
     Prompt -> EncodedPrompt -> Rollout -> RolloutGroup -> ScoredGroup -> Batch -> TrainingRow
+                                                            (as it is recorded) -> CreditedGroup
 
 Shape letters: ``B`` rollouts in a batch, ``G`` rollouts of one group, ``P`` prompt tokens, ``T`` tokens of one
 completion (or, for torch tensors in ``PackedTokens``, the completion tokens of a micro-batch).
@@ -202,7 +203,8 @@ class ScoredGroup:
         rewards: (G,) float64 weighted sums of the components; 0 where invalid.
         valid: (G,) False where any reward answered None: such a rollout enters neither statistics nor loss.
         components: Raw value of every reward, (G,) float64 each, NaN for None.
-        greedy: The prompt's one rollout at temperature 0, if the algorithm needs it; enters no loss.
+        greedy: The prompt's one rollout at temperature 0, if the algorithm needs it; enters no loss. Where it could not
+            be scored, none of the group's rollouts is valid.
     """
 
     group: RolloutGroup
@@ -262,6 +264,22 @@ class Credit:
     keep: BoolArray | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     constants: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CreditedGroup:
+    """A group and what the step made of it; those that were not trained on have advantages 0 and no log-probs.
+
+    Attributes:
+        kept: Whether the algorithm keeps it, where it is asked (``Needs.refill``).
+        advantages: G arrays (T_i,).
+        logprobs: G arrays (T_i,), the learner's before the update; empty where the rollout is in no loss.
+    """
+
+    scored: ScoredGroup
+    kept: bool
+    advantages: Sequence[FloatArray]
+    logprobs: Sequence[FloatArray]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,13 @@
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError, ResourceError
-from mmrl.run_directory import RunDirectory, rollout_record
-from mmrl.types import EncodedPrompt, ImageRef, Rollout, RolloutGroup, ScoredGroup, Segment
+from mmrl.run_directory import RunDirectory, rollout_records
+from mmrl.types import CreditedGroup, EncodedPrompt, ImageRef, Rollout, RolloutGroup, ScoredGroup, Segment
 
 
 def lines(path):
@@ -92,9 +93,9 @@ def test_metrics_are_appended_with_full_precision_and_null_for_what_is_not_finit
 
 
 def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
-    run, scored = RunDirectory.create(tmp_path), scored_group()
-    learner = np.array([-0.3, -0.4, 0.0], np.float32)
-    run.write_rollouts(1, [rollout_record(scored, i, advantage, learner) for i, advantage in enumerate([1.5, -1.5])])
+    run, learner = RunDirectory.create(tmp_path), np.array([-0.3, -0.4, 0.0], np.float32)
+    advantages = [np.array([1.5, 1.5, 0.0]), np.zeros(3)]
+    run.write_rollouts(1, rollout_records(CreditedGroup(scored_group(), True, advantages, [learner, learner[:0]])))
     first, second = lines(tmp_path / "rollouts" / "step-000001.jsonl")
     assert first == {
         "prompt_id": "p7",
@@ -111,17 +112,28 @@ def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
         "rewards": {"a": 1.0, "b": 0.5},
         "reward": 2.0,
         "valid": True,
-        "advantage": 1.5,
+        "kept": True,
+        "greedy": False,
+        "advantage": [1.5, 1.5, 0.0],
         "sampler_logprobs": [float(np.float32(-0.1)), float(np.float32(-0.2)), 0.0],
         "learner_logprobs": [float(np.float32(-0.3)), float(np.float32(-0.4)), 0.0],
     }
     assert second["rewards"] == {"a": None, "b": 0.25}
     assert second["valid"] is False
+    assert second["advantage"] == [0, 0, 0] and second["learner_logprobs"] == []
 
 
-def test_advantages_per_token_are_written_as_a_list():
-    record = rollout_record(scored_group(), 0, np.array([1.0, 2.0, 0.0], np.float32), np.zeros(3, np.float32))
-    assert record["advantage"] == [1.0, 2.0, 0.0]
+def test_rejected_groups_are_marked_and_the_greedy_rollout_comes_last_without_credit():
+    scored, greedy = scored_group(), scored_group()
+    alone = RolloutGroup(greedy.group.prompt, greedy.group.rollouts[:1])
+    greedy = replace(greedy, group=alone, rewards=np.array([0.75]), valid=np.array([True]))
+    group = CreditedGroup(replace(scored, greedy=greedy), False, [np.zeros(3)] * 2, [np.zeros(0)] * 2)
+    records = list(rollout_records(group))
+    assert [record["kept"] for record in records] == [False] * 3
+    assert [record["greedy"] for record in records] == [False, False, True]
+    last = records[-1]
+    assert (last["reward"], last["advantage"], last["learner_logprobs"]) == (0.75, [], [])
+    assert len(last["sampler_logprobs"]) == 3
 
 
 def test_a_file_that_fails_while_it_is_written_leaves_the_old_one_and_nothing_else(tmp_path):

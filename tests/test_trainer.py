@@ -17,7 +17,17 @@ from mmrl.errors import NumericsError
 from mmrl.interfaces import SamplingRequest, UpdateResult
 from mmrl.prompts import PromptSource
 from mmrl.trainer import Trainer, minibatches
-from mmrl.types import EncodedPrompt, Message, Prompt, Rollout, RolloutGroup, Sample, ScoredGroup, Segment
+from mmrl.types import (
+    CreditedGroup,
+    EncodedPrompt,
+    Message,
+    Prompt,
+    Rollout,
+    RolloutGroup,
+    Sample,
+    ScoredGroup,
+    Segment,
+)
 from mmrl_algorithms.grpo import GRPO
 from mmrl_algorithms.sft import SFT
 
@@ -112,15 +122,15 @@ class FakeScorer:
 @dataclass
 class FakeRecorder:
     logged: dict[int, dict[str, float]] = field(default_factory=dict)
-    rolled: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    rolled: dict[int, list[CreditedGroup]] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     saved: list[int] = field(default_factory=list)
 
     def log(self, step: int, values: Any) -> None:
         self.logged[step] = dict(values)
 
-    def rollouts(self, step: int, *records: Any) -> None:
-        self.rolled[step] = records
+    def rollouts(self, step: int, groups: Sequence[CreditedGroup]) -> None:
+        self.rolled[step] = list(groups)
 
     def event(self, kind: str, **fields: Any) -> None:
         self.events.append({"kind": kind, **fields})
@@ -283,10 +293,10 @@ def test_unscored_rollouts_leave_statistics_and_loss(run):
     (rows,) = done.engine.updates
     assert {row.sample.index for row in rows} == {0, 1, 2}
     assert sum(row.weight * row.mask.sum() for row in rows) == pytest.approx(1)  # weights are of the rows that are left
-    groups, advantages, logprobs = done.recorder.rolled[1]
-    assert [group.group.prompt.id for group in groups] == [r.prompt.id for r in done.engine.requests]
-    assert len(advantages) == len(logprobs) == 8 and len(logprobs[3]) == 0
-    assert (advantages[3] == 0).all() and (advantages[2] > 0).all()
+    groups = done.recorder.rolled[1]
+    assert [group.scored.group.prompt.id for group in groups] == [r.prompt.id for r in done.engine.requests]
+    assert all(len(group.advantages) == len(group.logprobs) == 4 and len(group.logprobs[3]) == 0 for group in groups)
+    assert all((group.advantages[3] == 0).all() and (group.advantages[2] > 0).all() for group in groups)
 
 
 def test_a_step_whose_rollouts_are_all_invalid_goes_on(run):
@@ -357,9 +367,8 @@ def test_weights_are_saved_every_so_often_and_at_the_end(run):
 
 def test_rollouts_are_recorded_with_the_learners_logprobs(run):
     done = run(trainer={"steps": 2}, engine={"gap": 1e-6}).fit()
-    for groups, _, logprobs in done.recorder.rolled.values():
-        rollouts = [rollout for group in groups for rollout in group.group.rollouts]
-        for rollout, values in zip(rollouts, logprobs, strict=True):
+    for group in (group for groups in done.recorder.rolled.values() for group in groups):
+        for rollout, values in zip(group.scored.group.rollouts, group.logprobs, strict=True):
             np.testing.assert_allclose(values, rollout.sampler_logprobs + 1e-6, atol=1e-7)
 
 
