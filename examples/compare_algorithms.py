@@ -49,16 +49,26 @@ OVERRIDES: dict[str, list[str]] = {}
 """What an algorithm needs changed in the common config, and why; everything else is its own default."""
 
 ALWAYS = (
-    "reward/mean", "reward/std", "reward/exact_mean", "group/zero_signal_fraction", "advantage/abs_mean",
-    "policy/entropy", "policy/grad_norm", "mismatch/logprob_abs_mean", "mismatch/logprob_abs_max", "mismatch/kl",
-    "length/completion_mean", "length/truncated_fraction", "loss/policy", "lr", "perf/step_s", "perf/sync_s",
-    "perf/generate_s", "perf/score_s", "perf/logprob_s", "perf/update_s", "perf/tokens_per_s", "perf/memory_bytes_max",
+    "reward/mean", "reward/std", "reward/exact_mean", "group/zero_signal_fraction", "group/all_correct_fraction",
+    "group/all_wrong_fraction", "advantage/mean", "advantage/abs_mean", "advantage/max", "policy/entropy",
+    "policy/grad_norm", "policy/ppo_kl", "policy/ppo_kl_k3", "mismatch/logprob_abs_mean", "mismatch/logprob_abs_max",
+    "mismatch/kl", "length/completion_mean", "length/truncated_fraction", "loss/total", "loss/policy", "lr",
+    "perf/step_s", "perf/sync_s", "perf/generate_s", "perf/score_s", "perf/logprob_s", "perf/update_s",
+    "perf/tokens_per_s", "perf/memory_bytes_max",
 )  # fmt: skip
-"""Metrics of every training step, whatever the algorithm."""
+"""Metrics of every training step, whatever the algorithm; plugins/README.md defines them."""
 CLIP = ("policy/clip_fraction_high", "policy/clip_fraction_low")
-KL = ("kl/reference",)
-METRICS: dict[str, tuple[str, ...]] = {"grpo": CLIP}
-"""Metrics that an algorithm adds to those, with its defaults; plugins/README.md defines each."""
+KL = ("kl/reference", "kl/coef")
+REFILL = ("rollout/sampled_groups", "rollout/kept_groups", "rollout/acceptance_rate", "rollout/rounds")
+METRICS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("grpo", "dr_grpo", "gspo", "gspo_token", "cispo", "gmpo", "raft_pp", "reinforce_rej"), CLIP),
+    "dapo": CLIP + REFILL,
+    "rloo": KL,
+    "remax": (*KL, "reward/greedy_mean"),
+    "reinforce_pp": CLIP + KL,
+    "reinforce_pp_baseline": (*CLIP, *KL, "loss/kl"),
+}
+"""Metrics that an algorithm adds to those, with its defaults."""
 
 
 @dataclass(frozen=True)

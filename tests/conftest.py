@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import runpy
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -216,6 +218,18 @@ def mmrl() -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
     return command
+
+
+@pytest.fixture(scope="session")
+def compare() -> ModuleType:
+    """``examples/compare_algorithms.py``."""
+    path = Path(__file__).parents[1] / "examples" / "compare_algorithms.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="session")

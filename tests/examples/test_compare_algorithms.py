@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,17 +13,6 @@ import pytest
 
 SVG = "{http://www.w3.org/2000/svg}"
 CURVES = {"alpha": {0: 0.5, 10: 0.62, 20: 0.58}, "a<b": {0: 0.5, 20: 0.877}}
-
-
-@pytest.fixture(scope="module")
-def compare() -> ModuleType:
-    path = Path(__file__).parents[2] / "examples" / "compare_algorithms.py"
-    spec = importlib.util.spec_from_file_location("compare_algorithms", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def line(compare: ModuleType, step: int, **values: Any) -> dict[str, Any]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -33,9 +30,9 @@ def even(rollouts):
     return [float(rollout.token_ids[0] % 2 == 0) for rollout in rollouts]
 
 def mostly_constant(rollouts):
-    """Only the prompts with a digit from 0 to 3 have right and wrong completions."""
+    """Only the prompts with a digit from 0 to 2 have right and wrong completions."""
     digit = int(rollouts[0].answer)
-    return even(rollouts) if digit < 4 else [float(digit > 6)] * len(rollouts)
+    return even(rollouts) if digit < 3 else [float(digit > 6)] * len(rollouts)
 
 def constant(rollouts):
     return [1.0] * len(rollouts)
@@ -79,7 +76,6 @@ def train(models, start, tmp_path_factory) -> Callable[..., Run]:
     config = {
         "model": {"path": str(models("qwen2_5_vl"))},
         "data": {"train": {"name": "table", "path": str(folder / "digits"), "split": "train"}, "max_prompt_tokens": 64},
-        "rewards": [{"name": f"{folder / 'rewards.py'}:even", "label": "right"}],
         "algorithm": {"name": "named by each test"},
         "sampler": {"name": "hf", "group_size": 4, "max_new_tokens": 8},
         "learner": {"lr": 1e-3, "zero_stage": 0, "minibatches": 2},
@@ -88,8 +84,8 @@ def train(models, start, tmp_path_factory) -> Callable[..., Run]:
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
 
     def run(name: str, *words: str, reward: str = "even") -> Run:
-        path = tmp_path_factory.mktemp(name)
-        words += (f"algorithm.name={name}", f"trainer.run_dir={path}", f"rewards.0.name={folder / 'rewards.py'}:{reward}")
+        path, function = tmp_path_factory.mktemp(name), f"{folder / 'rewards.py'}:{reward}"
+        words += (f"algorithm.name={name}", f"trainer.run_dir={path}", f"rewards=[{{name: {function}, label: exact}}]")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(RankEngine, "close", lambda self: None)
             assert main(["train", str(folder / "config.yaml"), *words]) == 0
@@ -99,14 +95,70 @@ def train(models, start, tmp_path_factory) -> Callable[..., Run]:
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_an_algorithm_trains(name, train, models):
+def test_an_algorithm_trains(name, train, models, compare):
     run = train(name)
     before, after = load_file(models("qwen2_5_vl") / "model.safetensors"), run.weights()
     assert len(run.steps) == 2
     for step in run.steps:
-        broken = [key for key, value in step.items() if value is None or not math.isfinite(value)]
-        assert broken == []
+        assert [key for key, value in step.items() if value is None or not math.isfinite(value)] == []
+        assert {*compare.ALWAYS, *compare.METRICS.get(name, ())} - step.keys() == set()
         assert step["policy/grad_norm"] > 0 and step["advantage/abs_mean"] > 0
-    moved = {key for key, weight in before.items() if not np.array_equal(weight, after[key])}
-    assert moved == before.keys()
+        assert step["policy/ppo_kl_k3"] > 0  # the second update is off-policy
+    if "kl/coef" in run.steps[1]:
+        assert abs(run.steps[1]["kl/reference"]) > 1e-4  # the policy has left the reference, which stays
+    assert {key for key, weight in before.items() if np.array_equal(weight, after[key])} == set()
     assert all(np.isfinite(weight).all() for weight in after.values())
+
+
+def test_the_comparison_runs_every_algorithm_and_no_other(compare):
+    assert sorted(compare.COMPARED + compare.SMOKED) == ALGORITHMS
+    assert compare.METRICS.keys() <= set(ALGORITHMS)
+
+
+def test_remax_compares_with_a_greedy_rollout_that_is_not_trained_on(train):
+    run = train("remax", "algorithm.kl.coef=0")
+    for step in (1, 2):
+        records = run.rollouts(step)
+        greedy = {record["prompt_id"]: record for record in records if record["greedy"]}
+        sampled = [record for record in records if not record["greedy"]]
+        assert len(greedy) == 4 and len(sampled) == 16
+        assert all(record["learner_logprobs"] == [] for record in greedy.values())
+        for record in sampled:
+            expected = record["reward"] - greedy[record["prompt_id"]]["reward"]
+            assert record["advantage"] == [pytest.approx(expected)] * len(record["token_ids"])
+            assert len(record["learner_logprobs"]) == len(record["token_ids"])
+        mean = np.mean([record["reward"] for record in greedy.values()])
+        assert run.steps[step - 1]["reward/greedy_mean"] == pytest.approx(mean)
+
+
+def test_dapo_fills_its_batch_where_most_groups_have_no_signal(train):
+    run = train("dapo", reward="mostly_constant")
+    seen = []
+    for number, step in enumerate(run.steps, start=1):
+        records = run.rollouts(number)
+        kept = [record for record in records if record["kept"]]
+        assert len(kept) == 4 * 4  # the batch is full
+        assert {int(record["answer"]) for record in kept} <= {0, 1, 2}
+        assert all(record["advantage"][0] != 0 and record["learner_logprobs"] for record in kept)
+        rejected = [record for record in records if not record["kept"]]
+        assert all(not any(record["advantage"]) for record in rejected)
+        assert {record["rewards"]["exact"] for record in rejected if int(record["answer"]) > 2} == {0.0, 1.0}
+        assert step["rollout/acceptance_rate"] == pytest.approx(len(kept) / len(records))
+        assert step["rollout/acceptance_rate"] < 0.5
+        assert step["rollout/sampled_groups"] == len(records) / 4 and step["rollout/rounds"] > 1
+        assert step["group/zero_signal_fraction"] == pytest.approx(1 - step["rollout/acceptance_rate"])
+        assert step["policy/grad_norm"] > 0
+        seen += dict.fromkeys(record["prompt_id"] for record in records)
+    assert len(set(seen)) == len(seen)  # each replacement is the next prompt of the order
+
+
+def test_dapo_ends_normally_where_no_group_has_a_signal(train, models):
+    run = train("dapo", "algorithm.dynamic_sampling.max_rounds=2", reward="constant")
+    assert len(run.steps) == 2
+    for number, step in enumerate(run.steps, start=1):
+        assert step["rollout/acceptance_rate"] == 0 and step["rollout/rounds"] == 3
+        assert not any(record["kept"] for record in run.rollouts(number))
+        assert len(run.rollouts(number)) == 3 * 4 * 4
+    assert [event["kind"] for event in run.events].count("starved") == 2
+    before, after = load_file(models("qwen2_5_vl") / "model.safetensors"), run.weights()
+    assert all(np.array_equal(weight, after[key]) for key, weight in before.items())
