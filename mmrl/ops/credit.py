@@ -75,7 +75,7 @@ def group_advantages(
 
 
 def leave_one_out(rewards: FloatArray, group_ids: IntArray, valid: BoolArray) -> FloatArray:
-    """(B,) each reward minus the mean of the others of its group (RLOO, arXiv:2402.14740).
+    """(B,) each reward minus the mean of the others of its group (arXiv:2402.14740).
 
     ``R_i - (sum_j R_j - R_i) / (N - 1)``; invalid rows, groups of one and groups of equal rewards get exactly 0.
     """
@@ -88,7 +88,7 @@ def leave_one_out(rewards: FloatArray, group_ids: IntArray, valid: BoolArray) ->
 
 
 def best_of_group(rewards: FloatArray, group_ids: IntArray, valid: BoolArray, *, threshold: float = 0.0) -> BoolArray:
-    """(B,) True for the valid rows with their group's highest reward, if that is above ``threshold`` (RAFT)."""
+    """(B,) True for the valid rows with their group's highest reward, if that is above ``threshold``."""
     rewards = np.asarray(rewards, np.float64)
     best_B = np.zeros(len(rewards), bool)
     for members in _groups(rewards, group_ids, valid):

@@ -11,6 +11,8 @@ a clip took the gradient away:
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from mmrl.types import PackedTokens, TokenLoss
@@ -31,27 +33,30 @@ def ppo_clip(tokens: PackedTokens, *, clip_low: float, clip_high: float, dual_cl
     return _clipped(_log_ratio(tokens).exp(), tokens.advantages_T, clip_low, clip_high, dual_clip)
 
 
-def sequence_clip(tokens: PackedTokens, *, clip_low: float, clip_high: float) -> TokenLoss:
-    """``ppo_clip`` with the ratio of whole sequences, ``exp(sum_t d_t)``; to be averaged over sequences."""
-    ratios = _exp(tokens.sequence_sum(_log_ratio(tokens)))
-    return _clipped(ratios[tokens.sequence_T], tokens.advantages_T, clip_low, clip_high)
+def sequence_clip(
+    tokens: PackedTokens, *, clip_low: float, clip_high: float, over: Literal["mean", "sum"] = "mean"
+) -> TokenLoss:
+    """``ppo_clip`` with one ratio per sequence, ``exp(mean_t d_t)`` (arXiv:2507.18071 equations 5 to 7).
+
+    The loss of a sequence is put on each of its tokens, to be averaged over sequences.
+
+    Args:
+        over: ``sum`` makes it the ratio of the sequences' probabilities.
+    """
+    log_ratio_T = _log_ratio(tokens)
+    log_ratios = tokens.sequence_mean(log_ratio_T) if over == "mean" else tokens.sequence_sum(log_ratio_T)
+    return _clipped(_exp(log_ratios)[tokens.sequence_T], tokens.advantages_T, clip_low, clip_high)
 
 
-def gspo(tokens: PackedTokens, *, clip_low: float, clip_high: float) -> TokenLoss:
-    """``ppo_clip`` with ``s = exp(mean_t d_t)`` (GSPO, arXiv:2507.18071 equations 5 to 7); averaged over sequences."""
-    ratios = _exp(tokens.sequence_mean(_log_ratio(tokens)))
-    return _clipped(ratios[tokens.sequence_T], tokens.advantages_T, clip_low, clip_high)
-
-
-def gspo_token(tokens: PackedTokens, *, clip_low: float, clip_high: float) -> TokenLoss:
-    """``ppo_clip`` with the value of GSPO's ratio and each token's own gradient (arXiv:2507.18071 equations 13, 14)."""
+def sequence_clip_per_token(tokens: PackedTokens, *, clip_low: float, clip_high: float) -> TokenLoss:
+    """``sequence_clip`` in value, with each token's own gradient and advantage (arXiv:2507.18071 equations 13, 14)."""
     ratios = _exp(tokens.sequence_mean(_log_ratio(tokens))).detach()
     ratio_T = ratios[tokens.sequence_T] * (tokens.logprobs_T - tokens.logprobs_T.detach()).exp()
     return _clipped(ratio_T, tokens.advantages_T, clip_low, clip_high)
 
 
-def cispo(tokens: PackedTokens, *, ratio_min: float, ratio_max: float) -> TokenLoss:
-    """``-sg[clip(rho, ratio_min, ratio_max)] A l`` (CISPO, arXiv:2506.13585 equation 4): no token loses its gradient.
+def clipped_weight(tokens: PackedTokens, *, ratio_min: float, ratio_max: float) -> TokenLoss:
+    """``-sg[clip(rho, ratio_min, ratio_max)] A l`` (arXiv:2506.13585 equation 4): no token loses its gradient.
 
     The bounds are absolute. The clip fractions count tokens whose weight was bounded, whatever their advantage.
     """
@@ -60,10 +65,10 @@ def cispo(tokens: PackedTokens, *, ratio_min: float, ratio_max: float) -> TokenL
     return _surrogate(loss_T, high=ratio_T > ratio_max, low=ratio_T < ratio_min)
 
 
-def gmpo(tokens: PackedTokens, *, clip_low: float, clip_high: float) -> TokenLoss:
+def geometric_mean(tokens: PackedTokens, *, clip_low: float, clip_high: float) -> TokenLoss:
     """``-A exp(mean_t c_t)`` with ``c = min(d, clip_high)`` or ``max(d, -clip_low)`` by the sign of ``A``.
 
-    GMPO, arXiv:2507.20673: the bounds are log-ratios, and act before the mean. To be averaged over sequences.
+    From arXiv:2507.20673: the bounds are log-ratios, and act before the mean. To be averaged over sequences.
     """
     advantages_T, log_ratio_T = tokens.advantages_T, _log_ratio(tokens)
     bounded_T = torch.where(advantages_T >= 0, log_ratio_T.clamp(max=clip_high), log_ratio_T.clamp(min=-clip_low))
@@ -72,8 +77,8 @@ def gmpo(tokens: PackedTokens, *, clip_low: float, clip_high: float) -> TokenLos
     return _surrogate(-advantages_T * ratios[tokens.sequence_T], high=high_T, low=low_T)
 
 
-def sapo(tokens: PackedTokens, *, tau_positive: float, tau_negative: float) -> TokenLoss:
-    """``-A (4 / tau) sigmoid(tau (rho - 1))`` with a ``tau`` for each sign of ``A`` (SAPO, arXiv:2511.20347).
+def soft_gate(tokens: PackedTokens, *, tau_positive: float, tau_negative: float) -> TokenLoss:
+    """``-A (4 / tau) sigmoid(tau (rho - 1))`` with a ``tau`` for each sign of ``A`` (arXiv:2511.20347).
 
     The gate's slope is 1 at ``rho = 1`` and falls off smoothly on both sides: there is no clip.
     """

@@ -39,6 +39,6 @@ class CISPO(PolicyGradient):
         return Credit(group_advantages(rewards, batch.group_ids, batch.valid, **self.config.std))
 
     def surrogate(self, tokens: PackedTokens) -> TokenLoss:
-        from mmrl.ops.surrogate import cispo
+        from mmrl.ops.surrogate import clipped_weight
 
-        return cispo(tokens, ratio_min=self.config.ratio_min, ratio_max=self.config.ratio_max)
+        return clipped_weight(tokens, ratio_min=self.config.ratio_min, ratio_max=self.config.ratio_max)

@@ -38,6 +38,6 @@ class GMPO(PolicyGradient):
         return Credit(group_advantages(rewards, batch.group_ids, batch.valid, **self.config.std))
 
     def surrogate(self, tokens: PackedTokens) -> TokenLoss:
-        from mmrl.ops.surrogate import gmpo
+        from mmrl.ops.surrogate import geometric_mean
 
-        return gmpo(tokens, clip_low=self.config.clip_low, clip_high=self.config.clip_high)
+        return geometric_mean(tokens, clip_low=self.config.clip_low, clip_high=self.config.clip_high)

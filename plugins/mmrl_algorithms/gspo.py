@@ -51,6 +51,6 @@ class GSPO(PolicyGradient):
         return Credit(group_advantages(rewards, batch.group_ids, batch.valid, **self.config.std))
 
     def surrogate(self, tokens: PackedTokens) -> TokenLoss:
-        from mmrl.ops.surrogate import gspo
+        from mmrl.ops.surrogate import sequence_clip
 
-        return gspo(tokens, **self.config.clip)
+        return sequence_clip(tokens, **self.config.clip)

@@ -16,6 +16,6 @@ from mmrl_algorithms.gspo import GSPO
 
 class GSPOToken(GSPO):
     def surrogate(self, tokens: PackedTokens) -> TokenLoss:
-        from mmrl.ops.surrogate import gspo_token
+        from mmrl.ops.surrogate import sequence_clip_per_token
 
-        return gspo_token(tokens, **self.config.clip)
+        return sequence_clip_per_token(tokens, **self.config.clip)

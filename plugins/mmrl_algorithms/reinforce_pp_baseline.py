@@ -44,10 +44,9 @@ class ReinforcePPBaseline(PolicyGradient):
     def advantages(self, batch: Batch, rewards: FloatArray, kl: Sequence[FloatArray] | None) -> Credit:
         rewards = less_sequence_kl(rewards, kl)
         centred_B = group_advantages(rewards, batch.group_ids, batch.valid, scale="none")
-        compared_B = grouped(batch.group_ids, batch.valid)
+        masks = valid_masks(batch, grouped(batch.group_ids, batch.valid))
         if self.config.level == "sample":
-            return Credit(whiten([centred_B], [compared_B])[0])
-        masks = valid_masks(batch, compared_B)
+            return Credit(whiten([centred_B], [np.array([mask.any() for mask in masks])])[0])
         return Credit(whiten([np.full(len(m), a) for m, a in zip(masks, centred_B, strict=True)], masks))
 
     def surrogate(self, tokens: PackedTokens) -> TokenLoss:

@@ -77,5 +77,5 @@ class RLOO(PolicyGradient):
         if self.config.loss == "reinforce":
             return reinforce(tokens)
         if self.config.loss == "sequence_clip":
-            return sequence_clip(tokens, clip_low=self.config.clip_low, clip_high=self.config.clip_high)
+            return sequence_clip(tokens, clip_low=self.config.clip_low, clip_high=self.config.clip_high, over="sum")
         return ppo_clip(tokens, **self.config.clip)

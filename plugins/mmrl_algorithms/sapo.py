@@ -40,6 +40,6 @@ class SAPO(PolicyGradient):
         return Credit(group_advantages(rewards, batch.group_ids, batch.valid, **self.config.std))
 
     def surrogate(self, tokens: PackedTokens) -> TokenLoss:
-        from mmrl.ops.surrogate import sapo
+        from mmrl.ops.surrogate import soft_gate
 
-        return sapo(tokens, tau_positive=self.config.tau_positive, tau_negative=self.config.tau_negative)
+        return soft_gate(tokens, tau_positive=self.config.tau_positive, tau_negative=self.config.tau_negative)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ import torch
 from mmrl import registry
 from mmrl.config import PluginSpec
 from mmrl.interfaces import Aggregation, Algorithm
+from mmrl.ops import credit
 from mmrl.ops.aggregation import sequence_weights
+from mmrl.ops.correction import correction_metrics, correction_weights
 from mmrl.ops.credit import group_advantages
-from mmrl.ops.kl import kl_per_token
+from mmrl.ops.kl import adapted_coefficient, kl_per_token
 from mmrl.ops.logprobs import token_logprobs
 from mmrl.testing import Replay, replay
+from mmrl.types import PackedTokens
 
 RTOL = {"float64": 1e-6, "float32": 1e-4}
 ATOL = {"float64": 1e-9, "float32": 1e-6}
@@ -200,10 +204,112 @@ def test_group_advantages_are_golden(entry):
     np.testing.assert_allclose(advantages, entry["expected"], rtol=1e-6, atol=1e-9)
 
 
-def test_equal_rewards_in_float32_get_exactly_zero():
-    rewards = np.full(7, 0.7, np.float32)
-    advantages = group_advantages(rewards, np.zeros(7, int), np.ones(7, bool), eps=1e-9)
-    assert (advantages == 0).all()
+class Arrays:
+    """A golden batch for the functions of whole batches."""
+
+    def __init__(self, batch_id: str, beta: float = 0.0) -> None:
+        batch = golden()["batches"][batch_id]
+        self.rewards, self.greedy = np.array(batch["rewards"]), np.array(batch["greedy_rewards"])
+        self.groups, self.valid = np.array(batch["group_ids"]), np.array(batch["reward_valid"], bool)
+        masks = np.array(batch["response_mask"], bool)
+        self.masks = [mask & valid for mask, valid in zip(masks, self.valid, strict=True)]
+        kl = credit.token_kl(np.array(batch["old_log_probs"]), np.array(batch["ref_log_probs"]), self.masks)
+        self.kl = [beta * kl_T for kl_T in kl]
+        self.tokens = credit.token_rewards(self.rewards, self.masks, self.kl)
+
+    def returns(self, gamma: float = 1.0) -> list[np.ndarray]:
+        return credit.reward_to_go(self.tokens, self.masks, gamma=gamma)
+
+
+ESTIMATORS: dict[str, Callable[[Arrays, dict[str, Any]], Any]] = {
+    "rloo": lambda a, p: credit.leave_one_out(a.rewards, a.groups, a.valid),
+    "rloo_kl_in_reward": lambda a, p: credit.leave_one_out(credit.less_sequence_kl(a.rewards, a.kl), a.groups, a.valid),
+    "token_rewards": lambda a, p: a.tokens,
+    "token_rewards_kl0.01": lambda a, p: a.tokens,
+    "returns_gamma1": lambda a, p: a.returns(),
+    "returns_gamma0.9": lambda a, p: a.returns(0.9),
+    "reinforce_pp": lambda a, p: credit.whiten(a.returns(), a.masks),
+    "reinforce_pp_gamma0.9": lambda a, p: credit.whiten(a.returns(0.9), a.masks),
+    "raft": lambda a, p: credit.best_of_group(a.rewards, a.groups, a.valid, threshold=p["threshold"]),
+    "reinforce_rej_keep": lambda a, p: credit.mixed_groups(a.rewards, a.groups, a.valid),
+}
+
+
+@pytest.mark.parametrize("entry", entries("advantages", name=tuple(ESTIMATORS)))
+def test_estimators_are_golden(entry):
+    params = entry["params"]
+    arrays = Arrays(entry["batch"], params.get("beta", 0.0))
+    found, expected = ESTIMATORS[entry["name"]](arrays, params), np.array(entry["expected"], float)
+    if expected.ndim == 2:  # a row that is invalid has nothing to be credited with
+        expected = expected * np.array(arrays.masks)
+        found = np.stack(found)
+    else:
+        expected = expected * arrays.valid
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("entry", entries("advantages", name=("reinforce_pp_baseline_sample",)))
+def test_whitening_by_sample_is_golden(entry):
+    options = {"level": "sample", **NO_KL}
+    batch = golden()["batches"][entry["batch"]]
+    result = replay("reinforce_pp_baseline", batch, options=options)
+    mask = np.array(batch["response_mask"], bool)
+    wide = np.where(mask, result.advantages[:, None], 0.0)
+    np.testing.assert_allclose(wide, np.where(mask, entry["expected"], 0.0), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", golden()["dynamic_sampling"])
+def test_groups_are_kept_by_the_range_of_their_rewards(case):
+    groups = np.array(case["group_ids"])
+    mixed = credit.mixed_groups(np.array(case["metric"]), groups, np.ones(len(groups), bool))
+    assert {str(g): bool(mixed[groups == g].any()) for g in groups} == case["expected_keep"]
+
+
+@pytest.mark.parametrize("case", golden()["kl_controller"])
+def test_the_kl_coefficient_is_steered_as_in_the_vectors(case):
+    coef, found = case["init"], []
+    for kl in case["kls"]:
+        coef = adapted_coefficient(
+            coef, kl, target=case["target"], horizon=case["horizon"], num_sequences=case["n_steps"]
+        )
+        found.append(coef)
+    np.testing.assert_allclose(found, case["expected_coef"], rtol=1e-9)
+
+
+@pytest.mark.parametrize("entry", entries("rollout_correction"))
+def test_correction_weights_and_metrics_are_golden(entry):
+    batch, expected = golden()["batches"][entry["batch"]], entry["expected"]
+    mask = torch.tensor(batch["response_mask"], dtype=torch.bool)
+    rows, length = mask.shape
+
+    def flat(name: str) -> torch.Tensor:
+        return torch.where(mask, torch.tensor(batch[name], dtype=torch.float64), 0.0).flatten()
+
+    tokens = PackedTokens(
+        logprobs_T=flat("log_probs").requires_grad_(),
+        old_logprobs_T=flat("old_log_probs"),
+        sampler_logprobs_T=flat("rollout_log_probs"),
+        reference_logprobs_T=None,
+        advantages_T=torch.ones(rows * length),
+        mask_T=mask.flatten(),
+        sequence_T=torch.arange(rows).repeat_interleave(length),
+        num_sequences=rows,
+        entropy_T=torch.zeros(rows * length),
+    )
+    weight_T, raw_T = correction_weights(tokens, entry["mode"], low=entry["c_min"], high=entry["c_max"])
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-9)
+    for values_T, wanted in ((weight_T, expected["weights"]), (raw_T, expected["raw"])):
+        close(torch.where(mask, values_T.view(rows, length), 0.0), np.where(mask, wanted, 0.0))
+    means = {
+        name: float(values_T[tokens.mask_T].mean())
+        for name, values_T in correction_metrics(tokens, weight_T, raw_T).items()
+    }
+    square = means["correction/weight_square_mean"]
+    close(means["correction/weight_mean"], expected["metrics"]["mean_weight"])
+    close(means["correction/weight_mean"] ** 2 / square if square else 0.0, expected["metrics"]["ess"])
+    close(means["correction/changed_fraction"], expected["metrics"]["frac_changed"])
+    close(means["correction/kl_k1"], expected["metrics"]["kl_rollout_old_k1"])
+    close(means["correction/kl_k3"], expected["metrics"]["kl_rollout_old_k3"])
 
 
 @pytest.mark.parametrize("entry", [p for p in entries("aggregation") if not p.values[0]["count_empty"]])

@@ -1,0 +1,240 @@
+"""The options of the first-party algorithms: what each does to the numbers, and what does not go together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mmrl import registry
+from mmrl.config import PluginSpec
+from mmrl.errors import ConfigError
+from mmrl.interfaces import Needs, Refill, RunFacts
+from mmrl.testing import Replay, replay
+from mmrl.types import Batch
+
+ALL = [
+    "cispo", "dapo", "dr_grpo", "gmpo", "grpo", "gspo", "gspo_token", "raft", "raft_pp", "reinforce_pp",
+    "reinforce_pp_baseline", "reinforce_rej", "remax", "rloo", "sapo",
+]  # fmt: skip
+RUN = RunFacts(group_size=8, prompts_per_step=4, max_new_tokens=16, updates_per_batch=1, rewards=("right", "brief"))
+NO_KL = {"kl": {"coef": 0.0}}
+
+
+def create(name: str, **options: Any) -> Any:
+    return registry.create("algorithm", PluginSpec.model_validate({"name": name, **options}))
+
+
+def batch(seed: int = 0, rows: int = 9, length: int = 6, holes: bool = True) -> dict[str, Any]:
+    """Three prompts of three completions, ragged, with holes, rewards of 0 or 1."""
+    rng = np.random.default_rng(seed)
+    mask = np.arange(length) < rng.integers(2, length + 1, (rows, 1))
+    if holes:
+        mask &= rng.random((rows, length)) < 0.8
+    old = -rng.random((rows, length)) - 0.1
+    return {
+        "group_ids": np.arange(rows) % 3,
+        "rewards": (np.arange(rows) // 3 + np.arange(rows) % 3 > 1).astype(float),
+        "greedy_rewards": np.arange(rows) % 3 / 2,
+        "response_mask": mask,
+        "old_log_probs": old,
+        "log_probs": old + rng.normal(0, 0.3, old.shape),
+        "rollout_log_probs": old + rng.normal(0, 0.3, old.shape),
+        "ref_log_probs": old + rng.normal(0, 0.3, old.shape),
+        "entropy": rng.random(old.shape),
+        "max_len": length,
+    }
+
+
+def tokens_of(numbers: Any, result: Replay, data: dict[str, Any]) -> np.ndarray:
+    """The values of tokens in the loss, in order."""
+    weight = result.sequence_weights > 0
+    return np.asarray(numbers)[np.asarray(data["response_mask"]) & weight[:, None]]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_options_that_all_share_act_alike(name: str) -> None:
+    data = batch()
+    plain = replay(name, data, options=NO_KL)
+    with_entropy = replay(name, data, options={**NO_KL, "entropy_coef": 0.1})
+    bonus = plain.sequence_weights[:, None] * data["entropy"] * data["response_mask"]
+    assert with_entropy.loss == pytest.approx(plain.loss - 0.1 * bonus.sum())
+    assert with_entropy.metrics["loss/entropy"] == pytest.approx(-0.1 * bonus.sum())
+    assert create(name, entropy_coef=0.1).needs().entropy_gradient and not create(name).needs().entropy_gradient
+
+    truncated = np.arange(9) % 4 == 0
+    filtered = replay(name, {**data, "truncated": truncated}, options={**NO_KL, "mask_truncated": True})
+    assert not filtered.sequence_weights[truncated].any()
+    kept = plain.sequence_weights > 0
+    np.testing.assert_array_equal(filtered.sequence_weights > 0, kept & ~truncated)
+    np.testing.assert_allclose(  # they stay in the baseline
+        tokens_of(np.broadcast_to(per_token(filtered), (9, 6)), filtered, data),
+        tokens_of(np.broadcast_to(per_token(plain), (9, 6)), filtered, data),
+    )
+
+    correction = {"correction": {"mode": "token-truncate", "high": 1.2}}
+    corrected = replay(name, data, options={**NO_KL, **correction})
+    weights = np.exp(data["old_log_probs"] - data["rollout_log_probs"]).clip(max=1.2)
+    per_sequence = name in ("gspo", "gmpo")  # whose loss, and weight, every token of a sequence shares
+    means = (weights * data["response_mask"]).sum(1) / data["response_mask"].sum(1)
+    factor = means[:, None] if per_sequence else weights
+    np.testing.assert_allclose(corrected.grad_log_probs, factor * plain.grad_log_probs, atol=1e-12)
+    seen = tokens_of(weights, plain, data)
+    assert corrected.metrics["correction/weight_mean"] == pytest.approx(seen.mean())
+    assert corrected.metrics["correction/ess"] == pytest.approx(seen.sum() ** 2 / (len(seen) * (seen**2).sum()))
+
+    in_loss = replay(name, data, options={"kl": {"coef": 0.5, "where": "loss", "estimator": "k2"}})
+    x = data["log_probs"] - data["ref_log_probs"]
+    kl = (plain.sequence_weights[:, None] * data["response_mask"] * x**2 / 2).sum()
+    assert in_loss.loss == pytest.approx(plain.loss + 0.5 * kl)
+    assert in_loss.metrics["kl/coef"] == 0.5
+    assert in_loss.metrics["kl/reference"] == pytest.approx(tokens_of(x**2 / 2, plain, data).mean())
+
+
+def per_token(result: Replay) -> np.ndarray:
+    return result.advantages if result.advantages.ndim == 2 else result.advantages[:, None]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_holes_are_as_if_their_tokens_were_not_there(name: str) -> None:
+    """The same numbers with the tokens of others taken out, wherever a completion had them."""
+    data = batch()
+    mask = data["response_mask"]
+    closed = dict(data)
+    order = np.argsort(~mask, axis=1, kind="stable")  # tokens in the loss first
+    for key, value in data.items():
+        if np.ndim(value) == 2:
+            closed[key] = np.take_along_axis(value, order, axis=1)
+    one, other = replay(name, data), replay(name, closed)
+    assert other.loss == pytest.approx(one.loss, rel=1e-12)
+    np.testing.assert_allclose(other.grad_log_probs, np.take_along_axis(one.grad_log_probs, order, 1), atol=1e-15)
+
+
+def test_the_order_of_shaping() -> None:
+    """Normalise, sum, clip, penalise, KL, baseline: a hand calculation in which every other order differs."""
+    rewards = {"right": np.array([0.0, 4.0, 1.0, 1.0]), "brief": np.array([-1.0, 0.0, 0.0, -2.0])}
+    common = {
+        "group_ids": np.array([0, 0, 1, 1]),
+        "masks": [np.ones(2, bool)] * 4,
+        "truncated": np.zeros(4, bool),
+        "components": rewards,
+        "weights": {"right": 2.0, "brief": 0.5},
+        "penalties": frozenset({"brief"}),
+        "rewards": 2 * rewards["right"] + 0.5 * rewards["brief"],
+        "valid": np.ones(4, bool),
+        "sampler_logprobs": [np.zeros(2)] * 4,
+    }
+    old, reference = [np.array([-1.0, -1.0])] * 4, [np.array([-1.5, -0.5]), np.zeros(2), np.zeros(2), np.zeros(2)]
+    given = Batch(**common, old_logprobs=old, reference_logprobs=reference)
+    clipped = create("dr_grpo", reward_clip=[-1.0, 3.0], kl={"coef": 0.25, "where": "reward"})
+    # right: 0, 8, 2, 2 -> clip 0, 3, 2, 2 -> brief -0.5, 0, 0, -1 -> KL 0, -2, -2, -2, times 0.25, off the reward
+    shaped = np.array([0 - 0.5 - 0, 3 + 0 + 0.5, 2 + 0.5, 2 - 1 + 0.5])
+    expected = shaped - np.repeat(shaped.reshape(2, 2).mean(1), 2)
+    np.testing.assert_allclose(clipped.credit(given).values, expected)
+
+    normalised = create("dr_grpo", reward_norm="group", reward_clip=[-1.0, 3.0])
+    half = np.sqrt(0.5) * 2.8284271247461903 / (2.8284271247461903 + 1e-6)  # (4 - 2) / (std + eps)
+    shaped = np.array([max(-2 * half, -1) - 0.5, min(2 * half, 3), 0.0, -1.0])
+    expected = shaped - np.repeat(shaped.reshape(2, 2).mean(1), 2)
+    np.testing.assert_allclose(normalised.credit(given).values, expected, rtol=1e-6)
+
+
+def test_the_greedy_reward_is_clipped_and_penalised_like_the_others() -> None:
+    given = Batch(
+        rewards=np.array([9.0, 1.0]),
+        valid=np.ones(2, bool),
+        group_ids=np.zeros(2, int),
+        masks=[np.ones(1, bool)] * 2,
+        truncated=np.zeros(2, bool),
+        components={"right": np.array([9.0, 1.0]), "brief": np.array([0.0, 0.0])},
+        weights={"right": 1.0, "brief": 1.0},
+        penalties=frozenset({"brief"}),
+        greedy_components={"right": np.array([7.0, 7.0]), "brief": np.array([-1.0, -1.0])},
+        old_logprobs=None,
+        reference_logprobs=None,
+        sampler_logprobs=[np.zeros(1)] * 2,
+    )
+    values = create("remax", reward_clip=[-5.0, 5.0], **NO_KL).credit(given).values
+    np.testing.assert_allclose(np.concatenate(values), [5 - (5 - 1), 1 - (5 - 1)])
+
+
+@pytest.mark.parametrize(("where", "unit"), [("loss", "token"), ("loss", "sequence"), ("reward", "token")])
+def test_the_kl_coefficient_adapts_between_steps(where: str, unit: str) -> None:
+    data = batch()
+    algorithm = create("grpo", kl={"coef": 0.5, "where": where, "target": 0.01, "unit": unit, "horizon": 90.0})
+    first, second = replay(algorithm, data), replay(algorithm, data)
+    assert first.metrics["kl/coef"] == 0.5
+    kl = first.metrics["kl/reference"] * (data["response_mask"].sum() / 9 if unit == "sequence" else 1)
+    assert second.metrics["kl/coef"] == pytest.approx(0.5 * (1 + np.clip(kl / 0.01 - 1, -0.2, 0.2) * 9 / 90))
+    if where == "loss":
+        assert second.metrics["loss/kl"] == pytest.approx(first.metrics["loss/kl"] * second.metrics["kl/coef"] / 0.5)
+    else:
+        assert not np.allclose(second.advantages, first.advantages)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "needs"),
+    [
+        ("grpo", {}, Needs(min_group_size=2)),
+        ("dapo", {}, Needs(min_group_size=2, refill=Refill())),
+        ("dapo", {"dynamic_sampling": None}, Needs(min_group_size=2)),
+        ("remax", NO_KL, Needs(greedy_rollout=True)),
+        ("remax", {}, Needs(greedy_rollout=True, reference_logprobs=True, old_logprobs=True)),
+        ("reinforce_pp", NO_KL, Needs()),
+        ("reinforce_pp", {**NO_KL, "dynamic_sampling": {"max_rounds": 3, "on_starvation": "stop"}},
+         Needs(min_group_size=2, refill=Refill(3, "stop"))),
+        ("reinforce_pp_baseline", {}, Needs(min_group_size=2, reference_logprobs=True)),
+        ("rloo", {"kl": {"coef": 0.1}}, Needs(min_group_size=2, reference_logprobs=True, old_logprobs=True)),
+    ],
+)  # fmt: skip
+def test_what_an_algorithm_needs_follows_from_its_options(name: str, options: dict[str, Any], needs: Needs) -> None:
+    assert create(name, **options).needs() == needs
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("grpo", {"dual_clip": 1.1}, r"dual_clip must be greater than 1 \+ clip_high"),
+        ("grpo", {"length_norm": 5.0}, "length_norm goes with aggregation: seq-mean-token-sum-norm"),
+        ("grpo", {"kl": {"coef": 0.1, "estimator": "k1"}}, "zero expected gradient"),
+        ("grpo", {"kl": {"coef": 0.1, "where": "reward", "estimator": "k3"}}, "biased"),
+        ("grpo", {"kl": {"target": 0.1}}, "target has nothing to steer"),
+        ("grpo", {"reward_clip": [1.0, 1.0]}, "low less than high"),
+        ("grpo", {"correction": {"mode": "token-mask", "low": 3.0, "high": 2.0}}, "low must be less than high"),
+        ("grpo", {"correction": {"mode": "tis"}}, "correction.mode cannot be 'tis'"),
+        ("gspo", {"aggregation": "token-mean"}, "aggregation cannot be 'token-mean'"),
+        ("gspo_token", {"aggregation": "token-mean"}, "aggregation cannot be 'token-mean'"),
+        ("gmpo", {"aggregation": "token-mean"}, "aggregation cannot be 'token-mean'"),
+        ("gspo", {"dual_clip": 3.0}, "unknown key dual_clip"),
+        ("cispo", {"ratio_max": 0.2}, "ratio_max"),
+        ("cispo", {"clip_high": 0.2}, "unknown key clip_high"),
+        ("rloo", {"clip_high": 0.3}, "clip_high and loss: reinforce, which has no clip"),
+        ("rloo", {"loss": "sequence_clip"}, "needs aggregation: seq-mean-token-mean"),
+        ("rloo", {"loss": "sequence_clip", "aggregation": "seq-mean-token-mean", "dual_clip": 3.0}, "not defined"),
+        ("remax", {"reward_norm": "group"}, "reward_norm cannot be 'group'"),
+        ("raft", {"kl": {"coef": 0.1, "where": "reward"}}, "where cannot be 'reward'"),
+    ],
+)
+def test_combinations_that_make_no_sense_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        create(name, **options)
+
+
+def test_a_run_that_an_algorithm_does_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"dynamic_sampling\.metric is 'left', and the rewards are right, brief"):
+        create("dapo", dynamic_sampling={"metric": "left"}).check(RUN)
+    assert create("dapo", dynamic_sampling={"metric": "brief"}).check(RUN) == ()
+    several = RunFacts(8, 4, 16, updates_per_batch=2, rewards=("right",))
+    for name in ("rloo", "remax", "raft"):
+        (warning,) = create(name).check(several)
+        assert "no ratio" in warning and not create(name).check(RUN)
+    assert not [w for name in ("raft_pp", "grpo", "reinforce_pp") for w in create(name).check(several)]
+    assert not create("rloo", loss="ppo_clip").check(several)
+    assert "never reached" in create("gspo", clip_high=0.2).check(RUN)[0] and not create("gspo").check(RUN)
+
+
+def test_options_given_in_part_keep_the_algorithms_other_defaults() -> None:
+    assert create("rloo", kl={"coef": 0.2}).config.kl.where == "reward"
+    assert create("grpo", kl={"coef": 0.2}).config.kl.loss_estimator == "k3"
+    assert create("dapo", dynamic_sampling={"max_rounds": 2}).config.dynamic_sampling.on_starvation == "train_partial"
