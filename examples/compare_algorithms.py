@@ -78,7 +78,7 @@ class Result:
     Attributes:
         accuracy: Held-out share of right answers by step.
         seconds_per_step: Median over the steps after the first.
-        metrics: How many numbers each step has.
+        metrics: How many of them the last step has.
         problems: What is wrong with the run; empty if nothing.
     """
 
@@ -99,12 +99,16 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", help="section.key=value, for the runs after the warm-up")
     args = parser.parse_args()
     output = args.output.resolve()
-    start = [*warm_up(output), f"trainer.eval_every={EVAL_EVERY}", *args.overrides]
+    try:
+        start = [*warm_up(output), f"trainer.eval_every={EVAL_EVERY}", *args.overrides]
+    except RuntimeError as error:
+        sys.exit(f"the warm-up failed: {error}")
     results = []
     for name in args.algorithms.split(","):
         steps = args.steps if name in COMPARED else args.smoke_steps
+        print(f"{name}, {steps} steps: ", end="", flush=True)
         results.append(compete(output, name, steps, start))
-        print(f"{name}: {'; '.join(results[-1].problems) or 'done'}", flush=True)
+        print("; ".join(results[-1].problems) or "done", flush=True)
     (output / "results.json").write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
     curves = {result.algorithm: result.accuracy for result in results if result.algorithm in COMPARED}
     if any(curves.values()):
@@ -188,7 +192,7 @@ def result_of(name: str, steps: int, lines: Sequence[Mapping[str, Any]]) -> Resu
     problems = [f"not finite: {', '.join(broken)}"] if broken else []
     problems += [f"missing: {', '.join(missing)}"] if missing else []
     seconds = statistics.median(line["perf/step_s"] for line in trained[1:] or trained)
-    return Result(name, steps, accuracy, seconds, len(trained[-1]), problems)
+    return Result(name, steps, accuracy, seconds, len(trained[-1].keys() - {"step", "attempt", "time"}), problems)
 
 
 def table(results: Sequence[Result]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,14 +95,33 @@ def train(models, start, tmp_path_factory) -> Callable[..., Run]:
     return run
 
 
+@pytest.fixture(scope="module")
+def documented() -> re.Pattern[str]:
+    """Matches the metrics in the table of the plugins' page.
+
+    In a cell a name without a section has that of the one before, and one that begins with ``_`` replaces its end.
+    """
+    page = (ROOT / "plugins" / "README.md").read_text().partition("### Every metric")[2].partition("\n## ")[0]
+    names: list[str] = []
+    for row in page.splitlines():
+        for name in re.findall(r"`([^`]+)`", row.split("|")[1] if row.startswith("|") else ""):
+            if name.startswith("_"):
+                names.append(names[-1].rpartition("_")[0] + name)
+            else:
+                names.append(name if "/" in name or name == "lr" else f"{names[-1].partition('/')[0]}/{name}")
+    assert {"lr", "perf/sync_s", "mismatch/logprob_abs_max", "reward/<name>_mean"} <= set(names)
+    return re.compile("|".join(re.escape(name).replace("<name>", ".+").replace(r"/\*", "/.+") for name in names))
+
+
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_an_algorithm_trains(name, train, models, compare):
+def test_an_algorithm_trains(name, train, models, compare, documented):
     run = train(name)
     before, after = load_file(models("qwen2_5_vl") / "model.safetensors"), run.weights()
     assert len(run.steps) == 2
     for step in run.steps:
         assert [key for key, value in step.items() if value is None or not math.isfinite(value)] == []
         assert {*compare.ALWAYS, *compare.METRICS.get(name, ())} - step.keys() == set()
+        assert [key for key in step if not documented.fullmatch(key)] == ["step", "attempt", "time"]
         assert step["policy/grad_norm"] > 0 and step["advantage/abs_mean"] > 0
         assert step["policy/ppo_kl_k3"] > 0  # the second update is off-policy
     if "kl/coef" in run.steps[1]:
