@@ -49,9 +49,6 @@ CorrectionMode = Literal[
 ]
 
 
-Starvation = Literal["train_partial", "skip", "stop"]
-
-
 class PluginConfig(BaseModel):
     """Base of every plugin's options: frozen, and unknown options are errors."""
 
@@ -99,6 +96,9 @@ class RunFacts:
     max_new_tokens: int
     updates_per_batch: int
     rewards: tuple[str, ...]
+
+
+Starvation = Literal["train_partial", "skip", "stop"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from mmrl.interfaces import (
     PluginConfig,
     Refill,
     RunFacts,
+    Starvation,
 )
 from mmrl.ops.credit import mixed_groups, shaped_rewards, token_kl, valid_masks
 from mmrl.types import Batch, Credit, FloatArray, PackedTokens, ScoredGroup, TokenLoss
@@ -97,7 +98,7 @@ class DynamicSamplingOptions(PluginConfig):
     """The reward whose raw values must differ within a group; null is the first."""
     max_rounds: Annotated[int, Field(ge=1)] = 10
     """Rounds of replacements in a step, one prompt for each rejected group."""
-    on_starvation: Literal["train_partial", "skip", "stop"] = "train_partial"
+    on_starvation: Starvation = "train_partial"
     """With the rounds used up: train on what there is, keep it for the next step, or stop the run."""
 
 

@@ -192,9 +192,6 @@ class Trainer:
         with clock.phase("update"):
             values, logprobs = self._update(step, samples, batch, masks, advantages, credit.constants, learner)
         values |= dict(credit.metrics) | metrics.advantage_metrics(masks, advantages)
-        if not experience.groups:
-            return Lesson(values)
-        values |= self._mismatch(step, samples, logprobs)
         return Lesson(values, _credited(experience.groups, advantages, logprobs))
 
     def _record(self, step: int, experience: Experience, lesson: Lesson) -> dict[str, float]:
@@ -209,8 +206,12 @@ class Trainer:
             self._recorder.event("unscored", message=f"no rollout of step {step} could be scored")
         values = metrics.length_metrics(batch.masks, batch.truncated)
         values |= metrics.reward_metrics(batch, self._collector.accuracy_of)
-        refills = self._algorithm.needs().refill is not None
-        return values | (metrics.refill_metrics(found.kept, found.rounds) if refills else {})
+        if self._algorithm.needs().refill is not None:
+            values |= metrics.refill_metrics(found.kept, found.rounds)
+        if lesson.groups:
+            logprobs = [each for group in lesson.groups for each in group.logprobs]
+            values |= self._mismatch(step, experience.samples, logprobs)
+        return values
 
     def _with_logprobs(self, experience: Experience, learner: Learner) -> Batch:
         """The batch with the log-probs that the algorithm asks for, or that several optimizer steps need."""

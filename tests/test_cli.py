@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -228,13 +229,9 @@ def test_plugins_lists_the_installed_ones(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_plugins_check_says_which_cannot_be_used(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], package: Callable[..., str]
 ) -> None:
-    info = tmp_path / "broken-0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text("[mmrl.rewards]\nbad = not_there_at_all:Bad\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    package("", "bad = not_there_at_all:Bad", name="broken")
     assert main(["plugins", "--check"]) == 4
     lines = capsys.readouterr().out.splitlines()
     assert "No module named 'not_there_at_all'" in next(line for line in lines if " broken " in line)

@@ -21,7 +21,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SOURCES = ("mmrl", "plugins", "datasets")
 HEAVY = {"PIL", "datasets", "deepspeed", "math_verify", "pyarrow", "ray", "sklearn", "swanlab", "tensorboard", "torch"}
 HEAVY |= {"transformers", "vllm"}
-COMMON_WORDS = {"count", "exact", "format", "length", "math", "numeric", "table"}
+COMMON_WORDS = {"count", "exact", "format", "length", "math", "numeric", "overlong", "table"}
 
 
 def run(*command: str, cwd: Path = ROOT) -> str:

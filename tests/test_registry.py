@@ -22,27 +22,6 @@ class Length(Reward):
 """
 
 
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Installs a package of one module, for the length of a test; returns the module's name."""
-
-    def install(
-        code: str, entries: str = "length = {module}:Length", name: str = "thirdparty", group: str = "rewards"
-    ) -> str:
-        site = tmp_path / name
-        module = f"{name.replace('-', '_')}_module"
-        info = site / f"{name.replace('-', '_')}-1.2.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n")
-        (info / "entry_points.txt").write_text(f"[mmrl.{group}]\n{entries.format(module=module)}\n")
-        (site / f"{module}.py").write_text(code)
-        monkeypatch.syspath_prepend(site)
-        monkeypatch.delitem(sys.modules, module, raising=False)
-        return module
-
-    return install
-
-
 def refusal(name: str, kind: str = "reward") -> str:
     with pytest.raises(PluginError) as caught:
         resolve(kind, name)

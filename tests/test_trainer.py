@@ -13,11 +13,12 @@ import pytest
 
 from mmrl.collection import Collector
 from mmrl.config import from_mapping
-from mmrl.errors import NumericsError
-from mmrl.interfaces import SamplingRequest, UpdateResult
-from mmrl.prompts import PromptSource
+from mmrl.errors import NumericsError, PluginError
+from mmrl.interfaces import Aggregation, Algorithm, Needs, Refill, SamplingRequest, UpdateResult
+from mmrl.prompts import PromptOrder, PromptSource
 from mmrl.trainer import Trainer, minibatches
 from mmrl.types import (
+    Credit,
     CreditedGroup,
     EncodedPrompt,
     Message,
@@ -27,6 +28,7 @@ from mmrl.types import (
     Sample,
     ScoredGroup,
     Segment,
+    TokenLoss,
 )
 from mmrl_algorithms.grpo import GRPO
 from mmrl_algorithms.sft import SFT
@@ -34,12 +36,18 @@ from mmrl_algorithms.sft import SFT
 
 @dataclass
 class FakeEngine:
-    """Samples by seed; its learner's log-probs are the sampler's plus ``gap``, and plus ``split`` one by one."""
+    """Samples by seed; its learner's log-probs are the sampler's plus ``gap``, and plus ``split`` one by one.
+
+    They grow by ``learns`` with every update. Groups finish in an order of ``finish``'s own.
+    """
 
     algorithm: Any
     gap: float = 0.0
     split: float = 0.0
     drift: float = 0.0
+    learns: float = 0.0
+    finish: int = 0
+    current: list[list[np.ndarray]] = field(default_factory=list)
     verbs: list[str] = field(default_factory=list)
     requests: list[SamplingRequest] = field(default_factory=list)
     updates: list[list[Any]] = field(default_factory=list)
@@ -56,7 +64,7 @@ class FakeEngine:
 
     def generate(self, requests: Sequence[SamplingRequest]) -> Iterator[tuple[int, RolloutGroup]]:
         self.requests += requests
-        for index in reversed(range(len(requests))):  # groups finish in any order
+        for index in np.random.default_rng(self.finish).permutation(len(requests)).tolist():
             members = range(requests[index].num_samples)
             yield index, RolloutGroup(requests[index].prompt, tuple(self._rollout(requests[index], i) for i in members))
 
@@ -64,11 +72,13 @@ class FakeEngine:
         rng = np.random.default_rng(request.seed + member)
         length = int(rng.integers(1, 6))
         segment = Segment(rng.integers(0, 9, length).astype(np.int32), True, -rng.random(length).astype(np.float32))
-        return Rollout(request.prompt, (segment,), index=member, text="", finish_reason="stop", weight_version=0)
+        text = "" if request.temperature else "greedy"
+        return Rollout(request.prompt, (segment,), index=member, text=text, finish_reason="stop", weight_version=0)
 
     def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[np.ndarray]:
         self.verbs.append("logprobs" if packed else "logprobs one by one")
-        return [s.sampler_logprobs + self.gap + (0 if packed else self.split) for s in samples]
+        moved = self.gap + self.learns * len(self.updates)
+        return [s.sampler_logprobs + moved + (0 if packed else self.split) for s in samples]
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         self.verbs.append("reference_logprobs")
@@ -80,10 +90,12 @@ class FakeEngine:
         from mmrl.ops.objective import partial_loss, reduce_partials
 
         self.verbs.append("update")
+        moved = self.gap + self.drift + self.learns * len(self.updates)
         self.updates.append(list(rows))
         if not rows:
             return UpdateResult({"lr": 0.1}, [])
-        logprobs = [row.sample.sampler_logprobs + self.gap + self.drift for row in rows]
+        logprobs = [row.sample.sampler_logprobs + moved for row in rows]
+        self.current.append(logprobs)
         logprobs_T = torch.from_numpy(np.concatenate(logprobs))
         partial = partial_loss(self.algorithm, rows, logprobs_T, torch.full_like(logprobs_T, 2.0))
         rank = {"lr": 0.1, "policy/grad_norm": 1.0}
@@ -107,12 +119,13 @@ class FakeEncoder:
 
 @dataclass
 class FakeScorer:
-    """Scores by a function of prompt id and member; NaN is None."""
+    """Scores by a function of prompt id and member, -1 for a greedy rollout; NaN is None."""
 
     score: Callable[[str, int], float]
 
     def submit(self, group: RolloutGroup) -> Future[ScoredGroup]:
-        values = np.array([self.score(group.prompt.id, rollout.index) for rollout in group.rollouts], float)
+        members = [-1 if rollout.text == "greedy" else rollout.index for rollout in group.rollouts]
+        values = np.array([self.score(group.prompt.id, member) for member in members], float)
         valid = ~np.isnan(values)
         future: Future[ScoredGroup] = Future()
         future.set_result(ScoredGroup(group, np.where(valid, values, 0), valid, {"right": values, "other": 2 * values}))
@@ -176,7 +189,7 @@ def run() -> Callable[..., Run]:
         fake, recorder, encoder = FakeEngine(algorithm, **(engine or {})), FakeRecorder(), FakeEncoder()
         rows = [Prompt(f"p{i}", (Message("user", "x" * (i + 1)),), demonstration="y" * (i + 2)) for i in range(5)]
         source = PromptSource(rows, encoder, max_prompt_tokens=9)
-        collector = Collector(config, fake, encoder, FakeScorer(score), recorder.progress)
+        collector = Collector(config, fake, encoder, FakeScorer(score), recorder.progress, frozenset({"other"}))
         held_out = source if evaluate else None
         return Run(
             fake,
@@ -216,8 +229,8 @@ def test_one_optimizer_step_needs_no_old_logprobs(run):
 
 
 @pytest.mark.parametrize("learner", [{"minibatches": 3}, {"epochs": 2}])
-def test_several_optimizer_steps_keep_the_logprobs_from_before_the_first(run, learner):
-    done = run(learner=learner, engine={"drift": 0.0}).fit()
+def test_several_optimizer_steps_cover_the_batch(run, learner):
+    done = run(learner=learner).fit()
     per_step = learner.get("minibatches", 1) * learner.get("epochs", 1)
     assert len(done.engine.updates) == 3 * per_step
     for row in (row for rows in done.engine.updates for row in rows):
@@ -226,6 +239,20 @@ def test_several_optimizer_steps_keep_the_logprobs_from_before_the_first(run, le
         members = [id(row.sample) for rows in done.engine.updates[start : start + per_step] for row in rows]
         assert len(set(members)) == 8 and len(members) == 8 * learner.get("epochs", 1)
         assert sum(row.weight * row.mask.sum() for row in done.engine.updates[start]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("learner", "updates"), [({"minibatches": 2, "epochs": 2}, 4), ({"epochs": 3}, 3)])
+def test_old_logprobs_are_frozen_while_the_current_ones_move(run, learner, updates):
+    done = run(learner=learner, engine={"learns": 0.25}, trainer={"steps": 1}).fit()
+    assert len(done.engine.updates) == updates
+    old: dict[int, np.ndarray] = {}
+    for number, (rows, current) in enumerate(zip(done.engine.updates, done.engine.current, strict=True)):
+        for row, values in zip(rows, current, strict=True):
+            first = old.setdefault(id(row.sample), row.old_logprobs)
+            np.testing.assert_array_equal(row.old_logprobs, first)
+            np.testing.assert_array_equal(row.old_logprobs, row.sample.sampler_logprobs)
+            np.testing.assert_allclose(values - row.old_logprobs, 0.25 * number, atol=1e-6)
+    assert len(old) == 8
 
 
 def test_what_the_algorithm_needs_is_computed(run):
@@ -266,7 +293,7 @@ CONTRACT = {
     "policy/clip_fraction_high", "policy/clip_fraction_low", "kl/reference", "mismatch/logprob_abs_mean",
     "mismatch/logprob_abs_max", "mismatch/kl", "length/completion_mean", "length/truncated_fraction", "loss/policy",
     "lr", "perf/step_s", "perf/sync_s", "perf/generate_s", "perf/score_s", "perf/logprob_s", "perf/update_s",
-    "perf/tokens_per_s",
+    "perf/tokens_per_s", "advantage/mean", "advantage/max", "group/all_correct_fraction", "group/all_wrong_fraction",
 }  # fmt: skip
 """Names in the design's list; perf/memory_bytes_max is the run's, perf/mfu comes later."""
 
@@ -279,6 +306,8 @@ def test_a_step_logs_every_metric_of_the_contract(run):
     assert all(np.isfinite(value) for value in values.values())
     assert values["reward/mean"] == values["reward/std"] == 0.5
     assert values["advantage/abs_mean"] == pytest.approx(0.866, abs=1e-3)  # 0.5 / std([0, 1, 0, 1], ddof=1)
+    assert values["advantage/max"] == pytest.approx(0.866, abs=1e-3) and abs(values["advantage/mean"]) < 0.866
+    assert not any(name.startswith("rollout/") or name == "reward/greedy_mean" for name in values)
     assert values["group/zero_signal_fraction"] == 0 and values["mismatch/kl"] == 0
 
 
@@ -332,6 +361,7 @@ def test_a_mismatch_that_appears_later_stops_too(run):
     stopped = run(engine={"drift": 0.01})
     with pytest.raises(NumericsError, match=r"disagree in step 1: mean 1\.00e-02"):
         stopped.fit()
+    assert len(stopped.recorder.rolled[1]) == 2  # for whoever looks for the cause
 
 
 def test_warned_of_a_mismatch_the_run_goes_on(run):
@@ -388,3 +418,260 @@ def test_segments_that_the_policy_did_not_write_are_no_mismatch(run, monkeypatch
     done = run(trainer={"steps": 1}).fit()
     assert done.recorder.logged[1]["mismatch/logprob_abs_max"] == 0
     assert all(row.mask.sum() == len(row.mask) - 2 for row in done.engine.updates[0])
+
+
+class Picky(Algorithm):
+    """REINFORCE that keeps the groups that ``keep`` says; remembers what it is shown."""
+
+    aggregation = Aggregation("token-mean")
+
+    def __init__(
+        self, keep: Callable[[ScoredGroup], Any] = lambda group: True, refill: Refill | None = None, **needs: Any
+    ) -> None:
+        super().__init__(self.Config())
+        self.keep, self.asked = keep, list[list[ScoredGroup]]()
+        self.wants = Needs(refill=refill, **needs)
+        self.batches, self.observed = list[Any](), list[Any]()
+
+    def needs(self) -> Needs:
+        return self.wants
+
+    def select(self, groups: Sequence[ScoredGroup]) -> Sequence[bool]:
+        self.asked.append(list(groups))
+        return [self.keep(group) for group in groups]
+
+    def credit(self, batch: Any) -> Credit:
+        self.batches.append(batch)
+        return Credit(batch.rewards)
+
+    def loss(self, tokens: Any) -> TokenLoss:
+        return TokenLoss(-tokens.advantages_T * tokens.logprobs_T)
+
+    def observe(self, metrics: Any) -> dict[str, float]:
+        self.observed.append(metrics)
+        return {"own/rewards": metrics["reward/mean"] + 1} if "reward/mean" in metrics else {"own/loss": 7.0}
+
+
+def one_by_one(*answers: int) -> Callable[[ScoredGroup], bool]:
+    """Keeps or rejects by these answers, group by group."""
+    rest = iter(answers)
+    return lambda group: bool(next(rest))
+
+
+def prompt_ids(groups: Sequence[ScoredGroup]) -> list[str]:
+    return [group.group.prompt.id for group in groups]
+
+
+def trained_ids(rows: Sequence[Any]) -> list[str]:
+    return list(dict.fromkeys(row.sample.prompt.id for row in rows))
+
+
+def is_mixed(group: ScoredGroup) -> bool:
+    return bool(np.ptp(group.rewards))
+
+
+def test_rejected_groups_are_replaced_by_the_next_prompts_of_the_order(run):
+    algorithm = Picky(lambda group: group.group.prompt.id not in ("p0", "p3"), Refill())
+    done = run(algorithm=algorithm, trainer={"steps": 6}).fit()
+    asked = [group for groups in algorithm.asked for group in groups]
+    order = [f"p{row}" for _, row in PromptOrder(5, seed=0).take(0, done.trainer.consumed_prompts)]
+    assert prompt_ids(asked) == [request.prompt.id for request in done.engine.requests] == order
+    kept = [name for name in order if name not in ("p0", "p3")]
+    assert [trained_ids(rows) for rows in done.engine.updates] == [kept[i : i + 2] for i in range(0, 12, 2)]
+    assert len(asked) > 12 == len(kept)
+    assert done.engine.verbs.count("sampling") == 6  # all rounds of a step with one sync
+    assert done.recorder.events == []
+
+
+def test_without_refill_the_algorithm_is_not_asked(run):
+    algorithm = Picky(lambda group: False)
+    done = run(algorithm=algorithm).fit()
+    assert algorithm.asked == [] and len(done.engine.requests) == 6 == done.trainer.consumed_prompts
+
+
+def test_refilled_batches_do_not_depend_on_the_order_in_which_groups_finish(run):
+    def recorded(finish: int) -> list[Any]:
+        algorithm = Picky(lambda group: group.group.rollouts[0].token_ids[0] % 2 == 0, Refill())
+        done = run(algorithm=algorithm, engine={"finish": finish}, trainer={"steps": 4}).fit()
+        rollouts = [
+            (row.sample.prompt.id, row.sample.token_ids.tolist()) for part in done.engine.updates for row in part
+        ]
+        return [rollouts, [request.seed for request in done.engine.requests]]
+
+    first = recorded(0)
+    assert first == recorded(1) == recorded(2)
+    assert len(first[1]) > 8 and len(set(first[1])) == len(first[1])
+
+
+def test_what_was_thrown_away_is_logged(run):
+    algorithm = Picky(one_by_one(0, 0, 1, 0, 1, 1, 1), Refill())
+    done = run(algorithm=algorithm, trainer={"steps": 2}).fit()
+    first, second = ({k: v for k, v in done.recorder.logged[s].items() if k.startswith("rollout/")} for s in (1, 2))
+    assert first == {
+        "rollout/sampled_groups": 5, "rollout/kept_groups": 2, "rollout/acceptance_rate": 0.4, "rollout/rounds": 3,
+    }  # fmt: skip
+    assert second == {
+        "rollout/sampled_groups": 2, "rollout/kept_groups": 2, "rollout/acceptance_rate": 1, "rollout/rounds": 1,
+    }  # fmt: skip
+    groups = done.recorder.rolled[1]
+    assert [group.kept for group in groups] == [True, True, False, False, False]
+    assert prompt_ids([group.scored for group in groups[:2]]) == trained_ids(done.engine.updates[0])
+    for group in groups[2:]:
+        assert all((advantage == 0).all() for advantage in group.advantages)
+        assert [len(a) for a in group.advantages] == [len(r.token_ids) for r in group.scored.group.rollouts]
+        assert [len(values) for values in group.logprobs] == [0] * 4
+
+
+def test_metrics_of_rewards_are_of_all_that_was_sampled(run):
+    def score(prompt: str, member: int) -> float:
+        return {"p0": 1.0, "p1": 1.0, "p2": 0.0, "p3": 0.5}.get(prompt, float(member % 2))
+
+    algorithm = Picky(is_mixed, Refill(max_rounds=0))
+    done = run(algorithm=algorithm, score=score, trainer={"steps": 1, "prompts_per_step": 5}).fit()
+    values = done.recorder.logged[1]
+    assert values["reward/mean"] == values["reward/right_mean"] == pytest.approx((1 + 1 + 0 + 0.5 + 0.5) / 5)
+    assert values["group/zero_signal_fraction"] == pytest.approx(4 / 5)
+    assert values["group/all_correct_fraction"] == pytest.approx(2 / 5)
+    assert values["group/all_wrong_fraction"] == pytest.approx(1 / 5)
+    assert values["rollout/acceptance_rate"] == pytest.approx(1 / 5)
+    assert trained_ids(done.engine.updates[0]) == ["p4"]
+    (event,) = done.recorder.events
+    assert (event["kind"], event["step"], event["action"]) == ("starved", 1, "train_partial")
+    assert event["message"] == "step 1 has 1 of 5 groups: 20.0% of the 5 sampled were kept"
+
+
+def test_right_and_wrong_are_those_of_the_evaluated_component(run):
+    done = run(score=lambda prompt, member: 0.5, evaluate=True, trainer={"steps": 1, "eval_metric": "other"}).fit()
+    assert done.recorder.logged[1]["group/all_correct_fraction"] == 1  # 2 * 0.5; of the first component it would be 0
+
+
+@pytest.mark.parametrize("policy", ["train_partial", "skip"])
+def test_a_run_whose_groups_are_all_rejected_ends_without_an_update(run, policy):
+    done = run(algorithm=Picky(lambda group: False, Refill(2, policy))).fit()
+    assert done.engine.updates == [] and done.trainer.carried_groups == []
+    assert done.trainer.consumed_prompts == len(done.engine.requests) == 3 * 2 * 3
+    assert [event["action"] for event in done.recorder.events if event["kind"] == "starved"] == [policy] * 3
+    assert len(done.recorder.events) == 3 and done.recorder.saved == [3]
+    assert done.engine.verbs.count("logprobs one by one") == 1  # the self-check, on what was sampled
+    for step in (1, 2, 3):
+        values = done.recorder.logged[step]
+        assert values["rollout/acceptance_rate"] == 0 and values["rollout/sampled_groups"] == 6
+        assert values["reward/mean"] == 0.5 and values["length/completion_mean"] >= 1
+        assert all(np.isfinite(value) for value in values.values())
+        assert [group.kept for group in done.recorder.rolled[step]] == [False] * 6
+
+
+def test_a_run_that_starves_may_stop(run):
+    stopped = run(algorithm=Picky(one_by_one(1, 1, 1, 0, 0), Refill(1, "stop")))
+    with pytest.raises(NumericsError, match=r"step 2 has 1 of 2 groups: 33\.3% of the 3 sampled were kept") as caught:
+        stopped.fit()
+    assert caught.value.exit_code == 6
+    assert "after 2 rounds" in caught.value.where and "raise sampler.group_size" in caught.value.remedy
+    assert len(stopped.engine.updates) == 1 and list(stopped.recorder.logged) == [0, 1]
+    assert [group.kept for group in stopped.recorder.rolled[2]] == [True, False, False]
+    assert stopped.recorder.events[-1]["action"] == "stop"
+
+
+def test_the_self_check_looks_at_rejected_groups_too(run):
+    with pytest.raises(NumericsError, match="packed and one-by-one log-probs disagree"):
+        run(algorithm=Picky(lambda group: False, Refill(0)), engine={"split": 0.01}).fit()
+
+
+def test_groups_of_a_skipped_step_are_used_first_in_the_next(run):
+    algorithm = Picky(one_by_one(0, 1, 0, 1), Refill(0, "skip"))
+    done = run(algorithm=algorithm, trainer={"steps": 3}).fit()
+    first, second, third = (prompt_ids(groups) for groups in algorithm.asked)
+    assert (len(first), len(second), len(third)) == (2, 1, 1)
+    assert [trained_ids(rows) for rows in done.engine.updates] == [[first[1], third[0]]]
+    assert [event["step"] for event in done.recorder.events] == [1, 2]
+    carried = [[g for g in done.recorder.rolled[step] if g.scored.group.prompt.id == first[1]] for step in (1, 2, 3)]
+    assert [len(groups) for groups in carried] == [1, 0, 1]
+    assert carried[0][0].kept and all(len(values) == 0 for values in carried[0][0].logprobs)
+    assert carried[2][0].kept and all(len(values) > 0 for values in carried[2][0].logprobs)
+    assert done.recorder.logged[3]["rollout/kept_groups"] == done.recorder.logged[3]["rollout/sampled_groups"] == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda groups: [True], "2 groups need one bool each, not [True]"),
+        (lambda groups: groups, "2 groups need one bool each, not [ScoredGroup"),
+        (lambda groups: None, "TypeError"),
+        (lambda groups: 1 / 0, "ZeroDivisionError"),
+    ],
+)
+def test_a_selection_that_is_none_is_the_algorithms_fault(run, monkeypatch, answer, message):
+    monkeypatch.setattr(Picky, "select", lambda self, groups: answer(groups))
+    with pytest.raises(PluginError, match=r"Picky\.select") as caught:
+        run(algorithm=Picky(refill=Refill())).fit()
+    assert message in str(caught.value)
+
+
+def test_greedy_rollouts_are_sampled_along_and_never_trained_on(run):
+    def score(prompt: str, member: int) -> float:
+        return 0.25 * int(prompt[1]) if member == -1 else float(member % 2)
+
+    algorithm = Picky(greedy_rollout=True)
+    sections = {
+        "trainer": {"steps": 2, "prompts_per_step": 5},
+        "rewards": [{"name": "right"}, {"name": "other", "weight": 0.5}],
+    }
+    done = run(algorithm=algorithm, score=score, **sections).fit()
+    sampled = [request for request in done.engine.requests if request.temperature]
+    greedy = [request for request in done.engine.requests if not request.temperature]
+    assert [r.prompt.id for r in greedy] == [r.prompt.id for r in sampled] and len(greedy) == 10
+    assert {(r.num_samples, r.max_new_tokens) for r in greedy} == {(1, sampled[0].max_new_tokens)}
+    assert len({r.seed for r in done.engine.requests}) == 20
+    assert done.engine.verbs.count("sampling") == 2
+    rows = [row for rows in done.engine.updates for row in rows]
+    assert len(rows) == 2 * 5 * 4 and all(row.sample.text != "greedy" for row in rows)
+    for batch, groups in zip(algorithm.batches, done.recorder.rolled.values(), strict=True):
+        ids = np.repeat([int(group.scored.group.prompt.id[1]) for group in groups], 4)
+        np.testing.assert_array_equal(batch.greedy_components["right"], 0.25 * ids)
+        np.testing.assert_array_equal(batch.greedy_components["other"], 0.5 * ids)
+        assert [group.scored.greedy.group.rollouts[0].text for group in groups] == ["greedy"] * 5
+    # right + 0.5 * other = 2 * right, and right is 0, 0.25, ..., 1
+    assert done.recorder.logged[1]["reward/greedy_mean"] == pytest.approx(1.0)
+    assert done.recorder.logged[1]["reward/mean"] == 0.5
+
+
+def test_a_group_whose_greedy_rollout_has_no_score_is_left_out(run):
+    def score(prompt: str, member: int) -> float:
+        return np.nan if (prompt, member) == ("p2", -1) else 1.0
+
+    algorithm = Picky(greedy_rollout=True)
+    done = run(algorithm=algorithm, score=score, trainer={"steps": 1, "prompts_per_step": 5}).fit()
+    (batch,) = algorithm.batches
+    assert sorted(trained_ids(done.engine.updates[0])) == ["p0", "p1", "p3", "p4"]
+    assert batch.valid.sum() == 16 and len(done.engine.updates[0]) == 16
+    assert (batch.rewards[~batch.valid] == 0).all() and np.isnan(batch.greedy_components["right"][~batch.valid]).all()
+    assert done.recorder.logged[1]["reward/greedy_mean"] == pytest.approx(1 + 2)
+    assert done.recorder.logged[1]["reward/unscored_fraction"] == pytest.approx(0.2)
+
+
+def test_weights_and_penalties_reach_the_algorithm(run):
+    algorithm = Picky()
+    rewards = [{"name": "right", "weight": 2.0}, {"name": "other", "weight": -0.5}]
+    run(algorithm=algorithm, rewards=rewards, trainer={"steps": 1}).fit()
+    (batch,) = algorithm.batches
+    assert batch.weights == {"right": 2.0, "other": -0.5} and batch.penalties == {"other"}
+    assert batch.greedy_components is None
+
+
+def test_the_algorithm_observes_each_steps_metrics_and_adds_its_own(run):
+    algorithm = Picky(refill=Refill())
+    done = run(algorithm=algorithm, evaluate=True, trainer={"steps": 2}).fit()
+    assert len(algorithm.observed) == 2
+    for step, seen in enumerate(algorithm.observed, 1):
+        assert seen.keys() >= {"reward/mean", "loss/total", "mismatch/kl", "rollout/rounds", "perf/step_s"}
+        assert done.recorder.logged[step]["own/rewards"] == 1.5 and seen.items() <= done.recorder.logged[step].items()
+    assert "own/rewards" not in done.recorder.logged[0]
+
+
+def test_algorithms_that_learn_from_demonstrations_observe_too(run, monkeypatch):
+    monkeypatch.setattr(Picky, "source", "demonstrations")
+    algorithm = Picky()
+    assert run(algorithm=algorithm, trainer={"steps": 1}).fit().recorder.logged[1]["own/loss"] == 7.0
+    monkeypatch.setattr(Picky, "observe", lambda self, metrics: metrics["no/such"])
+    with pytest.raises(PluginError, match=r"Picky\.observe raised KeyError"):
+        run(algorithm=algorithm).fit()

@@ -124,6 +124,27 @@ def test_every_request_is_answered_once_with_the_drivers_own_prompt(ranks, size,
     assert max(counts) - min(counts) <= 1
 
 
+@pytest.mark.parametrize(("ranks", "size"), [(1, 1), (3, 1), (4, 2)])
+def test_one_sampling_may_generate_several_times(ranks, size, group_of):
+    fakes = FakeRanks(["a"] * ranks)
+    with group_of(fakes, size).sampling() as sampler:
+        rounds = [
+            dict(sampler.generate([request(number) for number in numbers])) for numbers in ([0, 1, 2], [3], [4, 5])
+        ]
+    tokens = [[found[index].rollouts[0].token_ids[0] for index in sorted(found)] for found in rounds]
+    assert tokens == [[0, 1, 2], [3], [4, 5]]
+    assert all(fakes.methods(rank).count("enter") == 1 for rank in range(ranks))
+
+
+def test_groups_and_single_greedy_rollouts_are_spread_by_what_they_cost(group_of):
+    many = [SamplingRequest(prompt(f"p{i}"), 8, 1.0, 100, seed=i) for i in range(4)]
+    one = [SamplingRequest(prompt(f"p{i}"), 1, 0.0, 100, seed=9) for i in range(4)]
+    fakes = FakeRanks(["a"] * 2)
+    with group_of(fakes).sampling() as sampler:
+        list(sampler.generate([*many, *one]))
+    assert [sum(r.num_samples for r in worker.seen) for worker in fakes.workers] == [18, 18]
+
+
 def test_columns_and_answers_stay_with_the_driver(group_of):
     fakes = FakeRanks(["a"])
     with group_of(fakes).sampling() as sampler:

@@ -1,19 +1,38 @@
+import json
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from mmrl.types import EncodedPrompt, Rollout
+from mmrl.interfaces import RunFacts
+from mmrl.types import EncodedPrompt, Rollout, Segment
 from mmrl_rewards.answers import bare, final_answer, golds, last_boxed, last_number
 from mmrl_rewards.exact import Exact
 from mmrl_rewards.format import Format
 from mmrl_rewards.math import Math
+from mmrl_rewards.overlong import Overlong
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden_vectors.json").read_text())
 
 
 def rollout(text, answer=None):
     prompt = EncodedPrompt("p", (), answer, {}, None, "", np.zeros(0, np.int32), ())
     return Rollout(prompt, (), 0, text, "stop", 1)
+
+
+def written(*segments):
+    """A rollout of segments, each a length and whether the policy wrote it."""
+    prompt = EncodedPrompt("p", (), None, {}, None, "", np.zeros(0, np.int32), ())
+    parts = tuple(Segment(np.ones(n, np.int32), by_policy, np.zeros(n, np.float32)) for n, by_policy in segments)
+    return Rollout(prompt, parts, 0, "", "stop", 1)
+
+
+def facts(max_new_tokens):
+    return RunFacts(
+        group_size=2, prompts_per_step=2, max_new_tokens=max_new_tokens, updates_per_batch=1, rewards=("overlong",)
+    )
 
 
 def score(reward, text, answer=None, **options):
@@ -170,3 +189,40 @@ def test_format_matches_the_whole_completion_across_lines():
 def test_a_pattern_that_is_none_is_refused_with_the_options():
     with pytest.raises(ValidationError, match="not a regular expression"):
         Format.Config(pattern="(")
+
+
+@pytest.mark.parametrize("golden", GOLDEN["overlong"], ids=lambda entry: str(entry["l_max"]))
+def test_overlong_equals_the_golden_vectors(golden):
+    options = {"max_tokens": golden["l_max"], "cache_tokens": golden["l_cache"], "factor": golden["factor"]}
+    reward = Overlong(Overlong.Config(**options))
+    scores = reward.score([written((length, True)) for length in golden["lengths"]])
+    assert scores == pytest.approx(golden["expected"], rel=1e-12, abs=0)
+    assert str(scores[0]) == "0.0"
+
+
+def test_overlong_is_a_penalty_with_the_papers_defaults():
+    assert Overlong.penalty and not Exact.penalty
+    assert Overlong.Config().model_dump() == {"max_tokens": 20480, "cache_tokens": 4096, "factor": 1.0}
+
+
+def test_overlong_counts_only_what_the_policy_wrote():
+    reward = Overlong(Overlong.Config(max_tokens=10, cache_tokens=4))
+    assert reward.score([written((4, True), (100, False), (4, True))]) == [-0.5]
+    assert reward.score([written((100, False))]) == [0.0]
+
+
+def test_a_cache_larger_than_the_limit_is_refused():
+    with pytest.raises(ValidationError, match="cache_tokens is 5, more than max_tokens, 4"):
+        Overlong.Config(max_tokens=4, cache_tokens=5)
+    Overlong.Config(max_tokens=4, cache_tokens=4)
+
+
+@pytest.mark.parametrize(
+    ("max_new_tokens", "fragment"),
+    [(60, "never reached: it begins after 60"), (61, "never whole"), (99, "never whole"), (101, "no longer grows")],
+)
+def test_overlong_warns_of_a_limit_that_is_not_the_runs(max_new_tokens, fragment):
+    reward = Overlong(Overlong.Config(max_tokens=100, cache_tokens=40))
+    (warning,) = reward.check(facts(max_new_tokens))
+    assert fragment in warning and f"sampler.max_new_tokens, {max_new_tokens}" in warning
+    assert reward.check(facts(100)) == []

@@ -1,0 +1,152 @@
+"""What is checked before a run starts: plugins against the run, and what `check` and `train` say of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from mmrl.cli import main
+from mmrl.config import Config, from_mapping
+from mmrl.errors import ConfigError, PluginError, ResourceError
+from mmrl.plan import RunPlan
+
+REWARDS = """
+from mmrl.interfaces import Reward
+
+class Plain(Reward):
+    def __init__(self, config):
+        raise RuntimeError("as large as a model, made in the driver")
+
+    def score(self, rollouts):
+        return [0.0] * len(rollouts)
+
+class Careful(Reward):
+    penalty = True
+
+    class Config(Reward.Config):
+        answer: str | list[str] = []
+
+    def check(self, run):
+        if self.config.answer == "refuse":
+            raise ValueError(f"groups of {run.group_size} are refused")
+        if self.config.answer == "fail":
+            raise KeyError("oops")
+        return self.config.answer
+
+    def score(self, rollouts):
+        return [0.0] * len(rollouts)
+"""
+ALGORITHM = """
+from mmrl.interfaces import Aggregation, Algorithm
+
+class Strict(Algorithm):
+    aggregation = Aggregation("token-mean")
+
+    def check(self, run):
+        if run.updates_per_batch > 4:
+            raise ValueError(f"{run.updates_per_batch} updates are too many")
+        return [f"{run.prompts_per_step} x {run.group_size} rollouts of {run.max_new_tokens} for {run.rewards}"]
+
+    def credit(self, batch): ...
+
+    def loss(self, tokens): ...
+"""
+
+
+@pytest.fixture
+def config(package: Callable[..., str]) -> Callable[..., dict[str, Any]]:
+    """Sections of a run with an algorithm and rewards of third parties; the last reward answers as it is told."""
+    package(REWARDS, "plain = {module}:Plain\ncareful = {module}:Careful", name="rewards-kit")
+    package(ALGORITHM, "strict = {module}:Strict", name="algorithm-kit", group="algorithms")
+
+    def build(answer: str | list[str], **sections: Any) -> dict[str, Any]:
+        return {
+            "model": {"path": "m"},
+            "data": {"train": {"name": "table", "path": "none"}},
+            "rewards": [{"name": "plain"}, {"name": "careful", "label": "care", "answer": answer}],
+            "algorithm": {"name": "strict"},
+            "sampler": {"group_size": 3, "max_new_tokens": 7},
+            "trainer": {"prompts_per_step": 5},
+            "learner": {"minibatches": 2, "epochs": 2},
+            **sections,
+        }
+
+    return build
+
+
+@pytest.fixture
+def plan(config: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., RunPlan]:
+    def build(answer: str | list[str] = [], **sections: Any) -> RunPlan:  # noqa: B006
+        checked: Config = from_mapping(config(answer, **sections))
+        return RunPlan(checked, tmp_path)
+
+    return build
+
+
+def test_plugins_warn_of_a_run_that_they_know(plan):
+    assert plan(["beware"]).warnings == [
+        "algorithm: strict: 5 x 3 rollouts of 7 for ('plain', 'care')",
+        "rewards.1: careful: beware",
+    ]
+
+
+def test_every_plugin_that_refuses_the_run_is_named_with_its_key(plan):
+    with pytest.raises(ConfigError) as caught:
+        _ = plan("refuse", learner={"minibatches": 5}).warnings
+    assert str(caught.value) == (
+        "2 errors in the config\n\n"
+        "5 updates are too many\n  where:    algorithm: strict\n\n"
+        "groups of 3 are refused\n  where:    rewards.1: careful"
+    )
+
+
+@pytest.mark.parametrize(("answer", "fragment"), [("fail", "KeyError: 'oops'"), ("a text", "expected a list of texts")])
+def test_a_check_that_fails_is_the_plugins_error(plan, answer, fragment):
+    with pytest.raises(PluginError, match=r"Careful\.check raised") as caught:
+        _ = plan(answer).warnings
+    assert fragment in str(caught.value)
+
+
+def test_penalties_go_by_the_names_of_their_components(plan):
+    assert plan().penalties == {"care"}
+
+
+@pytest.fixture
+def config_file(config: Callable[..., Any], models: Callable[[str], Path], tmp_path: Path) -> str:
+    """A run that is complete up to the engine."""
+    rows = [{"problem": f"what is {i}+1?", "answer": str(i + 1)} for i in range(5)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sections = {
+        "model": {"path": str(models("qwen2"))},
+        "data": {"train": {"name": "table", "path": str(tmp_path / "rows.jsonl")}, "max_prompt_tokens": 64},
+        "rewards": [{"name": "careful", "answer": ["beware"]}],
+        "trainer": {"prompts_per_step": 5, "run_dir": str(tmp_path / "run")},
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config([], **sections)))
+    return str(path)
+
+
+def test_check_shows_warnings_as_lines_and_as_json(config_file, capsys):
+    assert main(["check", config_file]) == 0
+    assert "warning    rewards.0: careful: beware" in capsys.readouterr().out.splitlines()
+    assert main(["check", config_file, "--json"]) == 0
+    warnings = json.loads(capsys.readouterr().out)["warnings"]
+    assert [warning.partition(":")[0] for warning in warnings] == ["algorithm", "rewards.0"]
+
+
+def test_train_shows_warnings_before_the_engine_starts(config_file, capsys, monkeypatch, tmp_path):
+    def fails(*arguments: Any, **options: Any) -> None:
+        raise ResourceError("no device today")
+
+    monkeypatch.setattr("mmrl.cluster.launch.start_engine", fails)
+    assert main(["train", config_file]) == 5
+    assert "warning: rewards.0: careful: beware" in capsys.readouterr().out.splitlines()
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [event["kind"] for event in events] == ["warning", "warning", "error"]
+    assert events[1]["message"] == "rewards.0: careful: beware"
