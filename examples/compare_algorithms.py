@@ -29,7 +29,7 @@ from xml.sax.saxutils import escape
 
 import yaml
 
-EXAMPLES = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parents[1]
 EVAL_EVERY = 10
 
 COMPARED = ("grpo", "dapo", "gspo", "rloo", "remax", "reinforce_pp")
@@ -45,7 +45,10 @@ SMOKED = (
     "reinforce_rej",
 )
 
-OVERRIDES: dict[str, list[str]] = {}
+OVERRIDES = {
+    # With one update per rollout batch its ratio is 1 and it is GRPO, number by number; the paper has four updates.
+    "gspo": ["learner.minibatches=2"],
+}
 """What an algorithm needs changed in the common config, and why; everything else is its own default."""
 
 ALWAYS = (
@@ -123,9 +126,9 @@ def warm_up(output: Path) -> list[str]:
     run = output / "warmup"
     if not any(run.glob("checkpoints/step-*/model")):
         print("warm-up", flush=True)
-        call(output, "model", EXAMPLES / "tiny_model.py", output / "model")
+        call(output, "model", "examples/tiny_model.py", output / "model")
         call(output, "data", "-m", "mmrl_datasets.digits", output / "data", "--warmup", 600)
-        train(output, "warmup", [EXAMPLES / "digits_sft.yaml", f"model.path={output / 'model'}", *data])
+        train(output, "warmup", ["examples/digits_sft.yaml", f"model.path={output / 'model'}", *data])
     return [f"model.path={max(run.glob('checkpoints/step-*/model'))}", *data]
 
 
@@ -133,7 +136,7 @@ def compete(output: Path, name: str, steps: int, overrides: Sequence[str]) -> Re
     """Train with one algorithm from the warm-up and read what came of it."""
     own = [f"algorithm.name={name}", f"trainer.steps={steps}", *OVERRIDES.get(name, [])]
     try:
-        train(output, name, [EXAMPLES / "digits_grpo.yaml", *own, *overrides])
+        train(output, name, ["examples/digits_grpo.yaml", *own, *overrides])
     except RuntimeError as error:
         return Result(name, steps, {}, 0.0, 0, [str(error)])
     return result_of(name, steps, lines_of(output / name))
@@ -158,7 +161,7 @@ def train(output: Path, name: str, words: Sequence[Any]) -> None:
 
 
 def call(output: Path, name: str, *words: Any) -> None:
-    """Run Python to its end, its words into DIR/logs.
+    """Run Python in the repository's root to its end, its words into DIR/logs.
 
     Raises:
         RuntimeError: It failed, with its last words.
@@ -169,7 +172,7 @@ def call(output: Path, name: str, *words: Any) -> None:
     with log.open("w") as file:
         file.write(f"{shlex.join(command)}\n")
         file.flush()
-        status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
+        status = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
     if status:
         tail = " | ".join(line.strip() for line in log.read_text(errors="replace").splitlines()[-6:])
         raise RuntimeError(f"exit code {status}, see {log}: {tail}")
