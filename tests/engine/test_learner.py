@@ -261,7 +261,8 @@ def test_the_learning_rate_follows_its_schedule(start, rows):
 def test_the_reference_stays_the_initial_policy(start, rows, vision, plain, case):
     with start(algorithm={"kl": {"coef": 0.1}}, learner={"lr": 1e-2}).learning() as learner:
         before = learner.reference_logprobs([row.sample for row in rows()])
-        learner.update([replace(row, reference_logprobs=v) for row, v in zip(rows(), before, strict=True)])
+        known = zip(rows(), before, strict=True)
+        learner.update([replace(row, reference_logprobs=v, constants={"kl_coef": 0.1}) for row, v in known])
         reference, current = learner.reference_logprobs(case.samples), learner.logprobs(case.samples)
     initial = plain(vision.folder.path)
     single = [initial.logprobs(sample, vision.media).detach() for sample in case.samples]
