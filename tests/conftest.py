@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import runpy
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -240,6 +242,18 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
 
 
 @pytest.fixture(scope="session")
+def compare() -> ModuleType:
+    """``examples/compare_algorithms.py``."""
+    path = Path(__file__).parents[1] / "examples" / "compare_algorithms.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
 def plain() -> type[Plain]:
     return Plain
 
@@ -254,15 +268,18 @@ def vision(bench: Callable[[str], Bench]) -> Bench:
 def start(vision: Bench) -> Iterator[Callable[..., RankEngine]]:
     """Builds a rank's engine in this process: as many learners as wanted, but one vLLM."""
     from mmrl.cluster.local import start_engine
+    from mmrl.interfaces import Algorithm
     from mmrl_algorithms.grpo import GRPO
 
     sampled = []
 
-    def build(with_sampler: bool = False, algorithm: dict[str, Any] | None = None, **sections: Any) -> RankEngine:
+    def build(with_sampler: bool = False, algorithm: Any = None, **sections: Any) -> RankEngine:
+        """``algorithm``: an object, or options of GRPO."""
         sampled.append(with_sampler)
         config = vision.config(**sections)
-        grpo = GRPO(GRPO.Config.model_validate(algorithm or {}))
-        return start_engine(config, vision.folder, vision.media, grpo, max_images=2, with_sampler=with_sampler)
+        if not isinstance(algorithm, Algorithm):
+            algorithm = GRPO(GRPO.Config.model_validate(algorithm or {}))
+        return start_engine(config, vision.folder, vision.media, algorithm, max_images=2, with_sampler=with_sampler)
 
     yield build
     import torch

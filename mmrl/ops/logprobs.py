@@ -10,6 +10,10 @@ from collections.abc import Callable
 import torch
 from torch.utils.checkpoint import checkpoint
 
+BANNED_SCORE = -1e9
+"""Its probability is 0 all the same, but 0 * -inf would be NaN; and so would be the entropy's gradient with the lowest
+finite number, which overflows in the product with the gradient from above."""
+
 
 def token_logprobs(
     logits_CV: torch.Tensor,
@@ -29,8 +33,7 @@ def token_logprobs(
         temperature: Greater than 0.
     """
     scores_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32)) / temperature
-    # The lowest finite number instead of -inf: its probability is 0 all the same, and 0 * -inf would be NaN.
-    scores_CV = scores_CV.masked_fill(banned_V, torch.finfo(scores_CV.dtype).min)
+    scores_CV = scores_CV.masked_fill(banned_V, BANNED_SCORE)
     logprobs_CV = scores_CV.log_softmax(-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(-1)

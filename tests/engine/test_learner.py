@@ -16,7 +16,7 @@ from deepspeed.utils import safe_get_full_optimizer_state
 
 from mmrl.cluster.launch import start_engine
 from mmrl.errors import NumericsError
-from mmrl.interfaces import Aggregation, AggregationMode, Algorithm
+from mmrl.interfaces import Aggregation, AggregationMode, Algorithm, Needs
 from mmrl.ops.objective import training_rows
 from mmrl.ops.packing import plan_microbatches
 from mmrl.types import TokenLoss, TrainingRow
@@ -213,6 +213,43 @@ def test_a_gradient_that_is_not_finite_takes_no_step(stage, start, rows, monkeyp
         assert all(torch.equal(w, before[name]) for name, w in learner.policy.named_weights(torch.float32))
 
 
+class EntropyBonus(Algorithm):
+    """Nothing but the entropy, to be raised."""
+
+    aggregation = Aggregation("token-mean")
+
+    def needs(self) -> Needs:
+        return Needs(entropy_gradient=True)
+
+    def credit(self, batch: Any) -> Any:
+        raise NotImplementedError
+
+    def loss(self, tokens: Any) -> TokenLoss:
+        return TokenLoss(-tokens.entropy_T)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_the_gradient_of_an_entropy_bonus_is_plain_autograds(stage, start, rows, case, vision, plain):
+    reference = plain(vision.folder.path)
+    entropy_sum = torch.zeros(())
+    for sample, mask in zip(case.samples, case.masks, strict=True):
+        images = [vision.media.load(ref) for ref in sample.prompt.images]
+        table = reference.distribution(sample.prompt.text, images, sample.token_ids.tolist())[:-1]
+        allowed = table[:, torch.isfinite(table[0])]
+        entropy_sum = entropy_sum - (allowed.exp() * allowed).sum(-1)[torch.from_numpy(mask)].sum()
+    mean = entropy_sum / sum(case.tokens)
+    (-mean).backward()
+    expected = {name: p.grad for name, p in reference.model.named_parameters()}
+    settings = {"zero_stage": stage, "max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED}
+    settings["tokens_per_microbatch"] = 70
+    with start(algorithm=EntropyBonus({}), learner=settings).learning() as learner:
+        result = learner.update(rows())
+        found = first_moment(learner)
+    assert norm({name: found[name] - expected[name] for name in expected}) < 1e-5 * norm(expected)
+    assert result.metrics["policy/entropy"] == pytest.approx(mean.item(), rel=1e-5)
+    assert result.metrics["loss/total"] == pytest.approx(-mean.item(), rel=1e-5)
+
+
 def test_the_learning_rate_follows_its_schedule(start, rows):
     settings = {"lr": 1e-4, "warmup_steps": 2, "schedule": "linear"}
     with start(learner=settings, trainer={"steps": 4}).learning() as learner:
@@ -224,7 +261,8 @@ def test_the_learning_rate_follows_its_schedule(start, rows):
 def test_the_reference_stays_the_initial_policy(start, rows, vision, plain, case):
     with start(algorithm={"kl": {"coef": 0.1}}, learner={"lr": 1e-2}).learning() as learner:
         before = learner.reference_logprobs([row.sample for row in rows()])
-        learner.update([replace(row, reference_logprobs=v) for row, v in zip(rows(), before, strict=True)])
+        known = zip(rows(), before, strict=True)
+        learner.update([replace(row, reference_logprobs=v, constants={"kl_coef": 0.1}) for row, v in known])
         reference, current = learner.reference_logprobs(case.samples), learner.logprobs(case.samples)
     initial = plain(vision.folder.path)
     single = [initial.logprobs(sample, vision.media).detach() for sample in case.samples]

@@ -20,6 +20,7 @@ from mmrl.ops.aggregation import sequence_weights
 from mmrl.ops.correction import correction_metrics, correction_weights
 from mmrl.ops.credit import group_advantages
 from mmrl.ops.kl import adapted_coefficient, kl_per_token
+from mmrl.ops.logprobs import token_logprobs
 from mmrl.testing import Replay, replay
 from mmrl.types import PackedTokens
 
@@ -339,3 +340,17 @@ def test_kl_estimators_are_golden_in_value_and_gradient(entry):
     np.testing.assert_allclose(kl.detach(), expected["per_token"], rtol=1e-6, atol=1e-9)
     np.testing.assert_allclose(mean.item(), expected["token_mean"], rtol=1e-6)
     np.testing.assert_allclose(logprobs.grad, expected["grad_log_probs"], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("entry", entries("kl_full_and_entropy"))
+def test_entropies_and_their_gradients_are_golden(entry):
+    expected, mask = entry["expected"], torch.tensor(entry["response_mask"], dtype=torch.bool)
+    logits = torch.tensor(entry["logits"], dtype=torch.float64, requires_grad=True)
+    targets, banned = torch.zeros(mask.numel(), dtype=torch.int64), torch.zeros(logits.shape[-1], dtype=torch.bool)
+    _, entropy = token_logprobs(logits.flatten(0, 1), targets, banned, 1.0, entropy_gradient=True)
+    entropy = torch.where(mask, entropy.view(mask.shape), 0.0)
+    mean = entropy.sum() / mask.sum()
+    mean.backward()
+    np.testing.assert_allclose(entropy.detach(), expected["entropy"], rtol=1e-6)
+    np.testing.assert_allclose(mean.item(), expected["entropy_token_mean"], rtol=1e-6)
+    np.testing.assert_allclose(logits.grad, expected["grad_entropy_logits"], rtol=1e-6, atol=1e-9)

@@ -60,6 +60,48 @@ def test_chunks_change_neither_values_nor_gradients(chunk_tokens):
     torch.testing.assert_close(found, torch.autograd.grad(picked, [hidden, head.weight]))
 
 
+def test_entropies_have_a_gradient_only_if_asked():
+    logits = torch.randn(5, 7, requires_grad=True)
+    _, entropy = token_logprobs(logits, torch.arange(5), NOTHING_BANNED, 1.0)
+    assert not entropy.requires_grad
+    _, entropy = token_logprobs(logits, torch.arange(5), NOTHING_BANNED, 1.0, entropy_gradient=True)
+    assert entropy.requires_grad
+    with torch.no_grad():
+        _, entropy = token_logprobs(logits, torch.arange(5), NOTHING_BANNED, 1.0, entropy_gradient=True)
+    assert not entropy.requires_grad
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_the_entropys_gradient_is_that_over_the_ids_that_are_not_banned(temperature):
+    banned = NOTHING_BANNED.clone()
+    banned[[2, 6]] = True
+    logits = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
+    coefficients = torch.tensor([-3.0, 0.5, 2.0, -0.1, 7.0], dtype=torch.float64)  # above 1: nothing may overflow
+    _, entropy = token_logprobs(logits, torch.tensor([0, 1, 3, 4, 5]), banned, temperature, entropy_gradient=True)
+    (found,) = torch.autograd.grad((entropy * coefficients).sum(), logits)
+    probabilities = (logits[:, ~banned] / temperature).softmax(-1)
+    expected = -(probabilities * probabilities.log()).sum(-1)
+    torch.testing.assert_close(entropy, expected)
+    torch.testing.assert_close(found, torch.autograd.grad((expected * coefficients).sum(), logits)[0])
+    assert (found[:, banned] == 0).all()
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 3, 4, 100])
+def test_chunks_do_not_change_the_gradient_of_entropies_and_logprobs_together(chunk_tokens):
+    head = torch.nn.Linear(6, 7, bias=False).double()
+    hidden = torch.randn(10, 6, dtype=torch.float64, requires_grad=True)
+    targets, banned = torch.randint(0, 6, (10,)), NOTHING_BANNED.clone()
+    banned[6] = True
+    a, b = torch.randn(2, 10, dtype=torch.float64)
+    logprobs, entropy = chunked_logprobs(
+        head, hidden, targets, banned, 0.8, chunk_tokens=chunk_tokens, entropy_gradient=True
+    )
+    found = torch.autograd.grad((a * logprobs + b * entropy).sum(), [hidden, head.weight])
+    whole = torch.distributions.Categorical(logits=head(hidden)[:, :6] / 0.8)
+    expected = torch.autograd.grad((a * whole.log_prob(targets) + b * whole.entropy()).sum(), [hidden, head.weight])
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("grad", [True, False])
 def test_never_more_than_a_chunk_of_logits_at_once(grad):
     sizes = []

@@ -1,0 +1,269 @@
+"""Train one warm-up with every algorithm and compare the held-out accuracies.
+
+    python examples/compare_algorithms.py [--output DIR] [--algorithms a,b] [--steps 60] [--smoke-steps 6] [overrides]
+
+The quickstart's tiny model reads handwritten digits about half right after its supervised warm-up, which is saved in
+DIR and the same for all. From there each algorithm trains in a run of its own, with ``examples/digits_grpo.yaml``: six
+for ``--steps`` steps with an evaluation every ten, the others for ``--smoke-steps``. Overrides, such as
+``learner.minibatches=4``, go to all of these runs. Written are a table on the console, DIR/results.json and
+DIR/curves.svg. What is finished in DIR is not run again.
+
+The exit code is 1 if a run failed, a metric is not a finite number, or one is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+EVAL_EVERY = 10
+
+COMPARED = ("grpo", "dapo", "gspo", "rloo", "remax", "reinforce_pp")
+SMOKED = (
+    "dr_grpo",
+    "gspo_token",
+    "reinforce_pp_baseline",
+    "cispo",
+    "gmpo",
+    "sapo",
+    "raft",
+    "raft_pp",
+    "reinforce_rej",
+)
+
+OVERRIDES = {
+    # With one update per rollout batch its ratio is 1 and it is GRPO, number by number; the paper has four updates.
+    "gspo": ["learner.minibatches=2"],
+}
+"""What an algorithm needs changed in the common config, and why; everything else is its own default."""
+
+ALWAYS = (
+    "reward/mean", "reward/std", "reward/exact_mean", "group/zero_signal_fraction", "group/all_correct_fraction",
+    "group/all_wrong_fraction", "advantage/mean", "advantage/abs_mean", "advantage/max", "policy/entropy",
+    "policy/grad_norm", "policy/ppo_kl", "policy/ppo_kl_k3", "mismatch/logprob_abs_mean", "mismatch/logprob_abs_max",
+    "mismatch/kl", "length/completion_mean", "length/truncated_fraction", "loss/total", "loss/policy", "lr",
+    "perf/step_s", "perf/sync_s", "perf/generate_s", "perf/score_s", "perf/logprob_s", "perf/update_s",
+    "perf/tokens_per_s", "perf/memory_bytes_max",
+)  # fmt: skip
+"""Metrics of every training step, whatever the algorithm; plugins/README.md defines them."""
+CLIP = ("policy/clip_fraction_high", "policy/clip_fraction_low")
+KL = ("kl/reference", "kl/coef")
+REFILL = ("rollout/sampled_groups", "rollout/kept_groups", "rollout/acceptance_rate", "rollout/rounds")
+METRICS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("grpo", "dr_grpo", "gspo", "gspo_token", "cispo", "gmpo", "raft_pp", "reinforce_rej"), CLIP),
+    "dapo": CLIP + REFILL,
+    "rloo": KL,
+    "remax": (*KL, "reward/greedy_mean"),
+    "reinforce_pp": CLIP + KL,
+    "reinforce_pp_baseline": (*CLIP, *KL, "loss/kl"),
+}
+"""Metrics that an algorithm adds to those, with its defaults."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of an algorithm's run.
+
+    Attributes:
+        accuracy: Held-out share of right answers by step.
+        seconds_per_step: Median over the steps after the first.
+        metrics: How many of them the last step has.
+        problems: What is wrong with the run; empty if nothing.
+    """
+
+    algorithm: str
+    steps: int
+    accuracy: Mapping[int, float]
+    seconds_per_step: float
+    metrics: int
+    problems: Sequence[str]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--output", type=Path, default=Path("runs/compare"), help="folder of all runs")
+    parser.add_argument("--algorithms", default=",".join(COMPARED + SMOKED), help="names, with commas between them")
+    parser.add_argument("--steps", type=int, default=60, help=f"for {', '.join(COMPARED)}")
+    parser.add_argument("--smoke-steps", type=int, default=6, help="for the other algorithms")
+    parser.add_argument("overrides", nargs="*", help="section.key=value, for the runs after the warm-up")
+    args = parser.parse_args()
+    output = args.output.resolve()
+    try:
+        start = [*warm_up(output), f"trainer.eval_every={EVAL_EVERY}", *args.overrides]
+    except RuntimeError as error:
+        sys.exit(f"the warm-up failed: {error}")
+    results = []
+    for name in args.algorithms.split(","):
+        steps = args.steps if name in COMPARED else args.smoke_steps
+        print(f"{name}, {steps} steps: ", end="", flush=True)
+        results.append(compete(output, name, steps, start))
+        print("; ".join(results[-1].problems) or "done", flush=True)
+    (output / "results.json").write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
+    curves = {result.algorithm: result.accuracy for result in results if result.algorithm in COMPARED}
+    if any(curves.values()):
+        (output / "curves.svg").write_text(line_chart(curves, "Held-out accuracy from one warm-up"))
+    print(f"\n{table(results)}\n\n{output / 'results.json'}\n{output / 'curves.svg'}")
+    return 1 if any(result.problems for result in results) else 0
+
+
+def warm_up(output: Path) -> list[str]:
+    """The overrides that start a run where the supervised warm-up ends; it is trained if it is not in ``output``."""
+    data = [f"data.{split}.path={output / 'data'}" for split in ("train", "eval")] + ["trackers=[]"]
+    run = output / "warmup"
+    if not any(run.glob("checkpoints/step-*/model")):
+        print("warm-up", flush=True)
+        call(output, "model", "examples/tiny_model.py", output / "model")
+        call(output, "data", "-m", "mmrl_datasets.digits", output / "data", "--warmup", 600)
+        train(output, "warmup", ["examples/digits_sft.yaml", f"model.path={output / 'model'}", *data])
+    return [f"model.path={max(run.glob('checkpoints/step-*/model'))}", *data]
+
+
+def compete(output: Path, name: str, steps: int, overrides: Sequence[str]) -> Result:
+    """Train with one algorithm from the warm-up and read what came of it."""
+    own = [f"algorithm.name={name}", f"trainer.steps={steps}", *OVERRIDES.get(name, [])]
+    try:
+        train(output, name, ["examples/digits_grpo.yaml", *own, *overrides])
+    except RuntimeError as error:
+        return Result(name, steps, {}, 0.0, 0, [str(error)])
+    return result_of(name, steps, lines_of(output / name))
+
+
+def train(output: Path, name: str, words: Sequence[Any]) -> None:
+    """``mmrl train`` into DIR/<name>, unless that very command has been run there to its end.
+
+    Raises:
+        RuntimeError: It failed; also where the folder holds the run of another command.
+    """
+    run = output / name
+    command = ["train", *map(str, words), f"trainer.run_dir={run}"]
+    if (run / "config.yaml").exists():  # else mmrl has not got far, and takes the folder over
+        same = json.loads((run / "environment.json").read_text())["command"][1:] == command
+        steps = yaml.safe_load((run / "config.yaml").read_text())["trainer"]["steps"]
+        if same and [line["step"] for line in lines_of(run)][-1:] == [steps]:
+            return
+        if same:  # it was interrupted
+            shutil.rmtree(run)
+    call(output, name, "-m", "mmrl", *command)
+
+
+def call(output: Path, name: str, *words: Any) -> None:
+    """Run Python in the repository's root to its end, its words into DIR/logs.
+
+    Raises:
+        RuntimeError: It failed, with its last words.
+    """
+    log = output / "logs" / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, *map(str, words)]
+    with log.open("w") as file:
+        file.write(f"{shlex.join(command)}\n")
+        file.flush()
+        status = subprocess.run(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False).returncode
+    if status:
+        tail = " | ".join(line.strip() for line in log.read_text(errors="replace").splitlines()[-6:])
+        raise RuntimeError(f"exit code {status}, see {log}: {tail}")
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    """The run's metrics, step by step; none before its first evaluation."""
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def result_of(name: str, steps: int, lines: Sequence[Mapping[str, Any]]) -> Result:
+    """Read a run's metrics, and see that they are all there and are finite numbers."""
+    trained = lines[1:]
+    accuracy = {line["step"]: line["eval/accuracy"] for line in lines if "eval/accuracy" in line}
+    # What is not finite is null in metrics.jsonl.
+    broken = sorted({key for line in lines for key, value in line.items() if value is None or not math.isfinite(value)})
+    wanted = {*ALWAYS, *METRICS.get(name, [])}
+    missing = sorted({key for line in trained for key in wanted - line.keys()})
+    problems = [f"not finite: {', '.join(broken)}"] if broken else []
+    problems += [f"missing: {', '.join(missing)}"] if missing else []
+    seconds = statistics.median(line["perf/step_s"] for line in trained[1:] or trained)
+    return Result(name, steps, accuracy, seconds, len(trained[-1].keys() - {"step", "attempt", "time"}), problems)
+
+
+def table(results: Sequence[Result]) -> str:
+    """A markdown table: accuracies in per cent by step, gain in points, seconds per step."""
+    steps = sorted({step for result in results for step in result.accuracy})
+    rows = [["algorithm", *map(str, steps), "gain", "s/step", "metrics"]]
+    rows.append(["---"] + ["---:"] * (len(rows[0]) - 1))
+    for result in results:
+        cells = [f"{100 * result.accuracy[step]:.1f}" if step in result.accuracy else "" for step in steps]
+        values = list(result.accuracy.values())
+        gain = f"{100 * (values[-1] - values[0]):+.1f}" if values else "failed"
+        verdict = "; ".join(result.problems) or f"{result.metrics}, all finite"
+        rows.append([f"`{result.algorithm}`", *cells, gain, f"{result.seconds_per_step:.2f}", verdict])
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
+
+
+COLOURS = ("#3b82f6", "#f97316", "#10b981", "#e11d8f", "#b9810f", "#8b5cf6")
+DASHES = ("", "7 3", "2 3", "10 3 2 3", "4 2", "12 4")
+STYLE = "text{font:13px sans-serif;fill:#7d8590}.grid{stroke:#8c959f;stroke-opacity:.35}.axis{stroke:#8c959f}"
+"""Greys that can be read on white and on black."""
+
+
+def line_chart(curves: Mapping[str, Mapping[int, float]], title: str) -> str:
+    """An SVG of shares by step, one line for each name, the best at the top of the legend; its background is clear."""
+    left, top, width, height = 60, 40, 560, 340
+    steps = [step for curve in curves.values() for step in curve]
+    shares = [share for curve in curves.values() for share in curve.values()]
+    last = max(max(steps), 1)
+    low, high = math.floor(10 * min(shares)), math.ceil(10 * max(shares))  # in tenths
+    high = max(high, low + 1)
+
+    def x(step: float) -> float:
+        return left + width * step / last
+
+    def y(share: float) -> float:
+        return top + height * (high - 10 * share) / (high - low)
+
+    marks = []
+    for tenth in range(low, high + 1):
+        at = y(tenth / 10)
+        marks.append(f'<line class="grid" x1="{left}" x2="{left + width}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        marks.append(f'<text x="{left - 8}" y="{at + 4:.1f}" text-anchor="end">{10 * tenth} %</text>')
+    for step in sorted(set(steps)):
+        marks.append(
+            f'<line class="axis" x1="{x(step):.1f}" x2="{x(step):.1f}" y1="{top + height}" y2="{top + height + 5}"/>'
+        )
+        marks.append(f'<text x="{x(step):.1f}" y="{top + height + 20}" text-anchor="middle">{step}</text>')
+    marks.append(f'<path class="axis" fill="none" d="M{left} {top}V{top + height}H{left + width}"/>')
+    ranked = sorted((name for name in curves if curves[name]), key=lambda name: -list(curves[name].values())[-1])
+    for place, name in enumerate(ranked):
+        number = list(curves).index(name) % len(COLOURS)
+        style = f'stroke="{COLOURS[number]}" stroke-width="2" stroke-dasharray="{DASHES[number]}" fill="none"'
+        points = " ".join(f"{x(step):.1f},{y(share):.1f}" for step, share in curves[name].items())
+        row, legend = top + 20 * place + 10, left + width + 20
+        marks.append(f'<polyline {style} points="{points}"><title>{escape(name)}</title></polyline>')
+        marks.append(f'<line {style} x1="{legend}" x2="{legend + 30}" y1="{row}" y2="{row}"/>')
+        final = f"{100 * list(curves[name].values())[-1]:.1f} %"
+        marks.append(f'<text x="{legend + 38}" y="{row + 4}">{escape(name)} {final}</text>')
+    body = "\n".join(marks)
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 440" role="img">
+<title>{escape(title)}</title>
+<style>{STYLE}</style>
+<text x="{left}" y="22" font-weight="bold">{escape(title)}</text>
+{body}
+<text x="{left + width / 2}" y="{top + height + 42}" text-anchor="middle">training steps</text>
+</svg>
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
