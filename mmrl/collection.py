@@ -106,7 +106,8 @@ class Collector:
     @property
     def accuracy_of(self) -> str:
         """The reward component that tells right from wrong."""
-        return self._config.trainer.eval_metric or self._config.rewards[0].metric
+        assert self._config.accuracy is not None, "there is nothing to score with"
+        return self._config.accuracy
 
     def _round(
         self,

@@ -218,6 +218,11 @@ class Config(Section):
     trackers: Annotated[tuple[PluginSpec, ...], Field(strict=False)] = ()
     """Where metrics go besides metrics.jsonl and the console."""
 
+    @property
+    def accuracy(self) -> str | None:
+        """The reward component that tells right from wrong; None without rewards."""
+        return self.trainer.eval_metric or next((reward.metric for reward in self.rewards), None)
+
     def plugins(self) -> Iterator[tuple[str, Kind, PluginSpec]]:
         """Dotted key, kind and spec of every plugin that is named."""
         yield "data.train", "dataset", self.data.train

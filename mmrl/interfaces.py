@@ -48,6 +48,17 @@ CorrectionMode = Literal[
     "token-truncate", "token-mask", "seq-truncate", "seq-mask", "seq-geo-truncate", "seq-geo-mask", "seq-geo-reject"
 ]
 
+CORRECTION_BOUNDS: Mapping[CorrectionMode, tuple[float | None, float]] = {
+    "token-truncate": (None, 2.0),
+    "token-mask": (0.5, 5.0),
+    "seq-truncate": (None, 2.0),
+    "seq-mask": (None, 3.0),
+    "seq-geo-truncate": (None, 2.0),
+    "seq-geo-mask": (0.5, 2.0),
+    "seq-geo-reject": (0.99, 1.01),
+}
+"""Default bounds, lower and upper, of the weights of each correction; None is no bound."""
+
 
 class PluginConfig(BaseModel):
     """Base of every plugin's options: frozen, and unknown options are errors."""
@@ -89,6 +100,8 @@ class RunFacts:
         max_new_tokens: Longest completion.
         updates_per_batch: Optimizer steps on each rollout batch.
         rewards: Names of the rewards' components.
+        accuracy: The component that tells right from wrong: ``trainer.eval_metric``, by default the first; None without
+            rewards.
     """
 
     group_size: int
@@ -96,6 +109,7 @@ class RunFacts:
     max_new_tokens: int
     updates_per_batch: int
     rewards: tuple[str, ...]
+    accuracy: str | None = None
 
 
 Starvation = Literal["train_partial", "skip", "stop"]

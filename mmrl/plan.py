@@ -64,7 +64,7 @@ class RunPlan:
 
     @cached_property
     def warnings(self) -> list[str]:
-        """What the algorithm and the rewards warn of in this run, each with its key.
+        """What the plugins warn of in this run, each with its key.
 
         Raises:
             ConfigError: Their options do not go together with the run's; of all of them at once.
@@ -186,17 +186,18 @@ class RunPlan:
             max_new_tokens=config.sampler.max_new_tokens,
             updates_per_batch=config.learner.minibatches * config.learner.epochs,
             rewards=tuple(spec.metric for spec in config.rewards),
+            accuracy=config.accuracy,
         )
 
     def _checking_plugins(self) -> Iterator[tuple[str, Plugin]]:
-        """The algorithm and the rewards, each with its key and name; of the rewards only those that check a run.
+        """The plugins that check a run, each with its key and name.
 
-        The others are made in worker processes alone: they may be large.
+        The others are not made for it: a reward, which else lives in worker processes alone, may be large.
         """
         yield f"algorithm: {self.config.algorithm.name}", self.algorithm
         for key, kind, spec in self.config.plugins():
-            if kind == "reward" and registry.resolve("reward", spec.name).check is not Plugin.check:
-                yield f"{key}: {spec.name}", registry.create("reward", spec)
+            if kind != "algorithm" and registry.resolve(kind, spec.name).check is not Plugin.check:
+                yield f"{key}: {spec.name}", registry.create(kind, spec)
 
     def _measured(self, name: str) -> dict[str, Any]:
         source = self.training if name == "train" else self.evaluation

@@ -27,6 +27,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from mmrl.interfaces import (
+    CORRECTION_BOUNDS,
     Aggregation,
     AggregationMode,
     Algorithm,
@@ -39,7 +40,7 @@ from mmrl.interfaces import (
     Starvation,
 )
 from mmrl.ops.credit import mixed_groups, shaped_rewards, token_kl, valid_masks
-from mmrl.types import Batch, Credit, FloatArray, PackedTokens, ScoredGroup, TokenLoss
+from mmrl.types import Batch, BoolArray, Credit, FloatArray, PackedTokens, ScoredGroup, TokenLoss
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -61,7 +62,7 @@ class KLOptions(PluginConfig):
     unit: Literal["token", "sequence"] = "token"
     """What `target` is the mean KL of."""
     horizon: Positive = 10000.0
-    """Completions in which `coef` may change by a fifth."""
+    """Completions in which `coef` may change by a fifth, which is also the most in one step."""
 
     @model_validator(mode="after")
     def _check(self) -> KLOptions:
@@ -71,6 +72,8 @@ class KLOptions(PluginConfig):
             raise ValueError("estimator 'k1' in the loss has zero expected gradient; use k2 or k3, or where: reward")
         if self.target is not None and not self.coef:
             raise ValueError("target has nothing to steer: coef, its first value, is 0")
+        if self.target is None and (self.unit != "token" or self.horizon != 10000.0):
+            raise ValueError("unit and horizon go with target, which is null")
         return self
 
 
@@ -86,8 +89,12 @@ class CorrectionOptions(PluginConfig):
 
     @model_validator(mode="after")
     def _check(self) -> CorrectionOptions:
-        if self.low is not None and self.high is not None and self.low >= self.high:
-            raise ValueError(f"low must be less than high = {self.high}")
+        low, high = CORRECTION_BOUNDS[self.mode]
+        low, high = low if self.low is None else self.low, high if self.high is None else self.high
+        if low is not None and low >= high:
+            raise ValueError(f"low must be less than high, and with the defaults of {self.mode} they are {low}, {high}")
+        if self.mode.endswith("reject") and not (low or 0) <= 1 <= high:
+            raise ValueError(f"{self.mode} between {low} and {high} rejects sequences that need no correction")
         return self
 
 
@@ -95,11 +102,11 @@ class DynamicSamplingOptions(PluginConfig):
     """Replace groups whose completions are all equally right by other prompts' (arXiv:2503.14476 section 3.2)."""
 
     metric: str | None = None
-    """The reward whose raw values must differ within a group; null is the first."""
+    """The reward whose raw values must differ within a group; null is the first of `rewards`."""
     max_rounds: Annotated[int, Field(ge=1)] = 10
     """Rounds of replacements in a step, one prompt for each rejected group."""
     on_starvation: Starvation = "train_partial"
-    """With the rounds used up: train on what there is, keep it for the next step, or stop the run."""
+    """With the rounds used up: train on what there is (in as many updates), keep it for the next step, or stop."""
 
 
 class ClipOptions(PluginConfig):
@@ -172,7 +179,7 @@ class PolicyGradient(Algorithm):
         mask_truncated: bool = False
         """Leave completions that were cut at the limit out of the loss (they stay in the baseline)."""
         reward_norm: Literal["none", "group"] = "none"
-        """group: each reward relative to its group's mean and deviation, before the weighted sum (GDPO)."""
+        """group: each reward relative to its group's mean and the sample's deviation, before the weighted sum."""
         reward_clip: tuple[float, float] | None = None
         """Bounds of the weighted sum, before penalties are added; null is none."""
         dynamic_sampling: DynamicSamplingOptions | None = None
@@ -212,7 +219,7 @@ class PolicyGradient(Algorithm):
         return Needs(
             reference_logprobs=config.kl.coef > 0,
             old_logprobs=config.kl.coef > 0 and config.kl.where == "reward",
-            min_group_size=self.min_group_size if dynamic is None else max(self.min_group_size, 2),
+            min_group_size=max(self.min_group_size, 2 if dynamic or config.reward_norm == "group" else 1),
             greedy_rollout=self.greedy_rollout,
             entropy_gradient=config.entropy_coef > 0,
             refill=None if dynamic is None else Refill(dynamic.max_rounds, dynamic.on_starvation),
@@ -223,9 +230,13 @@ class PolicyGradient(Algorithm):
         return Aggregation(self.config.aggregation, self.config.length_norm)
 
     def check(self, run: RunFacts) -> Sequence[str]:
-        metric = self.config.dynamic_sampling and self.config.dynamic_sampling.metric
-        if metric and metric not in run.rewards:
+        if self.config.dynamic_sampling is None:
+            return ()
+        metric = self.config.dynamic_sampling.metric or run.rewards[0]
+        if metric not in run.rewards:
             raise ValueError(f"dynamic_sampling.metric is {metric!r}, and the rewards are {', '.join(run.rewards)}")
+        if metric != run.accuracy:
+            return [f"dynamic_sampling selects by {metric!r}, and what tells right from wrong is {run.accuracy!r}"]
         return ()
 
     def select(self, groups: Sequence[ScoredGroup]) -> Sequence[bool]:
@@ -250,13 +261,14 @@ class PolicyGradient(Algorithm):
             kl = token_kl(batch.old_logprobs, batch.reference_logprobs, masks)
             metrics["kl/reference"] = sum(kl_T.sum() for kl_T in kl) / max(sum(mask.sum() for mask in masks), 1)
             kl = [self._kl_coef * kl_T for kl_T in kl]
+            self._count(masks)
         credit = self.advantages(batch, rewards_B, kl)
         keep_B = batch.valid if credit.keep is None else batch.valid & credit.keep
         if config.mask_truncated:
             keep_B = keep_B & ~batch.truncated
-        lengths_B = np.array([np.count_nonzero(mask) for mask in batch.masks])[keep_B]
-        self._sequences, self._tokens = int(np.count_nonzero(lengths_B)), int(lengths_B.sum())
-        constants = {"kl_coef": self._kl_coef}
+        if kl is None:
+            self._count(valid_masks(batch, keep_B))
+        constants = {**credit.constants, "kl_coef": self._kl_coef}
         return replace(credit, keep=keep_B, metrics={**metrics, **credit.metrics}, constants=constants)
 
     def loss(self, tokens: PackedTokens) -> TokenLoss:
@@ -295,8 +307,8 @@ class PolicyGradient(Algorithm):
         from mmrl.ops.kl import adapted_coefficient
 
         further, kl = dict[str, float](), self.config.kl
-        if square := metrics.get("correction/weight_square_mean"):
-            further["correction/ess"] = metrics["correction/weight_mean"] ** 2 / square
+        if (square := metrics.get("correction/weight_square_mean")) is not None:
+            further["correction/ess"] = metrics["correction/weight_mean"] ** 2 / square if square else 0.0
         if kl.coef:
             further["kl/coef"] = self._kl_coef
         if kl.target is not None and "kl/reference" in metrics and self._sequences:
@@ -309,6 +321,11 @@ class PolicyGradient(Algorithm):
                 num_sequences=self._sequences,
             )
         return further
+
+    def _count(self, masks: Sequence[BoolArray]) -> None:
+        """Remember how many sequences and tokens the step's KL is a mean of."""
+        lengths = [int(np.count_nonzero(mask)) for mask in masks]
+        self._sequences, self._tokens = int(np.count_nonzero(lengths)), sum(lengths)
 
 
 def off_policy_warning(run: RunFacts, remedy: str) -> Sequence[str]:

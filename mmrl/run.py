@@ -102,7 +102,8 @@ class RunRecorder:
         self._console.step(step, values)
 
     def rollouts(self, step: int, groups: Sequence[CreditedGroup]) -> None:
-        self._directory.write_rollouts(step, (record for group in groups for record in rollout_records(group)))
+        records = (record for index, group in enumerate(groups) for record in rollout_records(index, group))
+        self._directory.write_rollouts(step, records)
 
     def event(self, kind: str, **fields: Any) -> None:
         self._directory.event(kind, **fields)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -96,11 +95,13 @@ class RunDirectory:
         self._has_steps |= step > 0
 
     def release(self) -> None:
-        """Leave the folder to the next run, unless this one has finished a step: then its numbers are kept."""
+        """Leave the folder to the next run, unless this one has finished a step: then its numbers are kept.
+
+        Rollouts stay in any case: they may tell why the first step failed.
+        """
         if not self._has_steps:
             for name in _CLAIMS:
                 (self.path / name).unlink(missing_ok=True)
-            shutil.rmtree(self.path / "rollouts", ignore_errors=True)
         if self._lock_file is not None:
             (self.path / _LOCK).unlink(missing_ok=True)
             self._lock_file.close()
@@ -120,17 +121,17 @@ class RunDirectory:
             file.write(line)
 
 
-def rollout_records(group: CreditedGroup) -> Iterator[dict[str, Any]]:
-    """Everything about each rollout of a group, for ``write_rollouts``, the greedy one last.
+def rollout_records(index: int, group: CreditedGroup) -> Iterator[dict[str, Any]]:
+    """Everything about each rollout of a step's group ``index``, for ``write_rollouts``, the greedy one last.
 
     Advantages are per completion token; log-probs are in nats, in the order of ``token_ids``, the learner's empty for a
     rollout that is in no loss. A greedy rollout has neither.
     """
     for member, (advantages, logprobs) in enumerate(zip(group.advantages, group.logprobs, strict=True)):
-        yield _record(group.scored, member, group.kept, advantages, logprobs, greedy=False)
+        yield {"group": index, **_record(group.scored, member, group.kept, advantages, logprobs, greedy=False)}
     if group.scored.greedy is not None:
         none = np.zeros(0)
-        yield _record(group.scored.greedy, 0, group.kept, none, none, greedy=True)
+        yield {"group": index, **_record(group.scored.greedy, 0, group.kept, none, none, greedy=True)}
 
 
 def _record(

@@ -50,6 +50,11 @@ class Experience:
     groups: Sequence[ScoredGroup] = ()
     collected: Collected | None = None
 
+    @property
+    def sampled(self) -> Sequence[Sample]:
+        """What was sampled in this step, kept or not; the samples themselves for demonstrations."""
+        return self.samples if self.collected is None else _rollouts(self.collected.groups)
+
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
@@ -111,25 +116,30 @@ class Trainer:
         for step in range(1, config.steps + 1):
             values = self.train_step(step)
             last = step == config.steps
-            if last or step % config.save_every == 0:  # before the evaluation: whatever fails there, they are kept
-                with self._engine.learning() as learner:
-                    save(learner, step)
             try:
+                if last or step % config.save_every == 0:  # before the evaluation: whatever fails there, they are kept
+                    with self._engine.learning() as learner:
+                        save(learner, step)
                 if last or step % config.eval_every == 0:
                     values |= self._evaluate()
-            finally:  # the step is done, whatever happens to its evaluation
+            finally:  # the step is done, whatever happens to its checkpoint and its evaluation
                 self._recorder.log(step, values)
 
     def train_step(self, step: int) -> dict[str, float]:
         """Sample, score, assign credit, update; returns the step's metrics."""
         clock = Clock()
-        experience = self._collect(step, clock)
-        with self._engine.learning() as learner:
-            if step == 1:
-                self._self_check(experience, learner)
-            lesson = self._learn(step, experience, learner, clock) if experience.samples else Lesson()
-        values = {**lesson.metrics, **self._record(step, experience, lesson)}
-        values |= clock.metrics(sum(sample.num_tokens for sample in experience.samples))
+        experience, lesson = self._collect(step, clock), Lesson()
+        try:
+            with self._engine.learning() as learner:
+                if step == 1:
+                    self._self_check(experience, learner)
+                if experience.samples:
+                    lesson = self._learn(step, experience, learner, clock)
+        finally:  # what was sampled is on disk before its numbers can stop the run
+            if experience.collected is not None:
+                self._recorder.rollouts(step, _all_groups(experience.collected, lesson.groups))
+        values = {**lesson.metrics, **self._describe(step, experience), **self._mismatch(step, lesson)}
+        values |= clock.metrics(sum(sample.num_tokens for sample in experience.sampled))
         with plugin_errors(self._algorithm, "observe"):
             return values | dict(self._algorithm.observe(dict(values)))
 
@@ -194,13 +204,12 @@ class Trainer:
         values |= dict(credit.metrics) | metrics.advantage_metrics(masks, advantages)
         return Lesson(values, _credited(experience.groups, advantages, logprobs))
 
-    def _record(self, step: int, experience: Experience, lesson: Lesson) -> dict[str, float]:
-        """Write down what was sampled and what was learned from it; returns metrics of all that was sampled."""
+    def _describe(self, step: int, experience: Experience) -> dict[str, float]:
+        """Metrics of all that was sampled."""
         found = experience.collected
         if found is None:
             masks = [sample.mask for sample in experience.samples]
             return metrics.length_metrics(masks, np.zeros(len(masks), bool))
-        self._recorder.rollouts(step, _all_groups(found, lesson.groups))
         batch = self._collector.batch(found.groups)
         if not batch.valid.any():
             self._recorder.event("unscored", message=f"no rollout of step {step} could be scored")
@@ -208,9 +217,6 @@ class Trainer:
         values |= metrics.reward_metrics(batch, self._collector.accuracy_of)
         if self._algorithm.needs().refill is not None:
             values |= metrics.refill_metrics(found.kept, found.rounds)
-        if lesson.groups:
-            logprobs = [each for group in lesson.groups for each in group.logprobs]
-            values |= self._mismatch(step, experience.samples, logprobs)
         return values
 
     def _with_logprobs(self, experience: Experience, learner: Learner) -> Batch:
@@ -265,8 +271,11 @@ class Trainer:
             self._recorder.progress("update", len(steps), config.minibatches * config.epochs)
         return metrics.average(steps), logprobs
 
-    def _mismatch(self, step: int, samples: Sequence[Sample], logprobs: Sequence[FloatArray]) -> dict[str, float]:
-        gap = _sampler_gap(samples, logprobs)
+    def _mismatch(self, step: int, lesson: Lesson) -> dict[str, float]:
+        if not lesson.groups:
+            return {}
+        logprobs = [each for group in lesson.groups for each in group.logprobs]
+        gap = _sampler_gap(_rollouts([group.scored for group in lesson.groups]), logprobs)
         self._judge(f"sampler and learner disagree in step {step}", gap)
         return metrics.mismatch_metrics(gap)
 
@@ -275,14 +284,12 @@ class Trainer:
 
         On what was sampled, kept or not.
         """
-        found = experience.collected
-        samples = _rollouts(found.groups) if found else experience.samples
-        stride = max(len(samples) // CHECKED_SAMPLES, 1)
-        samples = samples[::stride][:CHECKED_SAMPLES]
+        stride = max(len(experience.sampled) // CHECKED_SAMPLES, 1)
+        samples = experience.sampled[::stride][:CHECKED_SAMPLES]
         packed = learner.logprobs(samples)
         single = learner.logprobs(samples, packed=False)
         self._judge("packed and one-by-one log-probs disagree", Gap.between(single, packed))
-        if found:
+        if experience.collected:
             self._judge("sampler and learner disagree before the first update", _sampler_gap(samples, packed))
 
     def _judge(self, what: str, gap: Gap) -> None:

@@ -50,7 +50,9 @@ def test_what_a_failed_start_leaves_can_be_started_in_again(tmp_path):
     run.checkpoints.mkdir()
     run.write_environment({"python": "3"})
     run.event("fault", message="no model")
+    run.write_rollouts(1, [{"prompt": "the first step failed"}])
     run.release()
+    assert (tmp_path / "rollouts" / "step-000001.jsonl").exists()  # it may tell why
     again = RunDirectory.create(tmp_path)
     again.write_config("model: {}\n")
     assert (tmp_path / "config.yaml").read_text() == "model: {}\n"
@@ -95,9 +97,10 @@ def test_metrics_are_appended_with_full_precision_and_null_for_what_is_not_finit
 def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
     run, learner = RunDirectory.create(tmp_path), np.array([-0.3, -0.4, 0.0], np.float32)
     advantages = [np.array([1.5, 1.5, 0.0]), np.zeros(3)]
-    run.write_rollouts(1, rollout_records(CreditedGroup(scored_group(), True, advantages, [learner, learner[:0]])))
+    run.write_rollouts(1, rollout_records(0, CreditedGroup(scored_group(), True, advantages, [learner, learner[:0]])))
     first, second = lines(tmp_path / "rollouts" / "step-000001.jsonl")
     assert first == {
+        "group": 0,
         "prompt_id": "p7",
         "index": 0,
         "prompt": "<image>what?",
@@ -128,7 +131,7 @@ def test_rejected_groups_are_marked_and_the_greedy_rollout_comes_last_without_cr
     alone = RolloutGroup(greedy.group.prompt, greedy.group.rollouts[:1])
     greedy = replace(greedy, group=alone, rewards=np.array([0.75]), valid=np.array([True]))
     group = CreditedGroup(replace(scored, greedy=greedy), False, [np.zeros(3)] * 2, [np.zeros(0)] * 2)
-    records = list(rollout_records(group))
+    records = list(rollout_records(3, group))
     assert [record["kept"] for record in records] == [False] * 3
     assert [record["greedy"] for record in records] == [False, False, True]
     last = records[-1]

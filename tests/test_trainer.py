@@ -347,6 +347,7 @@ def test_a_mismatch_stops_before_the_first_update(run):
         stopped.fit()
     assert caught.value.exit_code == 6 and "on_mismatch: warn" in caught.value.remedy
     assert stopped.engine.updates == [] and stopped.recorder.saved == []
+    assert len(stopped.recorder.rolled[1]) == 2
     assert stopped.recorder.events[0]["kind"] == "mismatch" and stopped.recorder.events[0]["verdict"] == "stop"
 
 
@@ -362,6 +363,22 @@ def test_a_mismatch_that_appears_later_stops_too(run):
     with pytest.raises(NumericsError, match=r"disagree in step 1: mean 1\.00e-02"):
         stopped.fit()
     assert len(stopped.recorder.rolled[1]) == 2  # for whoever looks for the cause
+
+
+def test_rollouts_are_recorded_also_of_a_step_that_fails_to_learn(run, monkeypatch):
+    stopped = run()
+    monkeypatch.setattr(FakeEngine, "update", lambda self, rows: (_ for _ in ()).throw(NumericsError("not finite")))
+    with pytest.raises(NumericsError, match="not finite"):
+        stopped.fit()
+    assert [len(group.scored.group.rollouts) for group in stopped.recorder.rolled[1]] == [4, 4]
+    assert not any(values.any() for group in stopped.recorder.rolled[1] for values in group.advantages)
+
+
+def test_a_step_is_logged_although_its_checkpoint_fails(run):
+    done = run()
+    with pytest.raises(OSError, match="disk full"):
+        done.trainer.fit(lambda learner, step: (_ for _ in ()).throw(OSError("disk full")))
+    assert sorted(done.recorder.logged) == [0, 1, 2, 3] and "loss/policy" in done.recorder.logged[3]
 
 
 def test_warned_of_a_mismatch_the_run_goes_on(run):

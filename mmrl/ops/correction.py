@@ -8,19 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from mmrl.interfaces import CorrectionMode
+from mmrl.interfaces import CORRECTION_BOUNDS, CorrectionMode
 from mmrl.ops.surrogate import MAX_LOG_RATIO
 from mmrl.types import PackedTokens
-
-DEFAULT_BOUNDS: dict[CorrectionMode, tuple[float | None, float]] = {
-    "token-truncate": (None, 2.0),
-    "token-mask": (0.5, 5.0),
-    "seq-truncate": (None, 2.0),
-    "seq-mask": (None, 3.0),
-    "seq-geo-truncate": (None, 2.0),
-    "seq-geo-mask": (0.5, 2.0),
-    "seq-geo-reject": (0.99, 1.01),
-}
 
 
 def correction_weights(
@@ -33,11 +23,11 @@ def correction_weights(
     bounds (IcePop), ``reject`` makes it 0 outside and 1 inside.
 
     Args:
-        low: Lower bound, by default the mode's of ``DEFAULT_BOUNDS``.
+        low: Lower bound, by default the mode's of ``CORRECTION_BOUNDS``.
         high: Upper bound, likewise.
     """
     scope, _, rule = mode.rpartition("-")
-    default_low, default_high = DEFAULT_BOUNDS[mode]
+    default_low, default_high = CORRECTION_BOUNDS[mode]
     low, high = default_low if low is None else low, default_high if high is None else high
     log_T = (tokens.old_logprobs_T - tokens.sampler_logprobs_T).detach()
     if scope != "token":
@@ -54,7 +44,8 @@ def correction_metrics(tokens: PackedTokens, weight_T: torch.Tensor, raw_T: torc
     """Per-token metrics of the weights.
 
     - ``correction/weight_mean``, ``correction/weight_square_mean``: of the weights ``w`` and of ``w^2``.
-    - ``correction/changed_fraction``: tokens whose weight a bound has changed.
+    - ``correction/changed_fraction``: tokens whose weight is not the plain one; nearly all with ``reject``, which
+      weighs by 0 or 1.
     - ``correction/kl_k1``, ``correction/kl_k3``: estimates of KL(sampler || old): ``-q``, ``exp(q) - 1 - q``.
     """
     log_T = (tokens.old_logprobs_T - tokens.sampler_logprobs_T).detach()

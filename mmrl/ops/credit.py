@@ -21,7 +21,8 @@ deviation: seven float32 rewards of 0.7 have a std of 6e-8, which a small epsilo
 def shaped_rewards(batch: Batch, *, clip: tuple[float, float] | None = None, normalise: bool = False) -> FloatArray:
     """(B,) weighted sums of the rewards' components, shaped in this order; 0 where invalid.
 
-    1. Each component relative to its group's mean and deviation, if ``normalise`` (GDPO, arXiv:2601.05242).
+    1. Each component relative to its group's mean and deviation, if ``normalise`` (arXiv:2601.05242, which then
+       whitens the sum over the batch; that is left to the estimator).
     2. The weighted sum of all that are no penalties.
     3. Clipped to ``clip``.
     4. The weighted penalties.
@@ -107,8 +108,8 @@ def mixed_groups(values: FloatArray, group_ids: IntArray, valid: BoolArray) -> B
 
 def grouped(group_ids: IntArray, valid: BoolArray) -> BoolArray:
     """(B,) True for the valid rows of groups with two valid rows or more."""
-    _, group_B, sizes = np.unique(np.where(valid, group_ids, -1), return_inverse=True, return_counts=True)
-    return valid & (sizes[group_B] > 1)
+    ids, sizes = np.unique(group_ids[valid], return_counts=True)
+    return valid & np.isin(group_ids, ids[sizes > 1])
 
 
 def valid_masks(batch: Batch, rows: BoolArray | None = None) -> list[BoolArray]:
@@ -167,7 +168,13 @@ def whiten(
     if len(population) <= 1:
         return [np.zeros(len(mask)) for mask in masks]
     mean, scale = population.mean(), np.sqrt(population.var(ddof=ddof) + eps)
-    return [np.where(m, (v - mean) / scale, 0.0) for v, m in zip(values, masks, strict=True)]
+
+    def whitened(values_T: FloatArray) -> FloatArray:
+        # What differs from the mean by rounding alone is the mean: its sign would enter clips and their metrics.
+        centred_T = values_T - mean
+        return np.where(np.abs(centred_T) <= TOLERANCE, 0.0, centred_T / scale)
+
+    return [np.where(m, whitened(v), 0.0) for v, m in zip(values, masks, strict=True)]
 
 
 def _groups(rewards: FloatArray, group_ids: IntArray, valid: BoolArray, *, uneven: bool = False) -> Iterator[BoolArray]:

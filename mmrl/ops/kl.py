@@ -1,7 +1,7 @@
 """Per-token estimators of the KL divergence to a reference policy (http://joschu.net/blog/kl-approx.html).
 
-With ``x = log pi - log pi_ref`` on tokens sampled from ``pi``. Only the exponent is clamped (at 20): clamping the
-value would remove the gradient exactly where the penalty is needed.
+With ``x = log pi - log pi_ref`` on tokens sampled from ``pi``. Only the exponent is clamped (at 20, against
+infinities): clamping the value much earlier would remove the gradient exactly where the penalty is needed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def kl_per_token(
 def adapted_coefficient(coef: float, kl: float, *, target: float, horizon: float, num_sequences: int) -> float:
     """The next coefficient of a KL penalty that is steered to ``target`` (arXiv:1909.08593 section 2.2).
 
-    ``coef (1 + clip(kl / target - 1, -0.2, 0.2) num_sequences / horizon)``; ``kl`` and ``target`` in the same unit.
+    ``coef (1 + clip(kl / target - 1, -0.2, 0.2) min(num_sequences / horizon, 1))``; ``kl`` and ``target`` in the same
+    unit. A batch larger than the horizon changes it by a fifth at most: it never turns negative.
     """
     error = min(max(kl / target - 1, -0.2), 0.2)
-    return coef * (1 + error * num_sequences / horizon)
+    return coef * (1 + error * min(num_sequences / horizon, 1.0))

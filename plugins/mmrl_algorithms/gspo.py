@@ -43,7 +43,7 @@ class GSPO(PolicyGradient):
 
     def check(self, run: RunFacts) -> Sequence[str]:
         widest = max(self.config.clip_low, self.config.clip_high)
-        wide = [f"a clip of {widest:g} is never reached by a ratio per sequence; the paper has 3e-4 and 4e-4"]
+        wide = [f"a clip of {widest:g} is hardly ever reached by a ratio per sequence; the paper has 3e-4 and 4e-4"]
         return [*super().check(run), *(wide if widest > WIDEST_CLIP else [])]
 
     def advantages(self, batch: Batch, rewards: FloatArray, kl: Sequence[FloatArray] | None) -> Credit:

@@ -34,6 +34,8 @@ class RAFT(PolicyGradient):
     class Config(PolicyGradient.Config):
         kl: KL = KL()
         """The penalty for leaving the initial policy."""
+        reward_norm: Literal["none"] = "none"
+        """Only none: the rewards' own values decide what is learned from."""
 
     config: Config
 

@@ -12,7 +12,7 @@ too, and nothing is sampled for them (``dynamic_sampling`` does that).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from mmrl.ops.credit import less_sequence_kl, mixed_groups
 from mmrl.policy_gradient import DualClipOptions, PolicyGradient
@@ -23,7 +23,8 @@ class ReinforceRej(PolicyGradient):
     min_group_size: ClassVar[int] = 2
 
     class Config(DualClipOptions, PolicyGradient.Config):
-        """Those of every policy gradient, and the clip."""
+        reward_norm: Literal["none"] = "none"
+        """Only none: the rewards' own values decide what is learned from."""
 
     config: Config
 

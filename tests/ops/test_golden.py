@@ -14,7 +14,7 @@ import torch
 
 from mmrl import registry
 from mmrl.config import PluginSpec
-from mmrl.interfaces import Aggregation, Algorithm
+from mmrl.interfaces import CORRECTION_BOUNDS, Aggregation, Algorithm
 from mmrl.ops import credit
 from mmrl.ops.aggregation import sequence_weights
 from mmrl.ops.correction import correction_metrics, correction_weights
@@ -22,7 +22,8 @@ from mmrl.ops.credit import group_advantages
 from mmrl.ops.kl import adapted_coefficient, kl_per_token
 from mmrl.ops.logprobs import token_logprobs
 from mmrl.testing import Replay, replay
-from mmrl.types import PackedTokens
+from mmrl.types import Credit, PackedTokens
+from mmrl_algorithms.gspo_token import GSPOToken
 
 RTOL = {"float64": 1e-6, "float32": 1e-4}
 ATOL = {"float64": 1e-9, "float32": 1e-6}
@@ -78,7 +79,8 @@ RECIPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Every golden recipe but those that need a critic: algorithm and options."""
 
-WITH_A_CRITIC = {"ppo", "ppo_dual_clip", "gspo_token_tokenadv"}
+WITH_A_CRITIC = {"ppo", "ppo_dual_clip"}
+WITH_TOKEN_ADVANTAGES = "gspo_token_tokenadv"
 CLIP_METRICS = {
     "clipfrac_high": "policy/clip_fraction_high",
     "clipfrac_low": "policy/clip_fraction_low",
@@ -108,7 +110,21 @@ def golden_advantages(entry: dict[str, Any]) -> np.ndarray:
 
 
 def test_no_recipe_is_left_out():
-    assert {e["recipe"] for e in golden()["policy"]} == set(RECIPES) | WITH_A_CRITIC
+    assert {e["recipe"] for e in golden()["policy"]} == set(RECIPES) | WITH_A_CRITIC | {WITH_TOKEN_ADVANTAGES}
+
+
+@pytest.mark.parametrize("entry", entries("policy", recipe=(WITH_TOKEN_ADVANTAGES,)))
+def test_an_advantage_per_token_is_golden(entry):
+    """Where the sequence's ratio with a gradient per token differs from the one without."""
+
+    class Given(GSPOToken):
+        def advantages(self, batch, rewards, kl):
+            return Credit(list(golden_advantages(entry)))
+
+    options = {"clip_low": 0.1, "clip_high": 0.15}
+    result = replay(Given(Given.Config.model_validate(options)), golden()["batches"][entry["batch"]], microbatches=3)
+    np.testing.assert_allclose(result.loss, entry["expected"]["loss"], rtol=1e-6)
+    np.testing.assert_allclose(result.grad_log_probs, entry["expected"]["grad_log_probs"], rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -296,7 +312,10 @@ def test_correction_weights_and_metrics_are_golden(entry):
         num_sequences=rows,
         entropy_T=torch.zeros(rows * length),
     )
-    weight_T, raw_T = correction_weights(tokens, entry["mode"], low=entry["c_min"], high=entry["c_max"])
+    low, high = entry["c_min"], entry["c_max"]
+    weight_T, raw_T = correction_weights(tokens, entry["mode"], low=low, high=high)
+    if CORRECTION_BOUNDS[entry["mode"]] == (low, high):
+        assert torch.equal(correction_weights(tokens, entry["mode"])[0], weight_T)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-9)
     for values_T, wanted in ((weight_T, expected["weights"]), (raw_T, expected["raw"])):
         close(torch.where(mask, values_T.view(rows, length), 0.0), np.where(mask, wanted, 0.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,23 @@ from mmrl import registry
 from mmrl.config import PluginSpec
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Needs, Refill, RunFacts
+from mmrl.ops.kl import adapted_coefficient
 from mmrl.testing import Replay, replay
-from mmrl.types import Batch
+from mmrl.types import Batch, Credit, PackedTokens, TokenLoss
+from mmrl_algorithms.grpo import GRPO
 
 ALL = [
     "cispo", "dapo", "dr_grpo", "gmpo", "grpo", "gspo", "gspo_token", "raft", "raft_pp", "reinforce_pp",
     "reinforce_pp_baseline", "reinforce_rej", "remax", "rloo", "sapo",
 ]  # fmt: skip
-RUN = RunFacts(group_size=8, prompts_per_step=4, max_new_tokens=16, updates_per_batch=1, rewards=("right", "brief"))
+RUN = RunFacts(
+    group_size=8,
+    prompts_per_step=4,
+    max_new_tokens=16,
+    updates_per_batch=1,
+    rewards=("right", "brief"),
+    accuracy="right",
+)
 NO_KL = {"kl": {"coef": 0.0}}
 
 
@@ -159,18 +169,59 @@ def test_the_greedy_reward_is_clipped_and_penalised_like_the_others() -> None:
     np.testing.assert_allclose(np.concatenate(values), [5 - (5 - 1), 1 - (5 - 1)])
 
 
-@pytest.mark.parametrize(("where", "unit"), [("loss", "token"), ("loss", "sequence"), ("reward", "token")])
-def test_the_kl_coefficient_adapts_between_steps(where: str, unit: str) -> None:
+@pytest.mark.parametrize(
+    ("where", "unit", "truncated"),
+    [("loss", "token", 0), ("loss", "sequence", 0), ("loss", "sequence", 4), ("reward", "token", 0),
+     ("reward", "sequence", 4)],
+)  # fmt: skip
+def test_the_kl_coefficient_adapts_between_steps(where: str, unit: str, truncated: int) -> None:
+    """By the KL that is penalised: of the rows in the loss, or in the reward of all that are valid."""
     data = batch()
-    algorithm = create("grpo", kl={"coef": 0.5, "where": where, "target": 0.01, "unit": unit, "horizon": 90.0})
+    data["truncated"] = np.arange(9) < truncated
+    mask, x = data["response_mask"], data["log_probs"] - data["ref_log_probs"]
+    kl_BT = np.exp(-x) - 1 + x if where == "loss" else data["old_log_probs"] - data["ref_log_probs"]
+    rows = ~data["truncated"] if where == "loss" else np.ones(9, bool)
+    total = (kl_BT * mask)[rows].sum()
+    measured = total / (mask[rows].sum() if unit == "token" else rows.sum())
+    target = abs(measured) / 1.1  # within what is clipped
+    kl = {"coef": 0.5, "where": where, "target": target, "unit": unit, "horizon": 90.0}
+    algorithm = create("grpo", kl=kl, mask_truncated=True)
     first, second = replay(algorithm, data), replay(algorithm, data)
     assert first.metrics["kl/coef"] == 0.5
-    kl = first.metrics["kl/reference"] * (data["response_mask"].sum() / 9 if unit == "sequence" else 1)
-    assert second.metrics["kl/coef"] == pytest.approx(0.5 * (1 + np.clip(kl / 0.01 - 1, -0.2, 0.2) * 9 / 90))
+    assert first.metrics["kl/reference"] == pytest.approx(total / mask[rows].sum())
+    error = max(measured / target - 1, -0.2)
+    assert second.metrics["kl/coef"] == pytest.approx(0.5 * (1 + error * rows.sum() / 90))
     if where == "loss":
         assert second.metrics["loss/kl"] == pytest.approx(first.metrics["loss/kl"] * second.metrics["kl/coef"] / 0.5)
     else:
         assert not np.allclose(second.advantages, first.advantages)
+
+
+def test_a_batch_larger_than_the_horizon_changes_the_coefficient_by_a_fifth_at_most() -> None:
+    coef = adapted_coefficient(0.5, 0.0, target=1.0, horizon=1.0, num_sequences=1000)
+    assert coef == pytest.approx(0.4)
+
+
+def test_correction_that_leaves_nothing_has_no_effective_sample() -> None:
+    data = batch() | {"rollout_log_probs": batch()["old_log_probs"] - 9}
+    result = replay("grpo", data, options={"correction": {"mode": "token-mask"}})
+    assert result.metrics["correction/ess"] == 0 and not result.grad_log_probs.any()
+
+
+def test_constants_of_a_subclass_reach_its_loss() -> None:
+    class Tempered(GRPO):
+        def advantages(self, batch: Batch, rewards: Any, kl: Any) -> Credit:
+            return replace(super().advantages(batch, rewards, kl), constants={"tau": 3.0})
+
+        def surrogate(self, tokens: PackedTokens) -> TokenLoss:
+            loss = super().surrogate(tokens)
+            return replace(loss, loss_T=tokens.constants["tau"] * loss.loss_T)
+
+    options = {"kl": {"coef": 0.1}}
+    plain = replay("grpo", batch(), options=options)
+    tempered = replay(Tempered(Tempered.Config.model_validate(options)), batch())
+    assert tempered.metrics["loss/policy"] == pytest.approx(3 * plain.metrics["loss/policy"])
+    assert tempered.metrics["loss/kl"] == pytest.approx(plain.metrics["loss/kl"])
 
 
 @pytest.mark.parametrize(
@@ -184,6 +235,7 @@ def test_the_kl_coefficient_adapts_between_steps(where: str, unit: str) -> None:
         ("reinforce_pp", NO_KL, Needs()),
         ("reinforce_pp", {**NO_KL, "dynamic_sampling": {"max_rounds": 3, "on_starvation": "stop"}},
          Needs(min_group_size=2, refill=Refill(3, "stop"))),
+        ("reinforce_pp", {**NO_KL, "reward_norm": "group"}, Needs(min_group_size=2)),
         ("reinforce_pp_baseline", {}, Needs(min_group_size=2, reference_logprobs=True)),
         ("rloo", {"kl": {"coef": 0.1}}, Needs(min_group_size=2, reference_logprobs=True, old_logprobs=True)),
     ],
@@ -202,6 +254,11 @@ def test_what_an_algorithm_needs_follows_from_its_options(name: str, options: di
         ("grpo", {"kl": {"target": 0.1}}, "target has nothing to steer"),
         ("grpo", {"reward_clip": [1.0, 1.0]}, "low less than high"),
         ("grpo", {"correction": {"mode": "token-mask", "low": 3.0, "high": 2.0}}, "low must be less than high"),
+        ("grpo", {"correction": {"mode": "token-mask", "low": 6.0}}, r"they are 6\.0, 5\.0"),
+        ("grpo", {"correction": {"mode": "seq-geo-reject", "high": 0.995}}, "need no correction"),
+        ("grpo", {"kl": {"coef": 0.1, "unit": "sequence"}}, "unit and horizon go with target"),
+        ("raft_pp", {"reward_norm": "group"}, "reward_norm cannot be 'group'"),
+        ("reinforce_rej", {"reward_norm": "group"}, "reward_norm cannot be 'group'"),
         ("grpo", {"correction": {"mode": "tis"}}, "correction.mode cannot be 'tis'"),
         ("gspo", {"aggregation": "token-mean"}, "aggregation cannot be 'token-mean'"),
         ("gspo_token", {"aggregation": "token-mean"}, "aggregation cannot be 'token-mean'"),
@@ -224,14 +281,17 @@ def test_combinations_that_make_no_sense_are_refused(name: str, options: dict[st
 def test_a_run_that_an_algorithm_does_not_fit() -> None:
     with pytest.raises(ValueError, match=r"dynamic_sampling\.metric is 'left', and the rewards are right, brief"):
         create("dapo", dynamic_sampling={"metric": "left"}).check(RUN)
-    assert create("dapo", dynamic_sampling={"metric": "brief"}).check(RUN) == ()
-    several = RunFacts(8, 4, 16, updates_per_batch=2, rewards=("right",))
+    assert create("dapo").check(RUN) == create("grpo").check(RUN) == ()
+    (warning,) = create("dapo", dynamic_sampling={"metric": "brief"}).check(RUN)
+    assert "selects by 'brief', and what tells right from wrong is 'right'" in warning
+    assert create("dapo").check(replace(RUN, accuracy="brief"))
+    several = replace(RUN, updates_per_batch=2)
     for name in ("rloo", "remax", "raft"):
         (warning,) = create(name).check(several)
         assert "no ratio" in warning and not create(name).check(RUN)
     assert not [w for name in ("raft_pp", "grpo", "reinforce_pp") for w in create(name).check(several)]
     assert not create("rloo", loss="ppo_clip").check(several)
-    assert "never reached" in create("gspo", clip_high=0.2).check(RUN)[0] and not create("gspo").check(RUN)
+    assert "hardly ever reached" in create("gspo", clip_high=0.2).check(RUN)[0] and not create("gspo").check(RUN)
 
 
 def test_options_given_in_part_keep_the_algorithms_other_defaults() -> None:
