@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -298,3 +300,13 @@ def test_options_given_in_part_keep_the_algorithms_other_defaults() -> None:
     assert create("rloo", kl={"coef": 0.2}).config.kl.where == "reward"
     assert create("grpo", kl={"coef": 0.2}).config.kl.loss_estimator == "k3"
     assert create("dapo", dynamic_sampling={"max_rounds": 2}).config.dynamic_sampling.on_starvation == "train_partial"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_option_is_on_the_page_of_algorithms(name: str) -> None:
+    page = (Path(__file__).parents[2] / "plugins" / "README.md").read_text()
+    documented = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`]+)`", page))))
+    fields = registry.options_class("algorithm", name).model_fields
+    nested = [field.annotation for field in fields.values() if hasattr(field.annotation, "model_fields")]
+    assert {*fields, *(key for each in nested for key in each.model_fields)} <= documented
+    assert f"| `{name}` |" in page
