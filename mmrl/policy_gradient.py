@@ -188,6 +188,11 @@ class PolicyGradient(Algorithm):
 
     config: Config
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if not issubclass(cls.Config, PolicyGradient.Config):
+            raise TypeError(f"write class Config(PolicyGradient.Config) in {cls.__qualname__}: the frame has options")
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._kl_coef: float = self.config.kl.coef

@@ -60,21 +60,23 @@ def sample_groups(answer: Any) -> list[list[Rollout]]:
     return [make_rollouts(texts, answer=answer, truncated=texts is _CUT_OFF) for texts in (_COMPLETE, _CUT_OFF)]
 
 
-def scored_groups(*, with_greedy: bool) -> tuple[ScoredGroup, ...]:
+def scored_groups(*, with_greedy: bool, components: Sequence[str] = ("reward",)) -> tuple[ScoredGroup, ...]:
     """Groups of rewards that are mixed, all 1, all 0, partly invalid; of one reward, of one valid one, and of none."""
     nan = np.nan
     mixed: tuple[list[float], ...] = ([1, 0, 1, 0], [nan, 1, nan, 0], [0.25, 0.5], [0.0, 0.0, 1.0])
     alike: tuple[list[float], ...] = ([1, 1, 1, 1], [0, 0, 0, 0], [0.25], [nan, 1, nan, nan], [nan] * 4)
-    greedy = _scored([1.0], None) if with_greedy else None
-    return tuple(_scored(values, greedy) for values in (*mixed, *alike))
+    greedy = _scored([1.0], components, None) if with_greedy else None
+    return tuple(_scored(values, components, greedy) for values in (*mixed, *alike))
 
 
-def _scored(scores: Sequence[float], greedy: ScoredGroup | None) -> ScoredGroup:
+def _scored(scores: Sequence[float], components: Sequence[str], greedy: ScoredGroup | None) -> ScoredGroup:
+    """Every component has these scores."""
     values_G = np.array(scores, float)
     valid_G = ~np.isnan(values_G)
     rollouts = make_rollouts(_COMPLETE[: len(scores)], answer="7")
     group = RolloutGroup(rollouts[0].prompt, tuple(rollouts))
-    return ScoredGroup(group, np.where(valid_G, values_G, 0.0), valid_G, {"reward": values_G}, greedy)
+    rewards_G = np.where(valid_G, len(components) * values_G, 0.0)
+    return ScoredGroup(group, rewards_G, valid_G, {name: values_G.copy() for name in components}, greedy)
 
 
 def _token_ids(text: str) -> IntArray:

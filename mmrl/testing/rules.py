@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
+
 from mmrl.errors import MMRLError, PluginError
 from mmrl.interfaces import Plugin
+from mmrl.types import Credit, TokenLoss
 
 
 class Untried(PluginError):
@@ -19,7 +22,31 @@ def broken(plugin: Plugin, rule: str, found: str, remedy: str, kind: type[Plugin
 def failed(
     plugin: Plugin, rule: str, error: MMRLError, remedy: str, kind: type[PluginError] = PluginError
 ) -> PluginError:
-    """The same, where the plugin raised."""
-    failure = broken(plugin, rule, f"{error.what} ({error.where})" if error.where else error.what, remedy, kind)
+    """The same, where the plugin raised; ``remedy`` is what to do unless the error itself tells."""
+    told = error.remedy if error.__cause__ is None else _remedy_for(error.__cause__)
+    failure = broken(plugin, rule, shown(error), told or remedy, kind)
     failure.details = getattr(error, "details", "")
     return failure
+
+
+def shown(error: MMRLError) -> str:
+    """What went wrong, and where."""
+    return f"{error.what} ({error.where})" if error.where else error.what
+
+
+def _remedy_for(error: BaseException) -> str:
+    """What to do about the exceptions that a first algorithm raises; empty for any other."""
+    text = str(error)
+    if isinstance(error, FrozenInstanceError):
+        return "make a new array instead (rewards = batch.rewards - 1, not batch.rewards -= 1)"
+    if isinstance(error, AttributeError) and error.name in Credit.__dataclass_fields__:
+        return "return mmrl.types.Credit(values)"
+    if isinstance(error, AttributeError) and error.name in TokenLoss.__dataclass_fields__:
+        return "return mmrl.types.TokenLoss(loss_T)"
+    if isinstance(error, AttributeError) and isinstance(error.obj, Plugin):
+        return "set it in __init__; what loss needs to know of credit goes through Credit.constants"
+    if "NoneType" in text:
+        return "what needs() does not ask for (old and reference log-probs, greedy rewards) is None; ask, or do without"
+    if isinstance(error, RuntimeError) and ("dtype" in text or "scalar type" in text):
+        return "make tensors of the type and device of those given: tokens.logprobs_T.new_zeros(n)"
+    return ""

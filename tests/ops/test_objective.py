@@ -154,8 +154,8 @@ def test_old_logprobs_default_to_the_current_ones_without_gradient(rows):
 @pytest.mark.parametrize(
     ("credit", "message"),
     [
-        (Credit(np.zeros(2)), "one entry for each of the 3 rows"),
-        (Credit(np.zeros(3), keep=np.ones(2, bool)), "one entry for each of the 3 rows"),
+        (Credit(np.zeros(2)), "one entry for each of 3 rows"),
+        (Credit(np.zeros(3), keep=np.ones(2, bool)), "one entry for each of 3 rows"),
         (Credit([np.zeros(2), np.zeros(3), np.zeros(3)]), "row 1 has 4 tokens and advantages of shape"),
         (Credit(np.array([0.0, np.inf, 0.0])), "row 1 has an advantage that is not finite"),
     ],
@@ -175,7 +175,7 @@ def test_credit_may_be_anything_where_no_token_is_in_the_loss(batch, monkeypatch
 
 def test_a_loss_that_is_reduced_already_is_the_algorithms_fault(rows, monkeypatch):
     monkeypatch.setattr(Weighted, "loss", lambda self, tokens: TokenLoss(tokens.logprobs_T.mean()))
-    with pytest.raises(PluginError, match=r"loss_T has shape \(\), not one value per token, \(9,\)"):
+    with pytest.raises(PluginError, match=r"loss_T as torch.float32 of shape \(\), not one value per token, \(9,\)"):
         partial_loss(Weighted({}), list(rows.values()), torch.zeros(9), torch.zeros(9))
 
 
