@@ -132,7 +132,7 @@ class _Subject:
             if remedy:  # a batch that means what another one does, for which there was one
                 raise broken(self.algorithm, rule, shown(error), remedy) from error
             raise failed(self.algorithm, rule, error, self._remedy(error)) from error
-        self._check_finite(case, result)
+        self._check_finite(case, result, remedy)
         if result.grad_entropy.any() and not self.needs.entropy_gradient:
             rule = f"only what needs() asks for is used ({case})"
             found = "the loss has a gradient with respect to entropy_T, which has none in a run"
@@ -145,7 +145,7 @@ class _Subject:
             return f"the components here are {names}: name others with rewards=(...), and constants in Credit.constants"
         return "make the hook answer for such a batch"
 
-    def _check_finite(self, case: str, result: Replay) -> None:
+    def _check_finite(self, case: str, result: Replay, remedy: str) -> None:
         for name in _FIELDS:
             values = np.asarray(getattr(result, name))
             bad = np.argwhere(~np.isfinite(values))
@@ -155,11 +155,14 @@ class _Subject:
                     self.algorithm,
                     f"{name} is finite ({case})",
                     f"{name}{place or ''} is {values[tuple(place)]}",
-                    "bound exponents, as the losses of mmrl.ops.surrogate do, and divide by nothing that can be 0",
+                    remedy
+                    or "bound exponents, as the losses of mmrl.ops.surrogate do, and divide by nothing that can be 0",
                 )
         for name, value in result.metrics.items():
             if not (isinstance(value, int | float | np.number) and math.isfinite(value)):
-                remedy = "leave a metric out, or give it a value, where it is undefined, as the mean of nothing is"
+                remedy = (
+                    remedy or "leave a metric out, or give it a value, where it is undefined: the mean of nothing is"
+                )
                 raise broken(self.algorithm, f"every metric is a finite number ({case})", f"{name}: {value!r}", remedy)
 
     def check_sameness(self, case: str, batch: Arrays, expected: Replay) -> None:

@@ -46,11 +46,16 @@ def read_batch(batch: Arrays, needs: Needs) -> dict[str, Any]:
         read.setdefault("greedy_components", {"reward": read.pop("greedy_rewards")})
     read["weights"] = {name: float(batch.get("weights", {}).get(name, 1.0)) for name in names}
     read["penalties"] = frozenset(batch.get("penalties", ()))
-    for key in ("greedy_components", "weights", "penalties"):
-        given = set(read.get(key) or batch.get(key, ()))
-        if given - set(names) or (key in read and key == "greedy_components" and given != set(names)):
-            raise DataError(f"{key} has {sorted(given)}", where="batch", possible=", ".join(names))
+    for key in ("weights", "penalties"):
+        _check_names(key, set(batch.get(key, ())) - set(names), names)
+    _check_names("greedy_components", set(read.get("greedy_components", names)) ^ set(names), names)
     return _with_sum(read)
+
+
+def _check_names(key: str, wrong: set[str], names: list[str]) -> None:
+    if wrong:
+        what = f"{key} does not fit the components: {', '.join(sorted(wrong))}"
+        raise DataError(what, where="batch", possible=", ".join(names))
 
 
 def _check_keys(batch: Arrays, needs: Needs) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
 
+import numpy as np
+
 from mmrl.errors import MMRLError, PluginError
 from mmrl.interfaces import Plugin
-from mmrl.types import Credit, TokenLoss
 
 
 class Untried(PluginError):
@@ -39,10 +40,11 @@ def _remedy_for(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, FrozenInstanceError):
         return "make a new array instead (rewards = batch.rewards - 1, not batch.rewards -= 1)"
-    if isinstance(error, AttributeError) and error.name in Credit.__dataclass_fields__:
-        return "return mmrl.types.Credit(values)"
-    if isinstance(error, AttributeError) and error.name in TokenLoss.__dataclass_fields__:
-        return "return mmrl.types.TokenLoss(loss_T)"
+    if isinstance(error, AttributeError) and error.name in ("values", "keep", "metrics", "terms", "loss_T"):
+        if type(error.obj).__name__ == "Tensor":
+            return "return mmrl.types.TokenLoss(loss_T)"
+        if isinstance(error.obj, np.ndarray | list):
+            return "return mmrl.types.Credit(values)"
     if isinstance(error, AttributeError) and isinstance(error.obj, Plugin):
         return "set it in __init__; what loss needs to know of credit goes through Credit.constants"
     if "NoneType" in text:

@@ -36,6 +36,11 @@ class LooksAtInvalidRewards(Good):
         return Credit(np.where(batch.valid, batch.rewards - batch.rewards.mean(), 0.0))
 
 
+class CreditsInvalidRows(Good):
+    def credit(self, batch):
+        return Credit(batch.rewards - 0.5)
+
+
 class TakesNeighboursForGroups(Good):
     def credit(self, batch):
         return Credit(np.where(batch.valid, batch.rewards - 0.5 * (np.arange(len(batch.rewards)) % 2), 0.0))
@@ -280,6 +285,7 @@ class SelectsByARangeOfNothing(Selects):
     ("algorithm", "rule", "remedy"),
     [
         (LooksAtInvalidRewards, "nan where the mask or the row's validity is False", "only where batch.valid"),
+        (CreditsInvalidRows, "advantages is finite", "only where batch.valid"),
         (TakesNeighboursForGroups, "another order of rows", "batch.group_ids"),
         (TakesIdsForPlaces, "other ids of groups", "batch.group_ids"),
         (CountsMaskedTokens, "masked tokens at the end of rows", "sequence_mean"),
@@ -353,11 +359,10 @@ def test_an_entropy_bonus_that_is_asked_for_and_a_constant_that_is_passed_on_pas
 def test_components_have_the_names_that_are_given() -> None:
     class ByName(Selects):
         def credit(self, batch):
+            right, brief = batch.components["right"], batch.components["brief"]
+            np.testing.assert_allclose((batch.rewards - right - brief / 2)[batch.valid], 0.0, atol=1e-12)
             assert batch.penalties == {"brief"} and batch.weights == {"right": 1.0, "brief": 0.5}
-            np.testing.assert_array_equal(
-                (batch.rewards - batch.components["right"] - batch.components["brief"] / 2)[batch.valid], 0.0
-            )
-            return Credit(batch.components["right"] - batch.greedy_components["brief"])
+            return Credit(np.where(batch.valid, right - batch.greedy_components["brief"], 0.0))
 
         def select(self, groups):
             return [bool(group.components["brief"][group.valid].any()) for group in groups]
@@ -367,6 +372,7 @@ def test_components_have_the_names_that_are_given() -> None:
                 raise ValueError("no such rewards")
             return ()
 
+    check_algorithm(ByName, rewards=("right", "brief"))
     with pytest.raises(PluginError, match="KeyError: 'right'") as caught:
         check_algorithm(ByName)
     assert "name others with rewards=(...)" in str(caught.value)
