@@ -191,7 +191,8 @@ class PolicyGradient(Algorithm):
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         if not issubclass(cls.Config, PolicyGradient.Config):
-            raise TypeError(f"write class Config(PolicyGradient.Config) in {cls.__qualname__}: the frame has options")
+            what = f"{cls.__qualname__}.Config does not extend PolicyGradient.Config, whose options the frame reads"
+            raise TypeError(f"{what}; write class Config(PolicyGradient.Config): ...")
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)

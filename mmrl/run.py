@@ -55,8 +55,8 @@ def train(loaded: LoadedConfig, dry_run: bool = False) -> int:
         details = error.details if isinstance(error, PluginError) else ""
         directory.event("error", message=str(error), exit_code=error.exit_code, details=details)
         if details:
-            traceback = f"{directory.path / 'events.jsonl'} has the whole traceback"
-            error.remedy = "; ".join(filter(None, [error.remedy, traceback]))
+            place = f"{directory.path / 'events.jsonl'} has the details"
+            error.remedy = "; ".join(filter(None, [error.remedy, place]))
         raise
     finally:
         directory.release()
