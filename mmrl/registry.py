@@ -248,9 +248,7 @@ def _check_class(info: PluginInfo, plugin: Any) -> None:
         _misfit(info, f"{plugin!r} is no subclass of mmrl.interfaces.{interface.__name__}")
     if plugin.api_version != API_VERSION:
         newer = isinstance(plugin.api_version, int) and plugin.api_version > API_VERSION
-        older = (
-            f"upgrade {info.distribution}" if info.is_installed else f"leave out api_version, or make it {API_VERSION}"
-        )
+        older = f"upgrade {info.distribution}" if info.is_installed else "leave out api_version"
         remedy = "upgrade mmrl" if newer else older
         _misfit(info, f"it is written for interface version {plugin.api_version}, not {API_VERSION}", remedy)
     missing = sorted(plugin.__abstractmethods__)

@@ -12,6 +12,7 @@ import numpy as np
 from mmrl import registry
 from mmrl.errors import PluginError, plugin_errors
 from mmrl.interfaces import Aggregation, Algorithm, Needs, RunFacts
+from mmrl.policy_gradient import PolicyGradient
 from mmrl.testing.batches import odd_batches, padded, polluted, random_batch, reordered, without
 from mmrl.testing.playback import RecordedBatch, Replay, play, replay
 from mmrl.testing.recorded import Arrays
@@ -34,11 +35,11 @@ def check_algorithm(
 
     ``credit`` and ``loss`` run on seeded batches through the packing, weighting and loss code of a run (``replay``).
     The rules: advantages, weights, loss, gradient and metrics have the right shapes and are finite, also when no reward
-    is valid, all are equal, nothing is in the loss, or policies are 100 nats apart; what is masked or invalid changes
-    nothing; padding, the order of rows, the ids of groups, the number of ranks and micro-batches
-    change nothing; the same batch gives the same numbers, and is not modified; only what ``needs`` asks for is used;
-    there is a gradient at all; ``loss`` knows of ``credit`` only what its Credit says; ``select`` is there only where
-    ``needs`` has ``refill``, and answers one bool for each group.
+    is valid, all are equal, nothing is in the loss, or policies are 100 nats apart; what is masked or invalid, padding,
+    the order of rows, the ids of groups, the number of ranks and micro-batches change nothing; the same batch gives the
+    same numbers, and is not modified; only what ``needs`` asks for is used; there is a gradient at all; ``loss`` knows
+    of ``credit`` only what its Credit says; ``select`` is there only where ``needs`` has ``refill``, and answers one
+    bool for each group.
 
     Args:
         algorithm: A registered name, a class, or an algorithm, which is copied and left as it is.
@@ -94,7 +95,7 @@ class _Subject:
         algorithm = self.algorithm
         if not isinstance(self.needs, Needs):
             raise broken(algorithm, "needs() answers Needs", repr(self.needs), "return mmrl.interfaces.Needs(...)")
-        if type(algorithm).select is not Algorithm.select and self._never_refills():
+        if type(algorithm).select not in (Algorithm.select, PolicyGradient.select) and self._never_refills():
             remedy = "let needs() return Needs(refill=Refill(...))"
             raise broken(algorithm, "select is asked", "needs() has no refill, whatever the options", remedy)
         with plugin_errors(algorithm, "aggregation"):
@@ -146,23 +147,17 @@ class _Subject:
         return "make the hook answer for such a batch"
 
     def _check_finite(self, case: str, result: Replay, remedy: str) -> None:
+        bound = "bound exponents, as the losses of mmrl.ops.surrogate do, and divide by nothing that can be 0"
         for name in _FIELDS:
             values = np.asarray(getattr(result, name))
             bad = np.argwhere(~np.isfinite(values))
             if len(bad):
                 place = bad[0].tolist()
-                raise broken(
-                    self.algorithm,
-                    f"{name} is finite ({case})",
-                    f"{name}{place or ''} is {values[tuple(place)]}",
-                    remedy
-                    or "bound exponents, as the losses of mmrl.ops.surrogate do, and divide by nothing that can be 0",
-                )
+                found = f"{name}{place or ''} is {values[tuple(place)]}"
+                raise broken(self.algorithm, f"{name} is finite ({case})", found, remedy or bound)
         for name, value in result.metrics.items():
             if not (isinstance(value, int | float | np.number) and math.isfinite(value)):
-                remedy = (
-                    remedy or "leave a metric out, or give it a value, where it is undefined: the mean of nothing is"
-                )
+                remedy = remedy or "leave a metric out, or give it a value, where it is undefined, as a mean of nothing"
                 raise broken(self.algorithm, f"every metric is a finite number ({case})", f"{name}: {value!r}", remedy)
 
     def check_sameness(self, case: str, batch: Arrays, expected: Replay) -> None:

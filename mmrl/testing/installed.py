@@ -21,6 +21,8 @@ from mmrl.testing.rules import Untried
 
 TIMEOUT_S = 60.0
 """For one plugin, with what it imports."""
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""Batches are so small that a second thread only waits."""
 
 
 class Verdict(NamedTuple):
@@ -44,7 +46,7 @@ def examine(infos: Sequence[PluginInfo]) -> Iterator[Verdict]:
             if child is None or child.has_ended:
                 if child:
                     child.stop()
-                child = Child(__name__, os.environ)
+                child = Child(__name__, os.environ | _ONE_THREAD)
             yield _ask(child, info)
     finally:
         if child:

@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError
 import numpy as np
 
 from mmrl.errors import MMRLError, PluginError
-from mmrl.interfaces import Plugin
+from mmrl.interfaces import Algorithm, Plugin
 
 
 class Untried(PluginError):
@@ -24,8 +24,11 @@ def failed(
     plugin: Plugin, rule: str, error: MMRLError, remedy: str, kind: type[PluginError] = PluginError
 ) -> PluginError:
     """The same, where the plugin raised; ``remedy`` is what to do unless the error itself tells."""
-    told = error.remedy if error.__cause__ is None else _remedy_for(error.__cause__)
-    failure = broken(plugin, rule, shown(error), told or remedy, kind)
+    if error.__cause__ is None:
+        remedy = error.remedy or remedy
+    elif isinstance(plugin, Algorithm):
+        remedy = _algorithm_remedy(error.__cause__) or remedy
+    failure = broken(plugin, rule, shown(error), remedy, kind)
     failure.details = getattr(error, "details", "")
     return failure
 
@@ -35,7 +38,7 @@ def shown(error: MMRLError) -> str:
     return f"{error.what} ({error.where})" if error.where else error.what
 
 
-def _remedy_for(error: BaseException) -> str:
+def _algorithm_remedy(error: BaseException) -> str:
     """What to do about the exceptions that a first algorithm raises; empty for any other."""
     text = str(error)
     if isinstance(error, FrozenInstanceError):
