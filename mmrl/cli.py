@@ -12,16 +12,16 @@ import re
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mmrl import __version__
 from mmrl.errors import ConfigError, MMRLError
 
 if TYPE_CHECKING:
-    from mmrl.config import LoadedConfig
-    from mmrl.registry import PluginInfo
+    from mmrl.config import Kind, LoadedConfig
 
 _OVERRIDE = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*=.*|--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)
 _EXIT_CODES = """\
@@ -112,7 +112,8 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = add("eval", _eval, "evaluate a policy on data.eval", answers_json=True)
     evaluate.add_argument("--model", type=Path, metavar="FOLDER", help="evaluate this model instead of model.path")
     plugins = add("plugins", _plugins, "list the installed plugins", answers_json=True)
-    plugins.add_argument("--check", action="store_true", help="import each, and try it on the checks of mmrl.testing")
+    text = "try each, or those named, on the checks of mmrl.testing; kinds are algorithm, reward, dataset and tracker"
+    plugins.add_argument("--check", nargs="*", metavar="KIND:NAME", help=text)
     schema = add("schema", _schema, "print the JSON schema of the config, or of a plugin's options")
     schema.add_argument("--plugin", metavar="KIND:NAME", help="kind is algorithm, reward, dataset or tracker")
     _add_doctor(add("doctor", _doctor, "check versions, devices and the engines' numbers", answers_json=True))
@@ -211,38 +212,52 @@ def _show(arguments: argparse.Namespace) -> int:
 def _plugins(arguments: argparse.Namespace) -> int:
     import dataclasses
 
-    from mmrl.registry import list_plugins
+    from mmrl.registry import list_plugins, locate
 
-    infos = list_plugins()
-    seats = Counter((info.kind, info.name) for info in infos)
+    everything = list_plugins()
+    seats = Counter((info.kind, info.name) for info in everything)
+    wanted = [locate(*_kind_and_name(word, "mmrl plugins", "--check")) for word in arguments.check or ()]
+    infos = list(dict.fromkeys(wanted)) or everything
+    verdicts: Iterator[tuple[str, str]] = repeat(("installed", ""))
+    if arguments.check is not None:
+        from mmrl.testing.installed import examine
+
+        verdicts = examine(infos)
+    widths = {name: max([len(name), *(len(getattr(info, name)) for info in infos)]) for name in _PLUGIN_COLUMNS}
+    if not arguments.json:
+        _print_row({name: name for name in (*_PLUGIN_COLUMNS, "status")}, widths)
     rows = []
-    for info in infos:
-        status, note = _examine(info) if arguments.check else ("installed", "")
+    for (status, note), info in zip(verdicts, infos, strict=False):  # verdicts may be endless
         if seats[info.kind, info.name] > 1:
             note = "; ".join(filter(None, [f"name taken twice, use {info.distribution}:{info.name}", note]))
         rows.append({**dataclasses.asdict(info), "status": status, "note": note})
+        if not arguments.json:
+            _print_row(rows[-1] | {"status": ": ".join([status, *note.splitlines()[:1]])}, widths)
     bad = [row for row in rows if row["status"] == "bad"]
     if arguments.json:
         _print_json(rows)
     else:
-        columns = ["kind", "name", "distribution", "version", "status"]
-        shown = [row | {"status": ": ".join([row["status"], *row["note"].splitlines()[:1]])} for row in rows]
-        _print_table([dict(zip(columns, columns, strict=True)), *shown], columns)
         for row in bad:
             print(f"\nmmrl: {row['note']}", file=sys.stderr)
     return 4 if bad else 0
 
 
-def _examine(info: PluginInfo) -> tuple[str, str]:
-    from mmrl.testing.installed import examine
-
-    return examine(info)
+_PLUGIN_COLUMNS = ("kind", "name", "distribution", "version")
 
 
-def _print_table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
-    widths = {column: max(len(row[column]) for row in rows) for column in columns}
-    for row in rows:
-        print("  ".join(row[column].ljust(widths[column]) for column in columns).rstrip())
+def _print_row(row: dict[str, Any], widths: dict[str, int]) -> None:
+    """A row of a table, with its status, as soon as it is known."""
+    print("  ".join([*(row[name].ljust(width) for name, width in widths.items()), row["status"]]), flush=True)
+
+
+def _kind_and_name(word: str, command: str, option: str) -> tuple[Kind, str]:
+    from mmrl.registry import INTERFACES
+
+    kind, _, name = word.partition(":")
+    if kind not in INTERFACES or not name:
+        kinds = ", ".join(f"{known}:NAME" for known in INTERFACES)
+        raise ConfigError(f"{option} cannot be {word!r}", where=command, possible=kinds)
+    return cast("Kind", kind), name
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
@@ -267,16 +282,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 def _schema(arguments: argparse.Namespace) -> int:
     from mmrl.config import Config
-    from mmrl.registry import INTERFACES, options_class
+    from mmrl.registry import options_class
 
     if arguments.plugin is None:
         _print_json(Config.model_json_schema())
         return 0
-    kind, _, name = arguments.plugin.partition(":")
-    if kind not in INTERFACES or not name:
-        kinds = ", ".join(f"{known}:NAME" for known in INTERFACES)
-        raise ConfigError(f"--plugin cannot be {arguments.plugin!r}", where="mmrl schema", possible=kinds)
-    _print_json(options_class(kind, name).model_json_schema())
+    _print_json(options_class(*_kind_and_name(arguments.plugin, "mmrl schema", "--plugin")).model_json_schema())
     return 0
 
 
@@ -303,10 +314,13 @@ def _init_config(arguments: argparse.Namespace) -> int:
 
 
 def _init_plugin(arguments: argparse.Namespace) -> int:
-    from mmrl.plugin_starter import write_plugin
+    from mmrl.plugin_starter import module_name, write_plugin
 
     folder = arguments.path or Path(arguments.name)
     for path in write_plugin(arguments.name, folder):
         print(f"wrote {path}")
-    print(f"\nnext: pip install -e {folder} && mmrl plugins --check && python -m pytest {folder}")
+    shown = folder if folder.is_absolute() else f"./{folder}"
+    module = module_name(arguments.name)
+    check = f"mmrl plugins --check algorithm:{module} reward:{module}"
+    print(f'\nnext: pip install -e "{shown}[test]" && {check} && python -m pytest {folder}')
     return 0

@@ -100,9 +100,9 @@ def options_errors(
     return [_problem(details, model, path, tree or Located({}, "")) for details in error.errors(include_url=False)]
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
+def suggestion(word: str, known: Iterable[str], *, nearness: float = 0.6) -> str:
     """A question with the nearest known word; empty if none is near."""
-    near = difflib.get_close_matches(word, known, n=1)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=nearness)
     return f"did you mean {near[0]}?" if near else ""
 
 

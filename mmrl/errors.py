@@ -87,6 +87,11 @@ class NumericsError(MMRLError):
     exit_code = 6
 
 
+def contract_error(plugin: object, hook: str, what: str, remedy: str) -> PluginError:
+    """For a plugin whose ``hook`` answered what it may not, said by ``what``."""
+    return PluginError(f"{_qualified(plugin)}.{hook} {what}", remedy=remedy)
+
+
 @contextmanager
 def plugin_errors(plugin: object, hook: str) -> Iterator[None]:
     """Turn what a plugin raises in ``hook`` into a PluginError that shows its message and last frame."""
@@ -97,9 +102,13 @@ def plugin_errors(plugin: object, hook: str) -> Iterator[None]:
     except Exception as error:
         frame = traceback.extract_tb(error.__traceback__)[-1]
         failure = PluginError(
-            f"{type(plugin).__module__}.{type(plugin).__qualname__}.{hook} raised {type(error).__name__}: {error}",
+            f"{_qualified(plugin)}.{hook} raised {type(error).__name__}: {error}",
             where=f"{frame.filename}:{frame.lineno}",
-            remedy="repair or upgrade the plugin; RUN/events.jsonl has the whole traceback",
+            remedy="repair or upgrade the plugin",
         )
         failure.details = traceback.format_exc()
         raise failure from error
+
+
+def _qualified(plugin: object) -> str:
+    return f"{type(plugin).__module__}.{type(plugin).__qualname__}"

@@ -207,7 +207,11 @@ class Algorithm(Plugin):
 
     @abstractmethod
     def loss(self, tokens: PackedTokens) -> TokenLoss:
-        """The unreduced loss of each packed token, in float32; weights and sums are the framework's."""
+        """The unreduced loss of each packed token, in float32; weights and sums are the framework's.
+
+        Other processes compute it, with instances of their own: nothing that ``credit`` or ``observe`` set on ``self``
+        is there. What it needs to know of them goes through ``Credit.constants``.
+        """
 
     def observe(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
         """Look at a step's metrics when it is done, on the driver; returns further ones."""

@@ -21,7 +21,8 @@ def write_plugin(name: str, folder: Path) -> list[Path]:
         ConfigError: The name cannot be one of a package, a module and a plugin, or is taken; the folder exists, or
             cannot be written.
     """
-    module = _module(name)
+    module = module_name(name)
+    _check_free(name, module)
     sources = sorted(path for path in _TEMPLATE.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     written = []
     try:
@@ -41,11 +42,11 @@ def write_plugin(name: str, folder: Path) -> list[Path]:
     return written
 
 
-def _module(name: str) -> str:
-    """The module of a package with that name.
+def module_name(name: str) -> str:
+    """The module of a package with that name, which is also what its plugins are called.
 
     Raises:
-        ConfigError: The name is none, or is taken.
+        ConfigError: The name is none.
     """
     module = name.replace("-", "_")
     if not _NAME.fullmatch(name) or keyword.iskeyword(module):
@@ -54,6 +55,11 @@ def _module(name: str) -> str:
             where="mmrl init plugin NAME",
             possible="lower-case letters and digits, in words joined by - or _, such as my-rewards; no Python keyword",
         )
+    return module
+
+
+def _check_free(name: str, module: str) -> None:
+    """Raises ConfigError if the name is taken."""
     taken = [str(info) for info in list_plugins() if info.name == module]
     spec = importlib.util.find_spec(module)
     if spec is not None and spec.origin is not None:  # any folder is a package without an origin
@@ -61,4 +67,3 @@ def _module(name: str) -> str:
     if taken:
         what = f"the name {name!r} is taken by {', '.join(taken)}"
         raise ConfigError(what, where="mmrl init plugin NAME", remedy="choose another name")
-    return module

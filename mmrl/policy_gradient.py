@@ -195,6 +195,12 @@ class PolicyGradient(Algorithm):
 
     config: Config
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if not issubclass(cls.Config, PolicyGradient.Config):
+            what = f"{cls.__qualname__}.Config does not extend PolicyGradient.Config, whose options the frame reads"
+            raise TypeError(f"{what}; write class Config(PolicyGradient.Config): ...")
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._kl_coef: float = self.config.kl.coef

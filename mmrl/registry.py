@@ -41,6 +41,8 @@ INTERFACES: Mapping[Kind, type[Plugin]] = {
     "tracker": Tracker,
 }
 
+_GIVEN = "(given)"
+
 
 @dataclass(frozen=True, slots=True)
 class PluginInfo:
@@ -57,6 +59,11 @@ class PluginInfo:
     distribution: str
     version: str
     target: str
+
+    @property
+    def is_installed(self) -> bool:
+        """Not a file's function, nor a class that was given."""
+        return self.distribution != "file" and self.version != _GIVEN
 
     def __str__(self) -> str:
         return f"{self.kind} plugin {self.name!r} of {self.distribution} {self.version}"
@@ -149,7 +156,7 @@ def given(kind: Kind, plugin: Any, options: Mapping[str, Any] | None = None) -> 
     if options and not is_class:
         raise ValueError("options go with the name or the class of a plugin; this one has its options")
     cls = plugin if is_class else type(plugin)
-    info = PluginInfo(kind, cls.__qualname__, cls.__module__, "(given)", f"{cls.__module__}:{cls.__qualname__}")
+    info = PluginInfo(kind, cls.__qualname__, cls.__module__, _GIVEN, f"{cls.__module__}:{cls.__qualname__}")
     _check_class(info, cls)
     made: Plugin = _construct(info, plugin, options or {}) if is_class else plugin
     return made
@@ -230,9 +237,7 @@ def _failure(info: PluginInfo, what: str, error: BaseException) -> PluginError:
     return PluginError(
         f"{info} {what}: {cause}",
         where=where,
-        remedy=f"repair, upgrade or reinstall {info.distribution}"
-        if info.distribution != "file"
-        else "repair the file",
+        remedy=f"repair, upgrade or reinstall {info.distribution}" if info.is_installed else "repair it",
     )
 
 
@@ -243,7 +248,8 @@ def _check_class(info: PluginInfo, plugin: Any) -> None:
         _misfit(info, f"{plugin!r} is no subclass of mmrl.interfaces.{interface.__name__}")
     if plugin.api_version != API_VERSION:
         newer = isinstance(plugin.api_version, int) and plugin.api_version > API_VERSION
-        remedy = "upgrade mmrl" if newer else f"upgrade {info.distribution}"
+        older = f"upgrade {info.distribution}" if info.is_installed else "leave out api_version"
+        remedy = "upgrade mmrl" if newer else older
         _misfit(info, f"it is written for interface version {plugin.api_version}, not {API_VERSION}", remedy)
     missing = sorted(plugin.__abstractmethods__)
     if missing:
@@ -275,7 +281,8 @@ def _check_hook(info: PluginInfo, plugin: type[Plugin], hook: str, wanted: Calla
 
 
 def _misfit(info: PluginInfo, why: str, remedy: str = "") -> NoReturn:
-    remedy = remedy or f"report this to the authors of {info.distribution}"
+    report = f"report this to the authors of {info.distribution}" if info.is_installed else "correct the class"
+    remedy = remedy or report
     raise PluginError(f"{info} does not fit: {why}", where=info.target, remedy=remedy)
 
 

@@ -1,51 +1,39 @@
-"""The process in which rewards run: it reads groups from stdin and answers with one JSON line per reward.
+"""The process in which rewards run: it reads groups and answers with one line per reward.
 
-Requests are our own pickled records; nothing of a plugin is pickled, and nothing that a plugin made is unpickled by
-the trainer. What a reward prints goes nowhere: the stream for replies is out of its reach. Rewards run in the main
-thread, where math-verify's signals work. See ``mmrl.scoring`` for the other end.
+Nothing of a plugin is pickled. Rewards run in the main thread, where math-verify's signals work. See ``mmrl.scoring``
+for the other end.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import json
 import math
 import numbers
-import os
 import pickle
-import signal
-import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import IO, Any
 
 import numpy as np
 
 from mmrl import registry
+from mmrl.child import Line, Reply
 from mmrl.config import RewardSpec
 from mmrl.errors import MMRLError
 from mmrl.interfaces import Reward
 from mmrl.types import Rollout, RolloutGroup
 
-Reply = dict[str, Any]
-
 
 def serve() -> None:
-    """Make the rewards, say so, then score groups until stdin ends."""
-    _die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    requests, replies = _take_over_streams()
-    made = [_make(spec) for spec in pickle.load(requests)]
+    """Make the rewards, say so, then score groups until there are no more."""
+    line = Line()
+    requests = iter(line)
+    made = [_make(spec) for spec in next(requests)]
     rewards = [reward for reward in made if isinstance(reward, Reward)]
     if len(rewards) < len(made):
-        return _send(replies, next(reply for reply in made if isinstance(reply, dict)))
-    _send(replies, {"ready": True})
-    with contextlib.suppress(EOFError):
-        while True:
-            _serve_group(rewards, pickle.load(requests), replies)
+        line.send(next(reply for reply in made if isinstance(reply, dict)))
+        return
+    line.send({"ready": True})
+    for group in requests:
+        _serve_group(rewards, group, line)
 
 
 def _make(spec: RewardSpec) -> Reward | Reply:
@@ -58,11 +46,11 @@ def _make(spec: RewardSpec) -> Reward | Reply:
         return {"name": spec.name, **_raised(error)}
 
 
-def _serve_group(rewards: Sequence[Reward], group: bytes, replies: IO[bytes]) -> None:
+def _serve_group(rewards: Sequence[Reward], group: bytes, line: Line) -> None:
     """One reply per reward, up to the first that fails; each gets its own copy, so none sees another's changes."""
     for reward in rewards:
         reply = _score(reward, pickle.loads(group))
-        _send(replies, reply)
+        line.send(reply)
         if "values" not in reply:
             return
 
@@ -144,37 +132,3 @@ def _excerpt(value: object, text: Callable[[object], str] = repr, limit: int = 2
     except Exception:
         shown = "(that cannot be shown)"
     return shown if len(shown) <= limit else shown[:limit] + "..."
-
-
-def _send(replies: IO[bytes], reply: Reply) -> None:
-    replies.write(json.dumps(reply).encode() + b"\n")
-    replies.flush()
-
-
-def _take_over_streams() -> tuple[IO[bytes], IO[bytes]]:
-    """The streams to the parent; stdin, stdout and stderr of this process are empty from here on."""
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    with open(os.devnull, "r+b") as nowhere:
-        for stream in (0, 1, 2):
-            os.dup2(nowhere.fileno(), stream)
-    return requests, replies
-
-
-def _die_with_parent() -> None:
-    """End this process when the parent is gone, whatever a reward is doing.
-
-    An idle worker sees its stdin end. A busy one is ended by a thread, or by the kernel (Linux) where C code holds
-    the interpreter lock.
-    """
-    parent = os.getppid()
-    if sys.platform == "linux":
-        set_parent_death_signal = 1
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -54,6 +54,9 @@ def train(loaded: LoadedConfig, dry_run: bool = False) -> int:
     except MMRLError as error:
         details = error.details if isinstance(error, PluginError) else ""
         directory.event("error", message=str(error), exit_code=error.exit_code, details=details)
+        if details:
+            place = f"{directory.path / 'events.jsonl'} has the details"
+            error.remedy = "; ".join(filter(None, [error.remedy, place]))
         raise
     finally:
         directory.release()

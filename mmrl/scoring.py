@@ -1,31 +1,27 @@
 """Rewards in worker processes that can be killed: a reward may raise, hang or crash without taking the run along.
 
-A worker is a fresh interpreter (``mmrl.reward_worker``), never a fork: the parent holds the threads of torch and
-vLLM. It has a session of its own, so Ctrl-C does not reach it and a kill takes its children too, and an environment
-without the user's secrets. One thread here drives one worker; groups are scored in whatever order workers are free,
-and each future carries its own group, so nothing depends on that order.
+A worker (``mmrl.reward_worker``) is a child with an environment without the user's secrets. One thread here drives one
+worker; groups are scored in whatever order workers are free, and each future carries its own group, so nothing depends
+on that order.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import queue
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 
+from mmrl.child import Child, ChildEnded
 from mmrl.config import RewardSpec
 from mmrl.errors import PluginError
 from mmrl.redaction import names_a_secret
@@ -35,7 +31,6 @@ DEFAULT_WORKERS = min(4, os.cpu_count() or 1)
 START_TIMEOUT_S = 120.0
 """For a worker to import and make its rewards; not part of any reward's own deadline."""
 _STOP_TIMEOUT_S = 1.0
-_BOOTSTRAP = "import sys; sys.path[:] = sys.argv[1:]; from mmrl.reward_worker import serve; serve()"
 
 
 class RewardError(PluginError):
@@ -127,28 +122,12 @@ class Scorer:
         return worker
 
 
-class _Worker:
-    """One worker process, seen from the parent.
-
-    To be made in the thread that drives it: Linux ends the process with the thread that made it.
-    """
+class _Worker(Child):
+    """A worker process, seen from the parent."""
 
     def __init__(self, rewards: Sequence[RewardSpec]) -> None:
+        super().__init__("mmrl.reward_worker", _environment())
         self._rewards, self._ready = rewards, False
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _BOOTSTRAP, *(entry or os.getcwd() for entry in sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=_environment(),
-            start_new_session=True,
-        )
-        streams = self._process.stdin, self._process.stdout, self._process.stderr
-        self._requests, self._replies, self._stderr = (cast(IO[bytes], stream) for stream in streams)
-
-    @property
-    def has_ended(self) -> bool:
-        return self._process.poll() is not None
 
     def score(self, group: RolloutGroup) -> list[list[float | None]]:
         """Each reward's scores of the group, in the rewards' order.
@@ -161,31 +140,14 @@ class _Worker:
         request = pickle.dumps(pickle.dumps(group, pickle.HIGHEST_PROTOCOL))
         scores: list[list[float | None]] = []
         for spec in self._rewards:
-            reply = self._ask(b"" if scores else request, spec.timeout_s)
+            reply = self._answer(b"" if scores else request, spec.timeout_s)
             if "values" not in reply:
                 raise _reward_error(spec.name, reply, group)
             scores.append(reply["values"])
         return scores
 
-    def stop(self) -> None:
-        """Let the process end by itself; kill it if it does not within a second."""
-        with contextlib.suppress(BrokenPipeError):
-            self._requests.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_STOP_TIMEOUT_S)
-        self.kill()
-        self._replies.close()
-        self._stderr.close()
-
-    def kill(self) -> None:
-        """End the process now, and its children, also those of one that crashed; from any thread."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-
     def _await_start(self) -> None:
-        reply = self._ask(pickle.dumps(self._rewards), START_TIMEOUT_S)
+        reply = self._answer(pickle.dumps(self._rewards), START_TIMEOUT_S)
         if "error" in reply:
             raise RewardError(details=reply["details"], **reply["error"])
         if "ready" not in reply:
@@ -193,44 +155,22 @@ class _Worker:
             raise _reward_error(name, reply)
         self._ready = True
 
-    def _ask(self, request: bytes, timeout_s: float) -> dict[str, Any]:
+    def _answer(self, request: bytes, timeout_s: float) -> dict[str, Any]:
         """The worker's next reply, or the tale of its end."""
-        expired = threading.Event()
-
-        def expire() -> None:
-            expired.set()
-            self.kill()
-
-        timer = threading.Timer(timeout_s, expire)
-        timer.start()
         try:
-            self._requests.write(request)
-            self._requests.flush()
-            line = self._replies.readline()
-        except OSError:
-            line = b""
-        finally:
-            timer.cancel()
-            timer.join()
-        if line.endswith(b"\n"):
-            reply: dict[str, Any] = json.loads(line)
-            return reply
-        self.kill()
-        if expired.is_set():
+            reply = self.ask(request, timeout_s)
+        except ChildEnded as end:
+            return {"what": f"ended its worker ({end.how})", "details": end.stderr}
+        if reply is None:
             remedy = "correct the reward, or raise its timeout_s if it only needs longer"
             return {"what": f"did not answer within {timeout_s:g} s; its worker was killed", "remedy": remedy}
-        return {"what": f"ended its worker ({_how_it_ended(self._process)})", "details": self._stderr.read().decode()}
+        return reply
 
 
 def _environment() -> dict[str, str]:
     """What a worker sees: no secrets, and one order of sets and hashes in every run."""
     public = {name: value for name, value in os.environ.items() if not names_a_secret(name)}
     return {"PYTHONHASHSEED": "0", **public}
-
-
-def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
-    code = process.wait()
-    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 
 
 def _reward_error(name: str, reply: Mapping[str, Any], group: RolloutGroup | None = None) -> RewardError:

@@ -163,7 +163,7 @@ def test_a_reward_that_fails_is_named_and_the_folder_can_be_used(train, text_mod
     assert code == 4, error
     assert "rewards.py:raises" in error and "LookupError: no such gold" in error and "rewards.py:5" in error
     assert "prompt 'sums/" in error or "prompt 'train/" in error
-    assert "Traceback" not in error
+    assert "Traceback" not in error and "run/events.jsonl has the details" in error
     (event,) = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert "Traceback" in event["details"] and event["exit_code"] == 4
 

@@ -189,6 +189,8 @@ def test_a_secret_does_not_reach_the_message(
         (["check", "CONFIG", "algorithm.clip_hihg=1"], 2, "did you mean clip_high?"),
         (["show", "CONFIG", "algorithm={name: grop}"], 4, "did you mean grpo?"),
         (["train", "CONFIG", "algorithm={name: grop}", "learner.lr=-1"], 2, "2 errors in the config"),
+        (["plugins", "--check", "exact"], 2, "--check cannot be 'exact'"),
+        (["plugins", "--check", "reward:exat"], 4, "did you mean exact?"),
         (["schema", "--plugin", "reward"], 2, "--plugin cannot be 'reward'"),
         (["schema", "--plugin", "reward:nothing"], 4, "no installed package has a reward plugin called 'nothing'"),
         (["init", "config", "/nowhere/at/all.yaml"], 2, "cannot write the config"),
@@ -234,6 +236,8 @@ def test_plugins_lists_the_installed_ones(capsys: pytest.CaptureFixture[str]) ->
 
 
 PLUGINS = """
+import os
+import sys
 from mmrl.interfaces import DatasetLoader, PluginConfig, Reward, Tracker
 
 class Fine(Reward):
@@ -254,6 +258,29 @@ class Wrong(Fine):
     def score(self, rollouts):
         return [0.0]
 
+class Reads(Fine):
+    def score(self, rollouts):
+        return [rollout.columns["difficulty"] for rollout in rollouts]
+
+class Contains(Fine):
+    def score(self, rollouts):
+        print("{", flush=True)
+        os.write(1, b"}")
+        return [float(rollout.answer in rollout.text) for rollout in rollouts]
+
+class Hangs(Fine):
+    def score(self, rollouts):
+        while True:
+            pass
+
+class Leaves(Fine):
+    def score(self, rollouts):
+        sys.exit(3)
+
+class Dies(Fine):
+    def score(self, rollouts):
+        os._exit(3)
+
 class Empty(DatasetLoader):
     def load(self):
         return []
@@ -268,6 +295,11 @@ fine = {module}:Fine
 demanding = {module}:Demanding
 contradictory = {module}:Contradictory
 wrong = {module}:Wrong
+reads = {module}:Reads
+contains = {module}:Contains
+hangs = {module}:Hangs
+leaves = {module}:Leaves
+dies = {module}:Dies
 absent = {module}:Absent
 [mmrl.datasets]
 empty = {module}:Empty
@@ -294,29 +326,47 @@ def test_plugins_shows_names_that_are_taken_twice_and_imports_nothing(
 ) -> None:
     assert main(["plugins"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 8 + 1
+    assert len(lines) == 13 + 1
     assert next(line for line in lines if "  others " in line).endswith("installed: name taken twice, use others:fine")
     assert next(line for line in lines if " absent " in line).endswith("installed")
     assert only not in sys.modules
 
 
-def test_plugins_check_says_which_can_be_used_and_why_not(only: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plugins_check_says_which_can_be_used_and_why_not(
+    only: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever one does to its process, the others are tried, and the answer is whole."""
+    monkeypatch.setattr("mmrl.testing.installed.TIMEOUT_S", 5.0)
     assert main(["plugins", "--check", "--json"]) == 4
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out) if row["distribution"] == "these"}
     assert {name: row["status"] for name, row in rows.items()} == {
         **{"fine": "ok", "demanding": "loaded", "contradictory": "loaded", "wrong": "bad", "absent": "bad"},
+        **{"reads": "loaded", "contains": "ok", "hangs": "bad", "leaves": "bad", "dies": "bad"},
         **{"empty": "bad", "quiet": "loaded"},
     }
     assert rows["fine"]["note"] == "name taken twice, use these:fine"
     assert "no default for model, low" in rows["demanding"]["note"]
     assert "give one of low and high" in rows["contradictory"]["note"]
+    assert "raised KeyError: 'difficulty'" in rows["reads"]["note"]
+    assert "is not done with its checks within 5 s" in rows["hangs"]["note"]
+    assert "SystemExit: 3" in rows["leaves"]["note"]
+    assert "ended the process (exit code 3)" in rows["dies"]["note"]
     assert "has no attribute 'Absent'" in rows["absent"]["note"]
     assert "a dataset has rows" in rows["empty"]["note"]
-    assert main(["plugins", "--check"]) == 4
+
+
+def test_plugins_check_of_some_tries_no_other(only: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "--check", "reward:wrong", "tracker:quiet"]) == 4
     shown = capsys.readouterr()
-    line = next(line for line in shown.out.splitlines() if " wrong " in line)
-    assert f"bad: {only}.Wrong breaks a rule: score answers 6 scores, one per rollout" in line
+    header, wrong, quiet = shown.out.splitlines()
+    assert f"bad: {only}.Wrong breaks a rule: score answers 6 scores, one per rollout" in wrong
+    assert " quiet " in quiet and header.split()[-1] == "status"
     assert "it answered 1 scores" in shown.err and "  do:  " in shown.err
+    assert main(["plugins", "--check", "reward:contains", "reward:reads"]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["plugins", "--json", "--check", "reward:others:fine"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["distribution"] == "others" and row["status"] == "ok"
 
 
 def test_plugins_check_of_sound_plugins_exits_with_0(
@@ -372,7 +422,8 @@ def test_init_plugin_writes_a_package_and_says_what_is_next(
     assert main(["init", "plugin", "my-rl"]) == 0
     said = capsys.readouterr().out
     assert "wrote my-rl/src/my_rl/algorithm.py\n" in said
-    assert "next: pip install -e my-rl && mmrl plugins --check" in said
+    check = "mmrl plugins --check algorithm:my_rl reward:my_rl"
+    assert f'next: pip install -e "./my-rl[test]" && {check} && python -m pytest my-rl' in said
     project = tomllib.loads(Path("my-rl/pyproject.toml").read_text())
     assert project["project"]["name"] == "my-rl"
     assert project["project"]["entry-points"]["mmrl.rewards"] == {"my_rl": "my_rl.reward:RightAndShort"}

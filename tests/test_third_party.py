@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ import yaml
 from mmrl.cli import main
 from mmrl.interfaces import API_VERSION
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "third_party_plugin"
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / "examples" / "third_party_plugin"
 
 
 def call(*words: str | Path, **environment: str) -> str:
@@ -31,13 +34,20 @@ def call(*words: str | Path, **environment: str) -> str:
     return done.stdout
 
 
-def install(packages: list[Path], folder: Path) -> Path:
-    """Build a wheel of each package and install it into a folder for PYTHONPATH, as pip does, without a network."""
-    offline = ["--no-deps", "--no-index", "-qq", "--disable-pip-version-check"]
-    call("-m", "pip", "wheel", "--no-build-isolation", *offline, "--wheel-dir", folder / "wheels", *packages)
+OFFLINE = ["--no-deps", "--no-index", "-qq", "--disable-pip-version-check"]
+
+
+def build(packages: list[Path], folder: Path) -> list[Path]:
+    """A wheel of each package, made without a network."""
+    call("-m", "pip", "wheel", "--no-build-isolation", *OFFLINE, "--wheel-dir", folder / "wheels", *packages)
     wheels = sorted((folder / "wheels").iterdir())
     assert len(wheels) == len(packages)
-    call("-m", "pip", "install", *offline, "--target", folder / "site", *wheels)
+    return wheels
+
+
+def install(packages: list[Path], folder: Path) -> Path:
+    """Install a wheel of each package, as pip does, into a folder for PYTHONPATH."""
+    call("-m", "pip", "install", *OFFLINE, "--target", folder / "site", *build(packages, folder))
     return folder / "site"
 
 
@@ -189,3 +199,33 @@ def test_a_run_trains_with_the_packages_plugins_by_name(cluster, site: Path, fol
     advantages = [np.mean(rollout["advantage"]) for rollout in rollouts]  # of one row or of each token
     np.testing.assert_allclose(advantages, centred / (rewards.std(ddof=1) + 1e-6), rtol=1e-5, atol=1e-8)
     assert household.members_after(10) == {}
+
+
+@pytest.mark.slow
+def test_a_package_is_installed_beside_mmrl_in_an_environment_of_its_own_and_uninstalled(tmp_path: Path) -> None:
+    """A fresh venv with two wheels and pip; what mmrl itself requires comes from this environment."""
+    copied = shutil.ignore_patterns("build", "*.egg-info", "__pycache__")
+    for name in ("mmrl", "plugins", "datasets"):
+        shutil.copytree(ROOT / name, tmp_path / "mmrl" / name, ignore=copied)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / "mmrl" / name)
+    shutil.copytree(EXAMPLE, tmp_path / "example", ignore=copied)
+    wheels = build([tmp_path / "mmrl", tmp_path / "example"], tmp_path)
+    venv.create(tmp_path / "venv", with_pip=True)
+
+    def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+        env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        command = [tmp_path / "venv" / "bin" / "python", *words]
+        return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert run("-m", "pip", "install", *OFFLINE, *wheels).returncode == 0
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (site / "required.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
+    assert str(site) in run("-c", "import mmrl; print(mmrl.__file__)").stdout
+    ours = ["algorithm:lite_ppo", "reward:repetition"]
+    found = run("-m", "mmrl", "plugins", "--json", "--check", *ours, "algorithm:grpo")
+    assert [row["status"] for row in json.loads(found.stdout)] == ["ok", "ok", "ok"], found
+    assert run("-m", "pip", "uninstall", "-qq", "--yes", "mmrl-lite-ppo").returncode == 0
+    gone = run("-m", "mmrl", "plugins", "--check", *ours)
+    assert gone.returncode == 4 and "no installed package has an algorithm plugin called 'lite_ppo'" in gone.stderr
+    assert run("-m", "mmrl", "plugins", "--check", "algorithm:grpo").returncode == 0

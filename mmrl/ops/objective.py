@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from mmrl.errors import plugin_errors
+from mmrl.errors import contract_error, plugin_errors
 from mmrl.interfaces import Aggregation, Algorithm
 from mmrl.ops.aggregation import sequence_weights
 from mmrl.types import Batch, BoolArray, Credit, FloatArray, IntArray, PackedTokens, Sample, TokenLoss, TrainingRow
@@ -33,20 +34,52 @@ def assign_credit(algorithm: Algorithm, batch: Batch) -> Credit:
     """The algorithm's credit for a batch.
 
     Raises:
-        PluginError: It raised, or its values do not fit the batch: one per row, or one per token, all finite in the
-            loss.
+        PluginError: It raised, or answered no Credit that fits the batch: values one per row, or one per token, all
+            finite in the loss; keep one bool per row; constants finite numbers.
     """
     with plugin_errors(algorithm, "credit"):
         credit = algorithm.credit(batch)
-        rows = len(batch.masks)
-        if len(credit.values) != rows or (credit.keep is not None and np.shape(credit.keep) != (rows,)):
-            raise ValueError(f"values and keep must have one entry for each of the {rows} rows")
-        for i, (value, mask) in enumerate(zip(credit.values, loss_masks(batch, credit), strict=True)):
-            if np.shape(value) not in ((), mask.shape):
-                raise ValueError(f"row {i} has {mask.size} tokens and advantages of shape {np.shape(value)}")
-            if not np.isfinite(np.broadcast_to(value, mask.shape)[mask]).all():
-                raise ValueError(f"row {i} has an advantage that is not finite")
+        _check_credit(algorithm, batch, credit)
     return credit
+
+
+def _check_credit(algorithm: Algorithm, batch: Batch, credit: Credit) -> None:
+    def demand(holds: bool, what: str, remedy: str) -> None:
+        if not holds:
+            raise contract_error(algorithm, "credit", what, remedy)
+
+    rows = len(batch.masks)
+    demand(isinstance(credit, Credit), f"answered {_kind(credit)}", "return mmrl.types.Credit(values)")
+    values = credit.values
+    ordered = values.ndim > 0 if isinstance(values, np.ndarray) else isinstance(values, Sequence)
+    what = f"gave values of {_kind(values)}, not one entry for each of {rows} rows"
+    demand(
+        ordered and len(values) == rows,
+        what,
+        "give a number, or an array of its tokens' (T_i,), for each row, also for invalid ones",
+    )
+    if credit.keep is not None:
+        fits = np.shape(credit.keep) == (rows,) and np.asarray(credit.keep).dtype == bool
+        remedy = "give a mask; of indices: np.isin(np.arange(len(batch.rewards)), indices)"
+        demand(fits, f"gave keep as {_kind(credit.keep)}, not a bool for each of {rows} rows", remedy)
+    for name, number in credit.constants.items():
+        fits = isinstance(number, int | float | np.number) and math.isfinite(number)
+        demand(fits, f"gave the constant {name!r} as {number!r}", "constants are finite numbers, such as float(x)")
+    for i, (value, mask) in enumerate(zip(values, loss_masks(batch, credit), strict=True)):
+        what = f"gave row {i} values of shape {np.shape(value)}, and it has {mask.size} tokens"
+        demand(np.shape(value) in ((), mask.shape), what, "give one number, or one for each of its tokens")
+        finite = np.isfinite(np.broadcast_to(value, mask.shape)[mask]).all()
+        remedy = (
+            "divide by nothing that can be 0, as a group's deviation can; mmrl.ops.credit.group_advantages does not"
+        )
+        demand(bool(finite), f"gave row {i} an advantage that is not finite", remedy)
+
+
+def _kind(value: object) -> str:
+    """What something is, with its shape."""
+    shape = f" of shape {tuple(value.shape)}" if isinstance(value, np.ndarray | torch.Tensor) else ""
+    length = f" of length {len(value)}" if isinstance(value, list | tuple) else ""
+    return f"{getattr(value, 'dtype', type(value).__name__)}{shape}{length}"
 
 
 def loss_masks(batch: Batch, credit: Credit) -> list[BoolArray]:
@@ -142,7 +175,7 @@ def partial_loss(
     tokens = pack_tokens(rows, logprobs_T, entropy_T)
     with plugin_errors(algorithm, "loss"):
         result = algorithm.loss(tokens)
-        _check_shapes(result, logprobs_T.shape)
+        _check_loss(algorithm, result, tokens)
     weights = torch.tensor([row.weight for row in rows], dtype=logprobs_T.dtype, device=logprobs_T.device)
     weights_T = weights[tokens.sequence_T]
 
@@ -160,11 +193,19 @@ def partial_loss(
     return PartialLoss(loss, sums, int(sum(np.count_nonzero(row.mask) for row in rows)))
 
 
-def _check_shapes(result: TokenLoss, shape: torch.Size) -> None:
-    """Raises ValueError unless everything is per token: a reduced loss would broadcast without an error."""
+def _check_loss(algorithm: Algorithm, result: TokenLoss, tokens: PackedTokens) -> None:
+    """Raises PluginError unless everything is per token: a reduced loss would broadcast without an error."""
+    if not isinstance(result, TokenLoss):
+        raise contract_error(algorithm, "loss", f"answered {_kind(result)}", "return mmrl.types.TokenLoss(loss_T)")
+    shape = tokens.logprobs_T.shape
     for name, value in {"loss_T": result.loss_T, **result.terms, **result.metrics}.items():
-        if value.shape != shape:
-            raise ValueError(f"{name} has shape {tuple(value.shape)}, not one value per token, {tuple(shape)}")
+        if not (isinstance(value, torch.Tensor) and value.shape == shape):
+            what = f"gave {name} as {_kind(value)}, not one value per token, {tuple(shape)}"
+            remedy = "reduce nothing: weights and sums are mmrl's; of a value per sequence: x[tokens.sequence_T]"
+            raise contract_error(algorithm, "loss", what, remedy)
+    if tokens.logprobs_T.requires_grad and not result.loss_T.requires_grad:
+        remedy = "let loss_T depend on tokens.logprobs_T without detaching it, outside torch.no_grad"
+        raise contract_error(algorithm, "loss", "gave a loss_T without a gradient", remedy)
 
 
 def reduce_partials(partials: Sequence[PartialLoss]) -> dict[str, float]:

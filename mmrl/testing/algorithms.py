@@ -12,43 +12,52 @@ import numpy as np
 from mmrl import registry
 from mmrl.errors import PluginError, plugin_errors
 from mmrl.interfaces import Aggregation, Algorithm, Needs, RunFacts
-from mmrl.testing.batches import Arrays, odd_batches, padded, polluted, random_batch, reordered, without
-from mmrl.testing.playback import RecordedBatch, Replay, replay
+from mmrl.policy_gradient import PolicyGradient
+from mmrl.testing.batches import odd_batches, padded, polluted, random_batch, reordered, without
+from mmrl.testing.playback import RecordedBatch, Replay, play, replay
+from mmrl.testing.recorded import Arrays
 from mmrl.testing.rollouts import scored_groups
-from mmrl.testing.rules import broken, failed
+from mmrl.testing.rules import broken, failed, shown
 
 PARTITIONS = ((1, 4), (2, 2), (3, 1))
 """Ranks and micro-batches of each; compared with one of each."""
 RTOL, ATOL = 1e-7, 1e-10
-_FIELDS = ("loss", "sequence_weights", "advantages", "grad_log_probs")
-_FACTS = RunFacts(group_size=8, prompts_per_step=16, max_new_tokens=512, updates_per_batch=2, rewards=("reward",))
+_FIELDS = ("loss", "sequence_weights", "advantages", "grad_log_probs", "grad_entropy")
 
 
-def check_algorithm(algorithm: str | type[Algorithm] | Algorithm, *, options: Mapping[str, Any] | None = None) -> None:
+def check_algorithm(
+    algorithm: str | type[Algorithm] | Algorithm,
+    *,
+    options: Mapping[str, Any] | None = None,
+    rewards: Sequence[str] = ("reward",),
+) -> None:
     """Raise at the first rule of algorithms that this one breaks.
 
     ``credit`` and ``loss`` run on seeded batches through the packing, weighting and loss code of a run (``replay``).
     The rules: advantages, weights, loss, gradient and metrics have the right shapes and are finite, also when no reward
-    is valid, all are equal, nothing is in the loss, or policies are 100 nats apart; what is masked or invalid changes
-    nothing and gets no gradient; padding, the order of rows, the ids of groups, the number of ranks and micro-batches
-    change nothing; the same batch gives the same numbers, and is not modified; only what ``needs`` asks for is used;
-    there is a gradient at all; ``select``, where ``needs`` has ``refill``, answers one bool for each group.
+    is valid, all are equal, nothing is in the loss, or policies are 100 nats apart; what is masked or invalid, padding,
+    the order of rows, the ids of groups, the number of ranks and micro-batches change nothing; the same batch gives the
+    same numbers, and is not modified; only what ``needs`` asks for is used; there is a gradient at all; ``loss`` knows
+    of ``credit`` only what its Credit says; ``select`` is there only where ``needs`` has ``refill``, and answers one
+    bool for each group.
 
     Args:
         algorithm: A registered name, a class, or an algorithm, which is copied and left as it is.
         options: The algorithm's options, if it is given by name or class.
+        rewards: Names of the batches' reward components, for options that name one; the last of several is a penalty.
 
     Raises:
         PluginError: A rule is broken, or the algorithm does not fit its interface.
         ConfigError: The options do not fit.
     """
-    subject = _Subject(registry.given("algorithm", algorithm, options))
+    subject = _Subject(registry.given("algorithm", algorithm, options), tuple(rewards))
     subject.check_declarations()
-    batches = dict(_random_batches(subject.needs))
+    batches = dict(_random_batches(subject.needs, subject.rewards))
     results = {case: subject.replay(case, batch) for case, batch in batches.items()}
     for case, batch in batches.items():
         subject.check_credit_leaves(case, batch)
         subject.check_sameness(case, batch, results[case])
+        subject.check_loss_is_apart(case, batch, results[case])
     if not any(result.grad_log_probs.any() for result in results.values()):
         raise broken(
             subject.algorithm,
@@ -63,10 +72,10 @@ def check_algorithm(algorithm: str | type[Algorithm] | Algorithm, *, options: Ma
         subject.check_select()
 
 
-def _random_batches(needs: Needs) -> Iterator[tuple[str, dict[str, Any]]]:
+def _random_batches(needs: Needs, components: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Batches by description; the old log-probs are there if several optimizer steps share a batch."""
     for seed, binary in enumerate((True, False)):
-        batch = random_batch(needs, binary_rewards=binary, seed=seed)
+        batch = random_batch(needs, binary_rewards=binary, seed=seed, components=components)
         rewards = "rewards of 0 and 1" if binary else "normal rewards"
         yield f"{rewards}, several optimizer steps", batch
         if not needs.old_logprobs:
@@ -76,8 +85,8 @@ def _random_batches(needs: Needs) -> Iterator[tuple[str, dict[str, Any]]]:
 class _Subject:
     """An algorithm under test. Every replay gets a copy: what one leaves behind must not show in the next."""
 
-    def __init__(self, algorithm: Algorithm) -> None:
-        self.algorithm = algorithm
+    def __init__(self, algorithm: Algorithm, rewards: tuple[str, ...]) -> None:
+        self.algorithm, self.rewards = algorithm, rewards
         with plugin_errors(algorithm, "needs"):
             self.needs = algorithm.needs()
 
@@ -86,6 +95,9 @@ class _Subject:
         algorithm = self.algorithm
         if not isinstance(self.needs, Needs):
             raise broken(algorithm, "needs() answers Needs", repr(self.needs), "return mmrl.interfaces.Needs(...)")
+        if type(algorithm).select not in (Algorithm.select, PolicyGradient.select) and self._never_refills():
+            remedy = "let needs() return Needs(refill=Refill(...))"
+            raise broken(algorithm, "select is asked", "needs() has no refill, whatever the options", remedy)
         with plugin_errors(algorithm, "aggregation"):
             aggregation = algorithm.aggregation
         if not isinstance(aggregation, Aggregation):
@@ -93,7 +105,7 @@ class _Subject:
             raise broken(algorithm, "aggregation is an Aggregation", repr(aggregation), remedy)
         try:
             with plugin_errors(algorithm, "check"):
-                warnings = algorithm.check(_FACTS)
+                warnings = algorithm.check(RunFacts(8, 16, 512, updates_per_batch=2, rewards=self.rewards))
         except PluginError as error:
             if isinstance(error.__cause__, ValueError):  # the answer to options that do not suit a run
                 return
@@ -101,48 +113,58 @@ class _Subject:
         if isinstance(warnings, str) or not all(isinstance(warning, str) for warning in warnings):
             raise broken(algorithm, "check(run) answers a list of texts", repr(warnings), "return a list or a tuple")
 
-    def replay(self, case: str, batch: Arrays, **arguments: Any) -> Replay:
-        """The result for a batch, which is finite, and without gradient where nothing is in the loss."""
+    def _never_refills(self) -> bool:
+        """Whether ``needs`` has no ``refill`` and looks at no option that could change that."""
+        if self.needs.refill is not None:
+            return False
+        blind = copy.copy(self.algorithm)
+        blind.config = None
+        try:
+            return bool(blind.needs().refill is None)
+        except Exception:  # it looks
+            return False
+
+    def replay(self, case: str, batch: Arrays, remedy: str = "", **arguments: Any) -> Replay:
+        """The result for a batch, which is finite; ``remedy`` is what to do if there is none."""
         try:
             result = replay(copy.deepcopy(self.algorithm), batch, **arguments)
         except PluginError as error:
-            remedy = (
-                "make the hook answer for such a batch; what needs() does not ask for (old and reference log-probs, "
-                "greedy rewards) is None"
-            )
-            raise failed(self.algorithm, f"there is a result ({case})", error, remedy) from error
-        self._check_finite(case, result)
-        outside_BT = ~np.asarray(batch["response_mask"], bool) | (result.sequence_weights == 0)[:, None]
-        stray = np.argwhere(outside_BT & (result.grad_log_probs != 0))
-        if len(stray):
-            row, token = stray[0]
-            remedy = "let no token's loss depend on a log-prob where tokens.mask_T is False"
-            found = f"row {row}, token {token}: {result.grad_log_probs[row, token]}"
-            raise broken(self.algorithm, f"a masked token gets no gradient ({case})", found, remedy)
+            rule = f"there is a result ({case})"
+            if remedy:  # a batch that means what another one does, for which there was one
+                raise broken(self.algorithm, rule, shown(error), remedy) from error
+            raise failed(self.algorithm, rule, error, self._remedy(error)) from error
+        self._check_finite(case, result, remedy)
+        if result.grad_entropy.any() and not self.needs.entropy_gradient:
+            rule = f"only what needs() asks for is used ({case})"
+            found = "the loss has a gradient with respect to entropy_T, which has none in a run"
+            raise broken(self.algorithm, rule, found, "return Needs(entropy_gradient=True), or use entropy_T.detach()")
         return result
 
-    def _check_finite(self, case: str, result: Replay) -> None:
+    def _remedy(self, error: PluginError) -> str:
+        if isinstance(error.__cause__, KeyError):
+            names = ", ".join(self.rewards)
+            return f"the components here are {names}: name others with rewards=(...), and constants in Credit.constants"
+        return "make the hook answer for such a batch"
+
+    def _check_finite(self, case: str, result: Replay, remedy: str) -> None:
+        bound = "bound exponents, as the losses of mmrl.ops.surrogate do, and divide by nothing that can be 0"
         for name in _FIELDS:
             values = np.asarray(getattr(result, name))
             bad = np.argwhere(~np.isfinite(values))
             if len(bad):
                 place = bad[0].tolist()
-                raise broken(
-                    self.algorithm,
-                    f"{name} is finite ({case})",
-                    f"{name}{place or ''} is {values[tuple(place)]}",
-                    "bound exponents, as the losses of mmrl.ops.surrogate do, and divide by nothing that can be 0",
-                )
+                found = f"{name}{place or ''} is {values[tuple(place)]}"
+                raise broken(self.algorithm, f"{name} is finite ({case})", found, remedy or bound)
         for name, value in result.metrics.items():
             if not (isinstance(value, int | float | np.number) and math.isfinite(value)):
-                remedy = "leave a metric out, or give it a value, where it is undefined, as the mean of nothing is"
+                remedy = remedy or "leave a metric out, or give it a value, where it is undefined, as a mean of nothing"
                 raise broken(self.algorithm, f"every metric is a finite number ({case})", f"{name}: {value!r}", remedy)
 
     def check_sameness(self, case: str, batch: Arrays, expected: Replay) -> None:
         """Whatever changes nothing in the batch's meaning changes nothing in the result."""
 
         def compare(what: str, changed: Arrays, remedy: str, rows: Any = slice(None), **arguments: int) -> None:
-            found = self.replay(f"{case}; {what}", changed, **arguments)
+            found = self.replay(f"{case}; {what}", changed, remedy, **arguments)
             if difference := _difference(expected, found, rows):
                 raise broken(self.algorithm, f"{what} changes nothing ({case})", difference, remedy)
 
@@ -164,7 +186,7 @@ class _Subject:
         """``credit`` does not write into its batch."""
         if self.algorithm.source == "demonstrations":
             return
-        record = RecordedBatch(batch, "float64").batch
+        record = RecordedBatch(batch, self.needs).batch
         before = copy.deepcopy(record)
         with plugin_errors(self.algorithm, "credit"):
             copy.deepcopy(self.algorithm).credit(record)
@@ -174,13 +196,24 @@ class _Subject:
                 found = f"batch.{name} is another afterwards"
                 raise broken(self.algorithm, f"credit leaves its batch as it is ({case})", found, remedy)
 
+    def check_loss_is_apart(self, case: str, batch: Arrays, expected: Replay) -> None:
+        """``loss`` knows nothing of ``credit`` but its Credit."""
+        both = copy.deepcopy(self.algorithm)
+        if difference := _difference(expected, play(both, both, batch), slice(None)):
+            rule = f"loss knows of credit only what its Credit says ({case})"
+            found = f"with what credit has set on self, {difference}"
+            raise broken(self.algorithm, rule, found, "pass it through Credit.constants: other processes compute loss")
+
     def check_select(self) -> None:
         """``select`` answers one bool for each group, whatever its rewards."""
-        groups = scored_groups(with_greedy=self.needs.greedy_rollout)
+        groups = scored_groups(with_greedy=self.needs.greedy_rollout, components=self.rewards)
         for some in (groups, groups[:1], groups[-1:]):
             algorithm = copy.deepcopy(self.algorithm)
-            with plugin_errors(algorithm, "select"):
-                kept = algorithm.select(some)
+            try:
+                with plugin_errors(algorithm, "select"):
+                    kept = algorithm.select(some)
+            except PluginError as error:
+                raise failed(self.algorithm, "groups can be selected", error, self._remedy(error)) from error
             one_each = isinstance(kept, Sequence | np.ndarray) and len(kept) == len(some)
             if not (one_each and all(isinstance(keep, bool | np.bool_) for keep in kept)):
                 rule = f"select answers one bool for each of {len(some)} groups"

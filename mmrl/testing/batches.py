@@ -5,26 +5,27 @@ Letters: ``B`` rows, ``T`` tokens of the longest row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from mmrl.interfaces import Needs
+from mmrl.testing.recorded import PER_TOKEN, Arrays
 
-Arrays = Mapping[str, Any]
-PER_TOKEN = ("log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs", "entropy")
 _GROUPS = {401: 4, 17: 3, 93: 4, 5: 2, 230: 1}
 """Sizes by id. The ids say nothing, as in a run."""
 _EQUAL_GROUP, _FAILED_GROUP, _SINGLE_GROUP = 17, 93, 230
 _LONGEST = 8
 
 
-def random_batch(needs: Needs, *, binary_rewards: bool, seed: int) -> dict[str, Any]:
+def random_batch(
+    needs: Needs, *, binary_rewards: bool, seed: int, components: Sequence[str] = ("reward",)
+) -> dict[str, Any]:
     """A batch of groups whose rows are mixed, with nothing in it that ``needs`` does not ask for.
 
     It has a group of equal rewards, one of which only one reward is valid, a row without a token in the loss, holes
-    within rows, and a group of one if the algorithm allows that; reward components are called ``reward``.
+    within rows, and a group of one if the algorithm allows that. The last of several components counts as a penalty.
     """
     rng = np.random.default_rng(seed)
     groups = {i: n for i, n in _GROUPS.items() if i != _SINGLE_GROUP or needs.min_group_size <= n}
@@ -33,9 +34,11 @@ def random_batch(needs: Needs, *, binary_rewards: bool, seed: int) -> dict[str, 
     lengths_B = rng.permutation(1 + np.arange(rows) % _LONGEST)
     mask_BT = np.arange(_LONGEST) < lengths_B[:, None]
     mask_BT &= (rng.random((rows, _LONGEST)) > 0.2) | (np.arange(_LONGEST) == 0)
-    rewards_B = rng.integers(0, 2, rows).astype(float) if binary_rewards else rng.normal(size=rows)
-    rewards_B[np.flatnonzero(ids_B == 401)[:2]] = [1.0, 0.0]  # never equal by chance
-    rewards_B[ids_B == _EQUAL_GROUP] = 0.7
+    named = {}
+    for name in components:
+        named[name] = rng.integers(0, 2, rows).astype(float) if binary_rewards else rng.normal(size=rows)
+        named[name][np.flatnonzero(ids_B == 401)[:2]] = [1.0, 0.0]  # never equal by chance
+        named[name][ids_B == _EQUAL_GROUP] = 0.7
     valid_B = np.ones(rows, bool)
     valid_B[np.flatnonzero(ids_B == _FAILED_GROUP)[1:]] = False
     mask_BT[np.flatnonzero(ids_B == _EQUAL_GROUP)[0]] = False
@@ -46,7 +49,9 @@ def random_batch(needs: Needs, *, binary_rewards: bool, seed: int) -> dict[str, 
 
     batch: dict[str, Any] = {
         "group_ids": ids_B,
-        "rewards": rewards_B,
+        "components": named,
+        "weights": {name: 1 / (1 + place) for place, name in enumerate(components)},
+        "penalties": components[1:][-1:],
         "reward_valid": valid_B,
         "truncated": lengths_B == _LONGEST,
         "response_mask": mask_BT,
@@ -59,9 +64,18 @@ def random_batch(needs: Needs, *, binary_rewards: bool, seed: int) -> dict[str, 
     if needs.reference_logprobs:
         batch["ref_log_probs"] = near(0.2)
     if needs.greedy_rollout:
-        baseline = dict(zip(groups, rng.integers(0, 2, len(groups)), strict=True))
-        batch["greedy_rewards"] = np.array([baseline[i] for i in ids_B], float)
-    return batch
+        batch["greedy_components"] = {}
+        for name in components:
+            baseline = dict(zip(groups, rng.integers(0, 2, len(groups)), strict=True))
+            batch["greedy_components"][name] = np.array([baseline[i] for i in ids_B], float)
+    return _with_components(batch, lambda values_B: values_B)
+
+
+def _with_components(batch: Arrays, change: Callable[[Any], Any]) -> dict[str, Any]:
+    """The batch with other values of each component, and the rewards that follow from them."""
+    components = {name: change(values_B) for name, values_B in batch["components"].items()}
+    rewards_B = np.sum([batch["weights"][name] * values_B for name, values_B in components.items()], axis=0)
+    return {**batch, "components": components, "rewards": rewards_B}
 
 
 def without(batch: Arrays, name: str) -> dict[str, Any]:
@@ -73,7 +87,7 @@ def polluted(batch: Arrays, garbage: float) -> dict[str, Any]:
     """The batch with garbage wherever it must not matter: masked tokens, rewards of invalid rows."""
     mask_BT = batch["response_mask"]
     dirty = {name: np.where(mask_BT, batch[name], garbage) for name in PER_TOKEN if name in batch}
-    return {**batch, **dirty, "rewards": np.where(batch["reward_valid"], batch["rewards"], garbage)}
+    return _with_components({**batch, **dirty}, lambda values_B: np.where(batch["reward_valid"], values_B, garbage))
 
 
 def padded(batch: Arrays, extra: int) -> dict[str, Any]:
@@ -84,7 +98,10 @@ def padded(batch: Arrays, extra: int) -> dict[str, Any]:
 
 def reordered(batch: Arrays, order: Any) -> dict[str, Any]:
     """The batch with its rows in another order and its groups under other ids."""
-    rows = {name: value[order] for name, value in batch.items() if isinstance(value, np.ndarray)}
+    rows: dict[str, Any] = {name: value[order] for name, value in batch.items() if isinstance(value, np.ndarray)}
+    for key in ("components", "greedy_components"):
+        if key in batch:
+            rows[key] = {name: values_B[order] for name, values_B in batch[key].items()}
     return {**batch, **rows, "group_ids": rows["group_ids"] * 3 + 1}
 
 
@@ -95,8 +112,8 @@ def odd_batches(batch: Arrays) -> dict[str, dict[str, Any]]:
     below = {name: batch[name] - 100.0 for name in PER_TOKEN[1:4] if name in batch}
     return {
         "no reward is valid": {**batch, "reward_valid": none_B},
-        "all rewards are 0": {**batch, "rewards": np.zeros_like(batch["rewards"])},
-        "all rewards are 0.7": {**batch, "rewards": np.full_like(batch["rewards"], 0.7)},
+        "all rewards are 0": _with_components(batch, np.zeros_like),
+        "all rewards are 0.7": _with_components(batch, lambda values_B: np.full_like(values_B, 0.7)),
         "no token is in the loss": {**batch, "response_mask": no_token_BT},
         "every completion was cut off": {**batch, "truncated": ~none_B},
         "there is only one row": reordered(batch, first),

@@ -1,15 +1,28 @@
-"""What can be said of an installed plugin without a config: it loads, and keeps the rules of its kind."""
+"""What can be said of an installed plugin without a config: it loads, and keeps the rules of its kind.
+
+Plugins are tried in a child process, which one that hangs, exits or prints takes along without the others.
+"""
 
 from __future__ import annotations
 
+import os
+import pickle
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from mmrl import registry
-from mmrl.errors import ConfigError, MMRLError
+from mmrl.child import Child, ChildEnded, Line
+from mmrl.errors import ConfigError, MMRLError, PluginError
 from mmrl.registry import PluginInfo
 from mmrl.testing.algorithms import check_algorithm
 from mmrl.testing.datasets import check_dataset
 from mmrl.testing.rewards import check_reward
+from mmrl.testing.rules import Untried
+
+TIMEOUT_S = 60.0
+"""For one plugin, with what it imports."""
+_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""Batches are so small that a second thread only waits."""
 
 
 class Verdict(NamedTuple):
@@ -25,9 +38,43 @@ class Verdict(NamedTuple):
     note: str = ""
 
 
-def examine(info: PluginInfo) -> Verdict:
+def examine(infos: Sequence[PluginInfo]) -> Iterator[Verdict]:
+    """The verdict on each plugin, in order, as soon as it is known."""
+    child: Child | None = None
+    try:
+        for info in infos:
+            if child is None or child.has_ended:
+                if child:
+                    child.stop()
+                child = Child(__name__, os.environ | _ONE_THREAD)
+            yield _ask(child, info)
+    finally:
+        if child:
+            child.stop()
+
+
+def _ask(child: Child, info: PluginInfo) -> Verdict:
+    remedy = "look for what waits, or runs without end, in its module, its constructor or its hooks"
+    try:
+        reply = child.ask(pickle.dumps(info), TIMEOUT_S)
+        if reply is not None:
+            return Verdict(**reply)
+        what = f"is not done with its checks within {TIMEOUT_S:g} s"
+    except ChildEnded as end:
+        what, remedy = f"ended the process ({end.how})", "raise an exception instead, or repair what crashes"
+    return Verdict("bad", str(PluginError(f"{info} {what}", where=info.target, remedy=remedy)))
+
+
+def serve() -> None:
+    """What the child process does."""
+    line = Line()
+    for info in line:
+        line.send(_examine(info)._asdict())
+
+
+def _examine(info: PluginInfo) -> Verdict:
     """Load a plugin and run the contract checks of its kind on it."""
-    name = f"{info.distribution}:{info.name}"
+    name = info.name if info.distribution == "file" else f"{info.distribution}:{info.name}"
     try:
         options = registry.options_class(info.kind, name)
         required = [key for key, field in options.model_fields.items() if field.is_required()]
@@ -43,8 +90,10 @@ def examine(info: PluginInfo) -> Verdict:
             return Verdict("loaded", f"there are no checks for {info.kind}s")
     except ConfigError as error:
         return Verdict("loaded", f"not checked, as its default options do not go together: {error.what}")
+    except Untried as error:
+        return Verdict("loaded", f"not checked, as it raised on made-up rollouts: {error.where}")
     except MMRLError as error:
         return Verdict("bad", str(error))
-    except Exception as error:  # one that answers nonsense must not hide the others
+    except BaseException as error:  # one that answers nonsense, or exits, must not hide the others
         return Verdict("bad", f"{info}: {type(error).__name__}: {error}")
     return Verdict("ok")

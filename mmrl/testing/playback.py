@@ -8,11 +8,11 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mmrl import registry
-from mmrl.errors import plugin_errors
-from mmrl.interfaces import Algorithm
+from mmrl.errors import contract_error, plugin_errors
+from mmrl.interfaces import Algorithm, Needs
+from mmrl.testing.recorded import read_batch
 from mmrl.types import Batch, BoolArray, Credit, EncodedPrompt, FloatArray, IntArray, Sample, Segment
 
 
@@ -24,6 +24,7 @@ class Replay:
         advantages: (B,) or (B, T), as the algorithm gives them; 0 outside the mask.
         loss: The optimizer step's loss.
         grad_log_probs: (B, T) gradient of the loss with respect to the current log-probs.
+        grad_entropy: (B, T) likewise the entropy; a run has it only with ``Needs.entropy_gradient``.
         sequence_weights: (B,) weights; 0 for rows that are invalid, fully masked or not kept.
         metrics: Of ``credit`` and ``loss``, reduced over the batch.
     """
@@ -31,6 +32,7 @@ class Replay:
     advantages: FloatArray
     loss: float
     grad_log_probs: FloatArray
+    grad_entropy: FloatArray
     sequence_weights: FloatArray
     metrics: Mapping[str, float]
 
@@ -47,7 +49,9 @@ def replay(
     """Run an algorithm on one batch through the real packing, weighting and loss code.
 
     ``select`` is not called; groups may be split to fill the micro-batches. Garbage in masked places, and in the
-    rewards of invalid rows, changes nothing. ``observe`` is called with the metrics, as after a step.
+    rewards of invalid rows, changes nothing. ``observe`` is called with the metrics, as after a step. ``loss`` is
+    another instance's, as it is that of other processes in a run with several ranks: what it needs to know of
+    ``credit`` or ``observe`` goes through ``Credit.constants``.
 
     Args:
         algorithm: A registered name, a class, or an algorithm.
@@ -55,6 +59,10 @@ def replay(
             ``log_probs`` and ``rollout_log_probs`` (B, T). Optional: ``reward_valid``, ``greedy_rewards`` and
             ``truncated`` (B,), ``old_log_probs`` and ``ref_log_probs`` (B, T; without them as in a run that does not
             compute them), ``entropy`` (B, T; zeros without it), ``max_len``, the default of the length constant.
+            Several rewards: ``components``, from names to (B,), NaN for None; ``weights`` (from names to numbers, 1
+            without it); ``penalties`` (names); ``greedy_components`` (from names to (B,)). ``rewards`` may then be
+            left out, and is the weighted sum; without ``components`` it is the one called ``reward``. Other keys mean
+            nothing, unless they are nearly one of these.
         options: The algorithm's options, if it is given by name or class.
         ranks: Simulated ranks.
         microbatches: Micro-batches of each rank.
@@ -62,8 +70,19 @@ def replay(
 
     Raises:
         ConfigError: The options do not fit.
+        DataError: The batch lacks what the algorithm needs, or its arrays do not fit.
         PluginError: No such algorithm, or one of its hooks raised or answered what it may not.
     """
+    algorithm = registry.given("algorithm", algorithm, options)
+    with plugin_errors(algorithm, "__init__"):
+        learner = type(algorithm)(algorithm.config)
+    return play(algorithm, learner, batch, ranks * microbatches, dtype)
+
+
+def play(
+    algorithm: Algorithm, learner: Algorithm, batch: Mapping[str, Any], parts: int = 1, dtype: str = "float64"
+) -> Replay:
+    """``replay`` with the instance whose ``loss`` is called, in as many micro-batches, on whatever rank."""
     import torch
 
     from mmrl.ops.objective import (
@@ -75,8 +94,9 @@ def replay(
         training_rows,
     )
 
-    algorithm = registry.given("algorithm", algorithm, options)
-    arrays = RecordedBatch(batch, dtype)
+    with plugin_errors(algorithm, "needs"):
+        needs = algorithm.needs()
+    arrays = RecordedBatch(batch, needs)
     if algorithm.source == "demonstrations":  # as the trainer does
         credit = Credit(np.ones(len(arrays.samples)))
     else:
@@ -94,26 +114,33 @@ def replay(
         reference_logprobs=arrays.batch.reference_logprobs,
         constants=credit.constants,
     )
-    leaf = torch.tensor(arrays.logprobs, dtype=getattr(torch, dtype), requires_grad=True)
+    leaves = [
+        torch.tensor(values, dtype=getattr(torch, dtype), requires_grad=True)
+        for values in (arrays.logprobs, arrays.entropy)
+    ]
     partials = []
-    for part in _split(list(rows), ranks * microbatches):
-        logprobs, entropy = torch.cat([leaf[i] for i in part]), torch.cat([arrays.entropy[i] for i in part])
-        partial = partial_loss(algorithm, [rows[i] for i in part], logprobs, entropy)
+    for part in _split(list(rows), parts):
+        logprobs, entropy = (torch.cat([leaf[i] for i in part]) for leaf in leaves)
+        partial = partial_loss(learner, [rows[i] for i in part], logprobs, entropy)
         with plugin_errors(algorithm, "loss"):
             partial.loss.backward()
         partials.append(partial)
     weights = np.zeros(len(arrays.samples))
     for i, row in rows.items():
         weights[i] = row.weight
-    gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+    gradients = [(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).numpy() for leaf in leaves]
     per_row = np.ndim(credit.values[0]) == 0
     metrics = {**credit.metrics, **reduce_partials(partials)}
     with plugin_errors(algorithm, "observe"):
         observed = algorithm.observe(metrics)
+        if not isinstance(observed, Mapping):
+            remedy = "return a dict of further metrics, {} where there are none"
+            raise contract_error(algorithm, "observe", f"answered {observed!r}", remedy)
     return Replay(
         advantages=np.asarray(credit.values, np.float64) if per_row else np.stack(advantages),
         loss=float(sum(float(partial.loss.detach()) for partial in partials)),
-        grad_log_probs=gradient.numpy(),
+        grad_log_probs=gradients[0],
+        grad_entropy=gradients[1],
         sequence_weights=weights,
         metrics={**metrics, **observed},
     )
@@ -125,35 +152,31 @@ class RecordedBatch:
     It holds copies, which an algorithm may spoil.
     """
 
-    def __init__(self, batch: Mapping[str, Any], dtype: str) -> None:
-        import torch
-
-        masks = [np.array(mask, bool) for mask in batch["response_mask"]]
-        self.logprobs = np.asarray(batch["log_probs"], np.float64)
-        sampler = _rows(batch["rollout_log_probs"])
+    def __init__(self, batch: Mapping[str, Any], needs: Needs) -> None:
+        arrays = read_batch(batch, needs)
+        masks = list(arrays["response_mask"])
+        self.logprobs = arrays["log_probs"]
+        self.entropy = arrays.get("entropy", np.zeros_like(self.logprobs))
+        sampler = list(arrays["rollout_log_probs"])
         self.samples = [_sample(mask, logprobs) for mask, logprobs in zip(masks, sampler, strict=True)]
-        rewards = np.array(batch["rewards"], np.float64)
-        valid = np.array(batch.get("reward_valid", np.ones(len(rewards))), bool)
-        entropy = torch.tensor(batch.get("entropy", np.zeros_like(self.logprobs)), dtype=getattr(torch, dtype))
-        self.entropy = list(entropy)
-        greedy = batch.get("greedy_rewards")
         self.batch = Batch(
-            rewards=rewards,
-            valid=valid,
-            group_ids=np.array(batch["group_ids"], np.int64),
+            rewards=arrays["rewards"],
+            valid=arrays["reward_valid"],
+            group_ids=arrays["group_ids"],
             masks=masks,
-            truncated=np.array(batch.get("truncated", np.zeros(len(rewards))), bool),
-            components={"reward": rewards.copy()},
-            old_logprobs=_rows(batch["old_log_probs"]) if "old_log_probs" in batch else None,
-            reference_logprobs=_rows(batch["ref_log_probs"]) if "ref_log_probs" in batch else None,
+            truncated=arrays.get("truncated", np.zeros(len(masks), bool)),
+            components=arrays["components"],
+            old_logprobs=_rows(arrays.get("old_log_probs")),
+            reference_logprobs=_rows(arrays.get("ref_log_probs")),
             sampler_logprobs=sampler,
-            weights={"reward": 1.0},
-            greedy_components=None if greedy is None else {"reward": np.array(greedy, np.float64)},
+            weights=arrays["weights"],
+            penalties=arrays["penalties"],
+            greedy_components=arrays.get("greedy_components"),
         )
 
 
-def _rows(values: npt.ArrayLike) -> list[FloatArray]:
-    return list(np.array(values, np.float64))
+def _rows(values_BT: FloatArray | None) -> list[FloatArray] | None:
+    return None if values_BT is None else list(values_BT)
 
 
 def _sample(mask: BoolArray, sampler_logprobs: FloatArray) -> Sample:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
@@ -13,8 +14,8 @@ from mmrl import registry
 from mmrl.errors import MMRLError, plugin_errors
 from mmrl.interfaces import Reward
 from mmrl.reward_worker import BadScores, check_scores
-from mmrl.testing.rollouts import sample_groups
-from mmrl.testing.rules import broken, failed
+from mmrl.testing.rollouts import OTHER_GOLDS, sample_groups
+from mmrl.testing.rules import Untried, broken, failed
 from mmrl.types import Rollout, Score
 
 
@@ -27,14 +28,15 @@ def check_reward(
     """Raise at the first rule of rewards that this one breaks.
 
     The rules: one finite number or None for each rollout, in order; the same again for the same rollouts, and in
-    another order for another order; rollouts are not modified; no rollouts give no scores.
+    another order for another order; rollouts are not modified; no rollouts give no scores. By default rollouts are
+    right, wrong, empty, cut-off and odd answers to a question in text. Where their gold is no text but a list, a number
+    or missing, a reward that is not made for it may raise.
 
     Args:
         reward: A registered name, a class, a reward, or a file's function as ``path/to/file.py:function``.
         options: The reward's options, unless it is made already.
-        rollouts: What to score, those of a prompt side by side; by default right, wrong, empty, cut-off and odd
-            answers to a question in text, with the gold as text, list, number, and missing. Give your own
-            (``make_rollouts``) to a reward that needs columns or images.
+        rollouts: What to score instead, those of a prompt side by side: ``make_rollouts`` makes them, for a reward
+            that needs columns or images.
 
     Raises:
         PluginError: A rule is broken, or the reward does not fit its interface.
@@ -43,9 +45,13 @@ def check_reward(
     made = registry.given("reward", reward, options)
     if not isinstance(made.penalty, bool):
         raise broken(made, "penalty is True or False", repr(made.penalty), "make it a bool")
-    for group in sample_groups() if rollouts is None else _by_prompt(rollouts):
+    for group in sample_groups("7") if rollouts is None else _by_prompt(rollouts):
         _check_group(made, tuple(group))
     _scores(made, ())
+    for answer in OTHER_GOLDS if rollouts is None else ():
+        with suppress(Untried):
+            for group in sample_groups(answer):
+                _check_group(made, tuple(group))
 
 
 def _by_prompt(rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
@@ -74,9 +80,12 @@ def _scores(reward: Reward, group: tuple[Rollout, ...]) -> list[Score | None]:
         with plugin_errors(reward, "score"):
             values = reward.score(group)
     except MMRLError as error:
-        remedy = "answer for each, None where it cannot be scored; or pass rollouts that have the columns it needs"
+        remedy = (
+            "answer for each, None where it cannot be scored; to check_reward, pass rollouts that have what it needs"
+        )
+        remedy = remedy if group else "return []"
         prompt = f"answer {group[0].answer!r}" if group else "none"
-        raise failed(reward, f"rollouts can be scored ({len(group)}, {prompt})", error, remedy) from error
+        raise failed(reward, f"rollouts can be scored ({len(group)}, {prompt})", error, remedy, Untried) from error
     try:
         return check_scores(values, len(group))
     except BadScores as error:

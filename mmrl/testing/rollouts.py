@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.types import EncodedPrompt, IntArray, Message, Rollout, RolloutGroup, ScoredGroup, Segment
+from mmrl.types import EncodedPrompt, ImageRef, IntArray, Message, Rollout, RolloutGroup, ScoredGroup, Segment
 
 _COMPLETE = (
     "3 + 4 = 7, so the answer is \\boxed{7}.",
@@ -18,7 +18,8 @@ _COMPLETE = (
     "答案是 7 ✓ — naïve, \u202e7\u202c, 🙂, \ufffd\x00",
 )
 _CUT_OFF = ("I start with 3 and add 1, and add 1, and add 1, and add 1, and add", "so it is \\boxed{7", "7")
-_ANSWERS = ("7", ["seven", "7"], 7, None)
+OTHER_GOLDS = (["seven", "7"], 7, None)
+"""How datasets give gold answers, besides as a text."""
 
 
 def make_rollouts(
@@ -28,6 +29,7 @@ def make_rollouts(
     columns: Mapping[str, Any] | None = None,
     truncated: bool = False,
     question: str = "What is 3 + 4?",
+    images: Sequence[ImageRef] = (),
 ) -> list[Rollout]:
     """Completions of one prompt, without a model: one token for each byte of UTF-8, and one more that ends it.
 
@@ -37,10 +39,13 @@ def make_rollouts(
         columns: Of the dataset's row; by default ``problem`` and ``answer``.
         truncated: Whether all were cut at the length limit, and so lack the token that ends them.
         question: The prompt, which is its own id.
+        images: Of the prompt.
     """
     columns = {"problem": question, "answer": answer} if columns is None else columns
     text = f"user: {question}\nassistant: "
-    prompt = EncodedPrompt(question, (Message("user", question),), answer, columns, None, text, _token_ids(text), ())
+    prompt = EncodedPrompt(
+        question, (Message("user", question),), answer, columns, None, text, _token_ids(text), tuple(images)
+    )
     end: IntArray = np.zeros(0 if truncated else 1, np.int32)
     rollouts = []
     for index, completion in enumerate(texts):
@@ -50,33 +55,28 @@ def make_rollouts(
     return rollouts
 
 
-def sample_groups() -> list[list[Rollout]]:
-    """Right, wrong, empty, odd, and cut-off answers to a question, for each way in which its gold can be given.
-
-    The gold is a text, a list of texts, a number, or None.
-    """
-    return [
-        make_rollouts(texts, answer=answer, truncated=texts is _CUT_OFF)
-        for answer in _ANSWERS
-        for texts in (_COMPLETE, _CUT_OFF)
-    ]
+def sample_groups(answer: Any) -> list[list[Rollout]]:
+    """Right, wrong, empty, odd, and cut-off answers to a question with that gold."""
+    return [make_rollouts(texts, answer=answer, truncated=texts is _CUT_OFF) for texts in (_COMPLETE, _CUT_OFF)]
 
 
-def scored_groups(*, with_greedy: bool) -> tuple[ScoredGroup, ...]:
+def scored_groups(*, with_greedy: bool, components: Sequence[str] = ("reward",)) -> tuple[ScoredGroup, ...]:
     """Groups of rewards that are mixed, all 1, all 0, partly invalid; of one reward, of one valid one, and of none."""
     nan = np.nan
     mixed: tuple[list[float], ...] = ([1, 0, 1, 0], [nan, 1, nan, 0], [0.25, 0.5], [0.0, 0.0, 1.0])
     alike: tuple[list[float], ...] = ([1, 1, 1, 1], [0, 0, 0, 0], [0.25], [nan, 1, nan, nan], [nan] * 4)
-    greedy = _scored([1.0], None) if with_greedy else None
-    return tuple(_scored(values, greedy) for values in (*mixed, *alike))
+    greedy = _scored([1.0], components, None) if with_greedy else None
+    return tuple(_scored(values, components, greedy) for values in (*mixed, *alike))
 
 
-def _scored(scores: Sequence[float], greedy: ScoredGroup | None) -> ScoredGroup:
+def _scored(scores: Sequence[float], components: Sequence[str], greedy: ScoredGroup | None) -> ScoredGroup:
+    """Every component has these scores."""
     values_G = np.array(scores, float)
     valid_G = ~np.isnan(values_G)
     rollouts = make_rollouts(_COMPLETE[: len(scores)], answer="7")
     group = RolloutGroup(rollouts[0].prompt, tuple(rollouts))
-    return ScoredGroup(group, np.where(valid_G, values_G, 0.0), valid_G, {"reward": values_G}, greedy)
+    rewards_G = np.where(valid_G, len(components) * values_G, 0.0)
+    return ScoredGroup(group, rewards_G, valid_G, {name: values_G.copy() for name in components}, greedy)
 
 
 def _token_ids(text: str) -> IntArray:

@@ -8,6 +8,7 @@ import pytest
 from mmrl.errors import ConfigError, PluginError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, PluginConfig, Refill
 from mmrl.ops.credit import group_advantages
+from mmrl.policy_gradient import PolicyGradient
 from mmrl.testing import check_algorithm
 from mmrl.types import Credit, TokenLoss
 
@@ -33,6 +34,11 @@ class Good(Algorithm):
 class LooksAtInvalidRewards(Good):
     def credit(self, batch):
         return Credit(np.where(batch.valid, batch.rewards - batch.rewards.mean(), 0.0))
+
+
+class CreditsInvalidRows(Good):
+    def credit(self, batch):
+        return Credit(batch.rewards - 0.5)
 
 
 class TakesNeighboursForGroups(Good):
@@ -142,6 +148,102 @@ class CreditsOneRowTooFew(Good):
         return Credit(np.zeros(len(batch.rewards) - 1))
 
 
+class LosesPerSequence(Good):
+    def loss(self, tokens):
+        return TokenLoss(-tokens.sequence_mean(tokens.advantages_T * tokens.logprobs_T))
+
+
+class LosesATensor(Good):
+    def loss(self, tokens):
+        return -tokens.advantages_T * tokens.logprobs_T
+
+
+class CreditsAnArray(Good):
+    def credit(self, batch):
+        return super().credit(batch).values
+
+
+class KeepsPlaces(Good):
+    def credit(self, batch):
+        return Credit(super().credit(batch).values, keep=np.flatnonzero(batch.rewards > 0))
+
+
+class SumsInFloats(Good):
+    def loss(self, tokens):
+        import torch
+
+        totals = torch.zeros(tokens.num_sequences).index_add(0, tokens.sequence_T, tokens.logprobs_T)
+        return TokenLoss(-tokens.advantages_T * totals[tokens.sequence_T])
+
+
+class AssignsRewards(Good):
+    def credit(self, batch):
+        batch.rewards -= batch.rewards.mean()
+        return super().credit(batch)
+
+
+class DividesByTheDeviation(Good):
+    def credit(self, batch):
+        values = np.zeros(len(batch.rewards))
+        for i in np.unique(batch.group_ids):
+            rows = (batch.group_ids == i) & batch.valid
+            with np.errstate(invalid="ignore"):
+                values[rows] = (batch.rewards[rows] - batch.rewards[rows].mean()) / batch.rewards[rows].std()
+        return Credit(values)
+
+
+class RewardsEntropy(Good):
+    def loss(self, tokens):
+        return TokenLoss(super().loss(tokens).loss_T - 0.1 * tokens.entropy_T)
+
+
+class KeepsATemperature(Good):
+    tau = 1.0
+
+    def credit(self, batch):
+        self.tau = float(len(batch.rewards))
+        return super().credit(batch)
+
+    def loss(self, tokens):
+        return TokenLoss(super().loss(tokens).loss_T / self.tau)
+
+
+class MakesATemperature(KeepsATemperature):
+    @property
+    def tau(self):
+        return self.made
+
+    @tau.setter
+    def tau(self, value):
+        self.made = value
+
+
+class ForgetsToReturn(Good):
+    def observe(self, metrics):
+        self.seen = metrics
+
+
+class SelectsUnasked(Good):
+    def select(self, groups):
+        return [bool(group.rewards.any()) for group in groups]
+
+
+class AdvantagesInAnArray(PolicyGradient):
+    def advantages(self, batch, rewards, kl):
+        return group_advantages(rewards, batch.group_ids, batch.valid)
+
+    def surrogate(self, tokens):
+        return TokenLoss(-tokens.advantages_T * tokens.logprobs_T)
+
+
+class SurrogateInATensor(AdvantagesInAnArray):
+    def advantages(self, batch, rewards, kl):
+        return Credit(super().advantages(batch, rewards, kl))
+
+    def surrogate(self, tokens):
+        return -tokens.advantages_T * tokens.logprobs_T
+
+
 class AggregatesByName(Good):
     aggregation = "token-mean"
 
@@ -182,7 +284,8 @@ class SelectsByARangeOfNothing(Selects):
 @pytest.mark.parametrize(
     ("algorithm", "rule", "remedy"),
     [
-        (LooksAtInvalidRewards, "there is a result", "advantage that is not finite"),
+        (LooksAtInvalidRewards, "nan where the mask or the row's validity is False", "only where batch.valid"),
+        (CreditsInvalidRows, "advantages is finite", "only where batch.valid"),
         (TakesNeighboursForGroups, "another order of rows", "batch.group_ids"),
         (TakesIdsForPlaces, "other ids of groups", "batch.group_ids"),
         (CountsMaskedTokens, "masked tokens at the end of rows", "sequence_mean"),
@@ -194,20 +297,34 @@ class SelectsByARangeOfNothing(Selects):
         (UsesAReferenceThatItDidNotAskFor, "there is a result", "what needs() does not ask for"),
         (UsesOldLogprobsThatItDidNotAskFor, "one optimizer step", "what needs() does not ask for"),
         (UsesGreedyRewardsThatItDidNotAskFor, "there is a result", "what needs() does not ask for"),
-        (Detaches, "there is a result", "does not require grad"),
+        (Detaches, "gave a loss_T without a gradient", "without detaching it"),
         (LearnsNothing, "something is learned", "without detaching it"),
         (Overflows, "loss is finite (rewards of 0 and 1, several optimizer steps; all other", "bound exponents"),
         (LogsTheMeanOfNothing, "every metric is a finite number", "reward/kept: nan"),
         (LogsText, "every metric is a finite number", "verdict: 'fine'"),
         (TakesTheBestOfNothing, "no reward is valid", "zero-size array"),
-        (ReducesItsLoss, "there is a result", "not one value per token"),
-        (CreditsOneRowTooFew, "there is a result", "one entry for each"),
+        (ReducesItsLoss, "loss_T as torch.float64 of shape (), not one value per token", "reduce nothing"),
+        (LosesPerSequence, "not one value per token", "of a value per sequence: x[tokens.sequence_T]"),
+        (LosesATensor, "loss answered torch.float64 of shape", "return mmrl.types.TokenLoss(loss_T)"),
+        (SurrogateInATensor, "there is a result", "return mmrl.types.TokenLoss(loss_T)"),
+        (CreditsOneRowTooFew, "float64 of shape (13,), not one entry for each of 14 rows", "also for invalid ones"),
+        (CreditsAnArray, "credit answered float64 of shape (14,)", "return mmrl.types.Credit(values)"),
+        (AdvantagesInAnArray, "there is a result", "return mmrl.types.Credit(values)"),
+        (KeepsPlaces, "gave keep as int64", "np.isin("),
+        (SumsInFloats, "there is a result", "tokens.logprobs_T.new_zeros(n)"),
+        (AssignsRewards, "FrozenInstanceError", "make a new array instead"),
+        (DividesByTheDeviation, "an advantage that is not finite", "mmrl.ops.credit.group_advantages does not"),
+        (RewardsEntropy, "only what needs() asks for is used", "Needs(entropy_gradient=True)"),
+        (KeepsATemperature, "loss knows of credit only what its Credit says", "pass it through Credit.constants"),
+        (MakesATemperature, "has no attribute 'made'", "goes through Credit.constants"),
+        (ForgetsToReturn, "observe answered None", "return a dict of further metrics"),
+        (SelectsUnasked, "select is asked", "Needs(refill=Refill(...))"),
         (AggregatesByName, "aggregation is an Aggregation", "'token-mean'"),
         (NeedsInWords, "needs() answers Needs", "mmrl.interfaces.Needs"),
         (WarnsInOneText, "check(run) answers a list of texts", "return a list"),
         (ChecksWithABug, "check raised AttributeError", "group_sizes"),
         (SelectsPlaces, "select answers one bool for each of 9 groups", "in order"),
-        (SelectsByARangeOfNothing, "select raised ValueError", "zero-size array"),
+        (SelectsByARangeOfNothing, "groups can be selected", "zero-size array"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -223,6 +340,61 @@ def test_a_broken_rule_is_named_with_what_shows_it_and_what_to_do(algorithm, rul
 def test_an_algorithm_that_keeps_the_rules_passes(algorithm) -> None:
     check_algorithm(algorithm)
     check_algorithm(algorithm, options={"scale": 2.0})
+
+
+def test_an_entropy_bonus_that_is_asked_for_and_a_constant_that_is_passed_on_pass() -> None:
+    class Asks(RewardsEntropy):
+        def needs(self):
+            return Needs(entropy_gradient=True)
+
+        def credit(self, batch):
+            return Credit(super().credit(batch).values, constants={"tau": 2.0})
+
+        def loss(self, tokens):
+            return TokenLoss(super().loss(tokens).loss_T / tokens.constants["tau"])
+
+    check_algorithm(Asks)
+
+
+def test_components_have_the_names_that_are_given() -> None:
+    class ByName(Selects):
+        def credit(self, batch):
+            right, brief = batch.components["right"], batch.components["brief"]
+            np.testing.assert_allclose((batch.rewards - right - brief / 2)[batch.valid], 0.0, atol=1e-12)
+            assert batch.penalties == {"brief"} and batch.weights == {"right": 1.0, "brief": 0.5}
+            return Credit(np.where(batch.valid, right - batch.greedy_components["brief"], 0.0))
+
+        def select(self, groups):
+            return [bool(group.components["brief"][group.valid].any()) for group in groups]
+
+        def check(self, run):
+            if run.rewards != ("right", "brief"):
+                raise ValueError("no such rewards")
+            return ()
+
+    check_algorithm(ByName, rewards=("right", "brief"))
+    with pytest.raises(PluginError, match="KeyError: 'right'") as caught:
+        check_algorithm(ByName)
+    assert "name others with rewards=(...)" in str(caught.value)
+
+
+def test_a_class_that_is_given_is_not_sent_for_to_its_authors() -> None:
+    class Older(Good):
+        api_version = 0
+
+    class Fails(Good):
+        def __init__(self, config):
+            raise KeyError("tau")
+
+    for faulty, remedy in ((Older, "leave out api_version"), (Fails, "repair it"), (dict, "correct the")):
+        with pytest.raises(PluginError) as caught:
+            check_algorithm(faulty)
+        assert caught.value.remedy.startswith(remedy)
+
+
+def test_the_options_of_a_frame_are_extended_not_replaced() -> None:
+    with pytest.raises(TypeError, match=r"Narrow.Config does not extend PolicyGradient.Config"):
+        type("Narrow", (AdvantagesInAnArray,), {"Config": PluginConfig})
 
 
 def test_one_that_refuses_such_a_run_passes() -> None:

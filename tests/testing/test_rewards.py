@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import MappingProxyType
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from mmrl.errors import PluginError
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.testing import check_reward, make_rollouts
+from mmrl.types import ImageRef
 
 
 class Good(Reward):
@@ -73,6 +75,19 @@ def test_a_reward_that_keeps_the_rules_passes_as_class_itself_or_file(tmp_path) 
         "def short(rollouts, below=3):\n    return [len(r.text) < below for r in rollouts]"
     )
     check_reward(f"{tmp_path / 'rewards.py'}:short", options={"below": 10})
+
+
+def test_a_reward_for_golds_in_text_passes_but_no_score_may_be_wrong_for_other_golds() -> None:
+    check_reward(scoring(lambda self, rs: [float(r.answer in r.text) for r in rs]))
+    with pytest.raises(PluginError, match="a finite number"):
+        check_reward(scoring(lambda self, rs: [1.0 if isinstance(r.answer, str) else math.nan for r in rs]))
+
+
+def test_a_reward_is_given_images() -> None:
+    by_width = scoring(lambda self, rs: [r.images[0].width for r in rs])
+    check_reward(by_width, rollouts=make_rollouts(["a cat"], images=[ImageRef("0" * 64, 28, 56, "0.png")]))
+    with pytest.raises(PluginError, match="pass rollouts that have what it needs"):
+        check_reward(by_width)
 
 
 def test_a_reward_is_given_the_rollouts_that_it_needs_prompt_by_prompt() -> None:

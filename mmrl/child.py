@@ -1,0 +1,164 @@
+"""A Python process that answers requests, for code that may raise, hang or crash; both ends of the line to it.
+
+It is a fresh interpreter, never a fork: the parent holds the threads of torch and vLLM. It has a session of its own, so
+Ctrl-C does not reach it and a kill takes its children too. Requests are pickles of our own, replies are lines of JSON:
+nothing that a plugin made is unpickled by the parent. What is printed there goes nowhere: the stream for replies is out
+of a plugin's reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, cast
+
+Reply = dict[str, Any]
+
+_STOP_TIMEOUT_S = 1.0
+_BOOTSTRAP = "import sys; sys.path[:] = sys.argv[2:]; import importlib as i; i.import_module(sys.argv[1]).serve()"
+
+
+class Child:
+    """The process, seen from the parent.
+
+    To be made in the thread that asks it: Linux ends the process with the thread that made it.
+
+    Args:
+        module: Of a function ``serve``, which is all that the process does.
+        environment: Its environment variables.
+    """
+
+    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _BOOTSTRAP, module, *(entry or os.getcwd() for entry in sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+        streams = self._process.stdin, self._process.stdout, self._process.stderr
+        self._requests, self._replies, self._stderr = (cast(IO[bytes], stream) for stream in streams)
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def ask(self, request: bytes, timeout_s: float) -> Reply | None:
+        """The next reply; None if the process is killed as it gives none in time.
+
+        Raises:
+            ChildEnded: It ended by itself.
+        """
+        expired = threading.Event()
+
+        def expire() -> None:
+            expired.set()
+            self.kill()
+
+        timer = threading.Timer(timeout_s, expire)
+        timer.start()
+        try:
+            self._requests.write(request)
+            self._requests.flush()
+            line = self._replies.readline()
+        except OSError:
+            line = b""
+        finally:
+            timer.cancel()
+            timer.join()
+        if line.endswith(b"\n"):
+            reply: Reply = json.loads(line)
+            return reply
+        self.kill()
+        if expired.is_set():
+            return None
+        raise ChildEnded(self._how_it_ended(), self._stderr.read().decode(errors="replace"))
+
+    def stop(self) -> None:
+        """Let the process end by itself; kill it if it does not within a second."""
+        with contextlib.suppress(BrokenPipeError):
+            self._requests.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_TIMEOUT_S)
+        self.kill()
+        self._replies.close()
+        self._stderr.close()
+
+    def kill(self) -> None:
+        """End the process now, and its children, also those of one that crashed; from any thread."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def _how_it_ended(self) -> str:
+        code = self._process.wait()
+        return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+
+
+class ChildEnded(Exception):
+    """A process that ended instead of answering.
+
+    Attributes:
+        how: Its exit code or signal.
+        stderr: What it wrote there before it took requests.
+    """
+
+    def __init__(self, how: str, stderr: str) -> None:
+        super().__init__(how)
+        self.how, self.stderr = how, stderr
+
+
+class Line:
+    """The parent, seen from the process: requests to read, in order, and replies to send.
+
+    stdin, stdout and stderr of this process are empty from here on, Ctrl-C is the parent's, and this process ends with
+    the parent, whatever it is doing.
+    """
+
+    def __init__(self) -> None:
+        _die_with_parent()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._requests, self._replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+        with open(os.devnull, "r+b") as nowhere:
+            for stream in (0, 1, 2):
+                os.dup2(nowhere.fileno(), stream)
+
+    def __iter__(self) -> Iterator[Any]:
+        with contextlib.suppress(EOFError):
+            while True:
+                yield pickle.load(self._requests)
+
+    def send(self, reply: Reply) -> None:
+        self._replies.write(json.dumps(reply).encode() + b"\n")
+        self._replies.flush()
+
+
+def _die_with_parent() -> None:
+    """End this process when the parent is gone.
+
+    An idle one sees its stdin end. A busy one is ended by a thread, or by the kernel (Linux) where C code holds the
+    interpreter lock.
+    """
+    parent = os.getppid()
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,101 @@
+"""Recorded numbers as ``replay`` takes them: read, and refused where they would be taken for something else.
+
+Letters: ``B`` rows, ``T`` tokens of the longest row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mmrl.config import suggestion
+from mmrl.errors import DataError
+from mmrl.interfaces import Needs
+
+Arrays = Mapping[str, Any]
+PER_TOKEN = ("log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs", "entropy")
+_ROWS = {"group_ids": "int64", "rewards": "float64", "greedy_rewards": "float64"}
+_ROWS |= {"reward_valid": "bool", "truncated": "bool"}
+_TOKENS = {"response_mask": "bool", **dict.fromkeys(PER_TOKEN, "float64")}
+_NAMED = ("components", "greedy_components")
+_REQUIRED = ("group_ids", "response_mask", "log_probs", "rollout_log_probs")
+_KNOWN = (*_ROWS, *_TOKENS, *_NAMED, "weights", "penalties", "max_len")
+
+
+def read_batch(batch: Arrays, needs: Needs) -> dict[str, Any]:
+    """Copies of the arrays, of the right types, with what may be left out where it follows from the rest.
+
+    Raises:
+        DataError: A key is missing, or nearly a known one; shapes do not fit; rewards are not their components' sum.
+    """
+    _check_keys(batch, needs)
+    shape = _array("log_probs", batch["log_probs"], "float64").shape
+    if len(shape) != 2:
+        raise DataError(f"log_probs has shape {shape}, and not (B, T)", where="batch", remedy="pad rows to the longest")
+    read = {key: _array(key, batch[key], kind, shape[:1]) for key, kind in _ROWS.items() if key in batch}
+    read |= {key: _array(key, batch[key], kind, shape) for key, kind in _TOKENS.items() if key in batch}
+    for key in _NAMED:
+        if key in batch:
+            named = batch[key].items()
+            read[key] = {name: _array(f"{key}[{name!r}]", values, "float64", shape[:1]) for name, values in named}
+    read.setdefault("components", {"reward": read.get("rewards", np.zeros(0)).copy()})
+    names = list(read["components"])
+    if "greedy_rewards" in read:
+        read.setdefault("greedy_components", {"reward": read.pop("greedy_rewards")})
+    read["weights"] = {name: float(batch.get("weights", {}).get(name, 1.0)) for name in names}
+    read["penalties"] = frozenset(batch.get("penalties", ()))
+    for key in ("weights", "penalties"):
+        _check_names(key, set(batch.get(key, ())) - set(names), names)
+    _check_names("greedy_components", set(read.get("greedy_components", names)) ^ set(names), names)
+    return _with_sum(read)
+
+
+def _check_names(key: str, wrong: set[str], names: list[str]) -> None:
+    if wrong:
+        what = f"{key} does not fit the components: {', '.join(sorted(wrong))}"
+        raise DataError(what, where="batch", possible=", ".join(names))
+
+
+def _check_keys(batch: Arrays, needs: Needs) -> None:
+    for key in sorted(set(batch) - set(_KNOWN)):
+        part_of = next((f"did you mean {known}?" for known in _KNOWN if known.endswith(f"_{key}")), "")
+        if hint := part_of or suggestion(key, _KNOWN, nearness=0.7):
+            raise DataError(f"replay knows no {key!r}", where="batch", possible=", ".join(_KNOWN), remedy=hint)
+    needed = [*_REQUIRED, *(["rewards"] if "components" not in batch else [])]
+    needed += ["ref_log_probs"] if needs.reference_logprobs else []
+    needed += ["old_log_probs"] if needs.old_logprobs else []
+    if needs.greedy_rollout and "greedy_components" not in batch:
+        needed += ["greedy_rewards" if "components" not in batch else "greedy_components"]
+    missing = [key for key in needed if key not in batch]
+    if missing:
+        remedy = "add it; the algorithm's needs() ask for it" if missing[0] not in _REQUIRED else "add it"
+        remedy = "add it, or components" if missing[0] == "rewards" else remedy
+        raise DataError(f"the batch lacks {', '.join(missing)}", where="batch", remedy=remedy)
+
+
+def _array(name: str, values: Any, kind: str, shape: tuple[int, ...] | None = None) -> Any:
+    """A copy, which an algorithm may spoil."""
+    try:
+        array = np.array(values, kind)
+    except (TypeError, ValueError) as error:
+        remedy = "give one number for each row, or for each token with rows padded to the longest"
+        raise DataError(f"{name} is no array of {kind}: {error}", where="batch", remedy=remedy) from error
+    if shape is not None and array.shape != shape:
+        letters = "(B,)" if len(shape) == 1 else "(B, T)"
+        what = f"{name} has shape {array.shape}, and not {letters} = {shape}"
+        raise DataError(what, where="batch", remedy="pad rows to the longest; B and T are those of log_probs")
+    return array
+
+
+def _with_sum(read: dict[str, Any]) -> dict[str, Any]:
+    """With rewards and their validity, of the components if they are not given."""
+    components, weights = read["components"], read["weights"]
+    total_B = np.sum([weights[name] * values for name, values in components.items()], axis=0)
+    valid_B = read.setdefault("reward_valid", ~np.isnan(total_B))
+    rewards_B = read.setdefault("rewards", np.where(valid_B, total_B, 0.0))
+    if not np.allclose(rewards_B[valid_B], total_B[valid_B]):
+        remedy = "leave rewards out, or correct components and weights"
+        raise DataError("rewards are not the weighted sum of components where they are valid", remedy=remedy)
+    return read
