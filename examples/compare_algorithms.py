@@ -8,7 +8,7 @@ for ``--steps`` steps with an evaluation every ten, the others for ``--smoke-ste
 ``learner.minibatches=4``, go to all of these runs. Written are a table on the console, DIR/results.json and
 DIR/curves.svg. What is finished in DIR is not run again.
 
-The exit code is 1 if a run failed, a metric is not a finite number, or one is missing.
+The exit code is 1 if a run failed, a metric is not a finite number or missing, or 60 steps gained less than 10 points.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 EVAL_EVERY = 10
+STEPS = 60
+LEAST_GAIN = 0.1
+"""Of held-out accuracy, in ``STEPS`` steps or more: less is a failure."""
 
 COMPARED = ("grpo", "dapo", "gspo", "rloo", "remax", "reinforce_pp")
 SMOKED = (
@@ -97,7 +100,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, default=Path("runs/compare"), help="folder of all runs")
     parser.add_argument("--algorithms", default=",".join(COMPARED + SMOKED), help="names, with commas between them")
-    parser.add_argument("--steps", type=int, default=60, help=f"for {', '.join(COMPARED)}")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"for {', '.join(COMPARED)}")
     parser.add_argument("--smoke-steps", type=int, default=6, help="for the other algorithms")
     parser.add_argument("overrides", nargs="*", help="section.key=value, for the runs after the warm-up")
     args = parser.parse_args()
@@ -194,6 +197,9 @@ def result_of(name: str, steps: int, lines: Sequence[Mapping[str, Any]]) -> Resu
     missing = sorted({key for line in trained for key in wanted - line.keys()})
     problems = [f"not finite: {', '.join(broken)}"] if broken else []
     problems += [f"missing: {', '.join(missing)}"] if missing else []
+    gain = list(accuracy.values())[-1] - list(accuracy.values())[0]
+    if name in COMPARED and steps >= STEPS and gain < LEAST_GAIN:
+        problems.append(f"only {100 * gain:+.1f} points in {steps} steps")
     seconds = statistics.median(line["perf/step_s"] for line in trained[1:] or trained)
     return Result(name, steps, accuracy, seconds, len(trained[-1].keys() - {"step", "attempt", "time"}), problems)
 

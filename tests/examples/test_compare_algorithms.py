@@ -39,6 +39,14 @@ def test_numbers_that_are_not_finite_or_not_there_are_problems(compare):
     assert problems == ["not finite: loss/policy, policy/entropy", "missing: lr, policy/clip_fraction_low"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "end", "problems"), [(60, 0.61, []), (60, 0.58, ["only +8.0 points in 60 steps"]), (6, 0.4, [])]
+)
+def test_a_long_run_that_learns_too_little_is_a_problem(compare, steps, end, problems):
+    lines = [line(compare, 0, eval__accuracy=0.5), line(compare, steps, eval__accuracy=end)]
+    assert compare.result_of("grpo", steps, lines).problems == problems
+
+
 def test_the_table_has_a_column_for_each_evaluation(compare):
     results = [
         compare.Result("alpha", 20, CURVES["alpha"], 1.234, 40, []),
