@@ -197,7 +197,7 @@ def result_of(name: str, steps: int, lines: Sequence[Mapping[str, Any]]) -> Resu
     missing = sorted({key for line in trained for key in wanted - line.keys()})
     problems = [f"not finite: {', '.join(broken)}"] if broken else []
     problems += [f"missing: {', '.join(missing)}"] if missing else []
-    gain = list(accuracy.values())[-1] - list(accuracy.values())[0]
+    gain = accuracy[max(accuracy)] - accuracy[min(accuracy)] if accuracy else 0.0
     if name in COMPARED and steps >= STEPS and gain < LEAST_GAIN:
         problems.append(f"only {100 * gain:+.1f} points in {steps} steps")
     seconds = statistics.median(line["perf/step_s"] for line in trained[1:] or trained)
