@@ -18,7 +18,7 @@ from mmrl.ops.objective import advantages_per_token, assign_credit, loss_masks, 
 from mmrl.ops.packing import offsets
 from mmrl.ops.parity import Gap
 from mmrl.prompts import PromptOrder, PromptSource
-from mmrl.types import Batch, BoolArray, Credit, CreditedGroup, FloatArray, Rollout, Sample, ScoredGroup
+from mmrl.types import Batch, BoolArray, CreditedGroup, FloatArray, Rollout, Sample, ScoredGroup
 
 CHECKED_SAMPLES = 12
 """Samples of the first batch that are computed one by one as well as packed."""
@@ -196,7 +196,7 @@ class Trainer:
         samples = experience.samples
         with clock.phase("logprob"):
             batch = self._with_logprobs(experience, learner)
-        credit = self._credit(batch)
+        credit = assign_credit(self._algorithm, batch)
         masks = loss_masks(batch, credit)
         advantages = advantages_per_token(credit, masks)
         with clock.phase("update"):
@@ -227,11 +227,6 @@ class Trainer:
         old = learner.logprobs(samples) if needs.old_logprobs or several_steps else None
         reference = learner.reference_logprobs(samples) if needs.reference_logprobs else None
         return replace(batch, old_logprobs=old, reference_logprobs=reference)
-
-    def _credit(self, batch: Batch) -> Credit:
-        if self._algorithm.source == "demonstrations":
-            return Credit(np.ones(len(batch.rewards)))
-        return assign_credit(self._algorithm, batch)
 
     def _update(
         self,
@@ -284,8 +279,8 @@ class Trainer:
 
         On what was sampled, kept or not.
         """
-        stride = max(len(experience.sampled) // CHECKED_SAMPLES, 1)
-        samples = experience.sampled[::stride][:CHECKED_SAMPLES]
+        samples = experience.sampled
+        samples = samples[:: max(len(samples) // CHECKED_SAMPLES, 1)][:CHECKED_SAMPLES]
         packed = learner.logprobs(samples)
         single = learner.logprobs(samples, packed=False)
         self._judge("packed and one-by-one log-probs disagree", Gap.between(single, packed))

@@ -31,12 +31,14 @@ class PartialLoss:
 
 
 def assign_credit(algorithm: Algorithm, batch: Batch) -> Credit:
-    """The algorithm's credit for a batch.
+    """The algorithm's credit for a batch; demonstrations have advantage 1, and nobody is asked.
 
     Raises:
         PluginError: It raised, or answered no Credit that fits the batch: values one per row, or one per token, all
             finite in the loss; keep one bool per row; constants finite numbers.
     """
+    if algorithm.source == "demonstrations":
+        return Credit(np.ones(len(batch.masks)))
     with plugin_errors(algorithm, "credit"):
         credit = algorithm.credit(batch)
         _check_credit(algorithm, batch, credit)

@@ -13,7 +13,7 @@ from mmrl import registry
 from mmrl.errors import contract_error, plugin_errors
 from mmrl.interfaces import Algorithm, Needs
 from mmrl.testing.recorded import read_batch
-from mmrl.types import Batch, BoolArray, Credit, EncodedPrompt, FloatArray, IntArray, Sample, Segment
+from mmrl.types import Batch, BoolArray, EncodedPrompt, FloatArray, IntArray, Sample, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +97,7 @@ def play(
     with plugin_errors(algorithm, "needs"):
         needs = algorithm.needs()
     arrays = RecordedBatch(batch, needs)
-    if algorithm.source == "demonstrations":  # as the trainer does
-        credit = Credit(np.ones(len(arrays.samples)))
-    else:
-        credit = assign_credit(algorithm, arrays.batch)
+    credit = assign_credit(algorithm, arrays.batch)
     masks = loss_masks(arrays.batch, credit)
     advantages = advantages_per_token(credit, masks)
     rows = training_rows(
