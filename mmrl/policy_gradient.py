@@ -99,7 +99,7 @@ class CorrectionOptions(PluginConfig):
 
 
 class DynamicSamplingOptions(PluginConfig):
-    """Replace groups whose completions are all equally right by other prompts' (arXiv:2503.14476 section 3.2)."""
+    """Replace groups whose completions are all equally right by other prompts' (arXiv:2503.14476)."""
 
     metric: str | None = None
     """The reward whose raw values must differ within a group; null is the first of `rewards`."""

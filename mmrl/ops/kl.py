@@ -51,7 +51,7 @@ def kl_per_token(
 
 
 def adapted_coefficient(coef: float, kl: float, *, target: float, horizon: float, num_sequences: int) -> float:
-    """The next coefficient of a KL penalty that is steered to ``target`` (arXiv:1909.08593 section 2.2).
+    """The next coefficient of a KL penalty that is steered to ``target`` (arXiv:1909.08593).
 
     ``coef (1 + clip(kl / target - 1, -0.2, 0.2) min(num_sequences / horizon, 1))``; ``kl`` and ``target`` in the same
     unit. A batch larger than the horizon changes it by a fifth at most: it never turns negative.

@@ -36,7 +36,7 @@ def ppo_clip(tokens: PackedTokens, *, clip_low: float, clip_high: float, dual_cl
 def sequence_clip(
     tokens: PackedTokens, *, clip_low: float, clip_high: float, over: Literal["mean", "sum"] = "mean"
 ) -> TokenLoss:
-    """``ppo_clip`` with one ratio per sequence, ``exp(mean_t d_t)`` (arXiv:2507.18071 equations 5 to 7).
+    """``ppo_clip`` with one ratio per sequence, ``exp(mean_t d_t)`` (arXiv:2507.18071).
 
     The loss of a sequence is put on each of its tokens, to be averaged over sequences.
 
@@ -49,14 +49,14 @@ def sequence_clip(
 
 
 def sequence_clip_per_token(tokens: PackedTokens, *, clip_low: float, clip_high: float) -> TokenLoss:
-    """``sequence_clip`` in value, with each token's own gradient and advantage (arXiv:2507.18071 equations 13, 14)."""
+    """``sequence_clip`` in value, with each token's own gradient and advantage (arXiv:2507.18071)."""
     ratios = _exp(tokens.sequence_mean(_log_ratio(tokens))).detach()
     ratio_T = ratios[tokens.sequence_T] * (tokens.logprobs_T - tokens.logprobs_T.detach()).exp()
     return _clipped(ratio_T, tokens.advantages_T, clip_low, clip_high)
 
 
 def clipped_weight(tokens: PackedTokens, *, ratio_min: float, ratio_max: float) -> TokenLoss:
-    """``-sg[clip(rho, ratio_min, ratio_max)] A l`` (arXiv:2506.13585 equation 4): no token loses its gradient.
+    """``-sg[clip(rho, ratio_min, ratio_max)] A l`` (arXiv:2506.13585): no token loses its gradient.
 
     The bounds are absolute. The clip fractions count tokens whose weight was bounded, whatever their advantage.
     """

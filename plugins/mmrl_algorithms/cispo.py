@@ -1,4 +1,4 @@
-r"""CISPO: clipped importance-sampling weights (arXiv:2506.13585, equations 4 and 5).
+r"""CISPO: clipped importance-sampling weights (arXiv:2506.13585).
 
 The weight is clipped instead of the update, so no token ever loses its gradient:
 

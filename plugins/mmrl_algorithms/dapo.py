@@ -1,4 +1,4 @@
-r"""DAPO: decoupled clip and dynamic sampling policy optimization (arXiv:2503.14476, equations 8 to 13).
+r"""DAPO: decoupled clip and dynamic sampling policy optimization (arXiv:2503.14476).
 
 GRPO with four changes:
 

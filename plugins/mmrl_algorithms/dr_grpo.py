@@ -1,4 +1,4 @@
-"""Dr. GRPO: GRPO done right (arXiv:2503.20783, section 3.2).
+"""Dr. GRPO: GRPO done right (arXiv:2503.20783).
 
 GRPO without the two divisions that favour long wrong answers and easy or hard prompts:
 

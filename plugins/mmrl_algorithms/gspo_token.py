@@ -1,4 +1,4 @@
-r"""GSPO-token: GSPO with a gradient per token (arXiv:2507.18071, equations 13 and 14).
+r"""GSPO-token: GSPO with a gradient per token (arXiv:2507.18071).
 
     s_it = sg[s_i] pi(y_t) / sg[pi(y_t)],  s_i as in GSPO, sg[.] without gradient
     L_it = max(-A_it s_it, -A_it clip(s_it, 1 - clip_low, 1 + clip_high))

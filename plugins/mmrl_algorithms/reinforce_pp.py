@@ -1,4 +1,4 @@
-r"""REINFORCE++ (arXiv:2501.03262, section 3).
+r"""REINFORCE++ (arXiv:2501.03262).
 
 No group and no critic: each token's return is normalised over the whole rollout batch of all ranks.
 

@@ -1,4 +1,4 @@
-r"""REINFORCE++-baseline (arXiv:2501.03262, section 3): the group's mean as baseline, the batch's deviation as scale.
+r"""REINFORCE++-baseline (arXiv:2501.03262): the group's mean as baseline, the batch's deviation as scale.
 
     A'_i = R_i - mean(R of the prompt)
     A_it = (A'_i - mean(A')) / sqrt(var(A') + 1e-8),  over all tokens of the batch

@@ -1,4 +1,4 @@
-r"""ReMax: REINFORCE with the greedy completion's reward as baseline (arXiv:2310.10505, algorithm 1).
+r"""ReMax: REINFORCE with the greedy completion's reward as baseline (arXiv:2310.10505).
 
     r_it = -beta (log pi_old(y_t) - log pi_ref(y_t)), plus R_i at the last token
     A_it = sum_{s >= t} r_is - R(greedy completion of the prompt)
