@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
@@ -57,6 +58,20 @@ class PluginSpec(Section):
         return dict(self.model_extra or {})
 
 
+class DatasetSpec(PluginSpec):
+    """Which dataset, and its options."""
+
+    label: Text | None = None
+    """What `rewards[].sources` and records call it; by default the name without distribution."""
+    weight: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    """Its share of the training rows among the datasets that are mixed; null for all of them is by their sizes."""
+
+    @property
+    def source(self) -> str:
+        """The label, or its default."""
+        return self.label or self.name.rpartition(":")[2]
+
+
 class RewardSpec(PluginSpec):
     """Which reward, and its options."""
 
@@ -66,6 +81,12 @@ class RewardSpec(PluginSpec):
     """Its factor in the sum of rewards."""
     timeout_s: Seconds = 30.0
     """Seconds that one call may take before its worker is killed."""
+    sources: Annotated[tuple[Text, ...], Field(min_length=1, strict=False)] | None = None
+    """Datasets whose rows it scores; null is all. Rewards with the same label must not share a dataset."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """What to do when it raises: stop, or leave the rollout unscored, up to 5 % of a step."""
+    workers: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Processes of its own; null shares those of the other rewards, unless the reward says otherwise."""
 
     label: Text | None = None
     """What metrics and `trainer.eval_metric` call it; by default the name without distribution or file."""
@@ -98,9 +119,11 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """What to train and evaluate on."""
 
-    train: PluginSpec
+    train: DatasetSpec
     """The dataset to train on."""
-    eval: PluginSpec | None = None
+    mix: Annotated[tuple[DatasetSpec, ...], Field(strict=False)] = ()
+    """Further datasets to train on, mixed with `train` by weight."""
+    eval: DatasetSpec | None = None
     """The dataset to evaluate on; null for none."""
     prompt_template: str | None = None
     """Jinja text for the last user turn, or a path to a .jinja or .j2 file; null leaves the turn as it is."""
@@ -110,6 +133,12 @@ class DataConfig(Section):
     """Longest prompt, image tokens included."""
     overlong: Literal["drop", "fail"] = "drop"
     """What to do with a longer prompt."""
+    on_bad_row: Literal["drop", "fail"] = "drop"
+    """What to do with a row that cannot be used: a null, an image that is none, a placeholder too many."""
+    max_bad_rows: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Share of bad rows above which a dataset is refused."""
+    image_root: Text | None = None
+    """Folder that relative image paths start from and stay below; null is the dataset's own."""
     min_pixels: Count = 3136
     """Smaller images are enlarged to this many pixels."""
     max_pixels: Count = 1003520
@@ -226,6 +255,8 @@ class Config(Section):
     def plugins(self) -> Iterator[tuple[str, Kind, PluginSpec]]:
         """Dotted key, kind and spec of every plugin that is named."""
         yield "data.train", "dataset", self.data.train
+        for index, spec in enumerate(self.data.mix):
+            yield f"data.mix.{index}", "dataset", spec
         if self.data.eval:
             yield "data.eval", "dataset", self.data.eval
         for index, reward in enumerate(self.rewards):
@@ -245,8 +276,10 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]
     model, data, sampler, learner, trainer = config.model, config.data, config.sampler, config.learner, config.trainer
     yield from _misplaced_ranks(config.cluster, sampler)
     names = [reward.metric for reward in config.rewards]
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        yield ("rewards",), f"two rewards are called {name!r}", "keep one, or give one a label of its own"
+    for name in sorted(_shared_labels(config.rewards)):
+        what = f"two rewards are called {name!r}"
+        yield ("rewards",), what, "keep one, give one a label of its own, or give them sources of their own"
+    yield from _mixed_data(data)
     if data.eval and not names:
         yield ("data.eval", "rewards"), "evaluation needs at least one reward", "add to rewards, or set data.eval: null"
     if trainer.eval_metric and trainer.eval_metric not in names:
@@ -271,6 +304,35 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]
         yield ("data.min_pixels", "data.max_pixels"), "data.min_pixels is more than data.max_pixels", "lower min_pixels"
     if len(set(model.freeze)) == 3:
         yield ("model.freeze",), "model.freeze leaves nothing to train", "leave out at least one part"
+
+
+def _shared_labels(rewards: Sequence[RewardSpec]) -> set[str]:
+    """Labels of rewards that would score the same rows."""
+    pairs = combinations(rewards, 2)
+    return {
+        one.metric
+        for one, other in pairs
+        if one.metric == other.metric
+        and (not one.sources or not other.sources or set(one.sources) & set(other.sources))
+    }
+
+
+def _mixed_data(data: DataConfig) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    mixed = (data.train, *data.mix)
+    labels = [spec.source for spec in mixed]
+    for label in sorted({label for label in labels if labels.count(label) > 1}):
+        yield ("data.mix",), f"two datasets are called {label!r}", "give one a label of its own"
+    weighted = [spec for spec in mixed if spec.weight is not None]
+    if data.mix and weighted and len(weighted) < len(mixed):
+        what = f"only {', '.join(spec.source for spec in weighted)} of the mixed datasets has a weight"
+        yield ("data.train.weight", "data.mix"), what, "give each of them a weight, or none"
+    for key, spec, others in (("data.train", data.train, data.mix), ("data.eval", data.eval, ())):
+        if spec is not None and spec.weight is not None and not others:
+            yield (
+                (f"{key}.weight",),
+                f"{key}.weight is set, but there is nothing to mix it with",
+                f"remove {key}.weight",
+            )
 
 
 def _misplaced_ranks(cluster: ClusterConfig, sampler: SamplerConfig) -> Iterator[tuple[tuple[str, ...], str, str]]:

@@ -12,9 +12,9 @@ heavy packages inside functions: options are validated on machines that have no 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
@@ -218,23 +218,73 @@ class Algorithm(Plugin):
         return {}
 
 
+Scores = Sequence[Score | None]
+"""One finite number per rollout, in order, or None where it cannot be scored."""
+
+
 class Reward(Plugin):
     """Scores rollouts, in a worker process that may be killed and replaced at any time.
 
     Attributes:
         penalty: Whether it shapes the others, as a length penalty does: algorithms that normalise or clip rewards add
             it afterwards.
+        workers: Processes of its own, such as 1 for a model that is loaded once; None shares those of the others.
+            ``rewards[].workers`` of the config wins.
+        groups_per_call: Most groups whose rollouts ``score`` is given in one call, where as many are waiting.
     """
 
     penalty: ClassVar[bool] = False
+    workers: ClassVar[int | None] = None
+    groups_per_call: ClassVar[int] = 1
 
-    @abstractmethod
-    def score(self, rollouts: Sequence[Rollout]) -> Sequence[Score | None]:
-        """One finite number per rollout, in order; None takes the rollout out of statistics and loss."""
+    def score_one(self, rollout: Rollout) -> Score | Awaitable[Score | None] | None:
+        """A finite number; None takes the rollout out of statistics and loss.
+
+        Override this where each rollout is scored by itself: a call that hangs then costs one rollout. With
+        ``async def`` all rollouts of a group are scored side by side.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines neither score_one nor score")
+
+    def score(self, rollouts: Sequence[Rollout]) -> Scores | Awaitable[Scores]:
+        """One number or None per rollout, in order.
+
+        Override this, with ``def`` or ``async def``, where rollouts are scored together: those of one group, or of
+        several with ``groups_per_call``.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines neither score_one nor score")
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetFacts:
+    """What is known of a dataset that a loader is made for.
+
+    Attributes:
+        origin: Where it is published, such as a name on a hub.
+        licence: As its publisher states it; "not stated" where it is not known.
+        rows: Rows of each split, as far as known.
+        reward: The rewards that suit its answers, by name, the first one for accuracy.
+        notes: What a user should know of it.
+    """
+
+    origin: str
+    licence: str = "not stated"
+    rows: Mapping[str, int] = field(default_factory=dict)
+    reward: tuple[str, ...] = ()
+    notes: str = ""
 
 
 class DatasetLoader(Plugin):
-    """Reads prompts."""
+    """Reads prompts.
+
+    Attributes:
+        facts: Of the one dataset that it is made for; None for loaders of any.
+    """
+
+    facts: ClassVar[DatasetFacts | None] = None
+
+    def describe(self) -> Mapping[str, str]:
+        """After ``load``, what it chose by itself, for people: such as the column of each part."""
+        return {}
 
     @abstractmethod
     def load(self) -> Sequence[Prompt]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from mmrl import registry
-from mmrl.config import Config, PluginSpec
+from mmrl.config import Config, DatasetSpec
 from mmrl.config_files import join_errors
 from mmrl.errors import ConfigError, DataError, HubUnreachableError, plugin_errors
 from mmrl.interfaces import Algorithm, Needs, Plugin, Reward, RunFacts
@@ -172,7 +172,7 @@ class RunPlan:
         for name, spec in (("train", self.config.data.train), ("eval", self.config.data.eval)):
             with _noted(data["notes"]):
                 if spec is not None:
-                    data[name] = self._measured(name) if "model" in data else {"rows": len(_rows(spec))}
+                    data[name] = self._measured(name) if "model" in data else {"rows": len(self._rows(spec))}
                     lines.append(f"{name:<11}" + ", ".join(f"{k} {v}" for k, v in data[name].items()))
         lines += [f"not checked, because a hub cannot be asked:\n{note}" for note in data["notes"]]
         return CheckReport(lines, data)
@@ -210,10 +210,10 @@ class RunPlan:
             "images_max": source.max_images,
         }
 
-    def _source(self, spec: PluginSpec, name: str) -> PromptSource:
+    def _source(self, spec: DatasetSpec, name: str) -> PromptSource:
         data = self.config.data
         return PromptSource(
-            _rows(spec),
+            self._rows(spec),
             self.encoder,
             system_prompt=data.system_prompt,
             prompt_template=data.prompt_template,
@@ -221,6 +221,15 @@ class RunPlan:
             overlong=data.overlong,
             name=name,
         )
+
+    def _rows(self, spec: DatasetSpec) -> Sequence[Prompt]:
+        root = self.config.data.image_root
+        if root is not None and "image_root" in registry.options_class("dataset", spec.name).model_fields:
+            options = {key: value for key, value in spec.options.items() if value is not None}
+            spec = DatasetSpec(name=spec.name, **{"image_root": root, **options})
+        loader = registry.create("dataset", spec)
+        with plugin_errors(loader, "load"):
+            return loader.load()
 
     def _check_learner(self) -> None:
         from mmrl.engine.device import LEARNER_KEYS, OWNED_LEARNER_KEYS
@@ -278,12 +287,6 @@ def _texts(answer: Sequence[str]) -> list[str]:
     if isinstance(answer, str) or not all(isinstance(text, str) for text in answer):
         raise TypeError(f"expected a list of texts, got {answer!r:.200}")
     return list(answer)
-
-
-def _rows(spec: PluginSpec) -> Sequence[Prompt]:
-    loader = registry.create("dataset", spec)
-    with plugin_errors(loader, "load"):
-        return loader.load()
 
 
 @contextmanager

@@ -9,20 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
-from mmrl.errors import ConfigError, DataError, plugin_errors
+from mmrl.errors import DataError, plugin_errors
 from mmrl.interfaces import PromptEncoder
-from mmrl.types import IMAGE_PLACEHOLDER, IntArray, Message, Prompt
-
-if TYPE_CHECKING:
-    from jinja2 import Template
+from mmrl.templates import PromptTemplate
+from mmrl.types import IntArray, Message, Prompt
 
 MAX_GROUP_SIZE = 2**16
-_TEMPLATE_SUFFIXES = (".jinja", ".j2")
 
 
 class PromptOrder:
@@ -94,7 +90,7 @@ class PromptSource:
         self.name = name
         self._rows = rows
         self._system_prompt = system_prompt
-        self._template = None if prompt_template is None else _compile(prompt_template)
+        self._template = None if prompt_template is None else PromptTemplate(prompt_template, "data.prompt_template")
         self.dropped: list[tuple[str, str]] = []
         self._select(encoder, max_prompt_tokens, overlong)
 
@@ -164,49 +160,13 @@ class PromptSource:
             messages = (Message("system", self._system_prompt), *messages)
         return prompt if messages is prompt.messages else replace(prompt, messages=messages)
 
-    def _fill(self, template: Template, prompt: Prompt) -> tuple[Message, ...]:
+    def _fill(self, template: PromptTemplate, prompt: Prompt) -> tuple[Message, ...]:
         where = f"{self.name}, row {prompt.id}"
         turns = [index for index, message in enumerate(prompt.messages) if message.role == "user"]
         if not turns:
             raise DataError("data.prompt_template has no user message to fill", where=where)
-        before = prompt.messages[turns[-1]]
-        try:
-            text = template.render(prompt=before.content, row=prompt.columns)
-        except Exception as error:  # templates run arbitrary expressions: any exception is the template's
-            raise ConfigError(
-                f"data.prompt_template fails: {error}",
-                where=where,
-                possible=f"prompt, row with the columns {', '.join(prompt.columns) or '(none)'}",
-            ) from error
-        found, expected = text.count(IMAGE_PLACEHOLDER), before.content.count(IMAGE_PLACEHOLDER)
-        if found != expected:
-            raise ConfigError(
-                f"data.prompt_template turns {expected} {IMAGE_PLACEHOLDER} into {found}",
-                where=where,
-                remedy="use {{ prompt }} once; it carries the images",
-            )
+        text = template.fill(prompt.messages[turns[-1]].content, prompt.columns, where)
         return (*prompt.messages[: turns[-1]], Message("user", text), *prompt.messages[turns[-1] + 1 :])
-
-
-def _compile(template: str) -> Template:
-    from jinja2 import StrictUndefined, TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    where = "data.prompt_template"
-    if template.endswith(_TEMPLATE_SUFFIXES):
-        where, path = f"{where}: {template}", Path(template)
-        try:
-            template = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"The prompt template cannot be read: {getattr(error, 'strerror', None) or error}",
-                where=where,
-                possible="a .jinja or .j2 file, or the template itself",
-            ) from error
-    try:
-        return ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string(template)
-    except TemplateError as error:
-        raise ConfigError(f"The prompt template is not valid Jinja: {error}", where=where) from error
 
 
 def _histogram(lengths: Sequence[int], num_bins: int = 5) -> str:

@@ -20,7 +20,7 @@ from typing import Any, Literal, NoReturn, get_args, overload
 
 from pydantic import BaseModel, ValidationError, create_model
 
-from mmrl.config import Config, Kind, PluginSpec, RewardSpec, options_errors, suggestion
+from mmrl.config import Config, DatasetSpec, Kind, PluginSpec, RewardSpec, options_errors, suggestion
 from mmrl.config_files import join_errors
 from mmrl.errors import ConfigError, MMRLError, PluginError
 from mmrl.interfaces import (
@@ -41,6 +41,8 @@ INTERFACES: Mapping[Kind, type[Plugin]] = {
     "tracker": Tracker,
 }
 
+_SPECS: Mapping[Kind, type[PluginSpec]] = {"reward": RewardSpec, "dataset": DatasetSpec}
+"""Where the framework has options of its own beside the plugin's."""
 _GIVEN = "(given)"
 
 
@@ -256,7 +258,9 @@ def _check_class(info: PluginInfo, plugin: Any) -> None:
         _misfit(info, f"it lacks {', '.join(missing)}")
     if not (isinstance(plugin.Config, type) and issubclass(plugin.Config, PluginConfig)):
         _misfit(info, "its Config is no subclass of mmrl.interfaces.PluginConfig")
-    framework = RewardSpec if info.kind == "reward" else PluginSpec
+    if issubclass(plugin, Reward) and plugin.score is Reward.score and plugin.score_one is Reward.score_one:
+        _misfit(info, "it lacks score_one, or score")
+    framework = _SPECS.get(info.kind, PluginSpec)
     taken = sorted(set(framework.model_fields) & set(plugin.Config.model_fields))
     if taken:
         _misfit(info, f"its options {', '.join(taken)} have names that mmrl uses itself")

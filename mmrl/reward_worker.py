@@ -6,11 +6,14 @@ for the other end.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import math
 import numbers
 import pickle
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -55,6 +58,23 @@ def _serve_group(rewards: Sequence[Reward], group: bytes, line: Line) -> None:
             return
 
 
+def call(reward: Reward, rollouts: Sequence[Rollout]) -> object:
+    """What the reward answers, whichever of its forms it has, sync or async; not checked."""
+    if type(reward).score is not Reward.score:
+        answer = reward.score(rollouts)
+        return asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
+    answers = [reward.score_one(rollout) for rollout in rollouts]
+    return asyncio.run(_all(answers)) if any(inspect.isawaitable(each) for each in answers) else answers
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
+
+
+async def _all(answers: Sequence[Any]) -> list[Any]:
+    return await asyncio.gather(*answers)
+
+
 def check_scores(values: object, count: int) -> list[float | None]:
     """The scores of a group as plain floats, None where the reward could not score.
 
@@ -97,7 +117,7 @@ def _check_score(index: int, value: object) -> float | None:
 
 def _score(reward: Reward, group: RolloutGroup) -> Reply:
     try:
-        return {"values": check_scores(reward.score(group.rollouts), len(group.rollouts))}
+        return {"values": check_scores(call(reward, group.rollouts), len(group.rollouts))}
     except BadScores as error:
         return {"what": f"answered {error.got}", "possible": error.expected, "index": error.index}
     except BaseException as error:
@@ -111,7 +131,7 @@ def _culprit(reward: Reward, rollouts: Sequence[Rollout]) -> int | None:
 
 def _raises(reward: Reward, rollout: Rollout) -> bool:
     try:
-        reward.score([rollout])
+        call(reward, [rollout])
     except BaseException:
         return True
     return False

@@ -81,6 +81,8 @@ class Prompt:
         answer: The gold answer, raw; None if the dataset has none.
         columns: Every column of the row but images, for rewards and records.
         demonstration: A completion to imitate (supervised training); None if the dataset has none.
+        source: Which dataset it is from, which decides about the rewards that score it; empty is the one of the config.
+        choices: The answers that the question offers, in the order of their letters A, B, ...
     """
 
     id: str
@@ -89,11 +91,13 @@ class Prompt:
     answer: Any = None
     columns: Mapping[str, Any] = field(default_factory=dict)
     demonstration: str | None = None
+    source: str = ""
+    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt in the model's tokens.
+    """A prompt in the model's tokens; see ``Prompt`` for what it takes over.
 
     Attributes:
         text: The rendered chat template with one image token per image, ending where the completion starts.
@@ -109,6 +113,8 @@ class EncodedPrompt:
     text: str
     token_ids: IntArray
     images: tuple[ImageRef, ...]
+    source: str = ""
+    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +191,14 @@ class Rollout(Sample):
     @property
     def images(self) -> tuple[ImageRef, ...]:
         return self.prompt.images
+
+    @property
+    def source(self) -> str:
+        return self.prompt.source
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return self.prompt.choices
 
 
 @dataclass(frozen=True, slots=True)

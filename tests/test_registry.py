@@ -89,7 +89,7 @@ def test_a_name_of_two_packages_must_be_selected_and_only_when_asked_for(package
         ("x = 1", "cannot be imported: AttributeError"),
         ("class Length: pass", "is no subclass of mmrl.interfaces.Reward"),
         ("Length = 3", "3 is no subclass"),
-        (GOOD.replace("score", "scores"), "it lacks score"),
+        (GOOD.replace("score", "scores"), "it lacks score_one, or score"),
         (GOOD + f"    api_version = {API_VERSION + 1}\n", "upgrade mmrl"),
         (GOOD + f"    api_version = {API_VERSION - 1}\n", "upgrade thirdparty"),
         (

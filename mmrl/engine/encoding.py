@@ -29,7 +29,16 @@ class Encoder:
         refs = tuple(self._media.add(raw) for raw in prompt.images)
         token_ids = self._expand(ids, [(ref.width, ref.height) for ref in refs], prompt)
         return EncodedPrompt(
-            prompt.id, prompt.messages, prompt.answer, prompt.columns, prompt.demonstration, text, token_ids, refs
+            id=prompt.id,
+            messages=prompt.messages,
+            answer=prompt.answer,
+            columns=prompt.columns,
+            demonstration=prompt.demonstration,
+            text=text,
+            token_ids=token_ids,
+            images=refs,
+            source=prompt.source,
+            choices=prompt.choices,
         )
 
     def demonstrate(self, prompt: EncodedPrompt) -> Sample:

@@ -13,7 +13,7 @@ import numpy as np
 from mmrl import registry
 from mmrl.errors import MMRLError, plugin_errors
 from mmrl.interfaces import Reward
-from mmrl.reward_worker import BadScores, check_scores
+from mmrl.reward_worker import BadScores, call, check_scores
 from mmrl.testing.rollouts import OTHER_GOLDS, sample_groups
 from mmrl.testing.rules import Untried, broken, failed
 from mmrl.types import Rollout, Score
@@ -78,7 +78,7 @@ def _check_group(reward: Reward, group: tuple[Rollout, ...]) -> None:
 def _scores(reward: Reward, group: tuple[Rollout, ...]) -> list[Score | None]:
     try:
         with plugin_errors(reward, "score"):
-            values = reward.score(group)
+            values = call(reward, group)
     except MMRLError as error:
         remedy = (
             "answer for each, None where it cannot be scored; to check_reward, pass rollouts that have what it needs"
