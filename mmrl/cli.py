@@ -39,10 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except MMRLError as error:
-        from mmrl.console import visible
-        from mmrl.redaction import Redactor
-
-        print(f"mmrl: {visible(Redactor()(str(error)), keep=chr(10))}", file=sys.stderr)
+        _complain(error)
         return error.exit_code
     except KeyboardInterrupt:
         print("mmrl: interrupted", file=sys.stderr)
@@ -168,22 +165,34 @@ def _print_json(value: Any) -> None:
 
 
 def _train(arguments: argparse.Namespace) -> int:
+    if arguments.dry_run:
+        return _check(arguments)
     loaded = _load(arguments)
     from mmrl import run
 
-    return run.train(loaded, dry_run=arguments.dry_run)
+    return run.train(loaded)
 
 
 def _check(arguments: argparse.Namespace) -> int:
     loaded = _load(arguments)
     from mmrl import run
+    from mmrl.console import visible
 
     report = run.check(loaded)
-    if arguments.json:
-        _print_json(report.data)
+    if getattr(arguments, "json", False):
+        _print_json(report.complete())
     else:
-        print("\n".join(report.lines))
-    return 0
+        print(visible("\n".join(report.text()), keep="\n"), flush=True)
+    for error in report.errors:
+        _complain(error)
+    return report.exit_code
+
+
+def _complain(error: MMRLError) -> None:
+    from mmrl.console import visible
+    from mmrl.redaction import Redactor
+
+    print(f"mmrl: {visible(Redactor()(str(error)), keep=chr(10))}", file=sys.stderr)
 
 
 def _eval(arguments: argparse.Namespace) -> int:

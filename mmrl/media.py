@@ -99,6 +99,37 @@ class ImageGrid:
         return columns * factor, rows * factor
 
 
+@dataclass(frozen=True, slots=True)
+class ImageHeader:
+    """What an image file says of itself.
+
+    Attributes:
+        format: One of ``FORMATS``.
+        mode: Pillow's name for the kind of its pixels.
+        width: Pixels, turned upright.
+        height: Pixels, turned upright.
+        transparent: Whether pixels may be transparent; they are shown on white.
+    """
+
+    format: str
+    mode: str
+    width: int
+    height: int
+    transparent: bool
+
+
+def read_header(raw: RawImage) -> ImageHeader:
+    """What the file says of itself; decodes nothing.
+
+    Raises:
+        DataError: No image of a known format, or too large.
+    """
+    with _pillow_errors(raw.label):
+        image, orientation = _open(raw)
+        size = _upright_size(image, orientation)
+        return ImageHeader(image.format or "?", image.mode, *size, image.has_transparency_data)
+
+
 def normalised_size(raw: RawImage, grid: ImageGrid) -> tuple[int, int]:
     """(width, height) of ``normalise(raw, grid)``, from the header alone.
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from mmrl import registry
 from mmrl.config import Config, DatasetSpec
 from mmrl.config_files import join_errors
-from mmrl.errors import ConfigError, DataError, HubUnreachableError, plugin_errors
-from mmrl.interfaces import Algorithm, Needs, Plugin, Reward, RunFacts
+from mmrl.errors import ConfigError, DataError, plugin_errors
+from mmrl.interfaces import Algorithm, DatasetLoader, Needs, Plugin, Reward, RunFacts
 from mmrl.media import ImageGrid, MediaStore
 from mmrl.prompts import PromptSource
 from mmrl.types import Prompt
@@ -27,23 +24,19 @@ TEXT_IMAGE_FACTOR = 28
 """The image grid of a model that reads no images; no image ever meets it."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckReport:
-    """What ``check`` found: lines for a person, data for a program."""
-
-    lines: list[str]
-    data: dict[str, Any]
-
-
 class RunPlan:
     """Everything of a run that needs no device, made when it is first asked for.
 
     Args:
         media_folder: Where normalised images go.
+
+    Attributes:
+        chosen: For each dataset that was loaded, by its key, what is known of it and what its loader chose.
     """
 
     def __init__(self, config: Config, media_folder: Path) -> None:
         self.config, self._media_folder = config, media_folder
+        self.chosen: dict[str, dict[str, str]] = {}
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -149,33 +142,14 @@ class RunPlan:
         """Most images in one prompt."""
         return max(source.max_images for source in (self.training, self.evaluation) if source is not None)
 
-    def report(self) -> CheckReport:
-        """Build everything and say what it is."""
-        rewards = [registry.create("reward", spec).__class__.__name__ for spec in self.config.rewards]
-        for tracker in self.config.trackers:
-            registry.create("tracker", tracker)
-        data: dict[str, Any] = {
-            "algorithm": type(self.algorithm).__name__,
-            "rewards": rewards,
-            "plugins": [dataclasses.asdict(info) for info in registry.used_plugins(self.config)],
-            "notes": [],
-            "warnings": self.warnings,
-        }
-        lines = [
-            f"algorithm  {data['algorithm']}, {self.algorithm.aggregation.mode}",
-            f"rewards    {', '.join(rewards)}",
-            *(f"warning    {warning}" for warning in self.warnings),
-        ]
-        with _noted(data["notes"]):
-            data["model"] = self.folder.family.model_type
-            lines.append(f"model      {data['model']}, {self.folder.vocabulary.size} token ids")
-        for name, spec in (("train", self.config.data.train), ("eval", self.config.data.eval)):
-            with _noted(data["notes"]):
-                if spec is not None:
-                    data[name] = self._measured(name) if "model" in data else {"rows": len(self._rows(spec))}
-                    lines.append(f"{name:<11}" + ", ".join(f"{k} {v}" for k, v in data[name].items()))
-        lines += [f"not checked, because a hub cannot be asked:\n{note}" for note in data["notes"]]
-        return CheckReport(lines, data)
+    def num_rows(self, key: str, spec: DatasetSpec) -> int:
+        """Rows of a dataset as its loader gives them, which needs no model."""
+        return len(self._rows(key, spec))
+
+    def weight_bytes(self) -> int | None:
+        """Bytes of the model's weights; None if they are not here."""
+        files = [Path(self.folder.path) / name for name in self.folder.files() if name.endswith(".safetensors")]
+        return sum(file.stat().st_size for file in files) or None
 
     @property
     def _facts(self) -> RunFacts:
@@ -199,21 +173,10 @@ class RunPlan:
             if kind != "algorithm" and registry.resolve(kind, spec.name).check is not Plugin.check:
                 yield f"{key}: {spec.name}", registry.create(kind, spec)
 
-    def _measured(self, name: str) -> dict[str, Any]:
-        source = self.training if name == "train" else self.evaluation
-        assert source is not None
-        return {
-            "prompts": len(source),
-            "dropped": len(source.dropped),
-            "tokens_max": max(source.lengths),
-            "tokens_mean": round(sum(source.lengths) / len(source.lengths), 1),
-            "images_max": source.max_images,
-        }
-
     def _source(self, spec: DatasetSpec, name: str) -> PromptSource:
         data = self.config.data
         return PromptSource(
-            self._rows(spec),
+            self._rows(name, spec),
             self.encoder,
             system_prompt=data.system_prompt,
             prompt_template=data.prompt_template,
@@ -222,14 +185,16 @@ class RunPlan:
             name=name,
         )
 
-    def _rows(self, spec: DatasetSpec) -> Sequence[Prompt]:
+    def _rows(self, key: str, spec: DatasetSpec) -> Sequence[Prompt]:
         root = self.config.data.image_root
         if root is not None and "image_root" in registry.options_class("dataset", spec.name).model_fields:
             options = {key: value for key, value in spec.options.items() if value is not None}
             spec = DatasetSpec(name=spec.name, **{"image_root": root, **options})
         loader = registry.create("dataset", spec)
         with plugin_errors(loader, "load"):
-            return loader.load()
+            rows = loader.load()
+        self.chosen[key] = _about(loader)
+        return rows
 
     def _check_learner(self) -> None:
         from mmrl.engine.device import LEARNER_KEYS, OWNED_LEARNER_KEYS
@@ -282,17 +247,18 @@ def _has(settings: Any, path: Sequence[str]) -> bool:
     return True
 
 
+def _about(loader: DatasetLoader) -> dict[str, str]:
+    """What is known of a dataset, and what its loader chose."""
+    about = dict[str, str]()
+    if (facts := loader.facts) is not None:
+        about |= {"dataset": f"{facts.origin}, licence {facts.licence}", "rewards": ", ".join(facts.reward)}
+        about |= {"note": facts.notes} if facts.notes else {}
+    with plugin_errors(loader, "describe"):
+        return about | {str(name): str(value) for name, value in loader.describe().items()}
+
+
 def _texts(answer: Sequence[str]) -> list[str]:
     """What a plugin answers as a list of texts, and nothing else."""
     if isinstance(answer, str) or not all(isinstance(text, str) for text in answer):
         raise TypeError(f"expected a list of texts, got {answer!r:.200}")
     return list(answer)
-
-
-@contextmanager
-def _noted(notes: list[str]) -> Iterator[None]:
-    """Only note that a hub cannot be asked; what it answers is an error."""
-    try:
-        yield
-    except HubUnreachableError as error:
-        notes.append(str(error))

@@ -7,6 +7,7 @@ of ranks or a refilled batch draws the same prompts with the same randomness.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -93,6 +94,11 @@ class PromptSource:
         self._template = None if prompt_template is None else PromptTemplate(prompt_template, "data.prompt_template")
         self.dropped: list[tuple[str, str]] = []
         self._select(encoder, max_prompt_tokens, overlong)
+
+    @property
+    def causes(self) -> Counter[str]:
+        """Rows that were dropped, by kind."""
+        return Counter({"too long": len(self.dropped)}) if self.dropped else Counter()
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -14,38 +14,37 @@ from pathlib import Path
 from typing import Any
 
 from mmrl import __version__, registry
+from mmrl.checking.examination import examine
+from mmrl.checking.report import Report
 from mmrl.cluster.process import prepare_process
 from mmrl.config import Config, LoadedConfig, to_yaml
 from mmrl.console import Console
 from mmrl.errors import ConfigError, MMRLError, PluginError
 from mmrl.interfaces import Engine, Learner
-from mmrl.plan import CheckReport, RunPlan
+from mmrl.plan import RunPlan
 from mmrl.run_directory import RunDirectory, rollout_records
 from mmrl.scoring import Scorer
 from mmrl.tracking import Trackers
 from mmrl.types import CreditedGroup
 
 
-def check(loaded: LoadedConfig) -> CheckReport:
-    """Check a config as far as that goes without a device: plugins, model files, every row's size.
+def check(loaded: LoadedConfig) -> Report:
+    """Check a config as far as that goes without a device: plugins, model files, every row, the rewards, the disk.
 
     Raises:
-        MMRLError: The first stage that fails; a model or dataset on a hub that cannot be reached is only noted.
+        MMRLError: The plugins do not fit the config; what else is wrong is in the report.
     """
     prepare_process()
     with tempfile.TemporaryDirectory() as folder:
-        return RunPlan(loaded.config, Path(folder)).report()
+        return examine(loaded.config, Path(folder))
 
 
-def train(loaded: LoadedConfig, dry_run: bool = False) -> int:
+def train(loaded: LoadedConfig) -> int:
     """Run the config; returns the exit code.
 
     Raises:
         MMRLError: See the exit codes in ``mmrl.errors``; also noted in RUN/events.jsonl once there is one.
     """
-    if dry_run:
-        print("\n".join(check(loaded).lines))
-        return 0
     prepare_process()
     config = loaded.config
     directory = RunDirectory.create(config.trainer.run_dir)

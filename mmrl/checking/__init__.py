@@ -1,0 +1,1 @@
+"""``mmrl check``: what a config would do, found out without a GPU."""

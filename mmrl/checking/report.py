@@ -1,0 +1,81 @@
+"""What was found: numbers for a program, lines for a person, and everything that would stop or poison the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from mmrl.errors import HubUnreachableError, MMRLError
+
+_INDENT = 11
+
+
+@dataclass(slots=True)
+class Report:
+    """Grows while the parts of a run are looked at.
+
+    Attributes:
+        lines: For a person.
+        data: For a program.
+        errors: What would stop or poison the run, in the order found.
+        warnings: What a user should know.
+        notes: What could not be looked at, because a hub cannot be asked.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    data: dict[str, Any] = field(default_factory=dict)
+    errors: list[MMRLError] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """That of the first error; 0 without."""
+        return self.errors[0].exit_code if self.errors else 0
+
+    def add(self, name: str, data: Any, lines: Sequence[str], *, title: str | None = None) -> None:
+        """One section: its data, and its lines under each other with the title, by default the name, before the first."""
+        self.data[name] = data
+        title = name if title is None else title
+        self.lines += [f"{title if not i else '':<{_INDENT}}{line}".rstrip() for i, line in enumerate(lines)]
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Collect what the block raises and go on after it."""
+        try:
+            yield
+        except HubUnreachableError as error:
+            self.notes.append(str(error))
+        except MMRLError as error:
+            self.errors.append(error)
+
+    def complete(self) -> Mapping[str, Any]:
+        """The data with errors, warnings and notes."""
+        return {
+            **self.data,
+            "warnings": self.warnings,
+            "errors": [{"exit_code": error.exit_code, "message": str(error)} for error in self.errors],
+            "notes": self.notes,
+        }
+
+    def text(self) -> list[str]:
+        """The lines with warnings and notes; errors are for stderr."""
+        warnings = [f"{'warning':<{_INDENT}}{warning}" for warning in self.warnings]
+        notes = [f"not checked, because a hub cannot be asked:\n{note}" for note in self.notes]
+        return [*self.lines, *warnings, *notes]
+
+
+def excerpt(value: object, limit: int = 80) -> str:
+    """A value as it may stand in a line."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Such as ``RGB 12, RGBA 3``, the most frequent first."""
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))
