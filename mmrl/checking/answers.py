@@ -6,6 +6,7 @@ Rewards run in their worker processes as in a run, so one that hangs costs its d
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -135,7 +136,7 @@ def check_golds(prompts: PromptSource, spec: RewardSpec) -> GoldReport:
     golds = dict[str, None]()
     absent = demonstrations = 0
     with Scorer([spec]) as scorer:
-        rows = (row for place in places if (row := _submit(scorer, prompts[place])) is not None)
+        rows = (_submit(scorer, prompts[place]) for place in places)
         for row in _finished(rows, spec):
             if row.scores and all(np.isnan(score) for score in row.scores.values()):
                 absent += 1
@@ -177,15 +178,17 @@ def _submit(scorer: Scorer, prompt: Prompt) -> _Row:
 
 
 def _finished(rows: Iterator[_Row], spec: RewardSpec) -> Iterator[_Row]:
-    """The rows with their scores, in order, so many at a time on their way that memory stays bounded."""
-    while batch := list(islice(rows, _IN_FLIGHT)):
-        for row in batch:
-            try:
-                values = row.future.result().components[spec.metric].tolist()
-                row.scores = dict(zip(row.scores, values, strict=True))
-            except PluginError as error:
-                row.why, row.scores = error.what, dict.fromkeys(row.scores, 0.0)
-            yield row
+    """The rows with their scores, in order; so few are on their way at a time that memory stays bounded."""
+    waiting = deque(islice(rows, _IN_FLIGHT))
+    while waiting:
+        row = waiting.popleft()
+        waiting.extend(islice(rows, 1))
+        try:
+            values = row.future.result().components[spec.metric].tolist()
+            row.scores = dict(zip(row.scores, values, strict=True))
+        except PluginError as error:
+            row.why, row.scores = error.what, dict.fromkeys(row.scores, 0.0)
+        yield row
 
 
 def _earn_others(scorer: Scorer, spec: RewardSpec, rows: Sequence[_Row], golds: Sequence[str]) -> float:

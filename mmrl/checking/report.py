@@ -36,7 +36,7 @@ class Report:
         return self.errors[0].exit_code if self.errors else 0
 
     def add(self, name: str, data: Any, lines: Sequence[str], *, title: str | None = None) -> None:
-        """One section: its data, and its lines under each other with the title, by default the name, before the first."""
+        """One section: its data, and its lines, the first one after the title, by default the name."""
         self.data[name] = data
         title = name if title is None else title
         self.lines += [f"{title if not i else '':<{_INDENT}}{line}".rstrip() for i, line in enumerate(lines)]

@@ -1,0 +1,174 @@
+"""``mmrl check`` on whole configs: what it says of a sound one, and that it names each planted fault."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from PIL import Image, ImageDraw
+
+from mmrl.cli import main
+
+ANSWERS = [f"\\frac {{ {number} }} {{ 7 }}" for number in (8, 9, 10, 11, 12, 13, 15, 16, 17, 18)] * 2
+
+
+def picture(mode: str, seed: int) -> str:
+    """A drawn PNG file, in base64."""
+    image = Image.new("RGBA", (84, 56), (0, 0, 0, 0) if mode == "RGBA" else "white")
+    ImageDraw.Draw(image).ellipse((5, 5, 20 + seed, 30), fill=(200, 10 * seed, 0, 255))
+    stream = io.BytesIO()
+    image.convert(mode).save(stream, "PNG")
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+def rows(answers: Sequence[str] = ANSWERS, mode: str = "RGB") -> list[dict[str, Any]]:
+    return [
+        {
+            "problem": f"<image>What is x in figure {index}?",
+            "images": [picture(mode, index)],
+            "answer": answer,
+            "solution": f"It is half of it, so x is \\boxed{{{ANSWERS[index]}}}.",
+        }
+        for index, answer in enumerate(answers)
+    ]
+
+
+Check = Callable[..., tuple[int, dict[str, Any], str]]
+
+
+@pytest.fixture
+def check(models: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
+    """Runs ``mmrl check --json`` on rows; exit code, answer and stderr."""
+
+    def run(table: Sequence[dict[str, Any]], **sections: Any) -> tuple[int, dict[str, Any], str]:
+        for index, row in enumerate(table):
+            (tmp_path / f"{index}.png").write_bytes(base64.b64decode(row["images"][0]))
+        table = [row | {"images": [f"{index}.png"]} for index, row in enumerate(table)]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
+        config = {
+            "model": {"path": str(models("qwen2_5_vl"))},
+            "data": {"train": {"name": "table", "path": str(tmp_path / "rows.jsonl")}},
+            "rewards": [{"name": "math"}],
+            "algorithm": {"name": "grpo"},
+            "sampler": {"group_size": 4, "max_new_tokens": 32},
+            "trainer": {"prompts_per_step": 4, "steps": 10, "run_dir": str(tmp_path / "run")},
+        }
+        for key, value in sections.items():
+            config[key] = {**config[key], **value} if isinstance(value, dict) else value
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(config))
+        code = main(["check", str(path), "--json"])
+        out, err = capsys.readouterr()
+        return code, json.loads(out) if out else {}, err
+
+    return run
+
+
+def test_a_sound_config_is_described(check: Check) -> None:
+    code, found, _ = check(rows())
+    assert code == 0 and found["errors"] == [] and found["warnings"] == []
+    train = found["train"]
+    assert train["prompts"] == train["rows"] == len(ANSWERS) and train["dropped"] == 0
+    assert sum(count for _, _, count in train["tokens_histogram"]) == len(ANSWERS)
+    assert train["image_modes"] == {"RGB": 20} and train["image_width"] == [84, 84, 84]
+    tokens = (84 // 28) * (56 // 28)
+    assert train["image_tokens_fraction"] == pytest.approx(tokens / train["tokens_mean"], rel=1e-3)
+    assert found["train_golds"] == {
+        "reward": "math",
+        "graded": 20,
+        "without_gold": 0,
+        "rejected": [],
+        "accepted_only_without_box": [],
+        "demonstrations": 20,
+        "demonstrations_contradict_gold": [],
+    }
+    assert "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What is x" in found["sample"]["text"]
+    assert found["sample"]["image_tokens"] == [tokens]
+    trial = {each["answer"]: each["reward"] for each in found["trial"]}
+    assert trial == {"right": 1.0, "wrong": 0.0, "empty": 0.0, "truncated": 0.0}
+    batches = found["batches"]
+    assert (batches["completions_per_step"], batches["updates"], batches["epochs_of_data"]) == (16, 10, 2.0)
+    assert found["disk"]["checkpoints"] > 0 and found["disk"]["needed"] < found["disk"]["free"]
+
+
+def test_a_wrong_column_is_named(check: Check, tmp_path: Path) -> None:
+    data = {"train": {"name": "table", "path": str(tmp_path / "rows.jsonl"), "answer": "anwser"}}
+    code, _, error = check(rows(), data=data)
+    assert code == 3 and "anwser" in error and "answer" in error
+
+
+def test_swapped_golds_are_found_by_the_demonstrations(check: Check) -> None:
+    code, found, error = check(rows(ANSWERS[1:] + ANSWERS[:1]))
+    assert code == 3
+    assert "20 of 20 demonstrations do not earn their row's gold, but most of them earn another row's" in error
+    assert len(found["train_golds"]["demonstrations_contradict_gold"]) == 20
+
+
+def test_demonstrations_that_the_reward_does_not_read_are_a_warning(check: Check) -> None:
+    prose = [row | {"solution": "It follows from Pythagoras."} for row in rows()]
+    code, found, _ = check(prose)
+    assert code == 0
+    assert "20 of 20 demonstrations do not earn their row's gold: reward 'math' may not read them" in str(
+        found["warnings"]
+    )
+
+
+def test_golds_that_no_answer_can_match_are_named(check: Check) -> None:
+    sentence = "because the two triangles are similar, and " * 10
+    code, found, error = check(rows([*ANSWERS[:18], sentence, sentence]))
+    assert code == 3
+    assert "Reward 'math' accepts no answer to 2 of 20 golds: these rows teach nothing" in error
+    assert [each["prompt"] for each in found["train_golds"]["rejected"]] == ["rows/18", "rows/19"]
+
+
+def test_transparent_images_are_counted(check: Check) -> None:
+    code, found, _ = check(rows(mode="RGBA"))
+    assert code == 0
+    assert found["train"]["image_modes"] == {"RGBA": 20} and found["train"]["images_transparent"] == 20
+
+
+def test_too_long_prompts_are_counted_and_named(check: Check) -> None:
+    table = rows()
+    for row in table[:12]:
+        row["problem"] += " and then some more" * 40
+    code, found, _ = check(table, data={"max_prompt_tokens": 100})
+    assert code == 0 and found["train"]["dropped"] == 12
+    assert found["train"]["dropped_by_cause"] == {"too long": 12}
+    assert "data.train: more than half of the rows are dropped (too long 12)" in found["warnings"]
+    code, _, error = check(table, data={"max_prompt_tokens": 10})
+    assert code == 3 and "No row is left" in error
+
+
+def test_a_reward_that_fails_is_named_and_the_rest_is_still_said(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def mine(rollouts):\n    raise ConnectionError('nobody listens')\n")
+    code, found, error = check(rows(), rewards=[{"name": "math"}, {"name": f"{tmp_path / 'mine.py'}:mine"}])
+    assert code == 4 and "mine' raised ConnectionError: nobody listens" in error
+    assert found["batches"] and found["disk"] and found["train_golds"]["rejected"] == []
+
+
+def test_a_reward_that_gives_everything_the_same_is_an_error(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "flat.py").write_text("def flat(rollouts):\n    return [1.0] * len(rollouts)\n")
+    code, _, error = check(rows(), rewards=[{"name": f"{tmp_path / 'flat.py'}:flat"}])
+    assert code == 3 and "A right answer earns 1 and a wrong one 1" in error
+    assert "accepts no answer to 20 of 20 golds" in error
+
+
+def test_a_full_disk_and_an_overlap_with_the_evaluation_are_found(check: Check, tmp_path: Path) -> None:
+    same = {"name": "table", "path": str(tmp_path / "rows.jsonl")}
+    code, found, error = check(
+        rows(),
+        data={"eval": same, "max_prompt_tokens": 100},
+        trainer={"steps": 10**8},
+        sampler={"max_new_tokens": 100},
+        learner={"tokens_per_microbatch": 128},
+    )
+    assert code == 5 and "The run may write" in error
+    assert "data.eval: 20 of 20 rows ask and show the same as a row of data.train" in found["warnings"]
+    assert any("more than learner.tokens_per_microbatch" in warning for warning in found["warnings"])
+    assert found["eval_golds"]["graded"] == 20
