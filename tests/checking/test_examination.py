@@ -60,7 +60,7 @@ def check(models: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureF
             "trainer": {"prompts_per_step": 4, "steps": 10, "run_dir": str(tmp_path / "run")},
         }
         for key, value in sections.items():
-            config[key] = {**config[key], **value} if isinstance(value, dict) else value
+            config[key] = {**config.get(key, {}), **value} if isinstance(value, dict) else value
         path = tmp_path / "config.yaml"
         path.write_text(yaml.safe_dump(config))
         code = main(["check", str(path), "--json"])
