@@ -16,11 +16,12 @@ from typing import Any
 from mmrl import __version__, registry
 from mmrl.cluster.process import prepare_process
 from mmrl.config import Config, LoadedConfig, to_yaml
-from mmrl.console import Console
+from mmrl.console import Console, visible
 from mmrl.errors import ConfigError, MMRLError, PluginError
 from mmrl.interfaces import Engine, Learner
 from mmrl.plan import CheckReport, RunPlan
-from mmrl.run_directory import RunDirectory, rollout_records
+from mmrl.rollout_records import rollout_records
+from mmrl.run_directory import RunDirectory
 from mmrl.scoring import Scorer
 from mmrl.tracking import Trackers
 from mmrl.types import CreditedGroup
@@ -88,7 +89,12 @@ def evaluate(loaded: LoadedConfig, model: Path | None = None) -> dict[str, Any]:
         stack.callback(engine.close)
         console = Console(len(plan.evaluation))
         stack.callback(console.close)
-        values = Collector(config, engine, plan.encoder, scorer, console.progress).evaluate(plan.evaluation)
+
+        def show(kind: str, **fields: Any) -> None:
+            print(f"{kind}: {visible(fields['message'])}", file=sys.stderr)
+
+        collector = Collector(config, engine, plan.encoder, scorer, console.progress, event=show)
+        values = collector.evaluate(plan.evaluation)
     return {"model": config.model.path, "prompts": len(plan.evaluation), **values}
 
 
@@ -148,7 +154,7 @@ def _train(config: Config, directory: RunDirectory) -> None:
             algorithm,
             engine,
             plan.encoder,
-            Collector(config, engine, plan.encoder, scorer, recorder.progress, plan.penalties),
+            Collector(config, engine, plan.encoder, scorer, recorder.progress, plan.penalties, event=recorder.event),
             plan.training,
             plan.evaluation,
             recorder,

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError, ResourceError
-from mmrl.run_directory import RunDirectory, rollout_records
+from mmrl.rollout_records import rollout_records
+from mmrl.run_directory import RunDirectory
 from mmrl.types import CreditedGroup, EncodedPrompt, ImageRef, Rollout, RolloutGroup, ScoredGroup, Segment
 
 

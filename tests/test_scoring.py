@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from mmrl.config import RewardSpec
-from mmrl.scoring import RewardError, Scorer
+from mmrl.reward_failures import Failures, RewardError
+from mmrl.scoring import Scorer
 from mmrl.types import EncodedPrompt, Rollout, RolloutGroup
 
 REWARDS = """
