@@ -148,8 +148,6 @@ class RewardPool:
         try:
             call.check()
             while call.left:
-                if self._is_closed:
-                    raise RewardError(f"reward {self._rewards[place].name!r} was stopped before it was done")
                 self._ask(self._worker(index), place, call)
         except BaseException as error:
             for task in tasks:
@@ -165,6 +163,8 @@ class RewardPool:
             for reply in worker.replies(place, [call.blobs[member] for member in left], call.num_groups):
                 call.take(reply, left)
         except _Lost as lost:
+            if self._is_closed:
+                raise RewardError(f"reward {self._rewards[place].name!r} was stopped before it was done") from None
             missing = call.left
             call.lose(missing[:1] if worker.form(place) == "one by one" else missing, lost)
         call.check()

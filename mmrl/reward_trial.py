@@ -226,4 +226,4 @@ def _number(value: float | None) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{1000 * seconds:.1f} ms"
+    return f"{1000 * seconds:.3g} ms"

@@ -16,6 +16,7 @@ from mmrl.config import from_mapping
 from mmrl.errors import NumericsError, PluginError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, Refill, SamplingRequest, UpdateResult
 from mmrl.prompts import PromptOrder, PromptSource
+from mmrl.reward_failures import Failure, Failures
 from mmrl.trainer import Trainer, minibatches
 from mmrl.types import (
     Credit,
@@ -119,14 +120,18 @@ class FakeEncoder:
 
 @dataclass
 class FakeScorer:
-    """Scores by a function of prompt id and member, -1 for a greedy rollout; NaN is None."""
+    """Scores by a function of prompt id and member, -1 for a greedy rollout; NaN is None, infinity a failure."""
 
     score: Callable[[str, int], float]
 
-    def submit(self, group: RolloutGroup) -> Future[ScoredGroup]:
+    def submit(self, group: RolloutGroup, failures: Failures) -> Future[ScoredGroup]:
         members = [-1 if rollout.text == "greedy" else rollout.index for rollout in group.rollouts]
         values = np.array([self.score(group.prompt.id, member) for member in members], float)
-        valid = ~np.isnan(values)
+        for place in np.flatnonzero(np.isinf(values)):
+            failures.add(Failure("other", group.rollouts[place], "ended its worker (exit code 1)"))
+        valid = np.isfinite(values)
+        values = np.where(valid, values, np.nan)
+        failures.check()
         future: Future[ScoredGroup] = Future()
         future.set_result(ScoredGroup(group, np.where(valid, values, 0), valid, {"right": values, "other": 2 * values}))
         return future
@@ -189,7 +194,10 @@ def run() -> Callable[..., Run]:
         fake, recorder, encoder = FakeEngine(algorithm, **(engine or {})), FakeRecorder(), FakeEncoder()
         rows = [Prompt(f"p{i}", (Message("user", "x" * (i + 1)),), demonstration="y" * (i + 2)) for i in range(5)]
         source = PromptSource(rows, encoder, max_prompt_tokens=9)
-        collector = Collector(config, fake, encoder, FakeScorer(score), recorder.progress, frozenset({"other"}))
+        penalties = frozenset({"other"})
+        collector = Collector(
+            config, fake, encoder, FakeScorer(score), recorder.progress, penalties, event=recorder.event
+        )
         held_out = source if evaluate else None
         return Run(
             fake,
