@@ -262,8 +262,8 @@ def _check_class(info: PluginInfo, plugin: Any) -> None:
     if issubclass(plugin, Reward) and plugin.score is Reward.score and plugin.score_one is Reward.score_one:
         _misfit(info, "it lacks score_one, or score")
     if issubclass(plugin, Reward):
-        for name, value in (("workers", plugin.workers or 1), ("groups_per_call", plugin.groups_per_call)):
-            if type(value) is not int or value < 1:
+        for name, value in (("workers", plugin.workers), ("groups_per_call", plugin.groups_per_call)):
+            if not (type(value) is int and value >= 1) and not (name == "workers" and value is None):
                 _misfit(info, f"its {name} is {value!r}, and no whole number from 1")
     framework = _SPECS.get(info.kind, PluginSpec)
     taken = sorted(set(framework.model_fields) & set(plugin.Config.model_fields))
