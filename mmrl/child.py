@@ -13,6 +13,7 @@ import ctypes
 import json
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -45,44 +46,52 @@ class Child:
             stderr=subprocess.PIPE,
             env=environment,
             start_new_session=True,
+            bufsize=0,
         )
         streams = self._process.stdin, self._process.stdout, self._process.stderr
         self._requests, self._replies, self._stderr = (cast(IO[bytes], stream) for stream in streams)
+        os.set_blocking(self._requests.fileno(), False)
+        self._received = bytearray()
 
     @property
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
     def ask(self, request: bytes, timeout_s: float) -> Reply | None:
+        """The one reply to a request; None if the process is killed as it gives none in time.
+
+        Raises:
+            ChildEnded: It ended by itself.
+        """
+        self.send(request, timeout_s)
+        return self.receive(timeout_s)
+
+    def send(self, request: bytes, timeout_s: float) -> None:
+        """Write a request, as far as the process reads it within that time; the next reply tells how it fared."""
+        rest, deadline = memoryview(request), time.monotonic() + timeout_s
+        with contextlib.suppress(OSError):
+            while rest and _is_ready(self._requests, select.POLLOUT, deadline):
+                rest = rest[os.write(self._requests.fileno(), rest) :]
+
+    def receive(self, timeout_s: float) -> Reply | None:
         """The next reply; None if the process is killed as it gives none in time.
 
         Raises:
             ChildEnded: It ended by itself.
         """
-        expired = threading.Event()
-
-        def expire() -> None:
-            expired.set()
-            self.kill()
-
-        timer = threading.Timer(timeout_s, expire)
-        timer.start()
-        try:
-            self._requests.write(request)
-            self._requests.flush()
-            line = self._replies.readline()
-        except OSError:
-            line = b""
-        finally:
-            timer.cancel()
-            timer.join()
-        if line.endswith(b"\n"):
-            reply: Reply = json.loads(line)
-            return reply
-        self.kill()
-        if expired.is_set():
-            return None
-        raise ChildEnded(self._how_it_ended(), self._stderr.read().decode(errors="replace"))
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._received:
+            if not _is_ready(self._replies, select.POLLIN, deadline):
+                self.kill()
+                return None
+            part = os.read(self._replies.fileno(), 2**16)
+            if not part:
+                self.kill()
+                raise ChildEnded(self._how_it_ended(), (self._stderr.read() or b"").decode(errors="replace"))
+            self._received += part
+        line, _, self._received = self._received.partition(b"\n")
+        reply: Reply = json.loads(line)
+        return reply
 
     def stop(self) -> None:
         """Let the process end by itself; kill it if it does not within a second."""
@@ -104,6 +113,13 @@ class Child:
     def _how_it_ended(self) -> str:
         code = self._process.wait()
         return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+
+
+def _is_ready(stream: IO[bytes], event: int, deadline: float) -> bool:
+    """Whether the stream can be read or written, or has been closed at its other end, before the deadline."""
+    poll = select.poll()
+    poll.register(stream, event)
+    return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
 
 class ChildEnded(Exception):

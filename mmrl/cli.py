@@ -114,6 +114,8 @@ def _parser() -> argparse.ArgumentParser:
     schema = add("schema", _schema, "print the JSON schema of the config, or of a plugin's options")
     schema.add_argument("--plugin", metavar="KIND:NAME", help="kind is algorithm, reward, dataset or tracker")
     _add_doctor(add("doctor", _doctor, "check versions, devices and the engines' numbers", answers_json=True))
+    text = "try a reward"
+    _add_rewards(commands.add_parser("rewards", help=text, description=text, allow_abbrev=False))
     text = "write a first config, or a plugin package, to edit"
     _add_init(commands.add_parser("init", help=text, description=text, allow_abbrev=False))
     return parser
@@ -125,6 +127,21 @@ def _add_doctor(doctor: argparse.ArgumentParser) -> None:
     help_text = "also train a tiny model for two steps on the {}, and compare every number"
     device.add_argument("--gpu", action="store_const", const="cuda", dest="device", help=help_text.format("GPU"))
     device.add_argument("--cpu", action="store_const", const="cpu", dest="device", help=help_text.format("CPU"))
+
+
+def _add_rewards(rewards: argparse.ArgumentParser) -> None:
+    commands = rewards.add_subparsers(dest="what", required=True, metavar="WHAT")
+    text = "run a reward over recorded completions, without a model: values, timings, disagreements with the record"
+    test = commands.add_parser("test", help=text, description=text, allow_abbrev=False)
+    test.set_defaults(run=_rewards_test)
+    test.add_argument("reward", metavar="REWARD", help="a name that `mmrl plugins` lists, or path/to/file.py:function")
+    text = "a file of RUN/rollouts, a folder of them or a run's; without any, the built-in samples"
+    test.add_argument("--rollouts", nargs="+", action="extend", default=[], metavar="PATH", help=text)
+    text = "options of the reward, and label, workers and the like, as in the config"
+    test.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=text)
+    test.add_argument("--limit", type=int, metavar="N", help="score the first N rollouts only")
+    test.add_argument("--timeout", type=float, metavar="S", help="seconds that one call may take, as timeout_s")
+    test.add_argument("--json", action="store_true", help="answer in JSON")
 
 
 def _add_init(init: argparse.ArgumentParser) -> None:
@@ -287,6 +304,22 @@ def _doctor(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(table(findings)))
     return code
+
+
+def _rewards_test(arguments: argparse.Namespace) -> int:
+    from mmrl.reward_trial import reward_spec, try_reward
+
+    if arguments.limit is not None and arguments.limit < 1:
+        raise ConfigError(f"--limit is {arguments.limit}", where="mmrl rewards test", possible="1 or more")
+    spec = reward_spec(arguments.reward, arguments.set, arguments.timeout)
+    trial = try_reward(spec, arguments.rollouts, arguments.limit)
+    if arguments.json:
+        print(json.dumps(trial.data(), indent=2))  # in ASCII: completions may hold what a terminal obeys
+    else:
+        print("\n".join(trial.lines()))
+    if trial.error is not None:
+        raise trial.error
+    return 4 if trial.failed else 0
 
 
 def _schema(arguments: argparse.Namespace) -> int:

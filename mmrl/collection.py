@@ -14,6 +14,7 @@ from mmrl.config import Config
 from mmrl.errors import plugin_errors
 from mmrl.interfaces import Algorithm, Engine, PromptEncoder, Sampler, SamplingRequest
 from mmrl.prompts import PromptSource, request_seed
+from mmrl.reward_failures import Failure, Failures, describe
 from mmrl.scoring import Scorer
 from mmrl.types import Batch, FloatArray, ScoredGroup
 
@@ -26,11 +27,13 @@ class Collected:
         groups: Round by round, each in the order of its prompts.
         kept: Of each group, whether it is to be trained on.
         rounds: Times that prompts were sampled.
+        failed: Share of the rollouts that each reward failed on, by its name.
     """
 
     groups: Sequence[ScoredGroup]
     kept: Sequence[bool]
     rounds: int
+    failed: Mapping[str, float]
 
     @property
     def kept_groups(self) -> list[ScoredGroup]:
@@ -43,6 +46,7 @@ class Collector:
     Args:
         progress: Called with a phase, what is done and the total.
         penalties: Names of the components that are penalties.
+        event: Called with a kind and fields for each rollout that a reward failed on.
     """
 
     def __init__(
@@ -53,9 +57,11 @@ class Collector:
         scorer: Scorer,
         progress: Callable[[str, int, int], None],
         penalties: frozenset[str] = frozenset(),
+        *,
+        event: Callable[..., None],
     ) -> None:
         self._config, self._engine, self._encoder = config, engine, encoder
-        self._scorer, self._progress, self._penalties = scorer, progress, penalties
+        self._scorer, self._progress, self._penalties, self._event = scorer, progress, penalties, event
 
     def training_groups(
         self,
@@ -72,30 +78,32 @@ class Collector:
             wanted: Groups to keep; there are fewer if the rounds do not suffice.
 
         Raises:
-            PluginError: ``Algorithm.select`` fails.
+            PluginError: ``Algorithm.select`` fails, or a reward does, or hangs or crashes too often.
         """
+        failures = Failures()
         needs = algorithm.needs()
         max_rounds = 1 + (needs.refill.max_rounds if needs.refill else 0)
         groups, kept, rounds = list[ScoredGroup](), list[bool](), 0
         with self._sampling(clock) as sampler:
             while sum(kept) < wanted and rounds < max_rounds:
                 rows = take(wanted - sum(kept))
-                found = self._round(sampler, source, rows, needs.greedy_rollout, clock)
+                found = self._round(sampler, source, rows, needs.greedy_rollout, clock, failures)
                 groups += found
                 kept += select(algorithm, found) if needs.refill else [True] * len(found)
                 rounds += 1
-        return Collected(groups, kept, rounds)
+        return Collected(groups, kept, rounds, failures.fractions(self._rewards))
 
     def evaluate(self, source: PromptSource) -> dict[str, float]:
         """Metrics of all prompts: greedy with one sample each, else at the sampling temperature."""
         num_samples = self._config.trainer.eval_samples
         temperature = 0.0 if num_samples == 1 else self._config.sampler.temperature
         requests = [self._request(source, 0, row, "eval/", num_samples, temperature) for row in range(len(source))]
-        clock = Clock()
+        clock, failures = Clock(), Failures()
         with self._sampling(clock) as sampler:
-            batch = self.batch(self._generate_and_score(sampler, requests, clock))
+            batch = self.batch(self._generate_and_score(sampler, requests, clock, failures))
         values = metrics.evaluation_metrics(batch.rewards, batch.valid, batch.components, self.accuracy_of)
         lengths = metrics.length_metrics(batch.masks, batch.truncated)
+        values |= metrics.failure_metrics("eval", failures.fractions(self._rewards))
         return values | {f"eval/{key}": value for key, value in lengths.items()}
 
     def batch(self, groups: Sequence[ScoredGroup]) -> Batch:
@@ -109,6 +117,10 @@ class Collector:
         assert self._config.accuracy is not None, "there is nothing to score with"
         return self._config.accuracy
 
+    @property
+    def _rewards(self) -> list[str]:
+        return list(dict.fromkeys(spec.metric for spec in self._config.rewards))
+
     def _round(
         self,
         sampler: Sampler,
@@ -116,15 +128,16 @@ class Collector:
         rows: Sequence[tuple[int, int]],
         with_greedy: bool,
         clock: Clock,
+        failures: Failures,
     ) -> list[ScoredGroup]:
         """One scored group for each (epoch, row), in that order, each with its greedy rollout if that is wanted."""
         config = self._config.sampler
         requests = [self._request(source, *row, "", config.group_size, config.temperature) for row in rows]
         if not with_greedy:
-            return self._generate_and_score(sampler, requests, clock)
+            return self._generate_and_score(sampler, requests, clock, failures)
         # In the same call, so that both share the batch and the prompt's cached prefix.
         requests += [self._greedy(request, epoch) for request, (epoch, _) in zip(requests, rows, strict=True)]
-        scored = self._generate_and_score(sampler, requests, clock)
+        scored = self._generate_and_score(sampler, requests, clock, failures)
         return [_with_greedy(*pair) for pair in zip(scored[: len(rows)], scored[len(rows) :], strict=True)]
 
     def _request(
@@ -148,15 +161,33 @@ class Collector:
             yield sampler
 
     def _generate_and_score(
-        self, sampler: Sampler, requests: Sequence[SamplingRequest], clock: Clock
+        self, sampler: Sampler, requests: Sequence[SamplingRequest], clock: Clock, failures: Failures
     ) -> list[ScoredGroup]:
-        with clock.phase("generate"):
-            futures = {}
-            for index, group in sampler.generate(requests):
-                futures[index] = self._scorer.submit(group)
-                self._progress("generate", len(futures), len(requests))
-        with clock.phase("score"):
-            return [futures[index].result() for index in range(len(requests))]
+        failures.expect(sum(request.num_samples for request in requests))
+        known = len(failures.since(0))
+        try:
+            with clock.phase("generate"):
+                scorings = {}
+                for index, group in sampler.generate(requests):
+                    scorings[index] = self._scorer.submit(group, failures)
+                    self._progress("generate", len(scorings), len(requests))
+            with clock.phase("score"):
+                return [scorings[index].result() for index in range(len(requests))]
+        finally:
+            for failure in failures.since(known):
+                self._report(failure)
+
+    def _report(self, failure: Failure) -> None:
+        message = f"reward {failure.reward!r} {failure.cause}: {describe([failure.rollout])}"
+        self._event(
+            "reward_failed",
+            message=message,
+            reward=failure.reward,
+            prompt=failure.rollout.prompt.id,
+            member=failure.rollout.index,
+            cause=failure.cause,
+            details=failure.details,
+        )
 
 
 def select(algorithm: Algorithm, groups: Sequence[ScoredGroup]) -> list[bool]:

@@ -279,6 +279,9 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]
     for name in sorted(_shared_labels(config.rewards)):
         what = f"two rewards are called {name!r}"
         yield ("rewards",), what, "keep one, give one a label of its own, or give them sources of their own"
+    for name in sorted({name for name in names if len({r.weight for r in config.rewards if r.metric == name}) > 1}):
+        what = f"the rewards called {name!r} have different weights, and are one component of the sum"
+        yield ("rewards",), what, "give them the same weight, or labels of their own"
     yield from _mixed_data(data)
     if data.eval and not names:
         yield ("data.eval", "rewards"), "evaluation needs at least one reward", "add to rewards, or set data.eval: null"

@@ -15,16 +15,20 @@ def reward_metrics(batch: Batch, accuracy_of: str) -> dict[str, float]:
     """``reward/*`` and ``group/*`` of the rollouts that a step sampled: rewards before any shaping by the algorithm.
 
     - ``reward/mean``, ``reward/std``: of the weighted sums over valid rollouts (std of the population).
-    - ``reward/<name>_mean``: of each component's raw values.
-    - ``reward/greedy_mean``: of the weighted sums over greedy rollouts, one per prompt, where there are any.
+    - ``reward/<name>_mean``: of each component's raw values, over the rows of the sources that it scores.
+    - ``reward/greedy_mean``: of the weighted sums over greedy rollouts, one per prompt with a valid rollout, where
+      there are any.
     - ``reward/unscored_fraction``: rollouts that a reward could not score.
     - ``group/zero_signal_fraction``: groups whose valid rewards are all equal.
     - ``group/all_correct_fraction``, ``group/all_wrong_fraction``: groups whose valid values of the component
       ``accuracy_of`` are all at least 1, or all at most 0; both within 1e-8, of the groups that have any.
+
+    See ``failure_metrics`` for ``reward/<name>_failed_fraction``.
     """
     valid = batch.rewards[batch.valid]
     right = batch.components[accuracy_of]
-    groups = [right[batch.valid & (batch.group_ids == g)] for g in np.unique(batch.group_ids[batch.valid])]
+    told = batch.valid & ~np.isnan(right)
+    groups = [right[told & (batch.group_ids == g)] for g in np.unique(batch.group_ids[told])]
     return {
         "reward/mean": _mean(valid),
         "reward/std": float(valid.std()) if len(valid) else 0.0,
@@ -40,9 +44,18 @@ def reward_metrics(batch: Batch, accuracy_of: str) -> dict[str, float]:
 def _greedy_metrics(batch: Batch) -> dict[str, float]:
     if batch.greedy_components is None:
         return {}
-    _, first = np.unique(batch.group_ids, return_index=True)
-    sums = [batch.weights[name] * values[first] for name, values in batch.greedy_components.items()]
+    _, first = np.unique(batch.group_ids[batch.valid], return_index=True)
+    scores = {name: values[batch.valid][first] for name, values in batch.greedy_components.items()}
+    sums = [batch.weights[name] * np.nan_to_num(values) for name, values in scores.items()]  # NaN: of other sources
     return {"reward/greedy_mean": _mean(np.sum(sums, axis=0))}
+
+
+def failure_metrics(section: str, failed: Mapping[str, float]) -> dict[str, float]:
+    """``<section>/<name>_failed_fraction``: rollouts that the reward hung, crashed or raised on, of all sampled ones.
+
+    They are left unscored; one that answers None has not failed. Greedy rollouts are sampled ones too.
+    """
+    return {f"{section}/{name}_failed_fraction": fraction for name, fraction in failed.items()}
 
 
 def refill_metrics(kept: Sequence[bool], rounds: int) -> dict[str, float]:

@@ -76,8 +76,16 @@ class RunPlan:
     @cached_property
     def penalties(self) -> frozenset[str]:
         """Names of the rewards that are penalties."""
-        classes = {spec.metric: registry.resolve("reward", spec.name) for spec in self.config.rewards}
-        return frozenset(name for name, reward in classes.items() if cast(type[Reward], reward).penalty)
+        kinds: dict[str, set[bool]] = {}
+        for spec in self.config.rewards:
+            kinds.setdefault(spec.metric, set()).add(cast(type[Reward], registry.resolve("reward", spec.name)).penalty)
+        for name in (name for name, found in kinds.items() if len(found) > 1):
+            raise ConfigError(
+                f"one of the rewards called {name!r} is a penalty, and another is none",
+                where="rewards",
+                remedy="give them labels of their own",
+            )
+        return frozenset(name for name, found in kinds.items() if found == {True})
 
     @cached_property
     def folder(self) -> ModelFolder:
@@ -159,7 +167,7 @@ class RunPlan:
             prompts_per_step=config.trainer.prompts_per_step,
             max_new_tokens=config.sampler.max_new_tokens,
             updates_per_batch=config.learner.minibatches * config.learner.epochs,
-            rewards=tuple(spec.metric for spec in config.rewards),
+            rewards=tuple(dict.fromkeys(spec.metric for spec in config.rewards)),
             accuracy=config.accuracy,
         )
 

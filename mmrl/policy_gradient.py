@@ -102,7 +102,8 @@ class DynamicSamplingOptions(PluginConfig):
     """Replace groups whose completions are all equally right by other prompts' (arXiv:2503.14476)."""
 
     metric: str | None = None
-    """The reward whose raw values must differ within a group; null is the first of `rewards`."""
+    """The reward whose raw values must differ within a group; null is the first of `rewards`. Where it does not score
+    the group's source, the first one that does."""
     max_rounds: Annotated[int, Field(ge=1)] = 10
     """Rounds of replacements in a step, one prompt for each rejected group."""
     on_starvation: Starvation = "train_partial"
@@ -251,7 +252,9 @@ class PolicyGradient(Algorithm):
         name = self.config.dynamic_sampling.metric
 
         def mixed(group: ScoredGroup) -> bool:
-            values = group.components[name or next(iter(group.components))]
+            scores = [group.components[name]] if name else []
+            scores += group.components.values()
+            values = next((each for each in scores if not np.isnan(each[group.valid]).any()), scores[0])
             return bool(mixed_groups(values, np.zeros(len(values), int), group.valid).any())
 
         return [mixed(group) for group in groups]

@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -30,9 +30,10 @@ from mmrl.interfaces import (
     Plugin,
     PluginConfig,
     Reward,
+    Scores,
     Tracker,
 )
-from mmrl.types import Rollout, Score
+from mmrl.types import Rollout
 
 INTERFACES: Mapping[Kind, type[Plugin]] = {
     "algorithm": Algorithm,
@@ -260,6 +261,10 @@ def _check_class(info: PluginInfo, plugin: Any) -> None:
         _misfit(info, "its Config is no subclass of mmrl.interfaces.PluginConfig")
     if issubclass(plugin, Reward) and plugin.score is Reward.score and plugin.score_one is Reward.score_one:
         _misfit(info, "it lacks score_one, or score")
+    if issubclass(plugin, Reward):
+        for name, value in (("workers", plugin.workers), ("groups_per_call", plugin.groups_per_call)):
+            if not (type(value) is int and value >= 1) and not (name == "workers" and value is None):
+                _misfit(info, f"its {name} is {value!r}, and no whole number from 1")
     framework = _SPECS.get(info.kind, PluginSpec)
     taken = sorted(set(framework.model_fields) & set(plugin.Config.model_fields))
     if taken:
@@ -307,7 +312,7 @@ def _locate_file(kind: Kind, name: str) -> PluginInfo:
 
 
 def _file_reward(info: PluginInfo) -> type[Reward]:
-    """A reward class around ``function(rollouts, **options)``; its other arguments are the options.
+    """A reward class around ``function(rollouts, **options)``, sync or async; its other arguments are the options.
 
     Raises:
         PluginError: The file has no such function, or its arguments cannot be options.
@@ -329,8 +334,8 @@ def _file_reward(info: PluginInfo) -> type[Reward]:
     class FileReward(Reward):
         Config = options  # type: ignore[assignment]
 
-        def score(self, rollouts: Sequence[Rollout]) -> Sequence[Score | None]:
-            scores: Sequence[Score | None] = function(rollouts, **{key: getattr(self.config, key) for key in names})
+        def score(self, rollouts: Sequence[Rollout]) -> Scores | Awaitable[Scores]:
+            scores: Scores | Awaitable[Scores] = function(rollouts, **{key: getattr(self.config, key) for key in names})
             return scores
 
     names = list(options.model_fields)

@@ -1,18 +1,23 @@
-"""The process in which rewards run: it reads groups and answers with one line per reward.
+"""The process in which rewards run: it reads rollouts and answers line by line.
 
-Nothing of a plugin is pickled. Rewards run in the main thread, where math-verify's signals work. See ``mmrl.scoring``
-for the other end.
+Nothing of a plugin is pickled. Rewards run in the main thread, where math-verify's signals work. See
+``mmrl.reward_pool`` for the other end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import math
 import numbers
+import os
 import pickle
+import random
+import time
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,21 +27,26 @@ from mmrl.child import Line, Reply
 from mmrl.config import RewardSpec
 from mmrl.errors import MMRLError
 from mmrl.interfaces import Reward
-from mmrl.types import Rollout, RolloutGroup
+from mmrl.types import Rollout
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 def serve() -> None:
-    """Make the rewards, say so, then score groups until there are no more."""
+    """Make the rewards, say how each of them scores, then score until there is nothing more."""
     line = Line()
     requests = iter(line)
-    made = [_make(spec) for spec in next(requests)]
+    specs = next(requests)
+    made = [_make(spec) for spec in specs]
     rewards = [reward for reward in made if isinstance(reward, Reward)]
     if len(rewards) < len(made):
         line.send(next(reply for reply in made if isinstance(reply, dict)))
         return
-    line.send({"ready": True})
-    for group in requests:
-        _serve_group(rewards, group, line)
+    line.send({"forms": [_form(reward) for reward in rewards]})
+    with asyncio.Runner() as runner:  # one loop for all calls: a reward may keep its connections
+        for place, blobs in requests:
+            _Call(rewards[place], specs[place], blobs, line, runner.run).serve()
+            line.send({"resident_bytes": _resident_bytes()})
 
 
 def _make(spec: RewardSpec) -> Reward | Reply:
@@ -49,22 +59,111 @@ def _make(spec: RewardSpec) -> Reward | Reply:
         return {"name": spec.name, **_raised(error)}
 
 
-def _serve_group(rewards: Sequence[Reward], group: bytes, line: Line) -> None:
-    """One reply per reward, up to the first that fails; each gets its own copy, so none sees another's changes."""
-    for reward in rewards:
-        reply = _score(reward, pickle.loads(group))
-        line.send(reply)
-        if "values" not in reply:
-            return
+def _form(reward: Reward) -> str:
+    if type(reward).score is not Reward.score:
+        return "together"
+    return "side by side" if inspect.iscoroutinefunction(reward.score_one) else "one by one"
 
 
-def call(reward: Reward, rollouts: Sequence[Rollout]) -> object:
-    """What the reward answers, whichever of its forms it has, sync or async; not checked."""
+class _Call:
+    """Some rollouts for one reward, which is given copies: nothing else sees what it does to them.
+
+    Every reply is about a range of the rollouts: their values, or what went wrong and whether that is to be skipped.
+    """
+
+    def __init__(self, reward: Reward, spec: RewardSpec, blobs: Sequence[bytes], line: Line, run: Run) -> None:
+        self._reward, self._spec, self._blobs, self._line, self._run = reward, spec, blobs, line, run
+
+    def serve(self) -> None:
+        """Reply about all rollouts, or up to a fault that stops the run."""
+        form, count = _form(self._reward), len(self._blobs)
+        if form == "side by side":
+            self._run(self._side_by_side())
+        elif form == "one by one":
+            _ = all(self._try(place, place + 1) for place in range(count))
+        elif not self._try(0, count) and (culprit := self._culprit()) is not None:
+            self._line.send({"culprit": culprit})
+
+    def _try(self, start: int, stop: int) -> bool:
+        """Score some of the rollouts and reply; whether it makes sense to go on."""
+        rollouts = self._copies(start, stop)
+        _seed(rollouts[0])
+        began = time.perf_counter()
+        try:
+            reply: Reply = {"values": check_scores(call(self._reward, rollouts, self._run), stop - start)}
+        except BaseException as error:
+            reply = self._fault(error)
+        return self._send(start, stop, began, reply)
+
+    async def _side_by_side(self) -> None:
+        async def score(place: int) -> None:
+            (rollout,) = self._copies(place, place + 1)
+            _seed(rollout)
+            began, deadline = time.perf_counter(), asyncio.timeout(self._spec.timeout_s)
+            try:
+                async with deadline:
+                    answer: Any = self._reward.score_one(rollout)
+                    reply: Reply = {"values": check_scores([await answer], 1)}
+            except BaseException as error:
+                late = {"what": f"did not answer within {self._spec.timeout_s:g} s", "details": "", "skip": True}
+                reply = late if deadline.expired() else self._fault(error)
+            self._send(place, place + 1, began, reply)
+
+        await asyncio.gather(*map(score, range(len(self._blobs))))
+
+    def _copies(self, start: int, stop: int) -> list[Rollout]:
+        return [pickle.loads(blob) for blob in self._blobs[start:stop]]
+
+    def _send(self, start: int, stop: int, began: float, reply: Reply) -> bool:
+        if (index := reply.pop("index", None)) is not None:
+            start, stop = start + index, start + index + 1
+        self._line.send({"start": start, "stop": stop, "seconds": time.perf_counter() - began, **reply})
+        return "values" in reply or reply["skip"]
+
+    def _fault(self, error: BaseException) -> Reply:
+        if isinstance(error, BadScores):
+            return {"what": f"answered {error.got}", "possible": error.expected, "index": error.index, "skip": False}
+        return {**_raised(error), "skip": self._spec.on_error == "skip"}
+
+    def _culprit(self) -> int | None:
+        """The first rollout with which alone the reward raises too."""
+        return next((place for place in range(len(self._blobs)) if self._raises(place)), None)
+
+    def _raises(self, place: int) -> bool:
+        try:
+            call(self._reward, self._copies(place, place + 1), self._run)
+        except BaseException:
+            return True
+        return False
+
+
+def _seed(rollout: Rollout) -> None:
+    """Make what is drawn next a matter of the rollout alone, wherever it is scored and whatever came before."""
+    name = f"{rollout.prompt.id}/{rollout.index}".encode("utf-8", "surrogatepass")
+    seed = int.from_bytes(hashlib.blake2b(name, digest_size=4).digest(), "big")
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def _resident_bytes() -> int:
+    """Memory of this process; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def call(reward: Reward, rollouts: Sequence[Rollout], run: Run = asyncio.run) -> object:
+    """What the reward answers, whichever of its forms it has, sync or async; not checked.
+
+    Args:
+        run: Runs a coroutine to its end.
+    """
     if type(reward).score is not Reward.score:
         answer = reward.score(rollouts)
-        return asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
+        return run(_awaited(answer)) if inspect.isawaitable(answer) else answer
     answers = [reward.score_one(rollout) for rollout in rollouts]
-    return asyncio.run(_all(answers)) if any(inspect.isawaitable(each) for each in answers) else answers
+    return run(_all(answers)) if any(inspect.isawaitable(each) for each in answers) else answers
 
 
 async def _awaited(answer: Awaitable[Any]) -> Any:
@@ -72,7 +171,7 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
 
 
 async def _all(answers: Sequence[Any]) -> list[Any]:
-    return await asyncio.gather(*answers)
+    return [await answer if inspect.isawaitable(answer) else answer for answer in answers]
 
 
 def check_scores(values: object, count: int) -> list[float | None]:
@@ -113,28 +212,6 @@ def _check_score(index: int, value: object) -> float | None:
     if not math.isfinite(score):
         raise BadScores(index, expected, _excerpt(value))
     return score
-
-
-def _score(reward: Reward, group: RolloutGroup) -> Reply:
-    try:
-        return {"values": check_scores(call(reward, group.rollouts), len(group.rollouts))}
-    except BadScores as error:
-        return {"what": f"answered {error.got}", "possible": error.expected, "index": error.index}
-    except BaseException as error:
-        return _raised(error) | {"index": _culprit(reward, group.rollouts)}
-
-
-def _culprit(reward: Reward, rollouts: Sequence[Rollout]) -> int | None:
-    """The first rollout with which alone the reward raises too."""
-    return next((index for index, rollout in enumerate(rollouts) if _raises(reward, rollout)), None)
-
-
-def _raises(reward: Reward, rollout: Rollout) -> bool:
-    try:
-        call(reward, [rollout])
-    except BaseException:
-        return True
-    return False
 
 
 def _raised(error: BaseException) -> Reply:

@@ -18,11 +18,12 @@ from mmrl.checking.examination import examine
 from mmrl.checking.report import Report
 from mmrl.cluster.process import prepare_process
 from mmrl.config import Config, LoadedConfig, to_yaml
-from mmrl.console import Console
+from mmrl.console import Console, visible
 from mmrl.errors import ConfigError, MMRLError, PluginError
 from mmrl.interfaces import Engine, Learner
 from mmrl.plan import RunPlan
-from mmrl.run_directory import RunDirectory, rollout_records
+from mmrl.rollout_records import rollout_records
+from mmrl.run_directory import RunDirectory
 from mmrl.scoring import Scorer
 from mmrl.tracking import Trackers
 from mmrl.types import CreditedGroup
@@ -87,7 +88,12 @@ def evaluate(loaded: LoadedConfig, model: Path | None = None) -> dict[str, Any]:
         stack.callback(engine.close)
         console = Console(len(plan.evaluation))
         stack.callback(console.close)
-        values = Collector(config, engine, plan.encoder, scorer, console.progress).evaluate(plan.evaluation)
+
+        def show(kind: str, **fields: Any) -> None:
+            print(f"{kind}: {visible(fields['message'])}", file=sys.stderr)
+
+        collector = Collector(config, engine, plan.encoder, scorer, console.progress, event=show)
+        values = collector.evaluate(plan.evaluation)
     return {"model": config.model.path, "prompts": len(plan.evaluation), **values}
 
 
@@ -147,7 +153,7 @@ def _train(config: Config, directory: RunDirectory) -> None:
             algorithm,
             engine,
             plan.encoder,
-            Collector(config, engine, plan.encoder, scorer, recorder.progress, plan.penalties),
+            Collector(config, engine, plan.encoder, scorer, recorder.progress, plan.penalties, event=recorder.event),
             plan.training,
             plan.evaluation,
             recorder,

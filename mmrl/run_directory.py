@@ -12,15 +12,12 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
-
 from mmrl.errors import ConfigError, ResourceError
 from mmrl.redaction import Redactor
-from mmrl.types import CreditedGroup, FloatArray, ScoredGroup
 
 _LOCK = ".lock"
 _CLAIMS = ("config.yaml", "metrics.jsonl")
@@ -119,46 +116,6 @@ class RunDirectory:
         line = json.dumps(self._redact.plain(record)) + "\n"
         with self._lock, (self.path / name).open("a", encoding="ascii") as file:
             file.write(line)
-
-
-def rollout_records(index: int, group: CreditedGroup) -> Iterator[dict[str, Any]]:
-    """Everything about each rollout of a step's group ``index``, for ``write_rollouts``, the greedy one last.
-
-    Advantages are per completion token; log-probs are in nats, in the order of ``token_ids``, the learner's empty for a
-    rollout that is in no loss. A greedy rollout has neither.
-    """
-    for member, (advantages, logprobs) in enumerate(zip(group.advantages, group.logprobs, strict=True)):
-        yield {"group": index, **_record(group.scored, member, group.kept, advantages, logprobs, greedy=False)}
-    if group.scored.greedy is not None:
-        none = np.zeros(0)
-        yield {"group": index, **_record(group.scored.greedy, 0, group.kept, none, none, greedy=True)}
-
-
-def _record(
-    scored: ScoredGroup, member: int, kept: bool, advantages: FloatArray, logprobs: FloatArray, *, greedy: bool
-) -> dict[str, Any]:
-    rollout, prompt = scored.group.rollouts[member], scored.group.prompt
-    return {
-        "prompt_id": prompt.id,
-        "index": rollout.index,
-        "prompt": prompt.text,
-        "prompt_token_ids": prompt.token_ids.tolist(),
-        "images": [{"hash": image.hash, "width": image.width, "height": image.height} for image in prompt.images],
-        "answer": prompt.answer,
-        "completion": rollout.text,
-        "token_ids": rollout.token_ids.tolist(),
-        "mask": rollout.mask.tolist(),
-        "finish_reason": rollout.finish_reason,
-        "weight_version": rollout.weight_version,
-        "rewards": {name: float(values[member]) for name, values in scored.components.items()},
-        "reward": float(scored.rewards[member]),
-        "valid": bool(scored.valid[member]),
-        "kept": kept,
-        "greedy": greedy,
-        "advantage": np.asarray(advantages, np.float64).tolist(),
-        "sampler_logprobs": np.asarray(rollout.sampler_logprobs, np.float64).tolist(),
-        "learner_logprobs": np.asarray(logprobs, np.float64).tolist(),
-    }
 
 
 def _locked(path: Path) -> TextIO:

@@ -1,93 +1,79 @@
-"""Rewards in worker processes that can be killed: a reward may raise, hang or crash without taking the run along.
-
-A worker (``mmrl.reward_worker``) is a child with an environment without the user's secrets. One thread here drives one
-worker; groups are scored in whatever order workers are free, and each future carries its own group, so nothing depends
-on that order.
-"""
+"""Groups and their scores: which rewards score a group, where, and what they come to."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pickle
-import queue
-import threading
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from mmrl.child import Child, ChildEnded
+from mmrl import registry
 from mmrl.config import RewardSpec
-from mmrl.errors import PluginError
-from mmrl.redaction import names_a_secret
-from mmrl.types import BoolArray, RolloutGroup, ScoredGroup
+from mmrl.errors import ConfigError
+from mmrl.interfaces import Reward
+from mmrl.reward_failures import Failures
+from mmrl.reward_pool import MAX_GROWTH_BYTES, Answer, RewardPool
+from mmrl.types import FloatArray, RolloutGroup, ScoredGroup
 
 DEFAULT_WORKERS = min(4, os.cpu_count() or 1)
-START_TIMEOUT_S = 120.0
-"""For a worker to import and make its rewards; not part of any reward's own deadline."""
-_STOP_TIMEOUT_S = 1.0
-
-
-class RewardError(PluginError):
-    """A reward that raised, hung, crashed, or answered something else than scores."""
-
-    def __init__(self, what: str, *, details: str = "", where: str = "", possible: str = "", remedy: str = "") -> None:
-        super().__init__(what, where=where, possible=possible, remedy=remedy)
-        self.details = details
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    group: RolloutGroup
-    future: Future[ScoredGroup]
 
 
 class Scorer:
     """Scores groups with all rewards of a run; use it as a context manager.
 
-    Workers start at construction, side by side, and nobody waits for them before the first result; without rewards
-    (supervised runs) there are none.
+    A reward that asks for workers has a pool of its own, the others share one. Without rewards (supervised runs) there
+    are none.
+
+    Args:
+        workers: Processes that rewards share.
+        max_growth_bytes: Resident memory that a worker may gain before another takes its place.
+
+    Raises:
+        PluginError: A reward cannot be had.
     """
 
-    def __init__(self, rewards: Sequence[RewardSpec], workers: int = DEFAULT_WORKERS) -> None:
+    def __init__(
+        self,
+        rewards: Sequence[RewardSpec],
+        workers: int = DEFAULT_WORKERS,
+        *,
+        max_growth_bytes: int = MAX_GROWTH_BYTES,
+    ) -> None:
         self._rewards = tuple(rewards)
-        self._tasks: queue.Queue[_Task | None] = queue.Queue()
-        self._workers: dict[int, _Worker] = {}
-        indices = range(workers if rewards else 0)
-        self._threads = [threading.Thread(target=self._drive, args=(index,), daemon=True) for index in indices]
-        for thread in self._threads:
-            thread.start()
+        self._pools = reward_pools(rewards, workers, max_growth_bytes=max_growth_bytes)
 
-    def submit(self, group: RolloutGroup) -> Future[ScoredGroup]:
-        """Score a group in the background.
+    def submit(self, group: RolloutGroup, failures: Failures | None = None) -> Scoring:
+        """Score a group in the background, with the rewards that score rows of its source.
 
-        The future raises RewardError: a reward raised, crashed its worker, passed its ``timeout_s`` on this group,
-        or answered anything but one finite number or None per rollout. Other groups are not touched by that.
+        Args:
+            failures: Of the group's step; None bounds them not at all.
+
+        Raises:
+            ConfigError: No reward scores such rows.
+            RewardError: There are too many failures in the step already.
         """
         assert self._rewards, "nothing to score with"
-        future: Future[ScoredGroup] = Future()
-        self._tasks.put(_Task(group, future))
-        return future
+        failures = Failures(bounded=False) if failures is None else failures
+        failures.check()
+        source = group.prompt.source
+        scoring = [place for place, spec in enumerate(self._rewards) if not spec.sources or source in spec.sources]
+        if not scoring:
+            _raise_unscored(group, self._rewards)
+        parts = [
+            (places, pool.submit(group.rollouts, wanted, failures))
+            for places, pool in self._pools
+            if (wanted := frozenset(i for i, place in enumerate(places) if place in scoring))
+        ]
+        return Scoring(group, self._rewards, parts, failures)
 
     def close(self) -> None:
         """Cancel what has not begun and end the workers; one that is still busy after a second is killed."""
-        with contextlib.suppress(queue.Empty):
-            while task := self._tasks.get_nowait():
-                task.future.cancel()
-        for _ in self._threads:
-            self._tasks.put(None)
-        deadline = time.monotonic() + _STOP_TIMEOUT_S
-        for index, thread in enumerate(self._threads):
-            thread.join(max(0.0, deadline - time.monotonic()))
-            while thread.is_alive():
-                if worker := self._workers.get(index):
-                    worker.kill()
-                thread.join(0.1)
+        for _, pool in self._pools:
+            pool.close()
 
     def __enter__(self) -> Scorer:
         return self
@@ -97,104 +83,82 @@ class Scorer:
     ) -> None:
         self.close()
 
-    def _drive(self, index: int) -> None:
-        """Keep one worker busy until the queue says None."""
-        with contextlib.suppress(OSError):
-            self._worker(index)
-        while task := self._tasks.get():
-            if not task.future.set_running_or_notify_cancel():
-                continue
-            try:
-                scores = self._worker(index).score(task.group)
-                task.future.set_result(_combine(task.group, self._rewards, scores))
-            except BaseException as error:
-                task.future.set_exception(error)
-        if worker := self._workers.get(index):
-            worker.stop()
 
-    def _worker(self, index: int) -> _Worker:
-        """The thread's worker, a new one if the last has ended."""
-        worker = self._workers.get(index)
-        if worker is None or worker.has_ended:
-            if worker:
-                worker.stop()
-            worker = self._workers[index] = _Worker(self._rewards)
-        return worker
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """A group that is being scored.
 
+    Attributes:
+        parts: Of each pool that scores it, the places of the pool's rewards, and their answers to come.
+    """
 
-class _Worker(Child):
-    """A worker process, seen from the parent."""
+    group: RolloutGroup
+    rewards: Sequence[RewardSpec]
+    parts: Sequence[tuple[Sequence[int], Future[Mapping[int, Answer]]]]
+    failures: Failures
 
-    def __init__(self, rewards: Sequence[RewardSpec]) -> None:
-        super().__init__("mmrl.reward_worker", _environment())
-        self._rewards, self._ready = rewards, False
+    def done(self) -> bool:
+        """Whether ``result`` is there at once."""
+        return all(future.done() for _, future in self.parts)
 
-    def score(self, group: RolloutGroup) -> list[list[float | None]]:
-        """Each reward's scores of the group, in the rewards' order.
+    def result(self, timeout_s: float | None = None) -> ScoredGroup:
+        """The group with its scores, when they are there.
 
         Raises:
-            RewardError: See ``Scorer.submit``.
+            RewardError: See ``RewardPool.submit``; as soon as there are too many failures in the step.
+            TimeoutError: They are not there within ``timeout_s``, which counts for each pool.
         """
-        if not self._ready:
-            self._await_start()
-        request = pickle.dumps(pickle.dumps(group, pickle.HIGHEST_PROTOCOL))
-        scores: list[list[float | None]] = []
-        for spec in self._rewards:
-            reply = self._answer(b"" if scores else request, spec.timeout_s)
-            if "values" not in reply:
-                raise _reward_error(spec.name, reply, group)
-            scores.append(reply["values"])
-        return scores
+        scores: dict[int, Sequence[float | None]] = {}
+        for places, future in self.parts:
+            either: list[Future[Any]] = [future, self.failures.too_many]
+            wait(either, timeout_s, return_when=FIRST_COMPLETED)
+            self.failures.check()
+            scores |= {places[place]: answer.scores for place, answer in future.result(0).items()}
+        return self._combined(scores)
 
-    def _await_start(self) -> None:
-        reply = self._answer(pickle.dumps(self._rewards), START_TIMEOUT_S)
-        if "error" in reply:
-            raise RewardError(details=reply["details"], **reply["error"])
-        if "ready" not in reply:
-            name = reply.get("name") or ", ".join(spec.name for spec in self._rewards)
-            raise _reward_error(name, reply)
-        self._ready = True
-
-    def _answer(self, request: bytes, timeout_s: float) -> dict[str, Any]:
-        """The worker's next reply, or the tale of its end."""
-        try:
-            reply = self.ask(request, timeout_s)
-        except ChildEnded as end:
-            return {"what": f"ended its worker ({end.how})", "details": end.stderr}
-        if reply is None:
-            remedy = "correct the reward, or raise its timeout_s if it only needs longer"
-            return {"what": f"did not answer within {timeout_s:g} s; its worker was killed", "remedy": remedy}
-        return reply
+    def _combined(self, scores: Mapping[int, Sequence[float | None]]) -> ScoredGroup:
+        """The weighted sum; a rollout that any of the rewards could not score is invalid and has reward 0."""
+        shape = len(self.group.rollouts)
+        total, valid = np.zeros(shape), np.ones(shape, np.bool_)
+        components: dict[str, FloatArray] = {spec.metric: np.full(shape, np.nan) for spec in self.rewards}
+        for place, spec in enumerate(self.rewards):
+            if place not in scores:
+                continue
+            values = np.array([np.nan if score is None else score for score in scores[place]], np.float64)
+            components[spec.metric] = values
+            total += spec.weight * values
+            valid &= ~np.isnan(values)
+        return ScoredGroup(self.group, np.where(valid, total, 0.0), valid, components)
 
 
-def _environment() -> dict[str, str]:
-    """What a worker sees: no secrets, and one order of sets and hashes in every run."""
-    public = {name: value for name, value in os.environ.items() if not names_a_secret(name)}
-    return {"PYTHONHASHSEED": "0", **public}
+def reward_pools(
+    rewards: Sequence[RewardSpec], workers: int = DEFAULT_WORKERS, *, max_growth_bytes: int = MAX_GROWTH_BYTES
+) -> list[tuple[Sequence[int], RewardPool]]:
+    """The pools of some rewards, each with the places of its own; see ``Scorer``."""
+    classes = [cast(type[Reward], registry.resolve("reward", spec.name)) for spec in rewards]
+    own = [spec.workers or cls.workers for spec, cls in zip(rewards, classes, strict=True)]
+    shared = [place for place, count in enumerate(own) if count is None]
+    pools = [(shared, workers)] if shared else []
+    pools += [([place], count) for place, count in enumerate(own) if count is not None]
+    return [
+        (
+            places,
+            RewardPool(
+                [rewards[place] for place in places],
+                count,
+                [classes[place].groups_per_call for place in places],
+                max_growth_bytes=max_growth_bytes,
+            ),
+        )
+        for places, count in pools
+    ]
 
 
-def _reward_error(name: str, reply: Mapping[str, Any], group: RolloutGroup | None = None) -> RewardError:
-    sample = ""
-    if group:
-        index = reply.get("index")
-        members = f"rollouts 0 to {len(group.rollouts) - 1}" if index is None else f"rollout {index}"
-        sample = f"prompt {group.prompt.id!r}, {members}"
-    return RewardError(
-        f"reward {name!r} {reply['what']}",
-        where="; ".join(filter(None, [sample, reply.get("place")])),
-        possible=reply.get("possible", ""),
-        remedy=reply.get("remedy", "correct the reward"),
-        details=reply.get("details", ""),
+def _raise_unscored(group: RolloutGroup, rewards: Sequence[RewardSpec]) -> NoReturn:
+    sources = "; ".join(f"{spec.metric}: {', '.join(spec.sources or ())}" for spec in rewards)
+    raise ConfigError(
+        f"no reward scores rows of source {group.prompt.source!r}",
+        where=f"rewards[].sources, prompt {group.prompt.id!r}",
+        possible=sources,
+        remedy="add the source to a reward's sources, or add a reward for it",
     )
-
-
-def _combine(
-    group: RolloutGroup, rewards: Sequence[RewardSpec], scores: Sequence[Sequence[float | None]]
-) -> ScoredGroup:
-    """The weighted sum; a rollout that any reward could not score is invalid and has reward 0."""
-    table = np.array([[np.nan if score is None else score for score in column] for column in scores], np.float64)
-    weights = np.array([[spec.weight] for spec in rewards], np.float64)
-    total = (weights * table).sum(axis=0)
-    valid: BoolArray = ~np.any(np.isnan(table), axis=0)
-    components = {spec.metric: column for spec, column in zip(rewards, table, strict=True)}
-    return ScoredGroup(group, np.where(valid, total, 0.0), valid, components)

@@ -215,6 +215,7 @@ class Trainer:
             self._recorder.event("unscored", message=f"no rollout of step {step} could be scored")
         values = metrics.length_metrics(batch.masks, batch.truncated)
         values |= metrics.reward_metrics(batch, self._collector.accuracy_of)
+        values |= metrics.failure_metrics("reward", found.failed)
         if self._algorithm.needs().refill is not None:
             values |= metrics.refill_metrics(found.kept, found.rounds)
         return values

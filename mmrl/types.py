@@ -215,8 +215,8 @@ class ScoredGroup:
 
     Attributes:
         rewards: (G,) float64 weighted sums of the components; 0 where invalid.
-        valid: (G,) False where any reward answered None: such a rollout enters neither statistics nor loss.
-        components: Raw value of every reward, (G,) float64 each, NaN for None.
+        valid: (G,) False where any reward answered None or failed: such a rollout enters neither statistics nor loss.
+        components: Raw value of every reward, (G,) float64 each, NaN for None, and for rewards of other sources.
         greedy: The prompt's one rollout at temperature 0, if the algorithm needs it; enters no loss. Where it could not
             be scored, none of the group's rollouts is valid.
     """
@@ -238,7 +238,8 @@ class Batch:
         group_ids: (B,) int64, one id per prompt instance; not necessarily contiguous.
         masks: B arrays (T_i,) bool; False where a token gets no gradient.
         truncated: (B,) completions cut at the length limit.
-        components: Raw value of each reward by name, (B,) float64.
+        components: Raw value of each reward by name, (B,) float64; NaN in a valid row means that no reward of that name
+            scores rows of its source, and leaves it out of the sum.
         weights: Factor of each component in ``rewards``.
         penalties: Names of the components that are penalties (``Reward.penalty``).
         greedy_components: Components of the greedy rollout of each row's prompt, (B,) float64; None unless ``needs``

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mmrl
@@ -20,6 +21,10 @@ from mmrl.cli import main
 from mmrl.doctor.finding import Finding
 from mmrl.errors import DataError, NumericsError
 from mmrl.registry import list_plugins
+from mmrl.rollout_records import rollout_records
+from mmrl.run_directory import RunDirectory
+from mmrl.testing import make_rollouts
+from mmrl.types import CreditedGroup, RolloutGroup, ScoredGroup
 
 CONFIG = """\
 model: {path: some/model}
@@ -376,6 +381,114 @@ def test_plugins_check_of_sound_plugins_exits_with_0(
     monkeypatch.setattr("mmrl.registry.list_plugins", lambda: sound)
     assert main(["plugins", "--check"]) == 0
     assert capsys.readouterr().err == ""
+
+
+REWARD = """
+import os, time
+
+def right(rollouts, bonus: float = 0.0):
+    return [act(rollout) + bonus for rollout in rollouts]
+
+def act(rollout):
+    if "hang" in rollout.text: time.sleep(60)
+    if "die" in rollout.text: os._exit(3)
+    if "raise" in rollout.text: raise ValueError("no such colour")
+    return float(rollout.answer in rollout.text) if rollout.columns["unit"] == "cm" else float("nan")
+"""
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Callable[..., tuple[str, str]]:
+    """Writes completions as a run does, and a reward; returns the run's folder and the reward's name."""
+
+    def write(*texts: str, unit: str = "cm") -> tuple[str, str]:
+        (tmp_path / "reward.py").write_text(REWARD)
+        run, groups = RunDirectory.create(tmp_path / "run"), []
+        for text in texts:
+            rollouts = make_rollouts([text], answer="7", columns={"unit": unit}, question=f"question {text}")
+            one, values = RolloutGroup(rollouts[0].prompt, tuple(rollouts)), np.array([1.0])
+            groups.append(ScoredGroup(one, values, np.ones(1, bool), {"right": values, "other": np.array([np.nan])}))
+        credited = [CreditedGroup(group, True, [np.zeros(9)], [np.zeros(0)]) for group in groups]
+        run.write_rollouts(1, (record for i, group in enumerate(credited) for record in rollout_records(i, group)))
+        run.release()
+        return str(tmp_path / "run"), f"{tmp_path / 'reward.py'}:right"
+
+    return write
+
+
+def test_rewards_test_says_what_a_reward_answers_and_where_the_record_disagrees(
+    recorded: Callable[..., tuple[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, reward = recorded("it is 7", "8\x1b[31m", "a 7")
+    assert main(["rewards", "test", reward, "--rollouts", run]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["prompt", "rollout", "value", "recorded", "time", "completion"]
+    assert re.search(r" 0 +1 +1 +\S+ ms  it is 7$", lines[1])
+    assert "8\\x1b[31m" in lines[2] and "\x1b" not in "".join(lines)
+    assert "3 rollouts: 3 scored, mean 0.6667, 0 unscored, 0 failed" in lines
+    assert "record: 1 of 3 disagree with 'right'" in lines
+    assert any(
+        re.fullmatch(r"time per rollout: p50 .* ms, p95 .* ms, max .* ms \(.*step-000001.jsonl:\d\)", x) for x in lines
+    )
+    assert main(["rewards", "test", reward, "--rollouts", run, "--set", "bonus=1", "--limit", "2", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [each["value"] for each in report["samples"]] == [2.0, 1.0] and report["disagreements"] == 1
+    assert report["samples"][0]["agrees"] is False and report["samples"][0]["recorded"] == 1.0
+    assert report["max_s"] >= report["p95_s"] >= report["p50_s"] >= 0 and report["recorded_components"] == [
+        "right",
+        "other",
+    ]
+    # Another component, which no reward was asked for: nothing to compare.
+    assert main(["rewards", "test", reward, "--rollouts", f"{run}/rollouts", "--set", "label=other", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["compared"] == 0
+    assert main(["rewards", "test", reward, "--rollouts", run, "--set", "label=new"]) == 0
+    assert "no 'new' to compare with, but right, other" in capsys.readouterr().out
+
+
+def test_rewards_test_counts_failures_and_exits_with_4(
+    recorded: Callable[..., tuple[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, reward = recorded("hang", "7", "die", "raise")
+    assert main(["rewards", "test", reward, "--rollouts", run, "--timeout", "0.5", "--json"]) == 4
+    report = json.loads(capsys.readouterr().out)
+    assert (report["scored"], report["failed"], report["unscored"]) == (1, 3, 0)
+    failures = [each["failure"] for each in report["samples"]]
+    for place, part in ((0, "within 0.5 s"), (1, ""), (2, "exit code 3"), (3, "raised ValueError: no such colour")):
+        assert part in failures[place] and bool(part) == bool(failures[place])
+
+
+def test_rewards_test_stops_at_what_would_stop_a_run(
+    recorded: Callable[..., tuple[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, reward = recorded("7", unit="mm")
+    assert main(["rewards", "test", reward, "--rollouts", run]) == 4
+    captured = capsys.readouterr()
+    assert "answered nan" in captured.err and "1 failed" in captured.out
+
+
+def test_rewards_test_needs_no_record(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rewards", "test", "exact"]) == 0
+    out = capsys.readouterr().out
+    assert "9 rollouts: 9 scored" in out and "record" not in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["exact", "--set", "extrac=whole"], 2, "did you mean extract?"),
+        (["exact", "--set", "weight=much"], 2, "weight should be a number"),
+        (["exact", "--limit", "0"], 2, "--limit is 0"),
+        (["exact", "--timeout", "-1"], 2, "timeout_s"),
+        (["exact", "--rollouts", "no/such/run"], 3, "there are no recorded rollouts"),
+        (["no_such_reward"], 4, "no_such_reward"),
+        (["no_file.py:right"], 4, "no_file.py"),
+    ],
+)
+def test_rewards_test_refuses_what_cannot_be_tried(
+    words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rewards", "test", *words]) == code
+    assert message in capsys.readouterr().err
 
 
 def test_schema_describes_the_config_and_a_plugins_options(capsys: pytest.CaptureFixture[str]) -> None:

@@ -245,6 +245,7 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("data.train.name=null", "data.train.name should be text, not None"),
         ("rewards=[]", "evaluation needs at least one reward"),
         ("rewards=[{name: a}, {name: a}]", "two rewards are called 'a'"),
+        ("rewards=[{name: a, sources: [x]}, {name: a, sources: [y], weight: 2}]", "'a' have different weights"),
         ("rewards=right", "rewards should be a list, not 'right'"),
         ("rewards=[right]", "rewards.0 should be a mapping such as {name: ...}"),
         ("rewards=[{weight: 1}]", "rewards.0.name is required"),

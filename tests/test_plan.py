@@ -116,6 +116,12 @@ def test_penalties_go_by_the_names_of_their_components(plan):
     assert plan().penalties == {"care"}
 
 
+def test_rewards_that_share_a_label_are_all_penalties_or_none(plan):
+    rewards = [{"name": name, "label": "one", "sources": [name]} for name in ("plain", "careful")]
+    with pytest.raises(ConfigError, match="one of the rewards called 'one' is a penalty"):
+        _ = plan(rewards=rewards).penalties
+
+
 @pytest.fixture
 def config_file(config: Callable[..., Any], models: Callable[[str], Path], tmp_path: Path) -> str:
     """A run that is complete up to the engine."""

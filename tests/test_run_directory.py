@@ -1,13 +1,15 @@
 import json
 import math
 from dataclasses import replace
+from datetime import date
 
 import numpy as np
 import pytest
 
-from mmrl.errors import ConfigError, ResourceError
-from mmrl.run_directory import RunDirectory, rollout_records
-from mmrl.types import CreditedGroup, EncodedPrompt, ImageRef, Rollout, RolloutGroup, ScoredGroup, Segment
+from mmrl.errors import ConfigError, DataError, ResourceError
+from mmrl.rollout_records import read_rollouts, rollout_records
+from mmrl.run_directory import RunDirectory
+from mmrl.types import CreditedGroup, EncodedPrompt, ImageRef, Message, Rollout, RolloutGroup, ScoredGroup, Segment
 
 
 def lines(path):
@@ -16,7 +18,16 @@ def lines(path):
 
 def scored_group():
     prompt = EncodedPrompt(
-        "p7", (), ["7", 7.5], {}, None, "<image>what?", np.array([1, 2, 3], np.int32), (ImageRef("abc", 56, 28, "x"),)
+        id="p7",
+        messages=(Message("user", "<image>what?"),),
+        answer=["7", 7.5],
+        columns={"unit": "cm", "box": np.array([1, 2]), "seen": date(2026, 1, 2)},
+        demonstration="it is 7",
+        text="<image>what?",
+        token_ids=np.array([1, 2, 3], np.int32),
+        images=(ImageRef("abc", 56, 28, "x"),),
+        source="shapes",
+        choices=("7", "8"),
     )
     segments = (
         Segment(np.array([5, 6], np.int32), True, np.array([-0.1, -0.2], np.float32)),
@@ -103,10 +114,16 @@ def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
         "group": 0,
         "prompt_id": "p7",
         "index": 0,
+        "source": "shapes",
+        "messages": [{"role": "user", "content": "<image>what?"}],
         "prompt": "<image>what?",
         "prompt_token_ids": [1, 2, 3],
         "images": [{"hash": "abc", "width": 56, "height": 28}],
         "answer": ["7", 7.5],
+        "choices": ["7", "8"],
+        "columns": {"unit": "cm", "box": [1, 2]},
+        "columns_as_text": {"seen": "datetime.date(2026, 1, 2)"},
+        "demonstration": "it is 7",
         "completion": "text 0",
         "token_ids": [5, 6, 9],
         "mask": [True, True, False],
@@ -124,6 +141,38 @@ def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
     assert second["rewards"] == {"a": None, "b": 0.25}
     assert second["valid"] is False
     assert second["advantage"] == [0, 0, 0] and second["learner_logprobs"] == []
+
+
+def test_rollouts_can_be_read_again_as_their_rewards_saw_them(tmp_path):
+    run, written = RunDirectory.create(tmp_path), scored_group()
+    for step in (1, 2):
+        credited = CreditedGroup(written, True, [np.zeros(3)] * 2, [np.zeros(0)] * 2)
+        run.write_rollouts(step, rollout_records(0, credited))
+    file = tmp_path / "rollouts" / "step-000001.jsonl"
+    assert [len(list(read_rollouts(path))) for path in (tmp_path, tmp_path / "rollouts", file)] == [4, 4, 2]
+    first, second = read_rollouts(file)
+    assert first.rewards == {"a": 1.0, "b": 0.5} and second.rewards == {"a": None, "b": 0.25}
+    assert (first.valid, second.valid, first.greedy, first.where) == (True, False, False, f"{file}:1")
+    rollout, original = first.rollout, written.group.rollouts[0]
+    for name in ("text", "index", "finish_reason", "weight_version", "answer", "messages", "source", "choices"):
+        assert getattr(rollout, name) == getattr(original, name)
+    assert rollout.columns == {"unit": "cm", "box": [1, 2]}
+    assert rollout.prompt.demonstration == "it is 7" and rollout.prompt.text == "<image>what?"
+    assert rollout.images == (ImageRef("abc", 56, 28, str(tmp_path / "media" / "abc.png")),)
+    for name in ("token_ids", "mask", "sampler_logprobs"):
+        np.testing.assert_array_equal(getattr(rollout, name), getattr(original, name))
+        assert getattr(rollout, name).dtype == getattr(original, name).dtype
+    assert [segment.by_policy for segment in rollout.segments] == [True, False]
+    np.testing.assert_array_equal(rollout.prompt.token_ids, original.prompt.token_ids)
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"prompt": "p"}', '{"images": 3}', '{"images": [1]}', "\x80"])
+def test_a_line_that_is_no_rollout_is_named(tmp_path, line):
+    (tmp_path / "odd.jsonl").write_bytes(line.encode("latin-1") + b"\n")
+    with pytest.raises(DataError, match=r"odd\.jsonl"):
+        list(read_rollouts(tmp_path))
+    with pytest.raises(DataError, match="there are no recorded rollouts"):
+        list(read_rollouts(tmp_path / "nowhere"))
 
 
 def test_rejected_groups_are_marked_and_the_greedy_rollout_comes_last_without_credit():

@@ -3,13 +3,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from concurrent.futures import CancelledError
 
 import numpy as np
 import pytest
 
 from mmrl.config import RewardSpec
-from mmrl.scoring import RewardError, Scorer
-from mmrl.types import EncodedPrompt, Rollout, RolloutGroup
+from mmrl.errors import ConfigError, PluginError
+from mmrl.reward_failures import Failures, RewardError
+from mmrl.scoring import Scorer
+from mmrl.types import EncodedPrompt, Message, Rollout, RolloutGroup
 
 REWARDS = """
 import os, signal, subprocess, sys, time
@@ -67,6 +71,75 @@ def in_main_thread(rollouts):
 def slow(rollouts):
     time.sleep(float(rollouts[0].text))
     return [1.0] * len(rollouts)
+
+async def later(rollouts, factor: float = 2.0):
+    import asyncio
+    await asyncio.sleep(0.01)
+    return [factor * r.index for r in rollouts]
+
+kept = []
+
+def leaks(rollouts):
+    kept.append(os.urandom(2**25))
+    return [os.getpid()] * len(rollouts)
+"""
+
+CLASSES = """
+import asyncio, os, random, signal, time
+import numpy as np
+from mmrl.interfaces import PluginConfig, Reward
+
+class Noting(Reward):
+    class Config(PluginConfig):
+        calls: str
+
+    def note(self, rollouts):
+        with open(self.config.calls, "a") as file:
+            file.write(" ".join(f"{r.prompt.id}/{r.index}" for r in rollouts) + "\\n")
+
+def act(text):
+    if text == "hang": time.sleep(60)
+    if text == "exit": os._exit(7)
+    if text in ("SIGKILL", "SIGSEGV"): os.kill(os.getpid(), getattr(signal, text))
+    if text == "raise": raise ValueError("no such colour")
+    if text == "nan": return float("nan")
+    return None if text == "none" else float(text)
+
+class One(Noting):
+    def score_one(self, rollout):
+        self.note([rollout])
+        rollout.columns["seen"] = rollout.columns.get("seen", 0) + 1
+        return act(rollout.text) if rollout.columns["seen"] == 1 else -1.0
+
+class Side(Noting):
+    running = most = 0
+
+    async def score_one(self, rollout):
+        self.note([rollout])
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(60 if rollout.text == "wait" else 0.2)
+        self.running -= 1
+        return self.most if rollout.text == "wait" else act(rollout.text) or self.most
+
+class Many(Noting):
+    groups_per_call = 3
+
+    def score(self, rollouts):
+        self.note(rollouts)
+        ids = {r.prompt.id for r in rollouts}
+        time.sleep(0.3 * len(ids))
+        return [100 * int(r.prompt.id) + r.index for r in rollouts]
+
+class Own(Reward):
+    workers = 1
+
+    def score(self, rollouts):
+        return [os.getpid()] * len(rollouts)
+
+class Draws(Reward):
+    def score_one(self, rollout):
+        return random.random() + 10 * np.random.randint(100)
 """
 
 
@@ -84,9 +157,23 @@ def given(spec):
         yield scorer
 
 
-def group(num=3, prompt_id="p1", text="abc"):
-    prompt = EncodedPrompt(prompt_id, (), "7", {"colour": "red"}, None, "", np.zeros(2, np.int32), ())
-    return RolloutGroup(prompt, tuple(Rollout(prompt, (), i, text, "stop", 1) for i in range(num)))
+@pytest.fixture
+def noting(package, tmp_path):
+    """A reward of ``CLASSES`` that notes its calls, and what it has noted: a line of rollouts for each."""
+    names = ("One", "Side", "Many", "Own", "Draws")
+    package(CLASSES, "\n".join(f"{name.lower()} = {{module}}:{name}" for name in names))
+    path = tmp_path / "calls"
+    path.touch()
+    return lambda name, **fields: RewardSpec(name=name, calls=str(path), **fields), lambda: path.read_text().split(
+        "\n"
+    )[:-1]
+
+
+def group(num=3, prompt_id="p1", text="abc", texts=None, source=""):
+    messages = (Message("user", "what is 3+4?"),)
+    prompt = EncodedPrompt(prompt_id, messages, "7", {"colour": "red"}, None, "", np.zeros(2, np.int32), (), source)
+    texts = texts or [text] * num
+    return RolloutGroup(prompt, tuple(Rollout(prompt, (), i, each, "stop", 1) for i, each in enumerate(texts)))
 
 
 def score(*specs, of=None):
@@ -174,24 +261,29 @@ def test_a_reward_that_raises_is_named_with_its_rollout_and_line_and_keeps_its_t
         score(spec("raises"))
     text = str(caught.value)
     assert "raised KeyError: 'colour'" in text
-    assert "prompt 'p1', rollout 2" in text
+    assert "prompt 'p1', rollout 2, which asks 'what is 3+4?'" in text
     assert "rewards.py:25 in raises" in text
     assert "Traceback" not in text
     assert 'raise KeyError("colour")' in caught.value.details
 
 
-def test_a_hung_worker_is_killed_with_its_children_and_the_next_group_is_scored(spec):
-    with Scorer([spec("hangs", timeout_s=0.5)], workers=1) as scorer:
-        bad, good = scorer.submit(group(prompt_id="bad")), scorer.submit(group(prompt_id="good"))
-        with pytest.raises(RewardError, match=r"did not answer within 0.5 s.*\n.*prompt 'bad'"):
-            bad.result(60)
+def test_a_hung_call_costs_its_rollouts_and_its_worker_with_all_children_and_no_other_group(spec):
+    failures = Failures(bounded=False)
+    with Scorer([hangs := spec("hangs", timeout_s=0.5)], workers=1) as scorer:
+        bad, good = (scorer.submit(group(prompt_id=name), failures) for name in ("bad", "good"))
+        assert bad.result(60).valid.tolist() == [False] * 3
+        assert np.isnan(bad.result().components["hangs"]).all() and not bad.result().rewards.any()
         assert good.result(60).rewards.tolist() == [1, 1, 1]
+    assert [(f.reward, f.rollout.index) for f in failures.since(0)] == [(hangs.metric, i) for i in range(3)]
+    assert "did not answer within 0.5 s" in failures.since(0)[0].cause
     assert ends("sleep 987")
 
 
-def test_a_crash_is_an_error_with_its_signal_and_leaves_no_children(spec):
-    with pytest.raises(RewardError, match=r"ended its worker \(signal SIGSEGV\)"):
-        score(spec("crashes"))
+def test_a_crash_costs_its_rollouts_whatever_on_error_says_and_leaves_no_children(spec):
+    failures = Failures(bounded=False)
+    with Scorer([spec("crashes", on_error="fail")], workers=1) as scorer:
+        assert not scorer.submit(group(), failures).result(60).valid.any()
+    assert [f.cause for f in failures.since(0)] == ["ended its worker (signal SIGSEGV)"] * 3
     assert ends("sleep 986")
 
 
@@ -216,7 +308,7 @@ def test_groups_are_scored_side_by_side_and_each_future_has_its_own(spec):
 
 
 def test_a_reward_that_cannot_be_made_is_the_registrys_error():
-    with pytest.raises(RewardError, match="no_such_reward") as caught:
+    with pytest.raises(PluginError, match="no_such_reward") as caught:
         score(RewardSpec(name="no_such_reward"))
     assert "possible" in str(caught.value) or "do:" in str(caught.value)
 
@@ -230,18 +322,182 @@ def test_closing_ends_workers_at_once_even_busy_ones_and_cancels_the_rest(spec):
     start = time.monotonic()
     with Scorer([spec("slow")], workers=1) as scorer:
         busy = scorer.submit(group(text="30"))
-        while not busy.running():
+        ((_, running),) = busy.parts
+        while not running.running():
             time.sleep(0.01)
         waiting = scorer.submit(group())
     assert time.monotonic() - start < 5
-    assert waiting.cancelled()
-    with pytest.raises(RewardError):
+    with pytest.raises(CancelledError):
+        waiting.result(0)
+    with pytest.raises(RewardError, match="was stopped"):
         busy.result(0)
 
 
 def test_without_rewards_there_are_no_workers():
     with Scorer([]) as scorer:
-        assert scorer._threads == []
+        assert scorer._pools == []
+
+
+def test_what_hangs_or_dies_costs_its_own_rollout_and_every_rollout_is_scored_once(noting):
+    reward, calls = noting
+    texts = ["0.5", "hang", "1.5", "exit", "SIGKILL", "2.5", "SIGSEGV", "none"]
+    failures = Failures(bounded=False)
+    with Scorer([reward("one", timeout_s=0.7)], workers=1) as scorer:
+        first, second = scorer.submit(group(texts=texts), failures), scorer.submit(group(text="3", prompt_id="p2"))
+        scored = first.result(60)
+        assert second.result(60).rewards.tolist() == [3, 3, 3]
+    assert scored.rewards.tolist() == [0.5, 0, 1.5, 0, 0, 2.5, 0, 0]
+    assert scored.valid.tolist() == [True, False, True, False, False, True, False, False]
+    assert Counter(calls()) == Counter([f"p1/{i}" for i in range(8)] + [f"p2/{i}" for i in range(3)])
+    causes = {failure.rollout.index: failure.cause for failure in failures.since(0)}
+    assert causes == {
+        1: "did not answer within 0.7 s; its worker was killed",
+        3: "ended its worker (exit code 7)",
+        4: "ended its worker (signal SIGKILL)",
+        6: "ended its worker (signal SIGSEGV)",
+    }
+
+
+def test_what_raises_stops_the_run_or_is_skipped_and_counted_but_no_score_is_an_error_always(noting):
+    reward, calls = noting
+    texts = ["1", "raise", "2"]
+    with pytest.raises(RewardError, match="raised ValueError: no such colour") as caught:
+        score(reward("one"), of=group(texts=texts))
+    assert "prompt 'p1', rollout 1, which asks" in str(caught.value) and "Traceback" in caught.value.details
+    assert calls() == ["p1/0", "p1/1"]
+    failures = Failures(bounded=False)
+    with Scorer([reward("one", on_error="skip")], workers=1) as scorer:
+        scored = scorer.submit(group(texts=texts), failures).result(60)
+        assert scored.valid.tolist() == [True, False, True] and scored.rewards.tolist() == [1, 0, 2]
+        (failure,) = failures.since(0)
+        assert failure.rollout.index == 1 and "raised ValueError: no such colour at " in failure.cause
+        assert "Traceback" in failure.details
+        with pytest.raises(RewardError, match=r"answered nan[^$]*rollout 2"):
+            scorer.submit(group(texts=["1", "2", "nan"]), failures).result(60)
+
+
+def test_async_rollouts_are_scored_side_by_side_each_with_its_own_deadline(noting):
+    reward, calls = noting
+    failures = Failures(bounded=False)
+    with Scorer([reward("side", timeout_s=1.0, on_error="skip")], workers=1) as scorer:
+        texts = ["0", "wait", "0", "raise", "0"]
+        scored = scorer.submit(group(texts=texts), failures).result(60)
+        assert scored.components["side"][[0, 2, 4]].tolist() == [5, 5, 5]  # at once
+        assert scored.valid.tolist() == [True, False, True, False, True]
+        assert len(calls()) == 5
+        causes = {failure.rollout.index: failure.cause for failure in failures.since(0)}
+        assert causes[1] == "did not answer within 1 s" and "raised ValueError" in causes[3]
+        # One that holds the others up is a call that hangs.
+        assert not scorer.submit(group(texts=["0", "hang"]), failures).result(60).valid[1]
+
+
+def test_a_function_may_be_async(spec):
+    assert score(spec("later")).rewards.tolist() == [0, 2, 4]
+    assert score(spec("later", factor=3.0)).rewards.tolist() == [0, 3, 6]
+
+
+def test_waiting_groups_share_a_call_keep_their_order_and_add_up_their_deadlines(noting):
+    reward, calls = noting
+    with Scorer([reward("many", timeout_s=0.6)], workers=1) as scorer:
+        scorings = [scorer.submit(group(num=2, prompt_id=str(i))) for i in range(7)]
+        for i, scoring in enumerate(scorings):
+            assert scoring.result(60).rewards.tolist() == [100 * i, 100 * i + 1]
+    sizes = [len(line.split()) for line in calls()]
+    assert sum(sizes) == 14 and max(sizes) == 6 and len(sizes) < 7
+
+
+@pytest.mark.usefixtures("noting")
+def test_a_reward_with_workers_has_processes_of_its_own(spec):
+    with Scorer([own := RewardSpec(name="own"), shared := spec("pid")], workers=1) as scorer:
+        scored = [scorer.submit(group()).result(60) for _ in range(3)]
+    own_pids, shared_pids = ({each.components[s.metric][0] for each in scored} for s in (own, shared))
+    assert len(own_pids) == len(shared_pids) == 1 and own_pids != shared_pids
+    with Scorer([RewardSpec(name="own", workers=2)]) as scorer:
+        assert len({pid for _ in range(40) for pid in [scorer.submit(group()).result(60).rewards[0]]}) <= 2
+        ((_, pool),) = scorer._pools
+        assert len(pool._threads) == 2
+
+
+def test_workers_that_grow_are_replaced(spec):
+    with Scorer([spec("leaks")], workers=1, max_growth_bytes=2**26) as scorer:  # 32 MB a call
+        pids = [scorer.submit(group(1)).result(60).rewards[0] for _ in range(7)]
+    runs = Counter(pids)
+    assert len(runs) >= 2 and max(runs.values()) <= 4
+    with Scorer([spec("leaks")], workers=1) as scorer:
+        assert len({scorer.submit(group(1)).result(60).rewards[0] for _ in range(7)}) == 1
+
+
+@pytest.mark.usefixtures("noting")
+def test_random_numbers_are_a_matter_of_the_rollout_wherever_it_is_scored():
+    def draw(ids):
+        with Scorer([RewardSpec(name="draws")], workers=1) as scorer:
+            return {name: scorer.submit(group(prompt_id=name)).result(60).rewards.tolist() for name in ids}
+
+    assert (drawn := draw("abc")) == draw("cab")
+    assert len({value for values in drawn.values() for value in values}) == 9
+
+
+def test_more_than_five_percent_of_a_step_stop_it_at_once_and_the_rest_is_not_tried(noting):
+    reward, calls = noting
+    failures = Failures()
+    failures.expect(100)
+    with Scorer([reward("one", on_error="skip")], workers=1) as scorer:
+        five = scorer.submit(group(texts=["raise"] * 5 + ["1"]), failures)
+        assert five.result(60).valid.sum() == 1
+        tried, stuck = len(calls()), scorer.submit(group(texts=["raise", "2", "3"]), failures)
+        waiting = scorer.submit(group(texts=["4"] * 5), failures)
+        for scoring in (stuck, waiting):
+            with pytest.raises(RewardError) as caught:
+                scoring.result(60)
+        assert len(calls()) <= tried + 3
+        message = str(caught.value)
+        assert "failed on 6 of the step's 100 rollouts: reward 'one' on 6" in message
+        assert "raised ValueError: no such colour" in message and "prompt 'p1', rollout 0" in message
+        with pytest.raises(RewardError):
+            scorer.submit(group(texts=["5"]), failures)
+        assert scorer.submit(group(texts=["5"]), Failures()).result(60).rewards.tolist() == [5]  # another step
+    assert failures.fractions(["one", "two"]) == {"one": 0.06, "two": 0.0}
+
+
+def test_a_step_with_too_many_failures_does_not_wait_for_what_still_hangs(noting):
+    reward, _ = noting
+    failures = Failures()
+    failures.expect(20)
+    with Scorer([reward("one", timeout_s=50.0, on_error="skip")], workers=2) as scorer:
+        start = time.monotonic()
+        hung = scorer.submit(group(texts=["hang"]), failures)
+        scorer.submit(group(texts=["raise", "exit"]), failures)
+        with pytest.raises(RewardError, match="on 2; the last one, 'one', ended its worker"):
+            hung.result(40)
+        assert time.monotonic() - start < 30
+
+
+def test_rewards_score_the_rows_of_their_sources(spec):
+    shapes = spec("length", label="right", sources=["shapes"])
+    charts = spec("booleans", label="right", sources=["charts", "plots"])
+    everywhere, plots = spec("numpy_values", label="place", weight=2.0), spec("some", sources=["plots"])
+    with Scorer([shapes, charts, everywhere, plots], workers=1) as scorer:
+        by_source = {
+            name: scorer.submit(group(source=name)).result(60) for name in ("shapes", "charts", "plots", "other")
+        }
+    assert list(by_source["shapes"].components) == ["right", "place", "some"]
+    assert by_source["shapes"].rewards.tolist() == [3, 5, 7] and by_source["shapes"].valid.all()
+    assert by_source["charts"].rewards.tolist() == [1, 3, 4]
+    assert np.isnan(by_source["charts"].components["some"]).all() and by_source["charts"].valid.all()
+    assert by_source["plots"].valid.tolist() == [True, False, True]
+    assert by_source["plots"].rewards.tolist() == [2, 0, 5]
+    assert np.isnan(by_source["other"].components["right"]).all()
+    assert by_source["other"].rewards.tolist() == [0, 2, 4]
+
+
+def test_a_row_that_no_reward_scores_is_an_error_with_all_sources(spec):
+    with (
+        Scorer([spec("length", sources=["shapes"]), spec("some", sources=["charts", "plots"])], workers=1) as scorer,
+        pytest.raises(ConfigError) as caught,
+    ):
+        scorer.submit(group(source="chart"))
+    for part in ("source 'chart'", "length: shapes", "some: charts, plots", "prompt 'p1'"):
+        assert part in str(caught.value)
 
 
 PARENT = """
@@ -249,6 +505,7 @@ import sys, time
 sys.path.insert(0, {tests!r})
 import test_scoring
 from mmrl.config import RewardSpec
+from mmrl.errors import ConfigError, PluginError
 from mmrl.scoring import Scorer
 pids, stuck = RewardSpec(name={pid!r}), RewardSpec(name={slow!r})
 scorer = Scorer([pids, stuck], workers=1)

@@ -16,6 +16,7 @@ from mmrl.config import from_mapping
 from mmrl.errors import NumericsError, PluginError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, Refill, SamplingRequest, UpdateResult
 from mmrl.prompts import PromptOrder, PromptSource
+from mmrl.reward_failures import Failure, Failures, RewardError
 from mmrl.trainer import Trainer, minibatches
 from mmrl.types import (
     Credit,
@@ -119,14 +120,18 @@ class FakeEncoder:
 
 @dataclass
 class FakeScorer:
-    """Scores by a function of prompt id and member, -1 for a greedy rollout; NaN is None."""
+    """Scores by a function of prompt id and member, -1 for a greedy rollout; NaN is None, infinity a failure."""
 
     score: Callable[[str, int], float]
 
-    def submit(self, group: RolloutGroup) -> Future[ScoredGroup]:
+    def submit(self, group: RolloutGroup, failures: Failures) -> Future[ScoredGroup]:
         members = [-1 if rollout.text == "greedy" else rollout.index for rollout in group.rollouts]
         values = np.array([self.score(group.prompt.id, member) for member in members], float)
-        valid = ~np.isnan(values)
+        for place in np.flatnonzero(np.isinf(values)):
+            failures.add(Failure("other", group.rollouts[place], "ended its worker (exit code 1)"))
+        valid = np.isfinite(values)
+        values = np.where(valid, values, np.nan)
+        failures.check()
         future: Future[ScoredGroup] = Future()
         future.set_result(ScoredGroup(group, np.where(valid, values, 0), valid, {"right": values, "other": 2 * values}))
         return future
@@ -189,7 +194,10 @@ def run() -> Callable[..., Run]:
         fake, recorder, encoder = FakeEngine(algorithm, **(engine or {})), FakeRecorder(), FakeEncoder()
         rows = [Prompt(f"p{i}", (Message("user", "x" * (i + 1)),), demonstration="y" * (i + 2)) for i in range(5)]
         source = PromptSource(rows, encoder, max_prompt_tokens=9)
-        collector = Collector(config, fake, encoder, FakeScorer(score), recorder.progress, frozenset({"other"}))
+        penalties = frozenset({"other"})
+        collector = Collector(
+            config, fake, encoder, FakeScorer(score), recorder.progress, penalties, event=recorder.event
+        )
         held_out = source if evaluate else None
         return Run(
             fake,
@@ -293,7 +301,8 @@ CONTRACT = {
     "policy/clip_fraction_high", "policy/clip_fraction_low", "kl/reference", "mismatch/logprob_abs_mean",
     "mismatch/logprob_abs_max", "mismatch/kl", "length/completion_mean", "length/truncated_fraction", "loss/policy",
     "lr", "perf/step_s", "perf/sync_s", "perf/generate_s", "perf/score_s", "perf/logprob_s", "perf/update_s",
-    "perf/tokens_per_s", "advantage/mean", "advantage/max", "group/all_correct_fraction", "group/all_wrong_fraction",
+    "perf/tokens_per_s", "perf/score_share", "reward/right_failed_fraction",
+    "advantage/mean", "advantage/max", "group/all_correct_fraction", "group/all_wrong_fraction",
 }  # fmt: skip
 """Names in the design's list; perf/memory_bytes_max is the run's, perf/mfu comes later."""
 
@@ -309,6 +318,7 @@ def test_a_step_logs_every_metric_of_the_contract(run):
     assert values["advantage/max"] == pytest.approx(0.866, abs=1e-3) and abs(values["advantage/mean"]) < 0.866
     assert not any(name.startswith("rollout/") or name == "reward/greedy_mean" for name in values)
     assert values["group/zero_signal_fraction"] == 0 and values["mismatch/kl"] == 0
+    assert values["perf/score_share"] == pytest.approx(values["perf/score_s"] / values["perf/step_s"])
 
 
 def test_unscored_rollouts_leave_statistics_and_loss(run):
@@ -326,6 +336,32 @@ def test_unscored_rollouts_leave_statistics_and_loss(run):
     assert [group.scored.group.prompt.id for group in groups] == [r.prompt.id for r in done.engine.requests]
     assert all(len(group.advantages) == len(group.logprobs) == 4 and len(group.logprobs[3]) == 0 for group in groups)
     assert all((group.advantages[3] == 0).all() and (group.advantages[2] > 0).all() for group in groups)
+
+
+def test_failures_are_unscored_counted_and_noted_each(run):
+    def score(prompt, member):
+        return np.inf if (prompt, member) == (failing, 2) else float(member % 2)
+
+    failing = run(trainer={"steps": 1}).fit().engine.requests[0].prompt.id
+    many = {"sampler": {"group_size": 10}, "evaluate": True}
+    done = run(score=score, trainer={"steps": 1}, **many).fit()
+    values = done.recorder.logged[1]
+    assert values["reward/other_failed_fraction"] == 1 / 20
+    assert values["reward/unscored_fraction"] == pytest.approx(1 / 20)
+    assert values["reward/right_failed_fraction"] == 0 == values["eval/other_failed_fraction"]
+    (event,) = done.recorder.events
+    assert event["kind"] == "reward_failed" and (event["prompt"], event["member"]) == (failing, 2)
+    assert event["reward"] == "other" and event["cause"] == "ended its worker (exit code 1)"
+    assert f"reward 'other' ended its worker (exit code 1): prompt {failing!r}, rollout 2" in event["message"]
+
+
+def test_more_failures_than_five_percent_stop_the_step_with_an_event_for_each(run):
+    stopped = run(score=lambda prompt, member: np.inf if member == 0 else 1.0, trainer={"steps": 1})
+    with pytest.raises(RewardError, match=r"failed on 1 of the step's 8 rollouts: reward 'other' on 1") as caught:
+        stopped.fit()
+    assert "up to 5% of a step" in str(caught.value) and "mmrl rewards test" in str(caught.value)
+    assert [event["member"] for event in stopped.recorder.events] == [0]
+    assert stopped.engine.updates == []
 
 
 def test_a_step_whose_rollouts_are_all_invalid_goes_on(run):

@@ -21,6 +21,8 @@ deviation: seven float32 rewards of 0.7 have a std of 6e-8, which a small epsilo
 def shaped_rewards(batch: Batch, *, clip: tuple[float, float] | None = None, normalise: bool = False) -> FloatArray:
     """(B,) weighted sums of the rewards' components, shaped in this order; 0 where invalid.
 
+    A component that is NaN in a valid row does not apply to that row's prompt: it is left out of the sum.
+
     1. Each component relative to its group's mean and deviation, if ``normalise`` (arXiv:2601.05242, which then
        whitens the sum over the batch; that is left to the estimator).
     2. The weighted sum of all that are no penalties.
@@ -31,9 +33,9 @@ def shaped_rewards(batch: Batch, *, clip: tuple[float, float] | None = None, nor
         return np.where(batch.valid, batch.rewards, 0.0)
 
     def value(name: str) -> FloatArray:
-        component = np.where(batch.valid, batch.components[name], 0.0)
+        component = batch.components[name]
         plain = not normalise or name in batch.penalties
-        return component if plain else group_advantages(component, batch.group_ids, batch.valid)
+        return component if plain else group_advantages(component, batch.group_ids, batch.valid & ~np.isnan(component))
 
     return np.where(batch.valid, _shaped(batch, {name: value(name) for name in batch.components}, clip), 0.0)
 
@@ -190,7 +192,7 @@ def _shaped(batch: Batch, components: Mapping[str, FloatArray], clip: tuple[floa
     total, penalty = np.zeros(len(batch.rewards)), np.zeros(len(batch.rewards))
     for name, values in components.items():
         target = penalty if name in batch.penalties else total
-        target += batch.weights[name] * values
+        target += batch.weights[name] * np.where(np.isnan(values), 0.0, values)
     return (total if clip is None else total.clip(*clip)) + penalty
 
 

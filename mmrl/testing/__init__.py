@@ -6,14 +6,17 @@
   PluginError with the first rule that it breaks, the values that show it, and what to do. `mmrl plugins --check` calls
   them for what is installed.
 - ``make_rollouts`` makes what a reward scores out of texts, for its own tests.
+- ``read_rollouts`` gives the rollouts of any RUN/rollouts file back, to try a reward on what a policy really wrote, as
+  `mmrl rewards test` does.
 - ``replay`` gives an algorithm's advantages, loss and gradient on recorded numbers, to be compared with a paper's or
   with those of another implementation.
 """
 
+from mmrl.rollout_records import read_rollouts
 from mmrl.testing.algorithms import check_algorithm
 from mmrl.testing.datasets import check_dataset
 from mmrl.testing.playback import Replay, replay
 from mmrl.testing.rewards import check_reward
 from mmrl.testing.rollouts import make_rollouts
 
-__all__ = ["Replay", "check_algorithm", "check_dataset", "check_reward", "make_rollouts", "replay"]
+__all__ = ["Replay", "check_algorithm", "check_dataset", "check_reward", "make_rollouts", "read_rollouts", "replay"]

@@ -90,10 +90,14 @@ def _array(name: str, values: Any, kind: str, shape: tuple[int, ...] | None = No
 
 
 def _with_sum(read: dict[str, Any]) -> dict[str, Any]:
-    """With rewards and their validity, of the components if they are not given."""
+    """With rewards and their validity, of the components if they are not given.
+
+    NaN of a row that is said to be valid is a component that does not apply to it, and adds nothing.
+    """
     components, weights = read["components"], read["weights"]
-    total_B = np.sum([weights[name] * values for name, values in components.items()], axis=0)
-    valid_B = read.setdefault("reward_valid", ~np.isnan(total_B))
+    valid_B = read.setdefault("reward_valid", ~np.any([np.isnan(values) for values in components.values()], axis=0))
+    sums = [weights[name] * np.where(np.isnan(values), 0.0, values) for name, values in components.items()]
+    total_B = np.sum(sums, axis=0)
     rewards_B = read.setdefault("rewards", np.where(valid_B, total_B, 0.0))
     if not np.allclose(rewards_B[valid_B], total_B[valid_B]):
         remedy = "leave rewards out, or correct components and weights"

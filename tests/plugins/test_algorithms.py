@@ -14,8 +14,10 @@ from mmrl import registry
 from mmrl.config import PluginSpec
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Needs, Refill, RunFacts
+from mmrl.metrics import reward_metrics
 from mmrl.ops.kl import adapted_coefficient
 from mmrl.testing import Replay, replay
+from mmrl.testing.rollouts import scored_groups
 from mmrl.types import Batch, Credit, PackedTokens, TokenLoss
 from mmrl_algorithms.grpo import GRPO
 
@@ -150,6 +152,66 @@ def test_the_order_of_shaping() -> None:
     shaped = np.array([max(-2 * half, -1) - 0.5, min(2 * half, 3), 0.0, -1.0])
     expected = shaped - np.repeat(shaped.reshape(2, 2).mean(1), 2)
     np.testing.assert_allclose(normalised.credit(given).values, expected, rtol=1e-6)
+
+
+def routed(**fields: Any) -> Batch:
+    """Two groups of two: ``right`` and ``brief`` score the first, ``count`` and ``brief`` the second."""
+    nan, base = np.nan, {"valid": np.ones(4, bool), "sampler_logprobs": [np.zeros(2)] * 4}
+    components = {
+        "right": np.array([0.0, 1.0, nan, nan]),
+        "count": np.array([nan, nan, 3.0, 5.0]),
+        "brief": np.array([-1.0, 0.0, 0.0, -1.0]),
+    }
+    weights = {"right": 1.0, "count": 2.0, "brief": 0.5}
+    rewards = np.array([-0.5, 1.0, 6.0, 9.5])
+    base |= {"group_ids": np.array([0, 0, 1, 1]), "masks": [np.ones(2, bool)] * 4, "truncated": np.zeros(4, bool)}
+    base |= {"components": components, "weights": weights, "rewards": rewards, "penalties": frozenset({"brief"})}
+    return Batch(**base | {"old_logprobs": None, "reference_logprobs": None} | fields)
+
+
+def test_a_reward_that_does_not_score_a_source_is_left_out_of_its_rows_sum() -> None:
+    clipped = create("dr_grpo", reward_clip=[0.5, 8.0], **NO_KL).credit(routed()).values
+    shaped = np.array([0.5 - 0.5, 1.0, 6.0, 8.0 - 0.5])
+    np.testing.assert_allclose(clipped, shaped - np.repeat(shaped.reshape(2, 2).mean(1), 2))
+
+    half = np.sqrt(0.5)
+    normalised = create("dr_grpo", reward_norm="group", **NO_KL).credit(routed()).values
+    shaped = np.array([-half - 0.5, half, -2 * half, 2 * half - 0.5])
+    np.testing.assert_allclose(normalised, shaped - np.repeat(shaped.reshape(2, 2).mean(1), 2), rtol=1e-5)
+
+    greedy = {
+        "right": np.array([1.0, 1.0, np.nan, np.nan]),
+        "count": np.array([np.nan, np.nan, 4.0, 4.0]),
+        "brief": np.zeros(4),
+    }
+    remax = create("remax", reward_clip=[-10.0, 10.0], **NO_KL).credit(routed(greedy_components=greedy)).values
+    np.testing.assert_allclose([each[0] for each in remax], [-0.5 - 1, 1 - 1, 6 - 8, 9.5 - 8])
+
+
+def test_metrics_of_a_component_are_over_the_rows_that_it_scores() -> None:
+    greedy = {"right": np.array([1.0, 1.0, np.nan, np.nan]), "count": np.array([np.nan, np.nan, 4.0, 4.0])}
+    batch = routed(greedy_components=greedy, valid=np.array([True, True, True, False]))
+    values = reward_metrics(batch, "right")
+    assert values["reward/right_mean"] == 0.5 and values["reward/count_mean"] == 3.0
+    assert values["reward/unscored_fraction"] == 0.25 and values["reward/mean"] == pytest.approx(6.5 / 3)
+    assert values["group/all_correct_fraction"] == values["group/all_wrong_fraction"] == 0.0
+    assert values["reward/greedy_mean"] == pytest.approx((1 + 8) / 2)
+    right = {"right": np.array([1.0, 1.0, np.nan, np.nan])}
+    assert reward_metrics(routed(components=right), "right")["group/all_correct_fraction"] == 1.0
+
+
+@pytest.mark.parametrize(("metric", "kept"), [(None, [True, True, False]), ("count", [True, True, False])])
+def test_groups_are_selected_by_a_reward_that_scores_them(metric: str | None, kept: list[bool]) -> None:
+    (template,) = [group for group in scored_groups(with_greedy=False) if group.rewards.tolist() == [0.25, 0.5]]
+    nan, absent = np.nan, np.full(2, np.nan)
+    components = [
+        {"right": np.array([0.0, 1.0]), "count": absent},
+        {"right": absent, "count": np.array([0.0, 1.0])},
+        {"right": absent, "count": np.array([1.0, nan])},
+    ]
+    valid = [np.ones(2, bool), np.ones(2, bool), np.array([True, False])]
+    groups = [replace(template, components=each, valid=ok) for each, ok in zip(components, valid, strict=True)]
+    assert create("dapo", dynamic_sampling={"metric": metric}).select(groups) == kept
 
 
 def test_the_greedy_reward_is_clipped_and_penalised_like_the_others() -> None:

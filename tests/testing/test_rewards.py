@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from types import MappingProxyType
 
@@ -20,6 +21,19 @@ class Good(Reward):
 
     def score(self, rollouts):
         return [None if r.answer is None else len(r.columns[self.config.column]) / (1 + len(r.text)) for r in rollouts]
+
+
+def scoring_one(score_one):
+    return type("Single", (Reward,), {"score_one": score_one})
+
+
+async def late(self, rollout):
+    await asyncio.sleep(0)
+    return float(len(rollout.text))
+
+
+async def late_batch(self, rollouts):
+    return [await late(self, rollout) for rollout in rollouts]
 
 
 def scoring(score, **attributes):
@@ -108,3 +122,14 @@ def test_a_reward_is_given_the_rollouts_that_it_needs_prompt_by_prompt() -> None
     assert {tuple(ids) for ids in seen} == {("In metres?",) * 3, ("In feet?",) * 3, ()}
     with pytest.raises(PluginError, match="KeyError"):
         check_reward(Sees, rollouts=metres)
+
+
+@pytest.mark.parametrize("reward", [scoring_one(lambda self, r: float(len(r.text))), scoring_one(late)])
+def test_rollouts_may_be_scored_one_by_one_sync_or_async(reward):
+    check_reward(reward)
+    check_reward(scoring(late_batch))
+
+
+def test_one_by_one_keeps_the_same_rules():
+    with pytest.raises(PluginError, match="the same rollouts get the same scores"):
+        check_reward(scoring_one(lambda self, r: float(np.random.default_rng().random())))

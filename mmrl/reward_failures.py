@@ -1,0 +1,123 @@
+"""What becomes of a reward that fails: an error that says all, or a count that must stay small."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from mmrl.errors import PluginError
+from mmrl.types import Rollout
+
+MAX_FAILED_SHARE = 0.05
+"""Of a step's rollouts; with more of them failed, what is left is no fair sample of what the policy does."""
+_EXCERPT = 100
+
+
+class RewardError(PluginError):
+    """A reward that raised, that answered something else than scores, or that hung or crashed too often."""
+
+    def __init__(self, what: str, *, details: str = "", where: str = "", possible: str = "", remedy: str = "") -> None:
+        super().__init__(what, where=where, possible=possible, remedy=remedy)
+        self.details = details
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A rollout that is left unscored because a reward hung, crashed, or raised where that is skipped.
+
+    Attributes:
+        reward: Its label.
+        cause: What it did, to be read after the reward's name.
+        details: Its traceback, if it raised.
+    """
+
+    reward: str
+    rollout: Rollout
+    cause: str
+    details: str = ""
+
+
+class Failures:
+    """Those of one step, counted against its rollouts; for any number of threads.
+
+    Args:
+        bounded: Whether more than ``MAX_FAILED_SHARE`` of the rollouts are too many.
+
+    Attributes:
+        too_many: Raises RewardError from the moment on that there are too many.
+    """
+
+    def __init__(self, *, bounded: bool = True) -> None:
+        self.too_many: Future[NoReturn] = Future()
+        self._bounded, self._num_rollouts = bounded, 0
+        self._all: list[Failure] = []
+        self._lock = threading.Lock()
+
+    def expect(self, num_rollouts: int) -> None:
+        """So many more rollouts belong to the step."""
+        self._num_rollouts += num_rollouts
+
+    def add(self, failure: Failure) -> None:
+        with self._lock:
+            self._all.append(failure)
+            failed = len({id(each.rollout) for each in self._all})
+            excess = self._bounded and failed > MAX_FAILED_SHARE * self._num_rollouts
+            if excess and not self.too_many.done():
+                self.too_many.set_exception(self._error(failed, failure))
+
+    def check(self) -> None:
+        """Raises RewardError if there are too many."""
+        if self.too_many.done():
+            self.too_many.result()
+
+    def since(self, count: int) -> list[Failure]:
+        """All but the first ``count``."""
+        with self._lock:
+            return self._all[count:]
+
+    def fractions(self, rewards: Sequence[str]) -> dict[str, float]:
+        """Of each reward, the rollouts that it failed on over those of the step."""
+        counts = Counter(failure.reward for failure in self.since(0))
+        return {name: counts[name] / max(self._num_rollouts, 1) for name in rewards}
+
+    def _error(self, failed: int, last: Failure) -> RewardError:
+        counts = Counter(failure.reward for failure in self._all)
+        rewards = ", ".join(f"reward {name!r} on {count}" for name, count in counts.items())
+        return RewardError(
+            f"rewards failed on {failed} of the step's {self._num_rollouts} rollouts: {rewards}; "
+            f"the last one, {last.reward!r}, {last.cause}",
+            where=describe([last.rollout]),
+            possible=f"up to {MAX_FAILED_SHARE:.0%} of a step, which are left unscored",
+            remedy="correct the reward, or raise its timeout_s if it only needs longer; "
+            "`mmrl rewards test` tries it on recorded completions",
+            details=last.details,
+        )
+
+
+def reward_error(reward: str, reply: Mapping[str, Any], rollouts: Sequence[Rollout] = ()) -> RewardError:
+    """What a worker replied, about these rollouts, as an error."""
+    return RewardError(
+        f"reward {reward!r} {reply['what']}",
+        where="; ".join(filter(None, [describe(rollouts), reply.get("place")])),
+        possible=reply.get("possible", ""),
+        remedy=reply.get("remedy", "correct the reward"),
+        details=reply.get("details", ""),
+    )
+
+
+def describe(rollouts: Sequence[Rollout]) -> str:
+    """Which rollouts, and how the prompt of the first one starts."""
+    if not rollouts:
+        return ""
+    first, last = rollouts[0], rollouts[-1]
+    prompt = f"prompt {first.prompt.id!r}"
+    if first.prompt.id != last.prompt.id:
+        return f"{len(rollouts)} rollouts from {prompt} to {last.prompt.id!r}"
+    members = f"rollout {first.index}" if first is last else f"rollouts {first.index} to {last.index}"
+    text = first.messages[-1].content if first.messages else first.prompt.text
+    shown = repr(text[:_EXCERPT]) + ("..." if len(text) > _EXCERPT else "")
+    return f"{prompt}, {members}" + (f", which asks {shown}" if text else "")

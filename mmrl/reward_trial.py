@@ -1,0 +1,229 @@
+"""A reward on recorded completions, without a model: what it answers, how fast, and where the record says otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from itertools import chain, groupby, islice
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from mmrl import registry
+from mmrl.config import RewardSpec, options_errors
+from mmrl.config_files import Located, join_errors, read_tree
+from mmrl.console import visible
+from mmrl.errors import DataError
+from mmrl.reward_failures import Failures, RewardError
+from mmrl.rollout_records import RecordedRollout, read_rollouts
+from mmrl.scoring import reward_pools
+from mmrl.testing.rollouts import sample_groups
+
+_ROWS_SHOWN, _WIDTH = 40, 48
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class TriedRollout:
+    """A rollout and what the reward made of it.
+
+    Attributes:
+        value: None where it is unscored.
+        recorded: The record's value of the same component; None where that was unscored, or there is none.
+        failure: How the reward failed on it; empty if it did not.
+        agrees: Whether value and record are the same, within 1e-6; None where there is nothing to compare.
+    """
+
+    where: str
+    prompt: str
+    member: int
+    completion: str
+    value: float | None
+    recorded: float | None
+    seconds: float
+    failure: str
+    agrees: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What became of a reward's trial.
+
+    Attributes:
+        component: What the reward is called in the record.
+        error: The first thing that would stop a run; None if there is none.
+    """
+
+    component: str
+    rollouts: Sequence[TriedRollout]
+    recorded_components: Sequence[str]
+    error: RewardError | None
+
+    @property
+    def failed(self) -> list[TriedRollout]:
+        return [each for each in self.rollouts if each.failure]
+
+    @property
+    def disagreeing(self) -> list[TriedRollout]:
+        return [each for each in self.rollouts if each.agrees is False]
+
+    def totals(self) -> dict[str, Any]:
+        """Counts, and seconds per rollout."""
+        values = [each.value for each in self.rollouts if each.value is not None]
+        slowest = max(self.rollouts, key=lambda each: each.seconds)
+        seconds = np.array([each.seconds for each in self.rollouts])
+        return {
+            "reward": self.component,
+            "rollouts": len(self.rollouts),
+            "scored": len(values),
+            "unscored": sum(each.value is None and not each.failure for each in self.rollouts),
+            "failed": len(self.failed),
+            "mean": sum(values) / len(values) if values else None,
+            "compared": sum(each.agrees is not None for each in self.rollouts),
+            "disagreements": len(self.disagreeing),
+            "recorded_components": list(self.recorded_components),
+            "p50_s": float(np.percentile(seconds, 50)),
+            "p95_s": float(np.percentile(seconds, 95)),
+            "max_s": slowest.seconds,
+            "slowest": slowest.where,
+        }
+
+    def data(self) -> dict[str, Any]:
+        """Everything, for a program."""
+        return {**self.totals(), "samples": [asdict(each) for each in self.rollouts]}
+
+    def lines(self) -> Iterator[str]:
+        """The same for a person."""
+        yield from _table(self.rollouts[:_ROWS_SHOWN])
+        if len(self.rollouts) > _ROWS_SHOWN:
+            yield f"... and {len(self.rollouts) - _ROWS_SHOWN} more (--json has all)"
+        totals = self.totals()
+        yield ""
+        mean = "" if totals["mean"] is None else f", mean {totals['mean']:.4g}"
+        scored = f"{totals['rollouts']} rollouts: {totals['scored']} scored{mean}"
+        yield f"{scored}, {totals['unscored']} unscored, {totals['failed']} failed"
+        times = f"p50 {_ms(totals['p50_s'])}, p95 {_ms(totals['p95_s'])}, max {_ms(totals['max_s'])}"
+        yield visible(f"time per rollout: {times} ({totals['slowest']})")
+        if totals["compared"]:
+            yield f"record: {totals['disagreements']} of {totals['compared']} disagree with {self.component!r}"
+            yield from _table(self.disagreeing[:_ROWS_SHOWN])
+        elif self.recorded_components:
+            known = ", ".join(self.recorded_components)
+            yield visible(f"record: it has no {self.component!r} to compare with, but {known} (--set label=NAME)")
+        for each in self.failed[:_ROWS_SHOWN]:
+            yield visible(f"failed: {each.where}: {each.failure}")
+
+
+def reward_spec(name: str, settings: Sequence[str] = (), timeout_s: float | None = None) -> RewardSpec:
+    """The reward of that name with ``key=value`` settings, as an entry of ``rewards`` would have them.
+
+    Raises:
+        ConfigError: They do not fit.
+        PluginError: The reward cannot be had.
+    """
+    tree, problems = read_tree([], settings)
+    if problems:
+        raise join_errors(problems)
+    given = {"name": name, **tree.plain(), **({} if timeout_s is None else {"timeout_s": timeout_s})}
+    try:
+        model: Any = RewardSpec
+        spec = RewardSpec.model_validate({**given, "on_error": "skip"})
+        model = registry.options_class("reward", name)
+        model.model_validate(spec.options)
+    except ValidationError as error:
+        raise join_errors(options_errors(error, model, "", Located.of(given, f"reward {name}"))) from error
+    return spec
+
+
+def try_reward(spec: RewardSpec, paths: Sequence[str] = (), limit: int | None = None) -> Trial:
+    """Score recorded rollouts, or else those of ``mmrl.testing``, in a run's own worker processes.
+
+    Args:
+        paths: See ``read_rollouts``.
+        limit: Most rollouts.
+
+    Raises:
+        DataError: There are no rollouts.
+    """
+    recorded = list(islice(_rollouts(paths), limit))
+    if not recorded:
+        raise DataError("there are no recorded rollouts", where=", ".join(paths), remedy="name files that have some")
+    groups = [list(group) for _, group in groupby(recorded, lambda each: each.rollout.prompt.id)]
+    failures, tried, errors = Failures(bounded=False), list[TriedRollout](), list[RewardError]()
+    ((_, pool),) = reward_pools([spec])
+    try:
+        wanted = frozenset({0})
+        futures = [pool.submit([each.rollout for each in group], wanted, failures) for group in groups]
+        for group, future in zip(groups, futures, strict=True):
+            tried += _tried(spec.metric, group, future, failures, errors)
+    finally:
+        pool.close()
+    components = dict.fromkeys(name for each in recorded for name in each.rewards)
+    return Trial(spec.metric, tried, list(components), next(iter(errors), None))
+
+
+def _rollouts(paths: Sequence[str]) -> Iterator[RecordedRollout]:
+    if paths:
+        return chain.from_iterable(map(read_rollouts, paths))
+    samples = [rollout for group in sample_groups("7") for rollout in group]
+    return iter([RecordedRollout(each, {}, True, False, f"built-in sample {i}") for i, each in enumerate(samples)])
+
+
+def _tried(
+    name: str, group: Sequence[RecordedRollout], future: Future[Any], failures: Failures, errors: list[RewardError]
+) -> Iterator[TriedRollout]:
+    try:
+        answer = future.result()[0]
+        scores, seconds, reason = answer.scores, answer.seconds, ""
+    except RewardError as error:
+        errors.append(error)
+        scores, seconds, reason = [None] * len(group), [0.0] * len(group), error.what
+    causes = {id(failure.rollout): failure.cause for failure in failures.since(0)}
+    for each, value, took in zip(group, scores, seconds, strict=True):
+        rollout, recorded, failure = each.rollout, each.rewards.get(name), reason or causes.get(id(each.rollout), "")
+        # Without a value, and valid all the same: no reward of that name was asked.
+        comparable = name in each.rewards and not (recorded is None and each.valid) and not failure
+        yield TriedRollout(
+            where=each.where,
+            prompt=rollout.prompt.id,
+            member=rollout.index,
+            completion=rollout.text,
+            value=value,
+            recorded=recorded,
+            seconds=took,
+            failure=failure,
+            agrees=_same(value, recorded) if comparable else None,
+        )
+
+
+def _same(value: float | None, recorded: float | None) -> bool:
+    if value is None or recorded is None:
+        return value is recorded
+    return math.isclose(value, recorded, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+
+
+def _table(rollouts: Sequence[TriedRollout]) -> Iterator[str]:
+    form = "{:<20}  {:>7}  {:>9}  {:>9}  {:>9}  {}"
+    if rollouts:
+        yield form.format("prompt", "rollout", "value", "recorded", "time", "completion")
+    for each in rollouts:
+        value = "failed" if each.failure else _number(each.value)
+        recorded = "" if each.agrees is None else _number(each.recorded)
+        prompt, text = _short(each.prompt, 20), _short(each.completion, _WIDTH)
+        yield form.format(prompt, each.member, value, recorded, _ms(each.seconds), text).rstrip()
+
+
+def _short(text: str, width: int) -> str:
+    shown = visible(text[: width + 1])
+    return shown if len(shown) <= width else shown[: width - 3] + "..."
+
+
+def _number(value: float | None) -> str:
+    return "unscored" if value is None else f"{value:.6g}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"
