@@ -118,8 +118,8 @@ class Collector:
         clock: Clock,
     ) -> list[ScoredGroup]:
         """One scored group for each (epoch, prompt), in that order, each with its greedy rollout if that is wanted."""
-        config = self._config.sampler
-        requests = [self._request(prompt, epoch, "", config.group_size, config.temperature) for epoch, prompt in prompts]
+        size, temperature = self._config.sampler.group_size, self._config.sampler.temperature
+        requests = [self._request(prompt, epoch, "", size, temperature) for epoch, prompt in prompts]
         if not with_greedy:
             return self._generate_and_score(sampler, requests, clock)
         # In the same call, so that both share the batch and the prompt's cached prefix.

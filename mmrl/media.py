@@ -294,8 +294,11 @@ def _mend_transparent_colour(image: PILImage.Image) -> None:
 
     It leaves shallow grey as it is in the file, and 16-bit colour, of which the high bytes are all that is compared.
     """
-    colour = image.info.get("transparency")
-    stored = image.tile[0].args if image.format == "PNG" and image.tile else None
+    from PIL.PngImagePlugin import PngImageFile
+
+    if not (isinstance(image, PngImageFile) and image.tile and "transparency" in image.info):
+        return
+    stored, colour = image.tile[0].args, image.info["transparency"]
     if stored in _GREY_STEP:
         image.info["transparency"] = colour * _GREY_STEP[stored]
     elif stored == "RGB;16B":
