@@ -16,7 +16,7 @@ from mmrl.interfaces import Algorithm, Engine, PromptEncoder, Sampler, SamplingR
 from mmrl.prompts import PromptSource, request_seed
 from mmrl.reward_failures import Failure, Failures, describe
 from mmrl.scoring import Scorer
-from mmrl.types import Batch, FloatArray, ScoredGroup
+from mmrl.types import Batch, EncodedPrompt, FloatArray, ScoredGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +86,19 @@ class Collector:
         groups, kept, rounds = list[ScoredGroup](), list[bool](), 0
         with self._sampling(clock) as sampler:
             while sum(kept) < wanted and rounds < max_rounds:
-                rows = take(wanted - sum(kept))
-                found = self._round(sampler, source, rows, needs.greedy_rollout, clock, failures)
+                prompts = source.draw(wanted - sum(kept), take, self._encoder.encode)
+                found = self._round(sampler, prompts, needs.greedy_rollout, clock, failures)
                 groups += found
                 kept += select(algorithm, found) if needs.refill else [True] * len(found)
                 rounds += 1
         return Collected(groups, kept, rounds, failures.fractions(self._rewards))
 
     def evaluate(self, source: PromptSource) -> dict[str, float]:
-        """Metrics of all prompts: greedy with one sample each, else at the sampling temperature."""
+        """Metrics of all prompts that can be used: greedy with one sample each, else at the sampling temperature."""
         num_samples = self._config.trainer.eval_samples
         temperature = 0.0 if num_samples == 1 else self._config.sampler.temperature
-        requests = [self._request(source, 0, row, "eval/", num_samples, temperature) for row in range(len(source))]
+        prompts = [source.attempt(row, self._encoder.encode) for row in range(len(source))]
+        requests = [self._request(prompt, 0, "eval/", num_samples, temperature) for prompt in prompts if prompt]
         clock, failures = Clock(), Failures()
         with self._sampling(clock) as sampler:
             batch = self.batch(self._generate_and_score(sampler, requests, clock, failures))
@@ -124,27 +125,25 @@ class Collector:
     def _round(
         self,
         sampler: Sampler,
-        source: PromptSource,
-        rows: Sequence[tuple[int, int]],
+        prompts: Sequence[tuple[int, EncodedPrompt]],
         with_greedy: bool,
         clock: Clock,
         failures: Failures,
     ) -> list[ScoredGroup]:
-        """One scored group for each (epoch, row), in that order, each with its greedy rollout if that is wanted."""
-        config = self._config.sampler
-        requests = [self._request(source, *row, "", config.group_size, config.temperature) for row in rows]
+        """One scored group for each (epoch, prompt), in that order, each with its greedy rollout if that is wanted."""
+        size, temperature = self._config.sampler.group_size, self._config.sampler.temperature
+        requests = [self._request(prompt, epoch, "", size, temperature) for epoch, prompt in prompts]
         if not with_greedy:
             return self._generate_and_score(sampler, requests, clock, failures)
         # In the same call, so that both share the batch and the prompt's cached prefix.
-        requests += [self._greedy(request, epoch) for request, (epoch, _) in zip(requests, rows, strict=True)]
+        requests += [self._greedy(request, epoch) for request, (epoch, _) in zip(requests, prompts, strict=True)]
         scored = self._generate_and_score(sampler, requests, clock, failures)
-        return [_with_greedy(*pair) for pair in zip(scored[: len(rows)], scored[len(rows) :], strict=True)]
+        return [_with_greedy(*pair) for pair in zip(scored[: len(prompts)], scored[len(prompts) :], strict=True)]
 
     def _request(
-        self, source: PromptSource, epoch: int, row: int, namespace: str, num_samples: int, temperature: float
+        self, prompt: EncodedPrompt, epoch: int, namespace: str, num_samples: int, temperature: float
     ) -> SamplingRequest:
         """``namespace`` keeps the seeds of evaluation apart from those of training."""
-        prompt = self._encoder.encode(source[row])
         seed = request_seed(self._config.trainer.seed, epoch, namespace + prompt.id, 0)
         return SamplingRequest(prompt, num_samples, temperature, self._config.sampler.max_new_tokens, seed)
 

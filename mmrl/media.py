@@ -31,6 +31,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_IMAGE_BYTES = 64 * 2**20
 MAX_IMAGE_PIXELS = 50_000_000
 MAX_ASPECT_RATIO = 200
+_GREY_STEP = {"L;2": 85, "L;4": 17}
+"""What Pillow multiplies grey of 2 and 4 bits by."""
 _DROP = "repair the image or remove the row"
 _RESTORE = "delete the file and start again: it is then written anew from the dataset"
 
@@ -313,8 +315,25 @@ def _rgb(image: PILImage.Image, label: str) -> PILImage.Image:
         )
     if not image.has_transparency_data:
         return image.convert("RGB")
+    _mend_transparent_colour(image)
     white = Image.new("RGBA", image.size, "white")
     return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+
+
+def _mend_transparent_colour(image: PILImage.Image) -> None:
+    """Bring a PNG's transparent colour to the 8 bits that its pixels are decoded to, which Pillow does not do.
+
+    It leaves shallow grey as it is in the file, and 16-bit colour, of which the high bytes are all that is compared.
+    """
+    from PIL.PngImagePlugin import PngImageFile
+
+    if not (isinstance(image, PngImageFile) and image.tile and "transparency" in image.info):
+        return
+    stored, colour = image.tile[0].args, image.info["transparency"]
+    if stored in _GREY_STEP:
+        image.info["transparency"] = colour * _GREY_STEP[stored]
+    elif stored == "RGB;16B":
+        image.info["transparency"] = tuple(channel >> 8 for channel in colour)
 
 
 def _eight_bit(image: PILImage.Image) -> PILImage.Image:

@@ -13,7 +13,7 @@ from mmrl.config_files import join_errors
 from mmrl.errors import ConfigError, DataError, plugin_errors
 from mmrl.interfaces import Algorithm, DatasetLoader, Needs, Plugin, Reward, RunFacts
 from mmrl.media import ImageGrid, MediaStore
-from mmrl.prompts import PromptSource
+from mmrl.prompts import Part, PromptSource
 from mmrl.types import Prompt
 
 if TYPE_CHECKING:
@@ -124,7 +124,9 @@ class RunPlan:
     @cached_property
     def training(self) -> PromptSource:
         """The training prompts, enough for one step."""
-        source = self._source(self.config.data.train, "data.train")
+        data, scored = self.config.data, self.algorithm.source == "rollouts"
+        source = self._source((data.train, *data.mix), "data.train", scored=scored)
+        self._check_reward_sources(source)
         source.require(self.config.trainer.prompts_per_step, "trainer.prompts_per_step")
         if self.algorithm.source == "demonstrations" and source.without_demonstration:
             ids = source.without_demonstration
@@ -138,7 +140,7 @@ class RunPlan:
     @cached_property
     def evaluation(self) -> PromptSource | None:
         spec = self.config.data.eval
-        return None if spec is None else self._source(spec, "data.eval")
+        return None if spec is None else self._source((spec,), "data.eval", scored=True)
 
     @property
     def with_sampler(self) -> bool:
@@ -181,17 +183,61 @@ class RunPlan:
             if kind != "algorithm" and registry.resolve(kind, spec.name).check is not Plugin.check:
                 yield f"{key}: {spec.name}", registry.create(kind, spec)
 
-    def _source(self, spec: DatasetSpec, name: str) -> PromptSource:
+    def _source(self, specs: Sequence[DatasetSpec], name: str, *, scored: bool) -> PromptSource:
         data = self.config.data
-        return PromptSource(
-            self._rows(name, spec),
+        keys = [name, *(f"data.mix.{index}" for index in range(len(specs) - 1))]
+        source = PromptSource(
+            [Part(spec.source, self._rows(key, spec), spec.weight) for key, spec in zip(keys, specs, strict=True)],
             self.encoder,
             system_prompt=data.system_prompt,
             prompt_template=data.prompt_template,
             max_prompt_tokens=data.max_prompt_tokens,
             overlong=data.overlong,
+            on_bad_row=data.on_bad_row,
+            max_bad_rows=data.max_bad_rows,
             name=name,
         )
+        if scored:
+            self._check_scored(source)
+        return source
+
+    def _check_scored(self, source: PromptSource) -> None:
+        """Each row has a reward that scores it.
+
+        Raises:
+            ConfigError: Names the sources that have none.
+        """
+        named = [reward.sources for reward in self.config.rewards]
+        if None in named:
+            return
+        scored = {name for names in named if names is not None for name in names}
+        if missing := sorted(source.sources.keys() - scored):
+            raise ConfigError(
+                f"no reward scores the rows of {', '.join(missing)}",
+                where=f"rewards: sources; {source.name} has rows of {_counted(source.sources)}",
+                possible=f"rewards for {', '.join(sorted(scored))}, and for {', '.join(missing)}",
+                remedy="add them to the sources of a reward, or leave out the sources of one that scores every row",
+            )
+
+    def _check_reward_sources(self, training: PromptSource) -> None:
+        """Each source that a reward names is there.
+
+        Raises:
+            ConfigError: Names those that are not.
+        """
+        data = self.config.data
+        known = {spec.source for spec in (data.train, *data.mix, *([data.eval] if data.eval else []))}
+        known |= training.sources.keys()
+        named = {name for reward in self.config.rewards for name in reward.sources or ()}
+        if named - known and self.evaluation is not None:
+            known |= self.evaluation.sources.keys()
+        if missing := sorted(named - known):
+            raise ConfigError(
+                f"rewards are meant for rows of {', '.join(missing)}, and there are none",
+                where="rewards: sources",
+                possible=", ".join(sorted(known)),
+                remedy="name labels of datasets, or what the rows themselves say that they are from",
+            )
 
     def _rows(self, key: str, spec: DatasetSpec) -> Sequence[Prompt]:
         root = self.config.data.image_root
@@ -263,6 +309,11 @@ def _about(loader: DatasetLoader) -> dict[str, str]:
         about |= {"note": facts.notes} if facts.notes else {}
     with plugin_errors(loader, "describe"):
         return about | {str(name): str(value) for name, value in loader.describe().items()}
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    """Such as ``geometry (40), digits (2)``."""
+    return ", ".join(f"{name} ({count})" for name, count in counts.items())
 
 
 def _texts(answer: Sequence[str]) -> list[str]:

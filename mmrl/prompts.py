@@ -7,44 +7,101 @@ of ranks or a refilled batch draws the same prompts with the same randomness.
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
 
 import numpy as np
 
-from mmrl.errors import DataError, plugin_errors
+from mmrl.bad_rows import BadRows, OnBadRow
+from mmrl.errors import DataError, HubError, plugin_errors
 from mmrl.interfaces import PromptEncoder
 from mmrl.templates import PromptTemplate
 from mmrl.types import IntArray, Message, Prompt
 
 MAX_GROUP_SIZE = 2**16
+OVERLONG = "longer than data.max_prompt_tokens"
+"""The cause of rows that are dropped for their length."""
+
+_T = TypeVar("_T")
 
 
-class PromptOrder:
-    """``permutation(seed, epoch)[position]``: every row once per epoch, in an order of that epoch's own."""
+class Order(ABC):
+    """Which row comes at a position, counted from the start of the run: the position is the whole state."""
 
-    def __init__(self, num_rows: int, seed: int) -> None:
-        if num_rows < 1:
-            raise DataError("There are no rows to put in order")
-        self.num_rows = num_rows
-        self.seed = seed
-        self._epoch = -1
-        self._permutation: IntArray = np.zeros(0, np.int64)
-
+    @abstractmethod
     def at(self, position: int) -> tuple[int, int]:
-        """(epoch, row index) at a position counted from the start of the run."""
-        epoch, offset = divmod(position, self.num_rows)
-        if epoch != self._epoch:
-            # Sorted raw keys rather than Generator.permutation: NumPy keeps bit streams stable, not algorithms.
-            keys = np.random.PCG64(_hash(f"{self.seed}/{epoch}", 16)).random_raw(self.num_rows)
-            self._epoch, self._permutation = epoch, np.argsort(keys, kind="stable")
-        return epoch, int(self._permutation[offset])
+        """(epoch, row index) at a position."""
 
     def take(self, start: int, count: int) -> list[tuple[int, int]]:
         """(epoch, row index) at ``count`` positions from ``start``."""
         return [self.at(position) for position in range(start, start + count)]
+
+
+class PromptOrder(Order):
+    """``permutation(seed, epoch)[position]``: every row once per epoch, in an order of that epoch's own.
+
+    Args:
+        name: Gives each of several datasets orders of its own.
+    """
+
+    def __init__(self, num_rows: int, seed: int, name: str = "") -> None:
+        if num_rows < 1:
+            raise DataError("There are no rows to put in order")
+        self.num_rows = num_rows
+        self._key = f"{seed}/{name}/" if name else f"{seed}/"
+        self._epoch = -1
+        self._permutation: IntArray = np.zeros(0, np.int64)
+
+    def at(self, position: int) -> tuple[int, int]:
+        epoch, offset = divmod(position, self.num_rows)
+        if epoch != self._epoch:
+            # Sorted raw keys rather than Generator.permutation: NumPy keeps bit streams stable, not algorithms.
+            keys = np.random.PCG64(_hash(f"{self._key}{epoch}", 16)).random_raw(self.num_rows)
+            self._epoch, self._permutation = epoch, np.argsort(keys, kind="stable")
+        return epoch, int(self._permutation[offset])
+
+
+class WeightedOrder(Order):
+    """Several datasets by weight, each in epochs of its own; rows are counted through all of them.
+
+    After any number of positions, each of k datasets has had its exact share within ``1 - 1 / (2k - 2)`` rows, which
+    no rule can better: R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32 (1980). A batch, then,
+    has its shares within twice that. Which dataset has which position does not depend on the seed.
+
+    Args:
+        sizes: Rows of each dataset; it has two or more.
+        weights: In any unit.
+        names: Of the datasets.
+    """
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float], names: Sequence[str], seed: int) -> None:
+        self._shares = [weight / sum(weights) for weight in weights]
+        self._orders = [PromptOrder(size, seed, name) for size, name in zip(sizes, names, strict=True)]
+        self._offsets = [sum(sizes[:index]) for index in range(len(sizes))]
+        self._restart()
+
+    def at(self, position: int) -> tuple[int, int]:
+        if position < self._drawn - 1:
+            self._restart()
+        while self._drawn <= position:
+            self._draw()
+        epoch, row = self._orders[self._latest].at(self._counts[self._latest] - 1)
+        return epoch, self._offsets[self._latest] + row
+
+    def _restart(self) -> None:
+        self._drawn, self._latest, self._counts = 0, 0, [0] * len(self._shares)
+
+    def _draw(self) -> None:
+        """Of the datasets that have waited long enough, the one whose share is first used up by waiting on."""
+        self._drawn += 1
+        least = 1 / (2 * len(self._shares) - 2)
+        owed = [share * self._drawn - count for share, count in zip(self._shares, self._counts, strict=True)]
+        waiting = [index for index, rows in enumerate(owed) if rows >= least - 1e-9]
+        self._latest = min(waiting, key=lambda index: (1 - least - owed[index]) / self._shares[index])
+        self._counts[self._latest] += 1
 
 
 def request_seed(run_seed: int, epoch: int, prompt_id: str, attempt: int) -> int:
@@ -52,66 +109,148 @@ def request_seed(run_seed: int, epoch: int, prompt_id: str, attempt: int) -> int
     return _hash(f"{run_seed}/{epoch}/{attempt}/{prompt_id}", 8) % 2**62 // MAX_GROUP_SIZE * MAX_GROUP_SIZE
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the datasets that a run draws from.
+
+    Attributes:
+        source: What its rows are called that do not say it themselves; begins their ids where there are several.
+        rows: What its loader gave.
+        weight: Its share of the positions, in any unit; None for all of them is by their sizes.
+    """
+
+    source: str
+    rows: Sequence[Prompt]
+    weight: float | None = None
+
+
 class PromptSource:
-    """A loader's rows with the run's system prompt and template, without those that are too long.
+    """The rows of one or several datasets with the run's system prompt and template, without those of no use.
 
     Every row is measured once, here; prompts themselves are read again when they are asked for.
 
     Args:
-        rows: What the loader gave.
+        parts: The datasets.
         encoder: Measures prompts.
         system_prompt: Put before rows that have no system message of their own.
         prompt_template: Jinja text, or a path to a ``.jinja`` or ``.j2`` file, for the last user message; sees
             ``prompt`` (its text) and ``row`` (the columns). Runs in a sandbox.
         overlong: What happens to longer rows; a prompt is never cut.
+        on_bad_row: What happens to rows that cannot be used.
+        max_bad_rows: Share of such rows above which a dataset is refused.
         name: The config section, for messages.
 
     Attributes:
         lengths: Tokens of each prompt that was kept.
+        overlong_lengths: Tokens of each one that was too long.
+        sources: Rows of each source among those that were kept.
         max_images: Most images in one of them.
         without_demonstration: Ids of those that have no completion to imitate.
-        dropped: (prompt id, reason) of each one that was not.
+        dropped: (prompt id, or row where it has none, and reason) of each one that was not.
 
     Raises:
         ConfigError: The template cannot be read or does not fit the rows.
-        DataError: A row cannot be used, is too long with ``overlong="fail"``, or nothing is left.
+        DataError: Too many rows cannot be used, one is too long with ``overlong="fail"``, or a dataset has none left.
     """
 
     def __init__(
         self,
-        rows: Sequence[Prompt],
+        parts: Sequence[Part],
         encoder: PromptEncoder,
         *,
         system_prompt: str | None = None,
         prompt_template: str | None = None,
         max_prompt_tokens: int,
         overlong: Literal["drop", "fail"] = "drop",
+        on_bad_row: OnBadRow = "drop",
+        max_bad_rows: float = 0.01,
         name: str = "data.train",
     ) -> None:
         self.name = name
-        self._rows = rows
+        self._parts = tuple(parts)
         self._system_prompt = system_prompt
         self._template = None if prompt_template is None else PromptTemplate(prompt_template, "data.prompt_template")
+        self._bad = [BadRows(self._where(p), len(p.rows), on_bad_row, max_bad_rows) for p in self._parts]
+        self._listener: Callable[[str, str], object] = lambda prompt, reason: None
         self.dropped: list[tuple[str, str]] = []
-        self._select(encoder, max_prompt_tokens, overlong)
-
-    @property
-    def causes(self) -> Counter[str]:
-        """Rows that were dropped, by kind."""
-        return Counter({"too long": len(self.dropped)}) if self.dropped else Counter()
+        self.lengths: list[int] = []
+        self.overlong_lengths: list[int] = []
+        self.sources: Counter[str] = Counter()
+        self.max_images = 0
+        self.without_demonstration: list[str] = []
+        self._kept: list[tuple[int, int]] = []
+        self._broken: set[int] = set()
+        seen: set[str] = set()
+        for index in range(len(self._parts)):
+            self._select(index, encoder, max_prompt_tokens, overlong, seen)
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def __getitem__(self, index: int) -> Prompt:
-        return self._prepare(self._row(self._kept[index]))
+        return self._prepare(self._row(*self._kept[index]))
 
-    def _row(self, index: int) -> Prompt:
-        with plugin_errors(self._rows, "__getitem__"):
-            row = self._rows[index]
-            if not (isinstance(row, Prompt) and isinstance(row.id, str) and row.messages):
-                raise TypeError(f"row {index} is no Prompt with a text as id and at least one message: {row!r:.200}")
-            return row
+    @property
+    def num_rows(self) -> int:
+        """Rows that were read, kept or not."""
+        return sum(len(part.rows) for part in self._parts)
+
+    @property
+    def num_usable(self) -> int:
+        """Prompts without those that turned out to be of no use."""
+        return len(self._kept) - len(self._broken)
+
+    @property
+    def causes(self) -> Counter[str]:
+        """Rows that were dropped, by cause."""
+        overlong = Counter({OVERLONG: len(self.overlong_lengths)} if self.overlong_lengths else {})
+        return sum((bad.causes for bad in self._bad), overlong)
+
+    def listen(self, listener: Callable[[str, str], object]) -> None:
+        """Call with prompt id and reason for each row that was dropped, and for each one that will be."""
+        for prompt, reason in self.dropped:
+            listener(prompt, reason)
+        self._listener = listener
+
+    def order(self, seed: int) -> Order:
+        """In which order a run takes the rows."""
+        weights = [part.weight for part in self._parts if part.weight is not None]
+        if len(self._parts) == 1 or len(weights) < len(self._parts):
+            return PromptOrder(len(self), seed)
+        sizes = Counter(part for part, _ in self._kept)
+        return WeightedOrder([sizes[i] for i in range(len(weights))], weights, [p.source for p in self._parts], seed)
+
+    def attempt(self, index: int, make: Callable[[Prompt], _T]) -> _T | None:
+        """What ``make`` gives of a prompt; None where it finds only now that it cannot be used, such as by its pixels.
+
+        Raises:
+            DataError: Such rows are too many, or not to be dropped.
+        """
+        if index in self._broken:
+            return None
+        part, row = self._kept[index]
+        found = self._use(part, row, make)
+        if found is not None:
+            return found[1]
+        self._bad[part].check()
+        self._broken.add(index)
+        if not self.num_usable:
+            raise DataError("No row is left: each one turned out to be of no use", where=self.name)
+        return None
+
+    def draw(
+        self, count: int, take: Callable[[int], Sequence[tuple[int, int]]], make: Callable[[Prompt], _T]
+    ) -> list[tuple[int, _T]]:
+        """(epoch, what ``make`` gives) of ``count`` prompts; one of no use is replaced by the next.
+
+        Args:
+            take: The next so many (epoch, row) of the data order.
+        """
+        drawn: list[tuple[int, _T]] = []
+        while len(drawn) < count:
+            made = [(epoch, self.attempt(index, make)) for epoch, index in take(count - len(drawn))]
+            drawn += [(epoch, value) for epoch, value in made if value is not None]
+        return drawn
 
     def require(self, minimum_rows: int, what: str) -> None:
         """Check that there are at least ``minimum_rows``, which ``what`` asks for.
@@ -120,43 +259,84 @@ class PromptSource:
             DataError: There are fewer.
         """
         if len(self) < minimum_rows:
+            dropped = "".join(f", {count} dropped: {cause}" for cause, count in self.causes.most_common())
             raise DataError(
                 f"There are fewer rows than one step needs: {len(self)} rows, {what} asks for {minimum_rows}",
-                where=f"{self.name} ({len(self._rows)} rows read, {len(self.dropped)} dropped as too long)",
+                where=f"{self.name} ({self.num_rows} rows read{dropped}); "
+                f"{_histogram(self.lengths + self.overlong_lengths)}",
                 remedy=f"lower {what} to {len(self)} or less, use more data, or raise data.max_prompt_tokens",
             )
 
-    def _select(self, encoder: PromptEncoder, limit: int, overlong: Literal["drop", "fail"]) -> None:
-        lengths: list[int] = []
-        seen: set[str] = set()
-        self.max_images = 0
-        self.without_demonstration: list[str] = []
-        for index in range(len(self._rows)):
-            row = self._row(index)
-            if row.id in seen:
-                raise DataError(f"Two rows have the id {row.id!r}", where=self.name, remedy="make the ids unique")
-            seen.add(row.id)
-            lengths.append(encoder.num_tokens(self._prepare(row)))
-            if lengths[-1] > limit:
-                reason = f"{lengths[-1]} tokens, more than data.max_prompt_tokens = {limit}"
-                if overlong == "fail":
-                    raise DataError(
-                        f"A prompt is too long: {reason}",
-                        where=f"{self.name}, row {row.id}",
-                        remedy="raise data.max_prompt_tokens, lower data.max_pixels, or set data.overlong to drop",
-                    )
-                self.dropped.append((row.id, reason))
-            else:
-                self.max_images = max(self.max_images, len(row.images))
-                self.without_demonstration += [row.id] if row.demonstration is None else []
-        self._kept = [index for index, length in enumerate(lengths) if length <= limit]
-        self.lengths = [lengths[index] for index in self._kept]
-        if not self._kept:
+    def _where(self, part: Part) -> str:
+        return self.name if len(self._parts) == 1 else f"{self.name}, dataset {part.source}"
+
+    def _row(self, part: int, row: int) -> Prompt:
+        rows, source = self._parts[part].rows, self._parts[part].source
+        with plugin_errors(rows, "__getitem__"):
+            prompt = rows[row]
+            if not (isinstance(prompt, Prompt) and isinstance(prompt.id, str) and prompt.messages):
+                raise TypeError(f"row {row} is no Prompt with a text as id and at least one message: {prompt!r:.200}")
+        name = prompt.id if len(self._parts) == 1 else f"{source}/{prompt.id}"
+        return replace(prompt, id=name, source=prompt.source or source)
+
+    def _use(self, part: int, row: int, make: Callable[[Prompt], _T]) -> tuple[Prompt, _T] | None:
+        """A row, and what ``make`` gives of its prompt; None if it had to be dropped."""
+        name = str(row)
+        try:
+            prompt = self._row(part, row)
+            name = prompt.id
+            return prompt, make(self._prepare(prompt))
+        except HubError:  # no row's fault
+            raise
+        except DataError as error:
+            self._drop(name, self._bad[part].add(name, error))
+            return None
+
+    def _drop(self, prompt: str, reason: str) -> None:
+        self.dropped.append((prompt, reason))
+        self._listener(prompt, reason)
+
+    def _select(
+        self, part: int, encoder: PromptEncoder, limit: int, overlong: Literal["drop", "fail"], seen: set[str]
+    ) -> None:
+        """Measure a dataset's rows, and keep those that can be used."""
+        where, lengths, before = self._where(self._parts[part]), list[int](), len(self._kept)
+        for row in range(len(self._parts[part].rows)):
+            used = self._use(part, row, encoder.num_tokens)
+            if used is None:
+                continue
+            prompt, length = used
+            if prompt.id in seen:
+                raise DataError(f"Two rows have the id {prompt.id!r}", where=where, remedy="make the ids unique")
+            seen.add(prompt.id)
+            lengths.append(length)
+            if length > limit:
+                self._drop_overlong(prompt.id, length, limit, overlong, where)
+                continue
+            self._kept.append((part, row))
+            self.lengths.append(length)
+            self.sources[prompt.source] += 1
+            self.max_images = max(self.max_images, len(prompt.images))
+            self.without_demonstration += [prompt.id] if prompt.demonstration is None else []
+        self._bad[part].check()
+        if len(self._kept) == before:
+            causes = "".join(f", {count} rows: {cause}" for cause, count in self._bad[part].causes.most_common())
             raise DataError(
-                f"No row is left: {_histogram(lengths)}",
-                where=f"{self.name}, data.max_prompt_tokens = {limit}",
+                f"No row is left: {_histogram(lengths)}{causes}",
+                where=f"{where}, data.max_prompt_tokens = {limit}",
                 remedy="raise data.max_prompt_tokens or lower data.max_pixels",
             )
+
+    def _drop_overlong(self, prompt: str, length: int, limit: int, policy: str, where: str) -> None:
+        reason = f"{length} tokens, more than data.max_prompt_tokens = {limit}"
+        if policy == "fail":
+            raise DataError(
+                f"A prompt is too long: {reason}",
+                where=f"{where}, row {prompt}",
+                remedy="raise data.max_prompt_tokens, lower data.max_pixels, or set data.overlong to drop",
+            )
+        self.overlong_lengths.append(length)
+        self._drop(prompt, reason)
 
     def _prepare(self, prompt: Prompt) -> Prompt:
         messages = prompt.messages

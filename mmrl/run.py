@@ -94,7 +94,7 @@ def evaluate(loaded: LoadedConfig, model: Path | None = None) -> dict[str, Any]:
 
         collector = Collector(config, engine, plan.encoder, scorer, console.progress, event=show)
         values = collector.evaluate(plan.evaluation)
-    return {"model": config.model.path, "prompts": len(plan.evaluation), **values}
+    return {"model": config.model.path, "prompts": plan.evaluation.num_usable, **values}
 
 
 class RunRecorder:
@@ -136,7 +136,9 @@ def _train(config: Config, directory: RunDirectory) -> None:
             console.line(f"warning: {warning}")
         # Workers import their rewards while the engine starts.
         scorer = stack.enter_context(Scorer(config.rewards))
-        sources = [source for source in (plan.training, plan.evaluation) if source is not None]
+        for source in (plan.training, plan.evaluation):
+            if source is not None:
+                source.listen(lambda prompt, reason: directory.event("dropped", prompt=prompt, reason=reason))
         engine = start_engine(
             config, plan.folder, plan.media, algorithm, max_images=plan.max_images, with_sampler=plan.with_sampler
         )
@@ -145,9 +147,6 @@ def _train(config: Config, directory: RunDirectory) -> None:
         directory.write_config(to_yaml(config))
         trackers = stack.enter_context(_tracking(config, directory))
         recorder = RunRecorder(directory, trackers, console, engine)
-        for source in sources:
-            for prompt_id, reason in source.dropped:
-                directory.event("dropped", prompt=prompt_id, reason=reason)
         trainer = Trainer(
             config,
             algorithm,

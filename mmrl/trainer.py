@@ -17,7 +17,7 @@ from mmrl.interfaces import Algorithm, Engine, Learner, PromptEncoder
 from mmrl.ops.objective import advantages_per_token, assign_credit, loss_masks, training_rows
 from mmrl.ops.packing import offsets
 from mmrl.ops.parity import Gap
-from mmrl.prompts import PromptOrder, PromptSource
+from mmrl.prompts import PromptSource
 from mmrl.types import Batch, BoolArray, CreditedGroup, FloatArray, Rollout, Sample, ScoredGroup
 
 CHECKED_SAMPLES = 12
@@ -98,7 +98,7 @@ class Trainer:
         self._encoder, self._collector = encoder, collector
         self._train, self._evaluation = train, evaluation
         self._recorder, self._precision = recorder, precision
-        self._order = PromptOrder(len(train), config.trainer.seed)
+        self._order = train.order(config.trainer.seed)
         self.consumed_prompts = 0
         self.carried_groups: list[ScoredGroup] = []
 
@@ -149,8 +149,8 @@ class Trainer:
     def _collect(self, step: int, clock: Clock) -> Experience:
         count = self._config.trainer.prompts_per_step
         if self._algorithm.source == "demonstrations":
-            prompts = [self._encoder.encode(self._train[index]) for _, index in self._take(count)]
-            return Experience([self._encoder.demonstrate(prompt) for prompt in prompts])
+            drawn = self._train.draw(count, self._take, lambda p: self._encoder.demonstrate(self._encoder.encode(p)))
+            return Experience([sample for _, sample in drawn])
         carried, self.carried_groups = self.carried_groups, []
         wanted = count - len(carried)
         found = self._collector.training_groups(self._algorithm, self._train, self._take, wanted, clock)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmrl.errors import ConfigError, DataError
-from mmrl.prompts import PromptOrder, PromptSource, request_seed
+from mmrl.prompts import Part, PromptOrder, PromptSource, request_seed
 from mmrl.types import EncodedPrompt, Message, Prompt, RawImage, Sample
 
 PINNED_ORDER = [7, 0, 2, 5, 4, 6, 3, 1, 4, 3, 6, 1, 5, 7, 2, 0]
@@ -34,7 +34,7 @@ def row(index: int, num_words: int, text: str = "word", **columns: Any) -> Promp
 
 
 def source(rows: list[Prompt], **options: Any) -> PromptSource:
-    return PromptSource(rows, WordCounter(), **{"max_prompt_tokens": 10} | options)
+    return PromptSource([Part("kit", rows)], WordCounter(), **{"max_prompt_tokens": 10} | options)
 
 
 def contents(prompt: Prompt) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ from mmrl.collection import Collector
 from mmrl.config import from_mapping
 from mmrl.errors import NumericsError, PluginError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, Refill, SamplingRequest, UpdateResult
-from mmrl.prompts import PromptOrder, PromptSource
+from mmrl.prompts import Part, PromptOrder, PromptSource
 from mmrl.reward_failures import Failure, Failures, RewardError
 from mmrl.trainer import Trainer, minibatches
 from mmrl.types import (
@@ -193,7 +193,7 @@ def run() -> Callable[..., Run]:
         config = from_mapping(base | sections)
         fake, recorder, encoder = FakeEngine(algorithm, **(engine or {})), FakeRecorder(), FakeEncoder()
         rows = [Prompt(f"p{i}", (Message("user", "x" * (i + 1)),), demonstration="y" * (i + 2)) for i in range(5)]
-        source = PromptSource(rows, encoder, max_prompt_tokens=9)
+        source = PromptSource([Part("kit", rows)], encoder, max_prompt_tokens=9)
         penalties = frozenset({"other"})
         collector = Collector(
             config, fake, encoder, FakeScorer(score), recorder.progress, penalties, event=recorder.event

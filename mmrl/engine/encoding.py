@@ -12,12 +12,23 @@ from mmrl.errors import DataError
 from mmrl.media import MediaStore, normalised_size
 from mmrl.types import IMAGE_PLACEHOLDER, EncodedPrompt, IntArray, Message, Prompt, Sample, Segment
 
+_INVISIBLE = "\u200b"
+"""A zero-width space: put into a special token's text, it leaves the text to a reader, and the token to nobody."""
+
 
 class Encoder:
-    """Implements ``interfaces.PromptEncoder`` with a model folder's tokenizer and chat template."""
+    """Implements ``interfaces.PromptEncoder`` with a model folder's tokenizer and chat template.
+
+    Special tokens come from the template alone. Where the text of a message spells one, it stays text.
+    """
 
     def __init__(self, folder: ModelFolder, media: MediaStore) -> None:
         self._folder, self._media = folder, media
+        special = special_tokens(folder.tokenizer)
+        self._special_ids = frozenset(special.values())
+        # Longest first: a token may begin with another.
+        names = sorted(special, key=len, reverse=True)
+        self._special_text = re.compile("|".join(map(re.escape, names)) or r"(?!)")
 
     def num_tokens(self, prompt: Prompt) -> int:
         sizes = [normalised_size(raw, self._media.grid) for raw in prompt.images]
@@ -51,11 +62,12 @@ class Encoder:
         vocabulary = self._folder.vocabulary
         end = self._folder.tokenizer.eos_token_id
         ids = [*self._tokenize(prompt.demonstration), vocabulary.eos[0] if end is None else end]
-        if banned := set(ids) & set(vocabulary.banned):
+        # Neither is right here: the token would end the completion or open an image, its spelling is not for learning.
+        if special := set(ids[:-1]) & (self._special_ids | set(vocabulary.banned)):
             raise DataError(
-                "the demonstration holds special tokens of the model's images",
+                "the demonstration holds special tokens of the model",
                 where=prompt.id,
-                possible=f"no {', '.join(self._folder.tokenizer.convert_ids_to_tokens(sorted(banned)))}",
+                possible=f"no {', '.join(self._folder.tokenizer.convert_ids_to_tokens(sorted(special)))}",
                 remedy="mend or remove the row",
             )
         return Sample(prompt, (Segment(np.array(ids, np.int32), True, np.zeros(len(ids), np.float32)),))
@@ -72,15 +84,20 @@ class Encoder:
         return str(renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
     def _message(self, message: Message) -> dict[str, Any]:
+        role, content = self._spelled(message.role), self._spelled(message.content)
         if not self._folder.family.vision:
-            return {"role": message.role, "content": message.content}
-        pieces = re.split(f"({re.escape(IMAGE_PLACEHOLDER)})", message.content)
+            return {"role": role, "content": content}
+        pieces = re.split(f"({re.escape(IMAGE_PLACEHOLDER)})", content)
         parts = [
             {"type": "image"} if piece == IMAGE_PLACEHOLDER else {"type": "text", "text": piece}
             for piece in pieces
             if piece
         ]
-        return {"role": message.role, "content": parts}
+        return {"role": role, "content": parts}
+
+    def _spelled(self, text: str) -> str:
+        """The text with an invisible character in whatever the tokenizer would read as a special token."""
+        return self._special_text.sub(lambda match: f"{match[0][:1]}{_INVISIBLE}{match[0][1:]}", text)
 
     def _tokenize(self, text: str) -> list[int]:
         return list(self._folder.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -99,6 +116,18 @@ class Encoder:
             return np.array(ids, np.int32)
         patches = iter(width * height // self._folder.image_factor**2 for width, height in sizes)
         return np.repeat(ids, [next(patches) if i == image_token else 1 for i in ids]).astype(np.int32)
+
+
+def special_tokens(tokenizer: Any) -> dict[str, int]:
+    """Ids of the tokens that have a meaning of their own, by what they look like in text.
+
+    Besides those that the tokenizer calls special there are some that it does not, such as the marks of turns of
+    DeepSeek-R1: all that look like ``<|...|>``, with either bar. Plain tags such as ``<think>`` are ordinary text.
+    """
+    added = {str(token): (index, token.special) for index, token in tokenizer.added_tokens_decoder.items()}
+    special = {text: index for text, (index, named) in added.items() if named or re.fullmatch(r"<[|｜].*[|｜]>", text)}
+    names = [name for name in tokenizer.all_special_tokens if name]
+    return special | dict(zip(names, tokenizer.convert_tokens_to_ids(names), strict=True))
 
 
 def unexpanded(prompt: EncodedPrompt, folder: ModelFolder) -> list[int]:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mmrl.engine.encoding import unexpanded
+from mmrl.engine.encoding import special_tokens, unexpanded
+from mmrl.engine.family import FAMILIES
 from mmrl.errors import DataError
 from mmrl.types import Message, Prompt
 
@@ -69,10 +70,67 @@ def test_a_row_without_a_demonstration_is_named(vision):
 @pytest.mark.parametrize("text", ["<image>", "<image><image><image>", "no place for it <|image_pad|><|image_pad|>"])
 def test_placeholders_that_do_not_fit_the_images_are_a_data_error(text, vision, picture):
     row = Prompt("row 7", (Message("user", text),), (picture(56, 56), picture(56, 56, 1)))
-    row = row if "pad" not in text else replace(row, images=())
     with pytest.raises(DataError, match=r"image tokens and \d images") as caught:
         vision.encoder.num_tokens(row)
     assert caught.value.where == "row 7"
+
+
+def encoded(setting, text, images=(), role="user"):
+    return setting.encoder.encode(Prompt("row", (Message(role, text),), images))
+
+
+def specials_of(setting, ids):
+    """The special tokens among ids, in order, as transformers itself names them."""
+    added = setting.folder.tokenizer.added_tokens_decoder
+    return [str(added[i]) for i in ids.tolist() if i in added and added[i].special]
+
+
+@pytest.mark.parametrize("as_on_hub", [False, True], ids=["", "as on the hub"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_special_tokens_in_dataset_text_are_text(family, as_on_hub, bench, picture):
+    setting = bench(family, as_on_hub)
+    tokenizer = setting.folder.tokenizer
+    names = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    assert len(names) > 2
+    hostile = "7" + "<<|".join(names) + "".join(names) + names[0][:3] + names[0] + names[0][3:]
+    images = (picture(56, 56),) if setting.folder.family.vision else ()
+    place = "<image>" * len(images)
+    plain, spelled = (encoded(setting, place + text, images) for text in ("7", hostile))
+    assert specials_of(setting, spelled.token_ids) == specials_of(setting, plain.token_ids) != []
+    as_role = setting.encoder.encode(Prompt("row", (Message("user" + names[0], "7"),)))
+    assert specials_of(setting, as_role.token_ids) == specials_of(setting, encoded(setting, "7").token_ids)
+    shown = tokenizer.decode(spelled.token_ids).replace("\u200b", "")
+    assert hostile in shown  # nothing is lost for a reader
+    assert spelled.messages[0].content == place + hostile  # nor for a reward
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ordinary_text_stays_as_it_is(family, bench):
+    setting = bench(family)
+    text = "a < b | <b>bold</b> <think> </think> <|not a token|> < |im_end| > {{ 7*7 }} {% raw %} \u200b <video>"
+    text = text if setting.folder.family.vision else text + " <image>"  # which opens nothing in a text model
+    prompt = encoded(setting, text)
+    assert text in prompt.text
+    assert text in setting.folder.tokenizer.decode(prompt.token_ids)
+
+
+def test_marks_of_turns_that_a_tokenizer_does_not_call_special_are_found(bench):
+    from copy import deepcopy
+
+    from tokenizers import AddedToken
+
+    tokenizer = deepcopy(bench("qwen2").folder.tokenizer)
+    tokenizer.add_tokens([AddedToken("<｜User｜>", special=False), AddedToken("<answer>", special=False)])
+    found = special_tokens(tokenizer)
+    assert found["<｜User｜>"] == tokenizer.convert_tokens_to_ids("<｜User｜>")
+    assert "<answer>" not in found and "<|im_end|>" in found
+
+
+@pytest.mark.parametrize("token", ["<|im_end|>", "<|image_pad|>"])
+def test_a_demonstration_with_a_special_token_is_a_row_error(token, vision):
+    with pytest.raises(DataError, match="demonstration holds special tokens") as caught:
+        vision.encoder.demonstrate(replace(vision.prompts[0], demonstration=f"7{token}"))
+    assert caught.value.where == "text" and token in caught.value.possible
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama"])

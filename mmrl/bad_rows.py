@@ -1,0 +1,73 @@
+"""Rows of a dataset that cannot be used: counted by cause, and too many of them refused."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Literal
+
+from mmrl.errors import DataError
+
+OnBadRow = Literal["drop", "fail"]
+
+_SHOWN = 3
+"""Rows and causes that a message names."""
+
+
+class BadRows:
+    """Those of one dataset.
+
+    Args:
+        where: The dataset, for messages.
+        num_rows: Rows that it has, good or bad.
+        policy: ``fail`` refuses the dataset at its first bad row, ``drop`` at too many.
+        max_share: Share of the rows that may be bad.
+
+    Attributes:
+        causes: How often each was found; numbers in it are left out, so that alike ones count as one.
+    """
+
+    def __init__(self, where: str, num_rows: int, policy: OnBadRow, max_share: float) -> None:
+        self._where, self._num_rows, self._policy, self._max_share = where, num_rows, policy, max_share
+        self.causes: Counter[str] = Counter()
+        self._examples: list[str] = []
+        self._advice = ("", "")
+
+    def add(self, row: str, error: DataError) -> str:
+        """Note a row; returns why it is dropped, on one line.
+
+        Raises:
+            DataError: The policy is to fail.
+        """
+        self.causes[re.sub(r"\d+", "…", error.what)] += 1
+        place = f"row {row}" if error.where in ("", row) else f"row {row}: {error.where}"
+        if self._policy == "fail":
+            remedy = "; ".join(filter(None, [error.remedy, "or set data.on_bad_row: drop"]))
+            where = f"{self._where}, {place}"
+            raise DataError(error.what, where=where, possible=error.possible, remedy=remedy) from error
+        # Texts alone: an error holds on to the frames that it came through, with the bytes of an image in them.
+        if len(self._examples) < _SHOWN:
+            self._examples.append(place)
+        self._advice = self._advice if any(self._advice) else (error.possible, error.remedy)
+        return error.what if error.where in ("", row) else f"{error.what} ({error.where})"
+
+    def check(self) -> None:
+        """Refuse the dataset if too many of its rows are bad.
+
+        Raises:
+            DataError: Counts the causes, names the first rows.
+        """
+        count = self.causes.total()
+        if count <= self._max_share * self._num_rows:
+            return
+        causes = [f"{number} x {cause}" for cause, number in self.causes.most_common(_SHOWN)]
+        possible, remedy = self._advice
+        more = ", ..." if len(self.causes) > _SHOWN else ""
+        rest = ", ..." if count > len(self._examples) else ""
+        raise DataError(
+            f"{count} of {self._num_rows} rows cannot be used, more than data.max_bad_rows = {self._max_share:g}: "
+            f"{', '.join(causes)}{more}",
+            where=f"{self._where}, {', '.join(self._examples)}{rest}",
+            possible=possible,
+            remedy="; ".join(filter(None, [remedy, "or raise data.max_bad_rows, and they are left out"])),
+        )
