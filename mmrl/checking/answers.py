@@ -9,6 +9,7 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -19,13 +20,18 @@ from mmrl.checking.report import excerpt
 from mmrl.config import RewardSpec
 from mmrl.errors import DataError, PluginError
 from mmrl.prompts import PromptSource
-from mmrl.scoring import Scorer
-from mmrl.types import EncodedPrompt, FinishReason, IntArray, Prompt, Rollout, RolloutGroup, ScoredGroup, Segment
+from mmrl.reward_failures import Failures
+from mmrl.reward_pool import Answer, RewardPool
+from mmrl.scoring import Scorer, reward_pools
+from mmrl.types import EncodedPrompt, FinishReason, IntArray, Prompt, Rollout, RolloutGroup, Segment
 
 MAX_ROWS = 10_000
 """Rows whose golds are graded, evenly spread over a longer dataset."""
 SHOWN = 10
+SLOW_S = 0.5
+"""An answer that takes longer is graded too slowly: its gold has a value that cannot be computed."""
 _IN_FLIGHT = 512
+_ONLY = frozenset({0})
 _COMPARED = 50
 """Other rows' golds that a demonstration is held against."""
 
@@ -41,6 +47,7 @@ class GoldReport:
         rejected: (prompt id, gold, why) where no form of the gold earns more than a wrong answer.
         unboxed: Ids of rows whose gold is accepted, but not in a box.
         demonstrations: Rows with a demonstration.
+        slow: (prompt id, gold, seconds) where one answer took longer than ``SLOW_S`` to be graded.
         contradicted: (prompt id, gold) where the demonstration does not earn the row's gold.
         swapped: Of those that were held against other rows' golds, the share that earns one of them.
     """
@@ -50,6 +57,7 @@ class GoldReport:
     absent: int
     rejected: Sequence[tuple[str, str, str]]
     unboxed: Sequence[str]
+    slow: Sequence[tuple[str, str, float]] = ()
     demonstrations: int = 0
     contradicted: Sequence[tuple[str, str]] = ()
     swapped: float = 0.0
@@ -62,6 +70,7 @@ class GoldReport:
             "without_gold": self.absent,
             "rejected": [{"prompt": name, "gold": gold, "why": why} for name, gold, why in self.rejected],
             "accepted_only_without_box": list(self.unboxed),
+            "slow": [{"prompt": name, "gold": gold, "seconds": seconds} for name, gold, seconds in self.slow],
             "demonstrations": self.demonstrations,
             "demonstrations_contradict_gold": [{"prompt": name, "gold": gold} for name, gold in self.contradicted],
         }
@@ -74,6 +83,7 @@ class GoldReport:
         lines += [f"           not {name}: {gold} ({why})" for name, gold, why in self.rejected[:SHOWN]]
         if self.unboxed:
             lines.append(f"           {len(self.unboxed)} only without a box, such as {self.unboxed[0]}")
+        lines += [f"           slow {name}: {gold} ({seconds:.1f} s)" for name, gold, seconds in self.slow[:SHOWN]]
         if self.demonstrations:
             agree = self.demonstrations - len(self.contradicted)
             lines.append(f"examples   {agree} of {self.demonstrations} demonstrations earn their row's gold")
@@ -89,10 +99,13 @@ class GoldReport:
                 remedy="name the column that holds the answers, or choose a reward that needs none",
             )
             return
-        if self.rejected:
-            shown = "; ".join(f"{name}: {gold} ({why})" for name, gold, why in self.rejected[:SHOWN])
-            text = f"reward {self.reward!r} accepts no answer to {len(self.rejected)} of {self.graded} golds"
-            if len(self.rejected) > tolerated * self.graded:
+        slow = [(name, gold, f"{seconds:.1f} s") for name, gold, seconds in self.slow]
+        for rows, verb in ((self.rejected, "accepts no answer to"), (slow, "cannot grade in time")):
+            if not rows:
+                continue
+            shown = "; ".join(f"{name}: {gold} ({why})" for name, gold, why in rows[:SHOWN])
+            text = f"reward {self.reward!r} {verb} {len(rows)} of {self.graded} golds"
+            if len(rows) > tolerated * self.graded:
                 yield DataError(
                     f"R{text[1:]}: these rows teach nothing",
                     where=f"{where}: {shown}",
@@ -119,8 +132,11 @@ class _Row:
 
     prompt: Prompt
     gold: str
-    future: Future[ScoredGroup]
+    forms: Sequence[str]
+    future: Future[Mapping[int, Answer]]
+    failures: Failures
     why: str = ""
+    seconds: float = 0.0
     scores: dict[str, float] = field(default_factory=dict)
 
 
@@ -133,17 +149,20 @@ def check_golds(prompts: PromptSource, spec: RewardSpec) -> GoldReport:
     """
     places = np.unique(np.linspace(0, len(prompts) - 1, min(len(prompts), MAX_ROWS)).astype(int)).tolist()
     rejected, unboxed, contradicted = list[tuple[str, str, str]](), list[str](), list[_Row]()
+    slow = list[Prompt]()
     golds = dict[str, None]()
     absent = demonstrations = 0
-    with Scorer([spec]) as scorer:
-        rows = (_submit(scorer, prompts[place]) for place in places)
-        for row in _finished(rows, spec):
+    ((_, pool),) = reward_pools([spec])
+    with closing(pool):
+        for row in _finished(_submit(pool, prompts[place]) for place in places):
             if row.scores and all(np.isnan(score) for score in row.scores.values()):
                 absent += 1
                 continue
             wrong = np.nan_to_num(row.scores.get("wrong", 0.0))
             right = {form: score for form, score in row.scores.items() if form in ("boxed", "tagged", "bare")}
             golds[row.gold] = None
+            if row.seconds > SLOW_S:
+                slow.append(row.prompt)
             if not any(score > wrong for score in right.values()):
                 why = row.why or f"right {max(right.values()):g}, wrong {wrong:g}"
                 rejected.append((row.prompt.id, excerpt(row.gold), why))
@@ -153,60 +172,74 @@ def check_golds(prompts: PromptSource, spec: RewardSpec) -> GoldReport:
                 demonstrations += 1
                 if not row.scores["demonstration"] > wrong:
                     contradicted.append(row)
-        swapped = _earn_others(scorer, spec, contradicted[:SHOWN], list(golds)) if contradicted else 0.0
+        # Once more: the first call of a worker imports what it needs, and a machine may be busy.
+        again = [row for row in _finished(_submit(pool, prompt) for prompt in slow) if row.seconds > SLOW_S]
+        swapped = _earn_others(pool, contradicted[:SHOWN], list(golds)) if contradicted else 0.0
     return GoldReport(
         reward=spec.metric,
         graded=len(places) - absent,
         absent=absent,
         rejected=rejected,
         unboxed=unboxed,
+        slow=[(row.prompt.id, excerpt(row.gold), row.seconds) for row in again],
         demonstrations=demonstrations,
         contradicted=[(row.prompt.id, excerpt(row.gold)) for row in contradicted],
         swapped=swapped,
     )
 
 
-def _submit(scorer: Scorer, prompt: Prompt) -> _Row:
+def _submit(pool: RewardPool, prompt: Prompt) -> _Row:
     gold = gold_text(prompt.answer)
     texts = dict(right_forms(gold), wrong=f"\\boxed{{{wrong_for(gold)}}}")
     if prompt.demonstration is not None:
         texts["demonstration"] = prompt.demonstration
-    group = completions(unread(prompt), [*texts.values()])
-    row = _Row(prompt, gold, scorer.submit(group))
-    row.scores = dict.fromkeys(texts, np.nan)
-    return row
+    rollouts, failures = completions(unread(prompt), [*texts.values()]).rollouts, Failures(bounded=False)
+    return _Row(prompt, gold, [*texts], pool.submit(rollouts, _ONLY, failures), failures)
 
 
-def _finished(rows: Iterator[_Row], spec: RewardSpec) -> Iterator[_Row]:
+def _finished(rows: Iterator[_Row]) -> Iterator[_Row]:
     """The rows with their scores, in order; so few are on their way at a time that memory stays bounded."""
     waiting = deque(islice(rows, _IN_FLIGHT))
     while waiting:
         row = waiting.popleft()
         waiting.extend(islice(rows, 1))
         try:
-            values = row.future.result().components[spec.metric].tolist()
-            row.scores = dict(zip(row.scores, values, strict=True))
+            answer = row.future.result()[0]
+            row.scores = dict(zip(row.forms, map(_number, answer.scores), strict=True))
+            row.seconds = max(answer.seconds)
+            row.why = "; ".join(dict.fromkeys(failure.cause for failure in row.failures.since(0)))
         except PluginError as error:
-            row.why, row.scores = error.what, dict.fromkeys(row.scores, 0.0)
+            row.why = error.what
+        if row.why:  # failed, which is not the same as unscorable
+            row.scores = {form: np.nan_to_num(row.scores.get(form, 0.0)) for form in row.forms}
         yield row
 
 
-def _earn_others(scorer: Scorer, spec: RewardSpec, rows: Sequence[_Row], golds: Sequence[str]) -> float:
+def _number(score: float | None) -> float:
+    return np.nan if score is None else score
+
+
+def _earn_others(pool: RewardPool, rows: Sequence[_Row], golds: Sequence[str]) -> float:
     """The share of the rows whose demonstration earns another row's gold."""
     earning = 0
     for row in rows:
         assert row.prompt.demonstration is not None
         others = [gold for gold in golds if gold != row.gold][:_COMPARED]
         futures = [
-            scorer.submit(completions(unread(row.prompt, answer=gold), [row.prompt.demonstration])) for gold in others
+            pool.submit(
+                completions(unread(row.prompt, answer=gold), [row.prompt.demonstration]).rollouts,
+                _ONLY,
+                Failures(bounded=False),
+            )
+            for gold in others
         ]
-        earning += any(_scores_above_zero(future, spec) for future in futures)
+        earning += any(_scores_above_zero(future) for future in futures)
     return earning / len(rows)
 
 
-def _scores_above_zero(future: Future[ScoredGroup], spec: RewardSpec) -> bool:
+def _scores_above_zero(future: Future[Mapping[int, Answer]]) -> bool:
     try:
-        return bool(np.nan_to_num(future.result().components[spec.metric][0]) > 0)
+        return (future.result()[0].scores[0] or 0.0) > 0
     except PluginError:
         return False
 

@@ -14,6 +14,7 @@ import yaml
 from PIL import Image, ImageDraw
 
 from mmrl.cli import main
+from mmrl.prompts import OVERLONG
 
 ANSWERS = [f"\\frac {{ {number} }} {{ 7 }}" for number in (8, 9, 10, 11, 12, 13, 15, 16, 17, 18)] * 2
 
@@ -85,6 +86,7 @@ def test_a_sound_config_is_described(check: Check) -> None:
         "without_gold": 0,
         "rejected": [],
         "accepted_only_without_box": [],
+        "slow": [],
         "demonstrations": 20,
         "demonstrations_contradict_gold": [],
     }
@@ -139,8 +141,8 @@ def test_too_long_prompts_are_counted_and_named(check: Check) -> None:
         row["problem"] += " and then some more" * 40
     code, found, _ = check(table, data={"max_prompt_tokens": 100})
     assert code == 0 and found["train"]["dropped"] == 12
-    assert found["train"]["dropped_by_cause"] == {"too long": 12}
-    assert "data.train: more than half of the rows are dropped (too long 12)" in found["warnings"]
+    assert found["train"]["dropped_by_cause"] == {OVERLONG: 12}
+    assert f"data.train: more than half of the rows are dropped ({OVERLONG} 12)" in found["warnings"]
     code, _, error = check(table, data={"max_prompt_tokens": 10})
     assert code == 3 and "No row is left" in error
 
