@@ -15,8 +15,8 @@ def reward_metrics(batch: Batch, accuracy_of: str) -> dict[str, float]:
     """``reward/*`` and ``group/*`` of the rollouts that a step sampled: rewards before any shaping by the algorithm.
 
     - ``reward/mean``, ``reward/std``: of the weighted sums over valid rollouts (std of the population).
-    - ``reward/<name>_mean``: of each component's raw values, over the rows of the sources that it scores; left out where
-      there are valid rollouts, and none of such a source.
+    - ``reward/<name>_mean``: of each component's raw values, over the rows of the sources that it scores; left out
+      where there are valid rollouts, and none of such a source.
     - ``reward/greedy_mean``: of the weighted sums over greedy rollouts, one per prompt with a valid rollout, where
       there are any.
     - ``reward/unscored_fraction``: rollouts that a reward could not score.
