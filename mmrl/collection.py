@@ -11,7 +11,7 @@ import numpy as np
 from mmrl import metrics
 from mmrl.clock import Clock
 from mmrl.config import Config
-from mmrl.errors import plugin_errors
+from mmrl.errors import ConfigError, plugin_errors
 from mmrl.interfaces import Algorithm, Engine, PromptEncoder, Sampler, SamplingRequest
 from mmrl.prompts import PromptSource, request_seed
 from mmrl.reward_failures import Failure, Failures, describe
@@ -94,7 +94,12 @@ class Collector:
         return Collected(groups, kept, rounds, failures.fractions(self._rewards))
 
     def evaluate(self, source: PromptSource) -> dict[str, float]:
-        """Metrics of all prompts that can be used: greedy with one sample each, else at the sampling temperature."""
+        """Metrics of all prompts that can be used: greedy with one sample each, else at the sampling temperature.
+
+        Raises:
+            ConfigError: The reward that tells right from wrong scores none of them.
+            PluginError: A reward fails, or hangs or crashes too often.
+        """
         num_samples = self._config.trainer.eval_samples
         temperature = 0.0 if num_samples == 1 else self._config.sampler.temperature
         prompts = [source.attempt(row, self._encoder.encode) for row in range(len(source))]
@@ -102,6 +107,12 @@ class Collector:
         clock, failures = Clock(), Failures()
         with self._sampling(clock) as sampler:
             batch = self.batch(self._generate_and_score(sampler, requests, clock, failures))
+        if batch.valid.any() and np.isnan(batch.components[self.accuracy_of]).all():
+            raise ConfigError(
+                f"reward {self.accuracy_of!r}, whose mean is eval/accuracy, scores no row of data.eval",
+                where="trainer.eval_metric, rewards[].sources",
+                remedy="name a reward that does, or add the source of these rows to its sources",
+            )
         values = metrics.evaluation_metrics(batch.rewards, batch.valid, batch.components, self.accuracy_of)
         lengths = metrics.length_metrics(batch.masks, batch.truncated)
         values |= metrics.failure_metrics("eval", failures.fractions(self._rewards))

@@ -80,7 +80,7 @@ class RewardSpec(PluginSpec):
     weight: float = 1.0
     """Its factor in the sum of rewards."""
     timeout_s: Seconds = 30.0
-    """Seconds that one call may take before its worker is killed."""
+    """Seconds that one rollout (`score_one`) or one group (`score`) may take before it is given up as unscored."""
     sources: Annotated[tuple[Text, ...], Field(min_length=1, strict=False)] | None = None
     """Datasets whose rows it scores; null is all. Rewards with the same label must not share a dataset."""
     on_error: Literal["fail", "skip"] = "fail"

@@ -15,7 +15,8 @@ def reward_metrics(batch: Batch, accuracy_of: str) -> dict[str, float]:
     """``reward/*`` and ``group/*`` of the rollouts that a step sampled: rewards before any shaping by the algorithm.
 
     - ``reward/mean``, ``reward/std``: of the weighted sums over valid rollouts (std of the population).
-    - ``reward/<name>_mean``: of each component's raw values, over the rows of the sources that it scores.
+    - ``reward/<name>_mean``: of each component's raw values, over the rows of the sources that it scores; left out
+      where there are valid rollouts, and none of such a source.
     - ``reward/greedy_mean``: of the weighted sums over greedy rollouts, one per prompt with a valid rollout, where
       there are any.
     - ``reward/unscored_fraction``: rollouts that a reward could not score.
@@ -32,7 +33,7 @@ def reward_metrics(batch: Batch, accuracy_of: str) -> dict[str, float]:
     return {
         "reward/mean": _mean(valid),
         "reward/std": float(valid.std()) if len(valid) else 0.0,
-        **{f"reward/{name}_mean": _mean(values[batch.valid]) for name, values in batch.components.items()},
+        **_component_means("reward", batch.components, batch.valid),
         "reward/unscored_fraction": float(1 - batch.valid.mean()),
         "group/zero_signal_fraction": zero_signal_fraction(batch.rewards, batch.group_ids, batch.valid),
         "group/all_correct_fraction": _mean(np.array([values.min() >= 1 - TOLERANCE for values in groups])),
@@ -118,7 +119,7 @@ def evaluation_metrics(
         "eval/unscored_fraction": float(1 - valid.mean()),
         "eval/accuracy": _mean(components[accuracy_of]),
         "eval/reward_mean": _mean(rewards[valid]),
-        **{f"eval/{name}_mean": _mean(values) for name, values in components.items()},
+        **_component_means("eval", components, np.ones_like(valid)),
     }
 
 
@@ -126,6 +127,14 @@ def average(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Means over optimizer steps of the metrics that each of them has."""
     names = dict.fromkeys(name for step in steps for name in step)
     return {name: _mean(np.array([step[name] for step in steps if name in step])) for name in names}
+
+
+def _component_means(section: str, components: Mapping[str, FloatArray], rows: BoolArray) -> dict[str, float]:
+    """Of each component that scores any of the rows, as a mean of nothing would look like a score of 0; of all if none
+    does."""
+    scored = {name: values[rows] for name, values in components.items()}
+    nothing = all(np.isnan(values).all() for values in scored.values())
+    return {f"{section}/{name}_mean": _mean(v) for name, v in scored.items() if nothing or not np.isnan(v).all()}
 
 
 def _mean(values: FloatArray) -> float:

@@ -55,6 +55,7 @@ class Failures:
         self.too_many: Future[NoReturn] = Future()
         self._bounded, self._num_rollouts = bounded, 0
         self._all: list[Failure] = []
+        self._failed: set[int] = set()
         self._lock = threading.Lock()
 
     def expect(self, num_rollouts: int) -> None:
@@ -64,10 +65,10 @@ class Failures:
     def add(self, failure: Failure) -> None:
         with self._lock:
             self._all.append(failure)
-            failed = len({id(each.rollout) for each in self._all})
-            excess = self._bounded and failed > MAX_FAILED_SHARE * self._num_rollouts
+            self._failed.add(id(failure.rollout))
+            excess = self._bounded and len(self._failed) > MAX_FAILED_SHARE * self._num_rollouts
             if excess and not self.too_many.done():
-                self.too_many.set_exception(self._error(failed, failure))
+                self.too_many.set_exception(self._error(failure))
 
     def check(self) -> None:
         """Raises RewardError if there are too many."""
@@ -84,11 +85,11 @@ class Failures:
         counts = Counter(failure.reward for failure in self.since(0))
         return {name: counts[name] / max(self._num_rollouts, 1) for name in rewards}
 
-    def _error(self, failed: int, last: Failure) -> RewardError:
+    def _error(self, last: Failure) -> RewardError:
         counts = Counter(failure.reward for failure in self._all)
         rewards = ", ".join(f"reward {name!r} on {count}" for name, count in counts.items())
         return RewardError(
-            f"rewards failed on {failed} of the step's {self._num_rollouts} rollouts: {rewards}; "
+            f"rewards failed on {len(self._failed)} of the step's {self._num_rollouts} rollouts: {rewards}; "
             f"the last one, {last.reward!r}, {last.cause}",
             where=describe([last.rollout]),
             possible=f"up to {MAX_FAILED_SHARE:.0%} of a step, which are left unscored",

@@ -78,6 +78,7 @@ class RewardPool:
         self._tasks: queue.Queue[_Task | None] = queue.Queue()
         self._workers: dict[int, _Worker] = {}
         self._is_closed = False
+        self._never_starts: RewardError | None = None
         self._threads = [threading.Thread(target=self._drive, args=(index,), daemon=True) for index in range(workers)]
         for thread in self._threads:
             thread.start()
@@ -150,8 +151,10 @@ class RewardPool:
             while call.left:
                 self._ask(self._worker(index), place, call)
         except BaseException as error:
+            name = self._rewards[place].name
+            stopped = RewardError(f"reward {name!r} was stopped before it was done") if self._is_closed else None
             for task in tasks:
-                task.future.set_exception(error)
+                task.future.set_exception(stopped or error)
             return
         for task, answer in zip(tasks, call.answers(), strict=True):
             task.answers[place] = answer
@@ -159,17 +162,28 @@ class RewardPool:
     def _ask(self, worker: _Worker, place: int, call: _Call) -> None:
         """Ask a worker about what is left; some of it is left again if that is its end."""
         left = call.left
+        self._await_start(worker)
         try:
             for reply in worker.replies(place, [call.blobs[member] for member in left], call.num_groups):
                 call.take(reply, left)
         except _Lost as lost:
             if self._is_closed:
-                raise RewardError(f"reward {self._rewards[place].name!r} was stopped before it was done") from None
+                raise
             missing = call.left
             call.lose(missing[:1] if worker.form(place) == "one by one" else missing, lost)
         call.check()
         if worker.growth_bytes > self._max_growth_bytes:
             worker.stop()
+
+    def _await_start(self, worker: _Worker) -> None:
+        """Raises RewardError, and from then on at once, if workers cannot make their rewards."""
+        try:
+            if self._never_starts:
+                raise self._never_starts
+            worker.await_start()
+        except RewardError as error:
+            self._never_starts = error
+            raise
 
     def _worker(self, index: int) -> _Worker:
         """The thread's worker, a new one if the last has ended."""
@@ -215,7 +229,7 @@ class _Call:
 
     def lose(self, places: Sequence[int], lost: _Lost) -> None:
         """Note that a worker ended instead of replying about these; not where all else is known to be in vain."""
-        if self._fault is None:
+        if self._fault is None and places:
             self._seconds |= dict.fromkeys(places, lost.seconds / len(places))
             self._fail(places, lost.cause)
 
@@ -261,11 +275,8 @@ class _Worker(Child):
         """What the worker says about pickled rollouts of so many groups, some of them at a time.
 
         Raises:
-            RewardError: It cannot make its rewards.
             _Lost: It ended, or was killed at the deadline, which counts from the last reply.
         """
-        if not self._forms:
-            self._await_start()
         timeout_s = self._rewards[place].timeout_s
         factor, grace_s = (num_groups if self.form(place) == "together" else 1), 0.0
         if self.form(place) == "side by side":
@@ -276,7 +287,14 @@ class _Worker(Child):
         self._first_bytes = self._first_bytes or reply["resident_bytes"]
         self.growth_bytes = reply["resident_bytes"] - self._first_bytes
 
-    def _await_start(self) -> None:
+    def await_start(self) -> None:
+        """Wait until it has made its rewards, if it has not yet.
+
+        Raises:
+            RewardError: It cannot.
+        """
+        if self._forms:
+            return
         try:
             self.send(pickle.dumps(self._rewards), START_TIMEOUT_S)
             reply = self._reply(START_TIMEOUT_S)

@@ -313,6 +313,19 @@ def test_a_reward_that_cannot_be_made_is_the_registrys_error():
     assert "possible" in str(caught.value) or "do:" in str(caught.value)
 
 
+def test_a_reward_that_fails_to_start_is_an_error_of_every_group_and_is_not_tried_again(package, tmp_path):
+    package(
+        f"from mmrl.interfaces import Reward\nclass Length(Reward):\n"
+        f"    def __init__(self, config):\n        open({str(tmp_path / 'starts')!r}, 'a').write('x')\n        1 / 0\n"
+        "    def score(self, rollouts): ...\n"
+    )
+    with Scorer([RewardSpec(name="length")], workers=1) as scorer:
+        for scoring in [scorer.submit(group()) for _ in range(3)]:
+            with pytest.raises(RewardError, match=r"'length' of thirdparty 1.2 cannot be created: ZeroDivisionError"):
+                scoring.result(60)
+    assert len((tmp_path / "starts").read_text()) <= 2
+
+
 def test_closing_ends_workers_at_once_even_busy_ones_and_cancels_the_rest(spec):
     with Scorer([spec("pid")], workers=1) as scorer:
         pid = int(scorer.submit(group()).result(60).rewards[0])

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from mmrl.collection import Collector
-from mmrl.config import from_mapping
-from mmrl.errors import NumericsError, PluginError
+from mmrl.config import RewardSpec, from_mapping
+from mmrl.errors import ConfigError, NumericsError, PluginError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, Refill, SamplingRequest, UpdateResult
 from mmrl.prompts import Part, PromptOrder, PromptSource
 from mmrl.reward_failures import Failure, Failures, RewardError
+from mmrl.scoring import Scorer
 from mmrl.trainer import Trainer, minibatches
 from mmrl.types import (
     Credit,
@@ -179,6 +180,7 @@ def run() -> Callable[..., Run]:
         evaluate: bool = False,
         precision: str = "float32",
         engine: dict[str, float] | None = None,
+        scorer: Any = None,
         **sections: Any,
     ) -> Run:
         algorithm = algorithm or GRPO(GRPO.Config())
@@ -196,7 +198,7 @@ def run() -> Callable[..., Run]:
         source = PromptSource([Part("kit", rows)], encoder, max_prompt_tokens=9)
         penalties = frozenset({"other"})
         collector = Collector(
-            config, fake, encoder, FakeScorer(score), recorder.progress, penalties, event=recorder.event
+            config, fake, encoder, scorer or FakeScorer(score), recorder.progress, penalties, event=recorder.event
         )
         held_out = source if evaluate else None
         return Run(
@@ -362,6 +364,32 @@ def test_more_failures_than_five_percent_stop_the_step_with_an_event_for_each(ru
     assert "up to 5% of a step" in str(caught.value) and "mmrl rewards test" in str(caught.value)
     assert [event["member"] for event in stopped.recorder.events] == [0]
     assert stopped.engine.updates == []
+
+
+def test_real_workers_that_die_stop_the_step(run, tmp_path):
+    path = tmp_path / "rewards.py"
+    path.write_text("import os\n\ndef dies(rollouts):\n    os._exit(3) if rollouts[0].prompt.id == 'p3' else None\n")
+    path.write_text(path.read_text() + "    return [float(r.index % 2) for r in rollouts]\n")
+    rewards = [{"name": f"{path}:dies"}]
+    with Scorer([RewardSpec(name=f"{path}:dies")], workers=2) as scorer:
+        stopped = run(scorer=scorer, rewards=rewards, trainer={"steps": 3, "prompts_per_step": 2})
+        with pytest.raises(RewardError, match=r"failed on [1-4] of the step's 8 rollouts: reward 'dies'") as caught:
+            stopped.fit()
+    assert caught.value.exit_code == 4 and "ended its worker (exit code 3)" in str(caught.value)
+    first = stopped.recorder.events[0]
+    assert (first["kind"], first["prompt"], first["member"]) == ("reward_failed", "p3", 0)
+    assert all(values["reward/dies_failed_fraction"] == 0 for step, values in stopped.recorder.logged.items() if step)
+
+
+def test_an_accuracy_that_scores_no_row_of_the_evaluation_is_no_zero(run, tmp_path):
+    path = tmp_path / "rewards.py"
+    path.write_text("def right(rollouts):\n    return [1.0] * len(rollouts)\n")
+    rewards = [{"name": f"{path}:right", "sources": ["a"]}, {"name": f"{path}:right", "label": "other"}]
+    with (
+        Scorer([RewardSpec(**spec) for spec in rewards], workers=1) as scorer,
+        pytest.raises(ConfigError, match=r"reward 'right', whose mean is eval/accuracy, scores no row of data.eval"),
+    ):
+        run(scorer=scorer, rewards=rewards, evaluate=True).fit()
 
 
 def test_a_step_whose_rollouts_are_all_invalid_goes_on(run):

@@ -196,6 +196,8 @@ def test_metrics_of_a_component_are_over_the_rows_that_it_scores() -> None:
     assert values["reward/unscored_fraction"] == 0.25 and values["reward/mean"] == pytest.approx(6.5 / 3)
     assert values["group/all_correct_fraction"] == values["group/all_wrong_fraction"] == 0.0
     assert values["reward/greedy_mean"] == pytest.approx((1 + 8) / 2)
+    first = reward_metrics(routed(valid=np.array([True, True, False, False])), "right")
+    assert first["reward/right_mean"] == 0.5 and "reward/count_mean" not in first
     right = {"right": np.array([1.0, 1.0, np.nan, np.nan])}
     assert reward_metrics(routed(components=right), "right")["group/all_correct_fraction"] == 1.0
 
