@@ -51,16 +51,17 @@ class Run:
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory, picture: Callable[..., Any]) -> Path:
-    """Text rows; rows of which one has an image, one two and one none; and a reward that tells completions apart."""
+    """Text rows; rows of which one has an image, one three and one none; and a reward that tells completions apart."""
     folder = tmp_path_factory.mktemp("families")
     (folder / "reward.py").write_text(REWARD)
     for index, (width, height) in enumerate([(64, 64), (100, 60), (60, 130)]):
         (folder / f"{index}.png").write_bytes(picture(width, height).data)
-    pairs = [{"problem": "<image>What digit is this?", "images": ["0.png"], "answer": "7"}]
-    pairs.append({"problem": "<image> and <image>, what is the sum?", "images": ["1.png", "2.png"], "answer": "7"})
-    pairs.append({"problem": "what is 3+4?", "images": [], "answer": "7"})
+    several = [{"problem": "<image>What digit is this?", "images": ["0.png"], "answer": "7"}]
+    three = "<image> and <image> and <image>, what is the sum?"
+    several.append({"problem": three, "images": ["1.png", "2.png", "0.png"], "answer": "7"})
+    several.append({"problem": "what is 3+4?", "images": [], "answer": "7"})
     sums = [{"problem": f"what is {i}+{i}{' and 1' * 20 * i}?", "answer": str(2 * i)} for i in range(3)]
-    for name, content in {"images": pairs, "text": sums}.items():
+    for name, content in {"images": several, "text": sums}.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
     return folder
 
@@ -142,9 +143,9 @@ def test_after_an_optimizer_step_sampler_learner_and_plain_transformers_agree(ru
     assert moved > 1e-2  # stale weights in the sampler would have been noticed
 
 
-def test_images_one_two_and_none_were_in_the_step(run):
+def test_images_one_three_and_none_were_in_the_step(run):
     vision = (run.start / "preprocessor_config.json").is_file()
-    assert {len(record["images"]) for record in run.rollouts(2)} == ({0, 1, 2} if vision else {0})
+    assert {len(record["images"]) for record in run.rollouts(2)} == ({0, 1, 3} if vision else {0})
 
 
 def test_a_checkpoint_is_the_folder_it_came_from_with_other_weights(run):

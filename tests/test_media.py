@@ -3,9 +3,14 @@ from __future__ import annotations
 import hashlib
 import io
 import random
+import resource
 import struct
+import subprocess
+import sys
+import time
 import warnings
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +35,20 @@ def noise(width: int = 84, height: int = 56, seed: int = 0) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
+def png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
 def png_header(width: int, height: int) -> bytes:
     """A file of some 60 bytes that claims to be that large."""
 
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + png_chunk(b"IHDR", header)
+        + png_chunk(b"IDAT", zlib.compress(b""))
+        + png_chunk(b"IEND", b"")
+    )
 
 
 def colour(image: Image.Image, x: int = 28, y: int = 28) -> tuple[int, ...]:
@@ -136,6 +147,48 @@ def test_every_mode_becomes_one_rgb_result(
     assert colour(result) == expected
 
 
+@pytest.mark.parametrize(
+    ("depth", "kind", "pixel", "colour", "expected"),
+    [
+        (2, 0, b"\x55" * 14, b"\0\1", (255, 255, 255)),
+        (2, 0, b"\x55" * 14, b"\0\x55", (85, 85, 85)),
+        (4, 0, b"\x55" * 28, b"\0\5", (255, 255, 255)),
+        (4, 0, b"\0" * 28, b"\0\x0f", (0, 0, 0)),
+        (1, 0, b"\0" * 7, b"\0\0", (255, 255, 255)),
+        (16, 2, b"\x12\x34\x22\x34\x32\x34" * 56, b"\x12\x34\x22\x34\x32\x34", (255, 255, 255)),
+        (16, 2, b"\x12\x34\x22\x34\x32\x34" * 56, b"\0\x12\0\x22\0\x32", (0x12, 0x22, 0x32)),
+        (16, 6, b"\x12\x34\x22\x34\x32\x34\0\0" * 56, b"", (255, 255, 255)),
+        (16, 4, b"\x12\x34\xff\xff" * 56, b"", (0x12, 0x12, 0x12)),
+    ],
+)
+def test_a_transparent_colour_is_compared_at_the_depth_of_the_pixels(
+    depth: int, kind: int, pixel: bytes, colour: bytes, expected: tuple[int, ...]
+) -> None:
+    rows = zlib.compress((b"\0" + pixel) * 56)
+    header = struct.pack(">IIBBBBB", 56, 56, depth, kind, 0, 0, 0)
+    data = png_chunk(b"IHDR", header) + (png_chunk(b"tRNS", colour) if colour else b"")
+    data = b"\x89PNG\r\n\x1a\n" + data + png_chunk(b"IDAT", rows) + png_chunk(b"IEND", b"")
+    pixels = np.asarray(normalise(RawImage(data, "row"), GRID))
+    assert (pixels == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("image", "format", "expected"),
+    [
+        (Image.new("YCbCr", (56, 56), (100, 50, 200)), "TIFF", (200, 75, 0)),
+        (Image.new("LA", (56, 56), (9, 0)), "TIFF", (255, 255, 255)),
+        (Image.new("PA", (56, 56), (1, 0)), "TIFF", (255, 255, 255)),
+        (Image.new("I;16B", (56, 56), 0x1234), "TIFF", (0x12, 0x12, 0x12)),
+        (Image.new("CMYK", (56, 56), (0, 255, 255, 0)), "JPEG", (255, 0, 0)),
+        (Image.new("RGB", (56, 56), (0, 0, 0)), "MPO", (0, 0, 0)),
+    ],
+    ids=lambda value: value.mode if isinstance(value, Image.Image) else str(value),
+)
+def test_rarer_modes_too(image: Image.Image, format: str, expected: tuple[int, ...]) -> None:
+    more = {"save_all": True, "append_images": [Image.new("RGB", (56, 56), "red")]} if format == "MPO" else {}
+    assert (np.asarray(normalise(encode(image, format, **more), GRID)) == expected).all()
+
+
 @pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG", "TIFF"])
 def test_animations_give_their_first_frame(format: str) -> None:
     frames = [Image.new("RGB", (56, 56), name) for name in ("red", "blue")]
@@ -182,43 +235,102 @@ def test_what_cannot_be_used_is_a_data_error_with_its_label(data: bytes, message
     assert "0x7" not in str(caught.value), "addresses of objects do not belong in messages"
 
 
-def test_mutated_files_give_an_image_or_a_data_error_and_the_size_agrees() -> None:
-    rng, grid = random.Random(0), ImageGrid(28, 56 * 56, 28 * 28 * 16)
+def test_ten_thousand_mutated_files_give_an_image_or_a_data_error_and_the_size_agrees() -> None:
+    grid, files = ImageGrid(28, 56 * 56, 28 * 28 * 16), mutation_seeds()
     refused = accepted = 0
+    slowest, before = 0.0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for seed in range(10_000):
+            rng = random.Random(seed)
+            raw = RawImage(mutate(rng.choice(files), files, rng), label="mutant")
+            begun = time.process_time()
+            found = outcome(raw, grid)
+            slowest = max(slowest, time.process_time() - begun)
+            assert outcome(raw, grid) == found, f"seed {seed}: not the same twice"
+            refused += found.startswith("no image")
+            if not found.startswith("no image"):
+                accepted += 1
+                assert found.startswith(f"{normalised_size(raw, grid)}")
+    assert min(refused, accepted) > 1000
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+    print(f"{refused} refused, the slowest took {slowest:.2f} s of processor time, {grown} MiB more")
+    assert slowest < 10
+    assert grown < 700, "50 megapixels take 150 MB in RGB, and a few times that while they are blended"
+
+
+def outcome(raw: RawImage, grid: ImageGrid) -> str:
+    """Size and pixels, or what is wrong; anything but a DataError of this image is a bug."""
+    try:
+        image = normalise(raw, grid)
+    except DataError as error:
+        return f"no image: {error}" if error.where == "mutant" else f"without its label: {error}"
+    return f"{image.size} {hashlib.sha256(image.tobytes()).hexdigest()}"
+
+
+def mutation_seeds() -> list[bytes]:
     images: list[tuple[Image.Image, str, dict[str, Any]]] = [(noise(60, 40), format, {}) for format in FORMATS]
     images += [
         (Image.new("RGBA", (40, 60), (1, 2, 3, 9)), "PNG", {}),
         (noise(40, 60).quantize(16), "GIF", {"save_all": True, "append_images": [noise(40, 60, seed=1)]}),
         (noise(40, 60), "TIFF", {"compression": "tiff_lzw"}),
+        (noise(40, 60), "JPEG", {"progressive": True}),
+        (noise(40, 60), "WEBP", {"lossless": True}),
         (Image.new("I;16", (40, 60), 9000), "PNG", {"transparency": 9000}),
     ]
-    files = [encode(image, format, **options).data for image, format, options in images]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(600):
-            raw = RawImage(mutate(rng.choice(files), rng), label="mutant")
-            try:
-                size = normalise(raw, grid).size
-            except DataError as error:
-                refused += error.where == "mutant"
-                continue
-            accepted += 1
-            assert normalised_size(raw, grid) == size
-    assert refused + accepted == 600
-    assert min(refused, accepted) > 100
+    return [encode(image, format, **options).data for image, format, options in images]
 
 
-def mutate(data: bytes, rng: random.Random) -> bytes:
+def mutate(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:
+    """Bytes and bits set, most of them in the header; cut short, added to, or spliced with another file."""
     edited = bytearray(data)
     for _ in range(rng.randint(1, 6)):
         place = rng.randrange(min(len(edited), rng.choice([64, 400, 10**6])))
-        edited[place] = rng.choice([0, 1, 127, 255, rng.randrange(256)])
+        flipped = edited[place] ^ (1 << rng.randrange(8))
+        edited[place] = rng.choice([0, 1, 127, 255, rng.randrange(256), flipped])
     if rng.random() < 0.2:
         del edited[rng.randrange(len(edited)) :]
     if rng.random() < 0.1:
         place = rng.randrange(len(edited) + 1)
         edited[place:place] = rng.randbytes(rng.randint(1, 40))
+    if rng.random() < 0.1:
+        other, place = rng.choice(others), rng.randrange(len(edited) + 1)
+        edited[place:] = other[rng.randrange(len(other)) :]
     return bytes(edited)
+
+
+BOMB = """
+import resource, sys
+from mmrl.errors import DataError
+from mmrl.media import ImageGrid, normalise, normalised_size
+from mmrl.types import RawImage
+from PIL import Image
+
+Image.init()
+grid, refused = ImageGrid(28, 3136, 1003520), []
+raws = [RawImage(open(path, "rb").read(), path) for path in sys.argv[1:]]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for raw in raws:
+    for use in (normalised_size, normalise):
+        try:
+            use(raw, grid)
+        except DataError as error:
+            refused.append(error.what)
+print(len(refused), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, refused[0])
+"""
+
+
+def test_a_bomb_is_refused_from_its_header_in_little_memory(tmp_path: Path) -> None:
+    rows = zlib.compress(bytes(13000 * (1 + 13000 // 8)), 9)
+    header = struct.pack(">IIBBBBB", 13000, 13000, 1, 0, 0, 0, 0)
+    bomb = png_chunk(b"IHDR", header) + png_chunk(b"IDAT", rows) + png_chunk(b"IEND", b"")
+    assert len(bomb) < 30_000
+    (tmp_path / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bomb)
+    command = [sys.executable, "-c", BOMB, str(tmp_path / "bomb.png")]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    count, kibibytes, message = found.stdout.split(maxsplit=2)
+    assert (int(count), message.strip()) == (2, "The image has 13000x13000 pixels")
+    assert int(kibibytes) < 64 * 1024
 
 
 def test_the_store_writes_equal_pixels_once_under_their_hash(tmp_path: Path) -> None:

@@ -156,3 +156,46 @@ def test_train_shows_warnings_before_the_engine_starts(config_file, capsys, monk
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert [event["kind"] for event in events] == ["warning", "warning", "error"]
     assert events[1]["message"] == "rewards.0: careful: beware"
+
+
+@pytest.fixture
+def mixed(plan, models, tmp_path) -> Callable[..., RunPlan]:
+    """A run on two datasets of three rows each, with two rewards whose sources are given, and an evaluation or none."""
+
+    def build(first: list[str] | None, second: list[str] | None, **evaluation: Any) -> RunPlan:
+        specs = {}
+        for name in ("sums", "products", "held"):
+            rows = [{"problem": f"what is {i}+1?", "answer": str(i + 1)} for i in range(3)]
+            (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            specs[name] = {"name": "table", "label": name, "path": str(tmp_path / f"{name}.jsonl")}
+        data = {"train": {**specs["sums"], "weight": 3}, "mix": [{**specs["products"], "weight": 1}]}
+        return plan(
+            model={"path": str(models("qwen2"))},
+            data={**data, "max_prompt_tokens": 64} | ({"eval": specs["held"] | evaluation} if evaluation else {}),
+            rewards=[{"name": "plain", "sources": first}, {"name": "careful", "sources": second}],
+        )
+
+    return build
+
+
+def test_mixed_datasets_are_one_source_whose_rows_know_theirs(mixed):
+    source = mixed(None, ["sums"]).training
+    assert source.sources == {"sums": 3, "products": 3}
+    assert source[0].id.startswith("sums/") and source[5].source == "products"
+    batch = [source[row].source for _, row in source.order(seed=0).take(0, 8)]
+    assert batch.count("sums") == 6
+
+
+def test_rows_that_no_reward_scores_are_an_error_that_lists_both_sides(mixed):
+    with pytest.raises(ConfigError, match="no reward scores the rows of products") as caught:
+        _ = mixed(["sums"], ["sums"]).training
+    assert "sums (3), products (3)" in caught.value.where and "rewards for sums" in caught.value.possible
+    with pytest.raises(ConfigError, match="no reward scores the rows of held"):
+        _ = mixed(["sums", "products"], ["sums"], limit=2).evaluation
+
+
+def test_a_reward_for_rows_that_are_not_there_is_an_error(mixed):
+    with pytest.raises(ConfigError, match="meant for rows of summs, and there are none") as caught:
+        _ = mixed(None, ["summs"]).training
+    assert caught.value.possible == "products, sums"
+    assert len(mixed(None, ["held"], limit=2).training) == 6

@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from bisect import bisect
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from mmrl.errors import ConfigError, DataError
+from mmrl.errors import ConfigError, DataError, HubUnreachableError
 from mmrl.prompts import Part, PromptOrder, PromptSource, request_seed
 from mmrl.types import EncodedPrompt, Message, Prompt, RawImage, Sample
 
@@ -35,6 +39,26 @@ def row(index: int, num_words: int, text: str = "word", **columns: Any) -> Promp
 
 def source(rows: list[Prompt], **options: Any) -> PromptSource:
     return PromptSource([Part("kit", rows)], WordCounter(), **{"max_prompt_tokens": 10} | options)
+
+
+class Faulty(list[Prompt]):
+    """Rows of which some cannot be read."""
+
+    def __init__(self, rows: Sequence[Prompt], faults: Mapping[int, str]) -> None:
+        super().__init__(rows)
+        self.faults = faults
+
+    def __getitem__(self, index: Any) -> Any:
+        if index in self.faults:
+            raise DataError(
+                self.faults[index], where=f"rows.jsonl, line {index + 1}", possible="text", remedy="mend it"
+            )
+        return super().__getitem__(index)
+
+
+def rows_of(count: int, **faults: str) -> Faulty:
+    """``count`` short rows; those named ``r<index>`` have that fault."""
+    return Faulty([row(index, 1) for index in range(count)], {int(k[1:]): fault for k, fault in faults.items()})
 
 
 def contents(prompt: Prompt) -> list[tuple[str, str]]:
@@ -104,12 +128,186 @@ def test_fewer_rows_than_a_step_needs_is_an_error_with_the_counts() -> None:
     with pytest.raises(DataError) as caught:
         prompts.require(3, "trainer.prompts_per_step")
     assert "2 rows, trainer.prompts_per_step asks for 3" in str(caught.value)
-    assert "1 dropped" in str(caught.value)
+    assert "1 dropped: longer than data.max_prompt_tokens" in str(caught.value)
+    assert "3 rows of 1 to 99 tokens" in str(caught.value)
 
 
 def test_equal_ids_are_refused() -> None:
     with pytest.raises(DataError, match="Two rows have the id 'train/0'"):
         source([row(0, 1), row(0, 2)])
+
+
+def test_bad_rows_are_dropped_and_listed_apart_from_long_ones() -> None:
+    rows = rows_of(
+        300, r7="Column 'answer' is null", r20="An image of 1x50 pixels is bad", r21="An image of 1x51 pixels is bad"
+    )
+    rows[4] = row(4, 11)
+    prompts = source(rows)
+    assert len(prompts) == 296 and prompts.num_rows == 300
+    assert prompts.dropped[0] == ("train/4", "11 tokens, more than data.max_prompt_tokens = 10")
+    assert prompts.dropped[1] == ("7", "Column 'answer' is null (rows.jsonl, line 8)")
+    assert [name for name, _ in prompts.dropped] == ["train/4", "7", "20", "21"]
+    assert prompts.causes == {
+        "longer than data.max_prompt_tokens": 1,
+        "Column 'answer' is null": 1,
+        "An image of …x… pixels is bad": 2,
+    }
+    assert prompts.overlong_lengths == [11]
+
+
+def test_more_bad_rows_than_the_bound_are_an_error_that_counts_causes_and_names_rows() -> None:
+    rows = rows_of(300, r7="Column 'answer' is null", r20="Bad image 4", r21="Bad image 5", r22="Bad image 4")
+    assert len(source(rows, max_bad_rows=4 / 300)) == 296
+    with pytest.raises(DataError) as caught:
+        source(rows, name="data.eval")
+    assert caught.value.what == (
+        "4 of 300 rows cannot be used, more than data.max_bad_rows = 0.01: 3 x Bad image …, 1 x Column 'answer' is null"
+    )
+    assert caught.value.where == (
+        "data.eval, row 7: rows.jsonl, line 8, row 20: rows.jsonl, line 21, row 21: rows.jsonl, line 22, ..."
+    )
+    assert (caught.value.possible, caught.value.remedy[:7]) == ("text", "mend it")
+
+
+def test_long_rows_do_not_count_as_bad() -> None:
+    assert len(source([row(0, 1), row(1, 99), row(2, 99)], max_bad_rows=0.0)) == 1
+
+
+def test_a_bad_row_can_stop_the_run() -> None:
+    with pytest.raises(DataError, match="Bad image 4") as caught:
+        source(rows_of(300, r7="Bad image 4", r8="Bad image 5"), on_bad_row="fail")
+    assert caught.value.where == "data.train, row 7: rows.jsonl, line 8"
+    assert "data.on_bad_row: drop" in caught.value.remedy
+
+
+def test_what_is_no_rows_fault_is_not_dropped() -> None:
+    class Offline(list[Prompt]):
+        def __getitem__(self, index: Any) -> Any:
+            raise HubUnreachableError("no network")
+
+    with pytest.raises(HubUnreachableError):
+        source(Offline([row(0, 1)]), max_bad_rows=1.0)
+    with pytest.raises(ConfigError):
+        source([row(0, 1)], prompt_template="{{ row.unti }}", max_bad_rows=1.0)
+
+
+def test_a_row_that_turns_out_bad_is_replaced_by_the_next_of_the_order() -> None:
+    prompts = source([row(index, 1) for index in range(200)])
+    events: list[tuple[str, str]] = []
+    prompts.listen(lambda *event: events.append(event))
+    order, position = prompts.order(seed=0), 0
+
+    def take(count: int) -> list[tuple[int, int]]:
+        nonlocal position
+        position += count
+        return order.take(position - count, count)
+
+    def decode(prompt: Prompt) -> str:
+        if prompt.id in broken:
+            raise DataError("The image cannot be decoded: truncated", where=f"{prompt.id}, images[0]")
+        return prompt.id
+
+    expected = [f"train/{index}" for _, index in order.take(0, 400)]
+    broken = {expected[1], expected[5]}
+    drawn = prompts.draw(4, take, decode)
+    assert drawn == [(0, expected[i]) for i in (0, 2, 3, 4)]
+    assert position == 5  # the row that was replaced is consumed
+    assert events == [(expected[1], f"The image cannot be decoded: truncated ({expected[1]}, images[0])")]
+    assert [name for _, name in prompts.draw(195, take, decode)] == expected[6:200] + expected[200:201]
+    second = [name for epoch, name in prompts.draw(198, take, decode) if epoch == 1]
+    assert set(second).isdisjoint(broken) and len(events) == 2  # one event each, however often it comes
+    assert prompts.num_usable == 198
+    broken = {expected[9]}
+    with pytest.raises(DataError, match="3 of 200 rows cannot be used"):
+        prompts.draw(200, take, decode)
+
+
+def test_rows_that_all_turn_out_bad_are_an_error_and_no_endless_search() -> None:
+    def refuse(prompt: Prompt) -> str:
+        raise DataError("truncated")
+
+    prompts = source([row(0, 1), row(1, 1)], max_bad_rows=1.0)
+    with pytest.raises(DataError, match="each one turned out to be of no use"):
+        prompts.draw(2, lambda count: [(0, 0), (0, 1)], refuse)
+    with pytest.raises(DataError, match="truncated") as caught:
+        source([row(0, 1)], on_bad_row="fail").attempt(0, refuse)
+    assert caught.value.where == "data.train, row train/0"
+
+
+def mixture(*weights: float | None, sizes: Sequence[int] = (5, 11, 300)) -> PromptSource:
+    """Three datasets; the rows of the last one say themselves where they are from."""
+    parts = [
+        Part(name, [row(i, 1) for i in range(size)], w) for name, size, w in zip("abc", sizes, weights, strict=True)
+    ]
+    parts[2] = replace(parts[2], rows=[replace(each, source="own") for each in parts[2].rows])
+    return PromptSource(parts, WordCounter(), max_prompt_tokens=10)
+
+
+def test_mixed_rows_are_told_apart_by_their_dataset() -> None:
+    prompts = mixture(None, None, None)
+    assert [prompts[i].id for i in (0, 4, 5, 16)] == ["a/train/0", "a/train/4", "b/train/0", "c/train/0"]
+    assert [prompts[i].source for i in (0, 5, 16)] == ["a", "b", "own"]
+    assert prompts.sources == {"a": 5, "b": 11, "own": 300}
+    assert source([row(0, 1)])[0].id == "train/0" and source([row(0, 1)])[0].source == "kit"
+
+
+def test_without_weights_all_rows_are_in_one_order() -> None:
+    assert mixture(None, None, None).order(3).take(0, 700) == PromptOrder(316, 3).take(0, 700)
+
+
+@pytest.mark.parametrize("weights", [(0.5, 0.3, 0.2), (1.0, 1.0, 1.0), (5.0, 90.0, 0.7)])
+def test_weighted_datasets_have_their_exact_shares_in_epochs_of_their_own(weights) -> None:
+    prompts = mixture(*weights)
+    taken = prompts.order(seed=2).take(0, 3000)
+    names = ["abc"[bisect([5, 16], index)] for _, index in taken]
+    counts = np.cumsum([[name == each for each in "abc"] for name in names], 0)
+    shares = np.array(weights) / sum(weights)
+    assert np.abs(counts - np.outer(np.arange(1, 3001), shares)).max() <= 0.75 + 1e-9
+    for length in (7, 16, 100):
+        windows = counts[length:] - counts[:-length]
+        assert np.abs(windows - length * shares).max() <= 1.5
+        assert np.abs(windows - length * shares).mean() < 0.5
+    for name, size in zip("abc", (5, 11, 300), strict=True):
+        drawn = [pair for pair, each in zip(taken, names, strict=True) if each == name]
+        assert [epoch for epoch, _ in drawn] == [i // size for i in range(len(drawn))]
+        for start in range(0, len(drawn) - size + 1, size):
+            assert len(set(drawn[start : start + size])) == size
+
+
+def test_two_weighted_datasets_never_miss_their_share_of_a_batch_by_more_than_one() -> None:
+    parts = [Part(name, [row(i, 1) for i in range(9)], weight) for name, weight in (("a", 0.37), ("b", 0.63))]
+    order = PromptSource(parts, WordCounter(), max_prompt_tokens=10).order(0)
+    first = np.cumsum([index < 9 for _, index in order.take(0, 2000)])
+    for length in (1, 3, 8, 64):
+        assert np.abs(first[length:] - first[:-length] - 0.37 * length).max() <= 1
+
+
+def test_a_weighted_order_can_be_resumed_anywhere() -> None:
+    prompts = mixture(0.5, 0.3, 0.2)
+    taken = prompts.order(seed=2).take(0, 500)
+    for position in (0, 1, 77, 499):
+        assert prompts.order(seed=2).at(position) == taken[position]
+    running = prompts.order(seed=2)
+    assert [running.at(position) for position in (499, 499, 3, 4)] == [taken[position] for position in (499, 499, 3, 4)]
+    assert prompts.order(seed=3).take(0, 500) != taken
+
+
+def test_a_prompt_that_comes_twice_in_a_batch_has_another_seed() -> None:
+    prompts = mixture(10.0, 1.0, 1.0)
+    batch = prompts.order(0).take(0, 24)
+    ids = [prompts[index].id for _, index in batch]
+    assert max(Counter(ids).values()) > 1
+    assert len({request_seed(0, epoch, name, 0) for (epoch, _), name in zip(batch, ids, strict=True)}) == 24
+
+
+def test_each_mixed_dataset_needs_rows_and_has_a_bound_of_its_own() -> None:
+    good, bad = [row(i, 1) for i in range(500)], rows_of(50, r0="null", r9="null")
+    with pytest.raises(DataError, match="2 of 50 rows cannot be used") as caught:
+        PromptSource([Part("a", good), Part("b", bad)], WordCounter(), max_prompt_tokens=10)
+    assert caught.value.where.startswith("data.train, dataset b, row 0: rows.jsonl, line 1")
+    with pytest.raises(DataError, match="No row is left: 1 rows of 99 to 99 tokens") as caught:
+        PromptSource([Part("a", good), Part("b", [row(0, 99)])], WordCounter(), max_prompt_tokens=10)
+    assert "dataset b" in caught.value.where
 
 
 def test_prompts_are_read_again_and_not_kept() -> None:

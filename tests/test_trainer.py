@@ -13,7 +13,7 @@ import pytest
 
 from mmrl.collection import Collector
 from mmrl.config import RewardSpec, from_mapping
-from mmrl.errors import ConfigError, NumericsError, PluginError
+from mmrl.errors import ConfigError, DataError, NumericsError, PluginError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, Refill, SamplingRequest, UpdateResult
 from mmrl.prompts import Part, PromptOrder, PromptSource
 from mmrl.reward_failures import Failure, Failures, RewardError
@@ -104,13 +104,18 @@ class FakeEngine:
         return UpdateResult(reduce_partials([partial]) | rank, logprobs)
 
 
+@dataclass
 class FakeEncoder:
-    """One token per letter."""
+    """One token per letter; of the broken prompts that is not known before they are encoded."""
+
+    broken: frozenset[str] = frozenset()
 
     def num_tokens(self, prompt: Prompt) -> int:
         return len(prompt.messages[0].content)
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
+        if prompt.id in self.broken:
+            raise DataError("The image cannot be decoded: truncated", where="images[0]")
         ids = np.zeros(self.num_tokens(prompt), np.int32)
         return EncodedPrompt(prompt.id, prompt.messages, prompt.answer, {}, prompt.demonstration, "", ids, ())
 
@@ -181,6 +186,7 @@ def run() -> Callable[..., Run]:
         precision: str = "float32",
         engine: dict[str, float] | None = None,
         scorer: Any = None,
+        broken: frozenset[str] = frozenset(),
         **sections: Any,
     ) -> Run:
         algorithm = algorithm or GRPO(GRPO.Config())
@@ -193,9 +199,10 @@ def run() -> Callable[..., Run]:
             "trainer": {"steps": 3, "prompts_per_step": 2, **sections.pop("trainer", {})},
         }
         config = from_mapping(base | sections)
-        fake, recorder, encoder = FakeEngine(algorithm, **(engine or {})), FakeRecorder(), FakeEncoder()
+        fake, recorder, encoder = FakeEngine(algorithm, **(engine or {})), FakeRecorder(), FakeEncoder(broken)
         rows = [Prompt(f"p{i}", (Message("user", "x" * (i + 1)),), demonstration="y" * (i + 2)) for i in range(5)]
-        source = PromptSource([Part("kit", rows)], encoder, max_prompt_tokens=9)
+        source = PromptSource([Part("kit", rows)], encoder, max_prompt_tokens=9, max_bad_rows=0.2)
+        source.listen(lambda prompt, reason: recorder.event("dropped", prompt=prompt, reason=reason))
         penalties = frozenset({"other"})
         collector = Collector(
             config, fake, encoder, scorer or FakeScorer(score), recorder.progress, penalties, event=recorder.event
@@ -231,6 +238,32 @@ def test_a_step_samples_checks_itself_and_updates_in_this_order(run):
     done = run(trainer={"steps": 2}).fit()
     first = ["sampling", "learning", "logprobs", "logprobs one by one", "update"]
     assert done.engine.verbs == [*first, "sampling", "learning", "update", "learning"]
+
+
+@pytest.mark.parametrize("algorithm", [None, SFT(SFT.Config())], ids=["rollouts", "demonstrations"])
+def test_a_prompt_that_cannot_be_encoded_is_replaced_by_the_next(algorithm, run):
+    expected = [f"p{row}" for _, row in PromptOrder(5, seed=0).take(0, 20)]
+    done = run(algorithm=algorithm, broken=frozenset({expected[2]}), trainer={"steps": 4}).fit()
+    good = [name for name in expected if name != expected[2]]
+    taken = [{row.sample.prompt.id for row in rows} for rows in done.engine.updates]
+    assert taken == [set(good[i : i + 2]) for i in (0, 2, 4, 6)]
+    consumed = expected[: done.trainer.consumed_prompts]
+    assert [name for name in consumed if name != expected[2]] == good[:8] and consumed[-1] == good[7]
+    assert [e for e in done.recorder.events if e["kind"] == "dropped"] == [
+        {"kind": "dropped", "prompt": expected[2], "reason": "The image cannot be decoded: truncated (images[0])"}
+    ]
+
+
+def test_too_many_prompts_that_cannot_be_encoded_stop_the_run(run):
+    with pytest.raises(DataError, match="2 of 5 rows cannot be used"):
+        run(broken=frozenset({"p1", "p4"})).fit()
+
+
+def test_evaluation_leaves_out_what_cannot_be_encoded(run):
+    done = run(evaluate=True, broken=frozenset({"p3"}), trainer={"steps": 1}).fit()
+    evaluated = [request.prompt.id for request in done.engine.requests if request.num_samples == 1]
+    assert evaluated == ["p0", "p1", "p2", "p4"] * 2
+    assert done.recorder.logged[0]["eval/accuracy"] == 1
 
 
 def test_one_optimizer_step_needs_no_old_logprobs(run):

@@ -31,6 +31,9 @@ OWNED_KEYS = frozenset(
 )  # fmt: skip
 """vLLM arguments that mmrl decides, or that have a key of their own in the config."""
 
+IMAGE_CACHE_GIB = 1
+"""Preprocessed images that vLLM keeps in the rank's memory; ``sampler.engine`` may say otherwise."""
+
 
 class VLLMSampler:
     """Implements ``interfaces.Sampler`` on one rank.
@@ -89,10 +92,12 @@ class VLLMSampler:
             self._llm.wake_up([part])
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Replace all weights: one call with everything, then every cache that the old ones filled is dropped."""
+        """Replace all weights: one call with everything, then every cache that the old ones filled is dropped.
+
+        Preprocessed images stay: they come from pixels alone, and go by their hash.
+        """
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
         self._llm.llm_engine.reset_encoder_cache()
-        self._llm.llm_engine.reset_mm_cache()
         if not self._llm.reset_prefix_cache():
             raise NumericsError(
                 "vLLM kept attention states of the old weights",
@@ -200,6 +205,7 @@ def engine_arguments(
     }
     if folder.family.vision:
         arguments["limit_mm_per_prompt"] = {"image": max_images, "video": 0}
+        arguments["mm_processor_cache_gb"] = IMAGE_CACHE_GIB
     return arguments | config.engine
 
 

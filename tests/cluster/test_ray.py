@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -11,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from PIL import Image
 from safetensors.numpy import load_file
 
 from mmrl.cli import main
 from mmrl.cluster.ray_ranks import RayRanks
 from mmrl.config import ClusterConfig
 from mmrl.errors import ResourceError
+from mmrl.types import RawImage
 from mmrl_datasets.digits import write_digits
 
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "examples" / "digits_grpo.yaml")
@@ -67,8 +70,23 @@ def broken(rollouts):
 """
 
 
+def write_mixed(folder: Path, picture: Callable[..., RawImage]) -> None:
+    """Rows of no, one and three images of several sizes; the file of the last row's image ends too early."""
+    folder.mkdir()
+    sizes = [(56, 56), (90, 60), (60, 120), (112, 84), (28, 90), (84, 84)]
+    for index, (width, height) in enumerate(sizes):
+        (folder / f"{index}.png").write_bytes(picture(width, height).data)
+    (folder / "cut.png").write_bytes(picture(84, 56, 1).data[:-400])
+    counts = [0, 0, 0, 1, 1, 1, 3, 3, 3]
+    images = [[f"{(row + i) % len(sizes)}.png" for i in range(count)] for row, count in enumerate(counts)]
+    rows = [{"problem": "<image>" * len(names) + "what?", "images": names} for names in [*images, ["cut.png"]]]
+    (folder / "train.jsonl").write_text("".join(json.dumps(row | {"answer": "7"}) + "\n" for row in rows))
+
+
 @pytest.fixture(scope="module")
-def folder(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(
+    models: Callable[[str], Path], picture: Callable[..., RawImage], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """Configs, data, rewards, and an installed package with an algorithm that fails."""
     folder = tmp_path_factory.mktemp("ray")
     write_digits(folder / "digits", train=8, test=3, warmup=2, pairs=0.4)
@@ -76,13 +94,15 @@ def folder(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFacto
         "".join(json.dumps({"problem": f"{i}+1?", "answer": str(i + 1)}) + "\n" for i in range(6))
     )
     (folder / "reward.py").write_text(REWARD)
+    write_mixed(folder / "mixed", picture)
     info = folder / "site" / "faulty-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[mmrl.algorithms]\nfaulty = faulty:Faulty\n")
     (folder / "site" / "faulty.py").write_text(FAULTY)
     digits = {"name": "table", "path": "digits"}
-    data = {"train": {**digits, "split": "train"}, "eval": {**digits, "split": "test"}, "max_prompt_tokens": 64}
+    train = {"name": "table", "path": "mixed", "split": "train"}
+    data = {"train": train, "eval": {**digits, "split": "test"}, "max_prompt_tokens": 96, "max_bad_rows": 0.1}
     images: dict[str, Any] = {
         "model": {"path": str(models("qwen2_5_vl"))},
         "data": data,
@@ -109,6 +129,20 @@ def metrics(run: Path) -> list[dict[str, float]]:
 
 def rollouts(run: Path, step: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "rollouts" / f"step-{step:06d}.jsonl").read_text().splitlines()]
+
+
+def assert_every_image_can_be_seen(run: Path) -> None:
+    """Text, one image and three of different sizes were trained on; each is in the run's media, pixel by pixel."""
+    records = [record for step in (1, 2) for record in rollouts(run, step)]
+    assert {len(record["images"]) for record in records} == {0, 1, 3}
+    assert len({(image["width"], image["height"]) for record in records for image in record["images"]}) > 3
+    for record in records:
+        assert record["prompt"].count("<|image_pad|>") == len(record["images"])
+        for image in record["images"]:
+            with Image.open(run / "media" / f"{image['hash']}.png") as shown:
+                pixels = f"{shown.width}x{shown.height}".encode() + shown.convert("RGB").tobytes()
+            assert hashlib.sha256(pixels).hexdigest() == image["hash"]
+            assert (shown.width, shown.height) == (image["width"], image["height"])
 
 
 def shared_memory() -> set[str]:
@@ -141,6 +175,12 @@ def test_two_ranks_train_as_one_does(folder, household):
             for a, b in zip(*(rollouts(folder / n, 1) for n in ("one", name)), strict=True)
         ]
         assert np.mean(same) > 0.9  # sums in another order may tip a sample
+    for name in layouts:
+        assert_every_image_can_be_seen(folder / name)
+        events = [json.loads(line) for line in (folder / name / "events.jsonl").read_text().splitlines()]
+        assert [(e["kind"], e["prompt"]) for e in events] == [("dropped", "train/9")] and "truncated" in events[0][
+            "reason"
+        ]
     engine = json.loads((folder / "shared" / "environment.json").read_text())["engine"]
     assert engine["sampler_arguments"]["tensor_parallel_size"] == 2
     assert engine["learner_settings"]["zero_optimization"]["stage"] == 3

@@ -44,6 +44,17 @@ def test_the_length_is_known_without_the_pixels(vision, picture):
     assert vision.encoder.num_tokens(row) == len(vision.encoder.encode(row).token_ids)
 
 
+def test_measuring_looks_at_no_pixel_and_encoding_at_every_one(vision, picture):
+    whole = picture(300, 200)
+    broken = replace(whole, data=whole.data[:60] + bytes(60))  # a header, and nothing that could be decoded
+    row = Prompt("row", (Message("user", "<image>"),), (whole,))
+    bad = replace(row, images=(broken,))
+    assert vision.encoder.num_tokens(bad) == vision.encoder.num_tokens(row)
+    with pytest.raises(DataError, match="cannot be decoded") as caught:
+        vision.encoder.encode(bad)
+    assert caught.value.where == "300x200 noise 0"
+
+
 def test_messages_keep_their_roles_and_the_text_ends_where_the_completion_starts(vision):
     row = Prompt("row", (Message("system", "Be brief."), Message("user", "2+2?")))
     assert vision.encoder.encode(row).text == (

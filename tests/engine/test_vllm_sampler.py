@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,14 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from mmrl import media
 from mmrl.engine import device
 from mmrl.engine.vllm_sampler import VLLMSampler
 from mmrl.errors import NumericsError
 from mmrl.interfaces import Aggregation, SamplingRequest
 from mmrl.ops.objective import training_rows
 from mmrl.ops.parity import Gap
-from mmrl.types import Message, Prompt, Rollout
+from mmrl.types import Message, Prompt, RawImage, Rollout
 
 TEMPERATURE = 0.8
 
@@ -242,6 +246,117 @@ def test_the_sampler_notices_new_weights_of_the_vision_tower(sample, request_for
     after = sample([request_for(index) for index in (0, 1)])
     assert tokens(before[0]) == tokens(after[0])
     assert tokens(before[1]) != tokens(after[1])
+
+
+def painted(colour, mode="RGB", format="PNG", width=84, turned=False, **options):
+    """An encoded image whose left third is white, and what it shows."""
+    image = Image.new(mode, (width, 56), colour)
+    image.paste({"RGBA": (255,) * 4, "I;16": 65535, "CMYK": (0,) * 4, "P": 1}.get(mode, (255,) * 3), (0, 0, 28, 56))
+    if mode == "P":
+        image.putpalette([200, 0, 0, 255, 255, 255])
+    if turned:
+        options["exif"] = Image.Exif()
+        options["exif"][0x0112] = 6  # a viewer turns it clockwise: the left goes up
+    buffer = io.BytesIO()
+    image.save(buffer, format, **options)
+    return RawImage(buffer.getvalue(), f"{mode} {format}")
+
+
+def shown(rgb, turned=False):
+    """(H, W, 3) of a painted image."""
+    pixels = np.full((56, 84, 3), 255, np.uint8)
+    pixels[:, 28:] = rgb
+    return np.rot90(pixels, -1) if turned else pixels
+
+
+IMAGES = {
+    "transparent": (painted((0, 0, 0, 0), "RGBA"), shown((255, 255, 255))),
+    "half transparent": (painted((255, 0, 0, 128), "RGBA"), shown((255, 127, 127))),
+    "palette": (painted(0, "P"), shown((200, 0, 0))),
+    "transparent palette": (painted(0, "P", "GIF", transparency=0), shown((255, 255, 255))),
+    "16-bit": (painted(257 * 100, "I;16"), shown((100, 100, 100))),
+    "CMYK": (painted((0, 255, 255, 0), "CMYK", "TIFF"), shown((255, 0, 0))),
+    "rotated": (painted((9, 99, 199), turned=True), shown((9, 99, 199), turned=True)),
+    "animated": (
+        painted((0, 0, 0), "RGB", "GIF", save_all=True, append_images=[Image.new("RGB", (84, 56), "blue")]),
+        shown((0, 0, 0)),
+    ),
+}
+
+
+def pixel_hash(pixels):
+    """sha256 of size and RGB pixels (H, W, 3), as ``ImageRef.hash`` is defined."""
+    pixels = np.ascontiguousarray(pixels, np.uint8)
+    return hashlib.sha256(f"{pixels.shape[1]}x{pixels.shape[0]}".encode() + pixels.tobytes()).hexdigest()
+
+
+def unpatched(folder, patches_PC, grid):
+    """(H, W, 3) pixels from what a vision tower takes of them."""
+    processor = folder.processor.image_processor
+    side, merge, frames = processor.patch_size, processor.merge_size, processor.temporal_patch_size
+    _, rows, columns = (int(n) for n in grid)
+    parts = patches_PC.float().numpy().reshape(rows // merge, columns // merge, merge, merge, 3, frames, side, side)
+    assert np.array_equal(parts[..., 0, :, :], parts[..., -1, :, :])  # a still image: every frame shows the same
+    pixels = parts[..., 0, :, :].transpose(0, 2, 5, 1, 3, 6, 4).reshape(rows * side, columns * side, 3)
+    if patches_PC.is_floating_point():  # vLLM leaves the scaling to its model
+        pixels = (pixels * np.array(processor.image_std) + np.array(processor.image_mean)) * 255
+    assert np.abs(pixels - pixels.round()).max() < 1e-2
+    return pixels.round().astype(np.uint8)
+
+
+@pytest.fixture
+def seen(engine, monkeypatch) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Patches and grid of each image that vLLM's own engine is given from now on, by its id."""
+    with engine.sampling() as sampler:
+        core = sampler._llm.llm_engine.engine_core
+    found: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    add_request = core.add_request
+
+    def record(request: Any) -> None:
+        for feature in request.mm_features or ():
+            data = feature.data.get_data()
+            found[feature.identifier] = (data["pixel_values"], data["image_grid_thw"])
+        add_request(request)
+
+    monkeypatch.setattr(core, "add_request", record)
+    return found
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+def test_sampler_and_learner_are_given_the_pixels_that_an_image_shows(kind, engine, sample, request_for, vision, seen):
+    raw, expected = IMAGES[kind]
+    prompt = vision.encoder.encode(Prompt(kind, (Message("user", "<image>what?"),), (raw,)))
+    (ref,) = prompt.images
+    rollouts = flat(sample([replace(request_for(1), prompt=prompt)]))
+    learner = engine._learner._collate([rollouts[0]]).model_inputs
+    assert ref.hash == pixel_hash(expected)
+    assert pixel_hash(unpatched(vision.folder, learner["pixel_values"], learner["image_grid_thw"][0])) == ref.hash
+    assert pixel_hash(unpatched(vision.folder, *seen[ref.hash])) == ref.hash
+    assert learner_gap(engine, rollouts).abs_max < 1e-4
+
+
+def test_an_image_is_decoded_once_and_preprocessed_once_by_each_engine(
+    engine, sample, update, request_for, vision, picture, monkeypatch
+):
+    decoded, processed = [], []
+    kind = type(vision.folder.processor.image_processor)
+    normalise, preprocess = media.normalise, kind.preprocess
+
+    def counted(self: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
+        processed.extend(images if isinstance(images, list | tuple) else [images])
+        return preprocess(self, images, *args, **kwargs)
+
+    monkeypatch.setattr(media, "normalise", lambda raw, grid: decoded.append(raw.label) or normalise(raw, grid))
+    monkeypatch.setattr(kind, "preprocess", counted)
+    raws = [picture(84, 56, seed=77), picture(112, 84, seed=78)]
+    rows = [Prompt("both", (Message("user", "<image><image>?"),), tuple(raws))]
+    rows += [Prompt(f"one {i}", (Message("user", f"<image>{i}?"),), (raws[0],)) for i in range(2)]
+    for _ in range(3):  # epochs, with new weights in between
+        prompts = [vision.encoder.encode(row) for row in rows]
+        rollouts = flat(sample([replace(request_for(1), prompt=prompt) for prompt in prompts]))
+        update(rollouts)
+    assert decoded == [raw.label for raw in raws]
+    assert len(processed) == 2 * len(raws)
 
 
 def test_a_prompt_that_the_sampler_reads_differently_is_refused(engine, sample, request_for, vision):
