@@ -155,6 +155,8 @@ class _Chooser:
     def _numbered(self, column: str) -> tuple[str, ...]:
         pattern = re.compile(re.escape(column.removesuffix(f"1{NUMBERED}")) + r"([1-9]\d{0,3})")
         found = {int(match[1]): name for name in self._rows.columns if (match := pattern.fullmatch(name))}
+        if len(found) != max(found, default=0):
+            self._missing("images", f"The columns {', '.join(found.values())} are not numbered one after the other")
         return tuple(found[number] for number in sorted(found))
 
     def _first_rows(self) -> Sequence[Mapping[str, Any]]:

@@ -184,7 +184,7 @@ class RowReader:
     def _refuse_media(self, row: _Row) -> None:
         for column in self._columns.refused:
             if _is_there(row.cells.get(column)):
-                raise refused_media(f"a {column.rstrip('s')}", f"{row.where}, column {column!r}")
+                raise refused_media(column.rstrip("s"), f"{row.where}, column {column!r}")
 
     def _turns(self, row: _Row) -> tuple[tuple[Turn, ...], str | None]:
         """What is said up to the question, and the assistant's turn after it, if there is one."""

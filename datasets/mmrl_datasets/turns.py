@@ -103,15 +103,17 @@ def _piece(part: Any, where: str) -> str | InlineImage:
     if isinstance(part, str):
         return part
     held = {name: value for name, value in part.items() if value is not None} if isinstance(part, Mapping) else {}
-    kind = held.get("type") or next((name for name in ("text", "image", "image_url", *_MEDIA) if name in held), None)
+    kind = held.get("type", next((name for name in ("text", "image", "image_url", *_MEDIA) if name in held), None))
+    if not isinstance(kind, str):
+        kind = _shown(kind)
     if kind == "text" and isinstance(held.get("text"), str):
         return str(held["text"])
     if kind in ("image", "image_url"):
         return _inline(held)
-    if isinstance(kind, str) and any(medium in kind for medium in _MEDIA):
+    if any(medium in kind for medium in _MEDIA):
         raise refused_media(kind, where)
     raise DataError(
-        f"A part of the message is of no known type: {_shown(kind)}",
+        f"A part of the message is of no known type: {kind:.50}",
         where=where,
         possible='{"type": "text", "text": ...} or {"type": "image"}',
     )

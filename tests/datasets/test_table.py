@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 import datasets
 from mmrl.errors import DataError
-from mmrl.types import Prompt
+from mmrl.types import Message, Prompt
 from mmrl_datasets.table import Table
 
 
@@ -137,14 +137,19 @@ def test_json_rows_name_image_files_below_their_folder(tmp_path: Path, suffix: s
 
 @pytest.mark.parametrize(
     "value",
-    ["../secret.png", "/etc/passwd", "link.png", "http://x.org/a.png", "data:,x", "gone", "", "a\0b", "n" * 5000],
+    [
+        *("../secret.png", "/etc/passwd", "link.png", "http://x.org/a.png", "file:///etc/passwd", "data:,x", "gone"),
+        *("", "a\0b", "n" * 5000),
+    ],
 )
 def test_image_paths_stay_below_the_folder(tmp_path: Path, value: str) -> None:
     (tmp_path / "secret.png").write_bytes(picture())
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "link.png").symlink_to(tmp_path / "secret.png")
     prompts = load(jsonl(tmp_path / "data" / "t.jsonl", [{"problem": "?", "images": [value], "answer": "1"}]))
-    with pytest.raises(DataError, match=r"does not lie in|no image file|cannot be read") as caught:
+    with pytest.raises(
+        DataError, match=r"does not lie in|no image file|cannot be read|is an address|no image in"
+    ) as caught:
         prompts[0]
     assert caught.value.where.endswith("row 0, images[0]")
 
@@ -162,10 +167,13 @@ def test_a_single_image_cell_and_raw_bytes_are_accepted(tmp_path: Path) -> None:
     assert "picture" not in prompts[0].columns
 
 
-def test_solution_is_the_demonstration_and_then_no_answer_is_needed(tmp_path: Path) -> None:
+def test_solution_is_demonstration_and_answer_unless_there_is_another(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "t.jsonl", [{"problem": "2?", "solution": "\\boxed{2}", "worked": "so 2"}])
-    assert (load(path)[0].demonstration, load(path)[0].answer) == ("\\boxed{2}", None)
+    assert (load(path)[0].demonstration, load(path)[0].answer) == ("\\boxed{2}", "\\boxed{2}")
     assert load(path, demonstration="worked")[0].demonstration == "so 2"
+    assert load(path, answer="")[0].answer is None
+    both = jsonl(tmp_path / "u.jsonl", [{"problem": "2?", "solution": "so 2", "answer": "2"}])
+    assert (load(both)[0].demonstration, load(both)[0].answer) == ("so 2", "2")
     with pytest.raises(DataError, match="no column 'answer' for its answer"):
         load(path, answer="answer")
 
@@ -178,23 +186,31 @@ def test_a_null_demonstration_is_an_error_only_where_the_column_was_named(tmp_pa
 
 
 def test_missing_columns_are_listed_with_the_option_to_write(tmp_path: Path) -> None:
-    path = jsonl(tmp_path / "t.jsonl", [{"question": "2?", "answer": "2"}])
-    with pytest.raises(DataError, match="no column 'problem' for its prompt") as caught:
+    path = jsonl(tmp_path / "t.jsonl", [{"riddle": "2?", "answer": "2"}])
+    with pytest.raises(DataError, match="None of the columns is known as a prompt") as caught:
         load(path)
-    assert caught.value.possible == "question, answer"
-    assert "prompt: question" in caught.value.remedy
+    assert caught.value.possible == "riddle, answer"
+    assert "data.train.prompt: riddle" in caught.value.remedy
+    assert load(path, prompt="riddle")[0].messages == (Message("user", "2?"),)
     with pytest.raises(DataError, match="no column 'pics' for its images"):
-        load(path, prompt="question", images="pics")
-    with pytest.raises(DataError, match="no column 'answer'"):
+        load(path, prompt="riddle", images="pics")
+    with pytest.raises(DataError, match="known as an answer") as caught:
         load(jsonl(tmp_path / "u.jsonl", [{"problem": "2?"}]))
+    assert '""' in caught.value.remedy
+    assert load(tmp_path / "u.jsonl", answer="")[0].answer is None
 
 
 def test_images_under_another_name_are_not_overlooked(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"problem": "?", "image": struct(), "answer": "1"}]
-    path = parquet(tmp_path / "t.parquet", rows)
-    with pytest.raises(DataError, match="no column 'images'"):
-        load(path)
-    assert len(load(path, images="image")[0].images) == 1
+    features = datasets.Features(
+        {name: datasets.Image() if name == "figure" else datasets.Value("string") for name in ("problem", "figure")}
+    )
+    data = datasets.Dataset.from_dict({"problem": ["?"], "figure": [struct()]}, features=features)
+    data.to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="images in figure would not be used") as caught:
+        load(tmp_path / "t.parquet", answer="")
+    assert "data.train.images: figure" in caught.value.remedy
+    assert len(load(tmp_path / "t.parquet", answer="", images="figure")[0].images) == 1
+    assert load(tmp_path / "t.parquet", answer="", images="")[0].images == ()
 
 
 @pytest.mark.parametrize(
@@ -218,9 +234,13 @@ def test_a_bad_row_is_named_when_it_is_read(tmp_path: Path, row: dict[str, Any],
 
 
 def test_a_prompt_that_is_not_text_is_named(tmp_path: Path) -> None:
-    prompts = load(jsonl(tmp_path / "t.jsonl", [{"problem": [{"role": "user"}], "answer": "1"}]))
-    with pytest.raises(DataError, match="'problem' holds list"):
+    rows = [{"problem": [{"role": "user"}], "answer": "1"}, {"problem": 7, "answer": "1"}]
+    prompts = load(jsonl(tmp_path / "t.jsonl", rows))
+    with pytest.raises(DataError, match="no message") as caught:
         prompts[0]
+    assert caught.value.where.endswith("row 0, column 'problem', message 0")
+    with pytest.raises(DataError, match="'problem' holds int"):
+        prompts[1]
 
 
 def test_json_values_stay_what_they_are_written_as(tmp_path: Path) -> None:
@@ -253,8 +273,13 @@ def test_limit_reads_the_first_rows(tmp_path: Path) -> None:
         ("t.jsonl", b'{"problem": "a"\n{{{', "not JSON: .*delimiter"),
         ("t.json", b"[1, 2]", "not an object"),
         ("t.jsonl", b"[" * 99999, "not JSON"),
-        ("t.jsonl", b"{}", "no column 'problem'"),
-        ("t.csv", b"problem,answer\n1,2", "no table here"),
+        ("t.jsonl", b"{}", "known as a prompt"),
+        ("t.tsv", b"problem\tanswer", "no table here"),
+        ("t.csv", b"", "no rows"),
+        ("t.csv", b'problem,answer\n"1,2', "not CSV: unexpected end"),
+        ("t.csv", b"problem,answer\n\xff\xff,2", "not CSV: .*utf-8"),
+        ("t.csv", b"problem,problem\n1,2", "the name of another"),
+        ("t.arrow", b"ARROW1 is not enough", "cannot be read"),
         ("t.jsonl", b"", "no rows"),
     ],
 )
