@@ -76,9 +76,22 @@ class ArrowRows:
 
 
 def _open_arrow(files: Sequence[Path]) -> ArrowRows:
-    from datasets import Dataset, concatenate_datasets
+    from datasets import concatenate_datasets
 
-    return ArrowRows(concatenate_datasets([Dataset.from_file(str(file)) for file in files]))
+    return ArrowRows(concatenate_datasets([_mapped(file) for file in files]))
+
+
+def _mapped(file: Path) -> Dataset:
+    """A memory-mapped arrow file: a stream, as ``datasets`` writes them, or the random-access format."""
+    import pyarrow as pa
+    from datasets import Dataset
+    from datasets.table import InMemoryTable
+
+    with file.open("rb") as stream:
+        if stream.read(6) != b"ARROW1":
+            return Dataset.from_file(str(file))
+    table = InMemoryTable(pa.ipc.open_file(pa.memory_map(str(file))).read_all())
+    return Dataset(table, fingerprint=file.name)  # by itself it would hash all of the table
 
 
 READERS: Mapping[str, Callable[[Sequence[Path]], Rows]] = {

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,8 +16,10 @@ from PIL import Image
 from pydantic import ValidationError
 
 import datasets
-from mmrl.errors import DataError
+from mmrl.errors import ConfigError, DataError, ResourceError
+from mmrl.testing import check_dataset
 from mmrl.types import Message, Prompt
+from mmrl_datasets import parquet as parquet_files
 from mmrl_datasets.table import Table
 
 
@@ -310,3 +315,161 @@ def test_a_missing_local_path_says_so(tmp_path: Path) -> None:
 def test_what_only_hub_datasets_have_is_refused_for_local_data(option: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{option} belongs to hub"):
         load(parquet(tmp_path / "t.parquet"), **{option: "main"})
+
+
+def test_csv_cells_stay_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(picture(9))
+    uri = "data:image/png;base64," + "A" * 200_000  # more than csv takes by itself
+    path = tmp_path / "train.csv"
+    path.write_bytes(
+        b"\xef\xbb\xbfquestion,image,answer,day\r\n"
+        b'"<image>Find x,\nthen ""y"".",a.png,007,2020-01-01\r\n'
+        b"1 + 1?,,2.0,\r\n\r\n" + f'?,"{uri}",null,x\r\n'.encode() + b"too,few\r\n"
+    )
+    prompts = load(path)
+    assert len(prompts) == 4
+    for _ in range(2):  # in any order, and again
+        assert prompts[1].messages == (Message("user", "1 + 1?"),)
+        assert (prompts[1].answer, prompts[1].columns["day"]) == ("2.0", None)
+        assert prompts[0].messages == (Message("user", '<image>Find x,\nthen "y".'),)
+        assert (prompts[0].answer, prompts[0].columns["day"]) == ("007", "2020-01-01")
+        assert prompts[0].images[0].data == picture(9)
+    assert prompts[2].answer == "null"
+    with pytest.raises(DataError, match="2 cells and the header 4") as caught:
+        prompts[3]
+    assert caught.value.where.endswith("train.csv, line 7")
+
+
+def test_conversations_in_a_csv_cell_are_json(tmp_path: Path) -> None:
+    chat = json.dumps([{"role": "user", "content": "2?"}, {"role": "assistant", "content": "two"}])
+    path = tmp_path / "t.csv"
+    with path.open("w", newline="") as stream:
+        csv.writer(stream).writerows([["messages"], [chat]])
+    assert (load(path)[0].messages, load(path)[0].demonstration) == ((Message("user", "2?"),), "two")
+
+
+def test_arrow_files_are_read_one_by_one_and_as_a_folder(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    for name, part in (("train-00000-of-00002", table.slice(0, 2)), ("train-00001-of-00002", table.slice(2))):
+        with pa.OSFile(str(tmp_path / f"{name}.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(part)
+    check_rows(load(tmp_path))
+    with pa.OSFile(str(tmp_path / "feather.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    check_rows(load(tmp_path / "feather.arrow"), "feather")
+
+
+def test_a_clone_of_a_hub_dataset_has_its_tables_in_data(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    parquet(tmp_path / "data" / "train-00000-of-00001.parquet")
+    (tmp_path / "README.md").write_text("about")
+    check_rows(load(tmp_path, split="train"))
+
+
+def test_a_split_has_files_of_one_kind(tmp_path: Path) -> None:
+    parquet(tmp_path / "train.parquet")
+    jsonl(tmp_path / "train.jsonl", ROWS[1:2])
+    with pytest.raises(DataError, match="files of several kinds") as caught:
+        load(tmp_path)
+    assert caught.value.possible == "train.jsonl, train.parquet"
+
+
+def test_large_row_groups_are_split_once_and_small_ones_are_read_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(parquet_files, "CACHE_BYTES", 100_000)
+    rows = [{"problem": f"{i}?", "image": struct(i % 256), "answer": i} for i in range(3000)]
+    path = tmp_path / "train.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=500)
+    in_place = load(path)
+    order = np.random.default_rng(0).permutation(3000)[:200].tolist()
+    seen = [(in_place[i].messages[0].content, in_place[i].answer, in_place[i].images[0].data) for i in order]
+    assert seen == [(f"<image>{i}?", i, picture(i % 256)) for i in order]
+    assert not (tmp_path / "home").exists()
+
+    pq.write_table(pa.Table.from_pylist(rows), path)  # one group
+    prompts = load(path)
+    assert [prompts[i].answer for i in order] == order
+    assert prompts[2999].images[0].data == picture(2999 % 256)
+    [copy] = (tmp_path / "home" / "mmrl" / "row_groups").iterdir()
+    assert pq.read_metadata(copy).num_row_groups > 1
+    written = copy.stat().st_mtime_ns
+    load(path)
+    assert copy.stat().st_mtime_ns == written
+    pq.write_table(pa.Table.from_pylist(rows[1:]), path)  # another file: another copy
+    assert load(path)[0].answer == 1
+
+
+def test_no_room_for_smaller_row_groups_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").write_text("a file")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HOME", str(tmp_path / "home"))
+    path = parquet(tmp_path / "t.parquet", [{"problem": "?", "answer": i} for i in range(3000)])
+    with pytest.raises(ResourceError, match="smaller row groups cannot be written") as caught:
+        load(path)
+    assert "HF_HOME" in caught.value.remedy
+
+
+def test_a_file_that_is_damaged_inside_names_itself(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "t.parquet", [{"problem": f"{i}?", "answer": str(i)} for i in range(500)])
+    data = bytearray(path.read_bytes())
+    data[4:300] = bytes(296)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="parquet file cannot be read") as caught:
+        load(path)[0]
+    assert caught.value.where == str(path)
+
+
+def test_describe_says_what_was_chosen(tmp_path: Path) -> None:
+    row = {
+        "prompt": "?",
+        "images": [struct()],
+        "reward_model": {"ground_truth": "1"},
+        "data_source": "a",
+        "solution": "so",
+    }
+    path = parquet(tmp_path / "train.parquet", [row, row])
+    table = Table(Table.Config(path=str(path), limit=1, answer="reward_model.ground_truth"))
+    assert table.describe() == {}
+    [prompt] = table.load()
+    assert (prompt.answer, prompt.source, prompt.demonstration) == ("1", "a", "so")
+    assert table.describe() == {
+        "path": str(path),
+        "split": "train",
+        "rows": "1 of 2",
+        "prompt": "prompt",
+        "images": "images",
+        "answer": "reward_model.ground_truth",
+        "demonstration": "solution",
+        "source": "data_source",
+    }
+
+
+def test_image_root_is_where_paths_start_from(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_bytes(picture(4))
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "b.png").write_bytes(picture(5))
+    rows = [{"problem": "?", "image": name, "answer": "1"} for name in ("a.png", "b.png", "../rows/b.png")]
+    prompts = load(jsonl(tmp_path / "rows" / "t.jsonl", rows), image_root=str(tmp_path / "pictures"))
+    assert prompts[0].images[0].data == picture(4)
+    with pytest.raises(DataError, match="no image file"):
+        prompts[1]
+    with pytest.raises(DataError, match="does not lie in"):
+        prompts[2]
+    with pytest.raises(DataError, match="image_root is no folder"):
+        load(tmp_path / "rows" / "t.jsonl", image_root=str(tmp_path / "gone"))
+
+
+def test_a_template_that_fails_is_the_configs_fault(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "t.jsonl", [{"problem": "2?", "answer": "2"}])
+    assert load(path, prompt_template="{{ prompt }} Box it.")[0].messages[0].content == "2? Box it."
+    with pytest.raises(ConfigError, match="not valid Jinja"):
+        load(path, prompt_template="{{ prompt")
+    with pytest.raises(ConfigError, match="prompt_template fails"):
+        load(path, prompt_template="{{ row.level }}")[0]
+
+
+def test_the_table_keeps_the_rules_of_loaders(tmp_path: Path) -> None:
+    for path in (parquet(tmp_path / "train.parquet"), jsonl(tmp_path / "t.jsonl", [{"problem": "a", "answer": "b"}])):
+        check_dataset(Table, options={"path": str(path)})
