@@ -84,8 +84,9 @@ def _open_arrow(files: Sequence[Path]) -> ArrowRows:
 def _mapped(file: Path) -> Dataset:
     """A memory-mapped arrow file: a stream, as ``datasets`` writes them, or the random-access format."""
     import pyarrow as pa
-    from datasets import Dataset
     from datasets.table import InMemoryTable
+
+    from datasets import Dataset
 
     with file.open("rb") as stream:
         if stream.read(6) != b"ARROW1":

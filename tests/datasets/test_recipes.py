@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from PIL import Image
 from mmrl.errors import DataError
 from mmrl.testing import check_dataset
 from mmrl.types import Prompt
+from mmrl_datasets.columns import ALIASES
 from mmrl_datasets.table import Table
 
 ROOT = Path(__file__).parents[2]
@@ -172,13 +172,13 @@ def test_mmmu_asks_for_a_subject() -> None:
 
 def test_the_page_and_the_recipes_agree() -> None:
     page = (ROOT / "datasets" / "README.md").read_text()
-    rows = {
-        cells[0].strip("`"): cells
-        for cells in re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", page, re.M)
-    }
+    lines = set(page.splitlines())
+    for role, names in ALIASES.items():
+        assert f"| `{role}` | {', '.join(f'`{name}`' for name in names)} |" in lines
     for name in RECIPES:
         facts = recipe(name).facts
         assert facts is not None
         counts = ", ".join(f"{split} {count:,}" for split, count in facts.rows.items()) or "not stated"
         rewards = ", ".join(f"`{reward}`" for reward in facts.reward)
-        assert rows[name] == (f"`{name}`", facts.origin, facts.licence, counts, rewards)
+        assert f"| `{name}` | {facts.origin} | {facts.licence} | {counts} | {rewards} |" in lines
+    assert page.count("\n| `") == len(RECIPES) + len(ALIASES) + 2  # images' own table has two such lines
