@@ -65,8 +65,9 @@ class ParquetRows:
             DataError: The file has become damaged or is gone.
         """
         group = bisect_right(self._starts, index) - 1
-        [cells] = self._table(group).slice(index - self._starts[group], 1).to_pylist()
-        return {name: self._decode(cells).get(name) for name in self.columns}
+        [stored] = self._table(group).slice(index - self._starts[group], 1).to_pylist()
+        cells = self._decode(stored)
+        return {name: cells.get(name) for name in self.columns}
 
     def _table(self, group: int) -> pa.Table:
         if group in self._tables:

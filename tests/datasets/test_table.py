@@ -445,6 +445,19 @@ def test_describe_says_what_was_chosen(tmp_path: Path) -> None:
     }
 
 
+def test_json_features_of_datasets_are_objects_again(tmp_path: Path) -> None:
+    features = datasets.Features(
+        {"problem": datasets.Value("string"), "answer": datasets.Json(), "label": datasets.List(datasets.Json())}
+    )
+    rows = [
+        {"problem": "?", "answer": {"unit": "cm"}, "label": [1, "x"]},
+        {"problem": "?", "answer": "7 cm", "label": []},
+    ]
+    datasets.Dataset.from_list(rows, features=features).to_parquet(tmp_path / "t.parquet")
+    prompts = load(tmp_path / "t.parquet", answer="answer")
+    assert [(p.answer, p.columns["label"]) for p in prompts] == [({"unit": "cm"}, [1, "x"]), ("7 cm", [])]
+
+
 def test_image_root_is_where_paths_start_from(tmp_path: Path) -> None:
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "a.png").write_bytes(picture(4))
