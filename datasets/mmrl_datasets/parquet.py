@@ -1,7 +1,7 @@
 """Parquet files, read one row group at a time and never copied, unless their row groups are too large for that.
 
 Reading any row costs decoding its row group, so files whose groups are large (many writers put all rows into one) are
-rewritten once, in bounded memory, with groups of a few megabytes. Hugging Face ``datasets`` would copy every file, and
+rewritten once, in bounded memory, with groups of about a megabyte. Hugging Face ``datasets`` would copy every file, and
 holds a whole row group while it does; what that costs is in tests/benchmarks/README.md.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MAX_GROUP_BYTES = 16 * 2**20
 MAX_GROUP_ROWS = 2048
 """Larger row groups are split: decoding one takes some 10 ms, and one of repeated values may unfold to any size."""
-COPY_GROUP_BYTES = 4 * 2**20
+COPY_GROUP_BYTES = 2**20
 CACHE_BYTES = 64 * 2**20
 _BATCH_ROWS = 64
 _BUFFER_BYTES = 2**20
