@@ -1,27 +1,22 @@
-"""The rows of a table, wherever it lies: JSON files, parquet files, a dataset that was saved, or one on the hub.
-
-JSON is parsed here and everything else by Hugging Face ``datasets``, whose JSON reader does not keep values as they
-are written: it makes dates of ``"2020-01-01"``, floats of integers, and ``7`` of ``"007"`` in a column of mixed types.
-"""
+"""The rows of a table, wherever it lies: text, parquet or arrow files, a dataset that was saved, or one on the hub."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mmrl.errors import DataError
+from mmrl.errors import DataError, MMRLError
 from mmrl.hub import HubRepo
+from mmrl_datasets.lines import CsvRows, JsonRows
+from mmrl_datasets.parquet import ParquetRows
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
 
-SUFFIXES = (".parquet", ".json", ".jsonl")
 _SHARD_NUMBER = re.compile(r"-\d.*$")
 
 
@@ -50,13 +45,13 @@ def open_rows(path: str, split: str | None, subset: str | None, revision: str | 
         DataError: Nothing readable at ``path``, no such split, or no row.
     """
     local = Path(path).expanduser()
-    with _quiet():
-        if local.exists() or _looks_local(path):
-            for option, value in (("subset", subset), ("revision", revision)):
-                if value is not None:
-                    raise DataError(f"{option} belongs to hub datasets", where=path, remedy=f"leave {option} out")
-            name, rows = _open_local(local, split)
-        else:
+    if local.exists() or _looks_local(path):
+        for option, value in (("subset", subset), ("revision", revision)):
+            if value is not None:
+                raise DataError(f"{option} belongs to hub datasets", where=path, remedy=f"leave {option} out")
+        name, rows = _open_local(local, split)
+    else:
+        with _quiet():
             name, rows = _open_hub(HubRepo("dataset", path, revision), split, subset)
     if not len(rows):
         raise DataError("The dataset has no rows", where=f"{path}, split {name}")
@@ -68,7 +63,7 @@ class ArrowRows:
 
     def __init__(self, dataset: Dataset) -> None:
         self._rows = dataset.with_format("arrow")
-        self._features = _undecoded(dataset.features)
+        self._features = undecoded(dataset.features)
         self.columns = tuple(dataset.column_names)
         self.image_columns = tuple(name for name in self.columns if _holds_images(dataset.features[name]))
 
@@ -80,97 +75,54 @@ class ArrowRows:
         return cells
 
 
-class JsonRows:
-    """The objects of json files (an array each) and jsonl files (one a line); lines are parsed again on each read."""
+def _open_arrow(files: Sequence[Path]) -> ArrowRows:
+    from datasets import concatenate_datasets
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._rows = list(chain.from_iterable(_index(file) for file in files))
-        # As in a table, a column exists in all rows if one has it; insertion order is kept.
-        self.columns = tuple(dict.fromkeys(chain.from_iterable(self._parse(row) for row in self._rows)))
-        self.image_columns: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def read(self, index: int) -> dict[str, Any]:
-        cells = self._parse(self._rows[index])
-        return {name: cells.get(name) for name in self.columns}
-
-    @staticmethod
-    def _parse(row: _Line | dict[str, Any]) -> dict[str, Any]:
-        return row.parse() if isinstance(row, _Line) else row
+    return ArrowRows(concatenate_datasets([_mapped(file) for file in files]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    file: Path
-    number: int
-    offset: int
+def _mapped(file: Path) -> Dataset:
+    """A memory-mapped arrow file: a stream, as ``datasets`` writes them, or the random-access format."""
+    import pyarrow as pa
+    from datasets.table import InMemoryTable
 
-    def parse(self) -> dict[str, Any]:
-        where = f"{self.file}, line {self.number}"
-        try:
-            with self.file.open("rb") as stream:
-                stream.seek(self.offset)
-                line = stream.readline()
-        except OSError as error:
-            raise DataError(f"The line cannot be read: {error.strerror}", where=where) from error
-        return _object(_loads(line, where), where)
+    from datasets import Dataset
 
-
-def _index(file: Path) -> Iterator[_Line | dict[str, Any]]:
-    """The elements of a file that holds an array, or the places of the lines of any other."""
     with file.open("rb") as stream:
-        if stream.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-            stream.seek(0)
-            for number, row in enumerate(_loads(stream.read(), str(file))):
-                yield _object(row, f"{file}, element {number}")
-            return
-        stream.seek(0)
-        offset = 0
-        for number, line in enumerate(stream, 1):
-            if line.strip():
-                yield _Line(file, number, offset)
-            offset += len(line)
+        if stream.read(6) != b"ARROW1":
+            return Dataset.from_file(str(file))
+    table = InMemoryTable(pa.ipc.open_file(pa.memory_map(str(file))).read_all())
+    return Dataset(table, fingerprint=file.name)  # by itself it would hash all of the table
 
 
-def _loads(data: bytes, where: str) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"This is not JSON: {error}", where=where, possible="an array of objects, or one object a line"
-        ) from error
-
-
-def _object(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise DataError("A JSON row is not an object", where=where, possible='{"problem": ..., "answer": ...}')
-    return value
+READERS: Mapping[str, Callable[[Sequence[Path]], Rows]] = {
+    ".parquet": ParquetRows,
+    ".json": JsonRows,
+    ".jsonl": JsonRows,
+    ".csv": CsvRows,
+    ".arrow": _open_arrow,
+}
+"""Who reads the files that end so."""
 
 
 def _looks_local(path: str) -> bool:
-    return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).suffix in SUFFIXES
+    return path.startswith((".", "/", "~")) or path.count("/") > 1 or Path(path).suffix in READERS
 
 
 def _open_local(path: Path, split: str | None) -> tuple[str, Rows]:
-    from datasets import DatasetDict, load_dataset, load_from_disk
-
     try:
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
-            saved = load_from_disk(str(path))
-            splits = dict(saved) if isinstance(saved, DatasetDict) else {str(saved.split or "train"): saved}
-            name = _choose(splits, split, str(path))
-            return name, ArrowRows(splits[name])
+            return _open_saved(path, split)
         by_split = _files_by_split(path)
         name = _choose(by_split, split, str(path))
-        parquet = [str(file) for file in by_split[name] if file.suffix == ".parquet"]
-        if not parquet:
-            return name, JsonRows(by_split[name])
-        if len(parquet) < len(by_split[name]):
-            raise DataError(f"Split {name!r} has parquet and JSON files", where=str(path), remedy="give one file")
-        return name, ArrowRows(load_dataset("parquet", data_files=parquet, split="train"))
-    except DataError:
+        readers = {READERS[file.suffix] for file in by_split[name]}
+        if len(readers) > 1:
+            found = ", ".join(file.name for file in by_split[name])
+            raise DataError(
+                f"Split {name!r} has files of several kinds", where=str(path), possible=found, remedy="give one file"
+            )
+        return name, readers.pop()(by_split[name])
+    except MMRLError:
         raise
     except Exception as error:  # pyarrow and datasets raise a dozen kinds
         raise DataError(
@@ -180,6 +132,17 @@ def _open_local(path: Path, split: str | None) -> tuple[str, Rows]:
         ) from error
 
 
+def _open_saved(path: Path, split: str | None) -> tuple[str, Rows]:
+    """What ``save_to_disk`` of ``datasets`` has written."""
+    from datasets import DatasetDict, load_from_disk
+
+    with _quiet():
+        saved = load_from_disk(str(path))
+    splits = dict(saved) if isinstance(saved, DatasetDict) else {str(saved.split or "train"): saved}
+    name = _choose(splits, split, str(path))
+    return name, ArrowRows(splits[name])
+
+
 def _files_by_split(path: Path) -> dict[str, list[Path]]:
     """Table files by split; ``train-00000-of-00002.parquet`` belongs to ``train``."""
     if not path.exists():
@@ -187,12 +150,18 @@ def _files_by_split(path: Path) -> dict[str, list[Path]]:
             "There is no such file or folder", where=str(path), remedy=f"check path, seen from {Path.cwd()}"
         )
     splits: dict[str, list[Path]] = {}
-    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-        if file.suffix in SUFFIXES and file.is_file():
+    files = _tables(path) or _tables(path / "data") if path.is_dir() else [path]  # clones of hub datasets use data/
+    for file in files:
+        if file.suffix in READERS:
             splits.setdefault(_SHARD_NUMBER.sub("", file.stem), []).append(file)
     if not splits:
-        raise DataError("There is no table here", where=str(path), possible=f"files that end in {', '.join(SUFFIXES)}")
+        raise DataError("There is no table here", where=str(path), possible=f"files that end in {', '.join(READERS)}")
     return splits
+
+
+def _tables(folder: Path) -> list[Path]:
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [file for file in files if file.suffix in READERS and file.is_file()]
 
 
 def _open_hub(repo: HubRepo, split: str | None, subset: str | None) -> tuple[str, Rows]:
@@ -220,7 +189,7 @@ def _choose(splits: Mapping[str, Any], split: str | None, where: str) -> str:
     return name
 
 
-def _undecoded(features: Features) -> Features:
+def undecoded(features: Features) -> Features:
     """The features with images and other media left as they are stored."""
     from datasets import Features, Json
 

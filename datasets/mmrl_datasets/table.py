@@ -1,12 +1,14 @@
-"""Reads tables in the Geometry3K layout: parquet, json(l), a saved dataset or one on the hub.
+"""Reads tables of questions in any of the layouts in use, one prompt a row.
 
-A row is ``problem`` (text with one ``<image>`` per image), ``images`` (a list, a single value, or nothing for a text
-row), ``answer``, and optionally ``solution``, a completion to imitate. Options name other columns.
+Which column is what follows from its name (``mmrl_datasets.columns.ALIASES``) or an option; a row may be a plain
+question, a chat or a ShareGPT conversation, with images in any form. The README of datasets/ has the rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,16 @@ from pydantic import Field
 
 from mmrl.errors import DataError
 from mmrl.interfaces import DatasetLoader, PluginConfig
-from mmrl.media import MAX_IMAGE_BYTES
+from mmrl.templates import PromptTemplate
 from mmrl.types import IMAGE_PLACEHOLDER, Message, Prompt, RawImage
+from mmrl_datasets.choices import read_choices, with_choices
+from mmrl_datasets.columns import ALIASES, Columns, choose_columns, lookup
+from mmrl_datasets.images import image_cells, read_image
+from mmrl_datasets.placeholders import Unused, place_images
 from mmrl_datasets.rows import Rows, open_rows
+from mmrl_datasets.turns import InlineImage, Turn, read_turns, refused_media
 
-_IMAGE_NAMES = ("image", "images", "decoded_image")
+Cells = Mapping[str, Any]
 
 
 class Table(DatasetLoader):
@@ -26,7 +33,7 @@ class Table(DatasetLoader):
 
     class Config(PluginConfig):
         path: str
-        """A parquet, json or jsonl file, a folder with such files, a folder that datasets saved, or a hub id."""
+        """A parquet, json, jsonl, csv or arrow file, a folder of such, one that datasets saved, or a hub id."""
         split: str | None = None
         """Which split; may be left out where there is only one."""
         subset: str | None = None
@@ -35,45 +42,71 @@ class Table(DatasetLoader):
         """Branch, tag or commit of a hub dataset; by default its default branch."""
         limit: int | None = Field(default=None, ge=1)
         """Read only the first rows."""
-        prompt: str | None = None
-        """Column with the question; default: problem."""
+        prompt: str | None = Field(default=None, min_length=1)
+        """Column with the question or the conversation; null finds it by its name."""
         images: str | None = None
-        """Column with the images; default: images, if there is one."""
+        """Column with the images, or several as image_1..n; null finds it, "" takes none."""
         answer: str | None = None
-        """Column with the gold answer; default: answer."""
+        """Column with the gold answer, or a field as in reward_model.ground_truth; null finds it, "" takes none."""
         demonstration: str | None = None
-        """Column with a completion to imitate; default: solution, if there is one."""
+        """Column with a completion to imitate; null finds it, "" takes none."""
+        system: str | None = None
+        """Column with the system prompt; null finds it, "" takes none."""
+        choices: str | None = None
+        """Column with the answers to choose from; null finds it, "" takes none."""
+        source: str | None = None
+        """Column that says which rewards score the row; null finds it, "" takes none."""
+        image_root: str | None = Field(default=None, min_length=1)
+        """Folder that relative image paths start from and stay below; null is the dataset's own."""
+        list_choices: bool = True
+        """Write the choices after the question as (A), (B), unless it lists them already."""
+        unused_images: Unused = "fail"
+        """What to do with images that a text with <image 1>, <image 2> does not name."""
+        prompt_template: str | None = None
+        """Jinja text, or a path to a .jinja or .j2 file, for the last user turn; sees prompt and row."""
 
     config: Config
+    _described: Mapping[str, str] | None = None
 
     def load(self) -> Sequence[Prompt]:
         """The rows, lazily.
 
         Raises:
-            DataError: Nothing readable at ``path``, no such split, or a column is missing. Rows are checked as they
-                are read: a null, an image cell that is none, or a wrong number of ``<image>`` names row and column.
+            ConfigError: The prompt template is not valid.
+            DataError: Nothing readable at ``path``, no such split, or columns that are missing or ambiguous. Rows are
+                checked as they are read: a null, a wrong type, an image cell that is none or placeholders that do not
+                fit name row and column.
         """
-        config, local = self.config, Path(self.config.path).expanduser()
+        config = self.config
         split, rows = open_rows(config.path, config.split, config.subset, config.revision)
-        root = local if local.is_dir() else local.parent if local.is_file() else None
-        return TableRows(config, split, rows, root)
+        named = {role: getattr(config, role) for role in ALIASES}
+        columns = choose_columns(rows, named, config.path)
+        reader = RowReader(config, columns, split, _image_root(config), self.adapt)
+        prompts = TableRows(rows, reader, config.limit)
+        shown = f"{len(prompts)} of {len(rows)}" if len(prompts) < len(rows) else f"{len(rows)}"
+        self._described = {"path": config.path, "split": split, "rows": shown, **columns.described()}
+        return prompts
+
+    def describe(self) -> Mapping[str, str]:
+        """Path, split and rows, then the column of each role that has one."""
+        return self._described or {}
+
+    def adapt(self, cells: dict[str, Any], where: str) -> dict[str, Any]:
+        """The cells of a row before they are read: where a recipe puts a question together.
+
+        Raises:
+            DataError: A cell cannot be used.
+        """
+        return cells
 
 
 class TableRows(Sequence[Prompt]):
-    """The rows of one split as prompts. ``root`` is the folder that image paths may point into, if any.
+    """The rows of one split as prompts, the first ``limit`` if that is given."""
 
-    Raises:
-        DataError: A column that is needed or named is not there.
-    """
-
-    def __init__(self, config: Table.Config, split: str, rows: Rows, root: Path | None) -> None:
+    def __init__(self, rows: Rows, reader: RowReader, limit: int | None = None) -> None:
         self._rows = rows
-        self._split = split
-        self._root = root
-        self._where = f"{config.path}, split {split}"
-        self._num_rows = min(len(rows), config.limit or len(rows))
-        self._columns = _Columns(config, rows)
-        self._demonstrations_are_named = config.demonstration is not None
+        self._reader = reader
+        self._num_rows = min(len(rows), limit or len(rows))
 
     def __len__(self) -> int:
         return self._num_rows
@@ -82,133 +115,212 @@ class TableRows(Sequence[Prompt]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         row = range(len(self))[index]
-        return self._prompt(row, self._rows.read(row))
-
-    def _prompt(self, row: int, cells: dict[str, Any]) -> Prompt:
-        columns, where = self._columns, f"{self._where}, row {row}"
-        text = _text(cells, columns.prompt, where)
-        images = self._images(cells[columns.images], where) if columns.images else ()
-        return Prompt(
-            id=f"{self._split}/{row}",
-            messages=(Message("user", _place(text, len(images), f"{where}, column {columns.prompt!r}")),),
-            images=images,
-            answer=_required(cells, columns.answer, where) if columns.answer else None,
-            columns={name: cells[name] for name in columns.plain},
-            demonstration=self._demonstration(cells, where),
-        )
-
-    def _demonstration(self, cells: Mapping[str, Any], where: str) -> str | None:
-        """Only a column that the user named must hold text in every row."""
-        column = self._columns.demonstration
-        if column is None:
-            return None
-        if self._demonstrations_are_named:
-            return _text(cells, column, where)
-        return cells[column] if isinstance(cells[column], str) else None
-
-    def _images(self, cell: Any, where: str) -> tuple[RawImage, ...]:
-        values = [] if cell is None else cell if isinstance(cell, list) else [cell]
-        labels = [f"{where}, {self._columns.images}[{i}]" for i in range(len(values))]
-        return tuple(RawImage(self._bytes(v, label), label) for v, label in zip(values, labels, strict=True))
-
-    def _bytes(self, value: Any, label: str) -> bytes:
-        if isinstance(value, Mapping):
-            value = value.get("path") if value.get("bytes") is None else value["bytes"]
-        if isinstance(value, bytes):
-            return value
-        if isinstance(value, str):
-            return _read_under(self._root, value, label)
-        raise DataError(
-            f"An image cell holds {'null' if value is None else type(value).__name__}",
-            where=label,
-            possible="encoded bytes, a relative path, or a struct of bytes and path",
-        )
+        return self._reader.read(row, self._rows.read(row))
 
 
-class _Columns:
-    """Which columns of a dataset play which part.
+@dataclass(frozen=True)
+class _Row:
+    """A row on its way to a prompt."""
 
-    Raises:
-        DataError: A column that is needed or named is not there.
+    number: int
+    cells: Cells
+    where: str
+
+
+class RowReader:
+    """Makes prompts of rows.
+
+    Args:
+        config: The table's options.
+        columns: The column of each role.
+        split: Part of every prompt's id.
+        root: The folder that image paths may point into, if any.
+        adapt: Changes a row's cells before they are read.
     """
 
-    def __init__(self, config: Table.Config, rows: Rows) -> None:
-        self._found = rows.columns
-        self._where = config.path
-        prompt = self._find("prompt", config.prompt, "problem", needed=True)
-        assert prompt is not None
-        self.prompt = prompt
-        self.images = self._find("images", config.images, "images")
-        self.demonstration = self._find("demonstration", config.demonstration, "solution")
-        self.answer = self._find("answer", config.answer, "answer", needed=self.demonstration is None)
-        pictures = [n for n in self._found if n in rows.image_columns or n in _IMAGE_NAMES]
-        if pictures and self.images is None:
-            self._missing("images", "images", "set data.<train or eval>.images, or remove the columns for text rows")
-        self.plain = tuple(n for n in self._found if n != self.images and n not in pictures)
+    def __init__(
+        self,
+        config: Table.Config,
+        columns: Columns,
+        split: str,
+        root: Path | None,
+        adapt: Callable[[dict[str, Any], str], dict[str, Any]] = lambda cells, where: cells,
+    ) -> None:
+        self._config = config
+        self._columns = columns
+        self._split = split
+        self._root = root
+        self._adapt = adapt
+        template = config.prompt_template
+        self._template = None if template is None else PromptTemplate(template, "the dataset's prompt_template")
 
-    def _find(self, option: str, named: str | None, default: str, *, needed: bool = False) -> str | None:
-        column = named or default
-        if column in self._found:
-            return column
-        if named is not None or needed:
-            example = next(iter(self._found), "...")
-            self._missing(option, column, f"name one of them, such as {{name: table, {option}: {example}}}")
-        return None
+    def read(self, number: int, cells: dict[str, Any]) -> Prompt:
+        """The prompt of row ``number``.
 
-    def _missing(self, option: str, column: str, remedy: str) -> None:
-        raise DataError(
-            f"The dataset has no column {column!r} for its {option}",
-            where=self._where,
-            possible=", ".join(self._found),
-            remedy=remedy,
+        Raises:
+            DataError: The row cannot be used; names row and column.
+        """
+        where = f"{self._config.path}, split {self._split}, row {number}"
+        row = _Row(number, self._adapt(dict(cells), where), where)
+        self._refuse_media(row)
+        turns, ending = self._turns(row)
+        choices = self._choices(row)
+        if self._config.list_choices:
+            turns = _list_choices(turns, choices)
+        messages, images = self._placed(row, turns)
+        plain = self._plain(cells, turns)
+        demonstration = self._demonstration(row, ending)
+        return Prompt(
+            id=f"{self._split}/{number}",
+            messages=self._filled(messages, plain, where),
+            images=images,
+            answer=self._answer(row, ending, demonstration),
+            columns=plain,
+            demonstration=demonstration,
+            source=self._text(row, self._columns.source) or "",
+            choices=choices,
         )
 
+    def _refuse_media(self, row: _Row) -> None:
+        for column in self._columns.refused:
+            if _is_there(row.cells.get(column)):
+                raise refused_media(column.rstrip("s"), f"{row.where}, column {column!r}")
 
-def _required(cells: Mapping[str, Any], column: str, where: str) -> Any:
-    if cells[column] is None:
-        raise DataError(f"Column {column!r} is null", where=where, remedy="fill the cell or remove the row")
-    return cells[column]
+    def _turns(self, row: _Row) -> tuple[tuple[Turn, ...], str | None]:
+        """What is said up to the question, and the assistant's turn after it, if there is one."""
+        column = self._columns.prompt
+        where = f"{row.where}, column {column!r}"
+        turns = read_turns(lookup(row.cells, column), column, row.where)
+        ending = None
+        if turns[-1].role == "assistant":
+            *before, last = turns
+            turns, ending = tuple(before), last.text
+            if IMAGE_PLACEHOLDER in ending or any(isinstance(piece, InlineImage) for piece in last.pieces):
+                raise DataError("The assistant's last turn shows an image", where=where, possible="text")
+        if not turns or turns[-1].role != "user":
+            raise DataError("There is no question: the conversation has no user turn at its end", where=where)
+        if not any(not isinstance(piece, str) or piece.strip() for piece in turns[-1].pieces):
+            raise DataError("The question is empty", where=where)
+        return self._with_system(row, turns), ending
 
-
-def _text(cells: Mapping[str, Any], column: str, where: str) -> str:
-    text = _required(cells, column, where)
-    if not isinstance(text, str):
-        raise DataError(
-            f"Column {column!r} holds {type(text).__name__}, not text",
-            where=where,
-            remedy="name the text column with the option prompt or demonstration",
-        )
-    return text
-
-
-def _place(text: str, num_images: int, where: str) -> str:
-    """The text with one ``<image>`` per image; without any, they go first, with nothing in between."""
-    num_found = text.count(IMAGE_PLACEHOLDER)
-    if num_found == 0:
-        return IMAGE_PLACEHOLDER * num_images + text
-    if num_found != num_images:
-        raise DataError(
-            f"The row has {num_found} {IMAGE_PLACEHOLDER} and {num_images} images",
-            where=where,
-            possible=f"one {IMAGE_PLACEHOLDER} per image, or none",
-        )
-    return text
-
-
-def _read_under(root: Path | None, value: str, label: str) -> bytes:
-    """Bytes of an image file that lies under ``root``, links followed."""
-    try:
-        path = None if root is None or "://" in value else (root / value).resolve()
-        if path is None or root is None or not path.is_relative_to(root.resolve()):
-            below = "a local dataset's folder" if root is None else f"{root}"
+    def _with_system(self, row: _Row, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+        system = self._text(row, self._columns.system)
+        if not system:
+            return turns
+        if any(turn.role == "system" for turn in turns):
             raise DataError(
-                f"The image path {value!r} does not lie in the dataset's folder",
-                where=label,
-                possible=f"encoded bytes, or a path to a file below {below}",
+                "The row has a system message and a system prompt",
+                where=f"{row.where}, column {self._columns.system!r}",
+                remedy='use one of them; system: "" leaves the column out',
             )
-        if not path.is_file():
-            raise DataError(f"There is no image file {value!r}", where=label, possible=f"a file below {root}")
-        with path.open("rb") as stream:
-            return stream.read(MAX_IMAGE_BYTES + 1)  # one byte too many is enough to be refused later
-    except (OSError, ValueError, RuntimeError) as error:  # a null character, a loop of links
-        raise DataError(f"The image {value!r} cannot be read: {error}", where=label) from error
+        return (Turn("system", (system,)), *turns)
+
+    def _choices(self, row: _Row) -> tuple[str, ...]:
+        column = self._columns.choices
+        return read_choices(lookup(row.cells, column), f"{row.where}, column {column!r}") if column else ()
+
+    def _placed(self, row: _Row, turns: Sequence[Turn]) -> tuple[tuple[Message, ...], tuple[RawImage, ...]]:
+        prompt = f"{row.where}, {self._columns.prompt}"
+        cells = [piece.cell for turn in turns for piece in turn.pieces if isinstance(piece, InlineImage)]
+        inline = [read_image(cell, self._root, f"{prompt}[image {i}]") for i, cell in enumerate(cells)]
+        where = f"{row.where}, column {self._columns.prompt!r}"
+        return place_images(turns, inline, self._images(row), where, self._config.unused_images)
+
+    def _images(self, row: _Row) -> list[RawImage | None]:
+        if len(self._columns.images) > 1:
+            return [self._single_image(row, column) for column in self._columns.images]
+        return [
+            read_image(cell, self._root, f"{row.where}, {column}[{index}]")
+            for column in self._columns.images
+            for index, cell in enumerate(image_cells(lookup(row.cells, column)))
+        ]
+
+    def _single_image(self, row: _Row, column: str) -> RawImage | None:
+        """Of one of several numbered columns."""
+        label, cells = f"{row.where}, {column}", image_cells(row.cells.get(column))
+        if len(cells) > 1:
+            raise DataError(f"A numbered column holds {len(cells)} images", where=label, possible="one, or null")
+        return read_image(cells[0], self._root, label) if cells else None
+
+    def _plain(self, cells: Cells, turns: Sequence[Turn]) -> dict[str, Any]:
+        """All columns but images, as they are; without the conversation, where those stand in it."""
+        has_inline = any(isinstance(piece, InlineImage) for turn in turns for piece in turn.pieces)
+        aside = {self._columns.prompt.partition(".")[0]} if has_inline else set()
+        return {name: cells[name] for name in self._columns.plain if name not in aside}
+
+    def _filled(self, messages: tuple[Message, ...], plain: Cells, where: str) -> tuple[Message, ...]:
+        if self._template is None:
+            return messages
+        *before, last = messages
+        return (*before, replace(last, content=self._template.fill(last.content, plain, where)))
+
+    def _answer(self, row: _Row, ending: str | None, demonstration: str | None) -> Any:
+        column = self._columns.answer
+        if column is None:
+            if self._columns.wants_answer and ending is None and demonstration is None:
+                raise DataError(
+                    "The row has no answer",
+                    where=f"{row.where}, column {self._columns.prompt!r}",
+                    possible="an answer column, or a last turn of the assistant",
+                    remedy='set answer: "" if none is needed',
+                )
+            return ending
+        value = lookup(row.cells, column)
+        if value is None or (isinstance(value, float) and isnan(value)):  # some writers say null so
+            raise _null(row, column)
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            raise DataError(
+                f"Column {column!r} holds {type(value).__name__}, not an answer",
+                where=row.where,
+                possible="text, a number, or a list",
+            )
+        return value
+
+    def _demonstration(self, row: _Row, ending: str | None) -> str | None:
+        """Only a column that the user named must hold text in every row."""
+        column = self._columns.demonstration
+        if column is not None and "demonstration" in self._columns.named:
+            text = self._text(row, column)
+            if text is None:
+                raise _null(row, column)
+            return text
+        found = lookup(row.cells, column) if column is not None and ending is None else ending
+        return found if isinstance(found, str) else None
+
+    def _text(self, row: _Row, column: str | None) -> str | None:
+        value = None if column is None else lookup(row.cells, column)
+        if value is not None and not isinstance(value, str):
+            raise DataError(
+                f"Column {column!r} holds {type(value).__name__}, not text",
+                where=row.where,
+                remedy="name the right column with an option; the README of datasets/ lists them",
+            )
+        return value
+
+
+def _list_choices(turns: tuple[Turn, ...], choices: Sequence[str]) -> tuple[Turn, ...]:
+    """The turns with the choices after the question."""
+    *before, last = turns
+    listed = with_choices(last.text, choices)
+    return (*before, Turn(last.role, (*last.pieces, listed[len(last.text) :])))
+
+
+def _is_there(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(_is_there(inner) for inner in value.values())
+    return value is not None and not (isinstance(value, (str, list)) and not value)
+
+
+def _null(row: _Row, column: str) -> DataError:
+    return DataError(f"Column {column!r} is null", where=row.where, remedy="fill the cell or remove the row")
+
+
+def _image_root(config: Table.Config) -> Path | None:
+    """The folder that image paths start from."""
+    if config.image_root is not None:
+        root = Path(config.image_root).expanduser()
+        if not root.is_dir():
+            raise DataError("image_root is no folder", where=config.image_root, remedy=f"check it, from {Path.cwd()}")
+        return root
+    local = Path(config.path).expanduser()
+    return local if local.is_dir() else local.parent if local.is_file() else None

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import csv
 import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,8 +16,10 @@ from PIL import Image
 from pydantic import ValidationError
 
 import datasets
-from mmrl.errors import DataError
-from mmrl.types import Prompt
+from mmrl.errors import ConfigError, DataError, ResourceError
+from mmrl.testing import check_dataset
+from mmrl.types import Message, Prompt
+from mmrl_datasets import parquet as parquet_files
 from mmrl_datasets.table import Table
 
 
@@ -137,14 +142,19 @@ def test_json_rows_name_image_files_below_their_folder(tmp_path: Path, suffix: s
 
 @pytest.mark.parametrize(
     "value",
-    ["../secret.png", "/etc/passwd", "link.png", "http://x.org/a.png", "data:,x", "gone", "", "a\0b", "n" * 5000],
+    [
+        *("../secret.png", "/etc/passwd", "link.png", "http://x.org/a.png", "file:///etc/passwd", "data:,x", "gone"),
+        *("", "a\0b", "n" * 5000),
+    ],
 )
 def test_image_paths_stay_below_the_folder(tmp_path: Path, value: str) -> None:
     (tmp_path / "secret.png").write_bytes(picture())
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "link.png").symlink_to(tmp_path / "secret.png")
     prompts = load(jsonl(tmp_path / "data" / "t.jsonl", [{"problem": "?", "images": [value], "answer": "1"}]))
-    with pytest.raises(DataError, match=r"does not lie in|no image file|cannot be read") as caught:
+    with pytest.raises(
+        DataError, match=r"does not lie in|no image file|cannot be read|is an address|no image in"
+    ) as caught:
         prompts[0]
     assert caught.value.where.endswith("row 0, images[0]")
 
@@ -162,10 +172,13 @@ def test_a_single_image_cell_and_raw_bytes_are_accepted(tmp_path: Path) -> None:
     assert "picture" not in prompts[0].columns
 
 
-def test_solution_is_the_demonstration_and_then_no_answer_is_needed(tmp_path: Path) -> None:
+def test_solution_is_demonstration_and_answer_unless_there_is_another(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "t.jsonl", [{"problem": "2?", "solution": "\\boxed{2}", "worked": "so 2"}])
-    assert (load(path)[0].demonstration, load(path)[0].answer) == ("\\boxed{2}", None)
+    assert (load(path)[0].demonstration, load(path)[0].answer) == ("\\boxed{2}", "\\boxed{2}")
     assert load(path, demonstration="worked")[0].demonstration == "so 2"
+    assert load(path, answer="")[0].answer is None
+    both = jsonl(tmp_path / "u.jsonl", [{"problem": "2?", "solution": "so 2", "answer": "2"}])
+    assert (load(both)[0].demonstration, load(both)[0].answer) == ("so 2", "2")
     with pytest.raises(DataError, match="no column 'answer' for its answer"):
         load(path, answer="answer")
 
@@ -178,23 +191,31 @@ def test_a_null_demonstration_is_an_error_only_where_the_column_was_named(tmp_pa
 
 
 def test_missing_columns_are_listed_with_the_option_to_write(tmp_path: Path) -> None:
-    path = jsonl(tmp_path / "t.jsonl", [{"question": "2?", "answer": "2"}])
-    with pytest.raises(DataError, match="no column 'problem' for its prompt") as caught:
+    path = jsonl(tmp_path / "t.jsonl", [{"riddle": "2?", "answer": "2"}])
+    with pytest.raises(DataError, match="None of the columns is known as a prompt") as caught:
         load(path)
-    assert caught.value.possible == "question, answer"
-    assert "prompt: question" in caught.value.remedy
+    assert caught.value.possible == "riddle, answer"
+    assert "data.train.prompt: riddle" in caught.value.remedy
+    assert load(path, prompt="riddle")[0].messages == (Message("user", "2?"),)
     with pytest.raises(DataError, match="no column 'pics' for its images"):
-        load(path, prompt="question", images="pics")
-    with pytest.raises(DataError, match="no column 'answer'"):
+        load(path, prompt="riddle", images="pics")
+    with pytest.raises(DataError, match="known as an answer") as caught:
         load(jsonl(tmp_path / "u.jsonl", [{"problem": "2?"}]))
+    assert '""' in caught.value.remedy
+    assert load(tmp_path / "u.jsonl", answer="")[0].answer is None
 
 
 def test_images_under_another_name_are_not_overlooked(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [{"problem": "?", "image": struct(), "answer": "1"}]
-    path = parquet(tmp_path / "t.parquet", rows)
-    with pytest.raises(DataError, match="no column 'images'"):
-        load(path)
-    assert len(load(path, images="image")[0].images) == 1
+    features = datasets.Features(
+        {name: datasets.Image() if name == "figure" else datasets.Value("string") for name in ("problem", "figure")}
+    )
+    data = datasets.Dataset.from_dict({"problem": ["?"], "figure": [struct()]}, features=features)
+    data.to_parquet(tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="images in figure would not be used") as caught:
+        load(tmp_path / "t.parquet", answer="")
+    assert "data.train.images: figure" in caught.value.remedy
+    assert len(load(tmp_path / "t.parquet", answer="", images="figure")[0].images) == 1
+    assert load(tmp_path / "t.parquet", answer="", images="")[0].images == ()
 
 
 @pytest.mark.parametrize(
@@ -218,9 +239,13 @@ def test_a_bad_row_is_named_when_it_is_read(tmp_path: Path, row: dict[str, Any],
 
 
 def test_a_prompt_that_is_not_text_is_named(tmp_path: Path) -> None:
-    prompts = load(jsonl(tmp_path / "t.jsonl", [{"problem": [{"role": "user"}], "answer": "1"}]))
-    with pytest.raises(DataError, match="'problem' holds list"):
+    rows = [{"problem": [{"role": "user"}], "answer": "1"}, {"problem": 7, "answer": "1"}]
+    prompts = load(jsonl(tmp_path / "t.jsonl", rows))
+    with pytest.raises(DataError, match="no message") as caught:
         prompts[0]
+    assert caught.value.where.endswith("row 0, column 'problem', message 0")
+    with pytest.raises(DataError, match="'problem' holds int"):
+        prompts[1]
 
 
 def test_json_values_stay_what_they_are_written_as(tmp_path: Path) -> None:
@@ -253,8 +278,13 @@ def test_limit_reads_the_first_rows(tmp_path: Path) -> None:
         ("t.jsonl", b'{"problem": "a"\n{{{', "not JSON: .*delimiter"),
         ("t.json", b"[1, 2]", "not an object"),
         ("t.jsonl", b"[" * 99999, "not JSON"),
-        ("t.jsonl", b"{}", "no column 'problem'"),
-        ("t.csv", b"problem,answer\n1,2", "no table here"),
+        ("t.jsonl", b"{}", "known as a prompt"),
+        ("t.tsv", b"problem\tanswer", "no table here"),
+        ("t.csv", b"", "no rows"),
+        ("t.csv", b'problem,answer\n"1,2', "not CSV: unexpected end"),
+        ("t.csv", b"problem,answer\n\xff\xff,2", "not CSV: .*utf-8"),
+        ("t.csv", b"problem,problem\n1,2", "the name of another"),
+        ("t.arrow", b"ARROW1 is not enough", "cannot be read"),
         ("t.jsonl", b"", "no rows"),
     ],
 )
@@ -285,3 +315,174 @@ def test_a_missing_local_path_says_so(tmp_path: Path) -> None:
 def test_what_only_hub_datasets_have_is_refused_for_local_data(option: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{option} belongs to hub"):
         load(parquet(tmp_path / "t.parquet"), **{option: "main"})
+
+
+def test_csv_cells_stay_as_they_are_written(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(picture(9))
+    uri = "data:image/png;base64," + "A" * 200_000  # more than csv takes by itself
+    path = tmp_path / "train.csv"
+    path.write_bytes(
+        b"\xef\xbb\xbfquestion,image,answer,day\r\n"
+        b'"<image>Find x,\nthen ""y"".",a.png,007,2020-01-01\r\n'
+        b"1 + 1?,,2.0,\r\n\r\n" + f'?,"{uri}",null,x\r\n'.encode() + b"too,few\r\n"
+    )
+    prompts = load(path)
+    assert len(prompts) == 4
+    for _ in range(2):  # in any order, and again
+        assert prompts[1].messages == (Message("user", "1 + 1?"),)
+        assert (prompts[1].answer, prompts[1].columns["day"]) == ("2.0", None)
+        assert prompts[0].messages == (Message("user", '<image>Find x,\nthen "y".'),)
+        assert (prompts[0].answer, prompts[0].columns["day"]) == ("007", "2020-01-01")
+        assert prompts[0].images[0].data == picture(9)
+    assert prompts[2].answer == "null"
+    with pytest.raises(DataError, match="2 cells and the header 4") as caught:
+        prompts[3]
+    assert caught.value.where.endswith("train.csv, line 7")
+
+
+def test_conversations_in_a_csv_cell_are_json(tmp_path: Path) -> None:
+    chat = json.dumps([{"role": "user", "content": "2?"}, {"role": "assistant", "content": "two"}])
+    path = tmp_path / "t.csv"
+    with path.open("w", newline="") as stream:
+        csv.writer(stream).writerows([["messages"], [chat]])
+    assert (load(path)[0].messages, load(path)[0].demonstration) == ((Message("user", "2?"),), "two")
+
+
+def test_arrow_files_are_read_one_by_one_and_as_a_folder(tmp_path: Path) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    for name, part in (("train-00000-of-00002", table.slice(0, 2)), ("train-00001-of-00002", table.slice(2))):
+        with pa.OSFile(str(tmp_path / f"{name}.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(part)
+    check_rows(load(tmp_path))
+    with pa.OSFile(str(tmp_path / "feather.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    check_rows(load(tmp_path / "feather.arrow"), "feather")
+
+
+def test_a_clone_of_a_hub_dataset_has_its_tables_in_data(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    parquet(tmp_path / "data" / "train-00000-of-00001.parquet")
+    (tmp_path / "README.md").write_text("about")
+    check_rows(load(tmp_path, split="train"))
+
+
+def test_a_split_has_files_of_one_kind(tmp_path: Path) -> None:
+    parquet(tmp_path / "train.parquet")
+    jsonl(tmp_path / "train.jsonl", ROWS[1:2])
+    with pytest.raises(DataError, match="files of several kinds") as caught:
+        load(tmp_path)
+    assert caught.value.possible == "train.jsonl, train.parquet"
+
+
+def test_large_row_groups_are_split_once_and_small_ones_are_read_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(parquet_files, "CACHE_BYTES", 100_000)
+    rows = [{"problem": f"{i}?", "image": struct(i % 256), "answer": i} for i in range(3000)]
+    path = tmp_path / "train.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=500)
+    in_place = load(path)
+    order = np.random.default_rng(0).permutation(3000)[:200].tolist()
+    seen = [(in_place[i].messages[0].content, in_place[i].answer, in_place[i].images[0].data) for i in order]
+    assert seen == [(f"<image>{i}?", i, picture(i % 256)) for i in order]
+    assert not (tmp_path / "home").exists()
+
+    pq.write_table(pa.Table.from_pylist(rows), path)  # one group
+    prompts = load(path)
+    assert [prompts[i].answer for i in order] == order
+    assert prompts[2999].images[0].data == picture(2999 % 256)
+    [copy] = (tmp_path / "home" / "mmrl" / "row_groups").iterdir()
+    assert pq.read_metadata(copy).num_row_groups > 1
+    written = copy.stat().st_mtime_ns
+    load(path)
+    assert copy.stat().st_mtime_ns == written
+    pq.write_table(pa.Table.from_pylist(rows[1:]), path)  # another file: another copy
+    assert load(path)[0].answer == 1
+
+
+def test_no_room_for_smaller_row_groups_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").write_text("a file")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HOME", str(tmp_path / "home"))
+    path = parquet(tmp_path / "t.parquet", [{"problem": "?", "answer": i} for i in range(3000)])
+    with pytest.raises(ResourceError, match="smaller row groups cannot be written") as caught:
+        load(path)
+    assert "HF_HOME" in caught.value.remedy
+
+
+def test_a_file_that_is_damaged_inside_names_itself(tmp_path: Path) -> None:
+    path = parquet(tmp_path / "t.parquet", [{"problem": f"{i}?", "answer": str(i)} for i in range(500)])
+    data = bytearray(path.read_bytes())
+    data[4:300] = bytes(296)
+    path.write_bytes(data)
+    with pytest.raises(DataError, match="parquet file cannot be read") as caught:
+        load(path)[0]
+    assert caught.value.where == str(path)
+
+
+def test_describe_says_what_was_chosen(tmp_path: Path) -> None:
+    row = {
+        "prompt": "?",
+        "images": [struct()],
+        "reward_model": {"ground_truth": "1"},
+        "data_source": "a",
+        "solution": "so",
+    }
+    path = parquet(tmp_path / "train.parquet", [row, row])
+    table = Table(Table.Config(path=str(path), limit=1, answer="reward_model.ground_truth"))
+    assert table.describe() == {}
+    [prompt] = table.load()
+    assert (prompt.answer, prompt.source, prompt.demonstration) == ("1", "a", "so")
+    assert table.describe() == {
+        "path": str(path),
+        "split": "train",
+        "rows": "1 of 2",
+        "prompt": "prompt",
+        "images": "images",
+        "answer": "reward_model.ground_truth",
+        "demonstration": "solution",
+        "source": "data_source",
+    }
+
+
+def test_json_features_of_datasets_are_objects_again(tmp_path: Path) -> None:
+    features = datasets.Features(
+        {"problem": datasets.Value("string"), "answer": datasets.Json(), "label": datasets.List(datasets.Json())}
+    )
+    rows = [
+        {"problem": "?", "answer": {"unit": "cm"}, "label": [1, "x"]},
+        {"problem": "?", "answer": "7 cm", "label": []},
+    ]
+    datasets.Dataset.from_list(rows, features=features).to_parquet(tmp_path / "t.parquet")
+    prompts = load(tmp_path / "t.parquet", answer="answer")
+    assert [(p.answer, p.columns["label"]) for p in prompts] == [({"unit": "cm"}, [1, "x"]), ("7 cm", [])]
+
+
+def test_image_root_is_where_paths_start_from(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "a.png").write_bytes(picture(4))
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "b.png").write_bytes(picture(5))
+    rows = [{"problem": "?", "image": name, "answer": "1"} for name in ("a.png", "b.png", "../rows/b.png")]
+    prompts = load(jsonl(tmp_path / "rows" / "t.jsonl", rows), image_root=str(tmp_path / "pictures"))
+    assert prompts[0].images[0].data == picture(4)
+    with pytest.raises(DataError, match="no image file"):
+        prompts[1]
+    with pytest.raises(DataError, match="does not lie in"):
+        prompts[2]
+    with pytest.raises(DataError, match="image_root is no folder"):
+        load(tmp_path / "rows" / "t.jsonl", image_root=str(tmp_path / "gone"))
+
+
+def test_a_template_that_fails_is_the_configs_fault(tmp_path: Path) -> None:
+    path = jsonl(tmp_path / "t.jsonl", [{"problem": "2?", "answer": "2"}])
+    assert load(path, prompt_template="{{ prompt }} Box it.")[0].messages[0].content == "2? Box it."
+    with pytest.raises(ConfigError, match="not valid Jinja"):
+        load(path, prompt_template="{{ prompt")
+    with pytest.raises(ConfigError, match="prompt_template fails"):
+        load(path, prompt_template="{{ row.level }}")[0]
+
+
+def test_the_table_keeps_the_rules_of_loaders(tmp_path: Path) -> None:
+    for path in (parquet(tmp_path / "train.parquet"), jsonl(tmp_path / "t.jsonl", [{"problem": "a", "answer": "b"}])):
+        check_dataset(Table, options={"path": str(path)})

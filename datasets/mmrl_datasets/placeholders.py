@@ -1,0 +1,123 @@
+"""Brings the places of images in the text together with the images of the row.
+
+As many ``<image>`` as images: they belong together in order. None at all: the images go first. ``<image 2>`` is the
+second image, and naming it twice shows it twice. Everything else is an error of the row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mmrl.errors import DataError
+from mmrl.types import IMAGE_PLACEHOLDER, Message, RawImage
+from mmrl_datasets.turns import Turn, refused_media
+
+_PLACE = re.compile(r"<image(?:\s{0,2}(\d{1,4}))?>")
+_REFUSED = re.compile(r"<(video|audio)(?:\s{0,2}\d{1,4})?>")
+MAX_IMAGES = 1024
+"""Images in one prompt: a text may name the same large one any number of times."""
+
+Unused = Literal["fail", "drop"]
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where an image belongs; ``image`` is None until it is known which."""
+
+    number: int | None = None
+    image: RawImage | None = None
+
+
+def place_images(
+    turns: Sequence[Turn],
+    inline: Sequence[RawImage],
+    images: Sequence[RawImage | None],
+    where: str,
+    unused: Unused = "fail",
+) -> tuple[tuple[Message, ...], tuple[RawImage, ...]]:
+    """The messages with one ``<image>`` per image, and the images in that order.
+
+    Args:
+        turns: What is said.
+        inline: The images that stand in the turns themselves, in order.
+        images: Those of the row's columns; None where a numbered column is null.
+        where: Row and column.
+        unused: What to do with images that the text, which names others by number, does not name.
+
+    Raises:
+        DataError: Placeholders and images do not fit together.
+    """
+    split = [(turn.role, _split(turn, iter(inline), where)) for turn in turns]
+    places = [piece for _, pieces in split for piece in pieces if isinstance(piece, _Place)]
+    open_places = [place for place in places if place.image is None]
+    given = [image for image in images if image is not None]
+    if not open_places and given:
+        open_places = [_Place() for _ in given]
+        first = next((pieces for role, pieces in split if role == "user"), split[0][1])
+        first[:0] = open_places
+    if any(place.number is not None for place in open_places):
+        _number(open_places, images, where, unused)
+    elif len(open_places) != len(given):
+        raise DataError(
+            f"The row has {len(open_places)} {IMAGE_PLACEHOLDER} and {len(given)} images",
+            where=where,
+            possible=f"one {IMAGE_PLACEHOLDER} per image, or none",
+        )
+    else:
+        for place, image in zip(open_places, given, strict=True):
+            place.image = image
+    shown = [p.image for _, pieces in split for p in pieces if isinstance(p, _Place) and p.image is not None]
+    if len(shown) > MAX_IMAGES:
+        raise DataError(f"The row shows {len(shown)} images", where=where, possible=f"up to {MAX_IMAGES}")
+    messages = tuple(
+        Message(role, "".join(piece if isinstance(piece, str) else IMAGE_PLACEHOLDER for piece in pieces))
+        for role, pieces in split
+    )
+    return messages, tuple(shown)
+
+
+def _split(turn: Turn, inline: object, where: str) -> list[str | _Place]:
+    """A turn's texts and the places of its images, in order."""
+    pieces: list[str | _Place] = []
+    for piece in turn.pieces:
+        if not isinstance(piece, str):
+            pieces.append(_Place(image=next(inline)))  # type: ignore[call-overload]
+            continue
+        if refused := _REFUSED.search(piece):
+            raise refused_media(f"the placeholder {refused[0]}", where)
+        end = 0
+        for match in _PLACE.finditer(piece):
+            number = None if match[1] is None else int(match[1])
+            pieces += [piece[end : match.start()], _Place(number)]
+            end = match.end()
+        pieces.append(piece[end:])
+    return pieces
+
+
+def _number(places: Sequence[_Place], images: Sequence[RawImage | None], where: str, unused: Unused) -> None:
+    """Give numbered places their images."""
+    if any(place.number is None for place in places):
+        raise DataError(
+            f"The text has both {IMAGE_PLACEHOLDER} and numbered ones such as <image 1>",
+            where=where,
+            possible="one kind of placeholder",
+        )
+    present = {number for number, image in enumerate(images, 1) if image is not None}
+    named = {place.number or 0 for place in places}
+    if named - present:
+        raise DataError(
+            f"The text names <image {min(named - present)}>, which the row does not have",
+            where=where,
+            possible=", ".join(f"<image {number}>" for number in sorted(present)) or "no placeholder",
+        )
+    if present - named and unused == "fail":
+        raise DataError(
+            f"The text names <image {min(named)}> but not <image {min(present - named)}>, which the row has",
+            where=where,
+            remedy="name every image in the text, or set unused_images: drop",
+        )
+    for place in places:
+        place.image = images[(place.number or 0) - 1]

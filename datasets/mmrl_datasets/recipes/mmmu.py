@@ -1,0 +1,54 @@
+"""MMMU: college questions of 30 subjects with up to seven images that the text names by number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from mmrl.errors import DataError
+from mmrl.interfaces import DatasetFacts
+from mmrl.types import Prompt
+from mmrl_datasets.table import Table
+
+
+class MMMU(Table):
+    """MMMU: one subject's questions, with choices or open."""
+
+    facts: ClassVar[DatasetFacts | None] = DatasetFacts(
+        origin="MMMU/MMMU",
+        licence="Apache-2.0",
+        rows={"dev": 150, "validation": 900, "test": 10500},
+        reward=("choice", "exact"),
+        notes="For evaluation. One subset for each of 30 subjects, which the rows are counted over; the golds of test "
+        "are not published.",
+    )
+
+    class Config(Table.Config):
+        path: str = "MMMU/MMMU"
+        """Its name on the hub, or a local copy of a subject."""
+        subset: str | None = None
+        """The subject, such as Accounting; needed on the hub."""
+        split: str | None = "validation"
+        """dev, validation or test."""
+        prompt: str | None = "question"
+        """Column with the question."""
+        images: str | None = "image_1..n"
+        """Columns with the images."""
+        answer: str | None = "answer"
+        """Column with the gold: a letter, or the answer of an open question."""
+        choices: str | None = "options"
+        """Column with the answers to choose from, as a list written as text."""
+
+    def load(self) -> Sequence[Prompt]:
+        """The rows of one subject, lazily.
+
+        Raises:
+            DataError: As for any table; or no subject is named.
+        """
+        if self.config.subset is None and self.config.path == type(self.config).model_fields["path"].default:
+            raise DataError(
+                "MMMU has a subset for each subject and none is named",
+                where=self.config.path,
+                remedy="set subset, such as Accounting, Math or Physics, and mix several with data.mix",
+            )
+        return super().load()

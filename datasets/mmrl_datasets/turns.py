@@ -1,0 +1,150 @@
+"""Prompts as turns: plain text, chat messages with text or parts, or ShareGPT conversations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mmrl.errors import DataError
+from mmrl.types import IMAGE_PLACEHOLDER
+
+ROLES: Mapping[str, str] = {
+    "system": "system", "developer": "system", "user": "user", "human": "user",
+    "assistant": "assistant", "gpt": "assistant", "model": "assistant", "bot": "assistant",
+}  # fmt: skip
+"""What datasets call who speaks."""
+CONVERSATIONS = ("messages", "conversations")
+_MEDIA = ("video", "audio")
+_ROLE_KEYS, _CONTENT_KEYS = ("role", "from"), ("content", "value")
+
+
+@dataclass(frozen=True, slots=True)
+class InlineImage:
+    """An image that stands in the prompt itself instead of a column."""
+
+    cell: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn: texts, in which placeholders may stand, and images in between."""
+
+    role: str
+    pieces: tuple[str | InlineImage, ...]
+
+    @property
+    def text(self) -> str:
+        """The turn's texts, joined."""
+        return "".join(piece for piece in self.pieces if isinstance(piece, str))
+
+
+def read_turns(value: Any, column: str, where: str) -> tuple[Turn, ...]:
+    """The turns of a prompt's cell; text is one user turn.
+
+    Raises:
+        DataError: The cell is neither text nor messages, or holds what cannot be used; names row and column.
+    """
+    where = f"{where}, column {column!r}"
+    if isinstance(value, str):
+        messages = _parsed(value, column, where)
+        return (Turn("user", (value,)),) if messages is None else _turns(messages, where)
+    if isinstance(value, list):
+        return _turns(value, where)
+    raise DataError(
+        f"Column {column!r} is null" if value is None else f"Column {column!r} holds {type(value).__name__}, not text",
+        where=where,
+        possible="text, or a list of messages with role and content, or from and value",
+    )
+
+
+def _parsed(text: str, column: str, where: str) -> list[Any] | None:
+    """Messages that are written as JSON, as csv tables have them; None for text."""
+    must_be = column in CONVERSATIONS
+    if not (must_be or text.lstrip()[:1] == "["):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        if must_be:
+            raise DataError(f"The text is no JSON list of messages: {error}", where=where) from error
+        return None
+    is_messages = isinstance(value, list) and bool(value) and all(_key(each, _ROLE_KEYS) for each in value)
+    if must_be and not is_messages:
+        raise DataError("The JSON is no list of messages", where=where)
+    return value if is_messages else None
+
+
+def _turns(messages: list[Any], where: str) -> tuple[Turn, ...]:
+    if not messages:
+        raise DataError("The list of messages is empty", where=where)
+    return tuple(_turn(message, f"{where}, message {index}") for index, message in enumerate(messages))
+
+
+def _turn(message: Any, where: str) -> Turn:
+    role, content = _key(message, _ROLE_KEYS), _key(message, _CONTENT_KEYS)
+    if role is None or content is None:
+        raise DataError("This is no message", where=where, possible='{"role", "content"} or {"from", "value"}')
+    said, held = message[role], message[content]
+    if not isinstance(said, str) or said.lower() not in ROLES:
+        raise DataError(f"The role {_shown(said)} is not known", where=where, possible=", ".join(ROLES))
+    if isinstance(held, str):
+        return Turn(ROLES[said.lower()], (held,))
+    if isinstance(held, list):
+        return Turn(ROLES[said.lower()], tuple(_piece(part, where) for part in held))
+    raise DataError(
+        f"The message holds {'null' if held is None else type(held).__name__}", where=where, possible="text, or parts"
+    )
+
+
+def _piece(part: Any, where: str) -> str | InlineImage:
+    """A part of a message. Tables give every part all keys, most of them null."""
+    if isinstance(part, str):
+        return part
+    held = {name: value for name, value in part.items() if value is not None} if isinstance(part, Mapping) else {}
+    kind = held.get("type", next((name for name in ("text", "image", "image_url", *_MEDIA) if name in held), None))
+    if not isinstance(kind, str):
+        kind = _shown(kind)
+    if kind == "text" and isinstance(held.get("text"), str):
+        return str(held["text"])
+    if kind in ("image", "image_url"):
+        return _inline(held)
+    if any(medium in kind for medium in _MEDIA):
+        raise refused_media(kind, where)
+    raise DataError(
+        f"A part of the message is of no known type: {kind:.50}",
+        where=where,
+        possible='{"type": "text", "text": ...} or {"type": "image"}',
+    )
+
+
+def _inline(part: Mapping[str, Any]) -> str | InlineImage:
+    cells = [part[name] for name in ("image", "image_url", "url", "path", "bytes") if name in part]
+    if not cells:
+        return IMAGE_PLACEHOLDER
+    cell = cells[0]
+    return InlineImage(cell["url"] if isinstance(cell, Mapping) and "url" in cell else cell)
+
+
+def refused_media(what: str, where: str) -> DataError:
+    """Why video and audio are not read."""
+    return DataError(
+        f"The row has {what}, and only text and images can be used",
+        where=where,
+        possible="text and images",
+        remedy="replace a video by some of its frames as images: the positions that sampler and learner give to tokens "
+        "after a video differ. Remove or rename the column if it holds something else",
+    )
+
+
+def _shown(value: Any) -> str:
+    return repr(value[:50]) if isinstance(value, str) else type(value).__name__
+
+
+def _key(message: Any, names: tuple[str, ...]) -> str | None:
+    """Which of these a message has; tables with both kinds fill one with null."""
+    if not isinstance(message, Mapping):
+        return None
+    present = [name for name in names if name in message]
+    return next((name for name in present if message[name] is not None), present[0] if present else None)

@@ -1,0 +1,184 @@
+"""Each recipe on a small file with exactly the columns of its dataset."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from mmrl.errors import DataError
+from mmrl.testing import check_dataset
+from mmrl.types import Prompt
+from mmrl_datasets.columns import ALIASES
+from mmrl_datasets.table import Table
+
+ROOT = Path(__file__).parents[2]
+POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+RECIPES = {name: point for name, point in POINTS["mmrl.datasets"].items() if ".recipes." in point}
+
+
+def recipe(name: str) -> type[Table]:
+    module, _, attribute = RECIPES[name].partition(":")
+    found = getattr(importlib.import_module(module), attribute)
+    assert issubclass(found, Table)
+    return found
+
+
+def picture(shade: int = 0, mode: str = "RGB") -> dict[str, Any]:
+    buffer = io.BytesIO()
+    Image.new("RGB", (60, 40), (shade, 0, 0)).convert(mode).save(buffer, "PNG")
+    return {"bytes": buffer.getvalue(), "path": f"{shade}.png"}
+
+
+WORKED = "<think>Half of 16.</think>\n\n<answer>8</answer>"
+CHART = {"query": "Which share in 2019?", "label": ["12.5"], "human_or_machine": 0, "image": picture()}
+VISTA = {
+    "pid": "1", "question": "How long is AB?", "image": "images/1.jpg", "decoded_image": picture(), "choices": None,
+    "unit": "cm", "precision": 1.0, "answer": "2.5", "question_type": "free_form", "answer_type": "float",
+    "metadata": {"grade": "high school"}, "query": "Hint: ...\nQuestion: How long is AB?",
+}  # fmt: skip
+MMMU_ROW = {
+    "id": "validation_Math_1", "question": "In <image 1>, which of <image 2> fits?", "options": "['3 cm', '4 cm']",
+    "explanation": "", **{f"image_{i}": picture(i) if i < 3 else None for i in range(1, 8)}, "img_type": "['Diagrams']",
+    "answer": "B", "topic_difficulty": "Easy", "question_type": "multiple-choice", "subfield": "Geometry",
+}  # fmt: skip
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "geometry3k": [
+        {"images": [picture(mode="RGBA")], "problem": "<image>Find x.", "answer": "2 \\sqrt { 221 }"},
+        {"images": [picture(mode="P")], "problem": "<image>Find y.", "answer": "\\frac { 7 } { 25 }"},
+    ],
+    "math12k": [{"problem": "Evaluate $1+1$.", "answer": "2"}],
+    "journeybench_multi_image_vqa": [
+        {"images": [picture(1), picture(2)], "problem": "<image><image>What differs?", "answer": "the hat"}
+    ],
+    "rl_mixed_dataset": [
+        {"images": [picture()], "problem": "<image>Find x.", "answer": "48"},
+        {"images": [], "problem": "Evaluate $1+1$.", "answer": "2"},
+    ],
+    "clevr_count_70k": [{"images": [picture()], "problem": "<image>How many items are there?", "answer": "5"}],
+    "clevr_cogen_a_train": [
+        {"image": picture(), "problem": "How many items are there?", "solution": "<answer> 3 </answer>"}
+    ],
+    "geoqa_8k_r1v": [{"images": [picture()], "problem": "<image>Find angle A.", "answer": "48^\\circ"}],
+    "geoqa_r1v_train_8k": [{"image": picture(), "problem": "Find angle A.", "solution": "<answer> 48° </answer>"}],
+    "multimodal_open_r1_8k_verified": [
+        {
+            "image": picture(),
+            "problem": "Find x.",
+            "solution": WORKED,
+            "original_question": "Find x?",
+            "original_answer": "8",
+        }
+    ],
+    "chartqa": [CHART, {**CHART, "label": ["Yes"]}],
+    "mathvista": [
+        VISTA,
+        {**VISTA, "choices": ["3 cm", "4 cm"], "answer": "4 cm", "answer_type": "text", "precision": None},
+        {**VISTA, "unit": None, "answer": "[1, 2]", "answer_type": "list", "precision": None},
+        {**VISTA, "unit": "", "answer": "3", "answer_type": "integer", "precision": None},
+    ],
+    "mmmu": [MMMU_ROW, {**MMMU_ROW, "question": "Name <image 1> and <image 2>.", "options": "[]", "answer": "a cone"}],
+}
+
+
+def load(name: str, folder: Path, **options: Any) -> list[Prompt]:
+    loader = recipe(name)
+    split = loader.Config().split  # type: ignore[call-arg]
+    pq.write_table(pa.Table.from_pylist(ROWS[name]), folder / f"{split}-00000-of-00001.parquet")
+    check_dataset(loader, options={"path": str(folder), **options})
+    return list(loader(loader.Config(path=str(folder), **options)).load())
+
+
+def test_every_recipe_has_its_rows_here_and_its_facts() -> None:
+    assert set(RECIPES) == set(ROWS)
+    modules = {path.stem for path in (ROOT / "datasets/mmrl_datasets/recipes").glob("[a-z]*.py")}
+    assert modules == {RECIPES[name].partition(":")[0].rpartition(".")[2] for name in RECIPES}
+    for name in RECIPES:
+        facts = recipe(name).facts
+        assert facts is not None and facts.reward and facts.origin == recipe(name).Config().path, name  # type: ignore[call-arg]
+
+
+TEXTS: dict[str, list[str]] = {
+    "geometry3k": ["<image>Find x.", "<image>Find y."],
+    "math12k": ["Evaluate $1+1$."],
+    "journeybench_multi_image_vqa": ["<image><image>What differs?"],
+    "rl_mixed_dataset": ["<image>Find x.", "Evaluate $1+1$."],
+    "clevr_count_70k": ["<image>How many items are there?"],
+    "clevr_cogen_a_train": ["<image>How many items are there?"],
+    "geoqa_8k_r1v": ["<image>Find angle A."],
+    "geoqa_r1v_train_8k": ["<image>Find angle A."],
+    "multimodal_open_r1_8k_verified": ["<image>Find x."],
+    "chartqa": ["<image>Which share in 2019?"] * 2,
+    "mathvista": [
+        "<image>How long is AB? (Unit: cm)\nAnswer with a number that has 1 decimal place.",
+        "<image>How long is AB? (Unit: cm)\n(A) 3 cm\n(B) 4 cm",
+        "<image>How long is AB?\nAnswer with a list of numbers, such as [1, 2, 3].",
+        "<image>How long is AB?\nAnswer with a whole number.",
+    ],
+    "mmmu": ["In <image>, which of <image> fits?\n(A) 3 cm\n(B) 4 cm", "Name <image> and <image>."],
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_recipe_reads_its_dataset_without_any_option(name: str, tmp_path: Path) -> None:
+    prompts = load(name, tmp_path)
+    assert [prompt.messages[-1].content for prompt in prompts] == TEXTS[name]
+    golds = [row.get("answer", row.get("solution", row.get("label"))) for row in ROWS[name]]
+    assert [prompt.answer for prompt in prompts] == golds
+
+
+def test_recipes_keep_what_rewards_and_algorithms_need(tmp_path: Path) -> None:
+    for name in ("multimodal_open_r1_8k_verified", "mathvista", "mmmu", "clevr_cogen_a_train"):
+        (tmp_path / name).mkdir()
+    [worked] = load("multimodal_open_r1_8k_verified", tmp_path / "multimodal_open_r1_8k_verified")
+    assert worked.demonstration == WORKED
+    [count] = load("clevr_cogen_a_train", tmp_path / "clevr_cogen_a_train")
+    assert count.demonstration is None
+    vista = load("mathvista", tmp_path / "mathvista")
+    assert (vista[0].columns["precision"], vista[0].columns["question"]) == (1.0, "How long is AB?")
+    assert vista[1].choices == ("3 cm", "4 cm")
+    assert "image" not in vista[0].columns
+    subject = load("mmmu", tmp_path / "mmmu")
+    assert [prompt.choices for prompt in subject] == [("3 cm", "4 cm"), ()]
+    assert [image.data for image in subject[0].images] == [picture(1)["bytes"], picture(2)["bytes"]]
+
+
+def test_options_of_a_recipe_may_be_overridden(tmp_path: Path) -> None:
+    [prompt] = load("multimodal_open_r1_8k_verified", tmp_path, prompt="original_question", answer="original_answer")
+    assert (prompt.messages[0].content, prompt.answer) == ("<image>Find x?", "8")
+
+
+def test_a_precision_that_is_no_number_is_an_error_of_the_row(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist([{**VISTA, "precision": "one"}]), tmp_path / "testmini.parquet")
+    loader = recipe("mathvista")
+    with pytest.raises(DataError, match="no number of decimals") as caught:
+        loader(loader.Config(path=str(tmp_path))).load()[0]
+    assert caught.value.where.endswith("row 0, column 'precision'")
+
+
+def test_mmmu_asks_for_a_subject() -> None:
+    loader = recipe("mmmu")
+    with pytest.raises(DataError, match="a subset for each subject") as caught:
+        loader(loader.Config()).load()  # type: ignore[call-arg]
+    assert "subset" in caught.value.remedy
+
+
+def test_the_page_and_the_recipes_agree() -> None:
+    page = (ROOT / "datasets" / "README.md").read_text()
+    lines = set(page.splitlines())
+    for role, names in ALIASES.items():
+        assert f"| `{role}` | {', '.join(f'`{name}`' for name in names)} |" in lines
+    for name in RECIPES:
+        facts = recipe(name).facts
+        assert facts is not None
+        counts = ", ".join(f"{split} {count:,}" for split, count in facts.rows.items()) or "not stated"
+        rewards = ", ".join(f"`{reward}`" for reward in facts.reward)
+        assert f"| `{name}` | {facts.origin} | {facts.licence} | {counts} | {rewards} |" in lines
+    assert page.count("\n| `") == len(RECIPES) + len(ALIASES) + 2  # images' own table has two such lines
