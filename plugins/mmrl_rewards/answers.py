@@ -10,7 +10,9 @@ from typing import Any, Literal
 Extract = Literal["auto", "boxed", "last_number", "whole"]
 """Where an answer is looked for; see ``extract``."""
 
-_BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BRACES = re.compile(rf"(?P<box>{_BOX.pattern})|\\.|(?P<open>\{{)|(?P<close>\}})", re.DOTALL)
+_CUT = re.compile(rf"{_BOX.pattern}|<answer>")
 _TAG_OPEN, _TAG_CLOSE = "<answer>", "</answer>"
 _SAID = re.compile(
     r"\banswer\s{0,9}(?:is|:|=|would be|should be)(?:\s{0,9}:)?"
@@ -29,8 +31,11 @@ _LAYERS = 8
 
 def last_boxed(text: str) -> str | None:
     """What is in the last complete ``\\boxed{...}`` or ``\\fbox{...}``, nested braces included; linear in the text."""
+    first = _BOX.search(text)
+    if not first:
+        return None
     last, opened = None, list[int | None]()
-    for match in _BRACES.finditer(text):
+    for match in _BRACES.finditer(text, first.start()):
         if match["box"]:
             opened.append(match.end())
         elif match["open"]:
@@ -64,6 +69,12 @@ def said_answer(text: str) -> str | None:
     return said[: end.start()].strip() if end else said.strip()
 
 
+def before_cut(text: str) -> str:
+    """What a text without a complete box or answer tag says before one that is cut off."""
+    cut = _CUT.search(text)
+    return text[: cut.start()] if cut else text
+
+
 def last_number(text: str) -> str | None:
     """The last number: ``-3``, ``1,000``, ``0.5``, ``3/4``, ``50%``."""
     numbers = _NUMBER.findall(text)
@@ -83,7 +94,7 @@ def extract(text: str, where: Extract) -> str | None:
         return last_number(text)
     answer = final_answer(text)
     if answer is None and where == "auto":
-        answer = said_answer(text) or text
+        answer = said_answer(begun := before_cut(text)) or begun
     return None if answer is None else bare(answer)
 
 
@@ -91,7 +102,7 @@ def marked_or_number(text: str) -> str | None:
     """The answer in a box or answer tags, else after "the answer is", else the last number; bare."""
     answer = final_answer(text)
     if answer is None:
-        answer = said_answer(text) or last_number(text)
+        answer = said_answer(begun := before_cut(text)) or last_number(begun)
     return None if answer is None else bare(answer)
 
 

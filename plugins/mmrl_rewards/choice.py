@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
-from mmrl_rewards.answers import extract, final_answer, golds
+from mmrl_rewards.answers import before_cut, extract, final_answer, golds
 from mmrl_rewards.choices import Choices
 
 
@@ -33,5 +33,5 @@ class Choice(Reward):
         answer = extract(rollout.text, "boxed" if self.config.require_box else "auto")
         index = None if answer is None else choices.index(answer, first)
         if index is None and not self.config.require_box and final_answer(rollout.text) is None:
-            index = choices.last_letter(rollout.text)
+            index = choices.last_letter(before_cut(rollout.text))
         return float(index in accepted)

@@ -20,6 +20,8 @@ _LETTER = re.compile(
 _OWN_LETTER = re.compile(r"\s*[(\[]?([A-Za-z])[.):\]、]\s*(?=\S)")
 _LAST = re.compile(rf"{_OPENING}([A-Z]){_CLOSING}|(?<![\w'])([A-Z])(?=[\s.*$]*\Z)")
 _COMMAND = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit)\s*\{([^{}]*)\}")
+_MAX_CHARACTERS = 2000
+"""Longer answers name no choice."""
 _TAIL = 200
 """Characters at a completion's end in which a letter alone is looked for."""
 
@@ -44,6 +46,8 @@ class Choices:
             answer: As bare text: ``45``, ``B``, ``(B)``, ``B. 45``, ``option B``, ``\\text{(B)}``.
             first_index: What an integer that is no choice's text counts from; None if integers are no indices.
         """
+        if len(answer) > _MAX_CHARACTERS:
+            return None
         answer = bare(_COMMAND.sub(r"\1", plain(answer)))
         if (index := self._by_text(answer)) is not None:
             return index

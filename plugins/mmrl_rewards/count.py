@@ -12,27 +12,12 @@ import re
 
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
-from mmrl_rewards.answers import bare, final_answer, said_answer
+from mmrl_rewards.answers import bare, before_cut, final_answer, said_answer
 from mmrl_rewards.choices import accepted_texts, chosen_text
-from mmrl_rewards.quantities import plain, quantity
+from mmrl_rewards.quantities import NUMBER_WORDS, plain, quantity
 
-_ONES = [
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-]  # fmt: skip
-_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-_WORDS = (
-    {word: value for value, word in enumerate(_ONES)}
-    | {word: 20 + 10 * value for value, word in enumerate(_TENS)}
-    | {"hundred": 100, "thousand": 1000}
-)
 _ZERO = frozenset({"no", "none", "nothing"})
-_WORD = "|".join(sorted(_WORDS, key=len, reverse=True))
-_NUMBER = re.compile(
-    rf"(?<![\w.])-?(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?![\w])"
-    rf"|\b(?:a\s+(?=hundred|thousand))?(?:{_WORD})(?:(?:\s+|-|\s+and\s+)(?:{_WORD}))*\b",
-    re.IGNORECASE,
-)
+_NUMBER = re.compile(rf"(?<![\w.])-?(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?!\w)|{NUMBER_WORDS}", re.IGNORECASE)
 _MAX_CHARACTERS = 1000
 """Of a marked answer that is read."""
 
@@ -50,9 +35,10 @@ class Count(Reward):
             return None
         marked = final_answer(rollout.text)
         if marked is None and not self.config.require_box:
-            marked = said_answer(rollout.text)
+            begun = before_cut(rollout.text)
+            marked = said_answer(begun)
             if not marked:
-                numbers = _NUMBER.findall(rollout.text)
+                numbers = _NUMBER.findall(begun)
                 marked = numbers[-1] if numbers else None
         return float(marked is not None and count(chosen_text(rollout, bare(marked))) in accepted)
 
@@ -70,28 +56,4 @@ def count(text: str) -> int | None:
     if len(numbers) > 1 or re.search(r"[\\^*/=+]|\b(?:or|minus|plus|times|not|dozen)\b", text):
         return None
     found = quantity(numbers[0])
-    if found is None:
-        return _in_words(numbers[0])
-    return int(found.value) if found.value.denominator == 1 and found.value >= 0 else None
-
-
-def _in_words(words: str) -> int | None:
-    """The value of ``two hundred and twenty-one``; None for words in no order, such as ``two three``."""
-    total, part, last = 0, 0, 10**6
-    for word in re.findall("[a-z]+", words):
-        if word in ("and", "a"):
-            part = part or int(word == "a")
-            continue
-        value = _WORDS[word]
-        if value >= 100:
-            if not 0 < part < 100 and not (value == 1000 and 0 < part < 1000):
-                return None
-            part *= value
-            if value == 1000:
-                total, part = total + part, 0
-            last = value
-        elif (value < 10 and last in range(20, 100)) or last >= 100:
-            part, last = part + value, value
-        else:
-            return None
-    return total + part
+    return int(found.value) if found and found.value.denominator == 1 and found.value >= 0 else None

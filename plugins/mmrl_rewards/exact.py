@@ -11,7 +11,7 @@ from __future__ import annotations
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import Extract, extract
-from mmrl_rewards.choices import accepted_texts
+from mmrl_rewards.choices import accepted_texts, chosen_text
 
 
 class Exact(Reward):
@@ -29,7 +29,7 @@ class Exact(Reward):
         if not accepted:
             return None
         answer = extract(rollout.text, self.config.extract)
-        return float(answer is not None and self._fold(answer) in accepted)
+        return float(answer is not None and self._fold(chosen_text(rollout, answer)) in accepted)
 
     def _fold(self, text: str) -> str:
         return text if self.config.case_sensitive else text.casefold()

@@ -11,7 +11,7 @@ sent as text, numbers that are not finite as null. The service answers a list wi
 scored) per item, in order, or ``{"scores": [...]}``.
 
 ``api: classify`` and ``api: pooling`` speak to vLLM's endpoints of the same names instead, for a reward model that fits
-no rank (a 72B one): see plugins/README.md. The score is then the number at place ``label`` of the model's answer.
+no rank (a 72B one): see plugins/README.md. The score is then the number at place ``output`` of the model's answer.
 
 Connection errors, time-outs, 429 and 5xx are tried again, ``retries`` times, after ``backoff_s``, twice that, ...;
 other answers are errors at once. All of it must fit into the reward's own ``timeout_s``. Redirects are not followed
@@ -61,7 +61,7 @@ class Http(Reward):
         """What is sent and answered: this module's form, or that of vLLM's endpoint."""
         model: str | None = None
         """For vLLM's endpoints: the name that the model is served under; null is the only one."""
-        label: int = Field(default=0, ge=0)
+        output: int = Field(default=0, ge=0)
         """For vLLM's endpoints: which of the model's outputs is the score."""
         batch_size: int = Field(default=64, gt=0)
         """Most rollouts in a request; vLLM's endpoints get one conversation each."""
@@ -98,8 +98,8 @@ class Http(Reward):
 
         @model_validator(mode="after")
         def _fits(self) -> Http.Config:
-            if self.api == "mmrl" and (self.model or self.label):
-                raise ValueError("model and label are for api: classify and api: pooling")
+            if self.api == "mmrl" and (self.model or self.output):
+                raise ValueError("model and output are for api: classify and api: pooling")
             if self.api != "mmrl" and self.columns is not None:
                 raise ValueError(f"api: {self.api} sends no columns")
             return self
@@ -215,7 +215,7 @@ class Http(Reward):
         try:
             answer = json.loads(body)
             if self.config.api != "mmrl":
-                return [_output(item, self.config.label) for item in answer["data"]]
+                return [_output(item, self.config.output) for item in answer["data"]]
             scores = answer["scores"] if isinstance(answer, Mapping) else answer
         except (ValueError, KeyError, TypeError, IndexError, RecursionError):
             scores = None
@@ -235,13 +235,13 @@ class Http(Reward):
         return repr(text[:120])
 
 
-def _output(item: Mapping[str, Any], label: int) -> Score:
+def _output(item: Mapping[str, Any], place: int) -> Score:
     values = item["probs"] if "probs" in item else item["data"]
     while isinstance(values[-1], list):
         values = values[-1]
-    if not _is_score(values[label]) or values[label] is None:
+    if not _is_score(values[place]) or values[place] is None:
         raise ValueError
-    return float(values[label])
+    return float(values[place])
 
 
 def _is_score(value: Any) -> bool:

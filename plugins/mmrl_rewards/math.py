@@ -39,8 +39,9 @@ from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import extract, marked_or_number
 from mmrl_rewards.choices import accepted_texts
-from mmrl_rewards.quantities import Quantity, comparable, plain, quantity
+from mmrl_rewards.quantities import Quantity, comparable, name_of, plain, quantity, without_unit
 
+_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 _WORDS = re.compile(r"[A-Za-z]{3,}(?:[ -][A-Za-z]+)*")
 _DECIMAL = re.compile(r"-?\d*\.\d+")
 _PERCENT = re.compile(r"\s*\\?%$")
@@ -50,6 +51,8 @@ _ROOT = re.compile(r"√\s*(?:(\d+)|([A-Za-z])|\(([^()]*)\)|\{([^{}]*)\})")
 _SYMBOLS = {"π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ", "÷": "/", "≤": r"\le ", "≥": r"\ge ",
             "°": r"^\circ ", "∪": r"\cup ", "±": r"\pm ", "∠": r"\angle ", "△": r"\triangle ", "θ": r"\theta ",
             "α": r"\alpha ", "β": r"\beta "}  # fmt: skip
+_EXACTLY = re.compile(r"^\s*\\approx|((?:\d|\\pi)\s*\}*)\s*(?:\\approx|≈).*$", re.DOTALL)
+_PLAIN_ROOT = re.compile(r"\\sqrt\s+(\d+)")
 _SIX = Fraction(1, 10**6)
 
 
@@ -79,15 +82,24 @@ class Math(Reward):
 @lru_cache(maxsize=4096)
 def equal(gold: str, answer: str, time_limit_s: float, rel_tol: float = 0.0) -> bool:
     """Whether two bare answers have the same value. Main thread only: the time limit is a signal."""
-    if "".join(gold.split()) == "".join(answer.split()):
+    if _SPACE.sub("", gold) == _SPACE.sub("", answer):
         return True
+    if len({name for name in (name_of(gold), name_of(answer)) if name}) > 1:
+        return False
+    if _WORDS.fullmatch(gold):
+        return gold.casefold() == answer.casefold()
     wanted, got = quantity(gold), quantity(answer)
     if wanted and got:
         return _same(wanted, got, rel_tol)
-    if _WORDS.fullmatch(gold):
-        return gold.casefold() == answer.casefold()
+    if gold.count(":") != answer.count(":") and max(gold.count(":"), answer.count(":")) > 1:
+        return False
     if bool(_PERCENT.search(gold)) != bool(_PERCENT.search(answer)):
         return False
+    gold, answer = (plain(_EXACTLY.sub(r"\1", text)) for text in (gold, answer))
+    if not _TRIGONOMETRY.search(gold + answer):
+        (gold, unit), (answer, other) = without_unit(gold), without_unit(answer)
+        if unit and other and unit != other:
+            return False
     return _verify(_latex(gold), _latex(answer), time_limit_s, rel_tol)
 
 
@@ -117,6 +129,7 @@ def _is_endless(value: Fraction) -> bool:
 def _latex(answer: str) -> str:
     """As math-verify reads it whole: without dollars it takes ``2 \\sqrt { 221 }`` for 221, and ``9**9`` for 9."""
     answer = _ROOT.sub(lambda m: r"\sqrt{" + (m[1] or m[2] or m[3] or m[4] or "") + "}", plain(answer))
+    answer = _PLAIN_ROOT.sub(r"\\sqrt{\1}", answer)
     for symbol, command in _SYMBOLS.items():
         answer = answer.replace(symbol, command)
     answer = re.sub(r"(?<![A-Za-z\\])(?:infinity|oo)\b", r"\\infty", answer)

@@ -1,7 +1,7 @@
 """The score of a Hugging Face sequence-classification model for a prompt and its completion, text only.
 
 The conversation, with the completion as the assistant's turn, goes through the model's own chat template; without one,
-turns are joined by line breaks. The score is the raw output (logit) ``label``. Special tokens that a dataset or the
+turns are joined by line breaks. The score is the raw output (logit) ``output``. Special tokens that a dataset or the
 policy spells out in text are broken up, so that neither can end a turn. Rollouts longer than ``max_tokens`` are
 unscorable: a cut answer is another answer. Rollouts with images are refused unless ``images: drop``; a reward model
 that sees images, or one too large for this machine, is served elsewhere (see ``http`` in plugins/README.md).
@@ -55,7 +55,7 @@ class Model(Reward):
         """Rollouts in one forward pass."""
         max_tokens: int = Field(default=4096, gt=0)
         """Longest prompt and completion; longer ones are unscorable."""
-        label: int | None = Field(default=None, ge=0)
+        output: int | None = Field(default=None, ge=0)
         """Which output is the score; null for a model with one."""
         images: Literal["refuse", "drop"] = "refuse"
         """What to do with rollouts that have images, which the model does not see."""
@@ -98,7 +98,7 @@ class Model(Reward):
             outputs: torch.Tensor = self._model(
                 input_ids=torch.tensor(padded, device=device), attention_mask=torch.tensor(mask, device=device)
             ).logits
-        scores: list[float] = outputs[:, self.config.label or 0].float().tolist()
+        scores: list[float] = outputs[:, self.config.output or 0].float().tolist()
         return scores
 
     def _ids(self, rollout: Rollout) -> list[int]:
@@ -184,8 +184,10 @@ class Model(Reward):
         if missing := sorted(found["missing_keys"]):
             raise self._unfit(f"its weights lack {', '.join(missing[:3])}", "a trained reward model, its head included")
         outputs = model.config.num_labels
-        if (self.config.label is None and outputs != 1) or (self.config.label or 0) >= outputs:
-            raise self._unfit(f"it has {outputs} outputs and label is {self.config.label}", f"label 0 to {outputs - 1}")
+        if (self.config.output is None and outputs != 1) or (self.config.output or 0) >= outputs:
+            raise self._unfit(
+                f"it has {outputs} outputs and output is {self.config.output}", f"output 0 to {outputs - 1}"
+            )
         if model.config.pad_token_id is None:
             model.config.pad_token_id = _padding(self._tokenizer)
         return model.eval().to(self._device)

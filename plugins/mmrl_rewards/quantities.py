@@ -23,12 +23,33 @@ _FRACTION = re.compile(rf"(\d?)([{''.join(_FRACTIONS)}])")
 _POWERS = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _POWER_DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 
+_ONES = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_WORDS = (
+    {word: value for value, word in enumerate(_ONES)}
+    | {word: 20 + 10 * value for value, word in enumerate(_TENS)}
+    | {"hundred": 100, "thousand": 1000}
+)
+_WORD = "|".join(sorted(_WORDS, key=len, reverse=True))
+NUMBER_WORDS = rf"\b(?:a\s+(?=hundred|thousand))?(?:{_WORD})(?:(?:\s+|-|\s+and\s+)(?:{_WORD}))*\b"
+"""English numbers up to the thousands, as a regular expression; letter case is the caller's."""
+_SPELLED = re.compile(rf"(-?)({NUMBER_WORDS})", re.IGNORECASE)
+
 _THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!]|\{,\})\s*(?=\d{3}(?!\d))")
 _SPACES = re.compile(r"\\[,;:! ]|\\quad|~|\s+")
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm|mathbf|textbf|operatorname|mbox)\s*\{([^{}]*)\}")
 _DEGREE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree|\\circ|(?<=\d)º|˚")
 _LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
-_NAME = re.compile(r"(?:m\s*)?(?:\\angle|\\triangle|[∠△])?\s*[A-Za-z](?:\w|_\{\w+\}){0,4}\s*=")
+_NAME = re.compile(r"(?:m\s*)?(?:\\angle|\\triangle|[∠△])?\s*[A-Za-z](?:\w|_\{\w+\}){0,4}\s*(?:=|≈|\\approx)")
+_EQUALS = re.compile(r"=|≈|\\approx")
+_NOT_NAME = re.compile(r"^m\s*(?=\\angle|∠)|\\angle|\\triangle|[^A-Za-z0-9]")
+_ENDS_IN_UNIT = re.compile(
+    r"(.*(?:[\d)}\]π]|\\pi))\s*"
+    r"(°|(?:(?:square|cubic|sq\.?)\s+)?(?:[A-Za-z]{2,12}|(?<=\s)m)(?:\s*\^\s*\{?[23]\}?)?)"
+)
 _ABOUT = re.compile(r"(?:approximately|approx\.?|about|around|roughly|大约|约|\\approx|\\sim|[≈~=])\s*", re.IGNORECASE)
 _MONEY = re.compile(r"(?:\\?\$|€|£|¥|US\s*\\?\$|USD)\s*(?=[-+.\d])")
 _VALUE = re.compile(
@@ -113,6 +134,8 @@ def quantity(text: str) -> Quantity | None:
     if money and text[: money.start()].strip() in ("", "-"):
         text = text[: money.start()] + text[money.end() :]
     text = text.strip(" $\\")
+    if spelled := _SPELLED.match(text):
+        return _spelled(spelled, text[spelled.end() :])
     match = _VALUE.match(text)
     if not match or (value := _value(match)) is None:
         return None
@@ -132,9 +155,22 @@ def plain(text: str) -> str:
     return _POWERS.sub(lambda match: "^{" + match[0].translate(_POWER_DIGITS) + "}", text)
 
 
+def name_of(text: str) -> str:
+    """The letters of ``x`` in ``x = 5``, sorted, since an angle or side is named from either end; "" without a name."""
+    match = _NAME.match(plain(text))
+    return "".join(sorted(_NOT_NAME.sub("", match[0]))) if match else ""
+
+
+def without_unit(text: str) -> tuple[str, str]:
+    """A value that need not be a number, such as ``100\\pi cm^2``, and its known unit; "" where it has none."""
+    match = _ENDS_IN_UNIT.fullmatch(_DEGREE.sub("°", _TEXT.sub(r" \1", text)).strip())
+    unit = _known(match[2]) if match else None
+    return (match[1].strip(), unit) if match and unit else (text, "")
+
+
 def unnamed(text: str) -> str:
     """What ``x = 5`` or ``\\angle ABC = 5`` says of ``x``: what is behind the last sign of equality."""
-    return text.rpartition("=")[2].strip() if _NAME.match(text) else text
+    return _EQUALS.split(text)[-1].strip() if _NAME.match(text) else text
 
 
 def comparable(gold: Quantity, answer: Quantity) -> Iterator[tuple[Fraction, Fraction]]:
@@ -169,6 +205,33 @@ def _value(match: re.Match[str]) -> Fraction | None:
     else:
         return None
     return -value if match["sign"] == "-" else value
+
+
+def _spelled(match: re.Match[str], rest: str) -> Quantity | None:
+    value, unit = _in_words(match[2].casefold()), _unit(rest)
+    return None if value is None or unit is None else Quantity(Fraction(-value if match[1] else value), unit)
+
+
+def _in_words(words: str) -> int | None:
+    """The value of ``two hundred and twenty-one``; None for words in no order, such as ``two three``."""
+    total, part, last = 0, 0, 10**6
+    for word in re.findall("[a-z]+", words):
+        if word in ("and", "a"):
+            part = part or int(word == "a")
+            continue
+        value = _WORDS[word]
+        if value >= 100:
+            if not 0 < part < (100 if value == 100 else 1000):
+                return None
+            part *= value
+            if value == 1000:
+                total, part = total + part, 0
+            last = value
+        elif (0 < value < 10 and last in range(20, 100)) or (last >= 100 and (value or last == 10**6)):
+            part, last = part + value, value
+        else:
+            return None
+    return total + part
 
 
 def _unit(text: str) -> str | None:
