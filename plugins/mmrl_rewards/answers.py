@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
-_BRACES = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
+Extract = Literal["auto", "boxed", "last_number", "whole"]
+"""Where an answer is looked for; see ``extract``."""
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BRACES = re.compile(rf"(?P<box>{_BOX.pattern})|\\.|(?P<open>\{{)|(?P<close>\}})", re.DOTALL)
+_CUT = re.compile(rf"{_BOX.pattern}|<answer>")
 _TAG_OPEN, _TAG_CLOSE = "<answer>", "</answer>"
+_SAID = re.compile(
+    r"\banswer\s{0,9}(?:is|:|=|would be|should be)(?:\s{0,9}:)?"
+    "|(?:答案|结果)\\s{0,9}(?:是|为|选|[:\uff1a])+|(?:故选|应选|选择)[:\uff1a]?",
+    re.IGNORECASE,
+)
+_SAID_END = re.compile(
+    "\n|[。;\uff1b]|\\.(?=\\s|\\W*\\Z)|,?\\s(?:because|since)\\b|[,\uff0c]\\s*(?:so|which|where|as|因为)"
+)
 _NUMBER = re.compile(r"(?<!\w)(?<!\d\.)-?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<!\.)\.\d+)(?:/\d+)?%?")
-_WRAPPERS = [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")]
-_COMMAND = re.compile(r"\\(?:boxed|fbox|text|mathrm|textbf|mathbf)\s*\{([^{}]*)\}")
+_WRAPPERS = [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**")]
+_COMMAND = re.compile(r"\\(?:boxed|fbox|text|mathrm|textbf|mathbf|textit|mathit|displaystyle)\s*\{([^{}]*)\}")
+_LAYERS = 8
+"""Wrappers that are taken off at most; more are no answer of a person."""
 
 
 def last_boxed(text: str) -> str | None:
     """What is in the last complete ``\\boxed{...}`` or ``\\fbox{...}``, nested braces included; linear in the text."""
+    first = _BOX.search(text)
+    if not first:
+        return None
     last, opened = None, list[int | None]()
-    for match in _BRACES.finditer(text):
+    for match in _BRACES.finditer(text, first.start()):
         if match["box"]:
             opened.append(match.end())
         elif match["open"]:
@@ -40,24 +59,71 @@ def final_answer(text: str) -> str | None:
     return tagged if boxed is None else boxed
 
 
+def said_answer(text: str) -> str | None:
+    """What follows the last "the answer is", "Answer:" or "答案是", up to the end of the sentence."""
+    starts = [match.end() for match in _SAID.finditer(text)]
+    if not starts:
+        return None
+    said = text[starts[-1] :].lstrip()
+    end = _SAID_END.search(said)
+    return said[: end.start()].strip() if end else said.strip()
+
+
+def before_cut(text: str) -> str:
+    """What a text without a complete box or answer tag says before one that is cut off."""
+    cut = _CUT.search(text)
+    return text[: cut.start()] if cut else text
+
+
 def last_number(text: str) -> str | None:
     """The last number: ``-3``, ``1,000``, ``0.5``, ``3/4``, ``50%``."""
     numbers = _NUMBER.findall(text)
     return numbers[-1] if numbers else None
 
 
+def extract(text: str, where: Extract) -> str | None:
+    """The completion's answer, bare.
+
+    Args:
+        where: ``boxed``, in a box or answer tags; ``last_number``, the last number; ``whole``, all of the text; or
+            ``auto``, in a box or answer tags, else after "the answer is", else all of the text.
+    """
+    if where == "whole":
+        return bare(text)
+    if where == "last_number":
+        return last_number(text)
+    answer = final_answer(text)
+    if answer is None and where == "auto":
+        answer = said_answer(begun := before_cut(text)) or begun
+    return None if answer is None else bare(answer)
+
+
+def marked_or_number(text: str) -> str | None:
+    """The answer in a box or answer tags, else after "the answer is", else the last number; bare."""
+    answer = final_answer(text)
+    if answer is None:
+        answer = said_answer(begun := before_cut(text)) or last_number(begun)
+    return None if answer is None else bare(answer)
+
+
 def bare(answer: str) -> str:
-    """The answer without ``$``, ``\\(``, ``\\text{}`` and the like around it, nor a full stop; single spaces."""
-    answer = " ".join(answer.split()).removesuffix(".").rstrip()
-    for opening, closing in _WRAPPERS:
-        if len(answer) > len(opening + closing) and answer.startswith(opening) and answer.endswith(closing):
-            return bare(answer[len(opening) : -len(closing)])
-    whole = _COMMAND.fullmatch(answer)
-    return bare(whole[1]) if whole else answer
+    """The answer without ``$``, ``\\(``, ``**``, ``\\text{}``... around it, nor a full stop, single spaces."""
+    for _ in range(_LAYERS):
+        outer = answer = " ".join(answer.split()).removesuffix("。").removesuffix(".").rstrip()
+        for opening, closing in _WRAPPERS:
+            if len(answer) > len(opening + closing) and answer.startswith(opening) and answer.endswith(closing):
+                answer = answer[len(opening) : -len(closing)]
+                break
+        else:
+            whole = _COMMAND.fullmatch(answer)
+            answer = whole[1] if whole else answer
+        if answer == outer:
+            break
+    return answer
 
 
 def golds(answer: Any) -> list[str]:
-    """Every text that is a right answer; empty if the gold is missing, blank or an empty list.
+    """Every text that is a right answer; empty if the gold is missing, blank, NaN or an empty list.
 
     A list means any of its items. Answer tags, boxes and ``$`` around a gold are taken off.
     """
@@ -70,5 +136,5 @@ def _texts(answer: Any) -> Iterator[str]:
     if isinstance(answer, list | tuple | set | frozenset):
         for item in answer:
             yield from _texts(item)
-    elif answer is not None:
+    elif answer is not None and not (isinstance(answer, float) and math.isnan(answer)):
         yield str(answer)

@@ -1,26 +1,38 @@
 """1 for a completion that has the form asked for, else 0; the form is a regular expression, the gold plays no part.
 
 Accepted: completions that match ``pattern`` as a whole, ``.`` matching line breaks too. The default asks for a box at
-the end. A pattern that backtracks without end is stopped by the reward's ``timeout_s``.
+the end. The forms with a name take time linear in the completion; a pattern of one's own that backtracks without end is
+stopped by the reward's ``timeout_s``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from pydantic import field_validator
 
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 
+_NO_TAG = r"(?:(?!</?(?:think|answer)>).)"
+_BOX_AT_END = r"(?>.*?\\boxed\{).+\}[\s.$]*+"
+FORMS = {
+    "boxed": _BOX_AT_END,
+    "answer": rf"(?>.*?<answer>){_NO_TAG}++</answer>\s*+",
+    "think_then_answer": rf"\s*+<think>{_NO_TAG}++</think>\s*+<answer>{_NO_TAG}++</answer>\s*+",
+    "think_then_boxed": rf"\s*+<think>{_NO_TAG}++</think>(?!.*</?think>){_BOX_AT_END}",
+}
+"""Forms by name, each once through: what has been read is not tried again (possessive and atomic groups)."""
+
 
 class Format(Reward):
     """Match with a regular expression."""
 
     class Config(PluginConfig):
-        pattern: str = r".*\\boxed\{.+\}[\s.$]*"
-        r"""What the whole completion must match, such as ``<think>.*</think>.*\\boxed\{.+\}\s*``."""
+        pattern: str = "boxed"
+        r"""What the whole completion must match: a regular expression like ``<sum>\d+</sum>\s*``, or boxed (a box at
+        the end), answer (answer tags at the end), think_then_answer (think tags, then answer tags, nothing else) or
+        think_then_boxed (think tags, then text with a box at its end)."""
 
         @field_validator("pattern")
         @classmethod
@@ -28,12 +40,12 @@ class Format(Reward):
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ValueError(f"not a regular expression: {error}") from error
+                raise ValueError(f"not a regular expression: {error}; forms are {', '.join(FORMS)}") from error
             return pattern
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._pattern = re.compile(config.pattern, re.DOTALL)
+        self._pattern = re.compile(FORMS.get(config.pattern, config.pattern), re.DOTALL)
 
-    def score(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
-        return [float(self._pattern.fullmatch(rollout.text) is not None) for rollout in rollouts]
+    def score_one(self, rollout: Rollout) -> Score:
+        return float(self._pattern.fullmatch(rollout.text) is not None)

@@ -1,11 +1,21 @@
-"""1 for a completion whose answer has the gold's mathematical value, else 0.
+r"""1 for a completion whose answer has the gold's mathematical value, else 0.
 
-Accepted: the last ``\\boxed{...}`` or ``<answer>...</answer>``, else (unless ``require_box``) the last number, if it
-equals the gold or any of a list of golds for math-verify: ``\\sqrt{884}`` for ``2 \\sqrt { 221 }``, ``0.28`` for
-``\\frac{7}{25}``, ``48`` or ``48 cm`` for ``48^\\circ``, ``(A)`` for ``A``. A percentage equals its number with and
-without the factor 100: ``50\\%`` is right for ``0.5`` and for ``50``. Rounded decimals of irrational golds are wrong.
-Golds that are words of three letters or more are compared as text; math-verify reads them as products of symbols.
-A rollout without a gold is unscorable.
+Accepted: the last ``\boxed{...}`` or ``<answer>...</answer>``, else (unless ``require_box``) what follows "the answer
+is", else the last number, if it equals the gold or any of a list of golds: ``\sqrt{884}`` for ``2 \sqrt { 221 }``,
+``0.28`` for ``\frac{7}{25}``, ``48`` or ``48 cm`` for ``48^\circ``, ``x = 5`` for ``5``, ``(A)`` for ``A``; where the
+row offers choices, the letter and the text of the gold's choice. Numbers are compared exactly, all else by
+math-verify. Golds that are words of three letters or more are compared as text; math-verify reads them as products of
+symbols. A rollout without a gold is unscorable.
+
+A percent sign counts by the gold (math-verify alone takes ``50\%`` for ``0.5`` and for ``50`` and ``5000\%`` for
+``50``). A gold of 1 or less is a share: for ``0.5``, ``50\%`` is right and ``0.5\%`` wrong. A larger one was asked for
+in per cent: for ``50``, ``50\%`` is right and ``5000\%`` wrong. A gold with the sign has told the unit: for ``50\%``,
+``50\%``, ``0.5`` and ``50`` are right. Other units may be left out, but ``48 m`` is wrong for ``48 cm``.
+
+Rounded decimals of other golds (``29.7321`` for ``2\sqrt{221}``, ``0.33`` for ``1/3``) are wrong unless ``rel_tol``
+allows them, since how far to round is for the question to say; six right decimals are enough always. ``rel_tol``
+applies only where one of the two is written as a decimal and the other has no finite decimals: ``48.2`` stays wrong
+for ``48``.
 
 Hostile answers cost little: longer ones than ``max_characters`` are wrong unread, and each comparison has
 ``time_limit_s``, after which it is wrong. This is the one place where a clock decides a reward.
@@ -16,19 +26,34 @@ from __future__ import annotations
 import logging
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from fractions import Fraction
+from functools import cache, lru_cache
 from types import FrameType
+from typing import Any
 
 from pydantic import Field
 
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
-from mmrl_rewards.answers import bare, final_answer, golds, last_number
+from mmrl_rewards.answers import extract, marked_or_number
+from mmrl_rewards.choices import accepted_texts
+from mmrl_rewards.quantities import Quantity, comparable, name_of, plain, quantity, without_unit
 
-_INTEGER = re.compile(r"[+-]?\d+")
+_SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 _WORDS = re.compile(r"[A-Za-z]{3,}(?:[ -][A-Za-z]+)*")
+_DECIMAL = re.compile(r"-?\d*\.\d+")
+_PERCENT = re.compile(r"\s*\\?%$")
+_DEGREES = re.compile(r"(-?\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)")
+_TRIGONOMETRY = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)")
+_ROOT = re.compile(r"√\s*(?:(\d+)|([A-Za-z])|\(([^()]*)\)|\{([^{}]*)\})")
+_SYMBOLS = {"π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ", "÷": "/", "≤": r"\le ", "≥": r"\ge ",
+            "°": r"^\circ ", "∪": r"\cup ", "±": r"\pm ", "∠": r"\angle ", "△": r"\triangle ", "θ": r"\theta ",
+            "α": r"\alpha ", "β": r"\beta "}  # fmt: skip
+_EXACTLY = re.compile(r"^\s*\\approx|((?:\d|\\pi)\s*\}*)\s*(?:\\approx|≈).*$", re.DOTALL)
+_PLAIN_ROOT = re.compile(r"\\sqrt\s+(\d+)")
+_SIX = Fraction(1, 10**6)
 
 
 class Math(Reward):
@@ -36,58 +61,118 @@ class Math(Reward):
 
     class Config(PluginConfig):
         require_box: bool = False
-        """Whether an answer outside a box or answer tag, its last number, is wrong."""
+        """Whether an answer outside a box or answer tag is wrong."""
+        rel_tol: float = Field(default=0.0, ge=0, lt=1, allow_inf_nan=False)
+        """Largest difference of a decimal from a gold without finite decimals, or the reverse, as a share of it."""
         max_characters: int = Field(default=300, gt=0)
         """Longer answers are wrong."""
         time_limit_s: float = Field(default=1.0, gt=0)
         """For comparing one answer with one gold."""
 
-    def score(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
-        return [self._score(rollout) for rollout in rollouts]
-
-    def _score(self, rollout: Rollout) -> Score | None:
-        accepted = golds(rollout.answer)
+    def score_one(self, rollout: Rollout) -> Score | None:
+        accepted = accepted_texts(rollout)
         if not accepted:
             return None
-        answer = self._extract(rollout.text)
+        answer = extract(rollout.text, "boxed") if self.config.require_box else marked_or_number(rollout.text)
         if not answer or len(answer) > self.config.max_characters:
             return 0.0
-        return float(any(equal(gold, answer, self.config.time_limit_s) for gold in accepted))
-
-    def _extract(self, text: str) -> str | None:
-        answer = final_answer(text)
-        if answer is None and not self.config.require_box:
-            answer = last_number(text)
-        return None if answer is None else bare(answer)
+        return float(any(equal(gold, answer, self.config.time_limit_s, self.config.rel_tol) for gold in accepted))
 
 
 @lru_cache(maxsize=4096)
-def equal(gold: str, answer: str, time_limit_s: float) -> bool:
+def equal(gold: str, answer: str, time_limit_s: float, rel_tol: float = 0.0) -> bool:
     """Whether two bare answers have the same value. Main thread only: the time limit is a signal."""
-    if "".join(gold.split()) == "".join(answer.split()):
+    if _SPACE.sub("", gold) == _SPACE.sub("", answer):
         return True
-    if _INTEGER.fullmatch(gold) and _INTEGER.fullmatch(answer):
-        return len(gold) < 4000 > len(answer) and int(gold) == int(answer)
+    if len({name for name in (name_of(gold), name_of(answer)) if name}) > 1:
+        return False
     if _WORDS.fullmatch(gold):
         return gold.casefold() == answer.casefold()
-    return _verify(_latex(gold), _latex(answer), time_limit_s)
+    wanted, got = quantity(gold), quantity(answer)
+    if wanted and got:
+        return _same(wanted, got, rel_tol)
+    if gold.count(":") != answer.count(":") and max(gold.count(":"), answer.count(":")) > 1:
+        return False
+    if bool(_PERCENT.search(gold)) != bool(_PERCENT.search(answer)):
+        return False
+    gold, answer = (plain(_EXACTLY.sub(r"\1", text)) for text in (gold, answer))
+    if not _TRIGONOMETRY.search(gold + answer):
+        (gold, unit), (answer, other) = without_unit(gold), without_unit(answer)
+        if unit and other and unit != other:
+            return False
+    return _verify(_latex(gold), _latex(answer), time_limit_s, rel_tol)
+
+
+def _same(gold: Quantity, answer: Quantity, rel_tol: float) -> bool:
+    """Equality of numbers; a decimal of a fraction without finite decimals may be rounded to six, or by ``rel_tol``."""
+    for wanted, got in comparable(gold, answer):
+        if wanted == got:
+            return True
+        one_endless = _is_endless(wanted) != _is_endless(got)
+        places = max(gold.decimals or 0, answer.decimals or 0)
+        if one_endless and places:
+            rounded = _SIX if places >= 6 else Fraction(0)
+            if abs(wanted - got) <= max(rounded, Fraction(rel_tol) * abs(wanted)):
+                return True
+    return False
+
+
+def _is_endless(value: Fraction) -> bool:
+    """Whether it has no finite decimals."""
+    rest = value.denominator
+    for factor in (2, 5):
+        while rest % factor == 0:
+            rest //= factor
+    return rest != 1
 
 
 def _latex(answer: str) -> str:
     """As math-verify reads it whole: without dollars it takes ``2 \\sqrt { 221 }`` for 221, and ``9**9`` for 9."""
-    return "$" + answer.replace("$", " ").replace("**", "^") + "$"
+    answer = _ROOT.sub(lambda m: r"\sqrt{" + (m[1] or m[2] or m[3] or m[4] or "") + "}", plain(answer))
+    answer = _PLAIN_ROOT.sub(r"\\sqrt{\1}", answer)
+    for symbol, command in _SYMBOLS.items():
+        answer = answer.replace(symbol, command)
+    answer = re.sub(r"(?<![A-Za-z\\])(?:infinity|oo)\b", r"\\infty", answer)
+    answer = re.sub(r"(?<![A-Za-z\\])(?:sqrt)\s*\(([^()]*)\)", r"\\sqrt{\1}", answer)
+    answer = re.sub(r"(?<![A-Za-z\\])pi\b", r"\\pi", _PERCENT.sub("", answer))
+    if _TRIGONOMETRY.search(answer):
+        answer = _DEGREES.sub(r"\\left(\\frac{\1 \\pi}{180}\\right)", answer)
+    return "$" + answer.replace("$", " ").replace("**", "^").replace("\\,", "").replace("\\!", "") + "$"
 
 
-def _verify(gold: str, answer: str, time_limit_s: float) -> bool:
-    from math_verify import parse, verify
-
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+def _verify(gold: str, answer: str, time_limit_s: float, rel_tol: float) -> bool:
+    parse, verify = _math_verify()
     try:
         with _limit(time_limit_s):
             left, right = parse(gold, parsing_timeout=None), parse(answer, parsing_timeout=None)
-            return bool(verify(left, right, timeout_seconds=None))
+            if verify(left, right, timeout_seconds=None):
+                return True
+            return bool(rel_tol and left and right and _close(left, right, rel_tol))
     except (_OutOfTime, RecursionError, MemoryError):
         return False
+
+
+def _close(gold: list[Any], answer: list[Any], rel_tol: float) -> bool:
+    """Whether one is a decimal, the other a real number without finite decimals, and they differ by that share."""
+    one, other = gold[0], answer[0]
+    if not all(getattr(value, "is_number", False) and value.is_real for value in (one, other)):
+        return False
+    texts = [str(values[-1]).strip().strip("$").strip() for values in (gold, answer)]
+    decimals = [bool(_DECIMAL.fullmatch(text.replace(",", ""))) for text in texts]
+    if decimals[0] == decimals[1] or (other if decimals[0] else one).is_integer:
+        return False
+    return bool(abs(one.evalf() - other.evalf()) <= rel_tol * abs(one.evalf()))
+
+
+@cache
+def _math_verify() -> tuple[Any, Any]:
+    """``parse`` and ``verify``, whose first call is too slow for a time limit."""
+    from math_verify import parse, verify
+
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    warm = parse(r"$\frac{1}{2}$", parsing_timeout=None)
+    verify(warm, parse("$0.5$", parsing_timeout=None), timeout_seconds=None)
+    return parse, verify
 
 
 class _OutOfTime(BaseException):

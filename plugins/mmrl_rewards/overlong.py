@@ -11,8 +11,6 @@ times ``factor``. It shapes the other rewards (``penalty``): give it the weight 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from pydantic import Field, model_validator
 
@@ -51,9 +49,7 @@ class Overlong(Reward):
             return []
         return [f"completions end at sampler.max_new_tokens, {run.max_new_tokens}, so the penalty {effect}"]
 
-    def score(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
-        return [self._score(int(np.count_nonzero(rollout.mask))) for rollout in rollouts]
-
-    def _score(self, length: int) -> Score:
+    def score_one(self, rollout: Rollout) -> Score:
+        length = int(np.count_nonzero(rollout.mask))
         left = self.config.max_tokens - self.config.cache_tokens - length
         return float(self.config.factor * max(min(left / self.config.cache_tokens, 0.0), -1.0))

@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from mmrl.interfaces import RunFacts
+from mmrl.reward_worker import call
 from mmrl.types import EncodedPrompt, Rollout, Segment
 from mmrl_rewards.answers import bare, final_answer, golds, last_boxed, last_number
 from mmrl_rewards.exact import Exact
@@ -36,7 +37,7 @@ def facts(max_new_tokens):
 
 
 def score(reward, text, answer=None, **options):
-    return reward(reward.Config(**options)).score([rollout(text, answer)])[0]
+    return call(reward(reward.Config(**options)), [rollout(text, answer)])[0]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_a_pattern_that_is_none_is_refused_with_the_options():
 def test_overlong_equals_the_golden_vectors(golden):
     options = {"max_tokens": golden["l_max"], "cache_tokens": golden["l_cache"], "factor": golden["factor"]}
     reward = Overlong(Overlong.Config(**options))
-    scores = reward.score([written((length, True)) for length in golden["lengths"]])
+    scores = call(reward, [written((length, True)) for length in golden["lengths"]])
     assert scores == pytest.approx(golden["expected"], rel=1e-12, abs=0)
     assert str(scores[0]) == "0.0"
 
@@ -207,8 +208,8 @@ def test_overlong_is_a_penalty_with_the_papers_defaults():
 
 def test_overlong_counts_only_what_the_policy_wrote():
     reward = Overlong(Overlong.Config(max_tokens=10, cache_tokens=4))
-    assert reward.score([written((4, True), (100, False), (4, True))]) == [-0.5]
-    assert reward.score([written((100, False))]) == [0.0]
+    assert reward.score_one(written((4, True), (100, False), (4, True))) == -0.5
+    assert reward.score_one(written((100, False))) == 0.0
 
 
 def test_a_cache_larger_than_the_limit_is_refused():

@@ -1,0 +1,61 @@
+"""The average normalised Levenshtein similarity of a completion's answer to the gold, 0 below one half: for documents.
+
+ANLS of ST-VQA (arXiv:1905.13648, section 5; DocVQA and InfographicVQA use the same): with ``NL`` the Levenshtein
+distance over the length of the longer text, the score is ``1 - NL`` if ``NL < threshold``, else 0; of several golds
+the best one counts. Letter case and spaces at the ends and in runs do not count. The mean over a dataset is the
+benchmark's number.
+
+The answer is what is in the last box or answer tags, else after "the answer is", else all of the completion. A rollout
+without a gold is unscorable.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from pydantic import Field
+
+from mmrl.interfaces import PluginConfig, Reward
+from mmrl.types import Rollout, Score
+from mmrl_rewards.answers import Extract, extract
+from mmrl_rewards.choices import accepted_texts
+
+
+class ANLS(Reward):
+    """Similarity of texts that forgives slips of reading."""
+
+    class Config(PluginConfig):
+        threshold: float = Field(default=0.5, gt=0, le=1)
+        """From this normalised distance on the score is 0."""
+        extract: Extract = "auto"
+        """boxed: the last box or answer tag, required; whole: all of the completion; last_number: its last number;
+        auto: as boxed where there is one, else after "the answer is", else whole."""
+        max_characters: int = Field(default=2000, gt=0)
+        """Longer answers score 0."""
+
+    def score_one(self, rollout: Rollout) -> Score | None:
+        accepted = accepted_texts(rollout)
+        if not accepted:
+            return None
+        answer = extract(rollout.text, self.config.extract)
+        if not answer or len(answer) > self.config.max_characters:
+            return 0.0
+        return max(self._similarity(gold.casefold(), answer.casefold()) for gold in accepted)
+
+    def _similarity(self, gold: str, answer: str) -> float:
+        longer = max(len(gold), len(answer))
+        if abs(len(gold) - len(answer)) >= self.config.threshold * longer:
+            return 0.0
+        distance = levenshtein(gold, answer) / longer
+        return 1 - distance if distance < self.config.threshold else 0.0
+
+
+def levenshtein(one: str, other: str) -> int:
+    """The fewest insertions, deletions and substitutions of one character that turn one text into the other."""
+    columns = np.arange(len(other) + 1)
+    codes = np.array([ord(character) for character in other], np.int64)
+    row = columns.copy()
+    for index, character in enumerate(one, start=1):
+        best = np.minimum(row[1:] + 1, row[:-1] + (codes != ord(character)))
+        best = np.concatenate([[index], best])
+        row = np.minimum.accumulate(best - columns) + columns  # insertions: the best of all places to the left
+    return int(row[-1])

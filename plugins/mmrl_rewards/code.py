@@ -1,0 +1,138 @@
+"""The share of the row's tests that the program of a completion passes, or with ``all_or_nothing`` 1 or 0.
+
+The program is the last closed code fence of the completion, else what is in answer tags. Tests are in ``tests_column``
+(by default the gold answer), as a value or as JSON: pairs of standard input and expected output, ``{"inputs": [...],
+"outputs": [...]}`` or ``[{"input": ..., "output": ...}, ...]``, where lines are compared without spaces at their ends;
+or Python code, or a list of pieces of it, that is run after the program and fails by raising, such as ``assert f(2) ==
+4``. A rollout without tests is unscorable.
+
+Code that a model wrote runs in a ``sandbox``, chosen by name. The one that ships, ``local``, is a process with resource
+limits and NO security boundary: the program runs as the user. It therefore starts only with
+``i_know_local_is_no_security_boundary: true``. A sandbox of one's own is ``package.module:Class`` (see
+``mmrl_rewards.sandboxes``).
+
+Each test has ``time_limit_s``; the first that does not end in time ends the row's tests, and the others count as
+failed. The reward's ``timeout_s`` has to cover ``max_tests`` that take as long as they may. Whether a program ends in
+time depends on the machine: choose a limit that right programs stay far below.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from mmrl.interfaces import PluginConfig, Reward
+from mmrl.types import Rollout, Score
+from mmrl_rewards.answers import last_tagged
+from mmrl_rewards.sandboxes import Outcome, Sandbox, open_sandbox
+
+_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*$", re.MULTILINE)
+Test = tuple[str, str, str | None]
+"""Code to append, standard input, expected output (None: any)."""
+
+
+class Code(Reward):
+    """Tests of a program."""
+
+    class Config(PluginConfig):
+        sandbox: str = "local"
+        """Where programs run: local, or package.module:Class."""
+        sandbox_options: dict[str, Any] = Field(default_factory=dict)
+        """Options of the sandbox; of local: memory_bytes and output_bytes."""
+        i_know_local_is_no_security_boundary: bool = False
+        """Has to be true for the sandbox local."""
+        tests_column: str | None = None
+        """Column with the tests; null is the gold answer."""
+        all_or_nothing: bool = False
+        """Whether one failed test makes the score 0."""
+        time_limit_s: float = Field(default=4.0, gt=0, le=3600)
+        """For each test."""
+        max_tests: int = Field(default=20, gt=0)
+        """The first so many of a row's tests are run."""
+        max_characters: int = Field(default=50_000, gt=0)
+        """Longer programs score 0."""
+
+        @model_validator(mode="after")
+        def _confirmed(self) -> Code.Config:
+            if self.sandbox == "local" and not self.i_know_local_is_no_security_boundary:
+                raise ValueError(
+                    "the sandbox local is no security boundary: programs of the model would run as you do; set "
+                    "i_know_local_is_no_security_boundary: true, or name a sandbox of your own"
+                )
+            return self
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._sandbox: Sandbox = open_sandbox(config.sandbox, config.sandbox_options)
+
+    def score_one(self, rollout: Rollout) -> Score | None:
+        column = self.config.tests_column
+        tests = read_tests(rollout.answer if column is None else rollout.columns.get(column))[: self.config.max_tests]
+        if not tests:
+            return None
+        program = _program(rollout.text)
+        if program is None or len(program) > self.config.max_characters:
+            return 0.0
+        passed = 0
+        for test in tests:
+            outcome = self._run(program, test)
+            passed += outcome.passed
+            if outcome.timed_out:
+                break
+        share = passed / len(tests)
+        return float(share == 1) if self.config.all_or_nothing else share
+
+    def _run(self, program: str, test: Test) -> Outcome:
+        """Appended code passes only if its end is reached, which a mark that is printed there shows."""
+        appended, stdin, expected = test
+        mark = f"passed {secrets.token_hex(8)}"
+        if expected is None:
+            program = f"{program}\n\n{appended}\n\nprint({mark!r})\n"
+        outcome = self._sandbox.run(program, stdin, self.config.time_limit_s)
+        printed = _lines(outcome.output)
+        right = printed[-1:] == [mark] if expected is None else printed == _lines(expected)
+        return Outcome(outcome.passed and right, outcome.output, outcome.timed_out)
+
+
+def read_tests(value: Any) -> list[Test]:
+    """The tests that a cell holds; empty if it holds none in a known form."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, str) and value.strip()[:1] in ("{", "["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return []
+    match value:
+        case str():
+            return [(value, "", None)] if value.strip() else []
+        case Mapping() if isinstance(value.get("inputs"), Sequence) and isinstance(value.get("outputs"), Sequence):
+            pairs = list(zip(value["inputs"], value["outputs"], strict=False))
+            return [("", _text(given), _text(wanted)) for given, wanted in pairs]
+        case Mapping() if "input" in value and "output" in value:
+            return [("", _text(value["input"]), _text(value["output"]))]
+        case list() | tuple():
+            return [test for item in value for test in read_tests(item)]
+    return []
+
+
+def _text(value: Any) -> str:
+    return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def _program(text: str) -> str | None:
+    """What is in the last closed code fence, else in the last answer tags."""
+    fences = list(_FENCE.finditer(text))
+    closed = fences[: len(fences) // 2 * 2]
+    if closed:
+        return text[closed[-2].end() : closed[-1].start()].strip("\n")
+    return last_tagged(text)

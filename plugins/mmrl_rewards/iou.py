@@ -1,0 +1,165 @@
+"""How well the boxes of a completion cover the gold boxes, 0 to 1: their intersections over unions, matched one to one.
+
+Intersection over union is PASCAL VOC's measure (Everingham et al., IJCV 2010, doi:10.1007/s11263-009-0275-4, section
+4.2); several boxes are matched so that the sum is largest (the assignment problem). The score is that sum over the
+larger number of boxes, so that boxes too many and too few cost alike. With ``threshold``, a matched pair counts 1 if
+it reaches it, else 0.
+
+Boxes of golds and answers may be ``[x1, y1, x2, y2]``, ``{"bbox_2d": [...]}`` (or ``bbox``, ``box``), ``{"x1": ...}``,
+``{"x": ..., "y": ..., "width": ..., "height": ...}``, ``[[x1, y1], [x2, y2]]``, lists of these, as JSON (also in a
+code fence) or as numbers in brackets in a text, ``(x1,y1),(x2,y2)`` included. ``boxes: xywh`` reads four bare numbers
+as corner, width and height. Corners may be in any order. Gold and answer must be in the same coordinates. The answer
+is what is in the last answer tags or code fence, else all of the completion. A rollout whose gold holds no box with an
+area is unscorable.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from mmrl.interfaces import PluginConfig, Reward
+from mmrl.types import FloatArray, Rollout, Score
+from mmrl_rewards.answers import last_boxed, last_tagged
+
+Box = tuple[float, float, float, float]
+"""x1, y1, x2, y2 with x1 <= x2 and y1 <= y2."""
+
+_KEYS = ("bbox_2d", "bbox", "box_2d", "box", "boxes", "bboxes", "objects")
+_MAPPINGS = ((("x1", "y1", "x2", "y2"), False), (("x", "y", "width", "height"), True), (("x", "y", "w", "h"), True))
+_N = r"\s*(-?\d{1,9}(?:\.\d{1,9})?)\s*"
+_FOUR = re.compile(rf"[\[(]{_N},{_N}(?:,|\)\s*,\s*\(){_N},{_N}[\])]")
+_FENCE = re.compile(r"```(?:json)?\s")
+_DEPTH = 8
+_SMALLEST = 1e-6
+"""Width or height of a box; smaller ones have no area."""
+
+
+class IoU(Reward):
+    """Overlap with the gold boxes."""
+
+    class Config(PluginConfig):
+        boxes: Literal["xyxy", "xywh"] = "xyxy"
+        """What four bare numbers are: two corners, or a corner, width and height; of golds and answers."""
+        threshold: float | None = Field(default=None, gt=0, le=1)
+        """Overlap from which a box counts as found; null: the overlap itself is the score."""
+        max_boxes: int = Field(default=100, gt=0)
+        """Answers with more boxes score 0."""
+        max_characters: int = Field(default=20_000, gt=0)
+        """Longer answers score 0."""
+
+    def score_one(self, rollout: Rollout) -> Score | None:
+        gold = self._boxes(rollout.answer)
+        if not gold:
+            return None
+        text = _marked(rollout.text)
+        found = self._boxes(text) if len(text) <= self.config.max_characters else []
+        if not 0 < len(found) <= self.config.max_boxes:
+            return 0.0
+        return self._score(np.array(gold), np.array(found))
+
+    def _score(self, gold: FloatArray, found: FloatArray) -> float:
+        from scipy.optimize import linear_sum_assignment
+
+        overlap = overlaps(gold, found)
+        if self.config.threshold is not None:
+            overlap = (overlap >= self.config.threshold).astype(float)
+        rows, columns = linear_sum_assignment(overlap, maximize=True)
+        return float(overlap[rows, columns].sum() / max(overlap.shape))
+
+    def _boxes(self, given: Any) -> list[Box]:
+        if hasattr(given, "tolist"):
+            given = given.tolist()
+        if isinstance(given, str):
+            given = _parsed(given)
+        return list(_found(given, self.config.boxes == "xywh"))
+
+
+def overlaps(one: FloatArray, other: FloatArray) -> FloatArray:
+    """(N, M) intersections over unions of boxes (N, 4) and (M, 4)."""
+    low = np.maximum(one[:, None, :2], other[None, :, :2])
+    high = np.minimum(one[:, None, 2:], other[None, :, 2:])
+    shared = np.prod(np.maximum(high - low, 0), axis=2)
+    areas = [np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) for boxes in (one, other)]
+    union: FloatArray = areas[0][:, None] + areas[1][None, :] - shared
+    shares: FloatArray = shared / union
+    return shares
+
+
+def _marked(text: str) -> str:
+    tagged = last_tagged(text)
+    text = text if tagged is None else tagged
+    *_, last = _FENCE.split(text) if "```" in text else [text]
+    boxed = last_boxed(last)
+    return (last if boxed is None else boxed).split("```")[0].strip()
+
+
+def _parsed(text: str) -> Any:
+    """The JSON that a text is, or the boxes in it."""
+    tagged = last_tagged(text)
+    text = (text if tagged is None else tagged).strip()
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return [[float(number) for number in numbers] for numbers in _FOUR.findall(text)]
+
+
+def _found(value: Any, is_xywh: bool, depth: int = 0) -> Iterator[Box]:
+    """Every box with an area, in order."""
+    if depth > _DEPTH:
+        return
+    if isinstance(value, Mapping):
+        yield from _in_mapping(value, is_xywh, depth)
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        numbers = [_number(item) for item in value]
+        if len(numbers) == 4 and None not in numbers:
+            yield from _box([number for number in numbers if number is not None], is_xywh)
+        elif len(corners := [_point(item) for item in value]) == 2 and all(corners):
+            yield from _box([number for corner in corners for number in corner], is_xywh=False)
+        else:
+            for item in value:
+                yield from _found(item, is_xywh, depth + 1)
+
+
+def _point(value: Any) -> list[float]:
+    """x and y; empty if the value is no pair of numbers."""
+    is_pair = isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2
+    numbers = [number for item in value if (number := _number(item)) is not None] if is_pair else []
+    return numbers if len(numbers) == 2 else []
+
+
+def _in_mapping(value: Mapping[Any, Any], is_xywh: bool, depth: int) -> Iterator[Box]:
+    for keys, sized in _MAPPINGS:
+        numbers = [_number(value.get(key)) for key in keys]
+        if None not in numbers:
+            yield from _box([number for number in numbers if number is not None], sized)
+            return
+    for key in _KEYS:
+        if key in value:
+            yield from _found(value[key], is_xywh, depth + 1)
+            return
+
+
+def _box(numbers: list[float], is_xywh: bool) -> Iterator[Box]:
+    x, y, right, bottom = numbers
+    if is_xywh:
+        right, bottom = x + right, y + bottom
+    box = min(x, right), min(y, bottom), max(x, right), max(y, bottom)
+    if box[2] - box[0] > _SMALLEST and box[3] - box[1] > _SMALLEST:
+        yield box
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) and abs(number) < 1e9 else None

@@ -1,0 +1,79 @@
+"""1 for a completion whose answer is the gold's number within a tolerance, else 0.
+
+Numbers are read as people write them (``mmrl_rewards.quantities``): thousands separators, fractions, mixed numbers,
+percentages, powers of ten, "million"; a unit may be left out, but ``48 m`` is wrong for ``48 cm``. A percent sign
+counts by the gold: ``50%`` is right for ``0.5`` and for ``50``, ``5000%`` for neither.
+
+Where the row says how many decimals count (``precision_column``, as MathVista's ``precision``), an answer within half a
+unit of that decimal is right; elsewhere, one within ``abs_tol`` or ``rel_tol`` times the gold, 0 by default. The answer
+is what is in the last box or answer tags, else after "the answer is", else (unless ``require_box``) the last number. A
+sentence with exactly one number is read as that number. A rollout without a gold, or with one that is no number
+(``2\\sqrt{3}``: use ``math``), is unscorable.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from pydantic import Field
+
+from mmrl.interfaces import PluginConfig, Reward
+from mmrl.types import Rollout, Score
+from mmrl_rewards.answers import extract, marked_or_number
+from mmrl_rewards.choices import accepted_texts, chosen_text
+from mmrl_rewards.quantities import Quantity, comparable, quantity, the_number
+
+_SLACK = Fraction(1, 10**9)
+"""Of a tolerance: 0.1 and 0.05 are no exact binary numbers, and a difference of just that much is allowed."""
+
+
+class Numeric(Reward):
+    """Equality in number with the gold answer."""
+
+    class Config(PluginConfig):
+        abs_tol: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+        """Largest difference from the gold."""
+        rel_tol: float = Field(default=0.0, ge=0, lt=1, allow_inf_nan=False)
+        """Largest difference as a share of the gold."""
+        precision_column: str | None = "precision"
+        """Column with the decimals that count in this row; rows without a number there have the tolerances."""
+        unit_column: str | None = "unit"
+        """Column with the unit of a gold that has none itself."""
+        require_box: bool = False
+        """Whether an answer outside a box or answer tags is wrong."""
+
+    def score_one(self, rollout: Rollout) -> Score | None:
+        golds = [value for gold in accepted_texts(rollout) if (value := quantity(gold))]
+        if not golds:
+            return None
+        answer = self._read(rollout)
+        if answer is None:
+            return 0.0
+        unit, decimals = self._unit(rollout), self._decimals(rollout)
+        golds = [gold if gold.unit or not unit else Quantity(gold.value, unit, gold.decimals) for gold in golds]
+        return float(any(self._equal(gold, answer, decimals) for gold in golds))
+
+    def _read(self, rollout: Rollout) -> Quantity | None:
+        answer = extract(rollout.text, "boxed") if self.config.require_box else marked_or_number(rollout.text)
+        return None if answer is None else the_number(chosen_text(rollout, answer))
+
+    def _unit(self, rollout: Rollout) -> str:
+        """The row's unit; "" where it has none, or none that is known."""
+        named = rollout.columns.get(self.config.unit_column) if self.config.unit_column else None
+        read = quantity(f"1 {named}") if isinstance(named, str) and named.strip() else None
+        return read.unit if read else ""
+
+    def _decimals(self, rollout: Rollout) -> int | None:
+        found = rollout.columns.get(self.config.precision_column) if self.config.precision_column else None
+        read = quantity(str(found)) if found is not None else None
+        return int(read.value) if read and read.value.denominator == 1 and 0 <= read.value <= 30 else None
+
+    def _equal(self, gold: Quantity, answer: Quantity, decimals: int | None) -> bool:
+        for wanted, got in comparable(gold, answer):
+            if decimals is not None:
+                allowed = Fraction(1, 2 * 10**decimals)
+            else:
+                allowed = max(Fraction(self.config.abs_tol), Fraction(self.config.rel_tol) * abs(wanted))
+            if abs(wanted - got) <= allowed * (1 + _SLACK):
+                return True
+        return False

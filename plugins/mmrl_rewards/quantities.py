@@ -1,0 +1,274 @@
+"""Numbers as people write them, with their unit: ``1,200``, ``-3/4``, ``1\\frac{1}{2}``, ``50\\%``, ``48^\\circ``, ``3
+cm²``.
+
+Exact (``Fraction``), bounded in time and size, never evaluated. Only what is unmistakably one number is read: ``5 or
+6``, ``2x``, ``\\sqrt{2}`` and ``3,14`` are not.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+_MAX_CHARACTERS = 100
+_MAX_DIGITS = 60
+
+_WIDE = {0xFF01 + i: 0x21 + i for i in range(94)}  # full-width forms of ASCII
+_SIGNS = _WIDE | dict.fromkeys(map(ord, "−–—﹣"), "-") | dict.fromkeys(map(ord, "⁄∕"), "/") | {0x3000: " "}
+_FRACTIONS = {sign: unicodedata.normalize("NFKC", sign).replace("⁄", "/") for sign in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞⅐⅑⅒"}
+_FRACTION = re.compile(rf"(\d?)([{''.join(_FRACTIONS)}])")
+_POWERS = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
+_POWER_DIGITS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+
+_ONES = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_WORDS = (
+    {word: value for value, word in enumerate(_ONES)}
+    | {word: 20 + 10 * value for value, word in enumerate(_TENS)}
+    | {"hundred": 100, "thousand": 1000}
+)
+_WORD = "|".join(sorted(_WORDS, key=len, reverse=True))
+NUMBER_WORDS = rf"\b(?:a\s+(?=hundred|thousand))?(?:{_WORD})(?:(?:\s+|-|\s+and\s+)(?:{_WORD}))*\b"
+"""English numbers up to the thousands, as a regular expression; letter case is the caller's."""
+_SPELLED = re.compile(rf"(-?)({NUMBER_WORDS})", re.IGNORECASE)
+
+_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!]|\{,\})\s*(?=\d{3}(?!\d))")
+_SPACES = re.compile(r"\\[,;:! ]|\\quad|~|\s+")
+_TEXT = re.compile(r"\\(?:text|mathrm|textrm|mathbf|textbf|operatorname|mbox)\s*\{([^{}]*)\}")
+_DEGREE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree|\\circ|(?<=\d)º|˚")
+_LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
+_NAME = re.compile(r"(?:m\s*)?(?:\\angle|\\triangle|[∠△])?\s*[A-Za-z](?:\w|_\{\w+\}){0,4}\s*(?:=|≈|\\approx)")
+_EQUALS = re.compile(r"=|≈|\\approx")
+_NOT_NAME = re.compile(r"^m\s*(?=\\angle|∠)|\\angle|\\triangle|[^A-Za-z0-9]")
+_ENDS_IN_UNIT = re.compile(
+    r"(.*(?:[\d)}\]π]|\\pi))\s*"
+    r"(°|(?:(?:square|cubic|sq\.?)\s+)?(?:[A-Za-z]{2,12}|(?<=\s)m)(?:\s*\^\s*\{?[23]\}?)?)"
+)
+_ABOUT = re.compile(r"(?:approximately|approx\.?|about|around|roughly|大约|约|\\approx|\\sim|[≈~=])\s*", re.IGNORECASE)
+_MONEY = re.compile(r"(?:\\?\$|€|£|¥|US\s*\\?\$|USD)\s*(?=[-+.\d])")
+_VALUE = re.compile(
+    r"""(?P<sign>[-+]?)\s*(?:
+        (?:(?P<whole>\d+)\s+)?(?P<top>-?\d+)\s*/\s*(?P<bottom>\d+)
+      | (?P<digits>\d{1,3}(?:,\d{3})+|\d*)(?:\.(?P<decimals>\d*))?
+        (?:[eE](?P<e>[-+]?\d{1,3})|\s*(?:\\times|\\cdot|×|x|\*)\s*10\s*\^\s*\{?\s*(?P<power>[-+]?\d{1,3})\s*\}?)?
+    )(?![\d.,]*\d)""",
+    re.VERBOSE,
+)
+_SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12, "k": 3, "mn": 6, "bn": 9, "万": 4, "亿": 8}
+_SCALE = re.compile(r"\s*(?P<word>thousand|million|billion|trillion|mn\b|bn\b|万|亿)|(?P<letter>[kKMB])(?![A-Za-z])")
+_LETTERS = {"k": 3, "K": 3, "M": 6, "B": 9}
+_UNIT = re.compile(r"(?:[^\W\d]|[°%'\"/$€£¥. -]|\^\s*\{?\s*[23]\s*\}?|\*\*\s*[23]|(?<=[a-z])[23]\b)*")
+_NO_UNIT = re.compile(
+    r"\b(?:or|and|to|but|not|nor|plus|minus|times|over|by|pi|sqrt|root|squared|cubed|is|are|equals|than|ratio|half|dozen"
+    r"|negative|i|e)\b",
+    re.IGNORECASE,
+)
+_IN_SENTENCE = re.compile(
+    r"(?<![\w.])[-+]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.?\d+)(?:/\d+)?(?=%|°|[A-Za-z]{0,3}(?:\W|\Z))"
+)
+_NOT_PLAIN = re.compile(r"[\\^√π∞±*=+<>/|_{}]")
+_CHANGES_VALUE = re.compile(
+    r"\b(?:or|not|pi|sqrt|root|half|halves|twice|thirds|times|minus|plus|negative|squared|cubed|dozen|over|between|power|no"
+    r"|never|neither|less|more|least|most|one|two|three|four|five|six|seven|eight|nine|ten|zero)\b",
+    re.IGNORECASE,
+)
+_CLOSE = re.compile(r"\s*\(\s*([^()]*)\s*\)")
+
+_NAMES = {
+    "°": "° deg degree degrees 度",
+    "%": "% percent pct percentage percents",
+    "mm": "mm millimeter millimeters millimetre millimetres 毫米",
+    "cm": "cm centimeter centimeters centimetre centimetres cms 厘米",
+    "m": "m meter meters metre metres 米",
+    "km": "km kilometer kilometers kilometre kilometres kms 千米 公里",
+    "in": "in inch inches",
+    "ft": "ft foot feet",
+    "yd": "yd yard yards",
+    "mi": "mi mile miles",
+    "mg": "mg milligram milligrams",
+    "g": "g gram grams 克",
+    "kg": "kg kilogram kilograms 千克 公斤",
+    "lb": "lb lbs pound pounds",
+    "s": "s sec secs second seconds 秒",
+    "min": "min mins minute minutes 分钟",
+    "h": "h hr hrs hour hours 小时",
+    "ml": "ml mL milliliter milliliters millilitre millilitres 毫升",
+    "l": "l L liter liters litre litres 升",
+    "$": "$ dollar dollars usd USD",
+    "rad": "rad radian radians",
+}
+_UNITS = {name: unit for unit, names in _NAMES.items() for name in names.split()}
+_SQUARE = re.compile(r"(?:square|sq\.?|平方)\s*(.+)|(.+?)\s*(?:\^\s*\{?\s*2\s*\}?|\*\*\s*2|2|squared)", re.IGNORECASE)
+_CUBE = re.compile(r"(?:cubic|cu\.?|立方)\s*(.+)|(.+?)\s*(?:\^\s*\{?\s*3\s*\}?|\*\*\s*3|3|cubed)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number and its unit.
+
+    Attributes:
+        value: As it is written; a percentage is not divided by 100.
+        unit: In one spelling; "" for none, and for words that are no unit that is known here, such as "apples".
+        decimals: Digits after the point; None for an integer or a fraction.
+    """
+
+    value: Fraction
+    unit: str = ""
+    decimals: int | None = None
+
+
+def quantity(text: str) -> Quantity | None:
+    """The one number that the text is, with its unit; None if it is anything else."""
+    if len(text) > _MAX_CHARACTERS:
+        return None
+    text = _TEXT.sub(r" \1 ", _SPACES.sub(" ", _THOUSANDS.sub("", plain(text)).replace("$", " $ ").strip(" $")))
+    text = _LATEX_FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]} ", _DEGREE.sub("°", text))
+    text = _ABOUT.sub("", unnamed(text).strip(), count=1).replace("\\%", "%")
+    money = _MONEY.search(text)
+    if money and text[: money.start()].strip() in ("", "-"):
+        text = text[: money.start()] + text[money.end() :]
+    text = text.strip(" $\\")
+    if spelled := _SPELLED.match(text):
+        return _spelled(spelled, text[spelled.end() :])
+    match = _VALUE.match(text)
+    if not match or (value := _value(match)) is None:
+        return None
+    rest, decimals = text[match.end() :], match["decimals"]
+    if scale := _SCALE.match(rest):
+        value *= 10 ** (_SCALES[scale["word"].casefold()] if scale["word"] else _LETTERS[scale["letter"]])
+        rest, decimals = rest[scale.end() :], None
+    unit = _unit(rest)
+    if unit is None:
+        return None
+    return Quantity(value, unit or ("$" if money else ""), len(decimals) if decimals else None)
+
+
+def plain(text: str) -> str:
+    """The text with full-width digits and signs, fractions and powers of Unicode as ASCII."""
+    text = _FRACTION.sub(lambda match: f"{match[1]} {_FRACTIONS[match[2]]}", text.translate(_SIGNS))
+    return _POWERS.sub(lambda match: "^{" + match[0].translate(_POWER_DIGITS) + "}", text)
+
+
+def name_of(text: str) -> str:
+    """The letters of ``x`` in ``x = 5``, sorted, since an angle or side is named from either end; "" without a name."""
+    match = _NAME.match(plain(text))
+    return "".join(sorted(_NOT_NAME.sub("", match[0]))) if match else ""
+
+
+def without_unit(text: str) -> tuple[str, str]:
+    """A value that need not be a number, such as ``100\\pi cm^2``, and its known unit; "" where it has none."""
+    match = _ENDS_IN_UNIT.fullmatch(_DEGREE.sub("°", _TEXT.sub(r" \1", text)).strip())
+    unit = _known(match[2]) if match else None
+    return (match[1].strip(), unit) if match and unit else (text, "")
+
+
+def unnamed(text: str) -> str:
+    """What ``x = 5`` or ``\\angle ABC = 5`` says of ``x``: what is behind the last sign of equality."""
+    return _EQUALS.split(text)[-1].strip() if _NAME.match(text) else text
+
+
+def comparable(gold: Quantity, answer: Quantity) -> Iterator[tuple[Fraction, Fraction]]:
+    """The values, gold first, that must be equal for the answer to be right: any of the pairs; none if units differ.
+
+    A percent sign counts by the gold. One of 1 or less is a share: for ``0.5``, ``50%`` is right and ``0.5%`` wrong.
+    A larger one was asked for in per cent: for ``50``, ``50%`` is right and ``5000%`` wrong. A gold with the sign has
+    told the unit: for ``50%``, ``50%``, ``50`` and ``0.5`` are right.
+    """
+    if (gold.unit == "%") != (answer.unit == "%"):
+        if answer.unit == "%":
+            yield gold.value, answer.value / (100 if abs(gold.value) <= 1 else 1)
+        elif not answer.unit:
+            yield gold.value, answer.value
+            yield gold.value / 100, answer.value
+    elif not gold.unit or not answer.unit or gold.unit == answer.unit:
+        yield gold.value, answer.value
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    if max(len(part or "") for part in match.groups()) > _MAX_DIGITS:
+        return None
+    if match["bottom"]:
+        if not int(match["bottom"]) or (match["whole"] and match["top"].startswith("-")):
+            return None
+        value = int(match["whole"] or 0) + Fraction(int(match["top"]), int(match["bottom"]))
+    elif match["digits"] or match["decimals"]:
+        exponent = int(match["e"] or match["power"] or 0)
+        value = (
+            Fraction(f"{match['digits'].replace(',', '') or '0'}.{match['decimals'] or '0'}") * Fraction(10) ** exponent
+        )
+    else:
+        return None
+    return -value if match["sign"] == "-" else value
+
+
+def _spelled(match: re.Match[str], rest: str) -> Quantity | None:
+    value, unit = _in_words(match[2].casefold()), _unit(rest)
+    return None if value is None or unit is None else Quantity(Fraction(-value if match[1] else value), unit)
+
+
+def _in_words(words: str) -> int | None:
+    """The value of ``two hundred and twenty-one``; None for words in no order, such as ``two three``."""
+    total, part, last = 0, 0, 10**6
+    for word in re.findall("[a-z]+", words):
+        if word in ("and", "a"):
+            part = part or int(word == "a")
+            continue
+        value = _WORDS[word]
+        if value >= 100:
+            if not 0 < part < (100 if value == 100 else 1000):
+                return None
+            part *= value
+            if value == 1000:
+                total, part = total + part, 0
+            last = value
+        elif (0 < value < 10 and last in range(20, 100)) or (last >= 100 and (value or last == 10**6)):
+            part, last = part + value, value
+        else:
+            return None
+    return total + part
+
+
+def _unit(text: str) -> str | None:
+    """The unit's one spelling; "" for none or other words; None for what cannot follow a number."""
+    glued = text[:1].isalpha()
+    text = (closed[1] if (closed := _CLOSE.fullmatch(text)) else text).strip(" .")
+    if not text:
+        return ""
+    if not _UNIT.fullmatch(text):
+        return None
+    if (known := _known(text)) is not None:
+        return known
+    words = re.findall(r"[^\W\d]+", text)
+    if glued or not 1 <= len(words) <= 5 or len(words[0]) < 2 or _NO_UNIT.search(text):
+        return None
+    return ""
+
+
+def _known(text: str) -> str | None:
+    for pattern, power in ((_SQUARE, "^2"), (_CUBE, "^3")):
+        if (match := pattern.fullmatch(text)) and (unit := _known_name(match[1] or match[2])):
+            return unit + power
+    return _known_name(text)
+
+
+def _known_name(text: str) -> str | None:
+    return _UNITS.get(text.strip(" .")) or _UNITS.get(text.strip(" .").casefold())
+
+
+def the_number(text: str) -> Quantity | None:
+    """The number that the text is, or the only one in a sentence: ``The length is 5 cm.``"""
+    if (whole := quantity(text)) is not None:
+        return whole
+    text = plain(text)
+    numbers = list(_IN_SENTENCE.finditer(text)) if len(text) <= 4 * _MAX_CHARACTERS else []
+    if len(numbers) != 1 or _NOT_PLAIN.search(text) or _CHANGES_VALUE.search(text):
+        return None
+    unit = re.match(r"\s*(?:%|°|[A-Za-z]+)?", text[numbers[0].end() :])
+    found = numbers[0][0] + (unit[0] if unit else "")
+    return quantity(found) or quantity(numbers[0][0])

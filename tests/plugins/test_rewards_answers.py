@@ -1,0 +1,244 @@
+"""Right is right and wrong is wrong, in every style of answer; and no answer hangs or crashes a reward."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mmrl.config import RewardSpec
+from mmrl.interfaces import Reward
+from mmrl.reward_worker import call
+from mmrl.scoring import Scorer
+from mmrl.testing import check_reward
+from mmrl.types import EncodedPrompt, Rollout, RolloutGroup
+
+CLASSES = {
+    "anls": "ANLS", "choice": "Choice", "code": "Code", "count": "Count", "exact": "Exact", "format": "Format",
+    "iou": "IoU", "math": "Math", "numeric": "Numeric", "overlong": "Overlong", "relaxed": "Relaxed",
+}  # fmt: skip
+LOCAL = {"i_know_local_is_no_security_boundary": True}
+GOLDS: dict[str, Any] = {"code": "assert f(1) == 2", "iou": [0, 0, 2, 2], "choice": "B"}
+
+
+def _labelled() -> Any:
+    spec = importlib.util.spec_from_file_location("labelled_answers", Path(__file__).with_name("labelled_answers.py"))
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.LABELLED
+
+
+LABELLED = _labelled()
+
+
+def made(name: str, **options: Any) -> Reward:
+    cls = getattr(import_module(f"mmrl_rewards.{name}"), CLASSES[name])
+    return cls(cls.Config(**(LOCAL if name == "code" else {}) | options))
+
+
+def group(texts: Sequence[str], gold: Any, choices: Sequence[str] = (), columns: Any = None) -> RolloutGroup:
+    prompt = EncodedPrompt("p", (), gold, columns or {}, None, "", np.zeros(0, np.int32), (), choices=tuple(choices))
+    return RolloutGroup(prompt, tuple(Rollout(prompt, (), i, text, "stop", 1) for i, text in enumerate(texts)))
+
+
+def scores(reward: Reward, texts: Sequence[str], gold: Any, choices: Sequence[str] = (), columns: Any = None) -> Any:
+    return call(reward, group(texts, gold, choices, columns).rollouts)
+
+
+@pytest.mark.parametrize("question", LABELLED, ids=lambda q: f"{q.style}-{q.reward}-{q.gold}")
+def test_labelled_answers_are_graded_as_a_human_would(question):
+    texts = [*question.right, *question.wrong]
+    given = scores(made(question.reward, **question.options), texts, question.gold, question.choices, question.columns)
+    expected = [1.0] * len(question.right) + [0.0] * len(question.wrong)
+    assert [pair for pair in zip(texts, given, expected, strict=True) if pair[1] != pair[2]] == []
+
+
+def test_there_are_enough_labelled_answers_of_each_style():
+    count = Counter[str]()
+    for question in LABELLED:
+        count[question.style] += len(question.right) + len(question.wrong)
+    assert count.total() >= 300
+    assert min(count[style] for style in ("geometry3k", "clevr", "geoqa", "mathvista", "chartqa")) >= 40
+
+
+HOSTILE = [
+    "9**9**9**9", "9^{9^{9^{9}}}", "99999999!", "[" * 2**20, "(" * 200, "{" * 2**20, "}" * 2**20, r"\boxed{" * 150_000,
+    r"\boxed{}" * 100_000 + "x", "<answer>" * 100_000, "</answer>" * 100_000, "<think>" * 100_000, "$" * 2**20,
+    "import os; os.system('true')", "__import__('os')", "\0" * 1000, "7\0", "1" * 2**20, "1e999999999", "1e-999", "NaN",
+    "-inf", r"\infty", r"\frac{1}{0}", r"\frac" * 60, r"\sqrt{" * 60, "1/" * 100, "0/0", "1," * 2**19, "-" * 2**20,
+    " " * 2**20, "\n" * 2**20, "answer is " * 100_000, "the answer is" + " " * 2**20, "a" * 2**20, "one " * 200_000,
+    "hundred hundred", "\ud800", "\u202e7", "𝟕", "٣", "7" + "\u0301" * 10_000, "```" * 100_000, "```python\n" * 10_000,
+    '{"a":' * 100_000, "[[1,2,3,4]," * 50_000, '{"bbox_2d": [NaN, Infinity, 1e999, 2]}', "[1e308, -1e308, 1e308, 1]",
+    r"\int_0^{\infty} e^{-x^2} dx", r"\sum_{n=1}^{10^{10}} n!", "x^{10^{10}}", "sin(" * 50, r"\begin{pmatrix}" * 20,
+    "the answer is " + "9" * 5000, "A" * 100, "(A)" * 100_000, "3!!!!!!!!!", r"2^{2^{2^{2^{2^{2}}}}}", "factorial(10**9)",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(set(CLASSES) - {"code", "overlong"}))
+def test_no_answer_hangs_or_crashes_a_reward(name):
+    options = {"math": {"time_limit_s": 0.2}}.get(name, {})
+    reward, gold = made(name, **options), GOLDS.get(name, "5")
+    scores(reward, [r"\boxed{x+1}"], "x + 2")  # what is imported by the first call is no answer's fault
+    for text in HOSTILE:
+        for wrapped in (text, f"\\boxed{{{text}}}"):
+            start = time.process_time()
+            (score,) = scores(reward, [wrapped], gold)
+            assert score is not None and 0 <= score <= 1
+            if name != "format":
+                assert score == 0, wrapped[:80]
+            assert time.process_time() - start < 3, wrapped[:80]
+
+
+def test_hostile_answers_are_graded_by_the_worker_like_all_others():
+    names = ["math", "numeric", "choice", "count", "exact", "relaxed", "anls", "iou", "format"]
+    specs = [RewardSpec(name="math", time_limit_s=0.2, timeout_s=60), *(RewardSpec(name=n) for n in names[1:])]
+    texts = [f"\\boxed{{{text}}}" for text in HOSTILE[:16]]
+    with Scorer(specs, workers=1) as scorer:
+        futures = [scorer.submit(group([r"\boxed{B}", text, r"\boxed{B}"], "B")) for text in texts]
+        results = [future.result(120) for future in futures]
+    for text, scored in zip(texts, results, strict=True):
+        for name in ("math", "choice", "exact", "relaxed", "anls"):
+            assert scored.components[name].tolist() == [1, 0, 1], (name, text[:80])
+        assert np.isnan(scored.components["numeric"]).all()
+
+
+@pytest.mark.parametrize("name", sorted(CLASSES))
+def test_every_reward_keeps_the_rules_of_rewards(name):
+    cls = getattr(import_module(f"mmrl_rewards.{name}"), CLASSES[name])
+    check_reward(cls, options=LOCAL if name == "code" else {})
+
+
+@pytest.mark.parametrize("name", sorted(set(CLASSES) - {"format", "overlong"}))
+@pytest.mark.parametrize("gold", [None, "", [], float("nan"), "   "], ids=repr)
+def test_a_missing_gold_is_unscorable_and_never_zero(name, gold):
+    assert scores(made(name), [r"\boxed{7}", ""], gold) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("name", "gold"),
+    [("numeric", r"2\sqrt{221}"), ("count", "2.5"), ("count", "many"), ("iou", "no boxes"), ("iou", [[1, 1, 1, 5]]),
+     ("choice", "seven"), ("code", 7)],
+)  # fmt: skip
+def test_a_gold_that_is_none_of_the_kind_is_unscorable(name, gold):
+    assert scores(made(name), ["7"], gold) == [None]
+
+
+def test_a_choice_that_is_not_offered_is_unscorable():
+    assert scores(made("choice"), ["A", "60"], "60", ["30", "45"]) == [None, None]
+    assert scores(made("choice"), ["A", "60"], "E", ["30", "45"]) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "expected"),
+    [
+        ("hello", "hello", 1.0),
+        ("hello", "HELLO ", 1.0),
+        ("hello", "hallo", 0.8),
+        ("abcd", "abxy", 0.0),  # NL is 0.5, which is not below the threshold
+        ("abcde", "abcxy", 0.6),
+        (["12 May", "May 12"], "12 Mai", 5 / 6),
+        ("hello", "", 0.0),
+        ("kitten", "sitting", 1 - 3 / 7),
+        ("a", "aaaaaaaaaa", 0.0),
+    ],
+)
+def test_anls_is_one_less_the_normalised_distance_above_one_half(gold, answer, expected):
+    assert scores(made("anls"), [f"<answer>{answer}</answer>"], gold) == [pytest.approx(expected)]
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "expected"),
+    [
+        ([0, 0, 10, 10], "[0, 0, 10, 10]", 1.0),
+        ([0, 0, 10, 10], "[0, 0, 10, 5]", 0.5),
+        ([0, 0, 10, 10], "[5, 5, 15, 15]", 25 / 175),
+        ([0, 0, 10, 10], "[20, 20, 30, 30]", 0.0),
+        ("[0, 0, 10, 10]", '```json\n[{"bbox_2d": [0, 0, 10, 5], "label": "cat"}]\n```', 0.5),
+        ({"x": 0, "y": 0, "width": 10, "height": 10}, '{"bbox": [0, 0, 10, 10]}', 1.0),
+        ([0, 0, 10, 10], '{"x1": 10, "y1": 10, "x2": 0, "y2": 0}', 1.0),
+        ([0, 0, 10, 10], "The box is (0,0),(10,10).", 1.0),
+        ([0, 0, 10, 10], "<answer>[[0, 0], [10, 10]]</answer>", 1.0),
+        ([0, 0, 10, 10], r"\boxed{[0, 0, 10, 10]}", 1.0),
+        ([[0, 0, 2, 2], [4, 4, 6, 6]], "[[4, 4, 6, 6], [0, 0, 2, 2]]", 1.0),
+        ([[0, 0, 2, 2], [4, 4, 6, 6]], "[[0, 0, 2, 2]]", 0.5),
+        ([[0, 0, 2, 2]], "[[0, 0, 2, 2], [0, 0, 2, 2], [7, 7, 8, 8]]", 1 / 3),
+        ([0, 0, 10, 10], '[{"bbox_2d": [0, 0, 10, 10]}, {"bbox_2d": [1, 1,', 1.0),
+        ([0, 0, 10, 10], "[0, 0, 10]", 0.0),
+        ([0, 0, 10, 10], "[3, 3, 3, 9]", 0.0),
+        ([0, 0, 10, 10], "no box", 0.0),
+        ([0, 0, 10, 10], '{"bbox_2d": ["0", true, null, 10]}', 0.0),
+    ],
+)
+def test_boxes_are_matched_one_to_one_in_every_form(gold, answer, expected):
+    assert scores(made("iou"), [answer], gold) == [pytest.approx(expected)]
+
+
+def test_boxes_by_size_and_by_threshold():
+    assert scores(made("iou", boxes="xywh"), ["[2, 2, 4, 4]"], [2, 2, 4, 4]) == [1.0]
+    assert scores(made("iou", boxes="xywh"), ["[2, 2, 4, 4]"], {"x1": 2, "y1": 2, "x2": 6, "y2": 6}) == [1.0]
+    answers = ["[0, 0, 10, 6]", "[0, 0, 10, 4]", "[0, 0, 10, 5]"]
+    assert scores(made("iou", threshold=0.5), answers, [0, 0, 10, 10]) == [1, 0, 1]
+
+
+def test_matching_is_the_best_of_all_and_not_the_first():
+    gold = [[0, 0, 10, 10], [0, 0, 10, 9]]
+    assert scores(made("iou"), ["[[0, 0, 10, 9], [0, 0, 10, 10]]"], gold) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("form", "right", "wrong"),
+    [
+        ("boxed", ["a \\boxed{1}.", "\\boxed{\\frac{1}{2}}\n"], ["\\boxed{1} b", "1", "\\boxed{}"]),
+        ("answer", ["x <answer>1</answer>\n"], ["<answer></answer>", "<answer>1</answer> x", "<answer>1"]),
+        (
+            "think_then_answer",
+            ["<think>a\nb</think>\n<answer>1</answer>"],
+            ["<think>a</think> b <answer>1</answer>", "<answer>1</answer>", "<think>a<think>b</think><answer>1</answer>",
+             "<think></think><answer>1</answer>"],
+        ),
+        (
+            "think_then_boxed",
+            ["<think>a</think> so \\boxed{1}"],
+            ["<think>a \\boxed{1}</think>", "\\boxed{1}", "<think>a</think><think>b</think> \\boxed{1}"],
+        ),
+    ],
+)  # fmt: skip
+def test_forms_have_names(form, right, wrong):
+    assert scores(made("format", pattern=form), [*right, *wrong], None) == [1] * len(right) + [0] * len(wrong)
+
+
+@pytest.mark.parametrize("form", ["boxed", "answer", "think_then_answer", "think_then_boxed"])
+@pytest.mark.parametrize("text", [t for t in HOSTILE if len(t) > 10_000], ids=lambda t: f"{t[:9]!r}")
+def test_named_forms_take_linear_time(form, text):
+    reward, start = made("format", pattern=form), time.process_time()
+    for each in (text, f"<think>{text}</think>{text}", f"<think>a</think><answer>{text}", f"\\boxed{{{text}"):
+        assert scores(reward, [each], None)[0] in (0, 1)
+    assert time.process_time() - start < 3
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("numeric", {"rel_tol": -1}, "rel_tol"),
+        ("numeric", {"abs_tol": float("inf")}, "abs_tol"),
+        ("math", {"rel_tol": 1.5}, "rel_tol"),
+        ("iou", {"threshold": 0}, "threshold"),
+        ("iou", {"boxes": "xxyy"}, "xyxy"),
+        ("exact", {"extract": "first"}, "last_number"),
+        ("anls", {"threshold": 2}, "threshold"),
+        ("code", {"i_know_local_is_no_security_boundary": False}, "no security boundary"),
+    ],
+)
+def test_options_are_checked(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        made(name, **options)
