@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -30,6 +30,8 @@ MAX_ROWS = 10_000
 SHOWN = 10
 SLOW_S = 0.5
 """An answer that takes longer is graded too slowly: its gold has a value that cannot be computed."""
+_TOWER = re.compile(r"\*\*|\d\s*!|\^[^^]*\^\s*\{?\s*\d")
+"""Powers of powers and factorials, whose digits may not fit any memory."""
 _IN_FLIGHT = 512
 _ONLY = frozenset({0})
 _COMPARED = 50
@@ -47,6 +49,7 @@ class GoldReport:
         rejected: (prompt id, gold, why) where no form of the gold earns more than a wrong answer.
         unboxed: Ids of rows whose gold is accepted, but not in a box.
         demonstrations: Rows with a demonstration.
+        towers: (prompt id, gold) where the gold is a power of powers or a factorial.
         slow: (prompt id, gold, seconds) where one answer took longer than ``SLOW_S`` to be graded.
         contradicted: (prompt id, gold) where the demonstration does not earn the row's gold.
         swapped: Of those that were held against other rows' golds, the share that earns one of them.
@@ -57,6 +60,7 @@ class GoldReport:
     absent: int
     rejected: Sequence[tuple[str, str, str]]
     unboxed: Sequence[str]
+    towers: Sequence[tuple[str, str]] = ()
     slow: Sequence[tuple[str, str, float]] = ()
     demonstrations: int = 0
     contradicted: Sequence[tuple[str, str]] = ()
@@ -70,6 +74,7 @@ class GoldReport:
             "without_gold": self.absent,
             "rejected": [{"prompt": name, "gold": gold, "why": why} for name, gold, why in self.rejected],
             "accepted_only_without_box": list(self.unboxed),
+            "towers": [{"prompt": name, "gold": gold} for name, gold in self.towers],
             "slow": [{"prompt": name, "gold": gold, "seconds": seconds} for name, gold, seconds in self.slow],
             "demonstrations": self.demonstrations,
             "demonstrations_contradict_gold": [{"prompt": name, "gold": gold} for name, gold in self.contradicted],
@@ -83,6 +88,7 @@ class GoldReport:
         lines += [f"           not {name}: {gold} ({why})" for name, gold, why in self.rejected[:SHOWN]]
         if self.unboxed:
             lines.append(f"           {len(self.unboxed)} only without a box, such as {self.unboxed[0]}")
+        lines += [f"           power or factorial {name}: {gold}" for name, gold in self.towers[:SHOWN]]
         lines += [f"           slow {name}: {gold} ({seconds:.1f} s)" for name, gold, seconds in self.slow[:SHOWN]]
         if self.demonstrations:
             agree = self.demonstrations - len(self.contradicted)
@@ -113,6 +119,9 @@ class GoldReport:
                 )
             else:
                 yield f"{where}: {text}: {shown}"
+        if self.towers:
+            shown = "; ".join(f"{name}: {gold}" for name, gold in self.towers[:SHOWN])
+            yield f"{where}: {len(self.towers)} golds are powers of powers or factorials, an effort to grade: {shown}"
         if len(self.contradicted) > tolerated * max(self.demonstrations, 1):
             shown = "; ".join(f"{name}: gold {gold}" for name, gold in self.contradicted[:SHOWN])
             text = f"{len(self.contradicted)} of {self.demonstrations} demonstrations do not earn their row's gold"
@@ -149,7 +158,7 @@ def check_golds(prompts: PromptSource, spec: RewardSpec) -> GoldReport:
     """
     places = np.unique(np.linspace(0, len(prompts) - 1, min(len(prompts), MAX_ROWS)).astype(int)).tolist()
     rejected, unboxed, contradicted = list[tuple[str, str, str]](), list[str](), list[_Row]()
-    slow = list[Prompt]()
+    slow, towers = list[Prompt](), list[tuple[str, str]]()
     golds = dict[str, None]()
     absent = demonstrations = 0
     ((_, pool),) = reward_pools([spec])
@@ -161,6 +170,8 @@ def check_golds(prompts: PromptSource, spec: RewardSpec) -> GoldReport:
             wrong = np.nan_to_num(row.scores.get("wrong", 0.0))
             right = {form: score for form, score in row.scores.items() if form in ("boxed", "tagged", "bare")}
             golds[row.gold] = None
+            if _TOWER.search(row.gold):
+                towers.append((row.prompt.id, excerpt(row.gold)))
             if row.seconds > SLOW_S:
                 slow.append(row.prompt)
             if not any(score > wrong for score in right.values()):
@@ -173,7 +184,7 @@ def check_golds(prompts: PromptSource, spec: RewardSpec) -> GoldReport:
                 if not row.scores["demonstration"] > wrong:
                     contradicted.append(row)
         # Once more: the first call of a worker imports what it needs, and a machine may be busy.
-        again = [row for row in _finished(_submit(pool, prompt) for prompt in slow) if row.seconds > SLOW_S]
+        again = [row for row in _finished(_submit(pool, prompt, again=True) for prompt in slow) if row.seconds > SLOW_S]
         swapped = _earn_others(pool, contradicted[:SHOWN], list(golds)) if contradicted else 0.0
     return GoldReport(
         reward=spec.metric,
@@ -181,6 +192,7 @@ def check_golds(prompts: PromptSource, spec: RewardSpec) -> GoldReport:
         absent=absent,
         rejected=rejected,
         unboxed=unboxed,
+        towers=towers,
         slow=[(row.prompt.id, excerpt(row.gold), row.seconds) for row in again],
         demonstrations=demonstrations,
         contradicted=[(row.prompt.id, excerpt(row.gold)) for row in contradicted],
@@ -188,9 +200,11 @@ def check_golds(prompts: PromptSource, spec: RewardSpec) -> GoldReport:
     )
 
 
-def _submit(pool: RewardPool, prompt: Prompt) -> _Row:
+def _submit(pool: RewardPool, prompt: Prompt, *, again: bool = False) -> _Row:
+    """``again`` asks with another wrong answer, of which the reward does not know yet."""
     gold = gold_text(prompt.answer)
-    texts = dict(right_forms(gold), wrong=f"\\boxed{{{wrong_for(gold)}}}")
+    wrong = "-98766" if again else wrong_for(gold)
+    texts = {**right_forms(gold), "wrong": f"\\boxed{{{wrong}}}"}
     if prompt.demonstration is not None:
         texts["demonstration"] = prompt.demonstration
     rollouts, failures = completions(unread(prompt), [*texts.values()]).rollouts, Failures(bounded=False)
@@ -225,19 +239,13 @@ def _earn_others(pool: RewardPool, rows: Sequence[_Row], golds: Sequence[str]) -
     for row in rows:
         assert row.prompt.demonstration is not None
         others = [gold for gold in golds if gold != row.gold][:_COMPARED]
-        futures = [
-            pool.submit(
-                completions(unread(row.prompt, answer=gold), [row.prompt.demonstration]).rollouts,
-                _ONLY,
-                Failures(bounded=False),
-            )
-            for gold in others
-        ]
-        earning += any(_scores_above_zero(future) for future in futures)
+        earning += any(_earns(pool, replace(row.prompt, answer=gold), row.prompt.demonstration) for gold in others)
     return earning / len(rows)
 
 
-def _scores_above_zero(future: Future[Mapping[int, Answer]]) -> bool:
+def _earns(pool: RewardPool, prompt: Prompt, text: str) -> bool:
+    """Whether the text earns anything as an answer to the prompt."""
+    future = pool.submit(completions(unread(prompt), [text]).rollouts, _ONLY, Failures(bounded=False))
     try:
         return (future.result()[0].scores[0] or 0.0) > 0
     except PluginError:
@@ -314,12 +322,12 @@ def wrong_for(gold: str) -> str:
     return "-98765"
 
 
-def unread(prompt: Prompt, answer: Any = ...) -> EncodedPrompt:
+def unread(prompt: Prompt) -> EncodedPrompt:
     """The prompt as far as a reward of texts needs it: no tokens, and its images not decoded."""
     return EncodedPrompt(
         id=prompt.id,
         messages=prompt.messages,
-        answer=prompt.answer if answer is ... else answer,
+        answer=prompt.answer,
         columns=prompt.columns,
         demonstration=prompt.demonstration,
         text="\n".join(message.content for message in prompt.messages),

@@ -44,7 +44,9 @@ def groups(count: int, seed: int):
         answers = [answer for _, answer in pairs(GROUP, 1000 * seed + start)]
         segment = Segment(np.zeros(100, np.int32), True, np.zeros(100, np.float32))
         texts = [f"Some reasoning, {'and more ' * 40}. So \\boxed{{{answer}}}" for answer in answers]
-        made.append(RolloutGroup(prompt, tuple(Rollout(prompt, (segment,), i, t, "stop", 1) for i, t in enumerate(texts))))
+        made.append(
+            RolloutGroup(prompt, tuple(Rollout(prompt, (segment,), i, t, "stop", 1) for i, t in enumerate(texts)))
+        )
     return made
 
 

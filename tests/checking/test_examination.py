@@ -86,6 +86,7 @@ def test_a_sound_config_is_described(check: Check) -> None:
         "without_gold": 0,
         "rejected": [],
         "accepted_only_without_box": [],
+        "towers": [],
         "slow": [],
         "demonstrations": 20,
         "demonstrations_contradict_gold": [],
@@ -127,6 +128,14 @@ def test_golds_that_no_answer_can_match_are_named(check: Check) -> None:
     assert code == 3
     assert "Reward 'math' accepts no answer to 2 of 20 golds: these rows teach nothing" in error
     assert [each["prompt"] for each in found["train_golds"]["rejected"]] == ["rows/18", "rows/19"]
+
+
+def test_golds_that_graders_hang_on_are_named(check: Check) -> None:
+    code, found, error = check(rows([*ANSWERS[:18], "9**9**9", "99999999!"]))
+    (text,) = [warning for warning in found["warnings"] if "9**9**9" in warning]
+    assert text.startswith("data.train: 2 golds are powers of powers or factorials")
+    assert code == 3 and "Reward 'math' cannot grade in time 1 of 20 golds" in error
+    assert [each["gold"] for each in found["train_golds"]["slow"]] == ["'99999999!'"]
 
 
 def test_transparent_images_are_counted(check: Check) -> None:
