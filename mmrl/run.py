@@ -89,7 +89,8 @@ def evaluate(loaded: LoadedConfig, model: Path | None = None) -> dict[str, Any]:
         console = Console(len(plan.evaluation))
         stack.callback(console.close)
         values = Collector(config, engine, plan.encoder, scorer, console.progress).evaluate(plan.evaluation)
-    return {"model": config.model.path, "prompts": plan.evaluation.num_usable, **values}
+    counts = {"prompts": plan.evaluation.num_usable, "dropped": len(plan.evaluation.dropped)}
+    return {"model": config.model.path, **counts, **values}
 
 
 class RunRecorder:
