@@ -94,7 +94,8 @@ def evaluate(loaded: LoadedConfig, model: Path | None = None) -> dict[str, Any]:
 
         collector = Collector(config, engine, plan.encoder, scorer, console.progress, event=show)
         values = collector.evaluate(plan.evaluation)
-    return {"model": config.model.path, "prompts": plan.evaluation.num_usable, **values}
+    counts = {"prompts": plan.evaluation.num_usable, "dropped": len(plan.evaluation.dropped)}
+    return {"model": config.model.path, **counts, **values}
 
 
 class RunRecorder:

@@ -20,7 +20,7 @@ from mmrl.engine.rank import RankEngine
 from mmrl.interfaces import SamplingRequest
 from mmrl_algorithms.grpo import GRPO
 
-SYNC = ["reload", "reset encoder cache", "reset multimodal cache", "reset prefix cache"]
+SYNC = ["reload", "reset encoder cache", "reset prefix cache"]
 SAMPLE = ["request", "step"]
 
 
@@ -61,9 +61,6 @@ class FakeLLM:
 
     def reset_encoder_cache(self) -> None:
         self.log.append("reset encoder cache")
-
-    def reset_mm_cache(self) -> None:
-        self.log.append("reset multimodal cache")
 
     def reset_prefix_cache(self) -> bool:
         self.log.append("reset prefix cache")
@@ -178,7 +175,7 @@ def test_only_new_weights_are_sent(recording):
     assert recording.since() == ["free the cache", "wake weights", "wake kv_cache", *SAMPLE, "sleep 1"]
     recording.version = 1
     recording.sample(engine)
-    assert recording.since()[2:6] == SYNC
+    assert recording.since()[2:5] == SYNC
 
 
 def test_an_error_hands_the_device_back(recording):
@@ -196,7 +193,7 @@ def test_an_error_hands_the_device_back(recording):
     with engine.learning():
         assert recording.llm.asleep == {"weights", "kv_cache"}
     recording.sample(engine)
-    assert recording.since()[2:6] == SYNC
+    assert recording.since()[2:5] == SYNC
 
 
 def test_without_a_learner_nothing_sleeps_and_the_folders_weights_stay(recording):

@@ -248,12 +248,12 @@ def test_the_sampler_notices_new_weights_of_the_vision_tower(sample, request_for
     assert tokens(before[1]) != tokens(after[1])
 
 
-def painted(colour, mode="RGB", format="PNG", width=84, turned=False, **options):
-    """An encoded image whose left third is white, and what it shows."""
-    image = Image.new(mode, (width, 56), colour)
+def painted(colour, mode="RGB", format="PNG", turned=False, **options):
+    """An encoded image whose left third is white, or dark green with a palette."""
+    image = Image.new(mode, (84, 56), colour)
     image.paste({"RGBA": (255,) * 4, "I;16": 65535, "CMYK": (0,) * 4, "P": 1}.get(mode, (255,) * 3), (0, 0, 28, 56))
     if mode == "P":
-        image.putpalette([200, 0, 0, 255, 255, 255])
+        image.putpalette([200, 0, 0, 0, 50, 0])
     if turned:
         options["exif"] = Image.Exif()
         options["exif"][0x0112] = 6  # a viewer turns it clockwise: the left goes up
@@ -262,9 +262,9 @@ def painted(colour, mode="RGB", format="PNG", width=84, turned=False, **options)
     return RawImage(buffer.getvalue(), f"{mode} {format}")
 
 
-def shown(rgb, turned=False):
+def shown(rgb, left=(255, 255, 255), turned=False):
     """(H, W, 3) of a painted image."""
-    pixels = np.full((56, 84, 3), 255, np.uint8)
+    pixels = np.full((56, 84, 3), left, np.uint8)
     pixels[:, 28:] = rgb
     return np.rot90(pixels, -1) if turned else pixels
 
@@ -272,8 +272,8 @@ def shown(rgb, turned=False):
 IMAGES = {
     "transparent": (painted((0, 0, 0, 0), "RGBA"), shown((255, 255, 255))),
     "half transparent": (painted((255, 0, 0, 128), "RGBA"), shown((255, 127, 127))),
-    "palette": (painted(0, "P"), shown((200, 0, 0))),
-    "transparent palette": (painted(0, "P", "GIF", transparency=0), shown((255, 255, 255))),
+    "palette": (painted(0, "P"), shown((200, 0, 0), left=(0, 50, 0))),
+    "transparent palette": (painted(0, "P", "GIF", transparency=0), shown((255, 255, 255), left=(0, 50, 0))),
     "16-bit": (painted(257 * 100, "I;16"), shown((100, 100, 100))),
     "CMYK": (painted((0, 255, 255, 0), "CMYK", "TIFF"), shown((255, 0, 0))),
     "rotated": (painted((9, 99, 199), turned=True), shown((9, 99, 199), turned=True)),
@@ -306,7 +306,7 @@ def unpatched(folder, patches_PC, grid):
 
 @pytest.fixture
 def seen(engine, monkeypatch) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """Patches and grid of each image that vLLM's own engine is given from now on, by its id."""
+    """Patches and grid of each image that vLLM's own engine is given from now on, by its id, if it is new to it."""
     with engine.sampling() as sampler:
         core = sampler._llm.llm_engine.engine_core
     found: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -314,6 +314,7 @@ def seen(engine, monkeypatch) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 
     def record(request: Any) -> None:
         for feature in request.mm_features or ():
+            assert feature.data is not None, "an image that an earlier test has shown"
             data = feature.data.get_data()
             found[feature.identifier] = (data["pixel_values"], data["image_grid_thw"])
         add_request(request)
