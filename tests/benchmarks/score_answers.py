@@ -8,9 +8,12 @@ that nothing is remembered. Workers are started and have imported the grader bef
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -50,6 +53,17 @@ def groups(count: int, seed: int) -> list[RolloutGroup]:
     return made
 
 
+def worker_s() -> float:
+    """Processor seconds that this process's children have used so far."""
+    total = 0.0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == os.getpid():
+                total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
 def main() -> None:
     reward, cold = Math(Math.Config()), groups(WARM_UP, 1)
     for group in cold:
@@ -65,13 +79,16 @@ def main() -> None:
         with Scorer([RewardSpec(name="math")], workers=workers) as scorer:
             for future in [scorer.submit(group) for group in cold * workers]:
                 future.result(120)
-            start, cpu = time.perf_counter(), time.process_time()
+            start, cpu, before = time.perf_counter(), time.process_time(), worker_s()
             futures = [scorer.submit(group) for group in workload]
             scored = [future.result(300).rewards.tolist() for future in futures]
             seconds, parent_s = time.perf_counter() - start, time.process_time() - cpu
+            busy_s = worker_s() - before
         assert scored == expected
         ratio = seconds / (grader_s / workers)
-        print(f"Scorer, {workers} workers: {seconds:.2f} s, ratio {ratio:.2f}; {parent_s:.2f} s of it in the parent")
+        print(
+            f"Scorer, {workers} workers: {seconds:.2f} s, ratio {ratio:.2f}; processor: {busy_s:.2f} s in workers, {parent_s:.2f} s here"
+        )
 
 
 if __name__ == "__main__":
