@@ -11,7 +11,8 @@ sent as text, numbers that are not finite as null. The service answers a list wi
 scored) per item, in order, or ``{"scores": [...]}``.
 
 ``api: classify`` and ``api: pooling`` speak to vLLM's endpoints of the same names instead, for a reward model that fits
-no rank (a 72B one): see plugins/README.md. The score is then the number at place ``output`` of the model's answer.
+no rank (a 72B one): see plugins/README.md. The score is then the raw number at place
+``output`` of the model's answer; from ``pooling``, which answers for every token, that of the last one.
 
 Connection errors, time-outs, 429 and 5xx are tried again, ``retries`` times, after ``backoff_s``, twice that, ...;
 other answers are errors at once. All of it must fit into the reward's own ``timeout_s``. Redirects are not followed
@@ -173,7 +174,7 @@ class Http(Reward):
         body: dict[str, Any] = {"messages": self._conversation(rollout), "add_generation_prompt": False}
         body |= {"model": self.config.model} if self.config.model else {}
         body |= {"use_activation": False}
-        return _json(body | ({"task": "classify"} if self.config.api == "pooling" else {}))
+        return _json(body | ({"task": "token_classify"} if self.config.api == "pooling" else {}))
 
     def _item(self, rollout: Rollout) -> dict[str, Any]:
         wanted = rollout.columns if self.config.columns is None else self.config.columns

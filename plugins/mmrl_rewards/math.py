@@ -18,7 +18,7 @@ applies only where one of the two is written as a decimal and the other has no f
 for ``48``.
 
 Hostile answers cost little: longer ones than ``max_characters`` are wrong unread, and each comparison has
-``time_limit_s``, after which it is wrong. This is the one place where a clock decides a reward.
+``time_limit_s`` of processor time, after which it is wrong. This is the one place where a clock decides a reward.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Math(Reward):
         max_characters: int = Field(default=300, gt=0)
         """Longer answers are wrong."""
         time_limit_s: float = Field(default=1.0, gt=0)
-        """For comparing one answer with one gold."""
+        """Processor time for comparing one answer with one gold."""
 
     def score_one(self, rollout: Rollout) -> Score | None:
         accepted = accepted_texts(rollout)
@@ -181,15 +181,15 @@ class _OutOfTime(BaseException):
 
 @contextmanager
 def _limit(time_limit_s: float) -> Iterator[None]:
-    """Raise ``_OutOfTime`` in the block once the time is over."""
+    """Raise ``_OutOfTime`` in the block once it has used that much processor time, however busy the machine is."""
 
     def expire(number: int, frame: FrameType | None) -> None:
         raise _OutOfTime
 
-    before = signal.signal(signal.SIGALRM, expire)
-    signal.setitimer(signal.ITIMER_REAL, time_limit_s)
+    before = signal.signal(signal.SIGPROF, expire)
+    signal.setitimer(signal.ITIMER_PROF, time_limit_s)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

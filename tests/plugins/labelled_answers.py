@@ -9,7 +9,7 @@ Judgements that are not obvious:
 - A rounded decimal of an irrational gold is wrong where no tolerance was asked for.
 - A unit may be left out; another unit is another answer.
 - ``5 or 6`` is no answer, nor is a list that has the right one in it.
-- Where a choice's text is another choice's letter, a bare ``A`` is that text, as a gold ``A`` is; ``(A)`` is the letter.
+- Where a choice's text is another choice's letter, a bare ``A`` is that text, as the gold is; ``(A)`` is the letter.
 - A cut-off box is no answer: what counts is what was said before it.
 """
 

@@ -80,7 +80,8 @@ HOSTILE = [
     "hundred hundred", "\ud800", "\u202e7", "𝟕", "٣", "7" + "\u0301" * 10_000, "```" * 100_000, "```python\n" * 10_000,
     '{"a":' * 100_000, "[[1,2,3,4]," * 50_000, '{"bbox_2d": [NaN, Infinity, 1e999, 2]}', "[1e308, -1e308, 1e308, 1]",
     r"\int_0^{\infty} e^{-x^2} dx", r"\sum_{n=1}^{10^{10}} n!", "x^{10^{10}}", "sin(" * 50, r"\begin{pmatrix}" * 20,
-    "the answer is " + "9" * 5000, "A" * 100, "(A)" * 100_000, "3!!!!!!!!!", r"2^{2^{2^{2^{2^{2}}}}}", "factorial(10**9)",
+    "the answer is " + "9" * 5000,
+    "A" * 100, "(A)" * 100_000, "3!!!!!!!!!", r"2^{2^{2^{2^{2^{2}}}}}", "factorial(10**9)",
 ]  # fmt: skip
 
 
@@ -203,7 +204,8 @@ def test_matching_is_the_best_of_all_and_not_the_first():
         (
             "think_then_answer",
             ["<think>a\nb</think>\n<answer>1</answer>"],
-            ["<think>a</think> b <answer>1</answer>", "<answer>1</answer>", "<think>a<think>b</think><answer>1</answer>",
+            ["<think>a</think> b <answer>1</answer>", "<answer>1</answer>",
+             "<think>a<think>b</think><answer>1</answer>",
              "<think></think><answer>1</answer>"],
         ),
         (

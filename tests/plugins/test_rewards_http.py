@@ -237,7 +237,7 @@ def test_vllms_own_request_types_accept_what_is_sent(serve):
     assert type(request) is protocol.ClassificationChatRequest
     assert request.use_activation is False and not request.add_generation_prompt and not request.model_extra
     pooling = PoolingChatRequest.model_validate(service.requests[1])
-    assert pooling.task == "classify" and not pooling.model_extra
+    assert pooling.task == "token_classify" and not pooling.model_extra
 
 
 @pytest.mark.parametrize(
