@@ -12,9 +12,9 @@ from mmrl_datasets.layout import png
 if TYPE_CHECKING:
     from PIL import ImageFont
 
-_SMOOTHING = 4
+SMOOTHING = 4
 """Pictures are drawn so many times larger and reduced, so that edges are smooth."""
-_INK, _FAINT = (20, 20, 20), (205, 205, 205)
+INK, _FAINT = (20, 20, 20), (205, 205, 205)
 
 
 @dataclass(slots=True)
@@ -93,24 +93,24 @@ class Figure:
 
         def pixel(z: complex) -> tuple[float, float]:
             moved = (place(z) - centre) * scale + shift
-            return (width / 2 + moved.real) * _SMOOTHING, (height / 2 - moved.imag) * _SMOOTHING
+            return (width / 2 + moved.real) * SMOOTHING, (height / 2 - moved.imag) * SMOOTHING
 
-        canvas = Image.new("RGB", (width * _SMOOTHING, height * _SMOOTHING), "white")
+        canvas = Image.new("RGB", (width * SMOOTHING, height * SMOOTHING), "white")
         pen = ImageDraw.Draw(canvas)
-        for paths, ink in ((self.faint, _FAINT), (self.paths, _INK)):
+        for paths, ink in ((self.faint, _FAINT), (self.paths, INK)):
             for path in paths:
-                pen.line([pixel(z) for z in path], fill=ink, width=_SMOOTHING + 1, joint="curve")
+                pen.line([pixel(z) for z in path], fill=ink, width=SMOOTHING + 1, joint="curve")
         for middle, radius in self.circles:
-            pen.ellipse(_box(pixel(middle), radius * scale * _SMOOTHING), outline=_INK, width=_SMOOTHING + 1)
+            pen.ellipse(_box(pixel(middle), radius * scale * SMOOTHING), outline=INK, width=SMOOTHING + 1)
         for dot in self.dots:
-            pen.ellipse(_box(pixel(dot), 2.2 * _SMOOTHING), fill=_INK)
+            pen.ellipse(_box(pixel(dot), 2.2 * SMOOTHING), fill=INK)
         for label in self.labels:
             x, y = pixel(label.at)
             if label.towards:
-                away = place(label.towards) / abs(label.towards) * font_size * _SMOOTHING
+                away = place(label.towards) / abs(label.towards) * font_size * SMOOTHING
                 x, y = x + away.real * (0.55 + 0.2 * len(label.text)), y - away.imag * 0.85
-            write(pen, (x, y), label.text, font_size * _SMOOTHING)
-        return png(canvas.reduce(_SMOOTHING))
+            write(pen, (x, y), label.text, font_size * SMOOTHING)
+        return png(canvas.reduce(SMOOTHING))
 
     def _points(self) -> Iterable[complex]:
         for path in (*self.paths, *self.faint, self.dots):
@@ -124,7 +124,7 @@ def write(pen: Any, at: tuple[float, float], text: str, size: int) -> None:
     width, height = pen.im.size
     x = at[0] + max(0, 1 - x0) - max(0, x1 + 1 - width)
     y = at[1] + max(0, 1 - y0) - max(0, y1 + 1 - height)
-    pen.text((x, y), text, _INK, letters, "mm")
+    pen.text((x, y), text, INK, letters, "mm")
 
 
 @cache

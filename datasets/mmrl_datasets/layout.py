@@ -11,8 +11,9 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -27,6 +28,7 @@ HELD_OUT_FRACTION = 0.2
 """Share of the digits, scenes or problems that only ``test`` may show."""
 _MAX_TRIES = 2000
 
+T = TypeVar("T")
 Belongs = Callable[[str], bool]
 """Whether a problem, given by what makes it that problem (its kind and values), may be shown in the split at hand."""
 
@@ -45,7 +47,7 @@ class Example:
 def draw_splits(
     *, train: int, test: int, warmup: int, seed: int, draw: Callable[[np.random.Generator, Belongs], Example]
 ) -> dict[str, list[Example]]:
-    """Rows for each split, of which no two have the same pictures (or, without any, the same text).
+    """Rows for each split, of which no two have a picture in common (or, without any, the text).
 
     The test rows depend on nothing but ``seed`` and their number. ``draw`` must use only problems that belong: then
     no test row shows a problem of another split. ``warmup`` and ``train`` share theirs, in other pictures.
@@ -59,14 +61,10 @@ def draw_splits(
     seen: set[object] = set()
     splits: dict[str, list[Example]] = {split: [] for split in counts}
     for index, (split, count) in enumerate(counts.items()):
-        rng = np.random.default_rng([seed, index])
-
-        def belongs(problem: str, held_out: bool = split == "test") -> bool:
-            return held_out == _is_held_out(problem, seed)
-
+        drawing = partial(draw, np.random.default_rng([seed, index]), partial(_belongs, seed, split == "test"))
         for _ in range(count):
-            example = first(lambda rng=rng, belongs=belongs: draw(rng, belongs), lambda e: _identity(e) not in seen)
-            seen.add(_identity(example))
+            example = first(drawing, lambda drawn: seen.isdisjoint(_shown(drawn)))
+            seen.update(_shown(example))
             splits[split].append(example)
     return splits
 
@@ -86,13 +84,13 @@ def first(draw: Callable[[], T], fits: Callable[[T], bool]) -> T:
     )
 
 
-def _identity(example: Example) -> object:
-    return example.images or example.problem
+def _shown(example: Example) -> set[object]:
+    return set(example.images or (example.problem,))
 
 
-def _is_held_out(problem: str, seed: int) -> bool:
+def _belongs(seed: int, held_out: bool, problem: str) -> bool:
     digest = hashlib.sha256(f"{seed}/{problem}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") < HELD_OUT_FRACTION * 2**32
+    return held_out == (int.from_bytes(digest[:4], "big") < HELD_OUT_FRACTION * 2**32)
 
 
 def boxed(answer: str) -> str:

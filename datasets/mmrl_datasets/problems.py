@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from math import cos, isqrt, pi, radians, sin
+from math import cos, isqrt, radians, sin
 
 import numpy as np
 
 from mmrl_datasets.figure import Figure, Label
-from mmrl_datasets.layout import boxed
+from mmrl_datasets.layout import boxed, first
 
 Values = Mapping[str, int]
 
@@ -127,7 +127,7 @@ def _leg(v: Values, level: int) -> Problem:
         figure,
         f"Triangle ABC has a right angle at C, AC = {x} and AB = {y}.",
         "Find BC.",
-        f"AC = {x} and AB = {y}. The angle at C is right, so BC^2 = AB^2 - AC^2 = {y}^2 - {x}^2"
+        f"AC = {x} and AB = {y}. The angle at C is right, so AB^2 = AC^2 + BC^2 and BC^2 = AB^2 - AC^2 = {y}^2 - {x}^2"
         f" = {y * y} - {x * x} = {rest}. BC = {_sqrt(rest)}.",
         root(rest),
     )
@@ -203,7 +203,8 @@ def _triangle_area(v: Values, level: int) -> Problem:
         f"In triangle ABC the side AB = {x}, and the altitude CD from C to AB is {y}.",
         "Find the area of triangle ABC.",
         f"The base is AB = {x} and the height is CD = {y}. The area is half of base times height."
-        f" {x} \\cdot {y} = {x * y}, and half of {x * y} is \\frac {{ {x * y} }} {{ 2 }} = {fraction(half)}.",
+        f" {x} \\cdot {y} = {x * y}, and half of {x * y} is \\frac {{ {x * y} }} {{ 2 }} = {fraction(half)}."
+        f" Check: 2 \\cdot {fraction(half)} = {x * y}.",
         fraction(half),
     )
 
@@ -262,18 +263,18 @@ def _circle(v: Values, level: int) -> Problem:
     figure.name(o, P=p, **({"Q": start} if is_diameter else {}))
     shown, r = ("diameter PQ" if is_diameter else "radius OP"), fraction(radius)
     given = f"The {shown} of the circle is {length}"
-    given += f", so its radius is \\frac {{ {length} }} {{ 2 }} = {r}." if is_diameter else f": r = {r}."
+    given += f", so r = \\frac {{ {length} }} {{ 2 }} = {r}." if is_diameter else f", and this is its radius: r = {r}."
     if v["asks_area"]:
         value, asked = radius * radius, "area"
-        steps = f"{given} The area is \\pi r^2 = \\pi \\cdot {r} \\cdot {r}. {r} \\cdot {r} = {fraction(value)}"
+        steps = f"{given} The area is \\pi r^2, and r^2 = {r} \\cdot {r} = {fraction(value)}"
     else:
         value, asked = 2 * radius, "circumference"
-        steps = f"{given} The circumference is 2 \\pi r = 2 \\cdot \\pi \\cdot {r}. 2 \\cdot {r} = {fraction(value)}"
+        steps = f"{given} The circumference is 2 \\pi r, and 2 \\cdot r = 2 \\cdot {r} = {fraction(value)}"
     return Problem(
         figure,
         f"A circle with centre O has the {shown} = {length}.",
         f"Find the {asked} of the circle in terms of \\pi.",
-        f"{steps}, so the {asked} is {_times_pi(value)}.",
+        f"{steps}. So the {asked} of the circle is {_times_pi(value)}.",
         _times_pi(value),
     )
 
@@ -342,14 +343,8 @@ _PLACES = (
 
 def _parallel_values(rng: np.random.Generator, level: int) -> Values:
     step = 10 if level == EASY else 1
-    angle = first_not(90, lambda: int(rng.integers(30 // step, 150 // step + 1)) * step)
+    angle = first(lambda: int(rng.integers(30 // step, 150 // step + 1)) * step, lambda angle: angle != 90)
     return {"angle": angle, "place": int(rng.integers(len(_PLACES)))}
-
-
-def first_not(unwanted: int, draw: Callable[[], int]) -> int:
-    while (drawn := draw()) == unwanted:
-        pass
-    return drawn
 
 
 def _parallel_lines(v: Values, level: int) -> Problem:
@@ -393,7 +388,9 @@ def _axes(v: Values, level: int) -> Figure:
     """Both points on a grid, joined, with their coordinates beside them."""
     low, high = (0, 9) if level == EASY else (-9, 9)
     middle = 0 if level == EASY else (low + high) // 2
-    figure = Figure(paths=[[complex(low, middle), complex(high, middle)], [complex(middle, low), complex(middle, high)]])
+    figure = Figure(
+        paths=[[complex(low, middle), complex(high, middle)], [complex(middle, low), complex(middle, high)]]
+    )
     for tick in range(low, high + 1, 1 if level == EASY else 3):
         figure.faint += [[complex(tick, low), complex(tick, high)], [complex(low, tick), complex(high, tick)]]
     a, b = complex(v["ax"], v["ay"]), complex(v["bx"], v["by"])
@@ -411,7 +408,12 @@ def _minus(value: int) -> str:
 def _on_axes(v: Values, level: int, question: str, steps: str, answer: str) -> Problem:
     a, b = (f"({v[f'{name}x']}, {v[f'{name}y']})" for name in "ab")
     return Problem(
-        _axes(v, level), f"The points are A{a} and B{b}.", question, f"A = {a} and B = {b}. {steps}", answer, turns=False
+        _axes(v, level),
+        f"The points are A{a} and B{b}.",
+        question,
+        f"A = {a} and B = {b}. {steps}",
+        answer,
+        turns=False,
     )
 
 
@@ -430,8 +432,8 @@ def _distance(v: Values, level: int) -> Problem:
 
 def _midpoint(v: Values, level: int) -> Problem:
     parts = [Fraction(v[f"a{axis}"] + v[f"b{axis}"], 2) for axis in "xy"]
-    steps = " ".join(
-        f"{axis}: {v[f'a{axis}']} + {_minus(v[f'b{axis}'])} = {2 * part}, half of it is {fraction(part)}."
+    steps = "Each coordinate is a mean. " + " ".join(
+        f"{axis}: {v[f'a{axis}']} + {_minus(v[f'b{axis}'])} = {2 * part}, and half of {2 * part} is {fraction(part)}."
         for axis, part in zip("xy", parts, strict=True)
     )
     return _on_axes(v, level, "Find the midpoint of AB.", steps, f"( {fraction(parts[0])} , {fraction(parts[1])} )")
