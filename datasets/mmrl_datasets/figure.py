@@ -87,7 +87,7 @@ class Figure:
         ]
         left, right = min(z.real for z in extent), max(z.real for z in extent)
         low, high = min(z.imag for z in extent), max(z.imag for z in extent)
-        margin = 1.7 * font_size
+        margin = 1.5 * font_size
         scale = min((width - 2 * margin) / max(right - left, 1e-6), (height - 2 * margin) / max(high - low, 1e-6))
         centre = complex(left + right, low + high) / 2
 

@@ -21,8 +21,10 @@ from mmrl_datasets.command import run
 from mmrl_datasets.layout import Belongs, Example, draw_splits, first, write_splits
 from mmrl_datasets.problems import EASY, HARD, KINDS, Problem, Values
 
-RATIOS = ((4, 3), (1, 1), (3, 4), (5, 4), (3, 2))
+RATIOS = ((1, 1), (4, 3), (3, 4), (5, 4), (3, 2))
 """Width to height of the pictures; at level 1 only the first, unless there are several in a row."""
+LABELS = {EASY: 5, HARD: 11}
+"""How many labels' heights the longer side of a picture is."""
 _ORDINALS = ("first", "second", "third")
 
 
@@ -76,7 +78,7 @@ def _draw(
     rng: np.random.Generator,
     belongs: Belongs,
 ) -> Example:
-    name = kinds[rng.integers(len(kinds))]
+    name = kinds[int(rng.integers(len(kinds)))]
     lot = rng.random()
     num_images = 0 if lot < shares[0] else 3 if lot < sum(shares) else 1
     drawn = [_values(name, level, rng, belongs) for _ in range(max(num_images, 1))]
@@ -122,7 +124,7 @@ def _sizes(num_images: int, level: int, longer: int, rng: np.random.Generator) -
 
 def _render(problem: Problem, level: int, size: tuple[int, int], rng: np.random.Generator) -> bytes:
     width, height = size
-    font_size = max(11, round(max(size) / 11))
+    font_size = max(11, round(max(size) / LABELS[level]))
     reach = max(size) / 40
     shift = complex(*rng.uniform(-reach, reach, 2))
     turn, mirror = 1 + 0j, False

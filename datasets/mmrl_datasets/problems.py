@@ -139,7 +139,7 @@ def _two_triangles(v: Values, level: int) -> Problem:
     width, height = (1.0, 1.0) if level == EASY else _drawn(level, y, x)
     a, b, c = height * 1j, 0j, complex(width)
     beside = (c - a) * 1j / abs(c - a)
-    d = c + beside * (0.7 if level == EASY else min(max(z / max(x, y), 0.45), 1.3))
+    d = c + beside * (1.1 if level == EASY else min(max(z / max(x, y), 0.45), 1.3))
     figure = Figure()
     figure.polygon(A=a, B=b, C=c, D=d)
     figure.paths.append([a, c])
@@ -167,7 +167,7 @@ def _angle_values(rng: np.random.Generator, level: int) -> Values:
 def _third_angle(v: Values, level: int) -> Problem:
     x, y = v["A"], v["B"]
     a, b = 0j, 1 + 0j
-    drawn_a, drawn_b = (55, 65) if level == EASY else (x, y)
+    drawn_a, drawn_b = (42, 48) if level == EASY else (x, y)
     reach = sin(radians(drawn_b)) / sin(radians(drawn_a + drawn_b))
     c = reach * complex(cos(radians(drawn_a)), sin(radians(drawn_a)))
     figure = Figure()
