@@ -19,11 +19,12 @@ INK, _FAINT = (20, 20, 20), (205, 205, 205)
 
 @dataclass(slots=True)
 class Label:
-    """Text beside a point; ``towards`` is the direction from the point, 0 on it."""
+    """Text beside a point; ``towards`` is the direction from the point, 0 on it. ``value`` names a value it gives."""
 
     at: complex
     text: str
     towards: complex = 0j
+    value: str = ""
 
 
 @dataclass(slots=True)
@@ -46,19 +47,19 @@ class Figure:
         """Names beside points, on the side that looks away from ``centre``."""
         self.labels += [Label(point, name, point - centre) for name, point in points.items()]
 
-    def side(self, p: complex, q: complex, text: object, apart: complex) -> None:
+    def side(self, p: complex, q: complex, text: object, apart: complex, value: str = "") -> None:
         """Text beside the middle of a line, not on the side where ``apart`` lies."""
         middle, normal = (p + q) / 2, (q - p) * 1j
         towards = normal if ((apart - middle) * normal.conjugate()).real < 0 else -normal
-        self.labels.append(Label(middle, str(text), towards))
+        self.labels.append(Label(middle, str(text), towards, value))
 
-    def angle(self, corner: complex, p: complex, q: complex, text: object, size: float) -> None:
+    def angle(self, corner: complex, p: complex, q: complex, text: object, size: float, value: str = "") -> None:
         """An arc between the directions to p and q, of the radius ``size``, and text behind it."""
         first = (p - corner) / abs(p - corner)
         turn = (q - corner) / abs(q - corner) / first
         self.paths.append([corner + size * first * turn ** (step / 12) for step in range(13)])
         bisector = first * turn**0.5
-        self.labels.append(Label(corner + size * bisector, str(text), bisector))
+        self.labels.append(Label(corner + size * bisector, str(text), bisector, value))
 
     def right_angle(self, corner: complex, p: complex, q: complex, size: float) -> None:
         """The little square of a right angle."""

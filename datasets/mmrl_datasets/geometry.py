@@ -36,6 +36,7 @@ def write_geometry(
     warmup: int = 0,
     kinds: tuple[str, ...] = tuple(KINDS),
     level: int = HARD,
+    told: int = 0,
     text_only: float = 0.0,
     multi: float = 0.0,
     image_size: int = 168,
@@ -50,6 +51,8 @@ def write_geometry(
         warmup: Rows for a supervised warm-up, with the values of ``train`` in other pictures.
         kinds: Which of ``problems.KINDS``, equally often.
         level: 1 or 2, see ``problems``.
+        told: How many values are told in the question rather than drawn, where a figure has more than one length or
+            angle; one is always drawn.
         text_only: Fraction of rows without a picture.
         multi: Fraction of rows with three pictures of different sizes, one of which the question is about.
         image_size: Longer side of the pictures in pixels; the further ones of a row are smaller and larger.
@@ -61,18 +64,25 @@ def write_geometry(
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown or not kinds:
         raise DataError(f"There are no problems of kind {', '.join(unknown) or '(none)'}", possible=", ".join(KINDS))
-    if level not in (EASY, HARD) or min(text_only, multi) < 0 or text_only + multi > 1 or not 56 <= image_size <= 2048:
+    if (
+        level not in (EASY, HARD)
+        or min(told, text_only, multi) < 0
+        or text_only + multi > 1
+        or not 56 <= image_size <= 2048
+    ):
         raise DataError(
             "The problems cannot be drawn with these options",
-            possible="level 1 or 2, text_only and multi of 0 or more and of 1 or less together, image_size 56 to 2048",
+            possible="level 1 or 2, told of 0 or more, text_only and multi of 0 or more and of 1 or less together,"
+            " image_size 56 to 2048",
         )
-    draw = partial(_draw, kinds, level, (text_only, multi), image_size)
+    draw = partial(_draw, kinds, level, told, (text_only, multi), image_size)
     write_splits(folder, draw_splits(train=train, test=test, warmup=warmup, seed=seed, draw=draw))
 
 
 def _draw(
     kinds: Sequence[str],
     level: int,
+    told: int,
     shares: tuple[float, float],
     image_size: int,
     rng: np.random.Generator,
@@ -83,6 +93,8 @@ def _draw(
     num_images = 0 if lot < shares[0] else 3 if lot < sum(shares) else 1
     drawn = [_values(name, level, rng, belongs) for _ in range(max(num_images, 1))]
     problems = [KINDS[name].pose(values, level) for values in drawn]
+    if num_images:
+        problems = [problem.told(told) for problem in problems]
     asked = int(rng.integers(len(problems)))
     images = tuple(
         _render(problem, level, size, rng)
@@ -138,6 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     helps = {
         "kinds": "which problems",
         "level": "1: one digit, figures alike; 2: larger values, figures turned",
+        "told": "how many values are told rather than drawn",
         "text_only": "fraction of rows without a picture",
         "multi": "fraction of rows with three pictures",
         "image_size": "longer side of a picture in pixels",

@@ -6,7 +6,7 @@ Answers are written as Geometry3K writes them: ``48``, ``2 \\sqrt { 221 }``, ``\
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import cos, isqrt, radians, sin
 
@@ -44,6 +44,22 @@ class Problem:
     @property
     def solution(self) -> str:
         return f"{self.steps} {boxed(self.answer)}"
+
+    def told(self, count: int) -> Problem:
+        """The same problem with so many of its values in the question in place of the figure, all but one at most."""
+        valued = [label for label in self.figure.labels if label.value]
+        labels = valued[max(1, len(valued) - count) :]
+        if not labels:
+            return self
+        given = " and ".join(
+            f"{label.value} = {label.text}"
+            if len(label.value) > 1
+            else f"the angle at {label.value} has {label.text.rstrip('°')} degrees"
+            for label in labels
+        )
+        rest = [label for label in self.figure.labels if label not in labels]
+        question = f"{self.question.removesuffix('.')}, if {given}."
+        return replace(self, figure=replace(self.figure, labels=rest), question=question)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +115,8 @@ def _right_triangle(level: int, across: float, up: float) -> tuple[Figure, compl
 
 def _hypotenuse(v: Values, level: int) -> Problem:
     figure, a, b, c = _right_triangle(level, v["BC"], v["AC"])
-    figure.side(a, c, v["AC"], b)
-    figure.side(b, c, v["BC"], a)
+    figure.side(a, c, v["AC"], b, "AC")
+    figure.side(b, c, v["BC"], a, "BC")
     x, y = v["AC"], v["BC"]
     return Problem(
         figure,
@@ -121,8 +137,8 @@ def _leg(v: Values, level: int) -> Problem:
     x, y = v["AC"], v["AB"]
     rest = y * y - x * x
     figure, a, b, c = _right_triangle(level, rest**0.5, x)
-    figure.side(a, c, x, b)
-    figure.side(a, b, y, c)
+    figure.side(a, c, x, b, "AC")
+    figure.side(a, b, y, c, "AB")
     return Problem(
         figure,
         f"Triangle ABC has a right angle at C, AC = {x} and AB = {y}.",
@@ -145,8 +161,8 @@ def _two_triangles(v: Values, level: int) -> Problem:
     figure.paths.append([a, c])
     figure.right_angle(b, a, c, 0.1)
     figure.right_angle(c, a, d, 0.1)
-    for p, q, length, apart in ((a, b, x, c), (b, c, y, a), (c, d, z, a)):
-        figure.side(p, q, length, apart)
+    for p, q, name, apart in ((a, b, "AB", c), (b, c, "BC", a), (c, d, "CD", a)):
+        figure.side(p, q, v[name], apart, name)
     first, whole = x * x + y * y, x * x + y * y + z * z
     return Problem(
         figure,
@@ -172,8 +188,8 @@ def _third_angle(v: Values, level: int) -> Problem:
     c = reach * complex(cos(radians(drawn_a)), sin(radians(drawn_a)))
     figure = Figure()
     figure.polygon(A=a, B=b, C=c)
-    figure.angle(a, b, c, f"{x}°", 0.12)
-    figure.angle(b, c, a, f"{y}°", 0.12)
+    figure.angle(a, b, c, f"{x}°", 0.12, "A")
+    figure.angle(b, c, a, f"{y}°", 0.12, "B")
     z = 180 - x - y
     return Problem(
         figure,
@@ -194,8 +210,8 @@ def _triangle_area(v: Values, level: int) -> Problem:
     figure.polygon(A=a, B=b, C=c)
     figure.paths.append([c, foot])
     figure.right_angle(foot, b, c, 0.08)
-    figure.side(a, b, x, c)
-    figure.side(c, foot, y, a)
+    figure.side(a, b, x, c, "AB")
+    figure.side(c, foot, y, a, "CD")
     figure.name(c, D=foot)
     half = Fraction(x * y, 2)
     return Problem(
@@ -224,8 +240,8 @@ def _sine(v: Values, level: int) -> Problem:
     x, y = v["AC"], v["BC"]
     z = isqrt(x * x + y * y)
     figure, a, b, c = _right_triangle(level, y, x)
-    figure.side(a, c, x, b)
-    figure.side(b, c, y, a)
+    figure.side(a, c, x, b, "AC")
+    figure.side(b, c, y, a, "BC")
     ratio = Fraction(y, z)
     return Problem(
         figure,
@@ -318,8 +334,8 @@ def _tangent(v: Values, level: int) -> Problem:
     t = complex(1 / drawn, (1 - 1 / drawn**2) ** 0.5)
     figure = Figure(circles=[(o, 1.0)], dots=[o], paths=[[o, t, p, o]])
     figure.right_angle(t, o, p, 0.14)
-    figure.side(o, t, r, p)
-    figure.side(o, p, distance, t)
+    figure.side(o, t, r, p, "OT")
+    figure.side(o, p, distance, t, "OP")
     figure.name(o, T=t, P=p)
     figure.name(0.4 + 0.6j, O=o)
     return Problem(

@@ -316,6 +316,19 @@ def test_geometry_rows_can_have_text_or_three_pictures_of_different_sizes(tmp_pa
     assert len({picture.shape for row in read for picture in pictures(row)}) > 5
 
 
+def test_geometry_can_tell_all_values_but_one_in_the_question(tmp_path: Path) -> None:
+    kinds = ("two_triangles", "third_angle", "circle", "slope")
+    write_geometry(tmp_path, train=60, test=10, kinds=kinds, told=5)
+    for row in rows(tmp_path / "train.parquet"):
+        drawn, *told = json.loads(row["values"]).values()
+        numbers = [int(number) for number in re.findall(r"\d+", row["problem"])]
+        assert numbers == (told if row["kind"] in ("two_triangles", "third_angle") else []), row["problem"]
+    values = {"AB": 3, "BC": 4, "CD": 5}
+    shown, told = KINDS["two_triangles"].pose(values, EASY), KINDS["two_triangles"].pose(values, EASY).told(1)
+    assert told.question == "Find AD, if CD = 5." and told.solution == shown.solution
+    assert [label.text for label in shown.figure.labels if label not in told.figure.labels] == ["5"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
