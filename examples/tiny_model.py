@@ -1,6 +1,6 @@
 """Write a tiny random model with its tokenizer and processor, as a Hugging Face folder.
 
-    python examples/tiny_model.py OUT [--family qwen2_5_vl] [--seed 0]
+    python examples/tiny_model.py OUT [--family qwen2_5_vl] [--size tiny] [--seed 0]
 
 Nothing is downloaded.
 """
@@ -10,16 +10,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from mmrl.engine.tiny_model import write_model
+from mmrl.engine.tiny_model import SIZES, write_model
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path)
     parser.add_argument("--family", default="qwen2_5_vl")
+    parser.add_argument("--size", default="tiny", choices=SIZES)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    print(write_model(args.out, args.family, seed=args.seed))
+    print(write_model(args.out, args.family, size=args.size, seed=args.seed))
 
 
 if __name__ == "__main__":

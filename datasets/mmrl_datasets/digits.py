@@ -8,7 +8,6 @@ out: no test image shows a digit that a training image shows. Warm-up rows come 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -17,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mmrl.errors import DataError, MMRLError
-from mmrl_datasets.layout import Example, png, write_splits
+from mmrl.errors import DataError
+from mmrl_datasets.command import run
+from mmrl_datasets.layout import HELD_OUT_FRACTION, Example, png, write_splits
 
-HELD_OUT_FRACTION = 0.2
 _SPLITS = ("train", "test", "warmup")
 
 
@@ -90,7 +89,7 @@ def _example(digits: tuple[int, ...], size: int) -> Example:
         drawn = Image.fromarray(grey[digit]).resize((size, size), Image.Resampling.BICUBIC)
         picture.paste(drawn.convert("RGB"), (place * size, 0))
     question = "What digit is this?" if len(digits) == 1 else "What is the sum of the two digits?"
-    return Example(f"<image>{question}", png(picture), str(sum(int(values[digit]) for digit in digits)))
+    return Example(f"<image>{question}", (png(picture),), str(sum(int(values[digit]) for digit in digits)))
 
 
 @cache
@@ -104,24 +103,8 @@ def _digits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit code."""
-    parser = argparse.ArgumentParser("mmrl_datasets.digits", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, metavar="OUT")
-    parser.add_argument("--train", type=int, default=1400, metavar="N", help="training rows (%(default)s)")
-    parser.add_argument("--test", type=int, default=300, metavar="N", help="held-out rows (%(default)s)")
-    parser.add_argument(
-        "--warmup", type=int, default=0, metavar="N", help="rows for a supervised warm-up (%(default)s)"
-    )
-    parser.add_argument(
-        "--pairs", type=float, default=0.0, metavar="FRACTION", help="rows with two digits (%(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="another seed holds out other digits (%(default)s)")
-    parser.add_argument("--image-size", type=int, default=56, help="side of a digit in pixels (%(default)s)")
-    try:
-        write_digits(**vars(parser.parse_args(arguments)))
-    except MMRLError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+    helps = {"pairs": "fraction of rows with two digits", "image_size": "side of a digit in pixels"}
+    return run(write_digits, __doc__ or "", helps, arguments)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,21 @@
-"""Writes the Geometry3K layout: ``problem``, ``images`` (list of bytes and path), ``answer``, ``solution``."""
+"""Writes the Geometry3K layout: ``problem``, ``images`` (list of bytes and path), ``answer``, ``solution``.
+
+A generator may add columns, such as what it has drawn; all of its rows have the same ones.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from mmrl.errors import DataError, ResourceError
 
@@ -17,13 +24,78 @@ if TYPE_CHECKING:
     from PIL import Image as PILImage
 
 
+HELD_OUT_FRACTION = 0.2
+"""Share of the digits, scenes or problems that only ``test`` may show."""
+_MAX_TRIES = 2000
+
+T = TypeVar("T")
+Belongs = Callable[[str], bool]
+"""Whether a problem, given by what makes it that problem (its kind and values), may be shown in the split at hand."""
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A question about one image, and a short answer."""
+    """A question about some images, a short answer, and a completion to imitate: by default the answer in a box."""
 
     problem: str
-    image: bytes
+    images: tuple[bytes, ...]
     answer: str
+    solution: str | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+
+def draw_splits(
+    *, train: int, test: int, warmup: int, seed: int, draw: Callable[[np.random.Generator, Belongs], Example]
+) -> dict[str, list[Example]]:
+    """Rows for each split, of which no two have a picture in common (or, without any, the text).
+
+    The test rows depend on nothing but ``seed`` and their number. ``draw`` must use only problems that belong: then
+    no test row shows a problem of another split. ``warmup`` and ``train`` share theirs, in other pictures.
+
+    Raises:
+        DataError: A negative number, or more rows than there are different ones.
+    """
+    counts = {"test": test, "warmup": warmup, "train": train}
+    if min(counts.values()) < 0:
+        raise DataError("The rows cannot be drawn with these options", possible="train, test and warmup of 0 or more")
+    seen: set[object] = set()
+    splits: dict[str, list[Example]] = {split: [] for split in counts}
+    for index, (split, count) in enumerate(counts.items()):
+        drawing = partial(draw, np.random.default_rng([seed, index]), partial(_belongs, seed, split == "test"))
+        for _ in range(count):
+            example = first(drawing, lambda drawn: seen.isdisjoint(_shown(drawn)))
+            seen.update(_shown(example))
+            splits[split].append(example)
+    return splits
+
+
+def first(draw: Callable[[], T], fits: Callable[[T], bool]) -> T:
+    """The first draw that fits.
+
+    Raises:
+        DataError: None does for a long time.
+    """
+    for _ in range(_MAX_TRIES):
+        if fits(drawn := draw()):
+            return drawn
+    raise DataError(
+        "There are fewer different rows than asked for with these options",
+        remedy="ask for fewer rows, or for more kinds, levels or sizes",
+    )
+
+
+def _shown(example: Example) -> set[object]:
+    return set(example.images or (example.problem,))
+
+
+def _belongs(seed: int, held_out: bool, problem: str) -> bool:
+    digest = hashlib.sha256(f"{seed}/{problem}".encode()).digest()
+    return held_out == (int.from_bytes(digest[:4], "big") < HELD_OUT_FRACTION * 2**32)
+
+
+def boxed(answer: str) -> str:
+    """The answer as completions give it."""
+    return f"\\boxed{{{answer}}}"
 
 
 def png(image: PILImage.Image) -> bytes:
@@ -56,24 +128,23 @@ def write_splits(folder: Path, splits: Mapping[str, Sequence[Example]]) -> None:
 def _table(split: str, rows: Sequence[Example]) -> pa.Table:
     import pyarrow as pa
 
-    schema = pa.schema(
+    image = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    table = pa.table(
         {
-            "problem": pa.string(),
-            "images": pa.list_(pa.struct({"bytes": pa.binary(), "path": pa.string()})),
-            "answer": pa.string(),
-            "solution": pa.string(),
+            "problem": pa.array([row.problem for row in rows], pa.string()),
+            "images": pa.array([_cells(f"{split}-{index}", row) for index, row in enumerate(rows)], pa.list_(image)),
+            "answer": pa.array([row.answer for row in rows], pa.string()),
+            "solution": pa.array([row.solution or boxed(row.answer) for row in rows], pa.string()),
         }
     )
-    cells = [
-        {
-            "problem": row.problem,
-            "images": [{"bytes": row.image, "path": f"{split}-{index}.png"}],
-            "answer": row.answer,
-            "solution": f"\\boxed{{{row.answer}}}",
-        }
-        for index, row in enumerate(rows)
-    ]
-    return pa.Table.from_pylist(cells, schema=schema)
+    for name in rows[0].columns:
+        table = table.append_column(name, pa.array([row.columns[name] for row in rows]))
+    return table
+
+
+def _cells(name: str, row: Example) -> list[dict[str, Any]]:
+    names = [name] if len(row.images) == 1 else [f"{name}-{place}" for place in range(len(row.images))]
+    return [{"bytes": image, "path": f"{name}.png"} for name, image in zip(names, row.images, strict=True)]
 
 
 def _holds(path: Path, table: pa.Table) -> bool:

@@ -1,39 +1,71 @@
-"""Drawn scenes of coloured circles, squares and triangles, with a question that counts some of them.
+"""Drawn scenes of coloured circles, squares, triangles and more, with a question that counts some of them.
 
-    python -m mmrl_datasets.shapes OUT
+    python -m mmrl_datasets.shapes OUT [--varied 1]
 
 Scenes have several sizes, shapes never overlap, and about one answer in five is 0. No picture occurs in two splits.
+Varied scenes are in the manner of CLEVR: more kinds of things, large and small, and questions that name any of size,
+colour and shape. The column ``scene`` (JSON) lists what is drawn.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import sys
 from collections.abc import Sequence
+from functools import partial
+from math import cos, pi, sin
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mmrl.errors import DataError, MMRLError
-from mmrl_datasets.layout import Example, png, write_splits
+from mmrl.errors import DataError
+from mmrl_datasets.command import run
+from mmrl_datasets.layout import Belongs, Example, draw_splits, png, write_splits
 
 if TYPE_CHECKING:
-    from PIL import Image as PILImage
     from PIL import ImageDraw as PILImageDraw
 
-COLOURS = {"red": (220, 40, 40), "green": (30, 150, 60), "blue": (40, 80, 220), "yellow": (240, 190, 20)}
-SHAPES = ("circle", "square", "triangle")
+COLOURS = {
+    "red": (220, 40, 40),
+    "green": (30, 150, 60),
+    "blue": (40, 80, 220),
+    "yellow": (240, 190, 20),
+    "purple": (150, 60, 180),
+    "grey": (140, 140, 140),
+}
+SHAPES = ("circle", "square", "triangle", "star", "ring")
+RADII = {"small": (5, 7), "large": (10, 13)}
+"""From and to (exclusive) which radius in pixels a thing of a varied scene has."""
+PLAIN_RADII = (8, 13)
 MAX_COUNT = 4
 CELL = 28
 """Pixels of the square that holds one shape; scenes are grids of such squares."""
 SCENES = ((3, 3), (4, 3), (3, 4), (4, 4), (5, 3))
 """(columns, rows) of the scenes."""
 _SMOOTHING = 4
-_Thing = tuple[str, str]
 
 
-def write_shapes(folder: Path, *, train: int = 2000, test: int = 300, warmup: int = 0, seed: int = 0) -> None:
+class Thing(NamedTuple):
+    """What a scene is made of; the size is empty where scenes do not tell sizes apart."""
+
+    size: str
+    colour: str
+    shape: str
+
+    def is_a(self, wanted: Thing) -> bool:
+        """Whether it is what is wanted; an empty part of that may be anything."""
+        return all(part in ("", own) for own, part in zip(self, wanted, strict=True))
+
+
+PLAIN_KINDS = tuple(Thing("", colour, shape) for colour in list(COLOURS)[:4] for shape in SHAPES[:3])
+"""What there is in scenes that are not varied."""
+VARIED_KINDS = tuple(Thing(size, colour, shape) for size in RADII for colour in COLOURS for shape in SHAPES)
+
+
+def write_shapes(
+    folder: Path, *, train: int = 2000, test: int = 300, warmup: int = 0, varied: float = 0.0, seed: int = 0
+) -> None:
     """Write ``train.parquet``, ``test.parquet`` and, if asked for, ``warmup.parquet``.
 
     Args:
@@ -41,78 +73,87 @@ def write_shapes(folder: Path, *, train: int = 2000, test: int = 300, warmup: in
         train: Training rows.
         test: Held-out rows.
         warmup: Rows for a supervised warm-up, in neither of the other two.
+        varied: Fraction of rows with varied scenes and questions.
         seed: Decides every draw; the test rows do not depend on the number of others.
 
     Raises:
-        DataError: A negative count, or ``folder`` holds other rows.
+        DataError: A negative count, a fraction beyond 0 to 1, or ``folder`` holds other rows.
     """
-    counts = {"test": test, "warmup": warmup, "train": train}
-    if min(counts.values()) < 0:
-        raise DataError("The shapes cannot be drawn with these options", possible="counts of 0 or more")
-    seen: set[bytes] = set()
-    splits: dict[str, list[Example]] = {split: [] for split in counts}
-    for index, (split, count) in enumerate(counts.items()):
-        rng = np.random.default_rng([seed, index])
-        while len(splits[split]) < count:
-            example = _example(rng)
-            if example.image not in seen:
-                seen.add(example.image)
-                splits[split].append(example)
-    write_splits(folder, splits)
+    if not 0 <= varied <= 1:
+        raise DataError("The shapes cannot be drawn with these options", possible="varied between 0 and 1")
+    draw = partial(_example, varied)
+    write_splits(folder, draw_splits(train=train, test=test, warmup=warmup, seed=seed, draw=draw))
 
 
-def _example(rng: np.random.Generator) -> Example:
-    kinds = [(colour, shape) for colour in COLOURS for shape in SHAPES]
-    rng.shuffle(kinds)
-    (colour, shape), *others = kinds
+def _example(varied: float, rng: np.random.Generator, belongs: Belongs) -> Example:
+    kinds, asked = (VARIED_KINDS, _some_of) if rng.random() < varied else (PLAIN_KINDS, _all_of)
+    wanted = asked(kinds[rng.integers(len(kinds))], rng)
     count, num_others = int(rng.integers(MAX_COUNT + 1)), int(rng.integers(1, MAX_COUNT + 1))
-    things = [(colour, shape)] * count + [others[rng.integers(len(others))] for _ in range(num_others)]
-    scene = _draw(things, SCENES[rng.integers(len(SCENES))], rng)
-    return Example(f"<image>How many {colour} {shape}s are there?", png(scene), str(count))
+    scene = scatter(wanted, count, num_others, kinds, rng)
+    question = f"<image>How many {named(wanted)} are there?"
+    return Example(question, (draw_scene(scene, rng),), str(count), columns={"scene": json.dumps(scene)})
 
 
-def _draw(things: Sequence[_Thing], grid: tuple[int, int], rng: np.random.Generator) -> PILImage.Image:
-    """Each thing in a cell of its own, drawn large and reduced so that edges are smooth."""
+def _all_of(kind: Thing, rng: np.random.Generator) -> Thing:
+    return kind
+
+
+def _some_of(kind: Thing, rng: np.random.Generator) -> Thing:
+    """Any of size, colour and shape, at least one."""
+    kept = rng.permutation(3)[: rng.integers(1, 4)]
+    return Thing(*(value if place in kept else "" for place, value in enumerate(kind)))
+
+
+def scatter(
+    wanted: Thing, count: int, num_others: int, kinds: Sequence[Thing], rng: np.random.Generator
+) -> list[Thing]:
+    """As many things that are ``wanted``, and as many that are not."""
+    scene = []
+    for number, fits in ((count, True), (num_others, False)):
+        pool = [kind for kind in kinds if kind.is_a(wanted) == fits]
+        scene += [pool[rng.integers(len(pool))] for _ in range(number)]
+    return scene
+
+
+def named(wanted: Thing) -> str:
+    """The plural: ``large red circles``, ``blue things``."""
+    return " ".join(word for word in (wanted.size, wanted.colour, f"{wanted.shape or 'thing'}s") if word)
+
+
+def draw_scene(things: Sequence[Thing], rng: np.random.Generator) -> bytes:
+    """A PNG of one of ``SCENES``' sizes with each thing in a cell of its own, drawn large and reduced."""
     from PIL import Image, ImageDraw
 
-    columns, rows = grid
+    columns, rows = SCENES[rng.integers(len(SCENES))]
     canvas = Image.new("RGB", (columns * CELL * _SMOOTHING, rows * CELL * _SMOOTHING), "white")
-    draw = ImageDraw.Draw(canvas)
+    pen = ImageDraw.Draw(canvas)
     for thing, cell in zip(things, rng.permutation(columns * rows), strict=False):
-        radius = int(rng.integers(8, 13))
+        radius = int(rng.integers(*RADII.get(thing.size, PLAIN_RADII)))
         row, column = divmod(int(cell), columns)
         x, y = (CELL * place + int(rng.integers(radius + 1, CELL - radius)) for place in (column, row))
-        _draw_thing(draw, thing, x * _SMOOTHING, y * _SMOOTHING, radius * _SMOOTHING)
-    return canvas.reduce(_SMOOTHING)
+        _draw_thing(pen, thing, x * _SMOOTHING, y * _SMOOTHING, radius * _SMOOTHING)
+    return png(canvas.reduce(_SMOOTHING))
 
 
-def _draw_thing(draw: PILImageDraw.ImageDraw, thing: _Thing, x: int, y: int, radius: int) -> None:
-    colour, shape = thing
+def _draw_thing(pen: PILImageDraw.ImageDraw, thing: Thing, x: int, y: int, radius: int) -> None:
+    colour = COLOURS[thing.colour]
     box = (x - radius, y - radius, x + radius, y + radius)
-    if shape == "circle":
-        draw.ellipse(box, fill=COLOURS[colour])
-    elif shape == "square":
-        draw.rectangle(box, fill=COLOURS[colour])
+    if thing.shape == "circle":
+        pen.ellipse(box, fill=colour)
+    elif thing.shape == "ring":
+        pen.ellipse(box, outline=colour, width=radius // 3)
+    elif thing.shape == "square":
+        pen.rectangle(box, fill=colour)
+    elif thing.shape == "triangle":
+        pen.polygon([(x, box[1]), (box[0], box[3]), (box[2], box[3])], fill=colour)
     else:
-        draw.polygon([(x, box[1]), (box[0], box[3]), (box[2], box[3])], fill=COLOURS[colour])
+        reaches = [radius if point % 2 == 0 else 0.42 * radius for point in range(10)]
+        pen.polygon([(x + r * sin(pi * k / 5), y - r * cos(pi * k / 5)) for k, r in enumerate(reaches)], fill=colour)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit code."""
-    parser = argparse.ArgumentParser("mmrl_datasets.shapes", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", type=Path, metavar="OUT")
-    parser.add_argument("--train", type=int, default=2000, metavar="N", help="training rows (%(default)s)")
-    parser.add_argument("--test", type=int, default=300, metavar="N", help="held-out rows (%(default)s)")
-    parser.add_argument(
-        "--warmup", type=int, default=0, metavar="N", help="rows for a supervised warm-up (%(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
-    try:
-        write_shapes(**vars(parser.parse_args(arguments)))
-    except MMRLError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+    return run(write_shapes, __doc__ or "", {"varied": "fraction of rows with more kinds of things"}, arguments)
 
 
 if __name__ == "__main__":

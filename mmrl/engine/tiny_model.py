@@ -1,12 +1,14 @@
 """Tiny random models as Hugging Face folders, for self-checks and demonstrations; nothing is downloaded.
 
-0.6 million parameters, the architecture and file layout of the real ones: enough to learn handwritten digits.
+The architecture and file layout of the real ones, in two sizes: 0.6 million parameters are enough to read handwritten
+digits, 1 million to read a labelled figure and to work an answer out.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +34,31 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-TEXT = {
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-}
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Widths and depths of the language model, and the width of the vision tower."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    tower: int
+
+    def text(self) -> dict[str, int]:
+        """Part of a text config."""
+        return {name: value for name, value in asdict(self).items() if name != "tower"}
+
+    def vision(self, family: str) -> dict[str, Any]:
+        """Part of a vision config."""
+        if family == "qwen2_vl":
+            return {"embed_dim": self.tower, "hidden_size": self.hidden_size}
+        widths = {"hidden_size": self.tower, "intermediate_size": 2 * self.tower}
+        return {**widths, "out_hidden_size": self.hidden_size}
+
+
+SIZES = {"tiny": Size(128, 256, 2, 4, 64), "small": Size(192, 384, 2, 6, 64)}
+TEXT = {"num_key_value_heads": 2, "max_position_embeddings": 4096}
 STEMS = {
     "qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL",
     "qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama",
@@ -47,11 +66,10 @@ STEMS = {
 """What a family's classes in transformers are called."""
 
 TOWER = {"depth": 2, "num_heads": 4, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
-SIZES = {"hidden_size": 64, "intermediate_size": 128, "out_hidden_size": 128}
 VISION: dict[str, dict[str, Any]] = {
-    "qwen2_vl": {**TOWER, "embed_dim": 64, "hidden_size": 128, "mlp_ratio": 2},
-    "qwen2_5_vl": {**TOWER, **SIZES, "window_size": 112, "fullatt_block_indexes": [1]},
-    "qwen3_vl": {**TOWER, **SIZES, "num_position_embeddings": 256, "deepstack_visual_indexes": [0]},
+    "qwen2_vl": {**TOWER, "mlp_ratio": 2},
+    "qwen2_5_vl": {**TOWER, "window_size": 112, "fullatt_block_indexes": [1]},
+    "qwen3_vl": {**TOWER, "num_position_embeddings": 256, "deepstack_visual_indexes": [0]},
 }
 
 MROPE: dict[str, dict[str, Any]] = {
@@ -61,8 +79,11 @@ MROPE: dict[str, dict[str, Any]] = {
 }
 
 
-def write_tokenizer(folder: Path, *, vision: bool) -> Any:
-    """A byte-level BPE tokenizer of about 500 tokens, digits one by one, with Qwen's special tokens and chat format."""
+def write_tokenizer(folder: Path, *, vision: bool, geometry: bool = False) -> Any:
+    """A byte-level BPE tokenizer of about 500 tokens, digits one by one, with Qwen's special tokens and chat format.
+
+    With ``geometry``, its merges are those of worked solutions.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -74,7 +95,7 @@ def write_tokenizer(folder: Path, *, vision: bool) -> Any:
     trainer = trainers.BpeTrainer(
         vocab_size=500, special_tokens=SPECIAL_TOKENS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
-    tokenizer.train_from_iterator(_corpus(), trainer)
+    tokenizer.train_from_iterator(_geometry_corpus() if geometry else _corpus(), trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
@@ -86,20 +107,22 @@ def write_tokenizer(folder: Path, *, vision: bool) -> Any:
     return fast
 
 
-def write_model(folder: Path, family: str = "qwen2_5_vl", *, seed: int = 0) -> Path:
+def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny", seed: int = 0) -> Path:
     """Write weights, config, tokenizer and (for a vision-language family) the processor's files; return the folder.
 
-    Float32 in one file, with a tied head; the layout is that of the installed transformers.
+    ``size`` is one of ``SIZES``; any but tiny has read geometry in its tokenizer's corpus. Float32 in one file, with a
+    tied head; the layout is that of the installed transformers.
     """
     import torch
     import transformers
 
     folder.mkdir(parents=True, exist_ok=True)
     vision = family in VISION
-    tokenizer = write_tokenizer(folder, vision=vision)
+    tokenizer = write_tokenizer(folder, vision=vision, geometry=size != "tiny")
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
     values = text = {
         **TEXT,
+        **SIZES[size].text(),
         "vocab_size": len(tokenizer) + 6,  # padded, as the real ones are
         "bos_token_id": ids["<|endoftext|>"],
         "eos_token_id": ids["<|im_end|>"],
@@ -109,7 +132,8 @@ def write_model(folder: Path, family: str = "qwen2_5_vl", *, seed: int = 0) -> P
     if vision:
         text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, **MROPE[family]}
         values = {f"{name}_id": ids[token] for name, token in VISION_TOKENS.items()}
-        values |= {"text_config": text, "vision_config": VISION[family], "tie_word_embeddings": True}
+        tower = {**VISION[family], **SIZES[size].vision(family)}
+        values |= {"text_config": text, "vision_config": tower, "tie_word_embeddings": True}
         _write_processor(folder, family)
     torch.manual_seed(seed)
     head = "ForConditionalGeneration" if vision else "ForCausalLM"
@@ -148,3 +172,14 @@ def _corpus() -> Iterator[str]:
             yield f"what is {a}+{b}? the answer is {a + b}. \\boxed{{{a + b}}}"
     yield from ["What digit is this?", "What is the sum?", "How many red circles are there in the image?"] * 50
     yield from ["count the blue squares and green triangles <think> </think> user assistant system"] * 50
+
+
+def _geometry_corpus() -> Iterator[str]:
+    for a in range(2, 20):
+        for b in range(2, 20):
+            yield f"AC = {a} and BC = {b}, so AB^2 = AC^2 + BC^2 = {a}^2 + {b}^2 = {a * a} + {b * b}."
+            yield f"AB = {a}, BC = {b}, CD = {a}. AD^2 = AC^2 + {b}^2. AD = \\sqrt {{ {a} }} = {b} \\sqrt {{ 2 }}."
+            yield f"x: {a} - {b} = {a - b}. The area is \\frac {{ {a} }} {{ {b} }}, {a} \\cdot {b}. \\boxed{{{a}}}"
+    yield from ["Find AB.", "Find AD.", "Find the angle at C in degrees. Find the area of the triangle."] * 50
+    yield from ["The angle at C is right. Check: the angles of a triangle add up to 180 degrees."] * 50
+    yield from _corpus()
