@@ -307,7 +307,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _rewards_test(arguments: argparse.Namespace) -> int:
-    from mmrl.reward_trial import reward_spec, try_reward
+    from mmrl.checking.rewards import reward_spec, try_reward
 
     if arguments.limit is not None and arguments.limit < 1:
         raise ConfigError(f"--limit is {arguments.limit}", where="mmrl rewards test", possible="1 or more")

@@ -14,8 +14,8 @@ from mmrl.config import Config
 from mmrl.errors import ConfigError, plugin_errors
 from mmrl.interfaces import Algorithm, Engine, PromptEncoder, Sampler, SamplingRequest
 from mmrl.prompts import PromptSource, request_seed
-from mmrl.reward_failures import Failure, Failures, describe
-from mmrl.scoring import Scorer
+from mmrl.scoring.failures import Failure, Failures, describe
+from mmrl.scoring.scorer import Scorer
 from mmrl.types import Batch, EncodedPrompt, FloatArray, ScoredGroup
 
 

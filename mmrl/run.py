@@ -24,7 +24,7 @@ from mmrl.interfaces import Engine, Learner
 from mmrl.plan import RunPlan
 from mmrl.rollout_records import rollout_records
 from mmrl.run_directory import RunDirectory
-from mmrl.scoring import Scorer
+from mmrl.scoring.scorer import Scorer
 from mmrl.tracking import Trackers
 from mmrl.types import CreditedGroup
 

@@ -11,8 +11,8 @@ import pytest
 
 from mmrl.config import RewardSpec
 from mmrl.errors import ConfigError, PluginError
-from mmrl.reward_failures import Failures, RewardError
-from mmrl.scoring import Scorer
+from mmrl.scoring.failures import Failures, RewardError
+from mmrl.scoring.scorer import Scorer
 from mmrl.types import EncodedPrompt, Message, Rollout, RolloutGroup
 
 REWARDS = """
@@ -519,7 +519,7 @@ sys.path.insert(0, {tests!r})
 import test_scoring
 from mmrl.config import RewardSpec
 from mmrl.errors import ConfigError, PluginError
-from mmrl.scoring import Scorer
+from mmrl.scoring.scorer import Scorer
 pids, stuck = RewardSpec(name={pid!r}), RewardSpec(name={slow!r})
 scorer = Scorer([pids, stuck], workers=1)
 print(int(scorer.submit(test_scoring.group(text="0")).result(60).components[pids.metric][0]), flush=True)

@@ -16,8 +16,8 @@ from mmrl.config import RewardSpec, from_mapping
 from mmrl.errors import ConfigError, DataError, NumericsError, PluginError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, Refill, SamplingRequest, UpdateResult
 from mmrl.prompts import Part, PromptOrder, PromptSource
-from mmrl.reward_failures import Failure, Failures, RewardError
-from mmrl.scoring import Scorer
+from mmrl.scoring.failures import Failure, Failures, RewardError
+from mmrl.scoring.scorer import Scorer
 from mmrl.trainer import Trainer, minibatches
 from mmrl.types import (
     Credit,

@@ -20,9 +20,9 @@ from mmrl.checking.report import excerpt
 from mmrl.config import RewardSpec
 from mmrl.errors import DataError, PluginError
 from mmrl.prompts import PromptSource
-from mmrl.reward_failures import Failures
-from mmrl.reward_pool import Answer, RewardPool
-from mmrl.scoring import Scorer, reward_pools
+from mmrl.scoring.failures import Failures
+from mmrl.scoring.pool import Answer, RewardPool
+from mmrl.scoring.scorer import Scorer, reward_pools
 from mmrl.types import EncodedPrompt, FinishReason, IntArray, Prompt, Rollout, RolloutGroup, Segment
 
 MAX_ROWS = 10_000

@@ -18,7 +18,7 @@ from mmrl.config import Config, RewardSpec
 from mmrl.errors import DataError, MMRLError
 from mmrl.plan import RunPlan
 from mmrl.prompts import PromptSource
-from mmrl.scoring import Scorer
+from mmrl.scoring.scorer import Scorer
 from mmrl.types import EncodedPrompt
 
 ENCODED = 32

@@ -13,7 +13,7 @@ import numpy as np
 from mmrl import registry
 from mmrl.errors import MMRLError, plugin_errors
 from mmrl.interfaces import Reward
-from mmrl.reward_worker import BadScores, call, check_scores
+from mmrl.scoring.worker import BadScores, call, check_scores
 from mmrl.testing.rollouts import OTHER_GOLDS, sample_groups
 from mmrl.testing.rules import Untried, broken, failed
 from mmrl.types import Rollout, Score

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from mmrl.config import RewardSpec
-from mmrl.reward_worker import call
-from mmrl.scoring import Scorer
+from mmrl.scoring.scorer import Scorer
+from mmrl.scoring.worker import call
 from mmrl.types import EncodedPrompt, Rollout, RolloutGroup, Segment
 from mmrl_rewards.math import Math
 

@@ -16,8 +16,8 @@ import pytest
 
 from mmrl.config import RewardSpec
 from mmrl.interfaces import Reward
-from mmrl.reward_worker import call
-from mmrl.scoring import Scorer
+from mmrl.scoring.scorer import Scorer
+from mmrl.scoring.worker import call
 from mmrl.testing import check_reward
 from mmrl.types import EncodedPrompt, Rollout, RolloutGroup
 

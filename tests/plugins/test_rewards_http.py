@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from mmrl.config import RewardSpec
 from mmrl.errors import ConfigError, PluginError
-from mmrl.reward_worker import call
-from mmrl.scoring import Scorer
+from mmrl.scoring.scorer import Scorer
+from mmrl.scoring.worker import call
 from mmrl.types import EncodedPrompt, ImageRef, Message, Rollout, RolloutGroup
 from mmrl_rewards.http import Http
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from mmrl.config import RewardSpec
 from mmrl.engine.tiny_model import write_tokenizer
 from mmrl.errors import ConfigError, PluginError
-from mmrl.scoring import Scorer
+from mmrl.scoring.scorer import Scorer
 from mmrl.types import EncodedPrompt, ImageRef, Message, Rollout, RolloutGroup
 from mmrl_rewards.model import Model
 

@@ -1,6 +1,6 @@
 """Worker processes that share a queue of rollouts to score: each may hang, crash or grow, and is then replaced.
 
-A worker (``mmrl.reward_worker``) is a child with an environment without the user's secrets. One thread here drives one
+A worker (``mmrl.scoring.worker``) is a child with an environment without the user's secrets. One thread here drives one
 worker, and each future carries its own rollouts, so nothing depends on which worker is free first.
 """
 
@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 from mmrl.child import Child, ChildEnded, Reply
 from mmrl.config import RewardSpec
 from mmrl.redaction import names_a_secret
-from mmrl.reward_failures import Failure, Failures, RewardError, reward_error
+from mmrl.scoring.failures import Failure, Failures, RewardError, reward_error
 from mmrl.types import Rollout
 
 START_TIMEOUT_S = 120.0
@@ -262,7 +262,7 @@ class _Worker(Child):
     """
 
     def __init__(self, rewards: Sequence[RewardSpec]) -> None:
-        super().__init__("mmrl.reward_worker", _environment())
+        super().__init__("mmrl.scoring.worker", _environment())
         self._rewards, self._forms = rewards, list[str]()
         self._first_bytes: int | None = None
         self.growth_bytes = 0

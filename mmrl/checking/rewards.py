@@ -17,9 +17,9 @@ from mmrl.config import RewardSpec, options_errors
 from mmrl.config_files import Located, join_errors, read_tree
 from mmrl.console import visible
 from mmrl.errors import DataError
-from mmrl.reward_failures import Failures, RewardError
 from mmrl.rollout_records import RecordedRollout, read_rollouts
-from mmrl.scoring import reward_pools
+from mmrl.scoring.failures import Failures, RewardError
+from mmrl.scoring.scorer import reward_pools
 from mmrl.testing.rollouts import sample_groups
 
 _ROWS_SHOWN, _WIDTH = 40, 48

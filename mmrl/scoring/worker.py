@@ -1,7 +1,7 @@
 """The process in which rewards run: it reads rollouts and answers line by line.
 
 Nothing of a plugin is pickled. Rewards run in the main thread, where math-verify's signals work. See
-``mmrl.reward_pool`` for the other end.
+``mmrl.scoring.pool`` for the other end.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from mmrl import registry
 from mmrl.config import RewardSpec
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Reward
-from mmrl.reward_failures import Failures
-from mmrl.reward_pool import MAX_GROWTH_BYTES, Answer, RewardPool
+from mmrl.scoring.failures import Failures
+from mmrl.scoring.pool import MAX_GROWTH_BYTES, Answer, RewardPool
 from mmrl.types import FloatArray, RolloutGroup, ScoredGroup
 
 DEFAULT_WORKERS = min(4, os.cpu_count() or 1)

@@ -1,0 +1,1 @@
+"""Rewards in worker processes that can be killed: one may raise, hang or crash without taking the run along."""
