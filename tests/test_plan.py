@@ -39,7 +39,7 @@ class Careful(Reward):
         return self.config.answer
 
     def score(self, rollouts):
-        return [0.0] * len(rollouts)
+        return [float(f"{{{rollout.answer}}}" in rollout.text) for rollout in rollouts]
 """
 ALGORITHM = """
 from mmrl.interfaces import Aggregation, Algorithm

@@ -86,9 +86,8 @@ def main() -> None:
             busy_s = worker_s() - before
         assert scored == expected
         ratio = seconds / (grader_s / workers)
-        print(
-            f"Scorer, {workers} workers: {seconds:.2f} s, ratio {ratio:.2f}; processor: {busy_s:.2f} s in workers, {parent_s:.2f} s here"
-        )
+        print(f"Scorer, {workers} workers: {seconds:.2f} s, ratio {ratio:.2f}; ", end="")
+        print(f"processor: {busy_s:.2f} s in workers, {parent_s:.2f} s here")
 
 
 if __name__ == "__main__":
