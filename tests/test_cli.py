@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,10 @@ import pytest
 
 import mmrl
 from mmrl import registry
+from mmrl.checking.report import Report
 from mmrl.cli import main
 from mmrl.doctor.finding import Finding
-from mmrl.errors import DataError, NumericsError
+from mmrl.errors import DataError, MMRLError, NumericsError
 from mmrl.registry import list_plugins
 from mmrl.rollout_records import rollout_records
 from mmrl.run_directory import RunDirectory
@@ -49,15 +49,16 @@ class FakeRun:
     calls: list[Any] = field(default_factory=list)
     error: BaseException | None = None
 
-    def train(self, loaded: Any, dry_run: bool) -> int:
-        self.calls.append(("train", loaded.config, dry_run))
+    def train(self, loaded: Any) -> int:
+        self.calls.append(("train", loaded.config))
         if self.error:
             raise self.error
         return 0
 
     def check(self, loaded: Any) -> Any:
         self.calls.append(("check", loaded.config))
-        return SimpleNamespace(lines=["4 rows", "fine"], data={"rows": 4})
+        errors = [self.error] if isinstance(self.error, MMRLError) else []
+        return Report(lines=["4 rows", "fine"], data={"rows": 4}, errors=errors)
 
     def evaluate(self, loaded: Any, model: Path | None) -> dict[str, Any]:
         self.calls.append(("eval", loaded.config, model))
@@ -74,9 +75,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> FakeRun:
 
 def test_train_gets_the_resolved_config(config: str, run: FakeRun) -> None:
     assert main(["train", config]) == 0
-    ((_, loaded, dry_run),) = run.calls
-    assert loaded.algorithm.name == "grpo"
-    assert not dry_run
+    ((command, loaded),) = run.calls
+    assert (command, loaded.algorithm.name) == ("train", "grpo")
 
 
 def test_overrides_files_and_options_come_in_any_order(config: str, run: FakeRun, tmp_path: Path) -> None:
@@ -84,16 +84,29 @@ def test_overrides_files_and_options_come_in_any_order(config: str, run: FakeRun
     more.write_text("sampler: {group_size: 5}\n")
     words = ["train", "--learner.lr", "1e-5", config, "trainer.seed=7", "--dry-run", "--sampler.top_k=-1", str(more)]
     assert main([*words, "--sampler.top_k", "-1", "trackers=[]"]) == 0
-    ((_, loaded, dry_run),) = run.calls
+    ((command, loaded),) = run.calls
+    assert command == "check"
     assert (loaded.learner.lr, loaded.trainer.seed, loaded.sampler.group_size) == (1e-5, 7, 5)
-    assert dry_run
 
 
 def test_check_prints_its_report_or_json(config: str, run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", config]) == 0
     assert capsys.readouterr().out == "4 rows\nfine\n"
     assert main(["check", "--json", config]) == 0
-    assert json.loads(capsys.readouterr().out) == {"rows": 4}
+    answer = json.loads(capsys.readouterr().out)
+    assert answer == {"rows": 4, "warnings": [], "errors": [], "notes": []}
+
+
+def test_check_shows_what_is_wrong_after_its_report(
+    config: str, run: FakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.error = DataError("no gold can be matched", where="data.train")
+    assert main(["check", config]) == DataError.exit_code
+    out, err = capsys.readouterr()
+    assert out == "4 rows\nfine\n" and err == "mmrl: no gold can be matched\n  where:    data.train\n"
+    assert main(["check", config, "--json"]) == DataError.exit_code
+    (error,) = json.loads(capsys.readouterr().out)["errors"]
+    assert error["exit_code"] == DataError.exit_code and error["message"].startswith("no gold")
 
 
 def test_eval_takes_another_model(config: str, run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,8 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SOURCES = ("mmrl", "plugins", "datasets")
 HEAVY = {"PIL", "datasets", "deepspeed", "math_verify", "pyarrow", "ray", "sklearn", "swanlab", "tensorboard", "torch"}
 HEAVY |= {"transformers", "vllm"}
-COMMON_WORDS = {"count", "exact", "format", "length", "math", "numeric", "overlong", "table"}
+COMMON_WORDS = {"exact", "format", "length", "math", "numeric", "overlong", "relaxed", "table"}
+CORE_WORDS = {"choice", "code", "count", "http", "model"}
 
 
 def run(*command: str, cwd: Path = ROOT) -> str:
@@ -68,12 +69,15 @@ def test_the_core_names_no_first_party_plugin(path: Path) -> None:
 
 
 def named_plugins(source: str, names: set[str]) -> Iterator[str]:
-    """Where source code speaks of a plugin: any use of its name, or of a common word as a string of its own."""
+    """Where source code speaks of a plugin: any use of its name.
+
+    Of a common word as a string of its own, and of a word that the core has for something else only as a ``name``.
+    """
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if words := set(re.findall(r"[a-z0-9]+", token.string.lower())) & (names - COMMON_WORDS):
+        if words := set(re.findall(r"[a-z0-9]+", token.string.lower())) & (names - COMMON_WORDS - CORE_WORDS):
             yield f"line {token.start[0]}: {words}"
-    common = "|".join(names & COMMON_WORDS)
-    pattern = re.compile(rf"^({common})$|\bname\W{{1,4}}({common})\b")
+    common, core = ("|".join(names & words) or "(?!)" for words in (COMMON_WORDS, CORE_WORDS))
+    pattern = re.compile(rf"^({common})$|\bname\W{{1,4}}({common}|{core})\b")
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and pattern.search(node.value):
             yield f"line {node.lineno}: {node.value!r}"
@@ -85,6 +89,8 @@ def named_plugins(source: str, names: set[str]) -> Iterator[str]:
         ("import math\nx = '{}'.format(1)\n'an exact table of numbers'", 0),
         ("if name == 'math': pass", 1),
         ("text = 'rewards: [{name: exact}]'", 1),
+        ("section['model'] = count", 0),
+        ("text = 'rewards: [{name: model}]'", 1),
         ("use_grpo = True  # GRPO", 2),
         ('"""As in TensorBoard."""', 1),
     ],
