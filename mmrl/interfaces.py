@@ -237,6 +237,10 @@ class Reward(Plugin):
     workers: ClassVar[int | None] = None
     groups_per_call: ClassVar[int] = 1
 
+    def prepare(self) -> None:
+        """Load what is large. Called once in each worker before it scores; no ``timeout_s`` counts meanwhile."""
+        return
+
     def score_one(self, rollout: Rollout) -> Score | Awaitable[Score | None] | None:
         """A finite number; None takes the rollout out of statistics and loss.
 

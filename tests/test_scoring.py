@@ -326,6 +326,16 @@ def test_a_reward_that_fails_to_start_is_an_error_of_every_group_and_is_not_trie
     assert len((tmp_path / "starts").read_text()) <= 2
 
 
+def test_preparing_is_done_once_and_its_time_is_not_the_deadlines(package, tmp_path):
+    package(
+        f"import time\nfrom mmrl.interfaces import Reward\nclass Length(Reward):\n"
+        f"    def prepare(self):\n        time.sleep(1.5); open({str(tmp_path / 'loads')!r}, 'a').write('x')\n"
+        f"    def score(self, rollouts):\n        return [len(open({str(tmp_path / 'loads')!r}).read())] * len(rollouts)\n"
+    )
+    with Scorer([RewardSpec(name="length", timeout_s=1)], workers=1) as scorer:
+        assert [scorer.submit(group()).result(60).rewards.tolist() for _ in range(2)] == [[1.0] * 3] * 2
+
+
 def test_closing_ends_workers_at_once_even_busy_ones_and_cancels_the_rest(spec):
     with Scorer([spec("pid")], workers=1) as scorer:
         pid = int(scorer.submit(group()).result(60).rewards[0])

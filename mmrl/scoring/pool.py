@@ -23,8 +23,8 @@ from mmrl.redaction import names_a_secret
 from mmrl.scoring.failures import Failure, Failures, RewardError, reward_error
 from mmrl.types import Rollout
 
-START_TIMEOUT_S = 120.0
-"""For a worker to import and make its rewards; not part of any reward's own deadline."""
+START_TIMEOUT_S = 600.0
+"""For a worker to import, make and prepare its rewards, which may load a model; no part of a reward's own deadline."""
 MAX_GROWTH_BYTES = 2**30
 """Resident memory that a worker may gain after its first call before another takes its place."""
 _SIDE_BY_SIDE_GRACE_S = 2.0

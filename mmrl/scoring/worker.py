@@ -51,7 +51,9 @@ def serve() -> None:
 
 def _make(spec: RewardSpec) -> Reward | Reply:
     try:
-        return registry.create("reward", spec)
+        reward = registry.create("reward", spec)
+        reward.prepare()
+        return reward
     except MMRLError as error:
         parts = {"what": error.what, "where": error.where, "possible": error.possible, "remedy": error.remedy}
         return {"error": parts, "details": traceback.format_exc()}

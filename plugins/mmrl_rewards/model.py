@@ -8,7 +8,7 @@ that sees images, or one too large for this machine, is served elsewhere (see ``
 
 One process (``workers`` 1) holds the model and is given the rollouts of up to 16 groups at once. They are batched by
 length, so that padding is small and a batch does not depend on the order of what came; scores of one rollout in another
-company agree to float rounding. The model is loaded by the first call: let ``timeout_s`` cover that.
+company agree to float rounding. It is loaded before the first call, outside ``timeout_s``.
 
 Only safetensors are read, and code of the folder runs only with ``trust_remote_code``. A gated model is downloaded
 first (``hf download``): workers run without HF_TOKEN.
@@ -48,7 +48,7 @@ class Model(Reward):
         """Branch, tag or commit of a hub model."""
         device: str = "auto"
         """cpu, cuda, cuda:N, or auto: cuda where there is one. GPUs are counted as CUDA_VISIBLE_DEVICES says; a rank's
-        own GPU must have memory left for it (sampler.gpu_memory_utilization)."""
+        own GPU must have memory left for it (``sampler.memory_fraction``)."""
         dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
         """auto: float32 on a CPU, on a GPU that of the weights."""
         batch_size: int = Field(default=8, gt=0)
@@ -72,6 +72,9 @@ class Model(Reward):
 
     def check(self, run: RunFacts) -> list[str]:
         return [f"the reward model {self.config.path} runs on {self._device}"] if self.config.device == "auto" else []
+
+    def prepare(self) -> None:
+        _ = self._tokenizer, self._model
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score | None]:
         if not rollouts:
