@@ -330,7 +330,7 @@ def test_preparing_is_done_once_and_its_time_is_not_the_deadlines(package, tmp_p
     package(
         f"import time\nfrom mmrl.interfaces import Reward\nclass Length(Reward):\n"
         f"    def prepare(self):\n        time.sleep(1.5); open({str(tmp_path / 'loads')!r}, 'a').write('x')\n"
-        f"    def score(self, rollouts):\n        return [len(open({str(tmp_path / 'loads')!r}).read())] * len(rollouts)\n"
+        f"    def score_one(self, rollout):\n        return len(open({str(tmp_path / 'loads')!r}).read())\n"
     )
     with Scorer([RewardSpec(name="length", timeout_s=1)], workers=1) as scorer:
         assert [scorer.submit(group()).result(60).rewards.tolist() for _ in range(2)] == [[1.0] * 3] * 2
