@@ -206,6 +206,13 @@ class PromptSource:
         overlong = Counter({OVERLONG: len(self.overlong_lengths)} if self.overlong_lengths else {})
         return sum((bad.causes for bad in self._bad), overlong)
 
+    @property
+    def shares(self) -> list[tuple[str, int, float]]:
+        """Of each dataset its source, its prompts, and the share of a run's prompts that are drawn from it."""
+        sizes = Counter(part for part, _ in self._kept)
+        weights = [sizes[i] if part.weight is None else part.weight for i, part in enumerate(self._parts)]
+        return [(p.source, sizes[i], weights[i] / sum(weights)) for i, p in enumerate(self._parts)]
+
     def listen(self, listener: Callable[[str, str], object]) -> None:
         """Call with prompt id and reason for each row that was dropped, and for each one that will be."""
         for prompt, reason in self.dropped:

@@ -116,6 +116,22 @@ class EncodedPrompt:
     source: str = ""
     choices: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, prompt: Prompt, text: str, token_ids: IntArray, images: tuple[ImageRef, ...]) -> EncodedPrompt:
+        """The prompt in these tokens."""
+        return cls(
+            id=prompt.id,
+            messages=prompt.messages,
+            answer=prompt.answer,
+            columns=prompt.columns,
+            demonstration=prompt.demonstration,
+            text=text,
+            token_ids=token_ids,
+            images=images,
+            source=prompt.source,
+            choices=prompt.choices,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:

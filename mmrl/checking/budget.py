@@ -21,14 +21,20 @@ class Arithmetic:
     """The numbers that follow from a config and the prompts that are there.
 
     Attributes:
-        rows: Training prompts.
+        shares: Of each training dataset its source, its prompts, and its share of what is drawn.
         longest: Tokens of the longest training prompt.
+        evaluated: Prompts of an evaluation.
     """
 
     config: Config
-    rows: int
+    shares: Sequence[tuple[str, int, float]]
     longest: int
     evaluated: int
+
+    @property
+    def rows(self) -> int:
+        """Training prompts."""
+        return sum(rows for _, rows, _ in self.shares)
 
     def data(self) -> dict[str, Any]:
         """For a program."""
@@ -43,6 +49,10 @@ class Arithmetic:
             "steps": trainer.steps,
             "updates": trainer.steps * learner.minibatches * learner.epochs,
             "epochs_of_data": round(trainer.steps * trainer.prompts_per_step / self.rows, 2),
+            "epochs_by_source": {
+                source: round(trainer.steps * trainer.prompts_per_step * share / rows, 2)
+                for source, rows, share in self.shares
+            },
             "evaluations": 2 + (trainer.steps - 1) // trainer.eval_every if self.evaluated else 0,
             "completions_per_evaluation": self.evaluated * trainer.eval_samples,
             "longest_sample": self.longest + sampler.max_new_tokens,
@@ -54,10 +64,16 @@ class Arithmetic:
         data = self.data()
         lines = [
             f"{data['prompts_per_step']} prompts x {self.config.sampler.group_size} = {data['completions_per_step']} "
-            f"completions a step; {data['updates_per_step']} optimizer steps of {data['completions_per_update']:g}",
+            f"completions a step; {_times(data['updates_per_step'], 'optimizer step')} of "
+            f"{data['completions_per_update']:g}",
             f"{data['steps']} steps = {data['epochs_of_data']:g} epochs of {self.rows} prompts, {data['updates']} "
             "optimizer steps",
         ]
+        if len(self.shares) > 1:
+            epochs = data["epochs_by_source"]
+            lines += [
+                f"{share:.0%} from {name}: {epochs[name]:g} epochs of {rows}" for name, rows, share in self.shares
+            ]
         if self.config.cluster.ranks > 1:
             lines.append(f"{data['completions_per_rank']:g} completions per rank, {self.config.cluster.ranks} ranks")
         if self.evaluated:
@@ -72,6 +88,10 @@ class Arithmetic:
                 f"one sample may take {data['longest_sample']} tokens, more than learner.tokens_per_microbatch = "
                 f"{data['tokens_per_microbatch']}: it then makes a row of its own, and memory must hold it"
             )
+
+
+def _times(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ class Profile:
         transparent: Images that have transparency, which is shown on white.
         resized: Images that are not on the model's grid as they are.
         images_max: Most images of one prompt.
-        sources: Rows of each source.
+        sources: Of each row, what it is from.
         fingerprints: Of each row, what it asks, text and images alike.
     """
 
@@ -44,7 +44,7 @@ class Profile:
     transparent: int
     resized: int
     images_max: int
-    sources: Mapping[str, int]
+    sources: Sequence[str]
     fingerprints: Sequence[bytes]
 
     def data(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Profile:
             "images_resized": self.resized,
             "image_width": _range([width for width, _ in self.sizes]),
             "image_height": _range([height for _, height in self.sizes]),
-            "sources": dict(self.sources),
+            "sources": dict(Counter(self.sources)),
         }
 
     def lines(self) -> list[str]:
@@ -82,6 +82,7 @@ class Profile:
         lines += [
             f"  {f'{low}-{high}':>11} {count:>7} {'#' * round(_BAR * count / largest)}".rstrip()
             for low, high, count in bins
+            if count
         ]
         if not self.sizes:
             return [*lines, "images     none"]
@@ -90,10 +91,9 @@ class Profile:
             f"images     {len(self.sizes)}, up to {self.images_max} in a prompt; {counted(self.formats)}; "
             f"modes {counted(self.modes)}"
         )
-        lines.append(
-            f"           {w_min}x{h_min} to {w_max}x{h_max} pixels, median {w_mid}x{h_mid}; "
-            f"{self.resized} resized to the model's grid"
-        )
+        extent = f"{w_min}x{h_min} to {w_max}x{h_max} pixels, median {w_mid}x{h_mid}"
+        extent = f"{w_min}x{h_min} pixels" if (w_min, h_min) == (w_max, h_max) else extent
+        lines.append(f"           {extent}; {self.resized} resized to the model's grid")
         if self.transparent:
             lines.append(f"           {self.transparent} with transparency: the model sees them on white")
         return lines
@@ -101,7 +101,8 @@ class Profile:
 
 def profile(source: PromptSource, grid: ImageGrid) -> Profile:
     """Look at every row that is kept; decodes no image."""
-    modes, formats, sources = Counter[str](), Counter[str](), Counter[str]()
+    modes, formats = Counter[str](), Counter[str]()
+    sources = list[str]()
     sizes, image_tokens, fingerprints = list[tuple[int, int]](), list[int](), list[bytes]()
     transparent = resized = images_max = 0
     for index in range(len(source)):
@@ -118,7 +119,7 @@ def profile(source: PromptSource, grid: ImageGrid) -> Profile:
             resized += (width, height) != (header.width, header.height)
         image_tokens.append(tokens)
         images_max = max(images_max, len(prompt.images))
-        sources[prompt.source] += 1
+        sources.append(prompt.source)
         fingerprints.append(fingerprint(prompt))
     return Profile(
         source.lengths, image_tokens, sizes, modes, formats, transparent, resized, images_max, sources, fingerprints

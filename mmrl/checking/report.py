@@ -35,11 +35,14 @@ class Report:
         """That of the first error; 0 without."""
         return self.errors[0].exit_code if self.errors else 0
 
+    def show(self, title: str, lines: Sequence[str]) -> None:
+        """Lines under each other, the first one after the title."""
+        self.lines += [f"{title if not i else '':<{_INDENT}}{line}".rstrip() for i, line in enumerate(lines)]
+
     def add(self, name: str, data: Any, lines: Sequence[str], *, title: str | None = None) -> None:
         """One section: its data, and its lines, the first one after the title, by default the name."""
         self.data[name] = data
-        title = name if title is None else title
-        self.lines += [f"{title if not i else '':<{_INDENT}}{line}".rstrip() for i, line in enumerate(lines)]
+        self.show(name if title is None else title, lines)
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)
@@ -52,6 +55,11 @@ class Report:
         except HubUnreachableError as error:
             self.notes.append(str(error))
         except MMRLError as error:
+            self.blame(error)
+
+    def blame(self, error: MMRLError) -> None:
+        """Take up an error, unless it has been said already, of another row."""
+        if error.what not in {each.what for each in self.errors}:
             self.errors.append(error)
 
     def complete(self) -> Mapping[str, Any]:

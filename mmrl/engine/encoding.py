@@ -39,18 +39,7 @@ class Encoder:
         ids = self._tokenize(text)
         refs = tuple(self._media.add(raw) for raw in prompt.images)
         token_ids = self._expand(ids, [(ref.width, ref.height) for ref in refs], prompt)
-        return EncodedPrompt(
-            id=prompt.id,
-            messages=prompt.messages,
-            answer=prompt.answer,
-            columns=prompt.columns,
-            demonstration=prompt.demonstration,
-            text=text,
-            token_ids=token_ids,
-            images=refs,
-            source=prompt.source,
-            choices=prompt.choices,
-        )
+        return EncodedPrompt.of(prompt, text, token_ids, refs)
 
     def demonstrate(self, prompt: EncodedPrompt) -> Sample:
         if prompt.demonstration is None:
