@@ -20,7 +20,7 @@ from pydantic import Field
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import extract, marked_or_number
-from mmrl_rewards.choices import accepted_texts, chosen_text
+from mmrl_rewards.choice_matching import accepted_texts, chosen_text
 from mmrl_rewards.quantities import Quantity, comparable, quantity, the_number
 
 _SLACK = Fraction(1, 10**9)
