@@ -40,9 +40,9 @@ class BadRows:
             DataError: The policy is to fail.
         """
         self.causes[re.sub(r"\d+", "…", error.what)] += 1
-        place = f"row {row}" if error.where in ("", row) else f"row {row}: {error.where}"
+        place = _place(row, error.where)
         if self._policy == "fail":
-            remedy = "; ".join(filter(None, [error.remedy, "or set data.on_bad_row: drop"]))
+            remedy = _or(error.remedy, "set data.on_bad_row: drop")
             where = f"{self._where}, {place}"
             raise DataError(error.what, where=where, possible=error.possible, remedy=remedy) from error
         # Texts alone: an error holds on to the frames that it came through, with the bytes of an image in them.
@@ -63,11 +63,30 @@ class BadRows:
         causes = [f"{number} x {cause}" for cause, number in self.causes.most_common(_SHOWN)]
         possible, remedy = self._advice
         more = ", ..." if len(self.causes) > _SHOWN else ""
-        rest = ", ..." if count > len(self._examples) else ""
-        raise DataError(
+        rest = "; ..." if count > len(self._examples) else ""
+        what = (
             f"{count} of {self._num_rows} rows cannot be used, more than data.max_bad_rows = {self._max_share:g}: "
-            f"{', '.join(causes)}{more}",
-            where=f"{self._where}, {', '.join(self._examples)}{rest}",
-            possible=possible,
-            remedy="; ".join(filter(None, [remedy, "or raise data.max_bad_rows, and they are left out"])),
+            f"{', '.join(causes)}{more}"
         )
+        leave_out = "raise data.max_bad_rows, and they are left out"
+        if count == self._num_rows > 1 and len(self.causes) == 1:
+            what, leave_out = f"all {count} rows cannot be used, for one cause: {next(iter(self.causes))}", ""
+        raise DataError(
+            what,
+            where=f"{self._where}, {'; '.join(self._examples)}{rest}",
+            possible=possible,
+            remedy=_or(remedy, leave_out),
+        )
+
+
+def _place(row: str, where: str) -> str:
+    """Row and place, without the row's name where the place has it already."""
+    if where == row or where.startswith(f"{row},"):
+        return f"row {where}"
+    number = re.escape(row.rpartition("/")[2])
+    has_row = re.search(rf"\brow {number}\b", where) is not None
+    return where if has_row else f"row {row}: {where}" if where else f"row {row}"
+
+
+def _or(*remedies: str) -> str:
+    return "; or ".join(filter(None, remedies))

@@ -95,11 +95,20 @@ def to_yaml(config: Config, origins: Mapping[str, str] | None = None) -> str:
 
 
 def options_errors(
-    error: ValidationError, model: type[BaseModel], key: str, tree: Located | None = None
+    error: ValidationError,
+    model: type[BaseModel],
+    key: str,
+    tree: Located | None = None,
+    spec: type[PluginSpec] = PluginSpec,
 ) -> list[MMRLError]:
-    """One ConfigError per problem that pydantic found with ``model``, whose values are written under ``key``."""
-    path = tuple(key.split(".")) if key else ()
-    return [_problem(details, model, path, tree or Located({}, "")) for details in error.errors(include_url=False)]
+    """One ConfigError per problem that pydantic found with ``model``, whose values are written under ``key``.
+
+    Args:
+        spec: Of a plugin's options, has the framework's own keys, which stand beside them.
+    """
+    path, place = tuple(key.split(".")) if key else (), tree or Located({}, "")
+    beside = [name for name in spec.model_fields if name != "name"]
+    return [_problem(details, model, path, place, beside) for details in error.errors(include_url=False)]
 
 
 def suggestion(word: str, known: Iterable[str], *, nearness: float = 0.6) -> str:
@@ -181,7 +190,7 @@ def _complete_options(
             raise ValueError("what it writes is not what it reads")
         return options, []
     except ValidationError as error:
-        return {}, options_errors(error, model, key, tree)
+        return {}, options_errors(error, model, key, tree, type(spec))
     except PluginError as error:
         where = "\n            ".join(filter(None, [place, error.where]))
         return {}, [PluginError(error.what, where=where, possible=error.possible, remedy=error.remedy)]
@@ -207,8 +216,10 @@ def _touches(wrong: set[str], key: str) -> bool:
     return any(".".join(parts[:length]) in wrong for length in range(1, len(parts) + 1))
 
 
-def _problem(details: Any, model: type[BaseModel], prefix: _Path, tree: Located) -> ConfigError:
-    """One of pydantic's errors in our words."""
+def _problem(
+    details: Any, model: type[BaseModel], prefix: _Path, tree: Located, beside: Sequence[str] = ()
+) -> ConfigError:
+    """One of pydantic's errors in our words; ``beside`` are keys that are known besides those of ``model``."""
     loc, context, value = details["loc"], details.get("ctx", {}), details["input"]
     path = (*prefix, *loc)
     while details["type"] != "missing" and tree.value and path != prefix and not tree.holds(path):
@@ -217,7 +228,7 @@ def _problem(details: Any, model: type[BaseModel], prefix: _Path, tree: Located)
     if details["type"] == "missing":
         return ConfigError(f"{key} is required", where=where)
     if details["type"] == "extra_forbidden":
-        known = _keys(model, loc[:-1])
+        known = [*_keys(model, loc[:-1]), *(beside if len(loc) == 1 else ())]
         hint = suggestion(str(loc[-1]), known) or (_elsewhere(str(loc[-1])) if model is Config else "")
         return ConfigError(f"unknown key {key}", where=where, possible=", ".join(known), remedy=hint)
     if details["type"] == "literal_error":
@@ -227,9 +238,11 @@ def _problem(details: Any, model: type[BaseModel], prefix: _Path, tree: Located)
     if details["type"] == "value_error":
         return ConfigError(f"{key} {context['error']}", where=where)
     wording = _WORDING.get(details["type"], details["msg"].removeprefix("Input "))
-    return ConfigError(f"{key} {wording}, not {_shown(value)}", where=where)
+    remedy = _ONE_DATASET if key == "data.train" and isinstance(value, list) else ""
+    return ConfigError(f"{key} {wording}, not {_shown(value)}", where=where, remedy=remedy)
 
 
+_ONE_DATASET = "name one dataset here, and those to mix with it in data.mix: [{name: ...}, ...]"
 _WORDING: Mapping[str, str] = {
     "model_type": "should be a mapping such as {name: ...}",
     "model_attributes_type": "should be a mapping such as {name: ...}",

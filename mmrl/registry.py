@@ -72,6 +72,11 @@ class PluginInfo:
         return f"{self.kind} plugin {self.name!r} of {self.distribution} {self.version}"
 
 
+def is_file(name: str) -> bool:
+    """Whether it is a function of a file, ``path/to/file.py:function``."""
+    return re.search(r"\.py:\w+$", name) is not None
+
+
 def list_plugins() -> list[PluginInfo]:
     """Every installed plugin, by kind and name; imports none."""
     return [info for kind in get_args(Kind) for info, _ in sorted(_entries(kind), key=lambda pair: pair[0].name)]
@@ -189,7 +194,7 @@ def _entries(kind: Kind) -> list[tuple[PluginInfo, EntryPoint]]:
 
 def _locate(kind: Kind, name: str) -> tuple[PluginInfo, EntryPoint | None]:
     """The plugin of that name; without an entry point if it is a file's function."""
-    if re.search(r"\.py:\w+$", name):
+    if is_file(name):
         return _locate_file(kind, name), None
     package, _, short = name.rpartition(":")
     entries = _entries(kind)

@@ -6,8 +6,9 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -414,11 +415,12 @@ def act(rollout):
 def recorded(tmp_path: Path) -> Callable[..., tuple[str, str]]:
     """Writes completions as a run does, and a reward; returns the run's folder and the reward's name."""
 
-    def write(*texts: str, unit: str = "cm") -> tuple[str, str]:
+    def write(*texts: str, unit: str = "cm", sources: Sequence[str] = ()) -> tuple[str, str]:
         (tmp_path / "reward.py").write_text(REWARD)
         run, groups = RunDirectory.create(tmp_path / "run"), []
-        for text in texts:
+        for text, source in zip_longest(texts, sources, fillvalue=""):
             rollouts = make_rollouts([text], answer="7", columns={"unit": unit}, question=f"question {text}")
+            rollouts = [replace(each, prompt=replace(each.prompt, source=source)) for each in rollouts]
             one, values = RolloutGroup(rollouts[0].prompt, tuple(rollouts)), np.array([1.0])
             groups.append(ScoredGroup(one, values, np.ones(1, bool), {"right": values, "other": np.array([np.nan])}))
         credited = [CreditedGroup(group, True, [np.zeros(9)], [np.zeros(0)]) for group in groups]
@@ -458,6 +460,46 @@ def test_rewards_test_says_what_a_reward_answers_and_where_the_record_disagrees(
     assert "no 'new' to compare with, but right, other" in capsys.readouterr().out
 
 
+def test_rewards_test_leaves_rows_of_other_sources_aside(
+    recorded: Callable[..., tuple[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, reward = recorded("a 7", "8", "7 too", sources=["dots", "charts", "dots"])
+    words = ["rewards", "test", reward, "--rollouts", run, "--set"]
+    assert main([*words, "sources=[dots]", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [each["completion"] for each in report["samples"]] == ["a 7", "7 too"]
+    # The record has 1 for all three: "8" would disagree.
+    assert (report["other_sources"], report["compared"], report["disagreements"]) == (1, 2, 0)
+    assert main([*words, "sources=[charts]", "--limit", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "1 rollouts: 1 scored, mean 0, 0 unscored, 0 failed; 1 of other sources" in out
+    assert main([*words, "sources=[figures]"]) == 3
+    assert "no recorded rollouts of figures" in (err := capsys.readouterr().err) and "'dots' (2), 'charts' (1)" in err
+
+
+def test_rewards_test_groups_failures_by_cause(
+    recorded: Callable[..., tuple[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, reward = recorded("7", "raise", "die", "raise it")
+    assert main(["rewards", "test", reward, "--rollouts", run]) == 4
+    failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("failed: ")]
+    assert len(failed) == 2
+    assert re.fullmatch(
+        r"failed: 2 x raised ValueError: no such colour at .*reward.py:\d+ in act \(first: .*step-000001.jsonl:2\)",
+        failed[0],
+    )
+    assert failed[1].startswith("failed: 1 x ") and "exit code 3" in failed[1] and failed[1].endswith(".jsonl:3)")
+
+
+@pytest.mark.parametrize("body", ["rollout.answer", "rollout['answer']", "float(rollout)"])
+def test_a_function_of_a_single_rollout_is_told_that_it_gets_a_list(
+    body: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.py").write_text(f"def one(rollout):\n    return {body}\n")
+    assert main(["rewards", "test", f"{tmp_path / 'one.py'}:one", "--limit", "1"]) == 4
+    assert "given a list of rollouts and returns one number for each) at " in capsys.readouterr().out
+
+
 def test_rewards_test_counts_failures_and_exits_with_4(
     recorded: Callable[..., tuple[str, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -489,6 +531,8 @@ def test_rewards_test_needs_no_record(capsys: pytest.CaptureFixture[str]) -> Non
     ("words", "code", "message"),
     [
         (["exact", "--set", "extrac=whole"], 2, "did you mean extract?"),
+        (["exact", "--set", "labl=right"], 2, "did you mean label?"),
+        (["exact", "--set", "nothing_like_it=1"], 2, "weight, timeout_s, sources, on_error, workers, label"),
         (["exact", "--set", "weight=much"], 2, "weight should be a number"),
         (["exact", "--limit", "0"], 2, "--limit is 0"),
         (["exact", "--timeout", "-1"], 2, "timeout_s"),

@@ -242,6 +242,7 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("data.min_pixels=9999999", "data.min_pixels is more than data.max_pixels"),
         ("data.eval=null", ""),
         ("data.overlong=cut", "possible: drop, fail"),
+        ("data.train=[{name: rows}, {name: others}]", "those to mix with it in data.mix: [{name: ...}, ...]"),
         ("data.train.name=null", "data.train.name should be text, not None"),
         ("rewards=[]", "evaluation needs at least one reward"),
         ("rewards=[{name: a}, {name: a}]", "two rewards are called 'a'"),
@@ -366,6 +367,23 @@ def test_wrong_options_of_plugins_are_reported_with_everything_else(write) -> No
     )
     assert "learner.lr should be greater than 0" in text
     assert "no reward plugin is called 'missing'\n  where:    override rewards=" in text
+
+
+def test_an_unknown_option_is_compared_with_the_frameworks_own_keys_too(write) -> None:
+    class Strict(PluginConfig):
+        bonus: float = 0.0
+
+    def options(kind: str, name: str) -> type[BaseModel]:
+        return Strict if kind in ("reward", "dataset") else Anything
+
+    path = write("model: {path: m}\ndata: {train: {name: rows, wieght: 2}}\nalgorithm: {name: x}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config([path], ["rewards=[{name: right, labl: a}]"], options_class=options)
+    text = str(caught.value)
+    assert "possible: bonus, label, weight\n  do:       did you mean weight?" in text
+    assert (
+        "possible: bonus, weight, timeout_s, sources, on_error, workers, label\n  do:       did you mean label?" in text
+    )
 
 
 def test_plugins_alone_at_fault_are_a_plugin_error() -> None:

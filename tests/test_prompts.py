@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mmrl.bad_rows import BadRows
 from mmrl.errors import ConfigError, DataError, HubUnreachableError
 from mmrl.prompts import Part, PromptOrder, PromptSource, request_seed
 from mmrl.types import EncodedPrompt, Message, Prompt, RawImage, Sample
@@ -164,9 +165,43 @@ def test_more_bad_rows_than_the_bound_are_an_error_that_counts_causes_and_names_
         "4 of 300 rows cannot be used, more than data.max_bad_rows = 0.01: 3 x Bad image …, 1 x Column 'answer' is null"
     )
     assert caught.value.where == (
-        "data.eval, row 7: rows.jsonl, line 8, row 20: rows.jsonl, line 21, row 21: rows.jsonl, line 22, ..."
+        "data.eval, row 7: rows.jsonl, line 8; row 20: rows.jsonl, line 21; row 21: rows.jsonl, line 22; ..."
     )
     assert (caught.value.possible, caught.value.remedy[:7]) == ("text", "mend it")
+
+
+@pytest.mark.parametrize(
+    ("row", "where", "shown"),
+    [
+        ("0", "d/x.csv, split x, row 0, image_path[0]", "d/x.csv, split x, row 0, image_path[0]"),
+        ("x/1", "d/x.csv, split x, row 1, image_path[0]", "d/x.csv, split x, row 1, image_path[0]"),
+        ("x/1", "x/1, images[0]", "row x/1, images[0]"),
+        ("x/1", "x/1", "row x/1"),
+        ("1", "rows, row 12", "row 1: rows, row 12"),
+        ("1", "v1.csv", "row 1: v1.csv"),
+        ("1", "", "row 1"),
+    ],
+)
+def test_a_bad_row_is_named_once(row: str, where: str, shown: str) -> None:
+    bad = BadRows("data.train", 2, "drop", 0.01)
+    bad.add(row, DataError("Bad", where=where))
+    with pytest.raises(DataError) as caught:
+        bad.check()
+    assert caught.value.where == f"data.train, {shown}"
+    assert caught.value.remedy == "raise data.max_bad_rows, and they are left out"
+    with pytest.raises(DataError) as caught:
+        BadRows("data.train", 2, "fail", 0.01).add(row, DataError("Bad", where=where, remedy="mend it"))
+    assert caught.value.where == f"data.train, {shown}"
+    assert caught.value.remedy == "mend it; or set data.on_bad_row: drop"
+
+
+def test_rows_that_are_all_bad_for_one_cause_are_an_error_that_says_so() -> None:
+    with pytest.raises(DataError) as caught:
+        source(rows_of(3, r0="Bad image 1", r1="Bad image 2", r2="Bad image 3"))
+    assert caught.value.what == "all 3 rows cannot be used, for one cause: Bad image …"
+    assert caught.value.remedy == "mend it"
+    with pytest.raises(DataError, match=r"2 of 2 rows cannot be used, more than .*: 1 x Bad image …, 1 x Bad text"):
+        source(rows_of(2, r0="Bad image 1", r1="Bad text"))
 
 
 def test_long_rows_do_not_count_as_bad() -> None:

@@ -256,6 +256,22 @@ def test_what_is_no_list_of_scores_is_an_error_with_expected_and_got(given, valu
     assert "rollouts 0 to 2" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "remedy"),
+    [
+        ("rollouts.answer", "write it as def name(rollouts): return [... for rollout in rollouts]"),
+        ("rollouts['answer']", "write it as def name(rollouts): return [... for rollout in rollouts]"),
+        ("None.answer", "correct the reward"),
+        ("[][3]", "correct the reward"),
+    ],
+)
+def test_a_files_function_that_takes_the_list_for_one_rollout_is_told_its_form(given, value, remedy):
+    with pytest.raises(RewardError) as caught:
+        given.submit(group(text=value)).result(60)
+    assert caught.value.remedy == remedy
+    assert ("is given a list of rollouts" in caught.value.what) == (remedy != "correct the reward")
+
+
 def test_a_reward_that_raises_is_named_with_its_rollout_and_line_and_keeps_its_traceback(spec):
     with pytest.raises(RewardError) as caught:
         score(spec("raises"))

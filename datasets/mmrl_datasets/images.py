@@ -23,6 +23,7 @@ FORMS = (
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _DATA_URI = re.compile(r"data:image/[\w.+-]{1,64}(?:;[\w=.+-]{1,64})*;base64,", re.IGNORECASE)
 _CHANNELS = (1, 3, 4)
+_SET_ROOT = "set data.image_root to the folder that the paths start from"
 
 
 def image_cells(value: Any) -> list[Any]:
@@ -151,13 +152,14 @@ def _read_under(root: Path | None, value: str, label: str) -> bytes:
         if path is None or root is None or not path.is_relative_to(root.resolve()):
             below = "a local dataset's folder, or below image_root" if root is None else f"{root}"
             raise DataError(
-                f"The image path {shown} does not lie in the dataset's folder",
-                where=label,
+                "The image path does not lie in the dataset's folder",
+                where=f"{label}: {shown}",
                 possible=f"encoded bytes, or a path to a file below {below}",
-                remedy="set image_root to the folder that the paths start from",
+                remedy=_SET_ROOT,
             )
         if not path.is_file():
-            raise DataError(f"There is no image file {shown}", where=label, possible=f"a file below {root}")
+            what = "There is no image file of that name"
+            raise DataError(what, where=f"{label}: {shown}", possible=f"a file below {root}", remedy=_SET_ROOT)
         with path.open("rb") as stream:
             return stream.read(MAX_IMAGE_BYTES + 1)  # one byte too many is enough to be refused later
     except (OSError, ValueError, RuntimeError) as error:  # a null character, a loop of links

@@ -18,7 +18,7 @@ from mmrl.errors import DataError
 from mmrl.interfaces import DatasetLoader, PluginConfig
 from mmrl.templates import PromptTemplate
 from mmrl.types import IMAGE_PLACEHOLDER, Message, Prompt, RawImage
-from mmrl_datasets.choices import read_choices, with_choices
+from mmrl_datasets.choice_cells import read_choices, with_choices
 from mmrl_datasets.columns import ALIASES, Columns, choose_columns, lookup
 from mmrl_datasets.images import image_cells, read_image
 from mmrl_datasets.placeholders import Unused, place_images

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from itertools import chain, groupby, islice
@@ -49,11 +50,12 @@ class TriedRollout:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class RewardTrial:
     """What became of a reward's trial.
 
     Attributes:
         component: What the reward is called in the record.
+        other_sources: Rollouts left aside, since the reward does not score rows of their sources.
         error: The first thing that would stop a run; None if there is none.
     """
 
@@ -61,6 +63,7 @@ class Trial:
     rollouts: Sequence[TriedRollout]
     recorded_components: Sequence[str]
     error: RewardError | None
+    other_sources: int = 0
 
     @property
     def failed(self) -> list[TriedRollout]:
@@ -81,6 +84,7 @@ class Trial:
             "scored": len(values),
             "unscored": sum(each.value is None and not each.failure for each in self.rollouts),
             "failed": len(self.failed),
+            "other_sources": self.other_sources,
             "mean": sum(values) / len(values) if values else None,
             "compared": sum(each.agrees is not None for each in self.rollouts),
             "disagreements": len(self.disagreeing),
@@ -104,7 +108,8 @@ class Trial:
         yield ""
         mean = "" if totals["mean"] is None else f", mean {totals['mean']:.4g}"
         scored = f"{totals['rollouts']} rollouts: {totals['scored']} scored{mean}"
-        yield f"{scored}, {totals['unscored']} unscored, {totals['failed']} failed"
+        aside = f"; {self.other_sources} of other sources" if self.other_sources else ""
+        yield f"{scored}, {totals['unscored']} unscored, {totals['failed']} failed{aside}"
         times = f"p50 {_ms(totals['p50_s'])}, p95 {_ms(totals['p95_s'])}, max {_ms(totals['max_s'])}"
         yield visible(f"time per rollout: {times} ({totals['slowest']})")
         if totals["compared"]:
@@ -113,8 +118,12 @@ class Trial:
         elif self.recorded_components:
             known = ", ".join(self.recorded_components)
             yield visible(f"record: it has no {self.component!r} to compare with, but {known} (--set label=NAME)")
-        for each in self.failed[:_ROWS_SHOWN]:
-            yield visible(f"failed: {each.where}: {each.failure}")
+        first: dict[str, str] = {}
+        for each in self.failed:
+            first.setdefault(each.failure, each.where)
+        causes = Counter(each.failure for each in self.failed)
+        for cause, count in causes.most_common(_ROWS_SHOWN):
+            yield visible(f"failed: {count} x {cause} (first: {first[cause]})")
 
 
 def reward_spec(name: str, settings: Sequence[str] = (), timeout_s: float | None = None) -> RewardSpec:
@@ -134,11 +143,12 @@ def reward_spec(name: str, settings: Sequence[str] = (), timeout_s: float | None
         model = registry.options_class("reward", name)
         model.model_validate(spec.options)
     except ValidationError as error:
-        raise join_errors(options_errors(error, model, "", Located.of(given, f"reward {name}"))) from error
+        place = Located.of(given, f"reward {name}")
+        raise join_errors(options_errors(error, model, "", place, RewardSpec)) from error
     return spec
 
 
-def try_reward(spec: RewardSpec, paths: Sequence[str] = (), limit: int | None = None) -> Trial:
+def try_reward(spec: RewardSpec, paths: Sequence[str] = (), limit: int | None = None) -> RewardTrial:
     """Score recorded rollouts, or else those of ``mmrl.testing``, in a run's own worker processes.
 
     Args:
@@ -146,11 +156,15 @@ def try_reward(spec: RewardSpec, paths: Sequence[str] = (), limit: int | None = 
         limit: Most rollouts.
 
     Raises:
-        DataError: There are no rollouts.
+        DataError: There are no rollouts, or none of the reward's sources.
     """
-    recorded = list(islice(_rollouts(paths), limit))
+    others = Counter[str]()
+    recorded = list(islice(_of_sources(_rollouts(paths), spec.sources, others), limit))
     if not recorded:
-        raise DataError("there are no recorded rollouts", where=", ".join(paths), remedy="name files that have some")
+        what = "there are no recorded rollouts" + (f" of {', '.join(spec.sources or ())}" if others else "")
+        known = ", ".join(f"{source!r} ({count})" for source, count in others.items())
+        remedy = "name files that have some" + (", or other sources" if others else "")
+        raise DataError(what, where=", ".join(paths), possible=known, remedy=remedy)
     groups = [list(group) for _, group in groupby(recorded, lambda each: each.rollout.prompt.id)]
     failures, tried, errors = Failures(bounded=False), list[TriedRollout](), list[RewardError]()
     ((_, pool),) = reward_pools([spec])
@@ -162,7 +176,7 @@ def try_reward(spec: RewardSpec, paths: Sequence[str] = (), limit: int | None = 
     finally:
         pool.close()
     components = dict.fromkeys(name for each in recorded for name in each.rewards)
-    return Trial(spec.metric, tried, list(components), next(iter(errors), None))
+    return RewardTrial(spec.metric, tried, list(components), next(iter(errors), None), others.total())
 
 
 def _rollouts(paths: Sequence[str]) -> Iterator[RecordedRollout]:
@@ -170,6 +184,18 @@ def _rollouts(paths: Sequence[str]) -> Iterator[RecordedRollout]:
         return chain.from_iterable(map(read_rollouts, paths))
     samples = [rollout for group in sample_groups("7") for rollout in group]
     return iter([RecordedRollout(each, {}, True, False, f"built-in sample {i}") for i, each in enumerate(samples)])
+
+
+def _of_sources(
+    recorded: Iterable[RecordedRollout], sources: Sequence[str] | None, others: Counter[str]
+) -> Iterator[RecordedRollout]:
+    """Those that a run would have such a reward score; the others are counted by source."""
+    for each in recorded:
+        source = each.rollout.prompt.source
+        if not sources or source in sources:
+            yield each
+        else:
+            others[source] += 1
 
 
 def _tried(

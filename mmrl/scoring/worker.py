@@ -14,6 +14,7 @@ import numbers
 import os
 import pickle
 import random
+import re
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -125,7 +126,11 @@ class _Call:
     def _fault(self, error: BaseException) -> Reply:
         if isinstance(error, BadScores):
             return {"what": f"answered {error.got}", "possible": error.expected, "index": error.index, "skip": False}
-        return {**_raised(error), "skip": self._spec.on_error == "skip"}
+        reply = _raised(error)
+        if registry.is_file(self._spec.name) and _takes_one(error):
+            reply["what"] += " (a file's function is given a list of rollouts and returns one number for each)"
+            reply["remedy"] = "write it as def name(rollouts): return [... for rollout in rollouts]"
+        return {**reply, "skip": self._spec.on_error == "skip"}
 
     def _culprit(self) -> int | None:
         """The first rollout with which alone the reward raises too."""
@@ -137,6 +142,12 @@ class _Call:
         except BaseException:
             return True
         return False
+
+
+def _takes_one(error: BaseException) -> bool:
+    """Whether a function seems to have taken the list of rollouts for a single one."""
+    about_list = re.search(r"'list'|\blist indices\b", str(error))
+    return isinstance(error, AttributeError | TypeError) and about_list is not None
 
 
 def _seed(rollout: Rollout) -> None:

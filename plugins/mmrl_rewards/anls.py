@@ -17,7 +17,7 @@ from pydantic import Field
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import Extract, extract
-from mmrl_rewards.choices import accepted_texts
+from mmrl_rewards.choice_matching import accepted_texts
 
 
 class ANLS(Reward):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import before_cut, extract, final_answer, golds
-from mmrl_rewards.choices import Choices
+from mmrl_rewards.choice_matching import Choices
 
 
 class Choice(Reward):

@@ -13,7 +13,7 @@ import re
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import bare, before_cut, final_answer, said_answer
-from mmrl_rewards.choices import accepted_texts, chosen_text
+from mmrl_rewards.choice_matching import accepted_texts, chosen_text
 from mmrl_rewards.quantities import NUMBER_WORDS, plain, quantity
 
 _ZERO = frozenset({"no", "none", "nothing"})

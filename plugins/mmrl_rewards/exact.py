@@ -11,7 +11,7 @@ from __future__ import annotations
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import Extract, extract
-from mmrl_rewards.choices import accepted_texts, chosen_text
+from mmrl_rewards.choice_matching import accepted_texts, chosen_text
 
 
 class Exact(Reward):

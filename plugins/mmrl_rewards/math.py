@@ -38,7 +38,7 @@ from pydantic import Field
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import extract, marked_or_number
-from mmrl_rewards.choices import accepted_texts
+from mmrl_rewards.choice_matching import accepted_texts
 from mmrl_rewards.quantities import Quantity, comparable, name_of, plain, quantity, without_unit
 
 _SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")

@@ -1,8 +1,9 @@
-"""1 for a completion whose answer is the gold's number within a tolerance, else 0.
+"""1 for a completion whose answer is the gold's number, or list of numbers, within a tolerance, else 0.
 
 Numbers are read as people write them (``mmrl_rewards.quantities``): thousands separators, fractions, mixed numbers,
 percentages, powers of ten, "million"; a unit may be left out, but ``48 m`` is wrong for ``48 cm``. A percent sign
-counts by the gold: ``50%`` is right for ``0.5`` and for ``50``, ``5000%`` for neither.
+counts by the gold: ``50%`` is right for ``0.5`` and for ``50``, ``5000%`` for neither. A gold ``[0, 6]`` asks
+for as many numbers in that order, in such brackets and without thousands separators.
 
 Where the row says how many decimals count (``precision_column``, as MathVista's ``precision``), an answer within half a
 unit of that decimal is right; elsewhere, one within ``abs_tol`` or ``rel_tol`` times the gold, 0 by default. The answer
@@ -20,7 +21,7 @@ from pydantic import Field
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import extract, marked_or_number
-from mmrl_rewards.choices import accepted_texts, chosen_text
+from mmrl_rewards.choice_matching import accepted_texts, chosen_text
 from mmrl_rewards.quantities import Quantity, comparable, quantity, the_number
 
 _SLACK = Fraction(1, 10**9)
@@ -43,19 +44,26 @@ class Numeric(Reward):
         """Whether an answer outside a box or answer tags is wrong."""
 
     def score_one(self, rollout: Rollout) -> Score | None:
-        golds = [value for gold in accepted_texts(rollout) if (value := quantity(gold))]
+        golds = [values for gold in accepted_texts(rollout) if (values := _numbers(gold))]
         if not golds:
             return None
         answer = self._read(rollout)
-        if answer is None:
-            return 0.0
         unit, decimals = self._unit(rollout), self._decimals(rollout)
-        golds = [gold if gold.unit or not unit else Quantity(gold.value, unit, gold.decimals) for gold in golds]
-        return float(any(self._equal(gold, answer, decimals) for gold in golds))
+        return float(
+            any(
+                len(gold) == len(answer)
+                and all(self._equal(_with_unit(a, unit), b, decimals) for a, b in zip(gold, answer, strict=True))
+                for gold in golds
+            )
+        )
 
-    def _read(self, rollout: Rollout) -> Quantity | None:
+    def _read(self, rollout: Rollout) -> tuple[Quantity, ...]:
+        """The answer's number, or those of its list; none where there is no answer, or no such one."""
         answer = extract(rollout.text, "boxed") if self.config.require_box else marked_or_number(rollout.text)
-        return None if answer is None else the_number(chosen_text(rollout, answer))
+        if answer is None:
+            return ()
+        text = chosen_text(rollout, answer)
+        return _numbers(text) or tuple(filter(None, [the_number(text)]))
 
     def _unit(self, rollout: Rollout) -> str:
         """The row's unit; "" where it has none, or none that is known."""
@@ -77,3 +85,16 @@ class Numeric(Reward):
             if abs(wanted - got) <= allowed * (1 + _SLACK):
                 return True
         return False
+
+
+def _numbers(text: str) -> tuple[Quantity, ...]:
+    """The number that the text is, or those of a list in square brackets; none if any of it is something else."""
+    is_list = text.startswith("[") and text.endswith("]")
+    read = [quantity(item) for item in (text[1:-1].split(",") if is_list else [text])]
+    found = tuple(filter(None, read))
+    return found if len(found) == len(read) else ()
+
+
+def _with_unit(gold: Quantity, unit: str) -> Quantity:
+    """With the row's unit where the gold has none itself."""
+    return gold if gold.unit or not unit else Quantity(gold.value, unit, gold.decimals)

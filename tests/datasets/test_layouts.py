@@ -17,7 +17,7 @@ from PIL import Image
 
 from mmrl.errors import DataError
 from mmrl.types import Message, Prompt
-from mmrl_datasets import choices, images
+from mmrl_datasets import choice_cells, images
 from mmrl_datasets.columns import ALIASES, choose_columns
 from mmrl_datasets.table import RowReader, Table
 
@@ -346,7 +346,7 @@ def test_choices_that_are_images_are_shown_where_they_are_listed() -> None:
 
 def test_text_is_never_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builtins.eval", lambda *_: pytest.fail("evaluated"))
-    assert choices.read_choices("['\\sqrt{2}', '3']", "here") == ("\\sqrt{2}", "3")
+    assert choice_cells.read_choices("['\\sqrt{2}', '3']", "here") == ("\\sqrt{2}", "3")
     text = "[1, 2] is an interval. [{'role': 'user'}]"
     assert read({"problem": text, "answer": "1"}).messages[0].content == text
 

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import importlib
 import io
+import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from PIL import Image
 
+from mmrl import registry
+from mmrl.config import RewardSpec
 from mmrl.errors import DataError
-from mmrl.testing import check_dataset
+from mmrl.scoring.worker import call
+from mmrl.testing import check_dataset, make_rollouts
 from mmrl.types import Prompt
 from mmrl_datasets.columns import ALIASES
 from mmrl_datasets.table import Table
+from mmrl_rewards.answers import golds
 
 ROOT = Path(__file__).parents[2]
 POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
@@ -80,11 +87,27 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "chartqa": [CHART, {**CHART, "label": ["Yes"]}],
     "mathvista": [
         VISTA,
-        {**VISTA, "choices": ["3 cm", "4 cm"], "answer": "4 cm", "answer_type": "text", "precision": None},
+        {
+            **VISTA,
+            "choices": ["3 cm", "4 cm"],
+            "answer": "4 cm",
+            "answer_type": "text",
+            "precision": None,
+            "question_type": "multi_choice",
+        },
         {**VISTA, "unit": None, "answer": "[1, 2]", "answer_type": "list", "precision": None},
         {**VISTA, "unit": "", "answer": "3", "answer_type": "integer", "precision": None},
     ],
-    "mmmu": [MMMU_ROW, {**MMMU_ROW, "question": "Name <image 1> and <image 2>.", "options": "[]", "answer": "a cone"}],
+    "mmmu": [
+        MMMU_ROW,
+        {
+            **MMMU_ROW,
+            "question": "Name <image 1> and <image 2>.",
+            "options": "[]",
+            "answer": "a cone",
+            "question_type": "open",
+        },
+    ],
 }
 
 
@@ -103,6 +126,36 @@ def test_every_recipe_has_its_rows_here_and_its_facts() -> None:
     for name in RECIPES:
         facts = recipe(name).facts
         assert facts is not None and facts.reward and facts.origin == recipe(name).Config().path, name  # type: ignore[call-arg]
+
+
+def rewards(name: str) -> list[RewardSpec]:
+    """Those that a recipe suggests: as its notes write them, or else the one of its facts."""
+    facts = recipe(name).facts
+    assert facts is not None
+    written = re.match(r"rewards: \[.*?}\]", facts.notes)
+    entries = yaml.safe_load(written[0])["rewards"] if written else [{"name": facts.reward[0]}]
+    assert [entry["name"] for entry in entries] == list(facts.reward)
+    if written:
+        assert written[0] in (ROOT / "datasets" / "README.md").read_text()
+    return [RewardSpec(**entry) for entry in entries]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_suggested_rewards_score_every_row_the_right_answer_above_a_wrong_one(name: str, tmp_path: Path) -> None:
+    specs = rewards(name)
+    assert len({spec.metric for spec in specs}) == 1, "one component tells right from wrong"
+    for prompt in load(name, tmp_path):
+        source = prompt.source or name
+        [spec] = [each for each in specs if each.sources is None or source in each.sources]
+        reward = registry.create("reward", spec)
+        [gold] = golds(prompt.answer)
+        columns, values = dict(prompt.columns), []
+        for text in (f"So it is \\boxed{{{gold}}}.", "So it is \\boxed{1234567}."):
+            [rollout] = make_rollouts([text], answer=prompt.answer, columns=columns)
+            encoded = replace(rollout.prompt, choices=prompt.choices, source=source)
+            [value] = call(reward, [replace(rollout, prompt=encoded)])  # type: ignore[misc]
+            values.append(value)
+        assert values == [1.0, 0.0], (name, prompt.id)
 
 
 TEXTS: dict[str, list[str]] = {

@@ -16,6 +16,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 import datasets
+from mmrl.bad_rows import BadRows
 from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.testing import check_dataset
 from mmrl.types import Message, Prompt
@@ -156,7 +157,7 @@ def test_image_paths_stay_below_the_folder(tmp_path: Path, value: str) -> None:
         DataError, match=r"does not lie in|no image file|cannot be read|is an address|no image in"
     ) as caught:
         prompts[0]
-    assert caught.value.where.endswith("row 0, images[0]")
+    assert "row 0, images[0]" in caught.value.where
 
 
 def test_a_single_image_cell_and_raw_bytes_are_accepted(tmp_path: Path) -> None:
@@ -458,6 +459,20 @@ def test_json_features_of_datasets_are_objects_again(tmp_path: Path) -> None:
     assert [(p.answer, p.columns["label"]) for p in prompts] == [({"unit": "cm"}, [1, "x"]), ("7 cm", [])]
 
 
+@pytest.mark.parametrize(("folder", "cause"), [("pictures/", "no image file"), ("/elsewhere/", "does not lie in")])
+def test_a_wrong_image_root_is_one_cause_whatever_the_files_are_called(folder: str, cause: str, tmp_path: Path) -> None:
+    rows = [{"problem": "?", "image": f"{folder}{name}.png", "answer": "1"} for name in ("cat", "dog")]
+    prompts, bad = load(jsonl(tmp_path / "t.jsonl", rows)), BadRows("data.train", 2, "drop", 0.01)
+    for index in range(2):
+        with pytest.raises(DataError) as caught:
+            prompts[index]
+        bad.add(str(index), caught.value)
+    with pytest.raises(DataError, match=f"all 2 rows cannot be used, for one cause: .*{cause}") as caught:
+        bad.check()
+    assert caught.value.where.count("row 0") == 1 and f"'{folder}dog.png'" in caught.value.where
+    assert "data.image_root" in caught.value.remedy
+
+
 def test_image_root_is_where_paths_start_from(tmp_path: Path) -> None:
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "a.png").write_bytes(picture(4))
@@ -466,8 +481,9 @@ def test_image_root_is_where_paths_start_from(tmp_path: Path) -> None:
     rows = [{"problem": "?", "image": name, "answer": "1"} for name in ("a.png", "b.png", "../rows/b.png")]
     prompts = load(jsonl(tmp_path / "rows" / "t.jsonl", rows), image_root=str(tmp_path / "pictures"))
     assert prompts[0].images[0].data == picture(4)
-    with pytest.raises(DataError, match="no image file"):
+    with pytest.raises(DataError, match=r"no image file of that name\n.*row 1, image.*'b.png'") as caught:
         prompts[1]
+    assert "data.image_root" in caught.value.remedy
     with pytest.raises(DataError, match="does not lie in"):
         prompts[2]
     with pytest.raises(DataError, match="image_root is no folder"):

@@ -1,4 +1,8 @@
-"""MathVista: mathematical questions about pictures, charts and diagrams, free or with choices."""
+"""MathVista: mathematical questions about pictures, charts and diagrams, free or with choices.
+
+A row's source is its ``question_type``, so that each kind of question has the reward that suits it; ``facts.notes`` has
+the rewards to write.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,10 @@ class MathVista(Table):
         licence="CC-BY-SA-4.0",
         rows={"testmini": 1000, "test": 5141},
         reward=("choice", "numeric"),
-        notes="For evaluation. The golds of test are not published, so its rows have none; of the columns, question "
-        "and decoded_image are used, not query and image (a path).",
+        notes="rewards: [{name: choice, sources: [multi_choice], label: right}, "
+        "{name: numeric, sources: [free_form], label: right}]. For evaluation. The golds of "
+        "test are not published, so its rows have none; of the columns, question and "
+        "decoded_image are used, not query and image (a path).",
     )
 
     class Config(Table.Config):
@@ -34,6 +40,8 @@ class MathVista(Table):
         """Column with the gold answer; "" for the test split."""
         choices: str | None = "choices"
         """Column with the answers to choose from; null for free questions."""
+        source: str | None = "question_type"
+        """Column that says which rewards score the row: multi_choice or free_form."""
 
     def adapt(self, cells: dict[str, Any], where: str) -> dict[str, Any]:
         """The question says what its answer must look like.

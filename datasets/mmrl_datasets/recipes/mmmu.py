@@ -1,4 +1,8 @@
-"""MMMU: college questions of 30 subjects with up to seven images that the text names by number."""
+"""MMMU: college questions of 30 subjects with up to seven images that the text names by number.
+
+A row's source is its ``question_type``, so that each kind of question has the reward that suits it; ``facts.notes`` has
+the rewards to write.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,9 @@ class MMMU(Table):
         licence="Apache-2.0",
         rows={"dev": 150, "validation": 900, "test": 10500},
         reward=("choice", "exact"),
-        notes="For evaluation. One subset for each of 30 subjects, which the rows are counted over; the golds of test "
-        "are not published.",
+        notes="rewards: [{name: choice, sources: [multiple-choice], label: right}, "
+        "{name: exact, sources: [open], label: right}]. For evaluation. One subset for each of 30 "
+        "subjects, which the rows are counted over; the golds of test are not published.",
     )
 
     class Config(Table.Config):
@@ -38,6 +43,8 @@ class MMMU(Table):
         """Column with the gold: a letter, or the answer of an open question."""
         choices: str | None = "options"
         """Column with the answers to choose from, as a list written as text."""
+        source: str | None = "question_type"
+        """Column that says which rewards score the row: multiple-choice or open."""
 
     def load(self) -> Sequence[Prompt]:
         """The rows of one subject, lazily.
