@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError, DataError, HubUnreachableError
-from mmrl.prompts import Part, PromptOrder, PromptSource, request_seed
+from mmrl.prompts import Part, PromptOrder, PromptSource, WeightedOrder, request_seed
 from mmrl.types import EncodedPrompt, Message, Prompt, RawImage, Sample
 
 PINNED_ORDER = [7, 0, 2, 5, 4, 6, 3, 1, 4, 3, 6, 1, 5, 7, 2, 0]
@@ -290,6 +290,23 @@ def test_a_weighted_order_can_be_resumed_anywhere() -> None:
     running = prompts.order(seed=2)
     assert [running.at(position) for position in (499, 499, 3, 4)] == [taken[position] for position in (499, 499, 3, 4)]
     assert prompts.order(seed=3).take(0, 500) != taken
+
+
+def test_any_weighted_order_is_a_matter_of_the_position_and_takes_no_row_twice_in_an_epoch() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        sizes = rng.integers(1, 30, rng.integers(2, 7)).tolist()
+        weights, names = (
+            rng.choice([1.0, 1 / 3, 1000.0, 0.01], len(sizes)).tolist(),
+            [str(i) for i in range(len(sizes))],
+        )
+        running = WeightedOrder(sizes, weights, names, 7)
+        taken = running.take(0, 300)
+        assert len(set(taken)) == 300
+        for position in rng.integers(0, 300, 5).tolist():
+            fresh = WeightedOrder(sizes, weights, names, 7)
+            assert running.at(position) == fresh.at(position) == taken[position]
+            assert fresh.take(position, 9)[: 300 - position] == taken[position : position + 9]
 
 
 def test_a_prompt_that_comes_twice_in_a_batch_has_another_seed() -> None:
