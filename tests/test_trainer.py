@@ -16,9 +16,9 @@ from mmrl.config import RewardSpec, from_mapping
 from mmrl.errors import ConfigError, DataError, NumericsError, PluginError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, Refill, SamplingRequest, UpdateResult
 from mmrl.prompts import Part, PromptOrder, PromptSource
+from mmrl.rollout_records import rollout_records
 from mmrl.scoring.failures import Failure, Failures, RewardError
 from mmrl.scoring.scorer import Scorer
-from mmrl.rollout_records import rollout_records
 from mmrl.trainer import Trainer, minibatches
 from mmrl.types import (
     Credit,
