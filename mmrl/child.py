@@ -52,10 +52,14 @@ class Child:
         self._requests, self._replies, self._stderr = (cast(IO[bytes], stream) for stream in streams)
         os.set_blocking(self._requests.fileno(), False)
         self._received = bytearray()
+        self._killing = threading.Lock()
 
     @property
     def has_ended(self) -> bool:
-        return self._process.poll() is not None
+        """Whether it has; it is not reaped, so that its id, which is that of its children's group, stays its own."""
+        if self._process.returncode is not None:
+            return True
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def ask(self, request: bytes, timeout_s: float) -> Reply | None:
         """The one reply to a request; None if the process is killed as it gives none in time.
@@ -94,24 +98,29 @@ class Child:
         return reply
 
     def stop(self) -> None:
-        """Let the process end by itself; kill it if it does not within a second."""
+        """Let the process end by itself; kill it if it does not within a second, and its children in any case."""
         with contextlib.suppress(BrokenPipeError):
             self._requests.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_STOP_TIMEOUT_S)
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        while not self.has_ended and time.monotonic() < deadline:
+            time.sleep(0.01)
         self.kill()
         self._replies.close()
         self._stderr.close()
 
     def kill(self) -> None:
-        """End the process now, and its children, also those of one that crashed; from any thread."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        """End the process now, and its children, also those of one that ended by itself; from any thread.
+
+        Nothing else reaps it.
+        """
+        with self._killing:
+            if self._process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
 
     def _how_it_ended(self) -> str:
-        code = self._process.wait()
+        code = self._process.returncode
         return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
 
 

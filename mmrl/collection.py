@@ -16,7 +16,7 @@ from mmrl.interfaces import Algorithm, Engine, PromptEncoder, Sampler, SamplingR
 from mmrl.prompts import PromptSource, request_seed
 from mmrl.scoring.failures import Failure, Failures, describe
 from mmrl.scoring.scorer import Scorer
-from mmrl.types import Batch, EncodedPrompt, FloatArray, ScoredGroup
+from mmrl.types import Batch, EncodedPrompt, FloatArray, RolloutGroup, ScoredGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,9 @@ class Collector:
         progress: Called with a phase, what is done and the total.
         penalties: Names of the components that are penalties.
         event: Called with a kind and fields for each rollout that a reward failed on.
+
+    Attributes:
+        generated: Groups sampled since ``training_groups`` was last called, scored or not; without greedy rollouts.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Collector:
     ) -> None:
         self._config, self._engine, self._encoder = config, engine, encoder
         self._scorer, self._progress, self._penalties, self._event = scorer, progress, penalties, event
+        self.generated: list[RolloutGroup] = []
 
     def training_groups(
         self,
@@ -80,7 +84,7 @@ class Collector:
         Raises:
             PluginError: ``Algorithm.select`` fails, or a reward does, or hangs or crashes too often.
         """
-        failures = Failures()
+        failures, self.generated = Failures(), []
         needs = algorithm.needs()
         max_rounds = 1 + (needs.refill.max_rounds if needs.refill else 0)
         groups, kept, rounds = list[ScoredGroup](), list[bool](), 0
@@ -179,6 +183,8 @@ class Collector:
             with clock.phase("generate"):
                 scorings = {}
                 for index, group in sampler.generate(requests):
+                    # A greedy one is no member of any group, and cannot be recorded without one.
+                    self.generated += [group] if requests[index].temperature > 0 else []
                     scorings[index] = self._scorer.submit(group, failures)
                     self._progress("generate", len(scorings), len(requests))
             with clock.phase("score"):

@@ -245,7 +245,8 @@ class Reward(Plugin):
         """A finite number; None takes the rollout out of statistics and loss.
 
         Override this where each rollout is scored by itself: a call that hangs then costs one rollout. With
-        ``async def`` all rollouts of a group are scored side by side.
+        ``async def`` all rollouts of a group are scored side by side. Random numbers repeat with the rollout if they
+        are drawn before the first ``await``; later ones, from the global generators, depend on what else was under way.
         """
         raise NotImplementedError(f"{type(self).__name__} defines neither score_one nor score")
 

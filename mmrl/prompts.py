@@ -149,7 +149,7 @@ class PromptSource:
         dropped: (prompt id, or row where it has none, and reason) of each one that was not.
 
     Raises:
-        ConfigError: The template cannot be read or does not fit the rows.
+        ConfigError: The template cannot be read, or is not valid Jinja.
         DataError: Too many rows cannot be used, one is too long with ``overlong="fail"``, or a dataset has none left.
     """
 
@@ -354,11 +354,10 @@ class PromptSource:
         return prompt if messages is prompt.messages else replace(prompt, messages=messages)
 
     def _fill(self, template: PromptTemplate, prompt: Prompt) -> tuple[Message, ...]:
-        where = f"{self.name}, row {prompt.id}"
         turns = [index for index, message in enumerate(prompt.messages) if message.role == "user"]
         if not turns:
-            raise DataError("data.prompt_template has no user message to fill", where=where)
-        text = template.fill(prompt.messages[turns[-1]].content, prompt.columns, where)
+            raise DataError("data.prompt_template has no user message to fill", where=prompt.id)
+        text = template.fill(prompt.messages[turns[-1]].content, prompt.columns, prompt.id)
         return (*prompt.messages[: turns[-1]], Message("user", text), *prompt.messages[turns[-1] + 1 :])
 
 

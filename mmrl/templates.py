@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, DataError
 from mmrl.types import IMAGE_PLACEHOLDER
 
 _SUFFIXES = (".jinja", ".j2")
@@ -47,21 +47,23 @@ class PromptTemplate:
         """The text of the turn, with as many images as before.
 
         Raises:
-            ConfigError: The template fails on this row, or loses or adds an image.
+            DataError: The template fails on this row, or loses or adds an image, also by a column that it prints.
         """
         try:
             filled = self._template.render(prompt=text, row=row)
         except Exception as error:  # templates run arbitrary expressions: any exception is the template's
-            raise ConfigError(
+            raise DataError(
                 f"{self._name} fails: {error}",
                 where=where,
                 possible=f"prompt, row with the columns {', '.join(row) or '(none)'}",
+                remedy=f"correct {self._name}, or the row",
             ) from error
         found, expected = filled.count(IMAGE_PLACEHOLDER), text.count(IMAGE_PLACEHOLDER)
         if found != expected:
-            raise ConfigError(
+            raise DataError(
                 f"{self._name} turns {expected} {IMAGE_PLACEHOLDER} into {found}",
                 where=where,
-                remedy="use {{ prompt }} once; it carries the images",
+                possible="{{ prompt }} once, which carries the images, and columns without any",
+                remedy=f"correct {self._name}, or the row",
             )
         return filled

@@ -12,13 +12,13 @@ from mmrl import metrics
 from mmrl.clock import Clock
 from mmrl.collection import Collected, Collector
 from mmrl.config import Config
-from mmrl.errors import NumericsError, plugin_errors
+from mmrl.errors import MMRLError, NumericsError, plugin_errors
 from mmrl.interfaces import Algorithm, Engine, Learner, PromptEncoder
 from mmrl.ops.objective import advantages_per_token, assign_credit, loss_masks, training_rows
 from mmrl.ops.packing import offsets
 from mmrl.ops.parity import Gap
 from mmrl.prompts import PromptSource
-from mmrl.types import Batch, BoolArray, CreditedGroup, FloatArray, Rollout, Sample, ScoredGroup
+from mmrl.types import Batch, BoolArray, CreditedGroup, FloatArray, Rollout, RolloutGroup, Sample, ScoredGroup
 
 CHECKED_SAMPLES = 12
 """Samples of the first batch that are computed one by one as well as packed."""
@@ -153,7 +153,12 @@ class Trainer:
             return Experience([sample for _, sample in drawn])
         carried, self.carried_groups = self.carried_groups, []
         wanted = count - len(carried)
-        found = self._collector.training_groups(self._algorithm, self._train, self._take, wanted, clock)
+        try:
+            found = self._collector.training_groups(self._algorithm, self._train, self._take, wanted, clock)
+        except MMRLError:  # such as too many failures of rewards
+            if lost := self._collector.generated:
+                self._recorder.rollouts(step, [_not_trained_on(_unscored(group), False) for group in lost])
+            raise
         groups = [*carried, *found.kept_groups]
         if len(groups) < count:
             groups = self._starve(step, groups, found)
@@ -337,6 +342,11 @@ def _not_trained_on(group: ScoredGroup, kept: bool) -> CreditedGroup:
     rollouts = group.group.rollouts
     zeros = [np.zeros(len(rollout.token_ids)) for rollout in rollouts]
     return CreditedGroup(group, kept, zeros, [np.zeros(0, np.float32)] * len(rollouts))
+
+
+def _unscored(group: RolloutGroup) -> ScoredGroup:
+    count = len(group.rollouts)
+    return ScoredGroup(group, np.zeros(count), np.zeros(count, np.bool_), {})
 
 
 def _demonstrations(samples: Sequence[Sample]) -> Batch:

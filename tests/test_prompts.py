@@ -14,7 +14,7 @@ import pytest
 
 from mmrl.bad_rows import BadRows
 from mmrl.errors import ConfigError, DataError, HubUnreachableError
-from mmrl.prompts import Part, PromptOrder, PromptSource, request_seed
+from mmrl.prompts import Part, PromptOrder, PromptSource, WeightedOrder, request_seed
 from mmrl.types import EncodedPrompt, Message, Prompt, RawImage, Sample
 
 PINNED_ORDER = [7, 0, 2, 5, 4, 6, 3, 1, 4, 3, 6, 1, 5, 7, 2, 0]
@@ -223,7 +223,7 @@ def test_what_is_no_rows_fault_is_not_dropped() -> None:
     with pytest.raises(HubUnreachableError):
         source(Offline([row(0, 1)]), max_bad_rows=1.0)
     with pytest.raises(ConfigError):
-        source([row(0, 1)], prompt_template="{{ row.unti }}", max_bad_rows=1.0)
+        source([row(0, 1)], prompt_template="{{ row.unti ", max_bad_rows=1.0)
 
 
 def test_a_row_that_turns_out_bad_is_replaced_by_the_next_of_the_order() -> None:
@@ -327,6 +327,23 @@ def test_a_weighted_order_can_be_resumed_anywhere() -> None:
     assert prompts.order(seed=3).take(0, 500) != taken
 
 
+def test_any_weighted_order_is_a_matter_of_the_position_and_takes_no_row_twice_in_an_epoch() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        sizes = rng.integers(1, 30, rng.integers(2, 7)).tolist()
+        weights, names = (
+            rng.choice([1.0, 1 / 3, 1000.0, 0.01], len(sizes)).tolist(),
+            [str(i) for i in range(len(sizes))],
+        )
+        running = WeightedOrder(sizes, weights, names, 7)
+        taken = running.take(0, 300)
+        assert len(set(taken)) == 300
+        for position in rng.integers(0, 300, 5).tolist():
+            fresh = WeightedOrder(sizes, weights, names, 7)
+            assert running.at(position) == fresh.at(position) == taken[position]
+            assert fresh.take(position, 9)[: 300 - position] == taken[position : position + 9]
+
+
 def test_a_prompt_that_comes_twice_in_a_batch_has_another_seed() -> None:
     prompts = mixture(10.0, 1.0, 1.0)
     batch = prompts.order(0).take(0, 24)
@@ -390,19 +407,33 @@ def test_a_template_can_be_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("{{ prompt", "not valid Jinja"),
         ("{{ prompt }} {{ row.unti }}", "unti"),
         ("{{ prompt.__class__.__mro__ }}", "unsafe"),
         ("{{ row.clear() }}{{ prompt }}", "unsafe"),
         ("{% for i in range(10 ** 9) %}x{% endfor %}", "Range too big"),
         ("{{ 1 // 0 }}", "division"),
-        ("just this", "turns 1 <image> into 0"),
-        ("{{ prompt }}{{ prompt }}", "turns 1 <image> into 2"),
+        ("just this", "turns … <image> into …"),
+        ("{{ prompt }}{{ prompt }}", "turns … <image> into …"),
     ],
 )
-def test_a_template_that_does_not_fit_is_a_config_error(template: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        source([row(0, 1, "<image>", unit="cm")], prompt_template=template)
+def test_a_template_that_fits_no_row_is_refused_with_its_key_and_what_it_may_use(template: str, message: str) -> None:
+    rows = [row(index, 1, "<image>", unit="cm") for index in range(9)]
+    with pytest.raises(DataError, match=rf"9 of 9 rows cannot be used.*data\.prompt_template .*{message}") as caught:
+        source(rows, prompt_template=template)
+    assert caught.value.where == "data.train, row train/0, row train/1, row train/2, ..."
+    assert "prompt" in caught.value.possible and "correct data.prompt_template" in caught.value.remedy
+
+
+def test_a_template_that_fails_on_one_row_costs_that_row() -> None:
+    rows = [row(index, 1, unit="<image>" if index == 3 else "cm") for index in range(500)]
+    rows[7] = replace(rows[7], columns={})
+    kept = source(rows, prompt_template="{{ prompt }} in {{ row.unit }}")
+    assert len(kept) == 498 and contents(kept[0]) == [("user", "word in cm")]
+    (third, first), (seventh, second) = kept.dropped
+    assert (third, first) == ("train/3", "data.prompt_template turns 0 <image> into 1")
+    assert seventh == "train/7" and second.startswith("data.prompt_template fails: 'dict object' has no attribute")
+    with pytest.raises(ConfigError, match="not valid Jinja"):
+        source(rows, prompt_template="{{ prompt")
 
 
 def test_a_template_needs_a_user_message() -> None:

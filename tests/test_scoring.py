@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, wait
 
 import numpy as np
 import pytest
@@ -50,6 +50,12 @@ def hangs(rollouts):
 def crashes(rollouts):
     subprocess.Popen(["sleep", "986"])
     os.kill(os.getpid(), signal.SIGSEGV)
+
+def leaves(rollouts):
+    if rollouts[0].text == "end":
+        import threading
+        threading.Timer(0.3, os._exit, (0,)).start()
+    return [subprocess.Popen(["sleep", rollouts[0].prompt.id]).pid] * len(rollouts)
 
 def spoils(rollouts):
     rollouts[0].columns["colour"] = "changed"
@@ -370,6 +376,35 @@ def test_closing_ends_workers_at_once_even_busy_ones_and_cancels_the_rest(spec):
         waiting.result(0)
     with pytest.raises(RewardError, match="was stopped"):
         busy.result(0)
+
+
+def test_what_a_reward_started_ends_with_its_worker_however_that_ends(spec):
+    with Scorer([spec("leaves")], workers=1) as scorer:
+        assert scorer.submit(group(prompt_id="981.5")).result(60).valid.all()
+        assert "sleep 981.5" in processes()
+    assert ends("sleep 981.5")
+    with Scorer([spec("leaves")], workers=1) as scorer:
+        scorer.submit(group(prompt_id="982.5", text="end")).result(60)
+        ((_, pool),) = scorer._pools
+        while not pool._workers[0].has_ended:  # between two calls
+            time.sleep(0.01)
+        assert "sleep 982.5" in processes()
+        scorer.submit(group(prompt_id="983.5", text="end")).result(60)
+        assert ends("sleep 982.5")
+        while not pool._workers[0].has_ended:
+            time.sleep(0.01)
+    assert ends("sleep 983.5")
+
+
+def test_a_closed_scorer_takes_nothing_and_lets_nobody_wait(spec):
+    with Scorer([spec("slow")], workers=1) as scorer:
+        ((_, busy),) = scorer.submit(group(text="30")).parts
+        while not busy.running():
+            time.sleep(0.01)
+        ((_, cancelled),) = scorer.submit(group()).parts
+    with pytest.raises(RuntimeError, match="closed"):
+        scorer.submit(group())
+    assert wait([busy, cancelled], 5).not_done == set()
 
 
 def test_without_rewards_there_are_no_workers():

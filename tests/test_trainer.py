@@ -16,6 +16,7 @@ from mmrl.config import RewardSpec, from_mapping
 from mmrl.errors import ConfigError, DataError, NumericsError, PluginError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, Refill, SamplingRequest, UpdateResult
 from mmrl.prompts import Part, PromptOrder, PromptSource
+from mmrl.rollout_records import rollout_records
 from mmrl.scoring.failures import Failure, Failures, RewardError
 from mmrl.scoring.scorer import Scorer
 from mmrl.trainer import Trainer, minibatches
@@ -397,6 +398,10 @@ def test_more_failures_than_five_percent_stop_the_step_with_an_event_for_each(ru
     assert "up to 5% of a step" in str(caught.value) and "mmrl rewards test" in str(caught.value)
     assert [event["member"] for event in stopped.recorder.events] == [0]
     assert stopped.engine.updates == []
+    (group,) = stopped.recorder.rolled[1]  # what was sampled by then
+    assert len(group.scored.group.rollouts) == 4 and not group.kept
+    assert not group.scored.valid.any() and group.scored.components == {}
+    assert [record["valid"] for record in rollout_records(0, group)] == [False] * 4
 
 
 def test_real_workers_that_die_stop_the_step(run, tmp_path):

@@ -32,11 +32,11 @@ class Encoder:
 
     def num_tokens(self, prompt: Prompt) -> int:
         sizes = [normalised_size(raw, self._media.grid) for raw in prompt.images]
-        return len(self._expand(self._tokenize(self._render(prompt)), sizes, prompt))
+        return len(self._expand(self._tokenize(self._render(prompt), prompt.id), sizes, prompt))
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
         text = self._render(prompt)
-        ids = self._tokenize(text)
+        ids = self._tokenize(text, prompt.id)
         refs = tuple(self._media.add(raw) for raw in prompt.images)
         token_ids = self._expand(ids, [(ref.width, ref.height) for ref in refs], prompt)
         return EncodedPrompt.of(prompt, text, token_ids, refs)
@@ -50,7 +50,7 @@ class Encoder:
             )
         vocabulary = self._folder.vocabulary
         end = self._folder.tokenizer.eos_token_id
-        ids = [*self._tokenize(prompt.demonstration), vocabulary.eos[0] if end is None else end]
+        ids = [*self._tokenize(prompt.demonstration, prompt.id), vocabulary.eos[0] if end is None else end]
         # Neither is right here: the token would end the completion or open an image, its spelling is not for learning.
         if special := set(ids[:-1]) & (self._special_ids | set(vocabulary.banned)):
             raise DataError(
@@ -88,7 +88,14 @@ class Encoder:
         """The text with an invisible character in whatever the tokenizer would read as a special token."""
         return self._special_text.sub(lambda match: f"{match[0][:1]}{_INVISIBLE}{match[0][1:]}", text)
 
-    def _tokenize(self, text: str) -> list[int]:
+    def _tokenize(self, text: str, row: str) -> list[int]:
+        if lone := re.search("[\ud800-\udfff]", text):
+            raise DataError(
+                f"the text holds U+{ord(lone[0]):04X}, half of a character",
+                where=row,
+                possible="text that can be written as UTF-8",
+                remedy="mend the row: write the character itself, or the escapes of both its halves",
+            )
         return list(self._folder.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _expand(self, ids: list[int], sizes: list[tuple[int, int]], prompt: Prompt) -> IntArray:

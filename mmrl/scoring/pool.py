@@ -78,6 +78,7 @@ class RewardPool:
         self._tasks: queue.Queue[_Task | None] = queue.Queue()
         self._workers: dict[int, _Worker] = {}
         self._is_closed = False
+        self._closing = threading.Lock()
         self._never_starts: RewardError | None = None
         self._threads = [threading.Thread(target=self._drive, args=(index,), daemon=True) for index in range(workers)]
         for thread in self._threads:
@@ -91,17 +92,25 @@ class RewardPool:
         The future raises RewardError: a reward raised that must not, or answered anything but one finite number or
         None per rollout. What hangs or crashes, and what raises where that is skipped, is unscored and in ``failures``;
         once those are too many, nothing more is tried.
+
+        Raises:
+            RuntimeError: The pool is closed.
         """
         task = _Task(rollouts, rewards, failures, Future())
-        self._tasks.put(task)
+        with self._closing:
+            if self._is_closed:
+                raise RuntimeError("the reward workers are closed: nothing can be scored any more")
+            self._tasks.put(task)
         return task.future
 
     def close(self) -> None:
         """Cancel what has not begun and end the workers; one that is still busy after a second is killed."""
-        self._is_closed = True
+        with self._closing:
+            self._is_closed = True
         with contextlib.suppress(queue.Empty):
             while task := self._tasks.get_nowait():
                 task.future.cancel()
+                task.future.set_running_or_notify_cancel()  # ``wait`` does not hear of a cancelled one before
         for _ in self._threads:
             self._tasks.put(None)
         deadline = time.monotonic() + _STOP_TIMEOUT_S

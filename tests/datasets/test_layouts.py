@@ -337,6 +337,55 @@ def test_choices_are_listed_once() -> None:
         assert (prompt.messages[0].content, prompt.choices) == ("Which?", ())
 
 
+@pytest.mark.parametrize(
+    ("question", "given", "is_listed"),
+    [
+        ("Which? A. 35 B. 45", ["3", "4"], False),
+        ("Fig A: 10 cm, B: 20 cm. Which is longer?", ["10", "20"], False),
+        ("Fig A: 10 cm, B: 20 cm. Which is longer?", ["10 cm", "20 cm"], False),
+        ("A: 3, B: 4 and C: 5 are given. AB?", ["3", "4"], False),
+        ("B. 4 A. 3", ["3", "4"], False),
+        ("(A) 3 (B) 45", ["3", "4"], False),
+        ("(A) 3", ["3", "4"], False),
+        ("(A) 3.5 (B) 4", ["3", "4"], False),
+        ("PA. 3 (B) 4", ["3", "4"], False),
+        ("Which? A. 3, B. 4.", ["3", "4"], True),
+        ("Choices:\n(A) 3\n\n(B) 4\nAnswer with the letter.", ["3", "4"], True),
+        ("Which? (A)3;(B)4\n", ["3", " 4 "], True),
+        ("A: $\\frac{1}{2}$\nB: (1, 2].", ["$\\frac{1}{2}$", "(1, 2]."], True),
+        ("(A) <image> (B) <image>", ["<image>", "<image>"], True),
+        ("A. " + "\n" * 60_000, ["", ""], False),
+    ],
+)
+def test_choices_are_listed_where_they_follow_each_other_to_a_lines_end(
+    question: str, given: list[str], is_listed: bool
+) -> None:
+    assert (choices.with_choices(question, given) == question) is is_listed
+
+
+def test_choices_written_as_text_keep_their_latex_and_their_emoji() -> None:
+    latex = [r"\theta", r"\frac{1}{2}", r"\nu", r"\alpha+\beta", r"\vec a \to \xi", r"\text{a\\b}", r"\sin \upsilon"]
+    lone = [each for each in latex if "\\\\" not in each]
+    for quote in "'\"":
+        cell = "[" + ", ".join(f"{quote}{each}{quote}" for each in lone) + "]"
+        assert choices.read_choices(cell, "here") == tuple(lone)
+    for cell in (repr(latex), json.dumps(latex), latex):
+        assert choices.read_choices(cell, "here") == tuple(latex)
+    assert choices.read_choices(r'["\ud83d\ude00", "\u00e9"]', "here") == ("\U0001f600", "é")
+    assert choices.read_choices(r"['it\'s', 'a\n 1. b', '\u00e9']", "here") == ("it's", "a\n 1. b", "é")
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [r"['\tother', '1']", r"['\nothing']", r"['a\fb']", r"['\x00']", r'["\ud800"]', r"['\ud83d\ude00']", r"['\1']"],
+)
+def test_escapes_of_no_text_in_choices_are_a_row_error(cell: str) -> None:
+    with pytest.raises(DataError, match="escape that is no text") as caught:
+        choices.read_choices(cell, "row 3, column 'options'")
+    assert caught.value.where == "row 3, column 'options'" and "backslash of LaTeX twice" in caught.value.remedy
+    str(caught.value).encode()
+
+
 def test_choices_that_are_images_are_shown_where_they_are_listed() -> None:
     row = {"question": "Which?", "options": "['<image 2>', '<image 1>']", "image_1": encoded(), "image_2": encoded()}
     prompt = read(row | {"answer": "A"})

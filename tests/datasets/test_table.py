@@ -490,13 +490,14 @@ def test_image_root_is_where_paths_start_from(tmp_path: Path) -> None:
         load(tmp_path / "rows" / "t.jsonl", image_root=str(tmp_path / "gone"))
 
 
-def test_a_template_that_fails_is_the_configs_fault(tmp_path: Path) -> None:
+def test_a_template_that_is_not_valid_is_the_configs_fault_and_one_that_fails_the_rows(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "t.jsonl", [{"problem": "2?", "answer": "2"}])
     assert load(path, prompt_template="{{ prompt }} Box it.")[0].messages[0].content == "2? Box it."
     with pytest.raises(ConfigError, match="not valid Jinja"):
         load(path, prompt_template="{{ prompt")
-    with pytest.raises(ConfigError, match="prompt_template fails"):
+    with pytest.raises(DataError, match="prompt_template fails") as caught:
         load(path, prompt_template="{{ row.level }}")[0]
+    assert caught.value.where.endswith("row 0") and "columns problem, answer" in caught.value.possible
 
 
 def test_the_table_keeps_the_rules_of_loaders(tmp_path: Path) -> None:

@@ -149,3 +149,16 @@ def test_an_image_row_is_refused_by_a_text_model(family, bench, picture):
     row = Prompt("row 7", (Message("user", "<image>what?"),), (picture(56, 56),))
     with pytest.raises(DataError, match="reads text only"):
         bench(family).encoder.encode(row)
+
+
+@pytest.mark.parametrize("role", ["system", "user"])
+def test_half_of_a_character_is_a_row_error(role, vision):
+    half = "\ud800"
+    row = Prompt("row 7", (Message(role, f"7 {half}"), Message("user", "what?")))
+    demonstration = replace(vision.prompts[0], id="row 7", demonstration=f"so {half}")
+    calls = (vision.encoder.num_tokens, row), (vision.encoder.encode, row), (vision.encoder.demonstrate, demonstration)
+    for call, given in calls:
+        with pytest.raises(DataError, match=r"U\+D800, half of a character") as caught:
+            call(given)
+        assert caught.value.where == "row 7"
+    assert vision.encoder.num_tokens(replace(row, messages=(Message(role, "7 \U0001f600"),))) > 0
