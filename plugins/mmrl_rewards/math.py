@@ -38,7 +38,7 @@ from pydantic import Field
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import extract, marked_or_number
-from mmrl_rewards.choices import accepted_texts
+from mmrl_rewards.choices import accepted_texts, chosen_text
 from mmrl_rewards.quantities import Quantity, comparable, name_of, plain, quantity, without_unit
 
 _SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
@@ -74,7 +74,7 @@ class Math(Reward):
         if not accepted:
             return None
         answer = extract(rollout.text, "boxed") if self.config.require_box else marked_or_number(rollout.text)
-        if not answer or len(answer) > self.config.max_characters:
+        if not answer or len(answer) > self.config.max_characters or not (answer := chosen_text(rollout, answer)):
             return 0.0
         return float(any(equal(gold, answer, self.config.time_limit_s, self.config.rel_tol) for gold in accepted))
 

@@ -127,6 +127,7 @@ def quantity(text: str) -> Quantity | None:
     """The one number that the text is, with its unit; None if it is anything else."""
     if len(text) > _MAX_CHARACTERS:
         return None
+    is_money = text.count("$") == 1 and text.strip().lstrip("-").startswith("$")  # two are LaTeX's
     text = _TEXT.sub(r" \1 ", _SPACES.sub(" ", _THOUSANDS.sub("", plain(text)).replace("$", " $ ").strip(" $")))
     text = _LATEX_FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]} ", _DEGREE.sub("°", text))
     text = _ABOUT.sub("", unnamed(text).strip(), count=1).replace("\\%", "%")
@@ -146,7 +147,7 @@ def quantity(text: str) -> Quantity | None:
     unit = _unit(rest)
     if unit is None:
         return None
-    return Quantity(value, unit or ("$" if money else ""), len(decimals) if decimals else None)
+    return Quantity(value, unit or ("$" if money or is_money else ""), len(decimals) if decimals else None)
 
 
 def plain(text: str) -> str:
@@ -181,9 +182,11 @@ def comparable(gold: Quantity, answer: Quantity) -> Iterator[tuple[Fraction, Fra
     told the unit: for ``50%``, ``50%``, ``50`` and ``0.5`` are right.
     """
     if (gold.unit == "%") != (answer.unit == "%"):
-        if answer.unit == "%":
+        if gold.unit and answer.unit:
+            return
+        if answer.unit:
             yield gold.value, answer.value / (100 if abs(gold.value) <= 1 else 1)
-        elif not answer.unit:
+        else:
             yield gold.value, answer.value
             yield gold.value / 100, answer.value
     elif not gold.unit or not answer.unit or gold.unit == answer.unit:

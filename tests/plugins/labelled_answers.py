@@ -783,4 +783,86 @@ WRITING = [
     ),
 ]
 
-LABELLED = [*GEOMETRY3K, *INTERVALS, *GEOQA, *CLEVR, *MATHVISTA, *CHARTQA, *WRITING]
+BOLD = [
+    Question(
+        "bold",
+        reward,
+        "5",
+        ["**Answer:** 5", "**Answer: 5**", "**Answer**: 5", r"**Answer:** \(5\)", "Answer: **5.**", "**Answer:** **5**",
+         "So.\n\n**Final Answer:** 5\n", "The answer is **5**.", "Answer: **5.** I am sure."],
+        ["**Answer:** 6", "**Answer: 50**", "**Answer**: 15", "Answer: **6.** It is not 5"],
+    )
+    for reward in ("exact", "numeric", "count", "relaxed", "anls", "math")
+]  # fmt: skip
+
+CHOSEN = [
+    Question(
+        "chosen",
+        "choice",
+        "A",
+        [
+            *boxed("A", "A. triangle", "A: a triangle, with three corners", "(A) It is the triangle", "A, I think"),
+            "The answer is (A).",
+            "**Answer:** A",
+            "So I pick A",
+            "It is not a square. So it is (A).",
+            "The answer is clearly (A).",
+            "It has three corners.\n\nA",
+        ],
+        [
+            *boxed("A, B, C, D", "A. B", "(A)(B)", "A) or B", "A: not sure, maybe B", "A. triangle B. square", "a, b",
+                   "A. a square", "(a) or (b)", "A. triangle or circle", "B. triangle", "A and B"),
+            "the answer is not A",
+            "The answer is not (A).",
+            "neither (B) nor (A)",
+            "It could be (D), (C), (B) or (A)",
+            "The options are D, C, B, A.",
+            "Vitamin A",
+            "It isn't (A).",
+            "(B) or (A)",
+        ],
+        choices=("triangle", "square", "circle", "line"),
+    ),
+    Question(
+        "chosen",
+        "choice",
+        "B",
+        ["The answer is **B. square**", "The answer is **B. square**.", *boxed("B. square", "B. A square", "(B) a square")
+        ],
+        ["The answer is **A. triangle**", *boxed("B. a triangle", "B. triangle")],
+        choices=("triangle", "square", "circle", "line"),
+    ),
+    Question("chosen", "choice", "C", ["C. 60", "(C)"], ["neither (B) nor (C)", "C, D", "C) or D", "C. A"]),
+    Question(
+        "chosen", "choice", "A", boxed("A. ball", "A. the ball"), boxed("A. red ball"), choices=("ball", "red ball")
+    ),
+    Question(
+        "chosen", "choice", "B", boxed("B. red ball", "B. the red ball"), boxed("B. ball"), choices=("ball", "red ball")
+    ),
+    *(
+        Question(
+            "chosen", reward, "B", boxed("B", "12", "B. 12", "(B) 12"), boxed("A. 12", "A", "B. 10", "(A) 12", "A: 12"),
+            choices=("10", "12", "14", "2"),
+        )
+        for reward in ("math", "numeric", "exact", "relaxed")
+    ),
+    *(
+        Question("chosen", reward, "B", boxed("B", "(A)"), boxed("A", "(B)"), choices=("B", "A"))
+        for reward in ("math", "exact", "choice", "relaxed")
+    ),
+    Question("chosen", "exact", "A", boxed("A", "60", "$60$"), boxed("B", "30"), choices=("$60$", "$30$")),
+]  # fmt: skip
+
+UNITS = [
+    Question("units", reward, gold, boxed(*right), boxed(*wrong))
+    for reward in ("math", "numeric", "relaxed")
+    for gold, right, wrong in (
+        ("48 cm", ("48", "48 cm"), ("48%", r"48\%", "48 m")),
+        (r"48^\circ", ("48", "48°"), ("48%", "48 percent")),
+        ("$5", ("5", "$5"), ("5%", "500%")),
+        ("0.5 m", ("0.5", "0.5 m", "1/2"), ("50%", "0.5%")),
+        ("48%", ("48", "48%", "0.48"), ("48 cm", "48°", "0.48 m")),
+    )
+]
+
+LABELLED = [*GEOMETRY3K, *INTERVALS, *GEOQA, *CLEVR, *MATHVISTA, *CHARTQA, *WRITING, *BOLD, *CHOSEN, *UNITS]
