@@ -12,6 +12,7 @@ Extract = Literal["auto", "boxed", "last_number", "whole"]
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACES = re.compile(rf"(?P<box>{_BOX.pattern})|\\.|(?P<open>\{{)|(?P<close>\}})", re.DOTALL)
+_AFTER_BOX = re.compile(r"(?:[\s.$*。]|\\[\])])*+")
 _CUT = re.compile(rf"{_BOX.pattern}|<answer>")
 _TAG_OPEN, _TAG_CLOSE = "<answer>", "</answer>"
 _SAID = re.compile(
@@ -33,18 +34,29 @@ _LAYERS = 8
 
 def last_boxed(text: str) -> str | None:
     """What is in the last complete ``\\boxed{...}`` or ``\\fbox{...}``, nested braces included; linear in the text."""
+    last = max(_boxes(text), default=None)
+    return text[slice(*last)].strip() if last else None
+
+
+def is_box_at_end(text: str) -> bool:
+    """Whether a box that is not blank ends the text; a full stop and the end of a formula may follow."""
+    outer = max(_boxes(text), key=lambda box: box[1], default=None)
+    return bool(outer and text[slice(*outer)].strip() and _AFTER_BOX.fullmatch(text, outer[1] + 1))
+
+
+def _boxes(text: str) -> Iterator[tuple[int, int]]:
+    """Where the content of every complete box begins and ends."""
     first = _BOX.search(text)
     if not first:
-        return None
-    last, opened = None, list[int | None]()
+        return
+    opened = list[int | None]()
     for match in _BRACES.finditer(text, first.start()):
         if match["box"]:
             opened.append(match.end())
         elif match["open"]:
             opened.append(None)
         elif match["close"] and opened and (start := opened.pop()) is not None:
-            last = max(last or (0, 0), (start, match.start()))
-    return text[slice(*last)].strip() if last else None
+            yield start, match.start()
 
 
 def last_tagged(text: str) -> str | None:

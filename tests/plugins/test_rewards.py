@@ -1,3 +1,4 @@
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -179,16 +180,16 @@ def test_a_hostile_answer_is_wrong_and_soon(answer):
 
 
 def test_the_time_limit_strikes_again_where_its_exception_was_swallowed():
-    start, struck = time.process_time(), 0
-    with pytest.raises(_OutOfTime), _limit(0.1):
-        while time.process_time() - start < 5:
-            try:
+    def deaf():
+        start = time.process_time()
+        with contextlib.suppress(_OutOfTime):
+            while time.process_time() - start < 5:
                 sum(range(10**6))
-            except _OutOfTime:
-                struck += 1
-                if struck == 2:
-                    raise
-    assert struck == 2
+        while time.process_time() - start < 5:
+            sum(range(10**6))
+
+    with pytest.raises(_OutOfTime), _limit(0.1):
+        deaf()
 
 
 def test_math_takes_the_last_number_only_where_no_box_is_required():
