@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 Extract = Literal["auto", "boxed", "last_number", "whole"]
@@ -12,37 +12,51 @@ Extract = Literal["auto", "boxed", "last_number", "whole"]
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACES = re.compile(rf"(?P<box>{_BOX.pattern})|\\.|(?P<open>\{{)|(?P<close>\}})", re.DOTALL)
+_AFTER_BOX = re.compile(r"(?:[\s.$*。]|\\[\])])*+")
 _CUT = re.compile(rf"{_BOX.pattern}|<answer>")
 _TAG_OPEN, _TAG_CLOSE = "<answer>", "</answer>"
 _SAID = re.compile(
-    r"\banswer\s{0,9}(?:is|:|=|would be|should be)(?:\s{0,9}:)?"
-    "|(?:答案|结果)\\s{0,9}(?:是|为|选|[:\uff1a])+|(?:故选|应选|选择)[:\uff1a]?",
+    r"(?:\banswer\s{0,9}\*{0,2}\s{0,9}(?:is|:|=|would be|should be)(?:\s{0,9}:)?"
+    "|(?:答案|结果)\\*{0,2}\\s{0,9}(?:是|为|选|[:\uff1a])+|(?:故选|应选|选择)[:\uff1a]?)\\*{0,2}",
     re.IGNORECASE,
 )
 _SAID_END = re.compile(
-    "\n|[。;\uff1b]|\\.(?=\\s|\\W*\\Z)|,?\\s(?:because|since)\\b|[,\uff0c]\\s*(?:so|which|where|as|因为)"
+    "\n|[。;\uff1b]|\\.(?=\\*{0,2}\\s|\\W*\\Z)|,?\\s(?:because|since)\\b|[,\uff0c]\\s*(?:so|which|where|as|因为)"
 )
 _NUMBER = re.compile(r"(?<!\w)(?<!\d\.)-?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<!\.)\.\d+)(?:/\d+)?%?")
 _WRAPPERS = [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**")]
 _COMMAND = re.compile(r"\\(?:boxed|fbox|text|mathrm|textbf|mathbf|textit|mathit|displaystyle)\s*\{([^{}]*)\}")
+GOLD_KEYS = ("answer", "value", "ground_truth", "text")
+"""Where a gold that is a mapping says what it is."""
 _LAYERS = 8
 """Wrappers that are taken off at most; more are no answer of a person."""
 
 
 def last_boxed(text: str) -> str | None:
     """What is in the last complete ``\\boxed{...}`` or ``\\fbox{...}``, nested braces included; linear in the text."""
+    last = max(_boxes(text), default=None)
+    return text[slice(*last)].strip() if last else None
+
+
+def is_box_at_end(text: str) -> bool:
+    """Whether a box that is not blank ends the text; a full stop and the end of a formula may follow."""
+    outer = max(_boxes(text), key=lambda box: box[1], default=None)
+    return bool(outer and text[slice(*outer)].strip() and _AFTER_BOX.fullmatch(text, outer[1] + 1))
+
+
+def _boxes(text: str) -> Iterator[tuple[int, int]]:
+    """Where the content of every complete box begins and ends."""
     first = _BOX.search(text)
     if not first:
-        return None
-    last, opened = None, list[int | None]()
+        return
+    opened = list[int | None]()
     for match in _BRACES.finditer(text, first.start()):
         if match["box"]:
             opened.append(match.end())
         elif match["open"]:
             opened.append(None)
         elif match["close"] and opened and (start := opened.pop()) is not None:
-            last = max(last or (0, 0), (start, match.start()))
-    return text[slice(*last)].strip() if last else None
+            yield start, match.start()
 
 
 def last_tagged(text: str) -> str | None:
@@ -107,7 +121,10 @@ def marked_or_number(text: str) -> str | None:
 
 
 def bare(answer: str) -> str:
-    """The answer without ``$``, ``\\(``, ``**``, ``\\text{}``... around it, nor a full stop, single spaces."""
+    """The answer without ``$``, ``\\(``, ``**``, ``\\text{}``... around it, nor a full stop, single spaces.
+
+    A ``**`` without its other half, as sentences of bold text leave it when they are cut, goes too.
+    """
     for _ in range(_LAYERS):
         outer = answer = " ".join(answer.split()).removesuffix("。").removesuffix(".").rstrip()
         for opening, closing in _WRAPPERS:
@@ -117,6 +134,8 @@ def bare(answer: str) -> str:
         else:
             whole = _COMMAND.fullmatch(answer)
             answer = whole[1] if whole else answer
+        if answer.count("**") == 1:
+            answer = answer.removeprefix("**").removesuffix("**").strip()
         if answer == outer:
             break
     return answer
@@ -125,7 +144,8 @@ def bare(answer: str) -> str:
 def golds(answer: Any) -> list[str]:
     """Every text that is a right answer; empty if the gold is missing, blank, NaN or an empty list.
 
-    A list means any of its items. Answer tags, boxes and ``$`` around a gold are taken off.
+    A list means any of its items; a mapping, what is under the first of ``GOLD_KEYS`` that it has, nothing without
+    one. A float that is a whole number may be written as one. Answer tags, boxes and ``$`` around a gold are taken off.
     """
     return [gold for text in _texts(answer) if (gold := bare(marked if (marked := final_answer(text)) else text))]
 
@@ -136,5 +156,9 @@ def _texts(answer: Any) -> Iterator[str]:
     if isinstance(answer, list | tuple | set | frozenset):
         for item in answer:
             yield from _texts(item)
+    elif isinstance(answer, Mapping):
+        yield from _texts(next((answer[key] for key in GOLD_KEYS if key in answer), None))
     elif answer is not None and not (isinstance(answer, float) and math.isnan(answer)):
+        if isinstance(answer, float) and answer.is_integer():
+            yield str(int(answer))
         yield str(answer)

@@ -4,7 +4,8 @@ Both the gold and the answer may be a letter (``B``, ``(B)``, ``B.``, ``option B
 spaces and ``$`` do not count; numbers by value, ``45`` for ``45^\\circ``) or both (``B. 45``; wrong if they disagree).
 The choices are those of the row (``rollout.choices``); without them only letters can be compared. The answer is what
 is in the last box or answer tags, else what follows "the answer is", else (unless ``require_box``) the whole
-completion, else the last letter in brackets or at its end. A rollout without a gold, or with one that is none of the
+completion. Where that is no choice by itself, the only letter of the last sentence with letters counts, if it is in
+brackets or said to be chosen and nothing is denied there. A rollout without a gold, or with one that is none of the
 choices, is unscorable.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
-from mmrl_rewards.answers import before_cut, extract, final_answer, golds
+from mmrl_rewards.answers import before_cut, extract, final_answer, golds, said_answer
 from mmrl_rewards.choice_matching import Choices
 
 
@@ -33,5 +34,6 @@ class Choice(Reward):
         answer = extract(rollout.text, "boxed" if self.config.require_box else "auto")
         index = None if answer is None else choices.index(answer, first)
         if index is None and not self.config.require_box and final_answer(rollout.text) is None:
-            index = choices.last_letter(before_cut(rollout.text))
+            begun = before_cut(rollout.text)
+            index = choices.last_letter(said_answer(begun) or begun)
         return float(index in accepted)

@@ -18,7 +18,20 @@ _LETTER = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _OWN_LETTER = re.compile(r"\s*[(\[]?([A-Za-z])[.):\]、]\s*(?=\S)")
-_LAST = re.compile(rf"{_OPENING}([A-Z]){_CLOSING}|(?<![\w'])([A-Z])(?=[\s.*$]*\Z)")
+_ALONE = re.compile(r"(?<![\w'\\])(?![AI]\s+[a-z])[A-Z](?![\w'])")
+_LOWER = re.compile(r"(?<![\w'\\])(?!a\s+[a-z])[a-z](?![\w'])")
+"""A letter that is no article, nor "I"."""
+_SENTENCES = re.compile(r"[.!?;]\s+|[。；\n]+\s*")
+_CHOSEN = re.compile(
+    rf"{_OPENING}(?P<closed>[A-Z]){_CLOSING}"
+    r"|(?:\b(?:is|be|are|choose|chose|pick|select|selected|option|choice|answer|letter)|[:=]|选项?|为|是|\A)"
+    r"[\s:*]*(?P<open>[A-Z])(?=[\s.*$]*\Z)",
+    re.IGNORECASE,
+)
+_DENIED = re.compile(
+    r"n't\b|\b(?:not|nor|neither|never|no|none|cannot|except|excluded?|eliminated?|incorrect|wrong|false)\b|不|非",
+    re.IGNORECASE,
+)
 _COMMAND = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit)\s*\{([^{}]*)\}")
 _MAX_CHARACTERS = 2000
 """Longer answers name no choice."""
@@ -57,18 +70,53 @@ class Choices:
         if not match:
             return None
         index = self._within(_LETTERS.index((match["closed"] or match["open"]).upper()))
-        said = self._by_text(match["rest"]) if match["rest"] else None
-        return index if said is None or said == index else None
+        if index is None or not match["rest"]:
+            return index
+        said = self._by_text(match["rest"])
+        if said is None:
+            return None if self._names_another(index, match["rest"], answer) else index
+        return index if said == index else None
+
+    def contradicts_itself(self, answer: str) -> bool:
+        """Whether an answer begins with a choice's letter and goes on with another choice."""
+        match = _LETTER.fullmatch(bare(_COMMAND.sub(r"\1", plain(answer)))) if len(answer) <= _MAX_CHARACTERS else None
+        begins = match and self._within(_LETTERS.index((match["closed"] or match["open"]).upper())) is not None
+        return bool(begins and self.index(answer) is None)
 
     def last_letter(self, text: str) -> int | None:
-        """The choice whose letter is the last in brackets, ``(B)``, or stands at the end of the text."""
-        letters = _LAST.findall(text[-_TAIL:])
-        return self._within(_LETTERS.index("".join(letters[-1]))) if letters else None
+        """The choice of the last sentence that has letters: of the only one there, in brackets or as what is chosen.
+
+        ``So it is (B).`` and ``I pick B``, but neither ``not (B)`` nor ``(A) or (B)`` nor ``vitamin B``.
+        """
+        for sentence in reversed(_SENTENCES.split(text[-_TAIL:].strip())):
+            letters = {
+                letter for letter in _ALONE.findall(sentence) if self._within(_LETTERS.index(letter)) is not None
+            }
+            if letters:
+                chosen = {(m["closed"] or m["open"]) for m in _CHOSEN.finditer(sentence)}
+                one = len(letters) == 1 and letters <= chosen and not _DENIED.search(sentence)
+                return _LETTERS.index(letters.pop()) if one else None
+        return None
 
     def alike(self, gold: str) -> list[str]:
-        """The gold, and the letter and text of the choice that it names."""
+        """The gold, and the letter and text of the choice that it names; not the letter if it is another's text."""
         index = self.index(gold)
-        return [gold] if index is None or not self.texts else [gold, _LETTERS[index], bare(self.texts[index])]
+        if index is None or not self.texts:
+            return [gold]
+        letter = [_LETTERS[index]] if self.index(_LETTERS[index]) == index else []
+        return [gold, *letter, bare(self.texts[index])]
+
+    def _names_another(self, index: int, rest: str, answer: str) -> bool:
+        """Whether what is behind a choice's letter has the letter or text of another one."""
+        is_lower = answer.lstrip("([{<\\ ")[:1].islower()
+        letters = _ALONE.findall(rest) + (_LOWER.findall(rest) if is_lower else [])
+        if any(self._within(_LETTERS.index(letter.upper())) not in (None, index) for letter in letters):
+            return True
+        others = [bare(plain(text)).casefold() for text in self.texts]
+        rest = rest.casefold()
+        if self.texts and others[index]:
+            rest = rest.replace(others.pop(index), " ")
+        return any(text and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", rest) for text in others)
 
     def _by_text(self, answer: str) -> int | None:
         folded = _fold(answer)
@@ -99,7 +147,13 @@ def accepted_texts(rollout: Rollout) -> list[str]:
 
 
 def chosen_text(rollout: Rollout, answer: str) -> str:
-    """The text of the choice whose letter the answer is; the answer itself if it is none, or there are no choices."""
+    """The text of the choice that the answer names; the answer itself if it names none, or there are no choices.
+
+    "" where the answer has one choice's letter and another one's text.
+    """
+    if not rollout.choices:
+        return answer
     choices = Choices(rollout.choices)
-    index = choices.index(answer) if rollout.choices else None
-    return answer if index is None else choices.texts[index]
+    if (index := choices.index(answer)) is not None:
+        return bare(choices.texts[index])
+    return "" if choices.contradicts_itself(answer) else answer

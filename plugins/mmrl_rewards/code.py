@@ -11,6 +11,11 @@ limits and NO security boundary: the program runs as the user. It therefore star
 ``i_know_local_is_no_security_boundary: true``. A sandbox of one's own is ``package.module:Class`` (see
 ``mmrl_rewards.sandboxes``).
 
+Pairs are compared outside the sandbox. Code that tests is run by a driver, in a child that has defined the program by
+then and has no other way to know the tests: they are in no file, and neither they nor the mark of success are in the
+program's source. What remains: tests and program share an interpreter, so one that looks for its driver, or whose
+values are equal to everything, can still pass. Use pairs where models search for such ways.
+
 Each test has ``time_limit_s``; the first that does not end in time ends the row's tests, and the others count as
 failed. The reward's ``timeout_s`` has to cover ``max_tests`` that take as long as they may. Whether a program ends in
 time depends on the machine: choose a limit that right programs stay far below.
@@ -33,7 +38,7 @@ from mmrl_rewards.sandboxes import Outcome, Sandbox, open_sandbox
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*$", re.MULTILINE)
 Test = tuple[str, str, str | None]
-"""Code to append, standard input, expected output (None: any)."""
+"""Code to run after the program, standard input, expected output (None: any)."""
 
 
 class Code(Reward):
@@ -88,15 +93,59 @@ class Code(Reward):
         return float(share == 1) if self.config.all_or_nothing else share
 
     def _run(self, program: str, test: Test) -> Outcome:
-        """Appended code passes only if its end is reached, which a mark that is printed there shows."""
-        appended, stdin, expected = test
+        """Code that tests passes only if its end is reached, which a mark that the driver then prints shows."""
+        tests, stdin, expected = test
         mark = f"passed {secrets.token_hex(8)}"
         if expected is None:
-            program = f"{program}\n\n{appended}\n\nprint({mark!r})\n"
+            program, stdin = _DRIVER, json.dumps([program, tests, mark, secrets.token_hex(8)])
         outcome = self._sandbox.run(program, stdin, self.config.time_limit_s)
         printed = _lines(outcome.output)
         right = printed[-1:] == [mark] if expected is None else printed == _lines(expected)
         return Outcome(outcome.passed and right, outcome.output, outcome.timed_out)
+
+
+_DRIVER = r"""
+import ctypes, json, os, sys, types
+
+orders, give = os.pipe()
+told, tell = os.pipe()
+child = os.fork()  # before anything is read: the child's memory has neither tests nor mark
+if not child:
+    os.close(give), os.close(told)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    orders = os.fdopen(orders)
+    program = json.loads(orders.readline())
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    module.__dict__["__builtins__"] = __builtins__
+    exec(compile(program, "program.py", "exec"), module.__dict__)
+    os.write(tell, b"defined\n")
+    tests, word = json.loads(orders.readline())
+    exec(compile(tests, "tests.py", "exec", optimize=0), module.__dict__)
+    os.write(tell, word.encode() + b"\n")
+    os._exit(0)
+os.close(orders), os.close(tell)
+try:
+    ctypes.CDLL(None).prctl(4, 0)  # PR_SET_DUMPABLE: the child cannot read this process's memory or files
+except (OSError, AttributeError):
+    pass
+program, tests, mark, word = json.load(sys.stdin)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nor can one that is run as root reopen what was read
+try:
+    told = os.fdopen(told)
+    with os.fdopen(give, "w") as give:
+        print(json.dumps(program), file=give, flush=True)
+        if told.readline() != "defined\n":
+            sys.exit(1)
+        print(json.dumps([tests, word]), file=give, flush=True)
+        if told.readline() != word + "\n":
+            sys.exit(1)
+except BrokenPipeError:
+    os._exit(1)
+print(mark)
+"""
+"""What runs code that tests; reads the program, the tests, the mark of success and the child's word for it."""
 
 
 def read_tests(value: Any) -> list[Test]:

@@ -2,7 +2,7 @@
 
 Counts are whole numbers, in digits or in English words up to the thousands; ``none`` and ``no`` are 0. The answer is
 what is in the last box or answer tags, else what follows "the answer is", else (unless ``require_box``) the last
-number or number word of the completion. A marked answer may be a sentence if it has exactly one number. A rollout
+number or number word of the completion. A marked answer may be a plain sentence, ``There are 3``. A rollout
 without a gold, or with one that is no count, is unscorable.
 """
 
@@ -14,10 +14,11 @@ from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import bare, before_cut, final_answer, said_answer
 from mmrl_rewards.choice_matching import accepted_texts, chosen_text
-from mmrl_rewards.quantities import NUMBER_WORDS, plain, quantity
+from mmrl_rewards.quantities import NUMBER_WORDS, stated, the_number
 
 _ZERO = frozenset({"no", "none", "nothing"})
 _NUMBER = re.compile(rf"(?<![\w.])-?(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?!\w)|{NUMBER_WORDS}", re.IGNORECASE)
+_NOBODY = re.compile(r"\b(?:no|any|some|every|each|this|that|which|another)[\s-]+one\b", re.IGNORECASE)
 _MAX_CHARACTERS = 1000
 """Of a marked answer that is read."""
 
@@ -38,22 +39,16 @@ class Count(Reward):
             begun = before_cut(rollout.text)
             marked = said_answer(begun)
             if not marked:
-                numbers = _NUMBER.findall(begun)
+                numbers = _NUMBER.findall(_NOBODY.sub(" ", begun))
                 marked = numbers[-1] if numbers else None
         return float(marked is not None and count(chosen_text(rollout, bare(marked))) in accepted)
 
 
 def count(text: str) -> int | None:
-    """The whole number that the text is, or the only number of a sentence; None if there is none, or several."""
+    """The whole number that the text is, or that a plain sentence says; None if there is none."""
     if len(text) > _MAX_CHARACTERS:
         return None
-    if (read := quantity(text)) is not None:
-        return int(read.value) if read.value.denominator == 1 and read.value >= 0 and not read.unit else None
-    text = plain(text).casefold()
-    numbers = _NUMBER.findall(text)
-    if not numbers:
-        return 0 if text.strip(" .") in _ZERO else None
-    if len(numbers) > 1 or re.search(r"[\\^*/=+]|\b(?:or|minus|plus|times|not|dozen)\b", text):
-        return None
-    found = quantity(numbers[0])
-    return int(found.value) if found and found.value.denominator == 1 and found.value >= 0 else None
+    if stated(text).strip(" .").casefold() in _ZERO:
+        return 0
+    read = the_number(text)
+    return int(read.value) if read and read.value.denominator == 1 and read.value >= 0 and not read.unit else None

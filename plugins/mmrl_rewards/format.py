@@ -13,16 +13,18 @@ from pydantic import field_validator
 
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
+from mmrl_rewards.answers import is_box_at_end
 
 _NO_TAG = r"(?:(?!</?(?:think|answer)>).)"
-_BOX_AT_END = r"(?>.*?\\boxed\{).+\}[\s.$]*+"
 FORMS = {
-    "boxed": _BOX_AT_END,
+    "boxed": ".*",
     "answer": rf"(?>.*?<answer>){_NO_TAG}++</answer>\s*+",
     "think_then_answer": rf"\s*+<think>{_NO_TAG}++</think>\s*+<answer>{_NO_TAG}++</answer>\s*+",
-    "think_then_boxed": rf"\s*+<think>{_NO_TAG}++</think>(?!.*</?think>){_BOX_AT_END}",
+    "think_then_boxed": rf"\s*+<think>{_NO_TAG}++</think>(?!.*</?think>).*",
 }
 """Forms by name, each once through: what has been read is not tried again (possessive and atomic groups)."""
+_BOX_AT_END = ("boxed", "think_then_boxed")
+"""Forms that ask for a box at the end too, whose braces no regular expression can match."""
 
 
 class Format(Reward):
@@ -48,4 +50,6 @@ class Format(Reward):
         self._pattern = re.compile(FORMS.get(config.pattern, config.pattern), re.DOTALL)
 
     def score_one(self, rollout: Rollout) -> Score:
-        return float(self._pattern.fullmatch(rollout.text) is not None)
+        if not self._pattern.fullmatch(rollout.text):
+            return 0.0
+        return float(self.config.pattern not in _BOX_AT_END or is_box_at_end(rollout.text.rpartition("</think>")[2]))

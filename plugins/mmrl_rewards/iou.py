@@ -2,15 +2,16 @@
 
 Intersection over union is PASCAL VOC's measure (Everingham et al., IJCV 2010, doi:10.1007/s11263-009-0275-4, section
 4.2); several boxes are matched so that the sum is largest (the assignment problem). The score is that sum over the
-larger number of boxes, so that boxes too many and too few cost alike. With ``threshold``, a matched pair counts 1 if
-it reaches it, else 0.
+larger number of boxes, so that boxes too many and too few cost alike; a box without an area counts, and overlaps none.
+With ``threshold``, a matched pair counts 1 if it reaches it, else 0.
 
 Boxes of golds and answers may be ``[x1, y1, x2, y2]``, ``{"bbox_2d": [...]}`` (or ``bbox``, ``box``), ``{"x1": ...}``,
-``{"x": ..., "y": ..., "width": ..., "height": ...}``, ``[[x1, y1], [x2, y2]]``, lists of these, as JSON (also in a
-code fence) or as numbers in brackets in a text, ``(x1,y1),(x2,y2)`` included. ``boxes: xywh`` reads four bare numbers
-as corner, width and height. Corners may be in any order. Gold and answer must be in the same coordinates. The answer
-is what is in the last answer tags or code fence, else all of the completion. A rollout whose gold holds no box with an
-area is unscorable.
+``{"x": ..., "y": ..., "width": ..., "height": ...}``, ``[[x1, y1], [x2, y2]]``, lists of these, as JSON (also in a code
+fence) or as numbers in brackets in a text, ``(x1,y1),(x2,y2)`` included; a text of four numbers alone is a box too.
+Numbers may be quoted, and a fifth one from 0 to 1, a detector's score, is left out. ``boxes: xywh`` reads four bare
+numbers as corner, width and height. Corners may be in any order. Gold and answer must be in the same coordinates. The
+answer is what is in the last answer tags or code fence, else all of the completion. A rollout whose gold holds no box
+with an area is unscorable.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _KEYS = ("bbox_2d", "bbox", "box_2d", "box", "boxes", "bboxes", "objects")
 _MAPPINGS = ((("x1", "y1", "x2", "y2"), False), (("x", "y", "width", "height"), True), (("x", "y", "w", "h"), True))
 _N = r"\s*(-?\d{1,9}(?:\.\d{1,9})?)\s*"
 _FOUR = re.compile(rf"[\[(]{_N},{_N}(?:,|\)\s*,\s*\(){_N},{_N}[\])]")
+_ALONE = re.compile(rf"{_N}[,\s]{_N}[,\s]{_N}[,\s]{_N}")
+_NUMBER = re.compile(_N)
 _FENCE = re.compile(r"```(?:json)?\s")
 _DEPTH = 8
 _SMALLEST = 1e-6
@@ -56,7 +59,7 @@ class IoU(Reward):
 
     def score_one(self, rollout: Rollout) -> Score | None:
         gold = self._boxes(rollout.answer)
-        if not gold:
+        if not any(_has_area(box) for box in gold):
             return None
         text = _marked(rollout.text)
         found = self._boxes(text) if len(text) <= self.config.max_characters else []
@@ -88,7 +91,7 @@ def overlaps(one: FloatArray, other: FloatArray) -> FloatArray:
     shared = np.prod(np.maximum(high - low, 0), axis=2)
     areas = [np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) for boxes in (one, other)]
     union: FloatArray = areas[0][:, None] + areas[1][None, :] - shared
-    shares: FloatArray = shared / union
+    shares: FloatArray = np.where(shared > 0, shared / np.where(union > 0, union, 1), 0)
     return shares
 
 
@@ -107,21 +110,29 @@ def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return [[float(number) for number in numbers] for numbers in _FOUR.findall(text)]
+        alone = _ALONE.fullmatch(text)
+        found = [alone.groups()] if alone else _FOUR.findall(text)
+        return [[float(number) for number in numbers] for numbers in found]
 
 
 def _found(value: Any, is_xywh: bool, depth: int = 0) -> Iterator[Box]:
-    """Every box with an area, in order."""
+    """Every box, in order; one of numbers that are none or too large has no area."""
     if depth > _DEPTH:
         return
+    if isinstance(value, str) and depth and (alone := _ALONE.fullmatch(value)):
+        value = alone.groups()
     if isinstance(value, Mapping):
         yield from _in_mapping(value, is_xywh, depth)
     elif isinstance(value, Sequence) and not isinstance(value, str):
         numbers = [_number(item) for item in value]
+        if len(numbers) == 5 and numbers[4] is not None and 0 <= numbers[4] <= 1:
+            numbers = numbers[:4]
         if len(numbers) == 4 and None not in numbers:
-            yield from _box([number for number in numbers if number is not None], is_xywh)
+            yield _box([number for number in numbers if number is not None], is_xywh)
+        elif len(numbers) == 4 and all(isinstance(item, int | float) and not isinstance(item, bool) for item in value):
+            yield (0.0, 0.0, 0.0, 0.0)
         elif len(corners := [_point(item) for item in value]) == 2 and all(corners):
-            yield from _box([number for corner in corners for number in corner], is_xywh=False)
+            yield _box([number for corner in corners for number in corner], is_xywh=False)
         else:
             for item in value:
                 yield from _found(item, is_xywh, depth + 1)
@@ -138,7 +149,7 @@ def _in_mapping(value: Mapping[Any, Any], is_xywh: bool, depth: int) -> Iterator
     for keys, sized in _MAPPINGS:
         numbers = [_number(value.get(key)) for key in keys]
         if None not in numbers:
-            yield from _box([number for number in numbers if number is not None], sized)
+            yield _box([number for number in numbers if number is not None], sized)
             return
     for key in _KEYS:
         if key in value:
@@ -146,16 +157,20 @@ def _in_mapping(value: Mapping[Any, Any], is_xywh: bool, depth: int) -> Iterator
             return
 
 
-def _box(numbers: list[float], is_xywh: bool) -> Iterator[Box]:
+def _box(numbers: list[float], is_xywh: bool) -> Box:
     x, y, right, bottom = numbers
     if is_xywh:
         right, bottom = x + right, y + bottom
-    box = min(x, right), min(y, bottom), max(x, right), max(y, bottom)
-    if box[2] - box[0] > _SMALLEST and box[3] - box[1] > _SMALLEST:
-        yield box
+    return min(x, right), min(y, bottom), max(x, right), max(y, bottom)
+
+
+def _has_area(box: Box) -> bool:
+    return box[2] - box[0] > _SMALLEST and box[3] - box[1] > _SMALLEST
 
 
 def _number(value: Any) -> float | None:
+    if isinstance(value, str) and _NUMBER.fullmatch(value):
+        value = float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

@@ -4,7 +4,7 @@ Accepted: the last ``\boxed{...}`` or ``<answer>...</answer>``, else (unless ``r
 is", else the last number, if it equals the gold or any of a list of golds: ``\sqrt{884}`` for ``2 \sqrt { 221 }``,
 ``0.28`` for ``\frac{7}{25}``, ``48`` or ``48 cm`` for ``48^\circ``, ``x = 5`` for ``5``, ``(A)`` for ``A``; where the
 row offers choices, the letter and the text of the gold's choice. Numbers are compared exactly, all else by
-math-verify. Golds that are words of three letters or more are compared as text; math-verify reads them as products of
+math-verify. Golds that are words of two letters or more are compared as text; math-verify reads them as products of
 symbols. A rollout without a gold is unscorable.
 
 A percent sign counts by the gold (math-verify alone takes ``50\%`` for ``0.5`` and for ``50`` and ``5000\%`` for
@@ -38,11 +38,11 @@ from pydantic import Field
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import extract, marked_or_number
-from mmrl_rewards.choice_matching import accepted_texts
+from mmrl_rewards.choice_matching import accepted_texts, chosen_text
 from mmrl_rewards.quantities import Quantity, comparable, name_of, plain, quantity, without_unit
 
 _SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
-_WORDS = re.compile(r"[A-Za-z]{3,}(?:[ -][A-Za-z]+)*")
+_WORDS = re.compile(r"[A-Za-z]{2,}(?:[ -][A-Za-z]+)*")
 _DECIMAL = re.compile(r"-?\d*\.\d+")
 _PERCENT = re.compile(r"\s*\\?%$")
 _DEGREES = re.compile(r"(-?\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)")
@@ -53,6 +53,30 @@ _SYMBOLS = {"π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ",
             "α": r"\alpha ", "β": r"\beta "}  # fmt: skip
 _EXACTLY = re.compile(r"^\s*\\approx|((?:\d|\\pi)\s*\}*)\s*(?:\\approx|≈).*$", re.DOTALL)
 _PLAIN_ROOT = re.compile(r"\\sqrt\s+(\d+)")
+_COMMAND = re.compile(r"\\([A-Za-z]+)")
+_ALLOWED = """
+    frac dfrac tfrac cfrac sqrt pi cdot times div pm mp left right big Big bigl bigr Bigl Bigr circ degree angle
+    triangle sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp infty cup cap setminus le leq
+    leqslant ge geq geqslant lt gt ne neq in notin text textbf textit textrm mathrm mathbf mathit mathbb mathcal mbox
+    operatorname displaystyle textstyle large Large alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta
+    iota kappa lambda mu nu xi rho sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega begin
+    end overline vec hat bar widehat overrightarrow binom dbinom tbinom lfloor rfloor lceil rceil lvert rvert vert
+    emptyset varnothing approx deg det sum int prod lim partial prime
+"""
+_COMMANDS = frozenset(_ALLOWED.split())
+"""LaTeX that an answer may hold where its gold does not: math-verify takes a part of what it cannot read."""
+_GAP = r"(?:\\[;:,! ]|\\q?quad|~|\s|\\(?:text|mbox|mathrm)\s*\{\s*\}|\{\s*\}|')"
+_UNREADABLE = re.compile(
+    rf"\d{_GAP}+\d|(?<![_^\d])\d+\s*(?:\\left)?\s*(?:[(\[{{]\s*)+\d+\s*(?:\\right)?[)\]}}]|\d\s*_|(?:\\circ|°)\s*\}}?\s*\d"
+    r"|\d\s*\|\s*\d|\.\.|//|[-=]>|[\"#@?~]|\\\\|\\&|&"
+)
+"""Two numbers without an operator between them, which math-verify adds or takes one of, and what is no mathematics."""
+_SHORT_FRACTION = re.compile(r"\\([dt]?frac)\s*(\d)\s*(\d)")
+_AFTER_COMMA = re.compile(r"(?<=,)\s*\\q?quad\b|(?<=,)\\[;:, ]")
+_GROUPS = re.compile(r"(?<=\d)(?:\\[,!]|\{,\})(?=\d{3}(?!\d))")
+_ENVIRONMENT = re.compile(r"\\begin\s*\{(\w+)\}.*\\end\s*\{\1\}", re.DOTALL)
+_CALL = re.compile(r"(?<=[A-Za-z])\s*(?:\\left)?\([^()]*\)|_\s*(?:\w|\{[^{}]*\})")
+_BASE, _BRACES = re.compile(r"\d\s*_"), re.compile(r"\s*_\s*\{\s*(\w+)\s*\}")
 _SIX = Fraction(1, 10**6)
 
 
@@ -74,7 +98,7 @@ class Math(Reward):
         if not accepted:
             return None
         answer = extract(rollout.text, "boxed") if self.config.require_box else marked_or_number(rollout.text)
-        if not answer or len(answer) > self.config.max_characters:
+        if not answer or len(answer) > self.config.max_characters or not (answer := chosen_text(rollout, answer)):
             return 0.0
         return float(any(equal(gold, answer, self.config.time_limit_s, self.config.rel_tol) for gold in accepted))
 
@@ -88,6 +112,8 @@ def equal(gold: str, answer: str, time_limit_s: float, rel_tol: float = 0.0) -> 
         return False
     if _WORDS.fullmatch(gold):
         return gold.casefold() == answer.casefold()
+    if _BASE.search(gold):
+        return _BRACES.sub(r"_\1", gold) == _BRACES.sub(r"_\1", answer)
     wanted, got = quantity(gold), quantity(answer)
     if wanted and got:
         return _same(wanted, got, rel_tol)
@@ -100,7 +126,31 @@ def equal(gold: str, answer: str, time_limit_s: float, rel_tol: float = 0.0) -> 
         (gold, unit), (answer, other) = without_unit(gold), without_unit(answer)
         if unit and other and unit != other:
             return False
-    return _verify(_latex(gold), _latex(answer), time_limit_s, rel_tol)
+    if not _is_readable(answer, gold):
+        return False
+    sides = [answer] if "=" in gold else _sides(answer)
+    return all(_verify(_latex(gold), _latex(side), time_limit_s, rel_tol) for side in sides)
+
+
+def _is_readable(answer: str, gold: str) -> bool:
+    """Whether math-verify reads the answer whole; what the gold has too is taken to be right."""
+    if not set(_COMMAND.findall(_AFTER_COMMA.sub(" ", answer))) <= _COMMANDS.union(_COMMAND.findall(gold)):
+        return False
+    plain_answer = _GROUPS.sub("", _AFTER_COMMA.sub(" ", _SHORT_FRACTION.sub(r"\\\1{\2}{\3}", answer)))
+    if _ENVIRONMENT.search(plain_answer):
+        plain_answer = plain_answer.replace(r"\\", ",").replace("&", ",")
+    return not any(found not in gold for found in _UNREADABLE.findall(plain_answer))
+
+
+def _sides(answer: str) -> list[str]:
+    """What each sign of equality says that the first side is: all of ``6+4=10``, but not the name of ``AB=6+4=10``."""
+    first, *others = _CALL.sub("", answer).split("=")
+    if not others:
+        return [answer]
+    is_name = re.search(r"∠|\\angle", first) or (
+        re.search("[A-Za-z]", _COMMAND.sub(" ", first)) and not re.search(r"\d", first)
+    )
+    return answer.split("=")[-len(others) :] if is_name else answer.split("=")
 
 
 def _same(gold: Quantity, answer: Quantity, rel_tol: float) -> bool:
@@ -187,7 +237,7 @@ def _limit(time_limit_s: float) -> Iterator[None]:
         raise _OutOfTime
 
     before = signal.signal(signal.SIGPROF, expire)
-    signal.setitimer(signal.ITIMER_PROF, time_limit_s)
+    signal.setitimer(signal.ITIMER_PROF, time_limit_s, 0.05)  # again, if something caught the first one
     try:
         yield
     finally:

@@ -8,8 +8,8 @@ for as many numbers in that order, in such brackets and without thousands separa
 Where the row says how many decimals count (``precision_column``, as MathVista's ``precision``), an answer within half a
 unit of that decimal is right; elsewhere, one within ``abs_tol`` or ``rel_tol`` times the gold, 0 by default. The answer
 is what is in the last box or answer tags, else after "the answer is", else (unless ``require_box``) the last number. A
-sentence with exactly one number is read as that number. A rollout without a gold, or with one that is no number
-(``2\\sqrt{3}``: use ``math``), is unscorable.
+plain sentence, ``The length is 5 cm``, is read as the number that it says. A rollout without a gold, or with
+one that is no number (``2\\sqrt{3}``: use ``math``), is unscorable.
 """
 
 from __future__ import annotations

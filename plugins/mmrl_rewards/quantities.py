@@ -50,7 +50,9 @@ _ENDS_IN_UNIT = re.compile(
     r"(.*(?:[\d)}\]π]|\\pi))\s*"
     r"(°|(?:(?:square|cubic|sq\.?)\s+)?(?:[A-Za-z]{2,12}|(?<=\s)m)(?:\s*\^\s*\{?[23]\}?)?)"
 )
-_ABOUT = re.compile(r"(?:approximately|approx\.?|about|around|roughly|大约|约|\\approx|\\sim|[≈~=])\s*", re.IGNORECASE)
+_ABOUT = re.compile(
+    r"\A(?:approximately|approx\.?|about|around|roughly|大约|约|\\approx|\\sim|[≈~=])\s*", re.IGNORECASE
+)
 _MONEY = re.compile(r"(?:\\?\$|€|£|¥|US\s*\\?\$|USD)\s*(?=[-+.\d])")
 _VALUE = re.compile(
     r"""(?P<sign>[-+]?)\s*(?:
@@ -60,24 +62,46 @@ _VALUE = re.compile(
     )(?![\d.,]*\d)""",
     re.VERBOSE,
 )
-_SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12, "k": 3, "mn": 6, "bn": 9, "万": 4, "亿": 8}
-_SCALE = re.compile(r"\s*(?P<word>thousand|million|billion|trillion|mn\b|bn\b|万|亿)|(?P<letter>[kKMB])(?![A-Za-z])")
+_SCALES = {
+    "hundred": 2,
+    "thousand": 3,
+    "million": 6,
+    "billion": 9,
+    "trillion": 12,
+    "k": 3,
+    "mn": 6,
+    "bn": 9,
+    "万": 4,
+    "亿": 8,
+}
+_SCALE = re.compile(
+    r"\s*(?P<word>hundred|thousand|million|billion|trillion|mn\b|bn\b|万|亿)|(?P<letter>[kKMB])(?![A-Za-z])"
+)
 _LETTERS = {"k": 3, "K": 3, "M": 6, "B": 9}
 _UNIT = re.compile(r"(?:[^\W\d]|[°%'\"/$€£¥. -]|\^\s*\{?\s*[23]\s*\}?|\*\*\s*[23]|(?<=[a-z])[23]\b)*")
 _NO_UNIT = re.compile(
-    r"\b(?:or|and|to|but|not|nor|plus|minus|times|over|by|pi|sqrt|root|squared|cubed|is|are|equals|than|ratio|half|dozen"
-    r"|negative|i|e)\b",
+    rf"\b(?:or|and|to|but|not|nor|plus|minus|times|over|by|pi|sqrt|root|squared|cubed|is|are|equals|than|ratio|half|dozens?"
+    r"|negative|i|e|factorial|log|ln|exp|abs|mod|cos|sin|tan|maybe|perhaps|less|more|of"
+    rf"|halves|quarters?|thirds?|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|\w+teen|hundred|thousand|million)ths?"
+    rf"|{_WORD}|tens|hundreds|thousands|millions|billions)\b",
     re.IGNORECASE,
 )
-_IN_SENTENCE = re.compile(
-    r"(?<![\w.])[-+]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.?\d+)(?:/\d+)?(?=%|°|[A-Za-z]{0,3}(?:\W|\Z))"
+_SAYS = re.compile(
+    r"(?P<subject>(?:[A-Za-z∠△°'’-]+,?\s+){0,12}?(?:[A-Za-z∠△°’'-]+\s+|(?:it|that|there|here)(?=['’])))"
+    r"(?:is|are|was|were|equals|measures|has|have|had|shows|see|count|counted|['’]s)\s+"
+    r"(?:(?:equal\s+to|exactly|precisely|an?\s+total\s+of|only|just)\s+)?(?P<said>.+)",
+    re.IGNORECASE | re.DOTALL,
 )
-_NOT_PLAIN = re.compile(r"[\\^√π∞±*=+<>/|_{}]")
-_CHANGES_VALUE = re.compile(
-    r"\b(?:or|not|pi|sqrt|root|half|halves|twice|thirds|times|minus|plus|negative|squared|cubed|dozen|over|between|power|no"
-    r"|never|neither|less|more|least|most|one|two|three|four|five|six|seven|eight|nine|ten|zero)\b",
+_OTHERWISE = re.compile(
+    rf"n['’]t\b|\b(?:not|no|never|neither|nor|none|nobody|cannot|hardly|if|whether|or|wrong|incorrect|false|doubt|pi|root"
+    rf"|half|third|quarter|twice|double|triple|square|cube|power|{_WORD})\b",
     re.IGNORECASE,
 )
+_ARTICLE = re.compile(r"(?:the|an?)\s+(?=[-+.\d])", re.IGNORECASE)
+_THINGS = re.compile(
+    r"\b(?:[A-Za-z]{2,}s|people|children|men|women|mice|teeth|fish|sheep|deer)\b|[^\x00-\x7f]", re.IGNORECASE
+)
+_SIZE = re.compile(r"(?<=\w)\s+(?:long|wide|tall|high|deep|old|thick|away|apart)\Z")
 _CLOSE = re.compile(r"\s*\(\s*([^()]*)\s*\)")
 
 _NAMES = {
@@ -127,6 +151,7 @@ def quantity(text: str) -> Quantity | None:
     """The one number that the text is, with its unit; None if it is anything else."""
     if len(text) > _MAX_CHARACTERS:
         return None
+    is_money = text.count("$") == 1 and text.strip().lstrip("-").startswith("$")  # two are LaTeX's
     text = _TEXT.sub(r" \1 ", _SPACES.sub(" ", _THOUSANDS.sub("", plain(text)).replace("$", " $ ").strip(" $")))
     text = _LATEX_FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]} ", _DEGREE.sub("°", text))
     text = _ABOUT.sub("", unnamed(text).strip(), count=1).replace("\\%", "%")
@@ -143,10 +168,10 @@ def quantity(text: str) -> Quantity | None:
     if scale := _SCALE.match(rest):
         value *= 10 ** (_SCALES[scale["word"].casefold()] if scale["word"] else _LETTERS[scale["letter"]])
         rest, decimals = rest[scale.end() :], None
-    unit = _unit(rest)
+    unit = _unit(rest, abs(value) == 1)
     if unit is None:
         return None
-    return Quantity(value, unit or ("$" if money else ""), len(decimals) if decimals else None)
+    return Quantity(value, unit or ("$" if money or is_money else ""), len(decimals) if decimals else None)
 
 
 def plain(text: str) -> str:
@@ -181,9 +206,11 @@ def comparable(gold: Quantity, answer: Quantity) -> Iterator[tuple[Fraction, Fra
     told the unit: for ``50%``, ``50%``, ``50`` and ``0.5`` are right.
     """
     if (gold.unit == "%") != (answer.unit == "%"):
-        if answer.unit == "%":
+        if gold.unit and answer.unit:
+            return
+        if answer.unit:
             yield gold.value, answer.value / (100 if abs(gold.value) <= 1 else 1)
-        elif not answer.unit:
+        else:
             yield gold.value, answer.value
             yield gold.value / 100, answer.value
     elif not gold.unit or not answer.unit or gold.unit == answer.unit:
@@ -208,7 +235,8 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _spelled(match: re.Match[str], rest: str) -> Quantity | None:
-    value, unit = _in_words(match[2].casefold()), _unit(rest)
+    value = _in_words(match[2].casefold())
+    unit = _unit(rest, value == 1)
     return None if value is None or unit is None else Quantity(Fraction(-value if match[1] else value), unit)
 
 
@@ -234,10 +262,10 @@ def _in_words(words: str) -> int | None:
     return total + part
 
 
-def _unit(text: str) -> str | None:
-    """The unit's one spelling; "" for none or other words; None for what cannot follow a number."""
+def _unit(text: str, is_one: bool) -> str | None:
+    """The unit's one spelling; "" for none and for things in the plural; None for what else may follow a number."""
     glued = text[:1].isalpha()
-    text = (closed[1] if (closed := _CLOSE.fullmatch(text)) else text).strip(" .")
+    text = _SIZE.sub("", (closed[1] if (closed := _CLOSE.fullmatch(text)) else text).strip(" ."))
     if not text:
         return ""
     if not _UNIT.fullmatch(text):
@@ -247,7 +275,7 @@ def _unit(text: str) -> str | None:
     words = re.findall(r"[^\W\d]+", text)
     if glued or not 1 <= len(words) <= 5 or len(words[0]) < 2 or _NO_UNIT.search(text):
         return None
-    return ""
+    return "" if is_one or _THINGS.search(text) else None
 
 
 def _known(text: str) -> str | None:
@@ -261,14 +289,13 @@ def _known_name(text: str) -> str | None:
     return _UNITS.get(text.strip(" .")) or _UNITS.get(text.strip(" .").casefold())
 
 
+def stated(text: str) -> str:
+    """What a sentence says that something is: ``5 cm`` of ``The length is 5 cm.``; the text itself if it is none."""
+    text = _ARTICLE.sub("", plain(text).strip(), count=1) if len(text) <= 4 * _MAX_CHARACTERS else ""
+    match = _SAYS.fullmatch(text)
+    return text if not match or _OTHERWISE.search(match["subject"]) else _ARTICLE.sub("", match["said"], count=1)
+
+
 def the_number(text: str) -> Quantity | None:
-    """The number that the text is, or the only one in a sentence: ``The length is 5 cm.``"""
-    if (whole := quantity(text)) is not None:
-        return whole
-    text = plain(text)
-    numbers = list(_IN_SENTENCE.finditer(text)) if len(text) <= 4 * _MAX_CHARACTERS else []
-    if len(numbers) != 1 or _NOT_PLAIN.search(text) or _CHANGES_VALUE.search(text):
-        return None
-    unit = re.match(r"\s*(?:%|°|[A-Za-z]+)?", text[numbers[0].end() :])
-    found = numbers[0][0] + (unit[0] if unit else "")
-    return quantity(found) or quantity(numbers[0][0])
+    """The number that the text is, or that a plain sentence says: ``The length is 5 cm.``, not ``It isn't 5``."""
+    return quantity(text) or quantity(stated(text))

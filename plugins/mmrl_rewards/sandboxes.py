@@ -44,9 +44,10 @@ class LocalSandbox:
     """A child process with resource limits. It is NOT a security boundary.
 
     The program runs as the user, in a temporary folder that is removed, with no environment but PATH and LANG, with
-    limits on processor time, memory and the size of files, and is killed with its children at the deadline. It can
-    still read what the user can read and reach whatever network the user can reach. Use it only for models and data
-    that are trusted, or inside a container or virtual machine that is the boundary.
+    limits on processor time, memory and the size of files, and is killed at the deadline. All its descendants are
+    killed when it ends, those in sessions of their own too, unless it kills its supervisor first. It can still read
+    what the user can read and reach whatever network the user can reach. Use it only for models and data that are
+    trusted, or inside a container or virtual machine that is the boundary.
 
     Args:
         memory_bytes: Address space that the program may take.
@@ -58,13 +59,14 @@ class LocalSandbox:
 
     def run(self, program: str, stdin: str, time_limit_s: float) -> Outcome:
         with tempfile.TemporaryDirectory(prefix="mmrl-sandbox-") as folder, tempfile.TemporaryFile() as output:
-            script, given = Path(folder, "program.py"), Path(folder, "stdin")
+            script = Path(folder, "program.py")
             script.write_text(program, encoding="utf-8", errors="replace")
-            given.write_text(stdin, encoding="utf-8", errors="replace")
-            limits = [str(int(time_limit_s) + 1), str(self._memory_bytes), str(self._output_bytes)]
-            with given.open("rb") as source:
+            limits = [str(time_limit_s), str(self._memory_bytes), str(self._output_bytes)]
+            with tempfile.TemporaryFile() as source:  # without a name, so that a program that is tested cannot open it
+                source.write(stdin.encode("utf-8", "replace"))
+                source.seek(0)
                 process = subprocess.Popen(
-                    [sys.executable, "-I", "-c", _LIMITED, *limits, script.name],
+                    [sys.executable, "-I", "-c", _SUPERVISOR, *limits, script.name],
                     stdin=source,
                     stdout=output,
                     stderr=subprocess.DEVNULL,
@@ -78,29 +80,64 @@ class LocalSandbox:
             return Outcome(status == 0, printed, status is None)
 
 
-_LIMITED = """
-import ctypes, os, resource, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: ends with the worker, which may be killed
-seconds, memory, size = map(int, sys.argv[1:4])
-for limit, value in (
-    (resource.RLIMIT_CPU, seconds), (resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, size),
-    (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_CORE, 0),
-):
-    resource.setrlimit(limit, (value, value))
-os.execv(sys.executable, [sys.executable, "-I", sys.argv[4]])
+_SUPERVISOR = """
+import ctypes, os, resource, signal, sys, time
+prctl = ctypes.CDLL(None).prctl
+prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: ends with the worker, which may be killed
+prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: descendants whose parent has ended become children of this process
+seconds, memory, size = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+waited = {signal.SIGCHLD, signal.SIGTERM}
+signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+program = os.fork()
+if not program:
+    prctl(1, signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, waited)
+    for limit, value in (
+        (resource.RLIMIT_CPU, int(seconds) + 1), (resource.RLIMIT_AS, memory), (resource.RLIMIT_FSIZE, size),
+        (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(limit, (value, value))
+    os.execv(sys.executable, [sys.executable, "-I", sys.argv[4]])
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the program has it, and nobody else needs it
+deadline, ended = time.monotonic() + seconds, None
+while ended is None and (left := deadline - time.monotonic()) > 0:
+    got = signal.sigtimedwait(waited, left)
+    if got and got.si_signo == signal.SIGTERM:
+        break
+    while ended is None and (found := os.waitpid(-1, os.WNOHANG))[0]:
+        ended = found[1] if found[0] == program else None
+while True:
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{entry}/stat") as stat:
+                if int(stat.read().rpartition(")")[2].split()[1]) == os.getpid():
+                    os.kill(int(entry), signal.SIGKILL)
+        except OSError:
+            pass
+    try:
+        os.waitpid(-1, 0)
+    except ChildProcessError:
+        break
+os._exit(124 if ended is None else int(ended != 0))
 """
+_TIMED_OUT = 124
 
 
 def _status(process: subprocess.Popen[bytes], time_limit_s: float) -> int | None:
-    """How the process ended; None if it had to be killed at the deadline."""
+    """How the program ended; None if it had to be killed at the deadline."""
     try:
-        return process.wait(time_limit_s)
+        status = process.wait(time_limit_s + _GRACE_S)
+        return None if status == _TIMED_OUT else status
     except subprocess.TimeoutExpired:
         return None
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # the whole session: children that the program left behind too
+            os.killpg(process.pid, signal.SIGKILL)  # its session, should the supervisor have failed
         process.wait()
+
+
+_GRACE_S = 5.0
+"""For the supervisor to start and to kill what is left."""
 
 
 def open_sandbox(name: str, options: Mapping[str, Any]) -> Sandbox:

@@ -790,4 +790,149 @@ WRITING = [
     ),
 ]
 
-LABELLED = [*GEOMETRY3K, *INTERVALS, *GEOQA, *CLEVR, *MATHVISTA, *CHARTQA, *WRITING]
+BOLD = [
+    Question(
+        "bold",
+        reward,
+        "5",
+        ["**Answer:** 5", "**Answer: 5**", "**Answer**: 5", r"**Answer:** \(5\)", "Answer: **5.**", "**Answer:** **5**",
+         "So.\n\n**Final Answer:** 5\n", "The answer is **5**.", "Answer: **5.** I am sure."],
+        ["**Answer:** 6", "**Answer: 50**", "**Answer**: 15", "Answer: **6.** It is not 5"],
+    )
+    for reward in ("exact", "numeric", "count", "relaxed", "anls", "math")
+]  # fmt: skip
+
+CHOSEN = [
+    Question(
+        "chosen",
+        "choice",
+        "A",
+        [
+            *boxed("A", "A. triangle", "A: a triangle, with three corners", "(A) It is the triangle", "A, I think"),
+            "The answer is (A).",
+            "**Answer:** A",
+            "So I pick A",
+            "It is not a square. So it is (A).",
+            "The answer is clearly (A).",
+            "It has three corners.\n\nA",
+        ],
+        [
+            *boxed("A, B, C, D", "A. B", "(A)(B)", "A) or B", "A: not sure, maybe B", "A. triangle B. square", "a, b",
+                   "A. a square", "(a) or (b)", "A. triangle or circle", "B. triangle", "A and B"),
+            "the answer is not A",
+            "The answer is not (A).",
+            "neither (B) nor (A)",
+            "It could be (D), (C), (B) or (A)",
+            "The options are D, C, B, A.",
+            "Vitamin A",
+            "It isn't (A).",
+            "(B) or (A)",
+        ],
+        choices=("triangle", "square", "circle", "line"),
+    ),
+    Question(
+        "chosen",
+        "choice",
+        "B",
+        [
+            "The answer is **B. square**",
+            "The answer is **B. square**.",
+            *boxed("B. square", "B. A square", "(B) a square"),
+        ],
+        ["The answer is **A. triangle**", *boxed("B. a triangle", "B. triangle")],
+        choices=("triangle", "square", "circle", "line"),
+    ),
+    Question("chosen", "choice", "C", ["C. 60", "(C)"], ["neither (B) nor (C)", "C, D", "C) or D", "C. A"]),
+    Question(
+        "chosen", "choice", "A", boxed("A. ball", "A. the ball"), boxed("A. red ball"), choices=("ball", "red ball")
+    ),
+    Question(
+        "chosen", "choice", "B", boxed("B. red ball", "B. the red ball"), boxed("B. ball"), choices=("ball", "red ball")
+    ),
+    *(
+        Question(
+            "chosen", reward, "B", boxed("B", "12", "B. 12", "(B) 12"), boxed("A. 12", "A", "B. 10", "(A) 12", "A: 12"),
+            choices=("10", "12", "14", "2"),
+        )
+        for reward in ("math", "numeric", "exact", "relaxed")
+    ),
+    *(
+        Question("chosen", reward, "B", boxed("B", "(A)"), boxed("A", "(B)"), choices=("B", "A"))
+        for reward in ("math", "exact", "choice", "relaxed")
+    ),
+    Question("chosen", "exact", "A", boxed("A", "60", "$60$"), boxed("B", "30"), choices=("$60$", "$30$")),
+]  # fmt: skip
+
+UNITS = [
+    Question("units", reward, gold, boxed(*right), boxed(*wrong))
+    for reward in ("math", "numeric", "relaxed")
+    for gold, right, wrong in (
+        ("48 cm", ("48", "48 cm"), ("48%", r"48\%", "48 m")),
+        (r"48^\circ", ("48", "48°"), ("48%", "48 percent")),
+        ("$5", ("5", "$5"), ("5%", "500%")),
+        ("0.5 m", ("0.5", "0.5 m", "1/2"), ("50%", "0.5%")),
+        ("48%", ("48", "48%", "0.48"), ("48 cm", "48°", "0.48 m")),
+    )
+]
+
+STATED = [
+    *(
+        Question(
+            "stated",
+            reward,
+            "5",
+            boxed("5", "= 5", "5 cm", "5 cm long", "the 5 cubes", "5 people", "The length is 5 cm.", "It's 5", "x = 5",
+                  "The sum of the sides is about 5", "There are 5 red cubes"),
+            boxed("5!", "5 factorial", "5 x", "5 i", "5 log", "5 tenths", "a third of 5", "double 5", "isn't 5",
+                  "It isn't 5", "cannot be 5", "5 maybe six", "5, eleven, twelve", "half of it is 5", "one of 5",
+                  "5 of 6", "It is less than 5", "It was never 5", "5 hundred", "5 or so"),
+        )
+        for reward in ("numeric", "relaxed")
+    ),
+    Question(
+        "stated",
+        "count",
+        "3",
+        [*boxed("3", "three", "The 3 cubes", "There are 3 cubes", "I see three"), "There are 3, and no one is red"],
+        [
+            *boxed("more than 3", "at least 3", "fewer than 3", "less than three", "isn't 3", "3!", "3 hundred",
+                   "none of them, 3", "over 3", "3 or more", "There are at least 3", "I don't see 3", "3 tens"),
+            "The answer is at least 3.",
+        ],
+    ),
+    Question("stated", "count", "1", ["There is one", "1 cube"], ["I see no one", "There is not any one", "each one"]),
+    Question("stated", "count", "300", boxed("3 hundred", "three hundred"), boxed("3")),
+    Question("stated", "count", "0", boxed("There are none", "none."), boxed("none of them, 3", "no one")),
+]  # fmt: skip
+
+UNREAD = [
+    Question("unread", "math", "3", boxed("3", "1+2", "1+2=3", r"\log_2(8)", "f(2)=3", r"\angle 1 = 3", r"\frac 6 2"),
+             boxed("1 (2)", "2(1)", r"2\left(1\right)", r"1\quad2", r"1 \phantom{2}", "1 2", r"1\;2", "1=2=3", "2x=3",
+                   "2[1]", r"1^\circ2")),
+    Question("unread", "math", "5", boxed("5", "AB = 2+3 = 5"),
+             boxed(r"5\\6", "5_2", r"4\lor 5", r"1\mid 5", r"4\to 5", r"4 \Rightarrow 5", "4 & 5", "x^2=5", "4 -> 5",
+                   r"5 \bmod 2", "5...6", r"5\boxed{6}")),
+    Question("unread", "math", "12", boxed("12"), boxed(r"1\,2", r"1\text{ }2", "1'2", r"1\sim 2", r"1\approx 2")),
+    Question("unread", "math", "no", boxed("no", "No"), boxed("on", "yes", "n")),
+    Question("unread", "math", "1010_2", boxed("1010_2", "1010_{2}"), boxed("1010", "1010_3", "10")),
+    Question("unread", "math", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", boxed(r"\begin{pmatrix}1\\2\end{pmatrix}"),
+             boxed(r"\begin{pmatrix}2\\1\end{pmatrix}", "1", "2")),
+    Question("unread", "math", "1, 2", boxed("1, 2", r"1, \quad 2"), boxed("1", r"1 \quad 2")),
+    *(Question("unread", reward, 4.0, boxed("4", "4.0"), boxed("5")) for reward in ("exact", "math", "numeric")),
+    *(Question("unread", reward, {"value": 4}, boxed("4"), boxed("5", "{'value': 4}")) for reward in ("exact", "math")),
+]  # fmt: skip
+
+LABELLED = [
+    *GEOMETRY3K,
+    *INTERVALS,
+    *GEOQA,
+    *CLEVR,
+    *MATHVISTA,
+    *CHARTQA,
+    *WRITING,
+    *BOLD,
+    *CHOSEN,
+    *UNITS,
+    *STATED,
+    *UNREAD,
+]

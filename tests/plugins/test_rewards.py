@@ -1,3 +1,4 @@
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from mmrl.types import EncodedPrompt, Rollout, Segment
 from mmrl_rewards.answers import bare, final_answer, golds, last_boxed, last_number
 from mmrl_rewards.exact import Exact
 from mmrl_rewards.format import Format
-from mmrl_rewards.math import Math
+from mmrl_rewards.math import Math, _limit, _OutOfTime
 from mmrl_rewards.overlong import Overlong
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden_vectors.json").read_text())
@@ -94,6 +95,9 @@ def test_the_last_number_is_found(text, number):
         (None, []),
         (" ", []),
         ([], []),
+        (4.0, ["4", "4.0"]),
+        ({"value": 4}, ["4"]),
+        ({"unknown": 4}, []),
     ],
 )
 def test_golds_are_unwrapped_and_lists_mean_any_of(answer, expected):
@@ -173,6 +177,19 @@ def test_a_hostile_answer_is_wrong_and_soon(answer):
     start = time.perf_counter()
     assert score(Math, f"<answer>{answer}</answer>", "5", time_limit_s=0.3) == 0
     assert time.perf_counter() - start < 2
+
+
+def test_the_time_limit_strikes_again_where_its_exception_was_swallowed():
+    def deaf():
+        start = time.process_time()
+        with contextlib.suppress(_OutOfTime):
+            while time.process_time() - start < 5:
+                sum(range(10**6))
+        while time.process_time() - start < 5:
+            sum(range(10**6))
+
+    with pytest.raises(_OutOfTime), _limit(0.1):
+        deaf()
 
 
 def test_math_takes_the_last_number_only_where_no_box_is_required():

@@ -178,6 +178,16 @@ def test_anls_is_one_less_the_normalised_distance_above_one_half(gold, answer, e
         ([0, 0, 10, 10], "[3, 3, 3, 9]", 0.0),
         ([0, 0, 10, 10], "no box", 0.0),
         ([0, 0, 10, 10], '{"bbox_2d": ["0", true, null, 10]}', 0.0),
+        ([[0, 0, 10, 10], [5, 5, 5, 9]], "[0, 0, 10, 10]", 0.5),
+        ([0, 0, 10, 10], "[[0, 0, 10, 10], [3, 3, 3, 3]]", 0.5),
+        ([0, 0, 10, 10], "[[0, 0, 10, 10], [0, 0, 1e300, 5]]", 0.5),
+        ([0, 0, 10, 10], str([[0, 0, 10, 10]] + [[1, 1, 1, 1]] * 100), 0.0),
+        ([[0, 0, 10, 10], [5, 5, 5, 9]], "[[0, 0, 10, 10], [5, 5, 5, 9]]", 0.5),
+        (["0", "0", "10", "10"], "[0, 0, 10, 10]", 1.0),
+        ([0, 0, 10, 10, 0.9], "[0, 0, 10, 10]", 1.0),
+        ([[0, 0, 10, 10, 0.9], [20, 20, 30, 30, 0.8]], "[[0, 0, 10, 10], [20, 20, 30, 30]]", 1.0),
+        ("0,0,10,10", "<answer>0, 0, 10, 10</answer>", 1.0),
+        (["0,0,10,10", "20 20 30 30"], "[[0, 0, 10, 10], [20, 20, 30, 30]]", 1.0),
     ],
 )
 def test_boxes_are_matched_one_to_one_in_every_form(gold, answer, expected):
@@ -199,7 +209,10 @@ def test_matching_is_the_best_of_all_and_not_the_first():
 @pytest.mark.parametrize(
     ("form", "right", "wrong"),
     [
-        ("boxed", ["a \\boxed{1}.", "\\boxed{\\frac{1}{2}}\n"], ["\\boxed{1} b", "1", "\\boxed{}"]),
+        ("boxed", ["a \\boxed{1}.", "\\[ \\boxed{1} \\]", "**\\boxed{\\boxed{1}}**", "{ \\boxed{2}",
+                   "\\boxed{\\frac{1}{2}}\n"],
+                   ["\\boxed{1} b", "1", "\\boxed{}", "\\boxed{ }", "\\boxed{5} so we get \\frac{1}{2}",
+                    "\\boxed{5} foo}", "\\boxed{} lots of text }", "\\boxed{5"]),
         ("answer", ["x <answer>1</answer>\n"], ["<answer></answer>", "<answer>1</answer> x", "<answer>1"]),
         (
             "think_then_answer",
@@ -211,7 +224,8 @@ def test_matching_is_the_best_of_all_and_not_the_first():
         (
             "think_then_boxed",
             ["<think>a</think> so \\boxed{1}"],
-            ["<think>a \\boxed{1}</think>", "\\boxed{1}", "<think>a</think><think>b</think> \\boxed{1}"],
+            ["<think>a \\boxed{1}</think>", "<think>a</think> \\boxed{1} and {2}",
+                    "\\boxed{1}", "<think>a</think><think>b</think> \\boxed{1}"],
         ),
     ],
 )  # fmt: skip

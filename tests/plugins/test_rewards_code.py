@@ -53,6 +53,11 @@ def test_asserts_and_pairs_count_by_share_or_all_together():
         "print('passed')\nimport os; os._exit(0)", "import time\ntime.sleep(60)", "while True: pass",
         "x = ' ' * 2**34", "open('a', 'wb').write(b'x' * 2**24)", "while True: print('x' * 10**5)", "\0",
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "import os\nfor name in os.listdir(): print(open(name).read().split('\\n')[-2])\nos._exit(0)",
+        "import os\nprint(open('program.py').read().rpartition('passed')[2]); os._exit(0)",
+        "import os, sys\nopen('f', 'w').write('def f(x): return 5')\n"
+        "os.execv(sys.executable, [sys.executable, '-O', 'f'])",
+        "import os\ntry: print(os.read(os.open(f'/proc/{os.getppid()}/fd/0', 0), 9999))\nfinally: os._exit(0)",
     ],
 )  # fmt: skip
 def test_a_program_that_ends_early_fails_hangs_or_takes_too_much_fails(program):
@@ -76,6 +81,38 @@ def test_a_hanging_program_costs_one_limit_and_leaves_no_process(tmp_path):
     while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":  # Z: nobody has waited for it yet
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_descendant_in_a_session_of_its_own_is_killed_too(tmp_path):
+    note = tmp_path / "pid"
+    program = (
+        "import os, time\n"
+        "if not os.fork():\n"
+        "    os.setsid()\n"
+        "    if not os.fork():\n"
+        f"        open({str(note)!r}, 'w').write(str(os.getpid()))\n"
+        "        time.sleep(60)\n"
+        "    os._exit(0)\n"
+        f"while not os.path.exists({str(note)!r}): time.sleep(0.01)\n"
+        "def f(x): return 2 * x"
+    )
+    assert score(program, "assert f(2) == 4", time_limit_s=5.0) == 1
+    assert not Path("/proc", note.read_text()).exists()
+
+
+def test_a_test_finds_neither_itself_nor_its_mark_in_the_programs_files_and_parent():
+    looks = (
+        "import os\n"
+        "def seen():\n"
+        "    found = ''.join(open(name).read() for name in os.listdir())\n"
+        "    pid = os.getppid()\n"
+        "    for _ in range(2):\n"  # its driver and the driver's supervisor
+        "        try: found += open(f'/proc/{pid}/fd/0').read()\n"
+        "        except OSError: pass\n"
+        "        pid = open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[1]\n"
+        "    return found"
+    )
+    assert score(looks, "assert 'needle-' + str(7) not in seen()  # needle-7") == 1
 
 
 def test_the_program_sees_neither_environment_nor_folder_of_the_user(monkeypatch):
