@@ -320,7 +320,7 @@ def test_geometry_can_tell_all_values_but_one_in_the_question(tmp_path: Path) ->
     kinds = ("two_triangles", "third_angle", "circle", "slope")
     write_geometry(tmp_path, train=60, test=10, kinds=kinds, told=5)
     for row in rows(tmp_path / "train.parquet"):
-        drawn, *told = json.loads(row["values"]).values()
+        _, *told = json.loads(row["values"]).values()
         numbers = [int(number) for number in re.findall(r"\d+", row["problem"])]
         assert numbers == (told if row["kind"] in ("two_triangles", "third_angle") else []), row["problem"]
     values = {"AB": 3, "BC": 4, "CD": 5}
