@@ -69,5 +69,5 @@ def test_reinforcement_learning_reports_what_the_example_is_about(runs: Any) -> 
     assert 0 <= start["eval/accuracy"] <= 1 and 0 <= start["eval/format_mean"] <= 1
     for step in steps:
         assert step["mismatch/logprob_abs_max"] < 1e-4
-        assert step["length/truncated_fraction"] > 0.5  # a random policy does not stop
+        assert 0 < step["length/truncated_fraction"] < 1  # a random policy stops by chance
         assert step["reward/format_mean"] <= 0.5 and step["reward/math_mean"] <= 0.5
