@@ -13,7 +13,7 @@ base=runs/geometry
 run=$base/$(date +%Y%m%d-%H%M%S)
 
 "$python" examples/tiny_model.py "$base/model" --size small
-"$python" -m mmrl_datasets.geometry "$base/data" --kinds two_triangles --level 1 --image-size 140 --warmup 6000
+"$python" -m mmrl_datasets.geometry "$base/data" --kinds two_triangles --level 1 --told 2 --image-size 84 --warmup 6000
 "$python" -m mmrl train examples/geometry_sft.yaml "trainer.run_dir=$run/sft" "$@"
 warm=$(find "$run/sft/checkpoints" -path '*/step-*/model' -type d | sort | tail -n 1)
 "$python" -m mmrl train examples/geometry_grpo.yaml "model.path=$warm" "trainer.run_dir=$run/grpo" "$@"

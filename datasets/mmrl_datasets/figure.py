@@ -12,6 +12,8 @@ from mmrl_datasets.layout import png
 if TYPE_CHECKING:
     from PIL import ImageFont
 
+NAMES = 0.8
+"""Height of names, where that of values is 1."""
 SMOOTHING = 4
 """Pictures are drawn so many times larger and reduced, so that edges are smooth."""
 INK, _FAINT = (20, 20, 20), (205, 205, 205)
@@ -88,7 +90,7 @@ class Figure:
         ]
         left, right = min(z.real for z in extent), max(z.real for z in extent)
         low, high = min(z.imag for z in extent), max(z.imag for z in extent)
-        margin = 1.5 * font_size
+        margin = 1.4 * font_size
         scale = min((width - 2 * margin) / max(right - left, 1e-6), (height - 2 * margin) / max(high - low, 1e-6))
         centre = complex(left + right, low + high) / 2
 
@@ -110,7 +112,8 @@ class Figure:
             if label.towards:
                 away = place(label.towards) / abs(label.towards) * font_size * SMOOTHING
                 x, y = x + away.real * (0.55 + 0.2 * len(label.text)), y - away.imag * 0.85
-            write(pen, (x, y), label.text, font_size * SMOOTHING)
+            size = font_size if label.value else round(font_size * NAMES)
+            write(pen, (x, y), label.text, size * SMOOTHING)
         return png(canvas.reduce(SMOOTHING))
 
     def _points(self) -> Iterable[complex]:

@@ -23,7 +23,7 @@ from mmrl_datasets.problems import EASY, HARD, KINDS, Problem, Values
 
 RATIOS = ((1, 1), (4, 3), (3, 4), (5, 4), (3, 2))
 """Width to height of the pictures; at level 1 only the first, unless there are several in a row."""
-LABELS = {EASY: 5, HARD: 11}
+LABELS = 9
 """How many labels' heights the longer side of a picture is."""
 _ORDINALS = ("first", "second", "third")
 
@@ -76,7 +76,9 @@ def write_geometry(
             " image_size 56 to 2048",
         )
     draw = partial(_draw, kinds, level, told, (text_only, multi), image_size)
-    write_splits(folder, draw_splits(train=train, test=test, warmup=warmup, seed=seed, draw=draw))
+    write_splits(
+        folder, draw_splits(train=train, test=test, warmup=warmup, seed=seed, draw=draw, pictures_repeat=told > 0)
+    )
 
 
 def _draw(
@@ -136,7 +138,7 @@ def _sizes(num_images: int, level: int, longer: int, rng: np.random.Generator) -
 
 def _render(problem: Problem, level: int, size: tuple[int, int], rng: np.random.Generator) -> bytes:
     width, height = size
-    font_size = max(11, round(max(size) / LABELS[level]))
+    font_size = max(11, round(max(size) / LABELS))
     reach = max(size) / 40
     shift = complex(*rng.uniform(-reach, reach, 2))
     turn, mirror = 1 + 0j, False
