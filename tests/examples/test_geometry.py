@@ -23,9 +23,7 @@ def overrides(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[
     """What makes a config small: the paths of a random model and few rows, and two short steps."""
     folder = tmp_path_factory.mktemp("geometry")
     write_model(folder / "model", size="small")
-    write_geometry(
-        folder / "data", train=16, test=4, warmup=16, kinds=("two_triangles",), level=1, told=2, image_size=112
-    )
+    write_geometry(folder / "data", train=16, test=4, warmup=16, kinds=("right_corner",), level=1, image_size=84)
     small = [
         f"model.path={folder / 'model'}",
         f"data.train.path={folder / 'data'}",
@@ -50,12 +48,6 @@ def runs(
 
     with ThreadPoolExecutor(2) as pool:
         return dict(zip(NAMES, pool.map(train, NAMES), strict=True))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_config_passes_its_check(name: str, overrides: Any, mmrl: Any) -> None:
-    process = mmrl("check", EXAMPLES / f"{name}.yaml", *overrides(name))
-    assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_the_warm_up_learns_from_worked_solutions_of_more_than_60_tokens(runs: Any) -> None:
