@@ -12,9 +12,11 @@ from mmrl_datasets.layout import png
 if TYPE_CHECKING:
     from PIL import ImageFont
 
+NAMES = 0.8
+"""Height of names, where that of values is 1."""
 SMOOTHING = 4
 """Pictures are drawn so many times larger and reduced, so that edges are smooth."""
-INK, _FAINT = (20, 20, 20), (205, 205, 205)
+INK, _FAINT, _FILL = (20, 20, 20), (205, 205, 205), (70, 110, 200)
 
 
 @dataclass(slots=True)
@@ -29,10 +31,11 @@ class Label:
 
 @dataclass(slots=True)
 class Figure:
-    """What is drawn, in any unit: lines through points, faint ones, circles (centre, radius), dots and labels."""
+    """What is drawn, in any unit: lines through points, faint ones, filled areas, circles (centre, radius), dots and labels."""
 
     paths: list[Sequence[complex]] = field(default_factory=list)
     faint: list[Sequence[complex]] = field(default_factory=list)
+    areas: list[Sequence[complex]] = field(default_factory=list)
     circles: list[tuple[complex, float]] = field(default_factory=list)
     dots: list[complex] = field(default_factory=list)
     labels: list[Label] = field(default_factory=list)
@@ -88,7 +91,7 @@ class Figure:
         ]
         left, right = min(z.real for z in extent), max(z.real for z in extent)
         low, high = min(z.imag for z in extent), max(z.imag for z in extent)
-        margin = 1.5 * font_size
+        margin = 1.15 * font_size
         scale = min((width - 2 * margin) / max(right - left, 1e-6), (height - 2 * margin) / max(high - low, 1e-6))
         centre = complex(left + right, low + high) / 2
 
@@ -98,6 +101,8 @@ class Figure:
 
         canvas = Image.new("RGB", (width * SMOOTHING, height * SMOOTHING), "white")
         pen = ImageDraw.Draw(canvas)
+        for area in self.areas:
+            pen.polygon([pixel(z) for z in area], fill=_FILL)
         for paths, ink in ((self.faint, _FAINT), (self.paths, INK)):
             for path in paths:
                 pen.line([pixel(z) for z in path], fill=ink, width=SMOOTHING + 1, joint="curve")
@@ -110,7 +115,8 @@ class Figure:
             if label.towards:
                 away = place(label.towards) / abs(label.towards) * font_size * SMOOTHING
                 x, y = x + away.real * (0.55 + 0.2 * len(label.text)), y - away.imag * 0.85
-            write(pen, (x, y), label.text, font_size * SMOOTHING)
+            size = font_size if label.value else round(font_size * NAMES)
+            write(pen, (x, y), label.text, size * SMOOTHING)
         return png(canvas.reduce(SMOOTHING))
 
     def _points(self) -> Iterable[complex]:

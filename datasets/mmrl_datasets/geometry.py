@@ -2,7 +2,8 @@
 
     python -m mmrl_datasets.geometry OUT --kinds hypotenuse,leg --level 1
 
-The values are in the figure and nowhere else; a text row gives them in words. No test row has the values of a
+The values are in the figure and nowhere else (``right_corner`` tells the lengths, and the figure where the right angle
+is); a text row gives them in words. No test row has the values of a
 training row. Columns ``kind``, ``level`` and ``values`` (JSON) say what was drawn.
 """
 
@@ -23,8 +24,8 @@ from mmrl_datasets.problems import EASY, HARD, KINDS, Problem, Values
 
 RATIOS = ((1, 1), (4, 3), (3, 4), (5, 4), (3, 2))
 """Width to height of the pictures; at level 1 only the first, unless there are several in a row."""
-LABELS = {EASY: 5, HARD: 11}
-"""How many labels' heights the longer side of a picture is."""
+LABELS = {EASY: 5.5, HARD: 9}
+"""How many labels' heights the longer side of a picture is, by level."""
 _ORDINALS = ("first", "second", "third")
 
 
@@ -76,7 +77,9 @@ def write_geometry(
             " image_size 56 to 2048",
         )
     draw = partial(_draw, kinds, level, told, (text_only, multi), image_size)
-    write_splits(folder, draw_splits(train=train, test=test, warmup=warmup, seed=seed, draw=draw))
+    write_splits(
+        folder, draw_splits(train=train, test=test, warmup=warmup, seed=seed, draw=draw, pictures_repeat=told > 0)
+    )
 
 
 def _draw(
@@ -111,7 +114,11 @@ def _draw(
 
 
 def _values(name: str, level: int, rng: np.random.Generator, belongs: Belongs) -> Values:
-    return first(lambda: KINDS[name].sample(rng, level), lambda values: belongs(f"{name} {json.dumps(values)}"))
+    def fits(values: Values) -> bool:
+        # Not the corner: if one were held out, the lengths alone would say that it is the other.
+        return belongs(f"{name} {json.dumps({key: value for key, value in values.items() if key != 'corner'})}")
+
+    return first(lambda: KINDS[name].sample(rng, level), fits)
 
 
 def _text(problem: Problem, num_images: int, asked: int) -> str:
@@ -137,7 +144,7 @@ def _sizes(num_images: int, level: int, longer: int, rng: np.random.Generator) -
 def _render(problem: Problem, level: int, size: tuple[int, int], rng: np.random.Generator) -> bytes:
     width, height = size
     font_size = max(11, round(max(size) / LABELS[level]))
-    reach = max(size) / 40
+    reach = max(size) / (100 if level == EASY else 40)
     shift = complex(*rng.uniform(-reach, reach, 2))
     turn, mirror = 1 + 0j, False
     if level == HARD and problem.turns:

@@ -45,9 +45,17 @@ class Example:
 
 
 def draw_splits(
-    *, train: int, test: int, warmup: int, seed: int, draw: Callable[[np.random.Generator, Belongs], Example]
+    *,
+    train: int,
+    test: int,
+    warmup: int,
+    seed: int,
+    draw: Callable[[np.random.Generator, Belongs], Example],
+    pictures_repeat: bool = False,
 ) -> dict[str, list[Example]]:
     """Rows for each split, of which no two have a picture in common (or, without any, the text).
+
+    With ``pictures_repeat``, pictures and text together are what no two rows have in common.
 
     The test rows depend on nothing but ``seed`` and their number. ``draw`` must use only problems that belong: then
     no test row shows a problem of another split. ``warmup`` and ``train`` share theirs, in other pictures.
@@ -58,13 +66,13 @@ def draw_splits(
     counts = {"test": test, "warmup": warmup, "train": train}
     if min(counts.values()) < 0:
         raise DataError("The rows cannot be drawn with these options", possible="train, test and warmup of 0 or more")
-    seen: set[object] = set()
+    shown, seen = (_whole if pictures_repeat else _pictures), set[object]()
     splits: dict[str, list[Example]] = {split: [] for split in counts}
     for index, (split, count) in enumerate(counts.items()):
         drawing = partial(draw, np.random.default_rng([seed, index]), partial(_belongs, seed, split == "test"))
         for _ in range(count):
-            example = first(drawing, lambda drawn: seen.isdisjoint(_shown(drawn)))
-            seen.update(_shown(example))
+            example = first(drawing, lambda drawn: seen.isdisjoint(shown(drawn)))
+            seen.update(shown(example))
             splits[split].append(example)
     return splits
 
@@ -84,8 +92,12 @@ def first(draw: Callable[[], T], fits: Callable[[T], bool]) -> T:
     )
 
 
-def _shown(example: Example) -> set[object]:
+def _pictures(example: Example) -> set[object]:
     return set(example.images or (example.problem,))
+
+
+def _whole(example: Example) -> set[object]:
+    return {(example.problem, example.images)}
 
 
 def _belongs(seed: int, held_out: bool, problem: str) -> bool:

@@ -149,6 +149,39 @@ def _leg(v: Values, level: int) -> Problem:
     )
 
 
+def _right_corner_values(rng: np.random.Generator, level: int) -> Values:
+    """Two sides, and the corner of the right angle: C between them, or the one that makes the longer one hypotenuse."""
+    v = _lengths(rng, level, "AC BC")
+    corners = ["C"] + (["B"] if v["AC"] > v["BC"] else ["A"] if v["BC"] > v["AC"] else [])
+    return {**v, "corner": "ABC".index(corners[int(rng.integers(len(corners)))])}
+
+
+def _right_corner(v: Values, level: int) -> Problem:
+    """The lengths are told; the figure shows where the right angle is, and so which side is the hypotenuse."""
+    x, y, corner = v["AC"], v["BC"], "ABC"[v["corner"]]
+    c, b = 0j, 1.3 + 0j
+    a = {"A": 0.48 + 0.63j, "B": b + 1j, "C": c + 1j}[corner]
+    figure, corners = Figure(), {"A": a, "B": b, "C": c}
+    figure.polygon(**corners)
+    figure.areas.append([*corners.values()])
+    figure.right_angle(corners[corner], *(point for name, point in corners.items() if name != corner), 0.16)
+    long, short = max(x, y), min(x, y)
+    square = x * x + y * y if corner == "C" else long * long - short * short
+    hypotenuse, leg = ("AC", "BC") if corner == "B" else ("BC", "AC")
+    way = (
+        f"AB^2 = AC^2 + BC^2 = {x}^2 + {y}^2 = {x * x} + {y * y} = {square}"
+        if corner == "C"
+        else f"AB^2 = {hypotenuse}^2 - {leg}^2 = {long}^2 - {short}^2 = {long * long} - {short * short} = {square}"
+    )
+    return Problem(
+        figure,
+        f"Triangle ABC has a right angle at {corner}.",
+        f"Find AB, if AC = {x} and BC = {y}.",
+        f"AC = {x} and BC = {y}. The angle at {corner} is right, so {way}. AB = {_sqrt(square)}.",
+        root(square),
+    )
+
+
 def _two_triangles(v: Values, level: int) -> Problem:
     """Right triangles ABC and ACD, the second on the hypotenuse of the first."""
     x, y, z = v["AB"], v["BC"], v["CD"]
@@ -465,6 +498,7 @@ def _slope(v: Values, level: int) -> Problem:
 KINDS: dict[str, Kind] = {
     "hypotenuse": Kind(lambda rng, level: _lengths(rng, level, "AC BC"), _hypotenuse),
     "leg": Kind(_leg_values, _leg),
+    "right_corner": Kind(_right_corner_values, _right_corner),
     "two_triangles": Kind(lambda rng, level: _lengths(rng, level, "AB BC CD"), _two_triangles),
     "third_angle": Kind(_angle_values, _third_angle),
     "triangle_area": Kind(lambda rng, level: _lengths(rng, level, "AB CD"), _triangle_area),

@@ -205,6 +205,9 @@ def expected(kind: str, v: dict[str, int]) -> Any:
     match kind:
         case "hypotenuse":
             return sympy.Triangle(sss=(v["AC"], v["BC"], root(v["AC"] ** 2 + v["BC"] ** 2))).sides[2].length
+        case "right_corner":
+            x, y = v["AC"], v["BC"]
+            return root([y * y - x * x, x * x - y * y, x * x + y * y][v["corner"]])
         case "leg" | "tangent":
             leg, whole = v.values()
             return root(whole**2) * sympy.sin(sympy.acos(rational(leg, whole)))
@@ -276,7 +279,16 @@ def test_geometry_solutions_are_worked_and_every_equation_in_them_holds(geometry
 
 
 @pytest.mark.parametrize("level", [EASY, HARD])
-@pytest.mark.parametrize("kind", KINDS)
+def test_the_figure_alone_says_where_the_right_angle_is(level: int) -> None:
+    pose = KINDS["right_corner"].pose
+    at_b, at_c, other = (pose({"AC": x, "BC": 3, "corner": corner}, level) for x, corner in ((5, 1), (5, 2), (7, 2)))
+    assert at_b.question == at_c.question and (at_b.answer, at_c.answer) == ("4", r"\sqrt { 34 }")
+    drawings = [each.figure.draw(84, 84, 15) for each in (at_b, at_c, other)]
+    assert drawings[0] != drawings[1] == drawings[2]
+
+
+@pytest.mark.parametrize("level", [EASY, HARD])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "right_corner"])
 def test_a_geometry_problem_needs_its_picture(kind: str, level: int) -> None:
     rng = np.random.default_rng(0)
     values = KINDS[kind].sample(rng, level)
