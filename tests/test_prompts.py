@@ -418,9 +418,9 @@ def test_a_template_can_be_a_file(tmp_path: Path) -> None:
 )
 def test_a_template_that_fits_no_row_is_refused_with_its_key_and_what_it_may_use(template: str, message: str) -> None:
     rows = [row(index, 1, "<image>", unit="cm") for index in range(9)]
-    with pytest.raises(DataError, match=rf"9 of 9 rows cannot be used.*data\.prompt_template .*{message}") as caught:
+    with pytest.raises(DataError, match=rf"all 9 rows cannot be used.*data\.prompt_template .*{message}") as caught:
         source(rows, prompt_template=template)
-    assert caught.value.where == "data.train, row train/0, row train/1, row train/2, ..."
+    assert caught.value.where == "data.train, row train/0; row train/1; row train/2; ..."
     assert "prompt" in caught.value.possible and "correct data.prompt_template" in caught.value.remedy
 
 

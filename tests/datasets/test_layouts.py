@@ -360,7 +360,7 @@ def test_choices_are_listed_once() -> None:
 def test_choices_are_listed_where_they_follow_each_other_to_a_lines_end(
     question: str, given: list[str], is_listed: bool
 ) -> None:
-    assert (choices.with_choices(question, given) == question) is is_listed
+    assert (choice_cells.with_choices(question, given) == question) is is_listed
 
 
 def test_choices_written_as_text_keep_their_latex_and_their_emoji() -> None:
@@ -368,11 +368,11 @@ def test_choices_written_as_text_keep_their_latex_and_their_emoji() -> None:
     lone = [each for each in latex if "\\\\" not in each]
     for quote in "'\"":
         cell = "[" + ", ".join(f"{quote}{each}{quote}" for each in lone) + "]"
-        assert choices.read_choices(cell, "here") == tuple(lone)
+        assert choice_cells.read_choices(cell, "here") == tuple(lone)
     for cell in (repr(latex), json.dumps(latex), latex):
-        assert choices.read_choices(cell, "here") == tuple(latex)
-    assert choices.read_choices(r'["\ud83d\ude00", "\u00e9"]', "here") == ("\U0001f600", "é")
-    assert choices.read_choices(r"['it\'s', 'a\n 1. b', '\u00e9']", "here") == ("it's", "a\n 1. b", "é")
+        assert choice_cells.read_choices(cell, "here") == tuple(latex)
+    assert choice_cells.read_choices(r'["\ud83d\ude00", "\u00e9"]', "here") == ("\U0001f600", "é")
+    assert choice_cells.read_choices(r"['it\'s', 'a\n 1. b', '\u00e9']", "here") == ("it's", "a\n 1. b", "é")
 
 
 @pytest.mark.parametrize(
@@ -381,7 +381,7 @@ def test_choices_written_as_text_keep_their_latex_and_their_emoji() -> None:
 )
 def test_escapes_of_no_text_in_choices_are_a_row_error(cell: str) -> None:
     with pytest.raises(DataError, match="escape that is no text") as caught:
-        choices.read_choices(cell, "row 3, column 'options'")
+        choice_cells.read_choices(cell, "row 3, column 'options'")
     assert caught.value.where == "row 3, column 'options'" and "backslash of LaTeX twice" in caught.value.remedy
     str(caught.value).encode()
 
