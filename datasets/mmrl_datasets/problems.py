@@ -164,7 +164,8 @@ def _right_corner(v: Values, level: int) -> Problem:
     figure, corners = Figure(), {"A": a, "B": b, "C": c}
     figure.polygon(**corners)
     figure.areas.append([*corners.values()])
-    figure.right_angle(corners[corner], *(point for name, point in corners.items() if name != corner), 0.16)
+    p, q = (point for name, point in corners.items() if name != corner)
+    figure.right_angle(corners[corner], p, q, 0.16)
     long, short = max(x, y), min(x, y)
     square = x * x + y * y if corner == "C" else long * long - short * short
     hypotenuse, leg = ("AC", "BC") if corner == "B" else ("BC", "AC")
