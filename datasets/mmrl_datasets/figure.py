@@ -31,7 +31,7 @@ class Label:
 
 @dataclass(slots=True)
 class Figure:
-    """What is drawn, in any unit: lines through points, faint ones, areas, circles (centre, radius), dots and labels."""
+    """What is drawn, in any unit: lines through points, faint ones, areas, circles (centre, radius), dots, labels."""
 
     paths: list[Sequence[complex]] = field(default_factory=list)
     faint: list[Sequence[complex]] = field(default_factory=list)
