@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Teaches a small vision-language policy to see in a figure where the right angle is, and to work the answer out, on two CPU cores.
+# Teaches a small vision-language policy to see in a figure where the right angle is, and to work the answer out.
 #
 #   bash examples/geometry.sh [overrides of both runs, such as trainer.seed=1]
 #   MMRL_VENV=DIR             the virtual environment (default: .venv)
@@ -13,7 +13,7 @@ base=runs/geometry
 run=$base/$(date +%Y%m%d-%H%M%S)
 
 "$python" examples/tiny_model.py "$base/model" --size small
-"$python" -m mmrl_datasets.geometry "$base/data" --kinds right_corner --level 1 --image-size 84 --warmup 4000
+"$python" -m mmrl_datasets.geometry "$base/data" --kinds right_corner --level 1 --image-size 84 --warmup 4000 --fresh 300
 "$python" -m mmrl train examples/geometry_sft.yaml "trainer.run_dir=$run/sft" "$@"
 warm=$(find "$run/sft/checkpoints" -path '*/step-*/model' -type d | sort | tail -n 1)
 "$python" -m mmrl train examples/geometry_grpo.yaml "model.path=$warm" "trainer.run_dir=$run/grpo" "$@"

@@ -35,6 +35,7 @@ def write_geometry(
     train: int = 2000,
     test: int = 300,
     warmup: int = 0,
+    fresh: int = 0,
     kinds: tuple[str, ...] = tuple(KINDS),
     level: int = HARD,
     told: int = 0,
@@ -50,6 +51,7 @@ def write_geometry(
         train: Training rows.
         test: Held-out rows: of values that the other splits do not have.
         warmup: Rows for a supervised warm-up, with the values of ``train`` in other pictures.
+        fresh: Rows for an easier evaluation, of the same kind: new pictures of known values.
         kinds: Which of ``problems.KINDS``, equally often.
         level: 1 or 2, see ``problems``.
         told: How many values are told in the question rather than drawn, where a figure has more than one length or
@@ -78,7 +80,8 @@ def write_geometry(
         )
     draw = partial(_draw, kinds, level, told, (text_only, multi), image_size)
     write_splits(
-        folder, draw_splits(train=train, test=test, warmup=warmup, seed=seed, draw=draw, pictures_repeat=told > 0)
+        folder,
+        draw_splits(train=train, test=test, warmup=warmup, fresh=fresh, seed=seed, draw=draw, pictures_repeat=told > 0),
     )
 
 
@@ -156,6 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit code."""
     helps = {
         "kinds": "which problems",
+        "fresh": "rows of new pictures of train's values",
         "level": "1: one digit, figures alike; 2: larger values, figures turned",
         "told": "how many values are told rather than drawn",
         "text_only": "fraction of rows without a picture",

@@ -51,6 +51,7 @@ def draw_splits(
     warmup: int,
     seed: int,
     draw: Callable[[np.random.Generator, Belongs], Example],
+    fresh: int = 0,
     pictures_repeat: bool = False,
 ) -> dict[str, list[Example]]:
     """Rows for each split, of which no two have a picture in common (or, without any, the text).
@@ -58,14 +59,14 @@ def draw_splits(
     With ``pictures_repeat``, pictures and text together are what no two rows have in common.
 
     The test rows depend on nothing but ``seed`` and their number. ``draw`` must use only problems that belong: then
-    no test row shows a problem of another split. ``warmup`` and ``train`` share theirs, in other pictures.
+    no test row shows a problem of another split. ``warmup``, ``train`` and ``fresh`` share theirs, in other pictures.
 
     Raises:
         DataError: A negative number, or more rows than there are different ones.
     """
-    counts = {"test": test, "warmup": warmup, "train": train}
+    counts = {"test": test, "warmup": warmup, "train": train, "fresh": fresh}
     if min(counts.values()) < 0:
-        raise DataError("The rows cannot be drawn with these options", possible="train, test and warmup of 0 or more")
+        raise DataError("The rows cannot be drawn with these options", possible=f"{', '.join(counts)} of 0 or more")
     shown, seen = (_whole if pictures_repeat else _pictures), set[object]()
     splits: dict[str, list[Example]] = {split: [] for split in counts}
     for index, (split, count) in enumerate(counts.items()):

@@ -455,3 +455,12 @@ def test_bad_options_exit_with_the_code_for_data(tmp_path: Path, main: Any, caps
     assert main([str(tmp_path), "--train", "-1"]) == 3
     assert "0 or more" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_fresh_geometry_rows_are_new_pictures_of_known_values(tmp_path: Path) -> None:
+    write_geometry(tmp_path, train=150, test=10, fresh=20, kinds=("right_corner",), level=EASY, image_size=84)
+    train, fresh = (rows(tmp_path / f"{split}.parquet") for split in ("train", "fresh"))
+    held_out = {row["problem"] for row in rows(tmp_path / "test.parquet")}
+    assert len(fresh) == 20 and not held_out & {row["problem"] for row in [*fresh, *train]}
+    assert not {row["images"][0]["bytes"] for row in train} & {row["images"][0]["bytes"] for row in fresh}
+    assert {row["problem"] for row in fresh} & {row["problem"] for row in train}

@@ -23,7 +23,9 @@ def overrides(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[
     """What makes a config small: the paths of a random model and few rows, and two short steps."""
     folder = tmp_path_factory.mktemp("geometry")
     write_model(folder / "model", size="small")
-    write_geometry(folder / "data", train=16, test=4, warmup=16, kinds=("right_corner",), level=1, image_size=84)
+    write_geometry(
+        folder / "data", train=16, test=4, warmup=16, fresh=4, kinds=("right_corner",), level=1, image_size=84
+    )
     small = [
         f"model.path={folder / 'model'}",
         f"data.train.path={folder / 'data'}",
