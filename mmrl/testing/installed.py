@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from mmrl import registry
 from mmrl.child import Child, ChildEnded, Line
 from mmrl.errors import ConfigError, MMRLError, PluginError
+from mmrl.interfaces import DatasetLoader
 from mmrl.registry import PluginInfo
 from mmrl.testing.algorithms import check_algorithm
 from mmrl.testing.datasets import check_dataset
@@ -85,6 +86,8 @@ def _examine(info: PluginInfo) -> Verdict:
         elif info.kind == "reward":
             check_reward(name)
         elif info.kind == "dataset":
+            if (facts := cast(type[DatasetLoader], registry.resolve("dataset", name)).facts) is not None:
+                return Verdict("loaded", f"not checked, as it would fetch {facts.origin}")
             check_dataset(name)
         else:
             return Verdict("loaded", f"there are no checks for {info.kind}s")
