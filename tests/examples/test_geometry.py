@@ -31,7 +31,8 @@ def overrides(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[
         f"data.train.path={folder / 'data'}",
         f"data.eval.path={folder / 'data'}",
     ]
-    small += ["trainer.steps=2", "trainer.prompts_per_step=8", "trainer.eval_every=2", "sampler.group_size=2"]
+    small += ["trainer.steps=2", "trainer.prompts_per_step=8", "trainer.eval_every=2"]
+    small += ["learner.warmup_steps=1", "sampler.group_size=2"]
     small += ["sampler.engine.kv_cache_memory_bytes=67108864", "sampler.engine.max_num_seqs=32"]
     return lambda name: [*small, f"trainer.run_dir={folder / name}"]
 
