@@ -212,12 +212,20 @@ class TrainerConfig(Section):
     """Steps between checkpoints."""
     keep_checkpoints: Count = 3
     """Checkpoints kept, the newest ones."""
+    best_metric: str | None = None
+    """A metric, such as eval/accuracy, by which the best checkpoint is kept too; null for none."""
+    best_is: Literal["max", "min"] = "max"
+    """Whether more or less of `best_metric` is better."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Fixes data order and sampling."""
     run_dir: Text = "runs/run"
     """Folder of everything that the run writes."""
     on_mismatch: Literal["stop", "warn"] = "stop"
     """What to do when sampler and learner disagree about log-probs."""
+    step_timeout_s: Seconds | None = None
+    """Seconds that a step, an evaluation or a checkpoint may take before it counts as hung; null waits for ever."""
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    """Times that lost or hung ranks are started again from the last checkpoint."""
 
 
 class ClusterConfig(Section):

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from pydantic import BaseModel, ConfigDict
 
+from mmrl.errors import MMRLError
 from mmrl.types import (
     Batch,
     Credit,
@@ -350,10 +351,12 @@ class UpdateResult:
     Attributes:
         metrics: Reduced over all micro-batches and ranks.
         logprobs: Of each row, (T_i,) float32, before the step.
+        fault: Why no rank took the step, such as a loss that is not finite; empty if all did.
     """
 
     metrics: Mapping[str, float]
     logprobs: Sequence[FloatArray]
+    fault: str = ""
 
 
 class Learner(Protocol):
@@ -372,7 +375,16 @@ class Learner(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder that ``from_pretrained`` and vLLM load."""
+        """Write what a run goes on from: ``model/`` and ``state/``; the learner can go on whatever happens.
+
+        ``model/`` is a Hugging Face folder that ``from_pretrained`` and vLLM load. ``state/`` has the optimizer's state
+        by the names of the weights, its number of steps, and the generators of all ranks: any number of ranks and any
+        ZeRO stage can read it.
+
+        Raises:
+            NumericsError: A weight is not finite.
+            ResourceError: The files cannot be written.
+        """
         ...
 
 
@@ -418,6 +430,10 @@ class Engine(Protocol):
 
     def describe(self) -> Mapping[str, Any]:
         """What really runs: devices, precisions, sampler, attention, versions; for RUN/environment.json."""
+        ...
+
+    def abandon(self, error: MMRLError) -> bool:
+        """Make what is under way raise ``error``, called from another thread; False if it cannot be stopped."""
         ...
 
     def memory_bytes_max(self) -> int:
