@@ -22,6 +22,9 @@ class PromptTemplate:
         template: Jinja text, or a path to a ``.jinja`` or ``.j2`` file.
         name: The config's key, for messages.
 
+    Attributes:
+        text: The template itself.
+
     Raises:
         ConfigError: It cannot be read, or is not valid Jinja.
     """
@@ -38,6 +41,7 @@ class PromptTemplate:
                     where=where,
                     possible="a .jinja or .j2 file, or the template itself",
                 ) from error
+        self.text = template
         try:
             self._template = ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string(template)
         except TemplateError as error:
