@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.policy import load_policy
 from mmrl.engine.vision import ImageInputs
 from mmrl.engine.vllm_sampler import VLLMSampler
-from mmrl.errors import ResourceError
+from mmrl.errors import MMRLError, ResourceError
 from mmrl.interfaces import Algorithm, Learner, Sampler
 from mmrl.media import MediaStore
 
@@ -44,6 +45,7 @@ class RankEngine:
         *,
         max_images: int,
         with_sampler: bool,
+        checkpoint: Path | None = None,
     ) -> None:
         self._config, self._folder, self._media, self._kind = config, folder, media, kind
         self._precision = device.precision(kind, config.model.dtype)
@@ -105,6 +107,9 @@ class RankEngine:
             "torch_threads": torch.get_num_threads(),
             "versions": {name: v for name in packages if (v := _version(name))},
         }
+
+    def abandon(self, error: MMRLError) -> bool:
+        return False
 
     def memory_bytes_max(self) -> int:
         return device.memory_bytes_max(self._kind)
