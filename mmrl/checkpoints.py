@@ -25,7 +25,7 @@ from typing import Any
 from mmrl import faults
 from mmrl.errors import DataError, ResourceError
 
-FORMAT = 1
+VERSION = 1
 _MANIFEST = "manifest.json"
 _BEST = "best"
 _PREFIX = "step-"
@@ -253,7 +253,7 @@ def _seal(folder: Path, step: int) -> None:
 
 def _sealed(step: int, files: Mapping[str, Any]) -> str:
     """The manifest's text, byte by byte; its seal makes a change in the manifest itself visible."""
-    body = {"format": FORMAT, "step": step, "files": files}
+    body = {"version": VERSION, "step": step, "files": files}
     seal = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
     return json.dumps({**body, "seal": seal}, indent=1, sort_keys=True) + "\n"
 

@@ -194,19 +194,18 @@ def _train(arguments: argparse.Namespace) -> int:
         return _check(arguments)
     from mmrl.interruption import Interruption, Stopped
 
-    interruption = Interruption()
-    interruption.install()
     try:
-        loaded = _load(arguments)
-        from mmrl import run
+        with Interruption() as interruption:
+            loaded = _load(arguments)
+            from mmrl import run
 
-        return run.train(
-            loaded,
-            interruption,
-            resume=arguments.resume,
-            strict=arguments.strict_resume,
-            allowed=arguments.allow_change,
-        )
+            return run.train(
+                loaded,
+                interruption,
+                resume=arguments.resume,
+                strict=arguments.strict_resume,
+                allowed=arguments.allow_change,
+            )
     except Stopped as stopped:
         print(f"mmrl: {stopped}; the same command goes on", file=sys.stderr)
         return stopped.exit_code

@@ -7,9 +7,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -32,6 +32,8 @@ class Interruption:
     At first they raise ``Stopped`` where they arrive. Within ``deferred`` they are noted, for ``check`` to raise;
     within ``immediate`` inside of that they raise again.
 
+    As a context it takes the signals over, and gives them back at the end.
+
     Attributes:
         stopped: What the first signal asks for; None before.
     """
@@ -39,12 +41,25 @@ class Interruption:
     def __init__(self) -> None:
         self.stopped: Stopped | None = None
         self._is_deferred = False
+        self._before: dict[signal.Signals, Any] = {}
 
-    def install(self) -> None:
-        """Take the signals over, also from a library that has taken them meanwhile; in the main thread only."""
-        if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
-                signal.signal(number, self._handle)
+    def __enter__(self) -> Self:
+        self._before = {number: signal.getsignal(number) for number in SIGNALS}
+        self.renew()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._install(self._before)
+
+    def renew(self) -> None:
+        """Take the signals over again, from a library that has taken them meanwhile; only within the context."""
+        if self._before:
+            self._install(dict.fromkeys(SIGNALS, self._handle))
+
+    def _install(self, handlers: Mapping[signal.Signals, Any]) -> None:
+        if threading.current_thread() is threading.main_thread():  # in others Python has no signals
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:

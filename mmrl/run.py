@@ -46,6 +46,7 @@ def train(
     Args:
         resume: ``auto`` goes on from the newest good checkpoint, ``never`` refuses a directory that holds a run; else
             the path of another run, or of a checkpoint of one, to begin a new run from.
+        interruption: What signals do; by default what they did before.
         strict: Refuse to go on if the newest checkpoint is damaged, rather than from the one before.
         allowed: Keys whose change is no reason to refuse.
 
@@ -54,7 +55,6 @@ def train(
         Stopped: A signal ended the run; it can go on.
     """
     interruption = interruption or Interruption()
-    interruption.install()
     prepare_process()
     directory = RunDirectory.create(loaded.config.trainer.run_dir, new=resume != "auto")
     run = TrainingRun(loaded.config, directory, interruption)

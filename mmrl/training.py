@@ -217,7 +217,7 @@ class TrainingRun:
                     checkpoint=None if checkpoint is None else checkpoint.path,
                 )
                 stack.callback(engine.close)
-                self._interruption.install()  # engines' packages take signals over
+                self._interruption.renew()  # engines' packages take signals over
                 self._interruption.check()
                 directory.write_environment(_environment(config, engine))
                 directory.write_config(to_yaml(config))
