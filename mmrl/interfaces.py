@@ -372,11 +372,13 @@ class UpdateResult:
         metrics: Reduced over all micro-batches and ranks.
         logprobs: Of each row, (T_i,) float32, before the step.
         fault: Why no rank took the step, such as a loss that is not finite; empty if all did.
+        notice: What the learner has changed by itself to take it, such as a smaller micro-batch; empty if nothing.
     """
 
     metrics: Mapping[str, float]
     logprobs: Sequence[FloatArray]
     fault: str = ""
+    notice: str = ""
 
 
 class Learner(Protocol):
