@@ -200,7 +200,7 @@ def find(path: Path, on_damage: Callable[[Checkpoint, CheckpointError], None]) -
         CheckpointError: There is none, or it is damaged.
     """
     path = path.expanduser().resolve()
-    if (path / _MANIFEST).is_file() or path.name.startswith(_PREFIX):
+    if path.is_dir() and (path.name.startswith(_PREFIX) or (path / _MANIFEST).exists()):
         try:
             checkpoint = _named(path)
         except ValueError:
