@@ -22,7 +22,7 @@ from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.policy import load_policy
 from mmrl.engine.vision import ImageInputs
 from mmrl.engine.vllm_sampler import VLLMSampler
-from mmrl.errors import ResourceError
+from mmrl.errors import MMRLError, ResourceError
 from mmrl.interfaces import Algorithm, Learner, Sampler
 from mmrl.media import MediaStore
 
@@ -117,6 +117,10 @@ class RankEngine:
 
     def memory_bytes_max(self) -> int:
         return device.memory_bytes_max(self._kind)
+
+    def abandon(self, error: MMRLError) -> bool:
+        """A call in this process cannot be stopped."""
+        return False
 
     def close(self) -> None:
         """Leave the process group, unless vLLM is in it: it leaves by itself when the process ends."""
