@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pickle
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -94,13 +95,28 @@ def test_a_restored_learner_is_the_unbroken_one_bit_for_bit(stage, dtype, steps,
 
 @dataclass(frozen=True)
 class Job:
-    """What each rank of a group does with a learner of its own."""
+    """What each rank of a group does with a learner of its own.
+
+    Attributes:
+        breaks: Rank 1 has a loss that is not finite first.
+        steps: Before and after saving.
+    """
 
     config: Config
     checkpoint: Path | None
-    before: int
-    saves: Path | None
-    broken: bool = False
+    saves: Path
+    steps: tuple[int, int]
+    breaks: bool = False
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a rank tells of a job: the learner when it was built, when it was saved and at the end."""
+
+    shots: tuple[Shot, Shot, Shot]
+    updates: list[Any]
+    drawn: float
+    fault: str
 
 
 def run_rank(rank: int, port: int, jobs: list[Job], folder: str, media: Any, rows: Any, results: Any) -> None:
@@ -108,43 +124,35 @@ def run_rank(rank: int, port: int, jobs: list[Job], folder: str, media: Any, row
     places = {"rank": rank, "node_rank": rank, "world_size": 2, "address": "127.0.0.1", "port": port}
     os.environ.update(device.rank_environment("cpu", **places))
     torch.set_num_threads(1)
-    model, algorithm = ModelFolder.open(folder), GRPO(GRPO.Config())
+    model, algorithm, own = ModelFolder.open(folder), GRPO(GRPO.Config()), rows[rank::2]
+    worse = [replace(row, advantages=row.advantages * np.inf) for row in own] if rank else own
     told = []
     for job in jobs:
+        random.seed(rank)
         arguments = {"max_images": 2, "with_sampler": False, "checkpoint": job.checkpoint}
         with RankEngine(job.config, model, media, algorithm, "cpu", **arguments).learning() as learner:
-            random.seed(rank)
-            own = rows[rank::2]
-            fault = ""
-            if job.broken:
-                worse = [replace(row, advantages=row.advantages * np.inf) for row in own] if rank else own
-                fault = learner.update(worse).fault
-            steps = take_steps(learner, own, job.before)
-            if job.saves:
-                learner.save(job.saves)
-            first = shot(learner)
-            steps += take_steps(learner, own, 1)
-            last = shot(learner)
-            drawn = random.random()
-        if job.checkpoint:  # what it was at the moment of saving
-            with RankEngine(job.config, model, media, algorithm, "cpu", **arguments).learning() as learner:
-                drawn, first = random.random(), shot(learner)
-        told.append((steps, first, last, fault, drawn))
-    results.put((rank, told))
+            drawn, built = random.random(), shot(learner)
+            fault = learner.update(worse).fault if job.breaks else ""
+            take_steps(learner, own, job.steps[0])
+            learner.save(job.saves)
+            middle, updates = shot(learner), take_steps(learner, own, job.steps[1])
+            told.append(Told((built, middle, shot(learner)), updates, drawn, fault))
+    results.put(pickle.dumps((rank, told)))  # as bytes: a queue would share the memory of a process that ends
+    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture
-def two_ranks(vision, rows) -> Callable[[list[Job]], list[list[Any]]]:
+def two_ranks(vision, rows) -> Callable[[list[Job]], list[list[Told]]]:
     """Runs jobs on two ranks; returns what each rank tells of each job."""
 
-    def run(jobs: list[Job]) -> list[list[Any]]:
+    def run(jobs: list[Job]) -> list[list[Told]]:
         context = multiprocessing.get_context("spawn")
         results, port = context.SimpleQueue(), free_port()
         arguments = (port, jobs, vision.folder.path, vision.media, rows, results)
         ranks = [context.Process(target=run_rank, args=(rank, *arguments), daemon=True) for rank in range(2)]
         for process in ranks:
             process.start()
-        told = dict(results.get() for _ in ranks)
+        told = dict(pickle.loads(results.get()) for _ in ranks)
         for process in ranks:
             process.join()
         return [told[0], told[1]]
@@ -152,17 +160,104 @@ def two_ranks(vision, rows) -> Callable[[list[Job]], list[list[Any]]]:
     return run
 
 
+def assert_close(one: Shot, other: Shot) -> None:
+    """Weights after the same step from the same state, summed in another order."""
+    for name, tensor in one.tensors.items():
+        torch.testing.assert_close(tensor, other.tensors[name], rtol=1e-6, atol=2e-6, msg=name)
+
+
+def grad_norm(updates: list[Any]) -> float:
+    return float(updates[0][0]["policy/grad_norm"])
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [pytest.param((0, 3, 2), id="0-3-2"), *(pytest.param(s, marks=SLOW) for s in [(3, 0, 1), (2, 2, 0), (1, 1, 3)])],
+)
+def test_one_rank_goes_on_as_two_and_two_as_one_at_any_stage(stages, two_ranks, vision, start, rows, tmp_path):
+    """One rank, then two at another stage, twice, then one at a third stage."""
+    first, second, third = ({"learner": LEARNER | {"zero_stage": stage}} for stage in stages)
+    with start(**first).learning() as learner:
+        take_steps(learner, rows, 1)
+        learner.save(tmp_path / "one")
+        one, told = shot(learner), take_steps(learner, rows, 1)
+        after_one = shot(learner)
+    config = vision.config(**second)
+    jobs = [
+        Job(config, tmp_path / "one", tmp_path / "still", (0, 1)),
+        Job(config, tmp_path / "one", tmp_path / "two", (1, 1), breaks=True),
+        Job(config, tmp_path / "two", tmp_path / "again", (0, 1)),
+    ]
+    ranks = two_ranks(jobs)
+    unbroken, broken, restored = ranks[0]
+    assert_same(unbroken.shots[0], one)
+    assert grad_norm(unbroken.updates) == pytest.approx(grad_norm(told), rel=1e-6)
+    assert_close(unbroken.shots[2], after_one)
+    # The other rank's loss was not finite: no rank took the step, and the next one knows nothing of it.
+    for rank in ranks:
+        assert rank[1].fault.startswith("the loss is not finite: prompt ids ")
+    assert_same(broken.shots[1], unbroken.shots[2])
+    assert_same(restored.shots[0], broken.shots[1])
+    assert_same(restored.shots[2], broken.shots[2])
+    assert [rank[2].updates for rank in ranks] == [rank[1].updates for rank in ranks]
+    draws = {(rank, number): told.drawn for rank, jobs in enumerate(ranks) for number, told in enumerate(jobs)}
+    assert draws[0, 2] != draws[1, 2] and draws[1, 0] == draws[1, 1]  # each rank has its own generators back
+    with start(**third, checkpoint=tmp_path / "two").learning() as learner:
+        assert learner.weight_version == 2
+        assert_same(shot(learner), broken.shots[1])
+        told = take_steps(learner, rows, 1)
+        assert grad_norm(told) == pytest.approx(grad_norm(broken.updates), rel=1e-6)
+        assert_close(shot(learner), broken.shots[2])
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_model_is_written_as_save_pretrained_writes_it(stage, start, tmp_path, monkeypatch):
-    """Placeholder of the shape test; see below for the families."""
-    monkeypatch.setattr(weights, "SHARD_BYTES", 300_000)
-    with start(learner={"zero_stage": stage}).learning() as learner:
-        learner.save(tmp_path)
-        expected = dict(learner.policy.named_weights(torch.float32, tied=False))
-    loaded = load_policy(ModelFolder.open(str(tmp_path / "model")), "cpu", "float32", freeze=(), temperature=1.0)
-    found = dict(loaded.named_weights(torch.float32, tied=False))
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+def test_out_of_memory_halves_the_microbatches_once_with_the_same_gradient(stage, where, start, rows):
+    settings = LEARNER | {"zero_stage": stage}
+
+    def run_out(learner: Any, times: int) -> Any:
+        """In that many passes of the language model's first layer, the second of an update."""
+        layer, passes = learner.policy.model.base_model.language_model.layers[0], iter(range(99))
+
+        def fail(*_: Any) -> None:
+            if 1 <= next(passes) <= times:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+        hook = layer.register_forward_hook if where == "forward" else layer.register_full_backward_hook
+        return hook(fail)
+
+    with start(learner=settings | {"tokens_per_microbatch": 100}).learning() as learner:
+        expected = take_steps(learner, rows, 2)
+        end = shot(learner)
+    with start(learner=settings).learning() as learner:
+        handle = run_out(learner, 1)
+        result = learner.update(rows)
+        handle.remove()
+        assert "learner.tokens_per_microbatch is 100 from now on" in result.notice
+        assert result.metrics == expected[0][0]
+        assert take_steps(learner, rows, 1) == expected[1:]
+        assert_same(shot(learner), end)
+        handle = run_out(learner, 9)
+        with pytest.raises(ResourceError, match="out of memory in the update: CUDA") as caught:
+            learner.update(rows)
+        handle.remove()
+        for key in ("tokens_per_microbatch", "gradient_checkpointing", "memory_fraction", "zero_stage"):
+            assert key in caught.value.remedy
+
+
+def test_out_of_memory_with_one_long_sample_is_an_error_at_once(start, rows, monkeypatch):
+    with start(learner=LEARNER | {"zero_stage": 0}).learning() as learner:
+        longest = max(rows, key=lambda row: row.sample.num_tokens)
+        monkeypatch.setattr(learner, "_budget", longest.sample.num_tokens + 1)
+
+        def fail(*_: Any) -> None:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+
+        handle = learner.policy.register_forward_hook(fail)
+        monkeypatch.setattr(learner, "_config", learner._config.model_copy(update={"tokens_per_microbatch": 1}))
+        with pytest.raises(ResourceError, match="can't allocate memory"):
+            learner.update([longest])
+        handle.remove()
 
 
 @pytest.mark.parametrize("as_on_hub", [False, True], ids=["", "as on the hub"])
@@ -178,7 +273,7 @@ def test_shards_have_the_names_that_save_pretrained_gives(family, as_on_hub, ben
     assert failures.first is None
     index = json.loads((tmp_path / "parts" / "model.safetensors.index.json").read_text())
     parts = {name: load_file(tmp_path / "parts" / name) for name in sorted(set(index["weight_map"].values()))}
-    assert len(parts) > 3 and list(parts)[0] == f"model-00001-of-{len(parts):05d}.safetensors"
+    assert len(parts) > 3 and next(iter(parts)) == f"model-00001-of-{len(parts):05d}.safetensors"
     assert {name: file for file, part in parts.items() for name in part} == index["weight_map"]
     whole = load_file(tmp_path / "whole" / "model.safetensors")
     found = {name: tensor for part in parts.values() for name, tensor in part.items()}
@@ -212,14 +307,16 @@ def test_saving_holds_no_more_than_a_shard(start, tmp_path, monkeypatch):
 
 
 def test_a_full_disk_leaves_the_learner_as_it_was(start, rows, tmp_path, monkeypatch):
+    reached = ""
+
     def full(point: str) -> None:
-        if point == name:
+        if point == reached:
             raise OSError(28, "No space left on device", str(tmp_path / "a"))
 
     with start(learner={"zero_stage": 3} | LEARNER).learning() as learner:
         monkeypatch.setattr(faults, "inject", full)
-        for name in ("save.shard", "save.state"):
-            with pytest.raises(ResourceError, match="cannot be written: .*No space left on device") as caught:
+        for reached in ("save.shard", "save.state"):  # noqa: B007 - the hook reads it
+            with pytest.raises(ResourceError, match=r"cannot be written: .*No space left on device") as caught:
                 learner.save(tmp_path / "a")
             assert caught.value.exit_code == 5 and str(tmp_path) in caught.value.where
         monkeypatch.setattr(faults, "inject", None)
