@@ -121,6 +121,10 @@ class RankEngine:
     def memory_bytes_max(self) -> int:
         return device.memory_bytes_max(self._kind)
 
+    def abandon(self, error: MMRLError) -> bool:
+        """A call in this process cannot be stopped."""
+        return False
+
     def close(self) -> None:
         """Leave the process group, unless vLLM is in it: it leaves by itself when the process ends."""
         if not isinstance(self._sampler, VLLMSampler) and torch.distributed.is_initialized():
