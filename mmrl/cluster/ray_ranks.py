@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from mmrl.cluster.group import LESS_MEMORY, LOOK, Place, rank_lost, verb_of
+from mmrl.cluster.group import LESS_MEMORY, LOOK, DeadRankError, Place, verb_of
 from mmrl.cluster.guard import OOM_S, Death, Process, clear, watch
 from mmrl.cluster.worker import RankWorker
 from mmrl.config import ClusterConfig
@@ -312,7 +312,7 @@ def _explained(rank: int, error: BaseException, host: str, doing: str) -> BaseEx
         return RuntimeError(f"rank {rank} failed:\n{message}")
     if isinstance(error, RayError):
         remedy = LESS_MEMORY if isinstance(error, OutOfMemoryError) else LOOK
-        return rank_lost(rank, host, doing, _reason(message), remedy)
+        return DeadRankError(rank, host, doing, _reason(message), remedy)
     return error
 
 

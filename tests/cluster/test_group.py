@@ -20,12 +20,12 @@ import pytest
 
 from mmrl.cluster import guard
 from mmrl.cluster.files import Node
-from mmrl.cluster.group import Place, RankGroup, RankLostError, rank_lost
+from mmrl.cluster.group import DeadRankError, Place, RankGroup
 from mmrl.cluster.launch import check_installations, check_sets, find_shared_files, place_checkpoint, place_model
 from mmrl.cluster.nodes import fingerprints, installed_versions
-from mmrl.cluster.process import forget_shared_memory, interface_of
+from mmrl.cluster.process import forget_shared_memory, forget_stale_builds, interface_of
 from mmrl.cluster.worker import Installation, RankPlace, RankWorker
-from mmrl.errors import DataError, NumericsError, PluginError, ResourceError
+from mmrl.errors import DataError, NumericsError, PluginError, RankLostError, ResourceError
 from mmrl.interfaces import SamplingRequest, UpdateResult
 from mmrl.media import ImageGrid, MediaStore
 from mmrl.types import EncodedPrompt, Rollout, RolloutGroup, Sample, Segment, TrainingRow
@@ -462,6 +462,7 @@ def test_an_abandoned_group_raises_at_once_in_what_it_does(group_of):
     ((waiting, stopped, moment),) = seen
     assert caught.value is error and stopped and time.monotonic() - moment < 1
     assert waiting == {0: "update", 2: "update"} and group.waiting() == {}
+    assert error.where == "no answer from rank 0 on host-a (`update`), rank 2 on host-a (`update`)"
     with pytest.raises(ResourceError, match="too long"):
         group.memory_bytes_max()
     group.close()
@@ -495,7 +496,7 @@ def test_the_end_of_an_idle_rank_stops_the_others(group_of):
 
 @pytest.mark.parametrize("words", ["", "the kernel ended 1 process for want of memory on host-a"])
 def test_memory_that_ran_out_is_named_with_the_settings_that_lower_it(words, group_of):
-    fakes = FakeRanks(["a", "a"], {1: {"update": fail(rank_lost(1, "host-a", "update", "End of file."))}})
+    fakes = FakeRanks(["a", "a"], {1: {"update": fail(DeadRankError(1, "host-a", "update", "End of file."))}})
     fakes.words = words
     with pytest.raises(RankLostError) as caught, group_of(fakes).learning() as learner:
         learner.update([])
@@ -526,3 +527,18 @@ def test_what_hangs_is_killed_and_its_folder_removed(tmp_path):
     later = guard.Process(os.getpid(), 1)  # the same id, another process
     assert guard.clear([process, later], str(tmp_path / "sent")) == [] and not (tmp_path / "sent").exists()
     assert child.wait() == -signal.SIGKILL
+
+
+def test_the_lock_of_a_compilation_that_was_killed_is_taken_away(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    stale, fresh, held = (tmp_path / name / "lock" for name in ("stale", "fresh", "held"))
+    for path in (stale, fresh, held):
+        path.parent.mkdir()
+        path.touch()
+    for path, age in ((stale, 100), (fresh, 29), (held, 100)):
+        os.utime(path, (time.time() - age,) * 2)
+    start = time.monotonic()
+    with held.open():
+        forget_stale_builds()
+    assert 0.5 < time.monotonic() - start < 5  # another machine's process may hold the fresh one
+    assert [path.exists() for path in (stale, fresh, held)] == [False, False, True]
