@@ -100,8 +100,7 @@ class RunDirectory:
             for name in _CLAIMS:
                 (self.path / name).unlink(missing_ok=True)
         if self._lock_file is not None:
-            (self.path / _LOCK).unlink(missing_ok=True)
-            self._lock_file.close()
+            self._lock_file.close()  # the file stays: one who waits for it must not hold another than the next one
 
     def write_rollouts(self, step: int, records: Iterable[Mapping[str, Any]]) -> None:
         """Write the rollouts of one step, one line each; an earlier attempt's are replaced."""
