@@ -220,8 +220,11 @@ def test_rows_without_a_gold_are_not_blamed_on_a_reward_that_needs_none(check: C
     )
     (tmp_path / "sums.jsonl").write_text('{"problem": "what is 1+1?", "answer": "2"}\n' * 4)
     code, found, error = check(
-        [{name: row[name] for name in ("problem", "images")} for row in rows()],
-        data={"mix": [{"name": "table", "path": str(tmp_path / "sums.jsonl"), "label": "sums"}]},
+        rows(),
+        data={
+            "train": {"name": "table", "path": str(tmp_path / "rows.jsonl"), "answer": ""},
+            "mix": [{"name": "table", "path": str(tmp_path / "sums.jsonl"), "label": "sums"}],
+        },
         rewards=[{"name": f"{tmp_path / 'short.py'}:short"}],
     )
     assert code == 0 and found["warnings"] == [], error
@@ -232,8 +235,10 @@ def test_rows_without_a_gold_are_not_blamed_on_a_reward_that_needs_none(check: C
     assert [answer["answer"] for answer in with_gold["answers"]] == ["right", "wrong", "empty", "truncated"]
 
 
-def test_rows_without_a_gold_are_blamed_where_the_reward_cannot_score_them(check: Check) -> None:
-    code, found, error = check([{name: row[name] for name in ("problem", "images")} for row in rows()])
+def test_rows_without_a_gold_are_blamed_where_the_reward_cannot_score_them(check: Check, tmp_path: Path) -> None:
+    code, found, error = check(
+        rows(), data={"train": {"name": "table", "path": str(tmp_path / "rows.jsonl"), "answer": ""}}
+    )
     assert code == 3 and "Reward 'math' cannot score 20 of 20 rows, whatever the answer" in error
     assert (found["train_golds"][0]["graded"], found["train_golds"][0]["without_gold"]) == (0, 0)
 
