@@ -22,6 +22,7 @@ from mmrl.console import Console, visible
 from mmrl.errors import ConfigError, MMRLError, PluginError
 from mmrl.interfaces import Engine, Learner
 from mmrl.plan import RunPlan
+from mmrl.redaction import Redactor
 from mmrl.rollout_records import rollout_records
 from mmrl.run_directory import RunDirectory
 from mmrl.scoring.scorer import Scorer
@@ -90,7 +91,7 @@ def evaluate(loaded: LoadedConfig, model: Path | None = None) -> dict[str, Any]:
         stack.callback(console.close)
 
         def show(kind: str, **fields: Any) -> None:
-            print(f"{kind}: {visible(fields['message'])}", file=sys.stderr)
+            print(f"{kind}: {visible(Redactor()(fields['message']))}", file=sys.stderr)
 
         collector = Collector(config, engine, plan.encoder, scorer, console.progress, event=show)
         values = collector.evaluate(plan.evaluation)
