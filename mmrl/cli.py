@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _OVERRIDE = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*=.*|--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)
 _EXIT_CODES = """\
-exit codes: 0 done, 1 a bug, 2 bad config or usage, 3 data, 4 a plugin, 5 resources, 6 the numbers, 130 Ctrl-C"""
+exit codes: 0 done, 1 a bug, 2 bad config or usage, 3 data, 4 a plugin, 5 resources, 6 the numbers,
+10 stopped by a signal and ready to go on, 130 Ctrl-C"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,6 +105,13 @@ def _parser() -> argparse.ArgumentParser:
 
     train = add("train", _train, "train a policy")
     train.add_argument("--dry-run", action="store_true", help="stop before the first model is loaded")
+    text = "auto (the default): go on with the run in trainer.run_dir, if there is one; never: refuse to; a path of "
+    text += "another run or of a checkpoint: begin a new run from there"
+    train.add_argument("--resume", default="auto", metavar="auto|never|PATH", help=text)
+    text = "do not go on from an earlier checkpoint if the newest is damaged"
+    train.add_argument("--strict-resume", action="store_true", help=text)
+    text = "go on though this key has changed since the checkpoint; repeat for more"
+    train.add_argument("--allow-change", action="append", default=[], metavar="KEY", help=text)
     add("check", _check, "check config, plugins and data, without a GPU", answers_json=True)
     add("show", _show, "print the resolved config and where each value was written", answers_json=True)
     evaluate = add("eval", _eval, "evaluate a policy on data.eval", answers_json=True)
@@ -187,10 +195,23 @@ def _print_json(value: Any) -> None:
 def _train(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _check(arguments)
-    loaded = _load(arguments)
-    from mmrl import run
+    from mmrl.interruption import Interruption, Stopped
 
-    return run.train(loaded)
+    try:
+        with Interruption() as interruption:
+            loaded = _load(arguments)
+            from mmrl import run
+
+            return run.train(
+                loaded,
+                interruption,
+                resume=arguments.resume,
+                strict=arguments.strict_resume,
+                allowed=arguments.allow_change,
+            )
+    except Stopped as stopped:
+        print(f"mmrl: {stopped}; the same command goes on", file=sys.stderr)
+        return stopped.exit_code
 
 
 def _check(arguments: argparse.Namespace) -> int:

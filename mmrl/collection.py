@@ -90,7 +90,8 @@ class Collector:
         groups, kept, rounds = list[ScoredGroup](), list[bool](), 0
         with self._sampling(clock) as sampler:
             while sum(kept) < wanted and rounds < max_rounds:
-                prompts = source.draw(wanted - sum(kept), take, self._encoder.encode)
+                drawn = source.draw(wanted - sum(kept), take, self._encoder.encode)
+                prompts = [replace(prompt, epoch=epoch) for epoch, prompt in drawn]
                 found = self._round(sampler, prompts, needs.greedy_rollout, clock, failures)
                 groups += found
                 kept += select(algorithm, found) if needs.refill else [True] * len(found)
@@ -107,7 +108,7 @@ class Collector:
         num_samples = self._config.trainer.eval_samples
         temperature = 0.0 if num_samples == 1 else self._config.sampler.temperature
         prompts = [source.attempt(row, self._encoder.encode) for row in range(len(source))]
-        requests = [self._request(prompt, 0, "eval/", num_samples, temperature) for prompt in prompts if prompt]
+        requests = [self._request(prompt, "eval/", num_samples, temperature) for prompt in prompts if prompt]
         clock, failures = Clock(), Failures()
         with self._sampling(clock) as sampler:
             batch = self.batch(self._generate_and_score(sampler, requests, clock, failures))
@@ -140,32 +141,25 @@ class Collector:
     def _round(
         self,
         sampler: Sampler,
-        prompts: Sequence[tuple[int, EncodedPrompt]],
+        prompts: Sequence[EncodedPrompt],
         with_greedy: bool,
         clock: Clock,
         failures: Failures,
     ) -> list[ScoredGroup]:
-        """One scored group for each (epoch, prompt), in that order, each with its greedy rollout if that is wanted."""
+        """One scored group for each prompt, in that order, each with its greedy rollout if that is wanted."""
         size, temperature = self._config.sampler.group_size, self._config.sampler.temperature
-        requests = [self._request(prompt, epoch, "", size, temperature) for epoch, prompt in prompts]
+        requests = [self._request(prompt, "", size, temperature) for prompt in prompts]
         if not with_greedy:
             return self._generate_and_score(sampler, requests, clock, failures)
         # In the same call, so that both share the batch and the prompt's cached prefix.
-        requests += [self._greedy(request, epoch) for request, (epoch, _) in zip(requests, prompts, strict=True)]
+        requests += [self._request(prompt, "greedy/", 1, 0.0) for prompt in prompts]
         scored = self._generate_and_score(sampler, requests, clock, failures)
         return [_with_greedy(*pair) for pair in zip(scored[: len(prompts)], scored[len(prompts) :], strict=True)]
 
-    def _request(
-        self, prompt: EncodedPrompt, epoch: int, namespace: str, num_samples: int, temperature: float
-    ) -> SamplingRequest:
-        """``namespace`` keeps the seeds of evaluation apart from those of training."""
-        seed = request_seed(self._config.trainer.seed, epoch, namespace + prompt.id, 0)
+    def _request(self, prompt: EncodedPrompt, namespace: str, num_samples: int, temperature: float) -> SamplingRequest:
+        """``namespace`` keeps the seeds of evaluation, and of greedy rollouts, apart from those of training."""
+        seed = request_seed(self._config.trainer.seed, prompt.epoch, namespace + prompt.id, 0)
         return SamplingRequest(prompt, num_samples, temperature, self._config.sampler.max_new_tokens, seed)
-
-    def _greedy(self, request: SamplingRequest, epoch: int) -> SamplingRequest:
-        """One rollout of the same prompt at temperature 0."""
-        seed = request_seed(self._config.trainer.seed, epoch, "greedy/" + request.prompt.id, 0)
-        return replace(request, num_samples=1, temperature=0.0, seed=seed)
 
     @contextmanager
     def _sampling(self, clock: Clock) -> Iterator[Sampler]:

@@ -7,6 +7,7 @@
     │       └── HubUnreachableError     the hub cannot be asked, and the cache does not have it
     ├── PluginError     4   a plugin that is not installed, does not fit, or fails
     ├── ResourceError   5   the machine, a port or a device cannot carry the run
+    │   └── RankLostError   a rank died or hangs
     └── NumericsError   6   the numbers do not agree, or are not finite
 
 Any other exception is a bug: it keeps its traceback and exits with 1.
@@ -79,6 +80,10 @@ class ResourceError(MMRLError):
     """The machine cannot carry the run: memory, ports, devices, a folder in use."""
 
     exit_code = 5
+
+
+class RankLostError(ResourceError):
+    """A rank's process is gone, or hangs; what it had in memory is lost."""
 
 
 class NumericsError(MMRLError):

@@ -218,6 +218,14 @@ class Algorithm(Plugin):
         """Look at a step's metrics when it is done, on the driver; returns further ones."""
         return {}
 
+    def state(self) -> Mapping[str, Any]:
+        """What steps have changed in this object, on the driver, as JSON can hold it: kept with each checkpoint."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state`` answered in the run that goes on; asked of every algorithm that answers anything."""
+        raise NotImplementedError(f"{type(self).__name__} has a state and does not restore it")
+
 
 Scores = Sequence[Score | None]
 """One finite number per rollout, in order, or None where it cannot be scored."""
@@ -302,7 +310,11 @@ class DatasetLoader(Plugin):
 
 
 class Tracker(Plugin):
-    """Sends metrics somewhere. Called from a thread of its own: it can neither stop nor slow a run."""
+    """Sends metrics somewhere. Called from a thread of its own: it can neither stop nor slow a run.
+
+    A run that goes on makes a new object: ``restore`` if there is a ``state``, then ``start``; steps after the
+    checkpoint that it goes on from are logged again.
+    """
 
     @abstractmethod
     def start(self, run_dir: Path, config: Mapping[str, Any]) -> None:
@@ -315,6 +327,14 @@ class Tracker(Plugin):
     @abstractmethod
     def finish(self) -> None:
         """Flush and close."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Such as the run's id, after ``start``, as JSON can hold it: kept with each checkpoint."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state`` answered, before ``start``, to go on in the same place."""
+        return
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,11 +372,13 @@ class UpdateResult:
         metrics: Reduced over all micro-batches and ranks.
         logprobs: Of each row, (T_i,) float32, before the step.
         fault: Why no rank took the step, such as a loss that is not finite; empty if all did.
+        notice: What the learner has changed by itself to take it, such as a smaller micro-batch; empty if nothing.
     """
 
     metrics: Mapping[str, float]
     logprobs: Sequence[FloatArray]
     fault: str = ""
+    notice: str = ""
 
 
 class Learner(Protocol):

@@ -331,6 +331,13 @@ class PolicyGradient(Algorithm):
             )
         return further
 
+    def state(self) -> Mapping[str, Any]:
+        """The coefficient of the KL, where it is steered."""
+        return {} if self.config.kl.target is None else {"kl_coef": self._kl_coef}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._kl_coef = float(state["kl_coef"])
+
     def _count(self, masks: Sequence[BoolArray]) -> None:
         """Remember how many sequences and tokens the step's KL is a mean of."""
         lengths = [int(np.count_nonzero(mask)) for mask in masks]

@@ -180,6 +180,7 @@ class PromptSource:
         self.without_demonstration: list[str] = []
         self._kept: list[tuple[int, int]] = []
         self._broken: set[int] = set()
+        self._digest = hashlib.sha256(repr((system_prompt, self._template and self._template.text)).encode())
         seen: set[str] = set()
         for index in range(len(self._parts)):
             self._select(index, encoder, max_prompt_tokens, overlong, seen)
@@ -212,6 +213,11 @@ class PromptSource:
         sizes = Counter(part for part, _ in self._kept)
         weights = [sizes[i] if part.weight is None else part.weight for i, part in enumerate(self._parts)]
         return [(p.source, sizes[i], weights[i] / sum(weights)) for i, p in enumerate(self._parts)]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what a run takes, and in which shares: ids, texts, answers and lengths of all prompts."""
+        return hashlib.sha256(f"{self._digest.hexdigest()} {self.shares}".encode()).hexdigest()
 
     def listen(self, listener: Callable[[str, str], object]) -> None:
         """Call with prompt id and reason for each row that was dropped, and for each one that will be."""
@@ -321,6 +327,7 @@ class PromptSource:
                 self._drop_overlong(prompt.id, length, limit, overlong, where)
                 continue
             self._kept.append((part, row))
+            self._digest.update(_contents(prompt, length).encode("utf-8", "surrogatepass"))
             self.lengths.append(length)
             self.sources[prompt.source] += 1
             self.max_images = max(self.max_images, len(prompt.images))
@@ -359,6 +366,11 @@ class PromptSource:
             raise DataError("data.prompt_template has no user message to fill", where=prompt.id)
         text = template.fill(prompt.messages[turns[-1]].content, prompt.columns, prompt.id)
         return (*prompt.messages[: turns[-1]], Message("user", text), *prompt.messages[turns[-1] + 1 :])
+
+
+def _contents(prompt: Prompt, length: int) -> str:
+    turns = [(message.role, message.content) for message in prompt.messages]
+    return repr((prompt.id, prompt.source, turns, prompt.answer, prompt.demonstration, prompt.choices, length))
 
 
 def histogram(lengths: Sequence[int], num_bins: int) -> list[tuple[int, int, int]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -21,6 +21,7 @@ from mmrl.types import (
     ImageRef,
     Message,
     Rollout,
+    RolloutGroup,
     ScoredGroup,
     Segment,
 )
@@ -38,6 +39,25 @@ def rollout_records(index: int, group: CreditedGroup) -> Iterator[dict[str, Any]
     if group.scored.greedy is not None:
         none = np.zeros(0)
         yield {"group": index, **_record(group.scored.greedy, 0, group.kept, none, none, greedy=True)}
+
+
+def group_records(groups: Sequence[ScoredGroup]) -> list[dict[str, Any]]:
+    """What ``read_groups`` makes the groups of again: records without advantages."""
+    return [
+        record
+        for index, group in enumerate(groups)
+        for record in rollout_records(index, CreditedGroup(group, True, *_nothing(group)))
+    ]
+
+
+def read_groups(records: Sequence[Mapping[str, Any]], media: Path) -> list[ScoredGroup]:
+    """The scored groups of such records; columns that JSON cannot hold are missing.
+
+    Args:
+        media: Where their images are.
+    """
+    by_group = groupby(records, key=lambda record: record["group"])
+    return [_scored([(record, _parsed(record, media, "")) for record in members]) for _, members in by_group]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +104,7 @@ def _record(
     plain = {name: value for name, value in prompt.columns.items() if _is_plain(value)}
     return {
         "prompt_id": prompt.id,
+        "epoch": prompt.epoch,
         "index": rollout.index,
         "source": prompt.source,
         "messages": [{"role": message.role, "content": message.content} for message in prompt.messages],
@@ -109,6 +130,35 @@ def _record(
         "sampler_logprobs": np.asarray(rollout.sampler_logprobs, np.float64).tolist(),
         "learner_logprobs": np.asarray(logprobs, np.float64).tolist(),
     }
+
+
+def _nothing(group: ScoredGroup) -> tuple[list[FloatArray], list[FloatArray]]:
+    """Neither advantages nor log-probs."""
+    return [np.zeros(0)] * len(group.group.rollouts), [np.zeros(0)] * len(group.group.rollouts)
+
+
+def _scored(members: Sequence[tuple[Mapping[str, Any], RecordedRollout]]) -> ScoredGroup:
+    """A group of its records, the greedy one last."""
+    sampled = [pair for pair in members if not pair[1].greedy]
+    greedy = [pair for pair in members if pair[1].greedy]
+    prompt = members[0][1].rollout.prompt
+
+    def scored(pairs: Sequence[tuple[Mapping[str, Any], RecordedRollout]], partner: ScoredGroup | None) -> ScoredGroup:
+        rollouts = tuple(replace(found.rollout, prompt=prompt) for _, found in pairs)
+        names = pairs[0][1].rewards
+        return ScoredGroup(
+            RolloutGroup(prompt, rollouts),
+            np.array([record["reward"] for record, _ in pairs], np.float64),
+            np.array([found.valid for _, found in pairs], np.bool_),
+            {name: np.array([_number(found.rewards[name]) for _, found in pairs]) for name in names},
+            partner,
+        )
+
+    return scored(sampled, scored(greedy, None) if greedy else None)
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else float(value)
 
 
 def _is_plain(value: Any) -> bool:
@@ -157,6 +207,7 @@ def _parsed(record: Mapping[str, Any], media: Path, where: str) -> RecordedRollo
         images=tuple(images),
         source=record["source"],
         choices=tuple(record["choices"]),
+        epoch=record.get("epoch", 0),
     )
     mask: BoolArray = np.array(record["mask"], np.bool_)
     ids, logprobs = np.array(record["token_ids"], np.int32), np.array(record["sampler_logprobs"], np.float32)

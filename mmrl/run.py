@@ -1,33 +1,26 @@
-"""The composition root: a config becomes objects, and the objects run."""
+"""The commands that run something: a config becomes objects, and the objects run."""
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import platform
-import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from mmrl import __version__, registry
 from mmrl.checking.examination import examine
 from mmrl.checking.report import Report
 from mmrl.cluster.process import prepare_process
-from mmrl.config import Config, LoadedConfig, to_yaml
+from mmrl.config import LoadedConfig
 from mmrl.console import Console, visible
 from mmrl.errors import ConfigError, MMRLError, PluginError
-from mmrl.interfaces import Engine, Learner
+from mmrl.interruption import Interruption, Stopped
 from mmrl.plan import RunPlan
 from mmrl.redaction import Redactor
-from mmrl.rollout_records import rollout_records
 from mmrl.run_directory import RunDirectory
 from mmrl.scoring.scorer import Scorer
-from mmrl.tracking import Trackers
-from mmrl.types import CreditedGroup
+from mmrl.training import TrainingRun
 
 
 def check(loaded: LoadedConfig) -> Report:
@@ -41,23 +34,44 @@ def check(loaded: LoadedConfig) -> Report:
         return examine(loaded.config, Path(folder))
 
 
-def train(loaded: LoadedConfig) -> int:
-    """Run the config; returns the exit code.
+def train(
+    loaded: LoadedConfig,
+    interruption: Interruption | None = None,
+    *,
+    resume: str = "auto",
+    strict: bool = False,
+    allowed: Sequence[str] = (),
+) -> int:
+    """Run the config, or go on with the run that its directory holds; returns the exit code.
+
+    Args:
+        resume: ``auto`` goes on from the newest good checkpoint, ``never`` refuses a directory that holds a run; else
+            the path of another run, or of a checkpoint of one, to begin a new run from.
+        interruption: What signals do; by default what they did before.
+        strict: Refuse to go on if the newest checkpoint is damaged, rather than from the one before.
+        allowed: Keys whose change is no reason to refuse.
 
     Raises:
         MMRLError: See the exit codes in ``mmrl.errors``; also noted in RUN/events.jsonl once there is one.
+        Stopped: A signal ended the run; it can go on.
     """
+    interruption = interruption or Interruption()
     prepare_process()
-    config = loaded.config
-    directory = RunDirectory.create(config.trainer.run_dir)
+    directory = RunDirectory.create(loaded.config.trainer.run_dir, new=resume != "auto")
+    run = TrainingRun(loaded.config, directory, interruption)
     try:
-        _train(config, directory)
+        if not run.find_start(resume, strict, allowed):
+            return 0
+        run.train()
     except MMRLError as error:
         details = error.details if isinstance(error, PluginError) else ""
         directory.event("error", message=str(error), exit_code=error.exit_code, details=details)
         if details:
             place = f"{directory.path / 'events.jsonl'} has the details"
             error.remedy = "; ".join(filter(None, [error.remedy, place]))
+        raise
+    except Stopped as stopped:
+        directory.event("stopped", message=str(stopped), exit_code=stopped.exit_code)
         raise
     finally:
         directory.release()
@@ -97,103 +111,3 @@ def evaluate(loaded: LoadedConfig, model: Path | None = None) -> dict[str, Any]:
         values = collector.evaluate(plan.evaluation)
     counts = {"prompts": plan.evaluation.num_usable, "dropped": len(plan.evaluation.dropped)}
     return {"model": config.model.path, **counts, **values}
-
-
-class RunRecorder:
-    """Implements ``trainer.Recorder``: the run's folder, the trackers and the console."""
-
-    def __init__(self, directory: RunDirectory, trackers: Trackers, console: Console, engine: Engine) -> None:
-        self._directory, self._trackers, self._console, self._engine = directory, trackers, console, engine
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        values = {**values, "perf/memory_bytes_max": float(self._engine.memory_bytes_max())}
-        self._directory.append_metrics(step, values)
-        self._trackers.log(step, values)
-        self._console.step(step, values)
-
-    def rollouts(self, step: int, groups: Sequence[CreditedGroup]) -> None:
-        records = (record for index, group in enumerate(groups) for record in rollout_records(index, group))
-        self._directory.write_rollouts(step, records)
-
-    def event(self, kind: str, **fields: Any) -> None:
-        self._directory.event(kind, **fields)
-        self._console.line(f"{kind}: {fields.get('message', fields)}")
-
-    def progress(self, phase: str, done: int, total: int) -> None:
-        self._console.progress(phase, done, total)
-
-
-def _train(config: Config, directory: RunDirectory) -> None:
-    from mmrl.cluster.launch import start_engine
-    from mmrl.collection import Collector
-    from mmrl.trainer import Trainer
-
-    plan = RunPlan(config, directory.media)
-    with ExitStack() as stack:
-        algorithm = plan.algorithm
-        console = Console(config.trainer.steps)
-        stack.callback(console.close)
-        for warning in plan.warnings:
-            directory.event("warning", message=warning)
-            console.line(f"warning: {warning}")
-        # Workers import their rewards while the engine starts.
-        scorer = stack.enter_context(Scorer(config.rewards))
-        for source in (plan.training, plan.evaluation):
-            if source is not None:
-                source.listen(lambda prompt, reason: directory.event("dropped", prompt=prompt, reason=reason))
-        engine = start_engine(
-            config, plan.folder, plan.media, algorithm, max_images=plan.max_images, with_sampler=plan.with_sampler
-        )
-        stack.callback(engine.close)
-        directory.write_environment(_environment(config, engine))
-        directory.write_config(to_yaml(config))
-        trackers = stack.enter_context(_tracking(config, directory))
-        recorder = RunRecorder(directory, trackers, console, engine)
-        trainer = Trainer(
-            config,
-            algorithm,
-            engine,
-            plan.encoder,
-            Collector(config, engine, plan.encoder, scorer, recorder.progress, plan.penalties, event=recorder.event),
-            plan.training,
-            plan.evaluation,
-            recorder,
-            precision=engine.precision,
-        )
-        trainer.fit(lambda learner, step: _save(directory, learner, step, config.trainer.keep_checkpoints))
-
-
-@contextmanager
-def _tracking(config: Config, directory: RunDirectory) -> Iterator[Trackers]:
-    trackers = Trackers(
-        [registry.create("tracker", spec) for spec in config.trackers],
-        lambda message: directory.event("tracker", message=message),
-    )
-    trackers.start(directory.path, config.model_dump(mode="json"))
-    try:
-        yield trackers
-    finally:
-        trackers.finish(timeout_s=30)
-
-
-def _save(directory: RunDirectory, learner: Learner, step: int, keep: int) -> None:
-    """Write checkpoints/step-N/model whole or not at all, then remove the oldest."""
-    final = directory.checkpoints / f"step-{step:06d}"
-    temporary = directory.checkpoints / f".step-{step:06d}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    learner.save(temporary / "model")
-    temporary.rename(final)
-    for old in sorted(directory.checkpoints.glob("step-*"))[:-keep]:
-        shutil.rmtree(old)
-
-
-def _environment(config: Config, engine: Engine) -> dict[str, Any]:
-    return {
-        "mmrl": __version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "command": sys.argv,
-        "engine": dict(engine.describe()),
-        "plugins": [dataclasses.asdict(info) for info in registry.used_plugins(config)],
-    }

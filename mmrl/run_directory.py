@@ -10,16 +10,20 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
+import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from mmrl.errors import ConfigError, ResourceError
+from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.redaction import Redactor
 
 _LOCK = ".lock"
+_HISTORIES = ("metrics.jsonl", "ledger.jsonl", "events.jsonl", "attempts.jsonl")
 _CLAIMS = ("config.yaml", "metrics.jsonl")
 """A folder that has one of these holds a run."""
 
@@ -29,10 +33,16 @@ class RunDirectory:
 
     RUN/config.yaml                 resolved, with defaults; it makes the folder a run
     RUN/environment.json            versions, plugins, what really ran
-    RUN/metrics.jsonl               append-only, one object per step: step, attempt, time, metrics
+    RUN/metrics.jsonl               append-only, one object per step: step, attempt, time, metrics; of several of a
+                                    step the last one counts
     RUN/rollouts/step-000001.jsonl  every rollout, rejected and greedy ones too
     RUN/events.jsonl                append-only: faults, dropped samples
+    RUN/attempts.jsonl              append-only: where each attempt began, and how it ended
+    RUN/ledger.jsonl                append-only: which samples entered which optimizer step; see ``read_ledger``
     RUN/media/, RUN/checkpoints/    written by others
+
+    Attributes:
+        attempt: Times that the run was started or went on by itself; 0 before the first.
     """
 
     def __init__(self, path: Path, lock: TextIO | None = None) -> None:
@@ -41,10 +51,16 @@ class RunDirectory:
         self._redact = Redactor()
         self._lock = threading.Lock()
         self._has_steps = False
+        for name in _HISTORIES:
+            _mend(path / name)
+        self.attempt = max((record.get("attempt", 0) for record in self._read("attempts.jsonl")), default=0)
 
     @classmethod
-    def create(cls, path: str | Path) -> RunDirectory:
+    def create(cls, path: str | Path, *, new: bool = True) -> RunDirectory:
         """The run directory at ``path``, made if needed; leftovers of a start that failed are taken over.
+
+        Args:
+            new: Whether it must not hold a run yet.
 
         Raises:
             ConfigError: The folder holds a run, or is not a folder.
@@ -58,11 +74,11 @@ class RunDirectory:
             raise ConfigError(f"{path} is not a folder", where="trainer.run_dir", remedy="choose another") from error
         except OSError as error:
             raise ResourceError(f"cannot make {path}: {error.strerror}", where="trainer.run_dir") from error
-        if found:
+        if found and new:
             raise ConfigError(
                 f"{path} already holds a run",
                 where=f"trainer.run_dir: {path / found} exists",
-                remedy="choose another trainer.run_dir (also to run its config.yaml again), or move the folder away",
+                remedy="go on with it (--resume auto), choose another trainer.run_dir, or move the folder away",
             )
         if not os.access(path, os.W_OK | os.X_OK):
             raise ResourceError(f"cannot write to {path}", where="trainer.run_dir", remedy="choose another")
@@ -86,21 +102,61 @@ class RunDirectory:
         """Write environment.json."""
         _replace(self.path / "environment.json", json.dumps(self._redact.plain(environment), indent=2) + "\n")
 
-    def append_metrics(self, step: int, metrics: Mapping[str, float], attempt: int = 1) -> None:
+    def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one step to metrics.jsonl; ``time`` is in seconds since 1970."""
-        self._append("metrics.jsonl", {"step": step, "attempt": attempt, "time": time.time(), **metrics})
+        self._append("metrics.jsonl", {"step": step, "attempt": self.attempt, "time": time.time(), **metrics})
         self._has_steps |= step > 0
 
+    def metrics(self) -> dict[int, dict[str, Any]]:
+        """What metrics.jsonl says of each step."""
+        return {record["step"]: record for record in self._read("metrics.jsonl")}
+
+    def append_ledger(self, step: int, update: int, samples: Sequence[tuple[int, str, int]]) -> None:
+        """Note the (epoch, prompt id, member) of each sample that entered an optimizer step."""
+        self._append("ledger.jsonl", {"attempt": self.attempt, "step": step, "update": update, "samples": samples})
+
+    def begin_attempt(self, step: int | None, **fields: Any) -> None:
+        """Note that the run begins, or goes on from the checkpoint of a step; what was done after that is undone."""
+        self.attempt += 1
+        if step is not None:
+            self._append("ledger.jsonl", {"attempt": self.attempt, "resumed_from": step})
+        record = {"attempt": self.attempt, "time": time.time(), "resumed_from": step, "pid": os.getpid()}
+        self._append("attempts.jsonl", {**record, "host": socket.gethostname(), **fields})
+
+    def end_attempt(self, exit_code: int, message: str = "") -> None:
+        """Note how it ended."""
+        record = {"attempt": self.attempt, "time": time.time(), "exit_code": exit_code, "message": message}
+        self._append("attempts.jsonl", record)
+
+    def inherit(self, other: Path, step: int) -> None:
+        """Take over the metrics and the ledger of another run up to a step."""
+        metrics = [record for record in _records(other / "metrics.jsonl") if record["step"] <= step]
+        ledger = [record for record in read_ledger(other) if record["step"] <= step]
+        for name, records in {"metrics.jsonl": metrics, "ledger.jsonl": ledger}.items():
+            _replace(self.path / name, "".join(json.dumps(record) + "\n" for record in records))
+
+    def sync(self) -> None:
+        """Force what was appended to the disk: a checkpoint is to find its history there."""
+        for name in _HISTORIES:
+            with suppress(FileNotFoundError), (self.path / name).open("rb") as file:
+                os.fsync(file.fileno())
+
+    def start_anew(self) -> None:
+        """Forget a run that has not finished a step."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        for name in (*_CLAIMS, "ledger.jsonl"):
+            (self.path / name).unlink(missing_ok=True)
+
     def release(self) -> None:
-        """Leave the folder to the next run, unless this one has finished a step: then its numbers are kept.
+        """Leave the folder to the next run, unless this one can go on or has finished a step.
 
         Rollouts stay in any case: they may tell why the first step failed.
         """
-        if not self._has_steps:
+        if not self._has_steps and not _has_checkpoints(self.path):
             for name in _CLAIMS:
                 (self.path / name).unlink(missing_ok=True)
         if self._lock_file is not None:
-            self._lock_file.close()  # the file stays: one who waits for it must not hold another than the next one
+            self._lock_file.close()  # the file stays: others may have opened it, and would lock another one
 
     def write_rollouts(self, step: int, records: Iterable[Mapping[str, Any]]) -> None:
         """Write the rollouts of one step, one line each; an earlier attempt's are replaced."""
@@ -111,10 +167,53 @@ class RunDirectory:
         """Append what happened to events.jsonl; may be called from any thread."""
         self._append("events.jsonl", {"time": time.time(), "kind": kind, **fields})
 
+    def _read(self, name: str) -> Iterator[dict[str, Any]]:
+        return _records(self.path / name)
+
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
         line = json.dumps(self._redact.plain(record)) + "\n"
         with self._lock, (self.path / name).open("a", encoding="ascii") as file:
             file.write(line)
+
+
+def read_ledger(run: Path) -> list[dict[str, Any]]:
+    """Which samples the newest weights of a run have learned from: a record of each optimizer step, in order.
+
+    Each has ``step``, ``update`` (counted from 1 through the run), ``attempt`` and ``samples``, a list of (epoch,
+    prompt id, member). Optimizer steps whose outcome was lost are left out.
+    """
+    found: list[dict[str, Any]] = []
+    for record in _records(run / "ledger.jsonl"):
+        if "resumed_from" in record:
+            found = [each for each in found if each["step"] <= record["resumed_from"]]
+        else:
+            found.append(record)
+    return found
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file; none if it is not there."""
+    try:
+        with path.open(encoding="ascii") as lines:
+            yield from map(json.loads, lines)
+    except FileNotFoundError:
+        return
+    except ValueError as error:
+        raise DataError(f"a line of the run's history is no JSON: {error}", where=str(path)) from error
+
+
+def _mend(path: Path) -> None:
+    """Take away the half line at the end of a file whose writer was killed."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        size, end = file.seek(0, os.SEEK_END), -1
+        start = size
+        while start and end < 0:
+            start = max(start - 2**16, 0)
+            file.seek(start)
+            end = file.read(2**16).rfind(b"\n")
+        file.truncate(start + end + 1)
 
 
 def _locked(path: Path) -> TextIO:
@@ -139,7 +238,11 @@ def _run_in(path: Path) -> str | None:
     for name in _CLAIMS:
         if (path / name).exists():
             return name
-    return "checkpoints" if any((path / "checkpoints").glob("[!.]*")) else None
+    return "checkpoints" if _has_checkpoints(path) else None
+
+
+def _has_checkpoints(path: Path) -> bool:
+    return any((path / "checkpoints").glob("step-*"))
 
 
 def _replace(path: Path, text: str) -> None:

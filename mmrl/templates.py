@@ -32,6 +32,9 @@ class PromptTemplate:
         template: Jinja text, or a path to a ``.jinja`` or ``.j2`` file.
         name: The config's key, for messages.
 
+    Attributes:
+        text: The template itself.
+
     Raises:
         ConfigError: It cannot be read, or is not valid Jinja.
     """
@@ -48,6 +51,7 @@ class PromptTemplate:
                     where=where,
                     possible="a .jinja or .j2 file, or the template itself",
                 ) from error
+        self.text = template
         try:
             self._template = _Sandbox(undefined=StrictUndefined).from_string(template)
         except (TemplateError, OverflowError, RecursionError) as error:

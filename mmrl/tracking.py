@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import threading
 import time
@@ -29,11 +30,21 @@ class Trackers:
     def __init__(self, trackers: Sequence[Tracker], on_fault: Callable[[str], None]) -> None:
         self._threads = [_TrackerThread(tracker, on_fault) for tracker in trackers]
 
-    def start(self, run_dir: Path, config: Mapping[str, Any]) -> None:
-        """Open every tracker, without waiting for any; they get the config without secrets."""
+    def start(
+        self, run_dir: Path, config: Mapping[str, Any], states: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        """Open every tracker, without waiting for any; they get the config without secrets.
+
+        Args:
+            states: What ``states`` answered in the run that goes on.
+        """
         public = Redactor().plain(config)
-        for thread in self._threads:
-            thread.call(lambda tracker: tracker.start(run_dir, public), is_start=True)
+        for thread, state in zip(self._threads, states or [{}] * len(self._threads), strict=False):
+            thread.start(run_dir, public, state)
+
+    def states(self) -> list[Mapping[str, Any]]:
+        """What each tracker needs to go on in the same place, as far as it has started."""
+        return [thread.state for thread in self._threads]
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record one step, without waiting for any tracker."""
@@ -58,9 +69,20 @@ class _TrackerThread:
         self._name = type(tracker).__name__
         self._queue: queue.SimpleQueue[tuple[_Call, bool] | None] = queue.SimpleQueue()
         self._num_faults = self._num_dropped = 0
+        self.state: Mapping[str, Any] = {}
         self._is_usable = True
         self._thread = threading.Thread(target=self._run, name=f"tracker {self._name}", daemon=True)
         self._thread.start()
+
+    def start(self, run_dir: Path, config: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        def begin(tracker: Tracker) -> None:
+            if state:
+                tracker.restore(state)
+            tracker.start(run_dir, config)
+            self.state = json.loads(json.dumps(dict(tracker.state())))  # what JSON cannot hold is a fault here and now
+
+        self.state = state
+        self.call(begin, is_start=True)
 
     def call(self, call: _Call, is_start: bool = False) -> None:
         if self._queue.qsize() < QUEUE_STEPS:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,16 +13,31 @@ from mmrl import metrics
 from mmrl.clock import Clock
 from mmrl.collection import Collected, Collector
 from mmrl.config import Config
-from mmrl.errors import MMRLError, NumericsError, plugin_errors
+from mmrl.errors import MMRLError, NumericsError, RankLostError, ResourceError, plugin_errors
 from mmrl.interfaces import Algorithm, Engine, Learner, PromptEncoder
+from mmrl.interruption import Interruption, Stopped
 from mmrl.ops.objective import advantages_per_token, assign_credit, loss_masks, training_rows
 from mmrl.ops.packing import offsets
 from mmrl.ops.parity import Gap
 from mmrl.prompts import PromptSource
-from mmrl.types import Batch, BoolArray, CreditedGroup, FloatArray, Rollout, RolloutGroup, Sample, ScoredGroup
+from mmrl.rollout_records import group_records, read_groups
+from mmrl.types import (
+    Batch,
+    BoolArray,
+    CreditedGroup,
+    FloatArray,
+    Rollout,
+    RolloutGroup,
+    Sample,
+    ScoredGroup,
+    TrainingRow,
+)
+from mmrl.watchdog import Watchdog
 
 CHECKED_SAMPLES = 12
 """Samples of the first batch that are computed one by one as well as packed."""
+MAX_FAULTS = 3
+"""Optimizer steps in a row that may come to nothing because a number is not finite."""
 
 
 class Recorder(Protocol):
@@ -30,6 +46,18 @@ class Recorder(Protocol):
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def rollouts(self, step: int, groups: Sequence[CreditedGroup]) -> None: ...
+
+    def trained(self, step: int, update: int, samples: Sequence[tuple[int, str, int]]) -> None:
+        """The (epoch, prompt id, member) that entered an optimizer step."""
+        ...
+
+    def save(self, learner: Learner, step: int, values: Mapping[str, float], state: Mapping[str, Any]) -> None:
+        """Keep what the run can go on from.
+
+        Raises:
+            ResourceError: The disk is full or cannot be written; nothing has changed.
+        """
+        ...
 
     def event(self, kind: str, **fields: Any) -> None: ...
 
@@ -71,14 +99,20 @@ class Lesson:
 class Trainer:
     """Runs an algorithm.
 
+    A step is done or not: a signal before its first optimizer step discards what was sampled, which is sampled again in
+    the same way when the run goes on; one that comes later waits for the step to be done and saved.
+
     Args:
         evaluation: Held-out prompts; None evaluates nothing.
         precision: ``float32`` or ``bfloat16``; decides how far sampler and learner may disagree.
+        interruption: What signals do.
+        watchdog: Watches every step, evaluation and checkpoint.
 
     Attributes:
         consumed_prompts: Prompts taken from the data order so far: the position of the next one.
         carried_groups: Kept by the algorithm in steps that were skipped, to be used first in the next one. The weights
             have not moved since they were sampled.
+        updates: Optimizer steps taken so far.
     """
 
     def __init__(
@@ -93,46 +127,129 @@ class Trainer:
         recorder: Recorder,
         *,
         precision: str,
+        interruption: Interruption,
+        watchdog: Watchdog,
     ) -> None:
         self._config, self._algorithm, self._engine = config, algorithm, engine
         self._encoder, self._collector = encoder, collector
         self._train, self._evaluation = train, evaluation
         self._recorder, self._precision = recorder, precision
+        self._interruption, self._watchdog = interruption, watchdog
         self._order = train.order(config.trainer.seed)
-        self.consumed_prompts = 0
+        self.consumed_prompts = self.updates = 0
         self.carried_groups: list[ScoredGroup] = []
+        self._faults_in_a_row = 0
+        self._saved: int | None = None
+        self._is_checked = False
 
-    def fit(self, save: Callable[[Learner, int], None]) -> None:
-        """Train for ``trainer.steps`` steps.
+    def fit(self, done: int | None = None, pending: Mapping[str, float] | None = None) -> None:
+        """Train up to step ``trainer.steps``.
 
         Args:
-            save: Called with the learner and the step when weights are to be kept, after the last step always.
+            done: The step of the checkpoint that engine and trainer were restored from; None for a new run.
+            pending: What that step came to, if it has not been evaluated and logged; None if it has.
 
         Raises:
             MMRLError: A plugin fails, or the numbers do not agree.
+            Stopped: A signal came; there is a checkpoint, unless a ResourceError tells that it cannot be written.
         """
-        config = self._config.trainer
-        self._recorder.log(0, self._evaluate())
-        for step in range(1, config.steps + 1):
-            values = self.train_step(step)
-            last = step == config.steps
+        self._saved = done
+        with self._interruption.deferred():
+            if done is None:
+                done, pending = 0, {}
+                self._save(0, {}, self.state(), needed=False)
+            if pending is not None:
+                self._conclude(done, pending)
+            for step in range(done + 1, self._config.trainer.steps + 1):
+                self._step(step)
+
+    def state(self) -> dict[str, Any]:
+        """What ``restore`` needs besides weights and optimizer, as JSON can hold it."""
+        with plugin_errors(self._algorithm, "state"):
+            algorithm = dict(self._algorithm.state())
+        return {
+            "consumed_prompts": self.consumed_prompts,
+            "updates": self.updates,
+            "faults_in_a_row": self._faults_in_a_row,
+            "carried_groups": group_records(self.carried_groups),
+            "algorithm": algorithm,
+        }
+
+    def restore(self, state: Mapping[str, Any], media: Path) -> None:
+        """Go on where ``state`` was asked.
+
+        Args:
+            media: Where the images of carried groups are.
+        """
+        self.consumed_prompts, self.updates = int(state["consumed_prompts"]), int(state["updates"])
+        self._faults_in_a_row = int(state["faults_in_a_row"])
+        self.carried_groups = read_groups(state["carried_groups"], media)
+        if state["algorithm"]:
+            with plugin_errors(self._algorithm, "restore"):
+                self._algorithm.restore(state["algorithm"])
+
+    def _step(self, step: int) -> None:
+        """A step, its checkpoint and its evaluation."""
+        before, config = self.state(), self._config.trainer
+        try:
+            with self._watchdog.watch(f"step {step}"):
+                values = self.train_step(step)
+        except Stopped:  # no optimizer step was taken: the one before is where the run goes on
+            if self._saved != step - 1:
+                self._save(step - 1, {}, before, needed=True)
+            raise
+        needed = step == config.steps or self._interruption.stopped is not None
+        if needed or step % config.save_every == 0:  # before the evaluation: whatever fails there, they are kept
             try:
-                if last or step % config.save_every == 0:  # before the evaluation: whatever fails there, they are kept
-                    with self._engine.learning() as learner:
-                        save(learner, step)
-                if last or step % config.eval_every == 0:
-                    values |= self._evaluate()
-            finally:  # the step is done, whatever happens to its checkpoint and its evaluation
+                self._save(step, values, self.state(), needed=needed)
+            except BaseException:
                 self._recorder.log(step, values)
+                raise
+        self._conclude(step, values)
+        self._interruption.check()
+
+    def _save(self, step: int, values: Mapping[str, float], state: Mapping[str, Any], *, needed: bool) -> None:
+        """Write a checkpoint; one that is not ``needed`` may fail, if only for want of room."""
+        try:
+            with self._watchdog.watch(f"the checkpoint of step {step}"), self._engine.learning() as learner:
+                self._recorder.save(learner, step, values, state)
+            self._saved = step
+        except RankLostError:
+            raise
+        except ResourceError as error:
+            self._recorder.event("checkpoint_failed", message=str(error), step=step)
+            if needed:
+                raise
+
+    def _conclude(self, step: int, values: Mapping[str, float]) -> None:
+        """Evaluate a finished step if that is due, and log it."""
+        config = self._config.trainer
+        is_due = self._evaluation is not None and (step in (0, config.steps) or step % config.eval_every == 0)
+        found: Mapping[str, float] = {}
+        try:
+            if is_due:
+                with self._watchdog.watch(f"the evaluation of step {step}"), self._interruption.immediate():
+                    found = self._evaluate()
+        except Stopped:  # the run goes on with this evaluation
+            if self._saved != step:
+                self._save(step, values, self.state(), needed=True)
+            raise
+        except BaseException:  # the step is done, whatever happens to its evaluation
+            self._recorder.log(step, values)
+            raise
+        self._recorder.log(step, {**values, **found})
 
     def train_step(self, step: int) -> dict[str, float]:
         """Sample, score, assign credit, update; returns the step's metrics."""
         clock = Clock()
-        experience, lesson = self._collect(step, clock), Lesson()
+        with self._interruption.immediate():
+            experience, lesson = self._collect(step, clock), Lesson()
+        self._interruption.check()
         try:
             with self._engine.learning() as learner:
-                if step == 1:
+                if not self._is_checked:
                     self._self_check(experience, learner)
+                    self._is_checked = True
                 if experience.samples:
                     lesson = self._learn(step, experience, learner, clock)
         finally:  # what was sampled is on disk before its numbers can stop the run
@@ -150,7 +267,7 @@ class Trainer:
         count = self._config.trainer.prompts_per_step
         if self._algorithm.source == "demonstrations":
             drawn = self._train.draw(count, self._take, lambda p: self._encoder.demonstrate(self._encoder.encode(p)))
-            return Experience([sample for _, sample in drawn])
+            return Experience([replace(s, prompt=replace(s.prompt, epoch=epoch)) for epoch, s in drawn])
         carried, self.carried_groups = self.carried_groups, []
         wanted = count - len(carried)
         try:
@@ -204,6 +321,7 @@ class Trainer:
         credit = assign_credit(self._algorithm, batch)
         masks = loss_masks(batch, credit)
         advantages = advantages_per_token(credit, masks)
+        self._interruption.check()
         with clock.phase("update"):
             values, logprobs = self._update(step, samples, batch, masks, advantages, credit.constants, learner)
         values |= dict(credit.metrics) | metrics.advantage_metrics(masks, advantages)
@@ -252,6 +370,7 @@ class Trainer:
         aggregation = self._algorithm.aggregation.with_default(self._config.sampler.max_new_tokens)
         logprobs = list(batch.old_logprobs or [np.zeros(0, np.float32)] * len(samples))
         steps: list[Mapping[str, float]] = []
+        skipped = 0
         for part in minibatches(len(samples), config.minibatches, config.epochs, (self._config.trainer.seed, step)):
             rows = training_rows(
                 samples,
@@ -265,12 +384,45 @@ class Trainer:
                 constants=constants,
             )
             result = learner.update(list(rows.values()))
+            if result.fault:
+                skipped += 1
+                self._report_fault(step, result.fault, list(rows.values()))
+                continue
+            self._faults_in_a_row = 0
             steps.append(result.metrics)
+            if rows:
+                self.updates += 1
+                self._recorder.trained(step, self.updates, [_name(samples[index]) for index in rows])
             if batch.old_logprobs is None:
                 for index, values in zip(rows, result.logprobs, strict=True):
                     logprobs[index] = values
             self._recorder.progress("update", len(steps), config.minibatches * config.epochs)
-        return metrics.average(steps), logprobs
+        return metrics.average(steps) | {"policy/skipped_updates": float(skipped)}, logprobs
+
+    def _report_fault(self, step: int, fault: str, rows: Sequence[TrainingRow]) -> None:
+        """Note an optimizer step that came to nothing, with what it was made of.
+
+        Raises:
+            NumericsError: It is one of too many in a row.
+        """
+        self._faults_in_a_row += 1
+        advantages = np.concatenate([row.advantages for row in rows])
+        self._recorder.event(
+            "update_skipped",
+            message=f"no optimizer step was taken in step {step}: {fault}",
+            step=step,
+            in_a_row=self._faults_in_a_row,
+            samples=sorted({row.sample.prompt.id for row in rows}),
+            completion_tokens=[len(row.mask) for row in rows],
+            advantages={"min": float(advantages.min()), "max": float(advantages.max())},
+            weights=[row.weight for row in rows],
+        )
+        if self._faults_in_a_row >= MAX_FAULTS:
+            raise NumericsError(
+                f"{MAX_FAULTS} optimizer steps in a row came to nothing: {fault}",
+                where=f"step {step}; events.jsonl has the samples and statistics of each, RUN/rollouts the rollouts",
+                remedy="lower learner.lr; the last checkpoint is good",
+            )
 
     def _mismatch(self, step: int, lesson: Lesson) -> dict[str, float]:
         if not lesson.groups:
@@ -316,6 +468,11 @@ def minibatches(num_samples: int, parts: int, epochs: int, seed: Sequence[int]) 
         if parts > 1:
             np.random.default_rng([*seed, epoch]).shuffle(order)
         yield from (sorted(part.tolist()) for part in np.array_split(order, parts) if len(part))
+
+
+def _name(sample: Sample) -> tuple[int, str, int]:
+    """(epoch, prompt id, member) of a rollout or a demonstration."""
+    return sample.prompt.epoch, sample.prompt.id, sample.index if isinstance(sample, Rollout) else 0
 
 
 def _rollouts(groups: Sequence[ScoredGroup]) -> list[Rollout]:

@@ -103,6 +103,7 @@ class EncodedPrompt:
         text: The rendered chat template with one image token per image, ending where the completion starts.
         token_ids: (P,) int32, each image token expanded to as many as the image has merged patches.
         images: References into the media store, in order.
+        epoch: Which pass over the data drew it, from 0; 0 in an evaluation.
     """
 
     id: str
@@ -115,6 +116,7 @@ class EncodedPrompt:
     images: tuple[ImageRef, ...]
     source: str = ""
     choices: tuple[str, ...] = ()
+    epoch: int = 0
 
     @classmethod
     def of(cls, prompt: Prompt, text: str, token_ids: IntArray, images: tuple[ImageRef, ...]) -> EncodedPrompt:

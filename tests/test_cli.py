@@ -49,9 +49,11 @@ class FakeRun:
 
     calls: list[Any] = field(default_factory=list)
     error: BaseException | None = None
+    options: dict[str, Any] = field(default_factory=dict)
 
-    def train(self, loaded: Any) -> int:
+    def train(self, loaded: Any, interruption: Any, **options: Any) -> int:
         self.calls.append(("train", loaded.config))
+        self.options = options
         if self.error:
             raise self.error
         return 0

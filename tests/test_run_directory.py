@@ -105,9 +105,11 @@ def test_a_file_in_the_way_and_a_folder_that_cannot_be_made_are_told_apart(tmp_p
 
 def test_metrics_are_appended_with_full_precision_and_null_for_what_is_not_finite(tmp_path):
     run = RunDirectory.create(tmp_path)
+    run.begin_attempt(None)
     exact = float(np.float32(0.1))
     run.append_metrics(0, {"reward/mean": exact, "kl/reference": math.nan, "lr": np.float32(0.1)})
-    run.append_metrics(1, {"reward/mean": math.inf}, attempt=2)
+    run.begin_attempt(0)
+    run.append_metrics(1, {"reward/mean": math.inf})
     first, second = lines(tmp_path / "metrics.jsonl")
     assert list(first)[:3] == ["step", "attempt", "time"]
     assert (first["step"], first["attempt"]) == (0, 1)
@@ -125,6 +127,7 @@ def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
     assert first == {
         "group": 0,
         "prompt_id": "p7",
+        "epoch": 0,
         "index": 0,
         "source": "shapes",
         "messages": [{"role": "user", "content": "<image>what?"}],

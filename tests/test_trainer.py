@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -13,8 +14,9 @@ import pytest
 
 from mmrl.collection import Collector
 from mmrl.config import RewardSpec, from_mapping
-from mmrl.errors import ConfigError, DataError, NumericsError, PluginError
+from mmrl.errors import ConfigError, DataError, NumericsError, PluginError, ResourceError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, Refill, SamplingRequest, UpdateResult
+from mmrl.interruption import Interruption
 from mmrl.prompts import Part, PromptOrder, PromptSource
 from mmrl.rollout_records import rollout_records
 from mmrl.scoring.failures import Failure, Failures, RewardError
@@ -33,6 +35,7 @@ from mmrl.types import (
     Segment,
     TokenLoss,
 )
+from mmrl.watchdog import Watchdog
 from mmrl_algorithms.grpo import GRPO
 from mmrl_algorithms.sft import SFT
 
@@ -150,6 +153,8 @@ class FakeRecorder:
     rolled: dict[int, list[CreditedGroup]] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     saved: list[int] = field(default_factory=list)
+    states: dict[int, Any] = field(default_factory=dict)
+    ledger: list[tuple[int, int, list[Any]]] = field(default_factory=list)
 
     def log(self, step: int, values: Any) -> None:
         self.logged[step] = dict(values)
@@ -163,6 +168,13 @@ class FakeRecorder:
     def progress(self, phase: str, done: int, total: int) -> None:
         assert 0 < done <= total
 
+    def trained(self, step: int, update: int, samples: Any) -> None:
+        self.ledger.append((step, update, list(samples)))
+
+    def save(self, learner: Any, step: int, values: Any, state: Any) -> None:
+        self.saved.append(step)
+        self.states[step] = json.loads(json.dumps(state))
+
 
 @dataclass
 class Run:
@@ -171,7 +183,7 @@ class Run:
     trainer: Trainer
 
     def fit(self) -> Run:
-        self.trainer.fit(lambda learner, step: self.recorder.saved.append(step))
+        self.trainer.fit()
         return self
 
 
@@ -212,7 +224,19 @@ def run() -> Callable[..., Run]:
         return Run(
             fake,
             recorder,
-            Trainer(config, algorithm, fake, encoder, collector, source, held_out, recorder, precision=precision),
+            Trainer(
+                config,
+                algorithm,
+                fake,
+                encoder,
+                collector,
+                source,
+                held_out,
+                recorder,
+                precision=precision,
+                interruption=Interruption(),
+                watchdog=Watchdog(None, print),
+            ),
         )
 
     return build
@@ -238,7 +262,7 @@ def test_minibatches_are_drawn_anew_each_step_and_epoch_and_repeat_with_the_seed
 def test_a_step_samples_checks_itself_and_updates_in_this_order(run):
     done = run(trainer={"steps": 2}).fit()
     first = ["sampling", "learning", "logprobs", "logprobs one by one", "update"]
-    assert done.engine.verbs == [*first, "sampling", "learning", "update", "learning"]
+    assert done.engine.verbs == ["learning", *first, "sampling", "learning", "update", "learning"]  # the ends: saves
 
 
 @pytest.mark.parametrize("algorithm", [None, SFT(SFT.Config())], ids=["rollouts", "demonstrations"])
@@ -448,7 +472,7 @@ def test_a_mismatch_stops_before_the_first_update(run):
     with pytest.raises(NumericsError, match="sampler and learner disagree before the first update") as caught:
         stopped.fit()
     assert caught.value.exit_code == 6 and "on_mismatch: warn" in caught.value.remedy
-    assert stopped.engine.updates == [] and stopped.recorder.saved == []
+    assert stopped.engine.updates == [] and stopped.recorder.saved == [0]
     assert len(stopped.recorder.rolled[1]) == 2
     assert stopped.recorder.events[0]["kind"] == "mismatch" and stopped.recorder.events[0]["verdict"] == "stop"
 
@@ -477,15 +501,21 @@ def test_rollouts_are_recorded_also_of_a_step_that_fails_to_learn(run, monkeypat
 
 
 def test_a_step_is_logged_although_its_checkpoint_fails(run):
-    done = run()
-    with pytest.raises(OSError, match="disk full"):
-        done.trainer.fit(lambda learner, step: (_ for _ in ()).throw(OSError("disk full")))
+    done = run(trainer={"save_every": 1})
+
+    def fail(*arguments: Any) -> None:
+        raise ResourceError("the disk is full")
+
+    done.recorder.save = fail  # type: ignore[method-assign]
+    with pytest.raises(ResourceError, match="the disk is full"):  # the last one has to be kept, the others not
+        done.fit()
     assert sorted(done.recorder.logged) == [0, 1, 2, 3] and "loss/policy" in done.recorder.logged[3]
+    assert [(e["kind"], e["step"]) for e in done.recorder.events] == [("checkpoint_failed", i) for i in range(4)]
 
 
 def test_warned_of_a_mismatch_the_run_goes_on(run):
     done = run(engine={"gap": 0.01}, trainer={"on_mismatch": "warn"}).fit()
-    assert done.recorder.saved == [3]
+    assert done.recorder.saved == [0, 3]
     assert [event["verdict"] for event in done.recorder.events] == ["stop"] * 4  # the self-check and three steps
     assert done.recorder.logged[2]["mismatch/logprob_abs_max"] == pytest.approx(0.01, rel=1e-3)
 
@@ -511,7 +541,7 @@ def test_demonstrations_are_checked_packed_against_single_too(run):
 
 
 def test_weights_are_saved_every_so_often_and_at_the_end(run):
-    assert run(trainer={"steps": 5, "save_every": 2}).fit().recorder.saved == [2, 4, 5]
+    assert run(trainer={"steps": 5, "save_every": 2}).fit().recorder.saved == [0, 2, 4, 5]
 
 
 def test_rollouts_are_recorded_with_the_learners_logprobs(run):
@@ -670,7 +700,7 @@ def test_a_run_whose_groups_are_all_rejected_ends_without_an_update(run, policy)
     assert done.engine.updates == [] and done.trainer.carried_groups == []
     assert done.trainer.consumed_prompts == len(done.engine.requests) == 3 * 2 * 3
     assert [event["action"] for event in done.recorder.events if event["kind"] == "starved"] == [policy] * 3
-    assert len(done.recorder.events) == 3 and done.recorder.saved == [3]
+    assert len(done.recorder.events) == 3 and done.recorder.saved == [0, 3]
     assert done.engine.verbs.count("logprobs one by one") == 1  # the self-check, on what was sampled
     for step in (1, 2, 3):
         values = done.recorder.logged[step]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,8 +12,8 @@ from mmrl.errors import ResourceError
 PART_BYTES = 32 * 2**20
 """Files travel in parts, and images in parcels, of this size."""
 
-Call = Callable[..., Future[Any]]
-"""``Ranks.call``."""
+Ask = Callable[..., Any]
+"""``RankGroup.ask``."""
 
 
 @dataclass(eq=False, slots=True)
@@ -41,29 +40,28 @@ class Node:
         """A place in its temporary folder."""
         return str(PurePosixPath(self.folder) / name)
 
-    def send(self, call: Call, folder: Path, names: Iterable[str], target: str) -> None:
+    def send(self, ask: Ask, folder: Path, names: Iterable[str], target: str) -> None:
         """Copy files of a folder here to the node, part by part."""
         for name in names:
             with (folder / name).open("rb") as stream:
-                call(self.leader, "write_part", f"{target}/{name}", 0, b"").result()
+                ask(self.leader, "write_part", f"{target}/{name}", 0, b"")
                 while data := stream.read(PART_BYTES):
-                    call(self.leader, "write_part", f"{target}/{name}", stream.tell() - len(data), data).result()
+                    ask(self.leader, "write_part", f"{target}/{name}", stream.tell() - len(data), data)
 
-    def fetch(self, call: Call, source: str, folder: Path) -> None:
-        """Move a folder from the node to here, part by part.
+    def fetch(self, ask: Ask, source: str, folder: Path) -> None:
+        """Copy a folder from the node to here, part by part.
 
         Raises:
-            ResourceError: A file cannot be written.
+            ResourceError: A file cannot be read or written.
         """
-        for name in call(self.leader, "files", source).result():
-            self._fetch_file(call, f"{source}/{name}", folder / name)
-        call(self.leader, "remove_folder", source).result()
+        for name in ask(self.leader, "files", source):
+            self._fetch_file(ask, f"{source}/{name}", folder / name)
 
-    def _fetch_file(self, call: Call, source: str, target: Path) -> None:
+    def _fetch_file(self, ask: Ask, source: str, target: Path) -> None:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("wb") as stream:
-                while data := call(self.leader, "read_part", source, stream.tell(), PART_BYTES).result():
+                while data := ask(self.leader, "read_part", source, stream.tell(), PART_BYTES):
                     stream.write(data)
         except OSError as error:
             raise ResourceError(f"cannot write what node {self.host} saved: {error}", where=str(target)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from mmrl.cluster.files import PART_BYTES, Node
+from mmrl.cluster.guard import Process
 from mmrl.cluster.worker import RankJob
 from mmrl.errors import MMRLError, ResourceError
 from mmrl.interfaces import Learner, Sampler, SamplingRequest, UpdateResult
@@ -28,7 +30,37 @@ Row = TypeVar("Row")
 
 
 class RankLostError(ResourceError):
-    """A rank's process is gone."""
+    """A rank's process is gone.
+
+    Attributes:
+        rank: Which one; None if that is not known.
+    """
+
+    rank: int | None = None
+
+
+LOOK = (
+    "look at what it wrote last (Ray's logs, usually /tmp/ray/session_latest/logs), and whether its node ran out of "
+    "memory"
+)
+LESS_MEMORY = (
+    "give the ranks of a node less to hold: learner.offload: none keeps the optimizer out of the host's memory, "
+    "learner.zero_stage: 3 shares weights and optimizer out, and without GPUs a lower learner.tokens_per_microbatch or "
+    "sampler.engine.kv_cache_memory_bytes, or fewer ranks on a node"
+)
+"""What to do when the memory of a node, not that of its devices, ran out."""
+
+
+def rank_lost(rank: int, host: str, doing: str, reason: str, remedy: str = LOOK) -> RankLostError:
+    """The error for a rank that is gone.
+
+    Args:
+        doing: The call that it did not answer; empty for none.
+    """
+    where = f"while it did `{doing}`" if doing else "while it had nothing to do"
+    error = RankLostError(f"rank {rank} is gone: {reason}", where=f"{host}, {where}", remedy=remedy)
+    error.rank = rank
+    return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +76,7 @@ class Place:
     node: str
     host: str
     address: str
+    process: Process
 
 
 class Ranks(Protocol):
@@ -57,6 +90,14 @@ class Ranks(Protocol):
 
         The future raises what the worker raised: MMRLError, RankLostError, or RuntimeError with the rank's traceback.
         """
+        ...
+
+    def watch(self, lost: Callable[[int], None]) -> None:
+        """Call ``lost`` with the rank, from another thread, soon after a rank's process has ended."""
+        ...
+
+    def last_words(self, rank: int) -> str:
+        """What the node of a rank that is gone knows of the memory that ran out; empty if it knows of nothing."""
         ...
 
     def close(self, folders: Mapping[str, str], *, wait: bool) -> None:
@@ -86,6 +127,10 @@ class RankGroup:
         self.nodes = [nodes[name] for name in ids]
         self._descriptions: list[Mapping[str, Any]] = []
         self.failed = False
+        self._lock = threading.Lock()
+        self._calls: dict[Future[Any], tuple[int, str]] = {}  # those in progress, in order
+        self._abandoned: MMRLError | None = None
+        ranks.watch(self._lose)
 
     def start(self, jobs: Sequence[RankJob]) -> None:
         """Build the ranks' engines, together."""
@@ -123,8 +168,50 @@ class RankGroup:
         folders = {node.id: node.folder for node in self.nodes if node.folder}
         self._ranks.close(folders, wait=not self.failed)
 
+    def abandon(self, error: MMRLError) -> bool:
+        """Make every call in progress, and every later one, raise ``error``; the ranks go on with what they do."""
+        with self._lock:
+            self.failed = True
+            self._abandoned = self._abandoned or error
+            calls, self._calls = self._calls, {}
+        for answer in calls:
+            answer.set_exception(error)
+        return True
+
+    def waiting(self) -> dict[int, str]:
+        """Of each rank that has not answered yet, what it does."""
+        with self._lock:
+            calls = list(self._calls.values())
+        return {rank: verb_of(method) for rank, method in reversed(calls)}
+
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
-        return self._ranks.call(rank, method, *args)
+        """As ``Ranks.call``; the future also raises what the group is abandoned with."""
+        answer: Future[Any] = Future()
+        with self._lock:
+            if self._abandoned is not None:
+                answer.set_exception(self._abandoned)
+                return answer
+            self._calls[answer] = rank, method
+
+        def settle(done: Future[Any]) -> None:
+            with self._lock:
+                if self._calls.pop(answer, None) is None:  # abandoned
+                    return
+            if error := done.exception():
+                answer.set_exception(error)
+            else:
+                answer.set_result(done.result())
+
+        self._ranks.call(rank, method, *args).add_done_callback(settle)
+        return answer
+
+    def ask(self, rank: int, method: str, *args: Any) -> Any:
+        """A rank's answer to a call in which it waits for no other: the group survives what it raises."""
+        future = self.call(rank, method, *args)
+        wait([future])
+        if isinstance(future.exception(), RankLostError):
+            self.check([future])
+        return future.result()
 
     def all(self, method: str, *args: Any, each: Sequence[Any] | None = None) -> list[Any]:
         """Call all ranks at once; their answers by rank.
@@ -150,7 +237,18 @@ class RankGroup:
             errors += [error for error in _errors(futures) if error not in errors]
         lost = [error for error in errors if isinstance(error, RankLostError)]
         ours = [error for error in errors if isinstance(error, MMRLError)]
-        raise (lost or ours or errors)[0]
+        raise self._with_last_words(lost[0]) if lost else (ours or errors)[0]
+
+    def _with_last_words(self, error: RankLostError) -> RankLostError:
+        if error.rank is not None and (words := self._ranks.last_words(error.rank)):
+            error.what, error.remedy, error.rank = f"{error.what}; {words}", LESS_MEMORY, None
+        return error
+
+    def _lose(self, rank: int) -> None:
+        """A rank has ended: whatever the others do is in vain, though they may not have noticed."""
+        if not self.failed:
+            host = self.nodes[rank].host
+            self.abandon(rank_lost(rank, host, self.waiting().get(rank, ""), "its process has ended"))
 
     def send_images(self, samples: Sequence[Iterable[EncodedPrompt]]) -> None:
         """Bring the images of each rank's prompts to its node, each once, unless the node shares the driver's files."""
@@ -158,9 +256,7 @@ class RankGroup:
             if not node.shares_files:
                 names = dict.fromkeys(ref.hash for prompt in prompts for ref in prompt.images)
                 for files in self._parcels([name for name in names if name not in node.images]):
-                    sent = self.call(node.leader, "receive_images", files)
-                    wait([sent])
-                    self.check([sent])
+                    self.ask(node.leader, "receive_images", files)
                     node.images.update(files)
 
     def _parcels(self, names: Iterable[str]) -> Iterator[dict[str, bytes]]:
@@ -248,10 +344,17 @@ class GroupLearner:
         return UpdateResult(results[0].metrics, _merged(shares, [result.logprobs for result in results]))
 
     def save(self, folder: Path) -> None:
-        node, target = self.group.nodes[0], folder.absolute()
-        self.group.all("save", str(target if node.shares_files else node.path("saved")))
-        if not node.shares_files:
-            node.fetch(self.group.call, node.path("saved"), target)
+        node, target = self.group.nodes[0], str(folder.absolute())
+        place = target if node.shares_files else node.path("saved")
+        failures: list[MMRLError | None] = self.group.all("save", place)
+        try:
+            if failure := next(filter(None, failures), None):
+                raise failure
+            if not node.shares_files:
+                node.fetch(self.group.ask, place, Path(target))
+        finally:
+            if not node.shares_files and not self.group.failed:
+                self.group.ask(node.leader, "remove_folder", place)
 
     def _share(self, samples: Sequence[Sample]) -> list[list[int]]:
         """Indices of each rank's samples."""
@@ -269,6 +372,11 @@ class GroupLearner:
         bare_rows = [[bare(rows[index]) for index in share] for share in shares]
         self.group.send_images([[_sample_of(row).prompt for row in share] for share in bare_rows])
         return self.group.all(method, *args, each=bare_rows)
+
+
+def verb_of(method: str) -> str:
+    """The learner's or sampler's verb for a call of a worker."""
+    return {"submit": "generate", "advance": "generate"}.get(method, method)
 
 
 def _cost(request: SamplingRequest) -> int:

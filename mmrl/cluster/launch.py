@@ -9,7 +9,6 @@ from pathlib import Path
 
 from mmrl import registry
 from mmrl.cluster import local
-from mmrl.cluster.files import Node
 from mmrl.cluster.group import Place, RankGroup
 from mmrl.cluster.nodes import PACKAGES, fingerprints, installed_versions, probe_file
 from mmrl.cluster.worker import Installation, RankJob, RankPlace
@@ -28,15 +27,27 @@ def start_engine(
     *,
     max_images: int,
     with_sampler: bool,
+    checkpoint: Path | None = None,
 ) -> Engine:
     """The engine that ``cluster`` asks for; see ``RankEngine`` for the arguments.
+
+    Args:
+        checkpoint: A folder of ``model/`` and ``state/`` to go on from, as ``Learner.save`` writes it.
 
     Raises:
         ResourceError: Too few devices, or nodes with other versions.
         PluginError: A node lacks a plugin, or has another version of it.
     """
     if config.cluster.name == "local":
-        return local.start_engine(config, folder, media, algorithm, max_images=max_images, with_sampler=with_sampler)
+        return local.start_engine(
+            config,
+            folder,
+            media,
+            algorithm,
+            max_images=max_images,
+            with_sampler=with_sampler,
+            checkpoint=checkpoint,
+        )
     from mmrl.cluster.ray_ranks import RayRanks
 
     ranks = RayRanks(config.cluster)
@@ -46,7 +57,7 @@ def start_engine(
         check_sets(group)
         check_installations(group, config)
         find_shared_files(group, media.folder)
-        models = place_model(group, folder)
+        models, checkpoints = place_model(group, folder), place_checkpoint(group, checkpoint)
         places = place_ranks(group, ranks.places)
         jobs = [
             RankJob(
@@ -58,10 +69,13 @@ def start_engine(
                 max_images=max_images,
                 with_sampler=with_sampler,
                 with_learner=algorithm is not None,
+                checkpoint=state,
             )
-            for node, place, model in zip(group.nodes, places, models, strict=True)
+            for node, place, model, state in zip(group.nodes, places, models, checkpoints, strict=True)
         ]
         group.start(jobs)
+        for node in {node for node in group.nodes if node.folder}:
+            group.ask(node.leader, "remove_folder", node.path("checkpoint"))
     except BaseException:
         group.failed = True
         group.close()
@@ -114,7 +128,7 @@ def check_installations(group: RankGroup, config: Config) -> None:
 def place_ranks(group: RankGroup, places: Sequence[Place]) -> list[RankPlace]:
     """What each rank must know of itself and the others."""
     address, across = places[0].address, len({place.address for place in places}) > 1
-    port = group.call(0, "reserve_port", address).result()
+    port = group.ask(0, "reserve_port", address)
     shares = [cores // group.nodes.count(node) for node, cores in zip(group.nodes, group.all("cores"), strict=True)]
     return [
         RankPlace(
@@ -135,28 +149,41 @@ def find_shared_files(group: RankGroup, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with probe_file(folder) as probe:
         for node in set(group.nodes):
-            node.shares_files = group.call(node.leader, "holds", *probe).result()
+            node.shares_files = group.ask(node.leader, "holds", *probe)
             if not node.shares_files:
-                node.folder = group.call(node.leader, "make_folder").result()
+                node.folder = group.ask(node.leader, "make_folder")
 
 
 def place_model(group: RankGroup, model: ModelFolder) -> list[str]:
     """Of each rank, the model's folder on its node: fetched from the hub once, seen there too, or sent."""
-    nodes = list(dict.fromkeys(group.nodes))
     if model.commit is not None:
+        nodes = list(dict.fromkeys(group.nodes))
         wanted = model.name, model.commit, model.trust_remote_code
         futures = [group.call(node.leader, "fetch_model", *wanted) for node in nodes]
         wait(futures)
         group.check(futures)
         where = {node: future.result() for node, future in zip(nodes, futures, strict=True)}
-    else:
-        where = {node: _local_model(group, node, Path(model.path).absolute(), model.files()) for node in nodes}
+        return [where[node] for node in group.nodes]
+    return _place_folder(group, Path(model.path), model.files(), "model")
+
+
+def place_checkpoint(group: RankGroup, checkpoint: Path | None) -> list[str]:
+    """Of each rank, the checkpoint's folder on its node: seen there too, or its ``model/`` and ``state/`` are sent."""
+    if checkpoint is None:
+        return [""] * len(group.nodes)
+    files = sorted(path for part in ("model", "state") for path in (checkpoint / part).rglob("*") if path.is_file())
+    return _place_folder(group, checkpoint, [str(path.relative_to(checkpoint)) for path in files], "checkpoint")
+
+
+def _place_folder(group: RankGroup, folder: Path, files: Sequence[str], name: str) -> list[str]:
+    """Of each rank, a folder on its node with these files of a folder here."""
+    folder = folder.absolute()
+    expected = fingerprints(str(folder), files)
+    where = {}
+    for node in dict.fromkeys(group.nodes):
+        where[node] = str(folder)
+        if group.ask(node.leader, "fingerprints", str(folder), files) != expected:
+            node.folder = node.folder or group.ask(node.leader, "make_folder")
+            where[node] = node.path(name)
+            node.send(group.ask, folder, files, where[node])
     return [where[node] for node in group.nodes]
-
-
-def _local_model(group: RankGroup, node: Node, folder: Path, files: Sequence[str]) -> str:
-    if group.call(node.leader, "fingerprints", str(folder), files).result() == fingerprints(str(folder), files):
-        return str(folder)
-    node.folder = node.folder or group.call(node.leader, "make_folder").result()
-    node.send(group.call, folder, files, node.path("model"))
-    return node.path("model")

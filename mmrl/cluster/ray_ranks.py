@@ -6,13 +6,16 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from mmrl.cluster.group import Place, RankLostError
+from mmrl.cluster.group import LESS_MEMORY, LOOK, Place, rank_lost, verb_of
+from mmrl.cluster.guard import OOM_S, Death, Process, clear, watch
 from mmrl.cluster.worker import RankWorker
 from mmrl.config import ClusterConfig
 from mmrl.errors import MMRLError, ResourceError
@@ -23,9 +26,21 @@ CLOSE_S = 10
 """Seconds for ranks to end by themselves."""
 START_S = 300
 """Seconds for the ranks' processes to import torch."""
+CLEAR_S = 15
+"""Seconds for the nodes to see to it that no rank is left."""
+KNOCK_S = 10
+"""Seconds for an address to answer."""
+CLUSTER_S = 40
+"""Seconds for Ray to find a cluster by itself and to connect."""
+CAUSE_S = 2
+"""Seconds for Ray, and for a rank's node, to say why the rank's process ended."""
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 """Environment variables, unless the user has set them: no statistics are sent, and nothing is said about CPU actors."""
 T = TypeVar("T")
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""How a client of gRPC begins: HTTP/2's preface and empty settings (RFC 9113, section 3.4)."""
+SETTINGS_FRAME = bytes([4])
+"""The type of the frame with which its server answers first."""
 _COLOUR = re.compile("\033" + r"\[[0-9;]*m")
 
 
@@ -37,7 +52,7 @@ class RayWorker(RankWorker):
         import ray
 
         context = ray.get_runtime_context()
-        place = Place(context.get_node_id(), socket.gethostname(), ray.util.get_node_ip_address())
+        place = Place(context.get_node_id(), socket.gethostname(), ray.util.get_node_ip_address(), Process.own())
         return place, [str(gpu) for gpu in ray.get_gpu_ids()]
 
 
@@ -71,6 +86,8 @@ class RayRanks:
         order = sorted(range(cluster.ranks), key=neighbourhood)
         self._actors = [actors[i] for i in order]
         self.places: Sequence[Place] = [places[i][0] for i in order]
+        self._guards: dict[str, Future[Death]] = {}
+        self._closing = threading.Event()
 
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
         answer: Future[Any] = Future()
@@ -81,16 +98,44 @@ class RayRanks:
                 if error is None:
                     answer.set_result(done.result())
                 else:
-                    answer.set_exception(_explained(rank, error))
+                    answer.set_exception(_explained(rank, error, self.places[rank].host, verb_of(method)))
             except BaseException as fault:  # what is not answered would be waited for for ever
                 answer.set_exception(fault)
 
         getattr(self._actors[rank], method).remote(*args).future().add_done_callback(settle)
         return answer
 
+    def watch(self, lost: Callable[[int], None]) -> None:
+        for node in {place.node for place in self.places}:
+            ranks = {rank: place.process for rank, place in enumerate(self.places) if place.node == node}
+            self._guards[node] = guard = _on_node(node, watch, ranks).future()
+            # Whoever waits for the rank may be told more.
+            timer = threading.Timer(CAUSE_S, self._report, [node, guard, min(ranks), lost])
+            timer.daemon = True
+            guard.add_done_callback(lambda _, timer=timer: timer.start())
+
+    def _report(self, node: str, guard: Future[Death], first: int, lost: Callable[[int], None]) -> None:
+        """Called when the guard of a node has ended: because a rank has, or the node; or it was killed alone."""
+        if self._closing.is_set():
+            return
+        if guard.exception() is None:
+            lost(guard.result().rank)
+        elif node not in _alive():
+            lost(first)
+
+    def last_words(self, rank: int) -> str:
+        place = self.places[rank]
+        try:
+            kills = self._guards[place.node].result(timeout=CAUSE_S).oom_kills
+        except Exception:  # it has seen nothing, or has gone with its node
+            return ""
+        ended = f"the kernel ended {kills} process{'es' * (kills > 1)} for want of memory"
+        return f"{ended} on {place.host} in the {OOM_S} s before" if kills else ""
+
     def close(self, folders: Mapping[str, str], *, wait: bool) -> None:
         import ray
 
+        self._closing.set()
         with contextlib.suppress(Exception):
             if wait:
                 _wait([actor.__ray_terminate__.remote() for actor in self._actors], CLOSE_S)
@@ -100,8 +145,10 @@ class RayRanks:
         with contextlib.suppress(Exception):
             ray.util.remove_placement_group(self._reservation)
         with contextlib.suppress(Exception):
-            removals = [_on_node(node, shutil.rmtree, folder, ignore_errors=True) for node, folder in folders.items()]
-            _wait(removals, WAIT_S)
+            processes = {
+                node: [p.process for p in self.places if p.node == node] for node in _alive() & self._guards.keys()
+            }
+            _wait([_on_node(node, clear, own, folders.get(node, "")) for node, own in processes.items()], CLEAR_S)
         ray.shutdown()
 
 
@@ -109,8 +156,8 @@ def on_every_node(cluster: ClusterConfig, function: Callable[..., T], *args: Any
     """What ``function(node id, number of GPUs, *args)`` answers on each node of a cluster."""
     ray = _connect(cluster)
     try:
-        nodes = [(node["NodeID"], int(node["Resources"].get("GPU", 0))) for node in ray.nodes() if node["Alive"]]
-        answers = [_on_node(node, function, node, num_gpus, *args) for node, num_gpus in nodes]
+        nodes = _alive().items()
+        answers = [_on_node(name, function, name, int(node["Resources"].get("GPU", 0)), *args) for name, node in nodes]
         return [answer.future().result(timeout=WAIT_S) for answer in answers]
     finally:
         ray.shutdown()
@@ -129,7 +176,8 @@ def _connect(cluster: ClusterConfig) -> Any:
     # Ranks with a device need no CPU to themselves; a machine with fewer cores than ranks is only slow.
     own = {} if cluster.address else {"num_cpus": max(os.cpu_count() or 1, cluster.ranks)}
     try:
-        _knock(cluster.address or "")
+        if cluster.address:
+            _knock(cluster.address)
         ray.init(
             address=cluster.address or "local",
             include_dashboard=False if not cluster.address else None,
@@ -149,10 +197,36 @@ def _connect(cluster: ClusterConfig) -> Any:
 
 
 def _knock(address: str) -> None:
-    """Raises OSError if nobody listens at HOST:PORT; Ray itself would try for minutes."""
-    host, colon, port = address.rpartition(":")
-    if colon and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CLOSE_S).close()
+    """Raises an error unless Ray, or another server of gRPC, is at the address; Ray itself would try for minutes."""
+    if address == "auto":
+        _resolve(address)
+        return
+    host, _, port = address.rpartition(":")
+    if not (host and port.isdigit()):
+        raise ValueError("the address is not HOST:PORT")
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):  # else more would be needed to be understood
+            connection.sendall(PREFACE)
+            if connection.recv(9)[3:4] != SETTINGS_FRAME:
+                raise ConnectionError("what listens there is not Ray")
+
+
+def _resolve(address: str) -> None:
+    """Let another process, which can be ended, look for the cluster and connect."""
+    command = [sys.executable, "-c", "import ray, sys; ray.init(sys.argv[1], logging_level=50)", address]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=CLUSTER_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"no cluster has answered within {CLUSTER_S} s") from None
+    if found.returncode:
+        raise ConnectionError(found.stderr.strip().rpartition("\n")[2])
+
+
+def _alive() -> dict[str, Any]:
+    """The cluster's nodes that are there, by id."""
+    import ray
+
+    return {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
 
 
 def _reserve(cluster: ClusterConfig) -> Any:
@@ -205,11 +279,10 @@ def _table(kind: str) -> str:
     """What each node has of a resource, and how much is free in all."""
     import ray
 
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    rows = [
-        f"    {node['NodeManagerHostname']} ({node['NodeManagerAddress']}): {node['Resources'].get(kind, 0):g} {kind}s"
-        for node in nodes
-    ]
+    rows = []
+    for node in ray.nodes():
+        has = f"{node['Resources'].get(kind, 0):g} {kind}s" if node["Alive"] else "is gone"
+        rows.append(f"    {node['NodeManagerHostname']} ({node['NodeManagerAddress']}): {has}")
     return "\n".join([*rows, f"    free: {ray.available_resources().get(kind, 0):g}"])
 
 
@@ -223,12 +296,12 @@ def _result(rank: int, reference: Any) -> Any:
             remedy="look at its node: `ray status`, and Ray's logs, usually /tmp/ray/session_latest/logs",
         ) from None
     except Exception as error:
-        raise _explained(rank, error) from None
+        raise _explained(rank, error, "its node", "start") from None
 
 
-def _explained(rank: int, error: BaseException) -> BaseException:
-    """What a rank raised, with the rank's number."""
-    from ray.exceptions import RayError, RayTaskError
+def _explained(rank: int, error: BaseException, host: str, doing: str) -> BaseException:
+    """What a rank raised in a call, with the rank's number."""
+    from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
     if isinstance(error, RayTaskError) and isinstance(error.cause, MMRLError):
         cause = error.cause
@@ -238,12 +311,8 @@ def _explained(rank: int, error: BaseException) -> BaseException:
     if isinstance(error, RayTaskError):
         return RuntimeError(f"rank {rank} failed:\n{message}")
     if isinstance(error, RayError):
-        return RankLostError(
-            f"rank {rank} is gone: {_reason(message)}",
-            where="its process",
-            remedy="look at what it wrote last (Ray's logs, usually /tmp/ray/session_latest/logs), and whether its "
-            "node ran out of memory",
-        )
+        remedy = LESS_MEMORY if isinstance(error, OutOfMemoryError) else LOOK
+        return rank_lost(rank, host, doing, _reason(message), remedy)
     return error
 
 

@@ -7,7 +7,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +17,7 @@ from mmrl.cluster.nodes import PACKAGES, fingerprints, holds, installed_versions
 from mmrl.cluster.process import forget_shared_memory, interface_of, prepare_process
 from mmrl.config import Kind, from_mapping
 from mmrl.engine import device
-from mmrl.errors import PluginError, ResourceError
+from mmrl.errors import MMRLError, NumericsError, PluginError, ResourceError
 from mmrl.interfaces import Learner, Sampler, SamplingRequest, UpdateResult
 from mmrl.media import ImageGrid, MediaStore
 from mmrl.types import FloatArray, RolloutGroup, Sample, TrainingRow
@@ -68,6 +68,7 @@ class RankJob:
         model: The model's folder, as this rank's node sees it.
         media: The media store's folder, as this rank's node sees it.
         with_learner: Whether the policy is trained.
+        checkpoint: The folder of ``model/`` and ``state/`` to go on from, as this rank's node sees it; empty for none.
     """
 
     config: Mapping[str, Any]
@@ -78,6 +79,7 @@ class RankJob:
     max_images: int
     with_sampler: bool
     with_learner: bool
+    checkpoint: str = ""
 
 
 class RankWorker:
@@ -119,13 +121,14 @@ class RankWorker:
     def write_part(self, path: str, offset: int, data: bytes) -> None:
         """Write a part of a file; parts come in order."""
         file = Path(path)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("r+b" if offset else "wb") as stream:
-            stream.seek(offset)
-            stream.write(data)
+        with _of_this_node(path):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("r+b" if offset else "wb") as stream:
+                stream.seek(offset)
+                stream.write(data)
 
     def read_part(self, path: str, offset: int, size: int) -> bytes:
-        with Path(path).open("rb") as stream:
+        with _of_this_node(path), Path(path).open("rb") as stream:
             stream.seek(offset)
             return stream.read(size)
 
@@ -161,6 +164,7 @@ class RankWorker:
             self._kind,
             max_images=job.max_images,
             with_sampler=job.with_sampler,
+            checkpoint=Path(job.checkpoint) if job.checkpoint else None,
         )
         process = {"host": socket.gethostname(), "pid": os.getpid()}
         return {**self._engine.describe(), "process": process}
@@ -231,12 +235,30 @@ class RankWorker:
         learner: Learner = self._owner
         return learner.update(rows)
 
-    def save(self, folder: str) -> None:
+    def save(self, folder: str) -> MMRLError | None:
+        """What keeps the learner from saving is an answer, no failure: all ranks give it, none waits for another."""
         learner: Learner = self._owner
-        learner.save(Path(folder))
+        try:
+            learner.save(Path(folder))
+        except (ResourceError, NumericsError) as error:
+            return error
+        return None
 
     def memory_bytes_max(self) -> int:
         return self._engine.memory_bytes_max()
+
+
+@contextmanager
+def _of_this_node(path: str) -> Iterator[None]:
+    """Turns what the file system refuses into a ResourceError that names the node."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(
+            f"node {socket.gethostname()} cannot read or write a file: {error.strerror or error}",
+            where=path,
+            remedy="make room in its temporary folder, or set TMPDIR there to another",
+        ) from error
 
 
 def _plugin_version(kind: Kind, name: str) -> str:

@@ -188,6 +188,15 @@ def free_cache(kind: DeviceKind) -> None:
         torch.cuda.empty_cache()
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether it says that the device, or on a CPU the machine, has no memory left."""
+    import torch
+
+    # CUDA's libraries and the allocator of a CPU raise plain RuntimeErrors.
+    said = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "can't allocate memory" in said
+
+
 def memory_bytes_max(kind: DeviceKind) -> int:
     """Peak memory: allocated on the device, or resident in this process."""
     if kind == "cuda":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,14 @@ import numpy as np
 import torch
 
 from mmrl.config import LearnerConfig
+from mmrl.engine import device
 from mmrl.engine.collation import Collator
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.learner_state import OptimizerState, SavedState, check_optimizer, save_state
 from mmrl.engine.policy import Policy
 from mmrl.engine.vision import idle_sample
-from mmrl.errors import NumericsError
+from mmrl.engine.weights import Failures, save_model
+from mmrl.errors import MMRLError, ResourceError
 from mmrl.interfaces import Algorithm, UpdateResult
 from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials
 from mmrl.ops.packing import plan_microbatches
@@ -52,6 +56,7 @@ class DeepSpeedLearner:
     ) -> None:
         import deepspeed
 
+        check_optimizer(settings)
         if gradient_checkpointing:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
         trained = [p for p in policy.parameters() if p.requires_grad]
@@ -61,6 +66,7 @@ class DeepSpeedLearner:
         self._collate, self._algorithm, self._config, self._folder = collator, algorithm, config, folder
         self._idle = idle_sample(folder)
         self._total_steps, self._step = total_steps, 0
+        self._budget = config.tokens_per_microbatch
 
     @property
     def weight_version(self) -> int:
@@ -72,50 +78,96 @@ class DeepSpeedLearner:
         return self._policy
 
     def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[FloatArray]:
-        return self._forward(self._engine, samples, self._config.tokens_per_microbatch if packed else 0)
+        return self._forward(self._engine, samples, self._budget if packed else 0)
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         assert self._reference is not None, "the algorithm did not ask for a reference policy"
-        return self._forward(self._reference, samples, self._config.tokens_per_microbatch)
+        return self._forward(self._reference, samples, self._budget)
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         """One optimizer step of all ranks; the metrics are theirs together, the log-probs those of the own rows.
 
+        A loss or a gradient that is not finite on any rank is the result's ``fault``: no rank takes the step, and what
+        is finite of the metrics is told. Out of memory, a rank that is alone halves its micro-batches, once and for
+        all, and starts again.
+
         Raises:
-            NumericsError: The loss or the gradient is not finite; no step was taken.
+            ResourceError: There is not enough memory; the learner cannot go on.
         """
+        try:
+            return self._update(rows)
+        except RuntimeError as error:
+            if not device.is_out_of_memory(error):
+                raise
+            reason = str(error).splitlines()[0]
+            self._halve_budget(rows, reason)
+        # Here, not in the handler: the error's traceback holds the activations.
+        self._forget_update()
+        notice = f"out of memory in the update ({reason}): learner.tokens_per_microbatch is {self._budget} from now on"
+        return replace(self._update(rows), notice=notice)
+
+    def save(self, folder: Path) -> None:
+        """Write ``model/`` and ``state/``: rank 0 does, with what all ranks gather weight by weight."""
+        failures = Failures()
+        save_model(self._policy, self._folder, folder / "model", failures)
+        failures.settle()
+        save_state(OptimizerState(self._engine, self._policy), self._step, folder / "state", failures)
+        failures.settle()
+
+    def restore(self, folder: Path) -> None:
+        """Go on from the ``state/`` that ``save`` wrote; the policy has the weights of its ``model/`` already.
+
+        Raises:
+            ConfigError: It belongs to another model, other trained parts or another precision.
+            ResourceError: A file is missing or damaged.
+        """
+        failures, state = Failures(), OptimizerState(self._engine, self._policy)
+        try:
+            saved = SavedState(folder)
+            saved.check(state)
+        except MMRLError as error:
+            failures.add(error)
+        failures.settle()
+        if saved.adam_step and self._config.zero_stage:
+            self._step_nowhere()
+        try:
+            saved.restore(state)
+        except MMRLError as error:
+            failures.add(error)
+        failures.settle()
+        self._step = saved.optimizer_steps
+
+    def _update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         rate = self._set_learning_rate()
         self._engine.train()
-        grad_norm = 0.0
-        plan = self._plan([row.sample for row in rows], self._config.tokens_per_microbatch)
+        plan = self._plan([row.sample for row in rows], self._budget)
         logprobs: list[FloatArray] = [np.zeros(0, np.float32)] * len(rows)
         partials: list[PartialLoss] = []
+        strange: set[str] = set()
         for number, indices in enumerate(plan):
             last = number == len(plan) - 1
             self._engine.set_gradient_accumulation_boundary(last)
             part = [rows[i] for i in indices]
             partial, logprobs_T = self._backward(part)
             partials.append(partial)
+            if not math.isfinite(partial.sums.get("loss/total", 0.0)):
+                strange.update(row.sample.prompt.id for row in part)
             for i, values in zip(indices, _split(logprobs_T, part), strict=True):
                 logprobs[i] = values
-            if last:
-                grad_norm = self._finish_step()
-            else:
+            if not last:
                 self._engine.step()
         if not plan:
             return UpdateResult({"lr": rate}, logprobs)
-        self._step += 1
-        metrics = reduce_partials(_of_all_ranks(partials))
-        return UpdateResult(metrics | {"lr": rate, "policy/grad_norm": grad_norm}, logprobs)
-
-    def save(self, folder: Path) -> None:
-        """Write a Hugging Face folder: rank 0 does, with what all ranks gather."""
-        weights = self._policy.named_weights(self._policy.model.dtype, tied=False)
-        writes = torch.distributed.get_rank() == 0
-        state = {name: weight.cpu() for name, weight in weights if writes}
-        if writes:
-            self._policy.model.save_pretrained(folder, state_dict=state)
-            self._folder.save_files(folder)
+        grad_norm = self._finish_step()
+        partials, strange = _of_all_ranks(partials, strange)
+        metrics = reduce_partials(partials) | {"lr": rate, "policy/grad_norm": grad_norm}
+        if math.isfinite(grad_norm):
+            self._step += 1
+            return UpdateResult(metrics, logprobs)
+        fault = f"the gradient's norm is {grad_norm}"
+        if strange:
+            fault = f"the loss is not finite: prompt ids {', '.join(sorted(strange)[:8])}"
+        return UpdateResult({name: value for name, value in metrics.items() if math.isfinite(value)}, logprobs, fault)
 
     def _plan(self, samples: Sequence[Sample], budget: int) -> list[list[int]]:
         """This rank's micro-batches, empty ones at the end where other ranks have more."""
@@ -138,30 +190,59 @@ class DeepSpeedLearner:
             return PartialLoss(torch.zeros(()), {}, 0), logprobs_T.detach()
         partial = partial_loss(self._algorithm, rows, logprobs_T[:length], entropy_T[:length])
         if not math.isfinite(partial.sums["loss/total"]):
-            raise NumericsError(
-                "the loss is not finite; no optimizer step was taken",
-                where=", ".join(sorted({row.sample.prompt.id for row in rows})[:8]),
-                remedy="lower learner.lr, or look at the rollouts of this step",
-            )
+            # The gradient is made NaN whatever the loss made it: all ranks see that, and none takes the step.
+            self._engine.backward(math.nan * logprobs_T.sum())
+            return PartialLoss(torch.zeros(()), partial.sums, partial.tokens), logprobs_T.detach()
         # DeepSpeed averages gradients over ranks; the sequence weights already span all of them.
         self._engine.backward(partial.loss * self._engine.world_size + 0.0 * logprobs_T[length:].sum())
         return PartialLoss(partial.loss.detach(), partial.sums, partial.tokens), logprobs_T.detach()
 
     def _finish_step(self) -> float:
-        """Let DeepSpeed take its optimizer step; returns the norm of the gradient before clipping.
+        """Let DeepSpeed take its optimizer step; returns the norm of all ranks' gradient before clipping.
 
         Without ZeRO, DeepSpeed clips but tells no norm; with it, the gradients are not here, DeepSpeed tells the norm
-        afterwards, and skips the step by itself if that is not finite.
+        afterwards. If the norm is not finite, no step is taken, and the gradient is dropped: here, or by DeepSpeed.
         """
         norm = 0.0
         if self._config.zero_stage == 0:
             gradients = [p.grad for p in self._policy.parameters() if p.grad is not None]
             norm = float(torch.nn.utils.get_total_norm(gradients))
-            _require_finite(norm)
+            if not math.isfinite(norm):
+                self._engine.zero_grad()
+                return norm
+        try:
+            self._engine.step()
+        except RuntimeError as error:
+            if device.is_out_of_memory(error):  # the weights may have moved, and smaller micro-batches would not help
+                raise _no_memory(str(error).splitlines()[0]) from error
+            raise
+        return float(self._engine.get_global_grad_norm() or norm)
+
+    def _step_nowhere(self) -> None:
+        """A step of gradient and learning rate 0: in its first one, DeepSpeed makes the optimizer's state."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = 0.0
+        self._engine.train()
+        self._engine.set_gradient_accumulation_boundary(True)
+        logprobs_T, _ = self._engine(self._collate([self._idle]))
+        self._engine.backward(0.0 * logprobs_T.sum())
         self._engine.step()
-        norm = float(self._engine.get_global_grad_norm() or norm)
-        _require_finite(norm)
-        return norm
+
+    def _halve_budget(self, rows: Sequence[TrainingRow], reason: str) -> None:
+        """Raises ResourceError where that has been done before, gains nothing, or would leave other ranks waiting."""
+        lengths = [row.sample.num_tokens for row in rows]
+        halved = self._budget // 2
+        alone = torch.distributed.get_world_size() == 1
+        if not alone or self._budget < self._config.tokens_per_microbatch or max(lengths, default=0) > halved:
+            raise _no_memory(reason)
+        self._budget = halved
+
+    def _forget_update(self) -> None:
+        """Drop what an interrupted forward or backward pass left behind."""
+        self._engine.zero_grad()
+        if self._config.zero_stage:
+            self._engine.set_gradient_accumulation_boundary(True)
+            self._engine.allreduce_gradients()
 
     def _set_learning_rate(self) -> float:
         rate = learning_rate(
@@ -187,21 +268,22 @@ class DeepSpeedLearner:
         return logprobs
 
 
-def _of_all_ranks(partials: Sequence[PartialLoss]) -> list[PartialLoss]:
-    """Every rank's partial sums, without their losses."""
-    own: list[tuple[Mapping[str, float], int]] = [(partial.sums, partial.tokens) for partial in partials]
-    ranks: list[Any] = [own] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(ranks, own)
-    return [PartialLoss(torch.zeros(()), sums, tokens) for rank in ranks for sums, tokens in rank]
+def _of_all_ranks(partials: Sequence[PartialLoss], strange: set[str]) -> tuple[list[PartialLoss], set[str]]:
+    """Every rank's partial sums, without their losses, and the prompts that every rank has named."""
+    sums: list[tuple[Mapping[str, float], int]] = [(partial.sums, partial.tokens) for partial in partials]
+    ranks: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(ranks, (sums, strange))
+    found = [PartialLoss(torch.zeros(()), sums, tokens) for own, _ in ranks for sums, tokens in own]
+    return found, {name for _, names in ranks for name in names}
 
 
-def _require_finite(grad_norm: float) -> None:
-    if not math.isfinite(grad_norm):
-        raise NumericsError(
-            f"the gradient's norm is {grad_norm}; no optimizer step was taken",
-            where="policy/grad_norm",
-            remedy="lower learner.lr, or look at the rollouts of this step",
-        )
+def _no_memory(reason: str) -> ResourceError:
+    return ResourceError(
+        f"out of memory in the update: {reason}",
+        where="learner",
+        remedy="lower learner.tokens_per_microbatch or sampler.memory_fraction, turn model.gradient_checkpointing on, "
+        "or raise learner.zero_stage (and cluster.ranks)",
+    )
 
 
 def _split(values_T: torch.Tensor, parts: Sequence[TrainingRow] | Sequence[Sample]) -> list[FloatArray]:

@@ -6,7 +6,9 @@ import io
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.policy import load_policy
 from mmrl.engine.vision import ImageInputs
 from mmrl.engine.vllm_sampler import VLLMSampler
-from mmrl.errors import ResourceError
+from mmrl.errors import MMRLError, ResourceError
 from mmrl.interfaces import Algorithm, Learner, Sampler
 from mmrl.media import MediaStore
 
@@ -32,6 +34,12 @@ class RankEngine:
         algorithm: None for evaluation only: no learner is built, and the sampler keeps the folder's weights.
         max_images: Most images in one prompt; decides what vLLM reserves.
         with_sampler: Whether anything will be sampled.
+        checkpoint: What ``Learner.save`` wrote, for the learner to go on from; the reference is the folder's all the
+            same.
+
+    Raises:
+        ConfigError: The checkpoint is that of another model, of other trained parts or of another precision.
+        ResourceError: The checkpoint is damaged.
     """
 
     def __init__(
@@ -44,6 +52,7 @@ class RankEngine:
         *,
         max_images: int,
         with_sampler: bool,
+        checkpoint: Path | None = None,
     ) -> None:
         self._config, self._folder, self._media, self._kind = config, folder, media, kind
         self._precision = device.precision(kind, config.model.dtype)
@@ -55,7 +64,7 @@ class RankEngine:
         self._sampler = self._build_sampler(max_images) if with_sampler else None
         if self._sampler is not None and algorithm is not None:
             self._sampler.sleep()
-        self._learner = self._build_learner(algorithm) if algorithm is not None else None
+        self._learner = self._build_learner(algorithm, checkpoint) if algorithm is not None else None
 
     @property
     def precision(self) -> str:
@@ -106,6 +115,9 @@ class RankEngine:
             "versions": {name: v for name in packages if (v := _version(name))},
         }
 
+    def abandon(self, error: MMRLError) -> bool:
+        return False
+
     def memory_bytes_max(self) -> int:
         return device.memory_bytes_max(self._kind)
 
@@ -145,7 +157,7 @@ class RankEngine:
             seed=config.trainer.seed,
         )
 
-    def _build_learner(self, algorithm: Algorithm) -> DeepSpeedLearner:
+    def _build_learner(self, algorithm: Algorithm, checkpoint: Path | None) -> DeepSpeedLearner:
         import deepspeed
 
         config = self._config
@@ -153,8 +165,11 @@ class RankEngine:
             deepspeed.init_distributed(dist_backend=device.process_group_backend(self._kind), verbose=False)
         torch_device = device.torch_device(self._kind)
         needs = algorithm.needs()
-        policy = self._load_policy(config.model.freeze, needs.entropy_gradient)
-        reference = self._load_policy(("vision", "projector", "language")) if needs.reference_logprobs else None
+        initial = self._folder
+        trained = initial if checkpoint is None else replace(initial, path=str(checkpoint / "model"))
+        policy = self._load_policy(trained, config.model.freeze, needs.entropy_gradient)
+        frozen = ("vision", "projector", "language")
+        reference = self._load_policy(initial, frozen) if needs.reference_logprobs else None
         collator = Collator(
             self._folder, policy.model.base_model, self._images, torch_device, getattr(torch, self._precision)
         )
@@ -168,7 +183,7 @@ class RankEngine:
             overrides=config.learner.deepspeed,
         )
         steps = config.trainer.steps * config.learner.minibatches * config.learner.epochs
-        return DeepSpeedLearner(
+        learner = DeepSpeedLearner(
             policy,
             reference,
             collator,
@@ -179,10 +194,13 @@ class RankEngine:
             gradient_checkpointing=config.model.gradient_checkpointing,
             total_steps=steps,
         )
+        if checkpoint is not None:
+            learner.restore(checkpoint / "state")
+        return learner
 
-    def _load_policy(self, freeze: Any, entropy_gradient: bool = False) -> Any:
+    def _load_policy(self, folder: ModelFolder, freeze: Any, entropy_gradient: bool = False) -> Any:
         policy = load_policy(
-            self._folder,
+            folder,
             self._kind,
             self._precision,
             freeze=freeze,

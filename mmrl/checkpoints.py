@@ -1,0 +1,272 @@
+"""Checkpoints on disk: written whole or not at all, sealed, and believed only if every byte is as it was written.
+
+    RUN/checkpoints/step-000010/manifest.json   size and sha256 of every other file, and a seal of its own
+                                model/          by the learner: a Hugging Face folder
+                                state/          by the learner and the trainer: JSON and safetensors, never a pickle
+    RUN/checkpoints/best                        a link to the one that is kept for its metric
+
+One is written to a hidden folder, forced to the disk, sealed and renamed; only then are old ones removed. Names that
+begin with a dot are what a process left that was killed meanwhile. A checkpoint is safe from a kill at any moment, and
+from a loss of power as far as the file system keeps what ``fsync`` promises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from mmrl import faults
+from mmrl.errors import DataError, ResourceError
+
+VERSION = 1
+_MANIFEST = "manifest.json"
+_BEST = "best"
+_PREFIX = "step-"
+
+
+class CheckpointError(DataError):
+    """A checkpoint that is damaged, incomplete or of another kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A sealed folder; see ``verify`` for whether to believe it."""
+
+    path: Path
+    step: int
+
+    @property
+    def state(self) -> Path:
+        return self.path / "state"
+
+    def read_state(self, name: str) -> Any:
+        """A JSON file of the state.
+
+        Raises:
+            CheckpointError: It is no JSON.
+        """
+        try:
+            return json.loads((self.state / name).read_text(encoding="ascii"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"a file of the checkpoint cannot be read: {error}", where=str(self.path)) from error
+
+    def verify(self) -> None:
+        """Compare every file with the manifest.
+
+        Raises:
+            CheckpointError: A file is missing, one too many, or not as it was written; names it.
+        """
+        expected = self._manifest()
+        found = {name: path for name, path in _files(self.path) if name != _MANIFEST}
+        for name in sorted(expected.keys() | found.keys()):
+            if name not in found:
+                raise _damaged("is missing", self.path / name)
+            if name not in expected:
+                raise _damaged("was not written with the checkpoint", self.path / name)
+            size, digest = expected[name]["size"], expected[name]["sha256"]
+            if found[name].is_symlink() or found[name].stat().st_size != size:
+                raise _damaged(f"is not the file of {size} bytes that was written", self.path / name)
+            if _sha256(found[name]) != digest:
+                raise _damaged("has other content than was written", self.path / name)
+
+    def _manifest(self) -> Mapping[str, Any]:
+        path = self.path / _MANIFEST
+        try:
+            text = path.read_text(encoding="ascii")
+            manifest = json.loads(text)
+            sealed = isinstance(manifest, dict) and text == _sealed(manifest["step"], manifest["files"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise _damaged(f"cannot be read ({error})", path) from error
+        if not sealed or manifest["step"] != self.step:
+            raise _damaged("is not the one that was written with this checkpoint", path)
+        files: Mapping[str, Any] = manifest["files"]
+        return files
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    Args:
+        folder: RUN/checkpoints.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def all(self) -> list[Checkpoint]:
+        """By step, whether they are to be believed or not."""
+        names = [path.name for path in self._folder.glob(f"{_PREFIX}*") if path.name[len(_PREFIX) :].isdecimal()]
+        return sorted((_named(self._folder / name) for name in names), key=lambda checkpoint: checkpoint.step)
+
+    def clean(self) -> None:
+        """Remove what killed processes left. Only for the process that holds the run's lock."""
+        for path in self._folder.glob(".*"):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def newest(self, on_damage: Callable[[Checkpoint, CheckpointError], None]) -> Checkpoint | None:
+        """The newest one that can be believed; None if there is none at all.
+
+        Args:
+            on_damage: Called with each newer one, and what is wrong with it.
+
+        Raises:
+            CheckpointError: There are some, and all of them are damaged; or by ``on_damage``.
+        """
+        error: CheckpointError | None = None
+        for checkpoint in reversed(self.all()):
+            try:
+                checkpoint.verify()
+            except CheckpointError as found:
+                on_damage(checkpoint, found)
+                error = error or found
+            else:
+                return checkpoint
+        if error is not None:
+            error.remedy = "no other checkpoint is left; choose another trainer.run_dir to start anew"
+            raise error
+        return None
+
+    def set_aside(self, checkpoint: Checkpoint) -> Path:
+        """Rename a damaged one, so that it is never taken for one of this run's; returns where it is now."""
+        target = self._folder / f"damaged-{checkpoint.path.name}"
+        if target.exists():
+            shutil.rmtree(target)
+        checkpoint.path.rename(target)
+        return target
+
+    def write(self, step: int, fill: Callable[[Path], None]) -> Checkpoint:
+        """Commit what ``fill`` puts into a folder; with an error nothing has changed.
+
+        Raises:
+            ResourceError: The disk is full or cannot be written.
+        """
+        final, temporary = self._folder / f"{_PREFIX}{step:06d}", self._folder / f".{_PREFIX}{step:06d}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            faults.point("checkpoint.begin")
+            fill(temporary)
+            faults.point("checkpoint.filled")
+            _seal(temporary, step)
+            faults.point("checkpoint.sealed")
+            if final.exists():  # damaged, or it would have been resumed from
+                shutil.rmtree(final)
+            temporary.rename(final)
+            faults.point("checkpoint.renamed")
+            _sync(self._folder)
+        except OSError as error:
+            raise ResourceError(
+                f"the checkpoint of step {step} cannot be written: {error.strerror or error}",
+                where=str(error.filename or self._folder),
+                remedy="make room; earlier checkpoints are untouched",
+            ) from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return Checkpoint(final, step)
+
+    def prune(self, keep: int, best: int | None = None) -> None:
+        """Remove all but the newest ``keep`` and the one of step ``best``, which gets the link."""
+        checkpoints = self.all()
+        kept = {checkpoint.step for checkpoint in checkpoints[-keep:]} | {best}
+        with contextlib.suppress(OSError):  # what is not removed now is removed with the next one
+            if best is not None:
+                self._link(best)
+            for checkpoint in checkpoints:
+                if checkpoint.step not in kept:
+                    faults.point("checkpoint.pruning")
+                    hidden = self._folder / f".removed-{checkpoint.path.name}"
+                    checkpoint.path.rename(hidden)  # half a checkpoint must not look like one
+                    shutil.rmtree(hidden)
+
+    def _link(self, best: int) -> None:
+        temporary, target = self._folder / f".{_BEST}", f"{_PREFIX}{best:06d}"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target)
+        temporary.replace(self._folder / _BEST)
+
+
+def find(path: Path, on_damage: Callable[[Checkpoint, CheckpointError], None]) -> Checkpoint:
+    """The checkpoint that a path means: a checkpoint's folder, verified, or the newest of a run's.
+
+    Raises:
+        CheckpointError: There is none, or it is damaged.
+    """
+    path = path.expanduser().resolve()
+    if path.is_dir() and (path.name.startswith(_PREFIX) or (path / _MANIFEST).exists()):
+        try:
+            checkpoint = _named(path)
+        except ValueError:
+            raise CheckpointError("this is no checkpoint of a step", where=str(path)) from None
+        checkpoint.verify()
+        return checkpoint
+    newest = Checkpoints(path if path.name == "checkpoints" else path / "checkpoints").newest(on_damage)
+    if newest is None:
+        raise CheckpointError(
+            "there is no checkpoint",
+            where=str(path),
+            possible="a run's folder, or one of its checkpoints, such as RUN/checkpoints/step-000010",
+        )
+    return newest
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a file of a checkpoint's state."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="ascii")
+
+
+def _named(path: Path) -> Checkpoint:
+    return Checkpoint(path, int(path.name.removeprefix(_PREFIX)))
+
+
+def _damaged(what: str, path: Path) -> CheckpointError:
+    return CheckpointError(f"a checkpoint is damaged: {path.name} {what}", where=str(path))
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Every file below a folder by its name from there, links to folders too."""
+    for path in folder.rglob("*"):
+        if path.is_symlink() or not path.is_dir():
+            yield str(PurePosixPath(path.relative_to(folder))), path
+
+
+def _seal(folder: Path, step: int) -> None:
+    """Force every file to the disk, then write the manifest."""
+    files = {}
+    for name, path in sorted(_files(folder)):
+        _sync(path)
+        files[name] = {"size": path.stat().st_size, "sha256": _sha256(path)}
+    manifest = folder / _MANIFEST
+    manifest.write_text(_sealed(step, files), encoding="ascii")
+    _sync(manifest)
+    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        _sync(path)
+
+
+def _sealed(step: int, files: Mapping[str, Any]) -> str:
+    """The manifest's text, byte by byte; its seal makes a change in the manifest itself visible."""
+    body = {"version": VERSION, "step": step, "files": files}
+    seal = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**body, "seal": seal}, indent=1, sort_keys=True) + "\n"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Force a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

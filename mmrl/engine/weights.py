@@ -1,0 +1,162 @@
+"""Tensors of any size in files of bounded size: collected one at a time, written, dropped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmrl import faults
+from mmrl.engine.folder import INDEX, ModelFolder
+from mmrl.engine.policy import Policy
+from mmrl.errors import MMRLError, NumericsError, ResourceError
+
+SHARD_BYTES = 2**30
+"""Most bytes of a file, unless one tensor has more; what saving holds in memory beside the model."""
+WEIGHTS = "model.safetensors"
+
+
+class Failures:
+    """What went wrong on this rank while all ranks go on with their collectives.
+
+    Attributes:
+        first: The first error; None so far.
+    """
+
+    def __init__(self) -> None:
+        self.first: MMRLError | None = None
+
+    def add(self, error: MMRLError) -> None:
+        self.first = self.first or error
+
+    @contextmanager
+    def writing(self, path: Path) -> Iterator[None]:
+        """Keep the error if the block cannot write to ``path``."""
+        from safetensors import SafetensorError
+
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            self.add(
+                ResourceError(
+                    f"the checkpoint cannot be written: {error}",
+                    where=str(path),
+                    remedy="free space there, or see that the folder can be written",
+                )
+            )
+
+    def settle(self) -> None:
+        """Raise the first error of any rank, on all of them."""
+        errors: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(errors, self.first)
+        for error in errors:
+            if error is not None:
+                raise error
+
+
+def shards(sizes: Mapping[str, int]) -> list[list[str]]:
+    """Names for each file, in order: as many as ``SHARD_BYTES`` hold, and at least one."""
+    files: list[list[str]] = []
+    room = 0
+    for name, size in sizes.items():
+        if not files or size > room:
+            files.append([])
+            room = SHARD_BYTES
+        files[-1].append(name)
+        room -= size
+    return files
+
+
+def write_shards(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    files: Sequence[Sequence[str]],
+    write: Callable[[int, dict[str, torch.Tensor]], None],
+    target: Path,
+    failures: Failures,
+) -> None:
+    """Give rank 0's ``write`` the tensors of one file after the other, numbered from 1.
+
+    All ranks run through ``tensors``, whose production is collective, whatever fails.
+
+    Args:
+        files: The tensors' names in their order.
+    """
+    writes = torch.distributed.get_rank() == 0
+    held: dict[str, torch.Tensor] = {}
+    number = 1
+    for name, tensor in tensors:
+        if not writes or failures.first:
+            held.clear()
+            continue
+        held[name] = tensor.cpu()
+        if len(held) == len(files[number - 1]):
+            with failures.writing(target):
+                faults.point("save.shard")
+                write(number, held)
+            held = {}
+            number += 1
+
+
+def save_model(policy: Policy, folder: ModelFolder, target: Path, failures: Failures) -> None:
+    """Write a policy as a Hugging Face folder, with the names on disk that ``save_pretrained`` gives.
+
+    Collective: rank 0 writes what all ranks gather. A weight that is not finite is a failure, like a full disk.
+    """
+    dtype = policy.model.dtype
+    files = shards({name: numel(p) * dtype.itemsize for name, p in policy.model.named_parameters()})
+    strange: list[str] = []
+
+    def checked() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, weight in policy.named_weights(dtype, tied=False):
+            if not torch.isfinite(weight).all():
+                strange.append(name)
+            yield name, weight
+
+    shard_of: dict[str, int] = {}
+
+    def write(number: int, tensors: dict[str, torch.Tensor]) -> None:
+        from safetensors import safe_open
+
+        policy.model.save_pretrained(target, state_dict=tensors)
+        with safe_open(target / WEIGHTS, "pt") as file:
+            shard_of.update(dict.fromkeys(file.keys(), number))
+        if len(files) > 1:  # not its last name yet: the next call would take it for one of another model
+            (target / WEIGHTS).rename(target / f"{WEIGHTS}.{number}")
+
+    with failures.writing(target):
+        if torch.distributed.get_rank() == 0:
+            target.mkdir(parents=True, exist_ok=True)
+    write_shards(checked(), files, write, target, failures)
+    if strange:
+        failures.add(
+            NumericsError(
+                f"{len(strange)} weights are not finite; they are not saved",
+                where=", ".join(strange[:8]),
+                remedy="go on from the last checkpoint with a lower learner.lr",
+            )
+        )
+    with failures.writing(target):
+        if torch.distributed.get_rank() == 0 and not failures.first:
+            if len(files) > 1:
+                _name_shards(target, shard_of, policy)
+            folder.save_files(target)
+
+
+def numel(parameter: torch.nn.Parameter) -> int:
+    """Elements of a weight, partitioned or not."""
+    return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+def _name_shards(target: Path, shard_of: Mapping[str, int], policy: Policy) -> None:
+    last = max(shard_of.values())
+    names = {number: f"model-{number:05d}-of-{last:05d}.safetensors" for number in range(1, last + 1)}
+    for number, name in names.items():
+        (target / f"{WEIGHTS}.{number}").rename(target / name)
+    parameters = sum(numel(parameter) for parameter in policy.model.parameters())
+    totals = {"total_parameters": parameters, "total_size": parameters * policy.model.dtype.itemsize}
+    index = {"metadata": totals, "weight_map": {name: names[number] for name, number in sorted(shard_of.items())}}
+    (target / INDEX).write_text(json.dumps(index, indent=2))

@@ -1,0 +1,116 @@
+"""Signals: the first one ends the run where nothing is lost, a second one at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+class Stopped(BaseException):
+    """A signal asks the run to end. No Exception, so that nobody takes it for a fault of theirs.
+
+    Attributes:
+        exit_code: 130 after Ctrl-C, else 10.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.exit_code = 130 if number == signal.SIGINT else 10
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+
+
+class Interruption:
+    """What signals do to this process.
+
+    At first they raise ``Stopped`` where they arrive. Within ``deferred`` they are noted, for ``check`` to raise;
+    within ``immediate`` inside of that they raise again.
+
+    As a context it takes the signals over, and gives them back at the end.
+
+    Attributes:
+        stopped: What the first signal asks for; None before.
+    """
+
+    def __init__(self) -> None:
+        self.stopped: Stopped | None = None
+        self._is_deferred = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._before = {number: signal.getsignal(number) for number in SIGNALS}
+        self.renew()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._install(self._before)
+
+    def renew(self) -> None:
+        """Take the signals over again, from a library that has taken them meanwhile; only within the context."""
+        if self._before:
+            self._install(dict.fromkeys(SIGNALS, self._handle))
+
+    def _install(self, handlers: Mapping[signal.Signals, Any]) -> None:
+        if threading.current_thread() is threading.main_thread():  # in others Python has no signals
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Nothing in this block is interrupted."""
+        with self._mode(True):
+            yield
+
+    @contextmanager
+    def immediate(self) -> Iterator[None]:
+        """Whatever is done in this block may be left half done.
+
+        Raises:
+            Stopped: At once if a signal came before.
+        """
+        with self._mode(False):
+            self.check()
+            yield
+
+    def check(self) -> None:
+        """Raises Stopped if a signal came."""
+        if self.stopped is not None:
+            raise self.stopped
+
+    @contextmanager
+    def _mode(self, is_deferred: bool) -> Iterator[None]:
+        before, self._is_deferred = self._is_deferred, is_deferred
+        try:
+            yield
+        finally:
+            self._is_deferred = before
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self.stopped is not None:
+            print(f"mmrl: {signal.Signals(number).name} again: ended at once", file=sys.stderr, flush=True)
+            end_process(Stopped(number).exit_code)
+        self.stopped = Stopped(number)
+        self._tell(number)
+        if not self._is_deferred:
+            raise self.stopped
+
+    def _tell(self, number: int) -> None:
+        with contextlib.suppress(OSError, RuntimeError):  # such as a signal within another print
+            name = signal.Signals(number).name
+            print(f"mmrl: {name}: a checkpoint is written; a second signal ends the run at once", file=sys.stderr)
+
+
+def end_process(code: int) -> None:
+    """End this process and all that it has started, whatever they are doing."""
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    os._exit(code)

@@ -1,0 +1,138 @@
+"""An engine of one table of logits: it samples, learns with AdamW, saves and restores in milliseconds.
+
+Everything around it is real: config, data, reward workers, trainer, checkpoints, run directory. Its completions depend on
+its weights and on nothing else but the seeds of the requests, so that a wrong weight, a wrong optimizer state or a
+wrong prompt shows in every number that follows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from mmrl import faults
+from mmrl.config import Config
+from mmrl.errors import MMRLError
+from mmrl.interfaces import Algorithm, SamplingRequest, UpdateResult
+from mmrl.ops.objective import partial_loss, reduce_partials
+from mmrl.types import FloatArray, Rollout, RolloutGroup, Sample, Segment, TrainingRow
+
+LETTERS = "." + "abcdefghijklmno"
+"""What the policy writes; the first ends a completion."""
+POSITIONS = 6
+
+
+class FakeEngine:
+    """Implements ``Engine``, ``Sampler`` and ``Learner``; logits_PV over the letters at each position of a completion."""
+
+    precision = "float32"
+
+    def __init__(self, config: Config, algorithm: Algorithm, checkpoint: Path | None) -> None:
+        self._config, self._algorithm = config, algorithm
+        generator = torch.Generator().manual_seed(7)
+        self.logits_PV = torch.randn(POSITIONS, len(LETTERS), generator=generator, requires_grad=True)
+        self._reference_PV = self.logits_PV.detach().clone()
+        self.optimizer = torch.optim.AdamW([self.logits_PV], lr=config.learner.lr)
+        self.updates = 0
+        if checkpoint is not None:
+            self._restore(checkpoint)
+
+    @contextmanager
+    def sampling(self) -> Iterator[FakeEngine]:
+        yield self
+
+    @contextmanager
+    def learning(self) -> Iterator[FakeEngine]:
+        yield self
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"device": "fake"}
+
+    def memory_bytes_max(self) -> int:
+        return 1
+
+    def abandon(self, error: MMRLError) -> bool:
+        return False
+
+    def close(self) -> None:
+        return None
+
+    def generate(self, requests: Sequence[SamplingRequest]) -> Iterator[tuple[int, RolloutGroup]]:
+        faults.point("fake.generate")
+        logprobs_PV = torch.log_softmax(self.logits_PV.detach() / self._config.sampler.temperature, -1).numpy()
+        for index, request in enumerate(requests):
+            members = [self._rollout(request, member, logprobs_PV) for member in range(request.num_samples)]
+            yield index, RolloutGroup(request.prompt, tuple(members))
+
+    def _rollout(self, request: SamplingRequest, member: int, logprobs_PV: FloatArray) -> Rollout:
+        rng = np.random.default_rng([request.seed + member, len(request.prompt.token_ids)])
+        ids: list[int] = []
+        while len(ids) < request.max_new_tokens and 0 not in ids:
+            weights = np.exp(logprobs_PV[len(ids) % POSITIONS].astype(np.float64))
+            greedy = request.temperature == 0
+            ids.append(int(weights.argmax() if greedy else rng.choice(len(LETTERS), p=weights / weights.sum())))
+        logprobs = logprobs_PV[np.arange(len(ids)) % POSITIONS, ids]
+        segment = Segment(np.array(ids, np.int32), True, logprobs)
+        text = "".join(LETTERS[i] for i in ids).rstrip(".")
+        reason: Any = "stop" if 0 in ids else "length"
+        return Rollout(request.prompt, (segment,), member, text, reason, self.updates)
+
+    def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[FloatArray]:
+        with torch.no_grad():
+            return [self._logprobs_T(self.logits_PV, sample).numpy() for sample in samples]
+
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        return [self._logprobs_T(self._reference_PV, sample).numpy() for sample in samples]
+
+    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+        faults.point("fake.update")
+        if not rows:
+            return UpdateResult({"lr": self._config.learner.lr}, [])
+        parts = [self._logprobs_T(self.logits_PV, row.sample) for row in rows]
+        logprobs_T = torch.cat(parts)
+        partial = partial_loss(self._algorithm, rows, logprobs_T, torch.zeros_like(logprobs_T))
+        self.optimizer.zero_grad()
+        partial.loss.backward()
+        assert self.logits_PV.grad is not None
+        norm = float(self.logits_PV.grad.norm())
+        self.optimizer.step()
+        self.updates += 1
+        metrics = reduce_partials([partial]) | {"lr": self._config.learner.lr, "policy/grad_norm": norm}
+        return UpdateResult(metrics, [part.detach().numpy() for part in parts])
+
+    def save(self, folder: Path) -> None:
+        (folder / "model").mkdir(parents=True)
+        (folder / "state").mkdir(exist_ok=True)
+        faults.point("save.shard")
+        save_file({"logits": self.logits_PV.detach().clone()}, folder / "model" / "model.safetensors")
+        state = self.optimizer.state[self.logits_PV]
+        save_file({name: value.clone() for name, value in state.items()}, folder / "state" / "optimizer.safetensors")
+        faults.point("save.state")
+        (folder / "state" / "learner.json").write_text(json.dumps({"updates": self.updates}))
+
+    def _restore(self, checkpoint: Path) -> None:
+        with torch.no_grad():
+            self.logits_PV.copy_(load_file(checkpoint / "model" / "model.safetensors")["logits"])
+        state = load_file(checkpoint / "state" / "optimizer.safetensors")
+        if state:
+            self.optimizer.state[self.logits_PV] = state
+        self.updates = json.loads((checkpoint / "state" / "learner.json").read_text())["updates"]
+
+    def _logprobs_T(self, logits_PV: torch.Tensor, sample: Sample) -> torch.Tensor:
+        ids_T = torch.from_numpy(sample.token_ids.astype(np.int64))
+        positions_T = torch.arange(len(ids_T)) % POSITIONS
+        return torch.log_softmax(logits_PV / self._config.sampler.temperature, -1)[positions_T, ids_T]
+
+
+def start_engine(
+    config: Config, folder: Any, media: Any, algorithm: Algorithm, *, checkpoint: Path | None = None, **options: Any
+) -> FakeEngine:
+    """To take the place of ``mmrl.cluster.launch.start_engine``."""
+    return FakeEngine(config, algorithm, checkpoint)
