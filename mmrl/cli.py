@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor may the interpreter's last flush fail
         return 0
     except Exception:
-        traceback.print_exc()
+        _print_error(traceback.format_exc())
         return 1
 
 
@@ -180,9 +180,12 @@ _CONFIG_OPTIONAL = {"doctor"}
 
 def _load(arguments: argparse.Namespace) -> LoadedConfig:
     from mmrl.config import load_config
+    from mmrl.redaction import remember_secrets
     from mmrl.registry import options_class
 
-    return load_config(arguments.config, arguments.overrides, options_class=options_class)
+    loaded = load_config(arguments.config, arguments.overrides, options_class=options_class)
+    remember_secrets(loaded.config.model_dump(mode="json"))
+    return loaded
 
 
 def _print_json(value: Any) -> None:
@@ -215,22 +218,28 @@ def _check(arguments: argparse.Namespace) -> int:
     loaded = _load(arguments)
     from mmrl import run
     from mmrl.console import visible
+    from mmrl.redaction import Redactor
 
     report = run.check(loaded)
     if getattr(arguments, "json", False):
-        _print_json(report.complete())
+        _print_json(Redactor().plain(report.complete()))
     else:
-        print(visible("\n".join(report.text()), keep="\n"), flush=True)
+        print(visible(Redactor()("\n".join(report.text())), keep="\n"), flush=True)
     for error in report.errors:
         _complain(error)
     return report.exit_code
 
 
 def _complain(error: MMRLError) -> None:
+    _print_error(f"mmrl: {error}\n")
+
+
+def _print_error(text: str) -> None:
+    """Print to stderr, without secrets, and with control characters shown."""
     from mmrl.console import visible
     from mmrl.redaction import Redactor
 
-    print(f"mmrl: {visible(Redactor()(str(error)), keep=chr(10))}", file=sys.stderr)
+    print(visible(Redactor()(text), keep="\n"), end="", file=sys.stderr)
 
 
 def _eval(arguments: argparse.Namespace) -> int:

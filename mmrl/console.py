@@ -9,6 +9,8 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from mmrl.redaction import Redactor
+
 _COLUMNS = [
     ("reward/mean", "reward {:.2f}"),
     ("eval/accuracy", "acc {:.2f}"),
@@ -32,11 +34,12 @@ class Console:
         self._stream = stream or sys.stdout
         self._is_terminal = self._stream.isatty()
         self._bar: tqdm[None] | None = None
+        self._redact = Redactor()
 
     def line(self, text: str) -> None:
-        """Print one line; control characters in it are shown, not obeyed."""
+        """Print one line; control characters in it are shown, not obeyed, and secrets are not."""
         self.close()
-        print(visible(text), file=self._stream, flush=True)
+        print(visible(self._redact(text)), file=self._stream, flush=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print what a step came to, of the metrics that are there."""

@@ -276,7 +276,7 @@ class PromptSource:
             raise DataError(
                 f"There are fewer rows than one step needs: {len(self)} rows, {what} asks for {minimum_rows}",
                 where=f"{self.name} ({self.num_rows} rows read{dropped}); "
-                f"{_histogram(self.lengths + self.overlong_lengths)}",
+                f"{_distribution(self.lengths + self.overlong_lengths)}",
                 remedy=f"lower {what} to {len(self)} or less, use more data, or raise data.max_prompt_tokens",
             )
 
@@ -336,7 +336,7 @@ class PromptSource:
         if len(self._kept) == before:
             causes = "".join(f", {count} rows: {cause}" for cause, count in self._bad[part].causes.most_common())
             raise DataError(
-                f"No row is left: {_histogram(lengths)}{causes}",
+                f"No row is left: {_distribution(lengths)}{causes}",
                 where=f"{where}, data.max_prompt_tokens = {limit}",
                 remedy="raise data.max_prompt_tokens or lower data.max_pixels",
             )
@@ -373,15 +373,20 @@ def _contents(prompt: Prompt, length: int) -> str:
     return repr((prompt.id, prompt.source, turns, prompt.answer, prompt.demonstration, prompt.choices, length))
 
 
-def _histogram(lengths: Sequence[int], num_bins: int = 5) -> str:
-    """Such as ``40 rows of 100 to 600 tokens (100-199: 25, 200-299: 3, ...)``."""
-    if not lengths:
-        return "the dataset has no rows"
+def histogram(lengths: Sequence[int], num_bins: int) -> list[tuple[int, int, int]]:
+    """(lowest, highest, count) of bins of equal width that cover the lengths, of which there is at least one."""
     low, high = min(lengths), max(lengths)
     width = (high - low) // num_bins + 1
     counts = np.bincount((np.asarray(lengths) - low) // width)
-    bins = [f"{low + i * width}-{low + (i + 1) * width - 1}: {count}" for i, count in enumerate(counts)]
-    return f"{len(lengths)} rows of {low} to {high} tokens ({', '.join(bins)})"
+    return [(low + i * width, low + (i + 1) * width - 1, int(count)) for i, count in enumerate(counts)]
+
+
+def _distribution(lengths: Sequence[int]) -> str:
+    """Such as ``40 rows of 100 to 600 tokens (100-199: 25, 200-299: 3, ...)``."""
+    if not lengths:
+        return "the dataset has no rows"
+    bins = ", ".join(f"{low}-{high}: {count}" for low, high, count in histogram(lengths, 5))
+    return f"{len(lengths)} rows of {min(lengths)} to {max(lengths)} tokens ({bins})"
 
 
 def _hash(text: str, num_bytes: int) -> int:

@@ -14,6 +14,11 @@ REDACTED = "[redacted]"
 _NUMBERS = frozenset({bool, float, int})
 _MIN_CHARACTERS = 8
 _NAME = re.compile("TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
+_OPTION = re.compile(
+    r"(.*[_-])?(api_?key|access_?key|secret|secret_?key|password|passwd)|((api|access|auth|hub|hf)[_-])?token",
+    re.IGNORECASE,
+)
+"""Stricter than of variables: what stands under ``stop_token`` or ``answer_key`` is in every rollout."""
 _KNOWN_FORMS = [
     r"\bhf_[A-Za-z0-9]{16,}",
     r"\bsk-(?=[\w-]*\d)[\w-]{16,}",
@@ -27,8 +32,29 @@ def names_a_secret(variable: str) -> bool:
     return _NAME.search(variable) is not None
 
 
+_of_configs: set[str] = set()
+
+
+def remember_secrets(config: Any) -> None:
+    """Have every ``Redactor`` made from now on replace what stands under a config's keys such as ``api_key``.
+
+    Args:
+        config: Mappings and lists, as in YAML.
+    """
+    if isinstance(config, Mapping):
+        _of_configs.update(
+            value
+            for key, value in config.items()
+            if isinstance(value, str) and len(value) >= _MIN_CHARACTERS and _OPTION.fullmatch(str(key))
+        )
+    for item in config.values() if isinstance(config, Mapping) else config if isinstance(config, list | tuple) else ():
+        remember_secrets(item)
+
+
 class Redactor:
     """Replaces tokens and passwords of known forms, and the values of secret environment variables, in texts.
+
+    So it does with the secrets of the process's config (``remember_secrets``).
 
     Known are Hugging Face and ``sk-`` keys, what follows ``Bearer``, and who is named in an address.
 
@@ -38,7 +64,7 @@ class Redactor:
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         items = (os.environ if environ is None else environ).items()
         values = {value for name, value in items if names_a_secret(name) and len(value) >= _MIN_CHARACTERS}
-        longest_first = sorted(values, key=len, reverse=True)
+        longest_first = sorted(values | _of_configs, key=len, reverse=True)
         self._pattern = re.compile("|".join([*map(re.escape, longest_first), *_KNOWN_FORMS]))
 
     def __call__(self, text: str) -> str:

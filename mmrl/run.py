@@ -17,6 +17,7 @@ from mmrl.console import Console, visible
 from mmrl.errors import ConfigError, MMRLError, PluginError
 from mmrl.interruption import Interruption, Stopped
 from mmrl.plan import RunPlan
+from mmrl.redaction import Redactor
 from mmrl.run_directory import RunDirectory
 from mmrl.scoring.scorer import Scorer
 from mmrl.training import TrainingRun
@@ -104,7 +105,7 @@ def evaluate(loaded: LoadedConfig, model: Path | None = None) -> dict[str, Any]:
         stack.callback(console.close)
 
         def show(kind: str, **fields: Any) -> None:
-            print(f"{kind}: {visible(fields['message'])}", file=sys.stderr)
+            print(f"{kind}: {visible(Redactor()(fields['message']))}", file=sys.stderr)
 
         collector = Collector(config, engine, plan.encoder, scorer, console.progress, event=show)
         values = collector.evaluate(plan.evaluation)

@@ -1,3 +1,4 @@
+import fcntl
 import json
 import math
 from dataclasses import replace
@@ -79,6 +80,17 @@ def test_a_folder_is_one_runs_until_it_is_released(tmp_path):
     first.append_metrics(1, {})
     first.release()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.yaml", "metrics.jsonl"]
+
+
+def test_who_opened_the_lock_before_it_was_released_does_not_hold_another_than_the_next(tmp_path):
+    first = RunDirectory.create(tmp_path)
+    with (tmp_path / ".lock").open() as waiting:  # a second process, between opening the file and locking it
+        first.release()
+        third = RunDirectory.create(tmp_path)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(waiting, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        third.release()
+        fcntl.flock(waiting, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_file_in_the_way_and_a_folder_that_cannot_be_made_are_told_apart(tmp_path):

@@ -44,7 +44,7 @@ class TriedAnswer:
 def try_rewards(scorer: Scorer, prompt: EncodedPrompt, max_new_tokens: int) -> list[TriedAnswer]:
     """A right, a wrong, an empty and a truncated answer, scored by all rewards.
 
-    Of the ways to give a right one that earns most.
+    Of the ways to give a right one that earns most. To a prompt without a gold the first two are just two answers.
 
     Raises:
         PluginError: A reward fails.
@@ -67,6 +67,8 @@ def try_rewards(scorer: Scorer, prompt: EncodedPrompt, max_new_tokens: int) -> l
         components = {name: float(values[0]) for name, values in scored.components.items()}
         tried.append(TriedAnswer(kind, text, components, float(scored.rewards[0]), bool(scored.valid[0])))
     best = max(tried[: len(right)], key=lambda answer: (answer.is_scored, answer.total))
+    if prompt.answer is None:
+        return [replace(best, kind="one"), replace(tried[len(right)], kind="another"), *tried[len(right) + 1 :]]
     return [replace(best, kind="right"), *tried[len(right) :]]
 
 

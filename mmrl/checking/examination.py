@@ -70,8 +70,8 @@ class _Examination:
 
     def _plugins(self) -> None:
         algorithm = self.plan.algorithm
-        names = [type(algorithm).__name__]
-        self.report.add("algorithm", names[0], [f"{names[0]}, {algorithm.aggregation.mode}"])
+        name = type(algorithm).__name__
+        self.report.add("algorithm", name, [f"{name}, {algorithm.aggregation.mode}"])
         rewards = [
             spec.metric if spec.metric == spec.name else f"{spec.metric} ({spec.name})" for spec in self.config.rewards
         ]
@@ -94,11 +94,7 @@ class _Examination:
         if source is None:
             return
         found = self._profiles[name] = profile(source, self.plan.media.grid)
-        keys = [
-            source.name,
-            *(f"data.mix.{index}" for index in range(len(self.config.data.mix) if name == "train" else 0)),
-        ]
-        chosen = {key: self.plan.chosen[key] for key in keys}
+        chosen = {key: about for key, about in self.plan.chosen.items() if (key == "data.eval") == (name == "eval")}
         causes = counted(source.causes)
         data: dict[str, Any] = {
             "prompts": len(source),
@@ -137,7 +133,7 @@ class _Examination:
                 else f"{spec.metric!r} ({spec.name}, {', '.join(spec.sources or ())})"
             )
             if cast(type[Reward], registry.resolve("reward", spec.name)).workers is not None:
-                self.report.lines.append(f"{'':<11}golds      not graded: reward {shown} is tried on one row alone")
+                self.report.show("", [f"golds      not graded: reward {shown} is tried on one row alone"])
                 continue
             places = np.linspace(0, len(rows) - 1, min(len(rows), GRADED)).astype(int).tolist()
             golds = check_golds((source[rows[place]] for place in places), spec, shown)
@@ -185,14 +181,15 @@ class _Examination:
         return {"id": prompt.id, "text": prompt.text, "tokens": len(prompt.token_ids), "image_tokens": patches}
 
     def _try_rewards(self, scorer: Scorer, prompts: Iterator[EncodedPrompt]) -> dict[str, Any]:
-        """On the first prompt whose right answer can be scored."""
+        """On the first prompt whose right answer can be scored; without a gold, nothing is right or wrong."""
         for prompt in prompts:
             answers = try_rewards(scorer, prompt, self.config.sampler.max_new_tokens)
             if answers[0].is_scored:
                 break
-        self.report.show("trial", [f"gold {excerpt(prompt.answer)}", *(answer.line() for answer in answers)])
+        gold = "no gold" if prompt.answer is None else f"gold {excerpt(prompt.answer)}"
+        self.report.show("trial", [gold, *(answer.line() for answer in answers)])
         right, wrong = answers[0], answers[1]
-        if not right.total > wrong.total:
+        if prompt.answer is not None and not right.total > wrong.total:
             self._note(
                 DataError(
                     f"A right answer earns {right.total:g} and a wrong one {wrong.total:g}",

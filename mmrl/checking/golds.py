@@ -41,6 +41,7 @@ class GoldReport:
         reward: Its component's name, and where it is one of several the sources that it scores.
         graded: Rows looked at that it can score.
         unscored: Rows that it cannot, right or wrong: they have no gold for it.
+        without_gold: Rows that it scores although they have none, so nothing is right or wrong in them.
         error: The first thing that the reward raised; it would stop a run.
         rejected: (prompt id, gold, why) where no form of the gold earns more than a wrong answer.
         unboxed: Ids of rows whose gold is accepted, but not in a box.
@@ -54,6 +55,7 @@ class GoldReport:
     reward: str
     graded: int = 0
     unscored: int = 0
+    without_gold: int = 0
     error: PluginError | None = None
     rejected: list[tuple[str, str, str]] = field(default_factory=list)
     unboxed: list[str] = field(default_factory=list)
@@ -69,6 +71,7 @@ class GoldReport:
             "reward": self.reward,
             "graded": self.graded,
             "unscored": self.unscored,
+            "without_gold": self.without_gold,
             "rejected": [{"prompt": name, "gold": gold, "why": why} for name, gold, why in self.rejected],
             "accepted_only_without_box": self.unboxed,
             "towers": [{"prompt": name, "gold": gold} for name, gold in self.towers],
@@ -82,6 +85,7 @@ class GoldReport:
         accepted = self.graded - len(self.rejected)
         lines = [f"golds      reward {self.reward} accepts {accepted} of {self.graded}"]
         lines[0] += f"; cannot score {self.unscored} rows" if self.unscored else ""
+        lines[0] += f"; {self.without_gold} rows need no gold" if self.without_gold else ""
         lines += [f"           not {name}: {gold} ({why})" for name, gold, why in self.rejected[:SHOWN]]
         if self.unboxed:
             lines.append(f"           {len(self.unboxed)} only without a box, such as {self.unboxed[0]}")
@@ -103,7 +107,7 @@ class GoldReport:
         if self.error is not None:
             yield self.error
             return
-        rows = self.graded + self.unscored
+        rows = self.graded + self.unscored + self.without_gold
         if self.unscored > tolerated * rows:
             yield DataError(
                 f"Reward {self.reward} cannot score {self.unscored} of {rows} rows, whatever the answer",
@@ -164,6 +168,9 @@ def check_golds(prompts: Iterable[Prompt], spec: RewardSpec, name: str) -> GoldR
                 break
             if row.is_unscored:
                 report.unscored += 1
+                continue
+            if row.prompt.answer is None:
+                report.without_gold += 1
                 continue
             golds[row.gold] = None
             _note(report, row)

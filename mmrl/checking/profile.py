@@ -12,7 +12,7 @@ import numpy as np
 
 from mmrl.checking.report import counted
 from mmrl.media import ImageGrid, read_header
-from mmrl.prompts import PromptSource
+from mmrl.prompts import PromptSource, histogram
 from mmrl.types import Prompt
 
 _BINS = 8
@@ -56,7 +56,7 @@ class Profile:
             "tokens_median": float(np.median(lengths)),
             "tokens_p95": float(np.quantile(lengths, 0.95)),
             "tokens_max": int(lengths.max()),
-            "tokens_histogram": [[low, high, count] for low, high, count in histogram(self.lengths)],
+            "tokens_histogram": [[low, high, count] for low, high, count in histogram(self.lengths, _BINS)],
             "image_tokens_fraction": round(sum(self.image_tokens) / int(lengths.sum()), 4),
             "images": len(self.sizes),
             "images_max": self.images_max,
@@ -77,7 +77,7 @@ class Profile:
             f"tokens     mean {data['tokens_mean']:g}, median {data['tokens_median']:g}, 95 % up to "
             f"{data['tokens_p95']:g}, most {data['tokens_max']}{share}"
         ]
-        bins = histogram(self.lengths)
+        bins = histogram(self.lengths, _BINS)
         largest = max(count for _, _, count in bins)
         lines += [
             f"  {f'{low}-{high}':>11} {count:>7} {'#' * round(_BAR * count / largest)}".rstrip()
@@ -134,14 +134,6 @@ def fingerprint(prompt: Prompt) -> bytes:
     for raw in prompt.images:
         digest.update(hashlib.blake2b(raw.data, digest_size=16).digest())
     return digest.digest()
-
-
-def histogram(lengths: Sequence[int], num_bins: int = _BINS) -> list[tuple[int, int, int]]:
-    """(lowest, highest, count) of bins of equal width."""
-    low, high = min(lengths), max(lengths)
-    width = (high - low) // num_bins + 1
-    counts = np.bincount((np.asarray(lengths) - low) // width)
-    return [(low + i * width, low + (i + 1) * width - 1, int(count)) for i, count in enumerate(counts)]
 
 
 def _range(values: Sequence[int]) -> tuple[int, int, int]:

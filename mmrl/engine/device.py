@@ -46,6 +46,7 @@ def environment(kind: DeviceKind) -> dict[str, str]:
         "DS_ACCELERATOR": kind,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",  # the user's own may be 1, for another program: nothing here needs it
         "TOKENIZERS_PARALLELISM": "false",
     }
     if kind == "cuda":

@@ -10,6 +10,7 @@ import numpy as np
 from mmrl.engine.folder import ModelFolder
 from mmrl.errors import DataError
 from mmrl.media import MediaStore, normalised_size
+from mmrl.templates import bounded
 from mmrl.types import IMAGE_PLACEHOLDER, EncodedPrompt, IntArray, Message, Prompt, Sample, Segment
 
 _INVISIBLE = "\u200b"
@@ -70,7 +71,15 @@ class Encoder:
             )
         messages = [self._message(message) for message in prompt.messages]
         renderer = self._folder.processor or self._folder.tokenizer
-        return str(renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        try:
+            with bounded():
+                return str(renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # the template is the model's: any exception is its own
+            raise DataError(
+                f"the model's chat template fails: {error}",
+                where=prompt.id,
+                remedy="mend the row, such as the order of its roles, or choose another model",
+            ) from error
 
     def _message(self, message: Message) -> dict[str, Any]:
         role, content = self._spelled(message.role), self._spelled(message.content)

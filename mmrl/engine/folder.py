@@ -11,7 +11,7 @@ from typing import Any
 
 from mmrl.engine.family import Family, family_of
 from mmrl.engine.vocabulary import Vocabulary
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, MMRLError
 from mmrl.hub import HubRepo
 
 CONFIGURATION = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
@@ -52,7 +52,7 @@ class ModelFolder:
             revision: Branch, tag or commit of a hub model; None for its default branch.
 
         Raises:
-            ConfigError: The folder is missing or incomplete, or the family is not supported.
+            ConfigError: The folder is missing, incomplete or damaged, or the family is not supported.
             HubError: The name is a hub id, and the hub does not give it.
         """
         repo = HubRepo("model", name, revision).pinned() if _is_hub_id(name) else None
@@ -68,9 +68,11 @@ class ModelFolder:
             config = AutoConfig.from_pretrained(here, **options)
             loader = AutoProcessor if family.vision else AutoTokenizer
             processor = loader.from_pretrained(here, **options)
-        except (OSError, ValueError) as error:
+        except MMRLError:
+            raise
+        except Exception as error:  # files of somebody else's: transformers raises whatever it stumbles over
             raise ConfigError(
-                f"the model cannot be opened: {str(error).splitlines()[0]}",
+                f"the model cannot be opened: {(str(error).splitlines() or [type(error).__name__])[0]}",
                 where=where,
                 remedy="name a complete folder, or a hub id of one",
             ) from error
@@ -82,6 +84,8 @@ class ModelFolder:
         vocabulary = Vocabulary.of(family, config, generation, tokenizer)
         for missing in _missing(config, processor, tokenizer, vocabulary):
             raise ConfigError(missing, where=where, remedy="choose an instruction-tuned model")
+        if repo is None:
+            _check_weights(here)
         processor = processor if family.vision else None
         commit = repo.revision if repo else None
         files = (name, str(here), commit)
@@ -94,6 +98,7 @@ class ModelFolder:
         read are left where they are.
 
         Raises:
+            ConfigError: They are no safetensors.
             HubError: The hub does not give them.
             ResourceError: The cache cannot be written.
         """
@@ -105,6 +110,7 @@ class ModelFolder:
         repo.download(weights)
         if absent := [name for name in weights if not (here / name).is_file()]:
             raise repo.lacks(absent[0])
+        _check_weights(here)
         return replace(self, path=str(here))
 
     def files(self) -> list[str]:
@@ -170,10 +176,47 @@ def _configuration(repo: HubRepo) -> Path:
 
 
 def _weights(here: Path) -> list[str]:
-    """Names of the files that hold a folder's weights."""
+    """Names of the files that hold a folder's weights.
+
+    Raises:
+        ConfigError: The folder's index names anything but safetensors beside itself.
+    """
     if not (here / INDEX).is_file():
         return ["model.safetensors"]
-    return sorted(set(json.loads((here / INDEX).read_text())["weight_map"].values()))
+    try:
+        names = sorted(set(json.loads((here / INDEX).read_text())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError("the index of the model's weights cannot be read", where=str(here / INDEX)) from error
+    for name in names:
+        if not re.fullmatch(r"[\w.-]+\.safetensors", str(name)):
+            raise ConfigError(
+                f"the index of the model's weights names {name!r:.200}",
+                where=str(here / INDEX),
+                possible="*.safetensors in the same folder; formats that hold Python objects are not read",
+                remedy="convert the weights to safetensors",
+            )
+    return names
+
+
+def _check_weights(here: Path) -> None:
+    """Read the headers of a folder's weights.
+
+    Raises:
+        ConfigError: One is missing, or is no safetensors.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    for name in _weights(here):
+        try:
+            with safe_open(here / name, framework="numpy"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(
+                f"the model's weights cannot be read: {error}",
+                where=str(here / name),
+                possible="safetensors",
+                remedy="fetch the file again, or convert the weights to safetensors",
+            ) from error
 
 
 def _missing(config: Any, processor: Any, tokenizer: Any, vocabulary: Vocabulary) -> Iterator[str]:

@@ -27,6 +27,7 @@ class HFSampler:
             dtype=getattr(torch, dtype),
             attn_implementation="sdpa",
             trust_remote_code=folder.trust_remote_code,
+            use_safetensors=True,
         )
         self._model = model.to(device).eval()
         # ``generate`` fills what a request leaves open from here: the folder's defaults would change the distribution.

@@ -85,6 +85,7 @@ def load_policy(
         dtype=getattr(torch, dtype),
         attn_implementation={"text_config": packed, "vision_config": "sdpa"} if vision else packed,
         trust_remote_code=folder.trust_remote_code,
+        use_safetensors=True,
         output_loading_info=True,
     )
     if absent := sorted(found["missing_keys"]):

@@ -189,6 +189,7 @@ def engine_arguments(
     _check_engine_keys(config.engine)
     arguments = {
         "model": folder.path,
+        "load_format": "safetensors",
         "dtype": dtype,
         "max_model_len": max_tokens,
         "seed": seed % 2**32,

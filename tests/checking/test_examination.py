@@ -85,6 +85,7 @@ def test_a_sound_config_is_described(check: Check) -> None:
         "reward": "'math'",
         "graded": 20,
         "unscored": 0,
+        "without_gold": 0,
         "rejected": [],
         "accepted_only_without_box": [],
         "towers": [],
@@ -210,6 +211,36 @@ def test_a_reward_that_gives_everything_the_same_is_an_error(check: Check, tmp_p
     code, _, error = check(rows(), rewards=[{"name": f"{tmp_path / 'flat.py'}:flat"}])
     assert code == 3 and "A right answer earns 1 and a wrong one 1" in error
     assert "accepts no answer to 20 of 20 golds" in error
+
+
+def test_rows_without_a_gold_are_not_blamed_on_a_reward_that_needs_none(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text(
+        "def short(rollouts):\n"
+        "    return [float(r.answer is None or str(r.answer) in r.text) / (1 + len(r.text)) for r in rollouts]\n"
+    )
+    (tmp_path / "sums.jsonl").write_text('{"problem": "what is 1+1?", "answer": "2"}\n' * 4)
+    code, found, error = check(
+        rows(),
+        data={
+            "train": {"name": "table", "path": str(tmp_path / "rows.jsonl"), "answer": ""},
+            "mix": [{"name": "table", "path": str(tmp_path / "sums.jsonl"), "label": "sums"}],
+        },
+        rewards=[{"name": f"{tmp_path / 'short.py'}:short"}],
+    )
+    assert code == 0 and found["warnings"] == [], error
+    (golds,) = found["train_golds"]
+    assert (golds["graded"], golds["without_gold"], golds["unscored"], golds["rejected"]) == (4, 20, 0, [])
+    without, with_gold = found["trials"]
+    assert [answer["answer"] for answer in without["answers"]] == ["one", "another", "empty", "truncated"]
+    assert [answer["answer"] for answer in with_gold["answers"]] == ["right", "wrong", "empty", "truncated"]
+
+
+def test_rows_without_a_gold_are_blamed_where_the_reward_cannot_score_them(check: Check, tmp_path: Path) -> None:
+    code, found, error = check(
+        rows(), data={"train": {"name": "table", "path": str(tmp_path / "rows.jsonl"), "answer": ""}}
+    )
+    assert code == 3 and "Reward 'math' cannot score 20 of 20 rows, whatever the answer" in error
+    assert (found["train_golds"][0]["graded"], found["train_golds"][0]["without_gold"]) == (0, 0)
 
 
 def test_a_full_disk_and_an_overlap_with_the_evaluation_are_found(check: Check, tmp_path: Path) -> None:
