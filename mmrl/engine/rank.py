@@ -115,9 +115,6 @@ class RankEngine:
             "versions": {name: v for name in packages if (v := _version(name))},
         }
 
-    def abandon(self, error: MMRLError) -> bool:
-        return False
-
     def memory_bytes_max(self) -> int:
         return device.memory_bytes_max(self._kind)
 
