@@ -7,7 +7,8 @@
     │       └── HubUnreachableError     the hub cannot be asked, and the cache does not have it
     ├── PluginError     4   a plugin that is not installed, does not fit, or fails
     ├── ResourceError   5   the machine, a port or a device cannot carry the run
-    │   └── RankLostError   a rank died or hangs
+    │   ├── RankLostError       a rank died or hangs
+    │   └── DeviceMemoryError   a device has too little memory
     └── NumericsError   6   the numbers do not agree, or are not finite
 
 Any other exception is a bug: it keeps its traceback and exits with 1.
@@ -84,6 +85,10 @@ class ResourceError(MMRLError):
 
 class RankLostError(ResourceError):
     """A rank's process is gone, or hangs; what it had in memory is lost."""
+
+
+class DeviceMemoryError(ResourceError):
+    """A device has too little memory for what it is asked for."""
 
 
 class NumericsError(MMRLError):

@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -41,25 +41,24 @@ class Interruption:
     def __init__(self) -> None:
         self.stopped: Stopped | None = None
         self._is_deferred = False
-        self._before: dict[signal.Signals, Any] = {}
+        self._kept = ExitStack()
+        self._is_active = False
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.getsignal(number) for number in SIGNALS}
+        self._kept.enter_context(handlers_kept())
+        self._is_active = True
         self.renew()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._install(self._before)
+        self._is_active = False
+        self._kept.close()
 
     def renew(self) -> None:
         """Take the signals over again, from a library that has taken them meanwhile; only within the context."""
-        if self._before:
-            self._install(dict.fromkeys(SIGNALS, self._handle))
-
-    def _install(self, handlers: Mapping[signal.Signals, Any]) -> None:
-        if threading.current_thread() is threading.main_thread():  # in others Python has no signals
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        if self._is_active and threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                signal.signal(number, self._handle)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -104,6 +103,18 @@ class Interruption:
         with contextlib.suppress(OSError, RuntimeError):  # such as a signal within another print
             name = signal.Signals(number).name
             print(f"mmrl: {name}: a checkpoint is written; a second signal ends the run at once", file=sys.stderr)
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Put back the handlers that a block replaces, such as one that starts Ray; in the main thread only."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def end_process(code: int) -> None:

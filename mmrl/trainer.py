@@ -389,6 +389,8 @@ class Trainer:
                 self._report_fault(step, result.fault, list(rows.values()))
                 continue
             self._faults_in_a_row = 0
+            if result.notice:
+                self._recorder.event("adapted", message=result.notice, step=step)
             steps.append(result.metrics)
             if rows:
                 self.updates += 1

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmrl import __version__, registry
 from mmrl.checkpoints import Checkpoint, CheckpointError, Checkpoints, find, write_json
 from mmrl.config import Config, to_yaml
 from mmrl.console import Console
-from mmrl.errors import MMRLError, RankLostError
+from mmrl.errors import DeviceMemoryError, MMRLError, RankLostError
 from mmrl.interfaces import Engine, Learner
 from mmrl.interruption import Interruption, Stopped, end_process
 from mmrl.plan import RunPlan
@@ -30,6 +30,9 @@ from mmrl.scoring.scorer import Scorer
 from mmrl.tracking import Trackers
 from mmrl.types import CreditedGroup
 from mmrl.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from mmrl.collection import Collector
 
 RUN_STATE = "run.json"
 """The driver's part of a checkpoint's state."""
@@ -118,6 +121,7 @@ class TrainingRun:
         self._state: Mapping[str, Any] = {}
         self._changes: list[Change] = []
         self._prints: dict[str, str] = {}
+        self._is_halved = False
 
     def find_start(self, resume: str, strict: bool, allowed: Sequence[str]) -> bool:
         """Find the checkpoint to go on from, if any, and whether it may; False if the run is finished.
@@ -179,14 +183,14 @@ class TrainingRun:
             self._prints = self._prints or fingerprints(plan)
             for left in range(config.trainer.max_restarts, -1, -1):
                 try:
-                    return self._attempt(scorer)
-                except RankLostError as error:
+                    self._attempt(scorer)
+                    break
+                except (RankLostError, DeviceMemoryError) as error:
                     self._interruption.check()  # a signal to all processes of a job is no fault
-                    if not left:
+                    if not left or (isinstance(error, DeviceMemoryError) and not self._halve_microbatches()):
                         raise
                     self._tell("restart", message=str(error), restarts_left=left - 1)
                     self._go_back()
-            return None
 
     def _attempt(self, scorer: Scorer) -> None:
         """One engine from its start to its end."""
@@ -223,20 +227,23 @@ class TrainingRun:
                 directory.write_config(to_yaml(config))
                 trackers = stack.enter_context(_tracking(config, directory, self._state.get("trackers", ())))
                 recorder = RunRecorder(config, directory, trackers, self._console, engine, self._prints)
+                collector = Collector(
+                    config, engine, plan.encoder, scorer, recorder.progress, plan.penalties, event=recorder.event
+                )
                 trainer = Trainer(
                     config,
                     algorithm,
                     engine,
                     plan.encoder,
-                    Collector(
-                        config, engine, plan.encoder, scorer, recorder.progress, plan.penalties, event=recorder.event
-                    ),
+                    collector,
                     plan.training,
                     plan.evaluation,
                     recorder,
                     precision=engine.precision,
                     interruption=self._interruption,
-                    watchdog=Watchdog(config.trainer.step_timeout_s, lambda what: self._expire(engine, what)),
+                    watchdog=Watchdog(
+                        config.trainer.step_timeout_s, lambda what: self._expire(engine, collector, what)
+                    ),
                 )
                 if checkpoint is None:
                     trainer.fit()
@@ -250,6 +257,17 @@ class TrainingRun:
             raise
         finally:
             directory.end_attempt(code, message)
+
+    def _halve_microbatches(self) -> bool:
+        """Once, for ranks that cannot do it by themselves as others wait for them; whether it was done."""
+        learner = self._config.learner
+        budget = learner.tokens_per_microbatch // 2
+        if self._is_halved or self._config.cluster.ranks == 1 or not budget:
+            return False
+        smaller = learner.model_copy(update={"tokens_per_microbatch": budget})
+        self._config, self._is_halved = self._config.model_copy(update={"learner": smaller}), True
+        self._tell("adapted", message=f"out of memory: learner.tokens_per_microbatch is {budget} from now on")
+        return True
 
     def _go_back(self) -> None:
         """To the last checkpoint of this run."""
@@ -298,11 +316,12 @@ class TrainingRun:
             for image in record["images"]:
                 shutil.copy2(source / "media" / f"{image['hash']}.png", self._directory.media)
 
-    def _expire(self, engine: Engine, what: str) -> None:
+    def _expire(self, engine: Engine, collector: Collector, what: str) -> None:
         """End what hangs, from the watchdog's thread: the ranks, or this process if it is the only one."""
+        latest = ", ".join(group.prompt.id for group in collector.generated[-3:])
         error = RankLostError(
             f"{what} has taken more than {self._config.trainer.step_timeout_s:g} s",
-            where="trainer.step_timeout_s",
+            where=f"trainer.step_timeout_s; the last prompts sampled: {latest or 'none'}",
             remedy="look at what hangs; if nothing does, raise the limit",
         )
         if engine.abandon(error):

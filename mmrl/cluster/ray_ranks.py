@@ -19,6 +19,7 @@ from mmrl.cluster.guard import OOM_S, Death, Process, clear, watch
 from mmrl.cluster.worker import RankWorker
 from mmrl.config import ClusterConfig
 from mmrl.errors import MMRLError, ResourceError
+from mmrl.interruption import handlers_kept
 
 WAIT_S = 60
 """Seconds for a cluster to answer, to give what the ranks need, and to remove what they were sent."""
@@ -178,13 +179,14 @@ def _connect(cluster: ClusterConfig) -> Any:
     try:
         if cluster.address:
             _knock(cluster.address)
-        ray.init(
-            address=cluster.address or "local",
-            include_dashboard=False if not cluster.address else None,
-            log_to_driver=False,
-            logging_level=logging.CRITICAL,
-            **own,
-        )
+        with handlers_kept():
+            ray.init(
+                address=cluster.address or "local",
+                include_dashboard=False if not cluster.address else None,
+                log_to_driver=False,
+                logging_level=logging.CRITICAL,
+                **own,
+            )
     except Exception as error:
         raise ResourceError(
             f"Ray cannot be started or reached: {' '.join(str(error).split())[:300]}",

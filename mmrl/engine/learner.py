@@ -23,7 +23,7 @@ from mmrl.engine.learner_state import OptimizerState, SavedState, check_optimize
 from mmrl.engine.policy import Policy
 from mmrl.engine.vision import idle_sample
 from mmrl.engine.weights import Failures, save_model
-from mmrl.errors import MMRLError, ResourceError
+from mmrl.errors import DeviceMemoryError, MMRLError
 from mmrl.interfaces import Algorithm, UpdateResult
 from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials
 from mmrl.ops.packing import plan_microbatches
@@ -93,7 +93,7 @@ class DeepSpeedLearner:
         all, and starts again.
 
         Raises:
-            ResourceError: There is not enough memory; the learner cannot go on.
+            DeviceMemoryError: There is not enough memory; the learner cannot go on.
         """
         try:
             return self._update(rows)
@@ -233,7 +233,7 @@ class DeepSpeedLearner:
         self._engine.step()
 
     def _halve_budget(self, rows: Sequence[TrainingRow], reason: str) -> None:
-        """Raises ResourceError where that has been done before, gains nothing, or would leave other ranks waiting."""
+        """Raises DeviceMemoryError where it has been done before, gains nothing, or would leave other ranks waiting."""
         lengths = [row.sample.num_tokens for row in rows]
         halved = self._budget // 2
         alone = torch.distributed.get_world_size() == 1
@@ -287,8 +287,8 @@ def _of_all_ranks(partials: Sequence[PartialLoss], strange: set[str]) -> tuple[l
     return found, {name for _, names in ranks for name in names}
 
 
-def _no_memory(reason: str) -> ResourceError:
-    return ResourceError(
+def _no_memory(reason: str) -> DeviceMemoryError:
+    return DeviceMemoryError(
         f"out of memory in the update: {reason}",
         where="learner",
         remedy="lower learner.tokens_per_microbatch or sampler.memory_fraction, turn model.gradient_checkpointing on, "
