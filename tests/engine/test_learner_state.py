@@ -245,24 +245,25 @@ def test_out_of_memory_halves_the_microbatches_once_with_the_same_gradient(stage
             assert key in caught.value.remedy
 
 
-def test_out_of_memory_with_one_long_sample_is_an_error_at_once(start, rows, monkeypatch):
-    with start(learner=LEARNER | {"zero_stage": 0}).learning() as learner:
-        longest = max(rows, key=lambda row: row.sample.num_tokens)
-        monkeypatch.setattr(learner, "_budget", longest.sample.num_tokens + 1)
+def test_out_of_memory_with_one_long_sample_is_an_error_at_once(start, rows):
+    longest = max(rows, key=lambda row: row.sample.num_tokens)
+    budget = longest.sample.num_tokens + 1
+    passes = []
 
-        def fail(*_: Any) -> None:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+    def fail(*_: Any) -> None:
+        passes.append(1)
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
 
-        handle = learner.policy.register_forward_hook(fail)
-        monkeypatch.setattr(learner, "_config", learner._config.model_copy(update={"tokens_per_microbatch": 1}))
+    with start(learner=LEARNER | {"zero_stage": 0, "tokens_per_microbatch": budget}).learning() as learner:
+        learner.policy.register_forward_hook(fail)
         with pytest.raises(ResourceError, match="can't allocate memory"):
             learner.update([longest])
-        handle.remove()
+    assert len(passes) == 1
 
 
 @pytest.mark.parametrize("as_on_hub", [False, True], ids=["", "as on the hub"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_shards_have_the_names_that_save_pretrained_gives(family, as_on_hub, bench, tmp_path, monkeypatch, start):
+def test_shards_have_the_names_that_save_pretrained_gives(family, as_on_hub, bench, tmp_path, monkeypatch):
     folder = bench(family, as_on_hub).folder
     policy = load_policy(folder, "cpu", "float32", freeze=(), temperature=1.0)
     policy.model.save_pretrained(tmp_path / "whole")

@@ -144,7 +144,7 @@ def test_no_attention_state_of_old_weights_is_used_for_a_prompt_of_several_block
 def test_the_sampled_distribution_is_plain_transformers(engine, sample, request_for, vision, plain, tmp_path):
     with engine.learning() as learner:
         learner.save(tmp_path)
-    reference = plain(tmp_path)
+    reference = plain(tmp_path / "model")
     for rollout in flat(sample([request_for(index, num_samples=2) for index in (0, 1, 2)])):
         expected = reference.logprobs(rollout, vision.media).detach()
         np.testing.assert_allclose(rollout.sampler_logprobs, expected, atol=1e-4)
@@ -156,7 +156,7 @@ def test_greedy_tokens_are_the_argmax_of_plain_transformers(engine, sample, requ
     assert tokens(first) == tokens(flat(sample(requests)))
     with engine.learning() as learner:
         learner.save(tmp_path)
-    reference = plain(tmp_path)
+    reference = plain(tmp_path / "model")
     for rollout in first:
         images = [vision.media.load(ref) for ref in rollout.images]
         table = reference.distribution(rollout.prompt.text, images, rollout.token_ids.tolist())
