@@ -24,7 +24,7 @@ from mmrl.engine.policy import Policy
 from mmrl.engine.weights import Failures, numel, shards, write_shards
 from mmrl.errors import ConfigError, ResourceError
 
-FORMAT = 1
+VERSION = 1
 MASTER = "master"
 FILE = "learner.json"
 GENERATORS = "generators.safetensors"
@@ -162,7 +162,7 @@ def save_state(state: OptimizerState, steps: int, target: Path, failures: Failur
         return
     arrays = {f"{rank}/{name}": array for rank, (own, _) in enumerate(ranks) for name, array in own.items()}
     content = {
-        "format": FORMAT,
+        "version": VERSION,
         "optimizer_steps": steps,
         "adam_step": state.adam_step,
         "tensors": sum(len(file) for file in files),
@@ -190,8 +190,8 @@ class SavedState:
         self.shapes: dict[str, list[int]] = {}
         try:
             content = json.loads((folder / FILE).read_text())
-            if content["format"] != FORMAT:
-                raise ValueError(f"its format is {content['format']}, not {FORMAT}")
+            if content["version"] != VERSION:
+                raise ValueError(f"its version is {content['format']}, not {VERSION}")
             self.optimizer_steps, self.adam_step = int(content["optimizer_steps"]), int(content["adam_step"])
             self.weights: dict[str, list[int]] = dict(content["weights"])
             self._numbers: list[Mapping[str, Any]] = list(content["generators"])
