@@ -191,7 +191,7 @@ class SavedState:
         try:
             content = json.loads((folder / FILE).read_text())
             if content["version"] != VERSION:
-                raise ValueError(f"its version is {content['format']}, not {VERSION}")
+                raise ValueError(f"its version is {content['version']}, not {VERSION}")
             self.optimizer_steps, self.adam_step = int(content["optimizer_steps"]), int(content["adam_step"])
             self.weights: dict[str, list[int]] = dict(content["weights"])
             self._numbers: list[Mapping[str, Any]] = list(content["generators"])
