@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -156,10 +157,16 @@ class RunPlan:
         """Rows of a dataset as its loader gives them, which needs no model."""
         return len(self._rows(key, spec))
 
-    def weight_bytes(self) -> int | None:
-        """Bytes of the model's weights; None if they are not here."""
-        files = [Path(self.folder.path) / name for name in self.folder.files() if name.endswith(".safetensors")]
-        return sum(file.stat().st_size for file in files) or None
+    def num_weights(self) -> int | None:
+        """Parameters of the model, from its files' headers; None if they are not here."""
+        from safetensors import safe_open
+
+        count = 0
+        for name in self.folder.files():
+            if name.endswith(".safetensors"):
+                with safe_open(Path(self.folder.path) / name, "np") as file:
+                    count += sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+        return count or None
 
     @property
     def _facts(self) -> RunFacts:

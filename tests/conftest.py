@@ -274,13 +274,16 @@ def start(vision: Bench) -> Iterator[Callable[..., RankEngine]]:
 
     sampled = []
 
-    def build(with_sampler: bool = False, algorithm: Any = None, **sections: Any) -> RankEngine:
+    def build(
+        with_sampler: bool = False, algorithm: Any = None, checkpoint: Path | None = None, **sections: Any
+    ) -> RankEngine:
         """``algorithm``: an object, or options of GRPO."""
         sampled.append(with_sampler)
         config = vision.config(**sections)
         if not isinstance(algorithm, Algorithm):
             algorithm = GRPO(GRPO.Config.model_validate(algorithm or {}))
-        return start_engine(config, vision.folder, vision.media, algorithm, max_images=2, with_sampler=with_sampler)
+        paths = (vision.folder, vision.media)
+        return start_engine(config, *paths, algorithm, max_images=2, with_sampler=with_sampler, checkpoint=checkpoint)
 
     yield build
     import torch

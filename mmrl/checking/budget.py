@@ -139,11 +139,11 @@ class Disk:
             yield f"the run may write {gigabytes(self.needed)} of the {gigabytes(self.free)} that are free"
 
 
-def disk(config: Config, weight_bytes: int | None, lengths: Sequence[int], image_bytes: int) -> Disk:
+def disk(config: Config, num_weights: int | None, lengths: Sequence[int], image_bytes: int) -> Disk:
     """Room on the disk.
 
     Args:
-        weight_bytes: Of a saved model; None if unknown.
+        num_weights: Parameters of the model; None if unknown.
         lengths: Tokens of the training prompts.
         image_bytes: Of all stored images.
     """
@@ -155,8 +155,17 @@ def disk(config: Config, weight_bytes: int | None, lengths: Sequence[int], image
     prompt_bytes = sum(lengths) / len(lengths) * _RECORD_BYTES_PER_PROMPT_TOKEN
     rollouts = int(completions * (sampler.max_new_tokens * _RECORD_BYTES_PER_TOKEN + prompt_bytes))
     # One more than is kept: the oldest is removed after the newest is whole.
-    checkpoints = None if weight_bytes is None else weight_bytes * (trainer.keep_checkpoints + 1)
+    kept = trainer.keep_checkpoints + 1 + (trainer.best_metric is not None)
+    checkpoints = None if num_weights is None else num_weights * _checkpoint_bytes(config) * kept
     return Disk(folder, shutil.disk_usage(folder).free, checkpoints, rollouts, image_bytes)
+
+
+def _checkpoint_bytes(config: Config) -> int:
+    """Most bytes of a checkpoint for each parameter: the weight, and Adam's two averages in float32.
+
+    In bfloat16 the weight is there in both precisions.
+    """
+    return 4 + 8 if config.model.dtype == "float32" else 2 + 4 + 8
 
 
 def gigabytes(count: int) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from mmrl.cluster.files import PART_BYTES, Node
 from mmrl.cluster.guard import Process
 from mmrl.cluster.worker import RankJob
-from mmrl.errors import MMRLError, ResourceError
+from mmrl.errors import MMRLError, RankLostError
 from mmrl.interfaces import Learner, Sampler, SamplingRequest, UpdateResult
 from mmrl.media import MediaStore
 from mmrl.ops.packing import balance
@@ -29,16 +29,6 @@ CAUSE_S = 3.0
 Row = TypeVar("Row")
 
 
-class RankLostError(ResourceError):
-    """A rank's process is gone.
-
-    Attributes:
-        rank: Which one; None if that is not known.
-    """
-
-    rank: int | None = None
-
-
 LOOK = (
     "look at what it wrote last (Ray's logs, usually /tmp/ray/session_latest/logs), and whether its node ran out of "
     "memory"
@@ -51,16 +41,17 @@ LESS_MEMORY = (
 """What to do when the memory of a node, not that of its devices, ran out."""
 
 
-def rank_lost(rank: int, host: str, doing: str, reason: str, remedy: str = LOOK) -> RankLostError:
-    """The error for a rank that is gone.
+class DeadRankError(RankLostError):
+    """A rank's process is gone.
 
     Args:
         doing: The call that it did not answer; empty for none.
     """
-    where = f"while it did `{doing}`" if doing else "while it had nothing to do"
-    error = RankLostError(f"rank {rank} is gone: {reason}", where=f"{host}, {where}", remedy=remedy)
-    error.rank = rank
-    return error
+
+    def __init__(self, rank: int, host: str, doing: str, reason: str, remedy: str = LOOK) -> None:
+        where = f"while it did `{doing}`" if doing else "while it had nothing to do"
+        super().__init__(f"rank {rank} is gone: {reason}", where=f"{host}, {where}", remedy=remedy)
+        self.rank = rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,20 +160,22 @@ class RankGroup:
         self._ranks.close(folders, wait=not self.failed)
 
     def abandon(self, error: MMRLError) -> bool:
-        """Make every call in progress, and every later one, raise ``error``; the ranks go on with what they do."""
-        with self._lock:
-            self.failed = True
-            self._abandoned = self._abandoned or error
-            calls, self._calls = self._calls, {}
-        for answer in calls:
-            answer.set_exception(error)
+        """Make every call in progress, and every later one, raise ``error``; the ranks go on with what they do.
+
+        The error then also says which ranks have not answered.
+        """
+        waiting = [f"rank {rank} on {self.nodes[rank].host} (`{verb}`)" for rank, verb in self.waiting().items()]
+        if waiting:
+            error.where = "; ".join(filter(None, [error.where, f"no answer from {', '.join(waiting)}"]))
+        self._give_up(error)
         return True
 
     def waiting(self) -> dict[int, str]:
         """Of each rank that has not answered yet, what it does."""
         with self._lock:
             calls = list(self._calls.values())
-        return {rank: verb_of(method) for rank, method in reversed(calls)}
+        first = {rank: verb_of(method) for rank, method in reversed(calls)}
+        return dict(sorted(first.items()))
 
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
         """As ``Ranks.call``; the future also raises what the group is abandoned with."""
@@ -237,18 +230,24 @@ class RankGroup:
             errors += [error for error in _errors(futures) if error not in errors]
         lost = [error for error in errors if isinstance(error, RankLostError)]
         ours = [error for error in errors if isinstance(error, MMRLError)]
-        raise self._with_last_words(lost[0]) if lost else (ours or errors)[0]
-
-    def _with_last_words(self, error: RankLostError) -> RankLostError:
-        if error.rank is not None and (words := self._ranks.last_words(error.rank)):
-            error.what, error.remedy, error.rank = f"{error.what}; {words}", LESS_MEMORY, None
-        return error
+        cause = (lost or ours or errors)[0]
+        if isinstance(cause, DeadRankError) and (words := self._ranks.last_words(cause.rank)):
+            cause.what, cause.remedy = f"{cause.what.partition('; ')[0]}; {words}", LESS_MEMORY
+        raise cause
 
     def _lose(self, rank: int) -> None:
         """A rank has ended: whatever the others do is in vain, though they may not have noticed."""
         if not self.failed:
             host = self.nodes[rank].host
-            self.abandon(rank_lost(rank, host, self.waiting().get(rank, ""), "its process has ended"))
+            self._give_up(DeadRankError(rank, host, self.waiting().get(rank, ""), "its process has ended"))
+
+    def _give_up(self, error: MMRLError) -> None:
+        with self._lock:
+            self.failed = True
+            self._abandoned = self._abandoned or error
+            calls, self._calls = self._calls, {}
+        for answer in calls:
+            answer.set_exception(error)
 
     def send_images(self, samples: Sequence[Iterable[EncodedPrompt]]) -> None:
         """Bring the images of each rank's prompts to its node, each once, unless the node shares the driver's files."""
@@ -341,7 +340,7 @@ class GroupLearner:
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         shares = self._share([row.sample for row in rows])
         results: list[UpdateResult] = self._all("update", shares, rows, _bare_row)
-        return UpdateResult(results[0].metrics, _merged(shares, [result.logprobs for result in results]))
+        return replace(results[0], logprobs=_merged(shares, [result.logprobs for result in results]))
 
     def save(self, folder: Path) -> None:
         node, target = self.group.nodes[0], str(folder.absolute())

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 from mmrl.engine import device
+
+LOCK_S = 30
+"""Seconds after which a lock that no process of this machine holds is nobody's: other machines may share the folder."""
 
 
 def prepare_process() -> device.DeviceKind:
@@ -19,6 +23,7 @@ def prepare_process() -> device.DeviceKind:
     """
     for name, value in (device.WAITING | device.QUIET).items():
         os.environ.setdefault(name, value)
+    forget_stale_builds()
     kind = device.detect()  # imports torch
     os.environ.update(device.environment(kind))
     for category in (FutureWarning, DeprecationWarning, UserWarning):
@@ -59,3 +64,27 @@ def forget_shared_memory() -> None:
         with contextlib.suppress(OSError):
             if path.stat().st_uid == os.getuid():
                 path.unlink()
+
+
+def forget_stale_builds() -> None:
+    """Take away what a killed process has left of compiling an extension of torch.
+
+    torch 2.13 waits for ever for its file ``lock`` to vanish, and keeps it open while it compiles.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = os.environ.get("TORCH_EXTENSIONS_DIR") or f"{cache}/torch_extensions"
+    for lock in Path(folder).expanduser().rglob("lock"):
+        with contextlib.suppress(OSError):
+            while lock.stat().st_uid == os.getuid() and not _is_open(lock):
+                if time.time() - lock.stat().st_mtime > LOCK_S:
+                    lock.unlink()
+                time.sleep(0.5)
+
+
+def _is_open(path: Path) -> bool:
+    """Whether a process of this user and machine has the file open."""
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if descriptor.samefile(path):
+                return True
+    return False

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from mmrl.cluster.group import LESS_MEMORY, LOOK, Place, rank_lost, verb_of
+from mmrl.cluster.group import LESS_MEMORY, LOOK, DeadRankError, Place, verb_of
 from mmrl.cluster.guard import OOM_S, Death, Process, clear, watch
 from mmrl.cluster.worker import RankWorker
 from mmrl.config import ClusterConfig
@@ -26,7 +26,7 @@ CLOSE_S = 10
 """Seconds for ranks to end by themselves."""
 START_S = 300
 """Seconds for the ranks' processes to import torch."""
-CLEAR_S = 15
+CLEAR_S = 10
 """Seconds for the nodes to see to it that no rank is left."""
 KNOCK_S = 10
 """Seconds for an address to answer."""
@@ -260,14 +260,14 @@ def _bundle_options(reservation: Any, index: int) -> dict[str, Any]:
     }
 
 
-def _on_node(node: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+def _on_node(node: str, function: Callable[..., Any], *args: Any) -> Any:
     """Run a function on a node, beside its ranks."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     place = NodeAffinitySchedulingStrategy(node, soft=False)
     task = ray.remote(function).options(num_cpus=0, max_retries=0, scheduling_strategy=place)
-    return task.remote(*args, **options)
+    return task.remote(*args)
 
 
 def _wait(references: Sequence[Any], seconds: float) -> None:
@@ -314,13 +314,13 @@ def _explained(rank: int, error: BaseException, host: str, doing: str) -> BaseEx
         return RuntimeError(f"rank {rank} failed:\n{message}")
     if isinstance(error, RayError):
         remedy = LESS_MEMORY if isinstance(error, OutOfMemoryError) else LOOK
-        return rank_lost(rank, host, doing, _reason(message), remedy)
+        return DeadRankError(rank, host, doing, _reason(message), remedy)
     return error
 
 
 def _reason(message: str) -> str:
     """Ray's account of a process's end: without what may have happened in general, or the error of its start."""
-    found = re.search(r"Worker exit type: (.*?)(?: Some common causes|$)", message, re.DOTALL)
+    found = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", message, re.DOTALL)
     if found:
         return " ".join(found.group(1).split())[:300]
     return " ".join(message.split())[-300:] if "creation task" in message else " ".join(message.split())[:300]

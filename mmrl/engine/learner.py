@@ -67,6 +67,7 @@ class DeepSpeedLearner:
         self._idle = idle_sample(folder)
         self._total_steps, self._step = total_steps, 0
         self._budget = config.tokens_per_microbatch
+        self._goes_backward = False
 
     @property
     def weight_version(self) -> int:
@@ -129,7 +130,7 @@ class DeepSpeedLearner:
             failures.add(error)
         failures.settle()
         if saved.adam_step and self._config.zero_stage:
-            self._step_nowhere()
+            self._step_without_effect(0.0)  # in its first step, DeepSpeed makes the optimizer's state
         try:
             saved.restore(state)
         except MMRLError as error:
@@ -183,18 +184,21 @@ class DeepSpeedLearner:
 
     def _backward(self, rows: Sequence[TrainingRow]) -> tuple[PartialLoss, torch.Tensor]:
         samples = [row.sample for row in rows]
+        self._goes_backward = False
         logprobs_T, entropy_T = self._engine(self._collate(samples + self._idles(samples)))
         length = sum(len(row.mask) for row in rows)
-        if not rows:  # the other ranks have more micro-batches
-            self._engine.backward(0.0 * logprobs_T.sum())
-            return PartialLoss(torch.zeros(()), {}, 0), logprobs_T.detach()
-        partial = partial_loss(self._algorithm, rows, logprobs_T[:length], entropy_T[:length])
-        if not math.isfinite(partial.sums["loss/total"]):
-            # The gradient is made NaN whatever the loss made it: all ranks see that, and none takes the step.
-            self._engine.backward(math.nan * logprobs_T.sum())
-            return PartialLoss(torch.zeros(()), partial.sums, partial.tokens), logprobs_T.detach()
-        # DeepSpeed averages gradients over ranks; the sequence weights already span all of them.
-        self._engine.backward(partial.loss * self._engine.world_size + 0.0 * logprobs_T[length:].sum())
+        idle = 0.0 * logprobs_T[length:].sum()
+        partial = PartialLoss(torch.zeros(()), {}, 0)
+        loss = idle  # the other ranks have more micro-batches
+        if rows:
+            partial = partial_loss(self._algorithm, rows, logprobs_T[:length], entropy_T[:length])
+            # DeepSpeed averages gradients over ranks; the sequence weights already span all of them.
+            loss = partial.loss * self._engine.world_size + idle
+            if not math.isfinite(partial.sums["loss/total"]):
+                # A gradient of NaN, whatever the loss would make it: all ranks see that, and none takes the step.
+                loss = math.nan * logprobs_T.sum()
+        self._goes_backward = True
+        self._engine.backward(loss)
         return PartialLoss(partial.loss.detach(), partial.sums, partial.tokens), logprobs_T.detach()
 
     def _finish_step(self) -> float:
@@ -218,14 +222,14 @@ class DeepSpeedLearner:
             raise
         return float(self._engine.get_global_grad_norm() or norm)
 
-    def _step_nowhere(self) -> None:
-        """A step of gradient and learning rate 0: in its first one, DeepSpeed makes the optimizer's state."""
+    def _step_without_effect(self, factor: float) -> None:
+        """A step of learning rate 0 on an idle sample's log-probs times ``factor``, 0 or NaN."""
         for group in self._engine.optimizer.param_groups:
             group["lr"] = 0.0
         self._engine.train()
         self._engine.set_gradient_accumulation_boundary(True)
         logprobs_T, _ = self._engine(self._collate([self._idle]))
-        self._engine.backward(0.0 * logprobs_T.sum())
+        self._engine.backward(factor * logprobs_T.sum())
         self._engine.step()
 
     def _halve_budget(self, rows: Sequence[TrainingRow], reason: str) -> None:
@@ -238,11 +242,17 @@ class DeepSpeedLearner:
         self._budget = halved
 
     def _forget_update(self) -> None:
-        """Drop what an interrupted forward or backward pass left behind."""
-        self._engine.zero_grad()
-        if self._config.zero_stage:
-            self._engine.set_gradient_accumulation_boundary(True)
+        """Drop what an interrupted forward or backward pass left behind.
+
+        With ZeRO, DeepSpeed does, as it drops a gradient that is not finite; the pass is brought to its end before.
+        """
+        if self._config.zero_stage == 0:
+            self._engine.zero_grad()
+            return
+        self._engine.set_gradient_accumulation_boundary(True)
+        if self._goes_backward:
             self._engine.allreduce_gradients()
+        self._step_without_effect(math.nan)
 
     def _set_learning_rate(self) -> float:
         rate = learning_rate(

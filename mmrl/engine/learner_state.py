@@ -216,14 +216,14 @@ class SavedState:
             raise ConfigError(
                 f"the checkpoint was written with other trained weights: {len(different)} differ in name or shape",
                 where=f"{self._folder}: {', '.join(different[:5])}",
-                remedy="go on with the checkpoint's model.freeze, or start a new run with its model folder as model.path",
+                remedy="go on with the checkpoint's model.freeze, or start a new run from its model folder",
             )
         kinds = state.kinds(self.adam_step)
         if self.shapes != {f"{kind}/{name}": shape for name, shape in expected.items() for kind in kinds}:
             raise ConfigError(
                 "the checkpoint was written with another model.dtype",
                 where=str(self._folder),
-                remedy="go on with the checkpoint's model.dtype, or start a new run with its model folder as model.path",
+                remedy="go on with the checkpoint's model.dtype, or start a new run from its model folder",
             )
 
     def restore(self, state: OptimizerState) -> None:
@@ -262,8 +262,8 @@ def _part(value: torch.Tensor, size: int) -> torch.Tensor:
 def _generators() -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
     """The states of this process's random generators, as arrays and as a few numbers."""
     version, words, gauss = random.getstate()
-    # The name comes first: a global generator is a Mersenne Twister unless someone has replaced it.
-    _, numpy_words, *numpy_numbers = np.random.get_state()
+    legacy: Any = np.random.get_state()  # of a Mersenne Twister, unless someone has replaced it
+    _, numpy_words, *numpy_numbers = legacy
     arrays: dict[str, np.ndarray[Any, Any]]
     arrays = {"torch": torch.get_rng_state().numpy(), "numpy": numpy_words, "python": np.array(words, np.uint32)}
     if torch.cuda.is_available():

@@ -115,11 +115,12 @@ class RankEngine:
             "versions": {name: v for name in packages if (v := _version(name))},
         }
 
-    def abandon(self, error: MMRLError) -> bool:
-        return False
-
     def memory_bytes_max(self) -> int:
         return device.memory_bytes_max(self._kind)
+
+    def abandon(self, error: MMRLError) -> bool:
+        """A call in this process cannot be stopped."""
+        return False
 
     def close(self) -> None:
         """Leave the process group, unless vLLM is in it: it leaves by itself when the process ends."""

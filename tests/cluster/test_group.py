@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,13 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mmrl.cluster import guard
 from mmrl.cluster.files import Node
-from mmrl.cluster.group import Place, RankGroup, RankLostError
-from mmrl.cluster.launch import check_installations, check_sets, find_shared_files, place_model
+from mmrl.cluster.group import DeadRankError, Place, RankGroup
+from mmrl.cluster.launch import check_installations, check_sets, find_shared_files, place_checkpoint, place_model
 from mmrl.cluster.nodes import fingerprints, installed_versions
-from mmrl.cluster.process import forget_shared_memory, interface_of
+from mmrl.cluster.process import forget_shared_memory, forget_stale_builds, interface_of
 from mmrl.cluster.worker import Installation, RankPlace, RankWorker
-from mmrl.errors import DataError, NumericsError, PluginError, ResourceError
+from mmrl.errors import DataError, NumericsError, PluginError, RankLostError, ResourceError
 from mmrl.interfaces import SamplingRequest, UpdateResult
 from mmrl.media import ImageGrid, MediaStore
 from mmrl.types import EncodedPrompt, Rollout, RolloutGroup, Sample, Segment, TrainingRow
@@ -67,15 +73,22 @@ class FakeRanks:
     """Implements ``group.Ranks`` with a thread per rank."""
 
     def __init__(self, nodes: Sequence[str], faults: dict[int, dict[str, Callable[[], Any]]] | None = None) -> None:
-        self.places = [Place(node, f"host-{node}", "127.0.0.1") for node in nodes]
+        self.places = [Place(node, f"host-{node}", "127.0.0.1", guard.Process.own()) for node in nodes]
+        self.words = ""
         self.workers = [FakeWorker(rank, (faults or {}).get(rank, {})) for rank in range(len(nodes))]
         self._threads = [ThreadPoolExecutor(1) for _ in nodes]
 
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
         return self._threads[rank].submit(self.workers[rank].receive, method, *args)
 
+    def watch(self, lost: Callable[[int], None]) -> None:
+        self.lose = lost
+
+    def last_words(self, rank: int) -> str:
+        return self.words
+
     def close(self, folders: Any, *, wait: bool) -> None:
-        self.removed = folders
+        self.removed, self.waited = folders, wait
         for thread in self._threads:
             thread.shutdown(wait=False, cancel_futures=True)
 
@@ -317,7 +330,7 @@ def test_only_the_own_stale_shared_memory_is_forgotten(monkeypatch):
     other.unlink()
 
 
-def test_what_a_rank_saved_is_fetched_part_by_part_and_removed_there(tmp_path, monkeypatch):
+def test_files_travel_part_by_part(tmp_path, monkeypatch):
     monkeypatch.setattr("mmrl.cluster.files.PART_BYTES", 1000)
     worker, there = RankWorker(), tmp_path / "there"
     (there / "saved" / "deeper").mkdir(parents=True)
@@ -325,14 +338,207 @@ def test_what_a_rank_saved_is_fetched_part_by_part_and_removed_there(tmp_path, m
     (there / "saved" / "deeper" / "empty").touch()
     node = Node("id", "host", 0, shares_files=False, folder=str(there))
 
-    def call(rank: int, method: str, *args: Any) -> Future[Any]:
-        answer: Future[Any] = Future()
-        answer.set_result(getattr(worker, method)(*args))
-        return answer
+    def ask(rank: int, method: str, *args: Any) -> Any:
+        return getattr(worker, method)(*args)
 
-    node.fetch(call, node.path("saved"), tmp_path / "here")
+    node.fetch(ask, node.path("saved"), tmp_path / "here")
     assert (tmp_path / "here" / "weights").read_bytes() == bytes(range(250)) * 10
     assert (tmp_path / "here" / "deeper" / "empty").read_bytes() == b""
-    assert not (there / "saved").exists()
-    node.send(call, tmp_path / "here", ["weights"], node.path("model"))
+    node.send(ask, tmp_path / "here", ["weights"], node.path("model"))
     assert (there / "model" / "weights").read_bytes() == bytes(range(250)) * 10
+
+
+def write_tree(folder: Path, **files: bytes) -> Path:
+    """A checkpoint's folder; ``__`` in a name stands for a slash."""
+    for name, content in files.items():
+        path = folder / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+def test_a_checkpoint_is_sent_to_the_nodes_that_do_not_see_it(group_of, tmp_path, monkeypatch):
+    """Its model and its state, whatever the run's own folder is; not the files of another that look alike."""
+    monkeypatch.setattr("mmrl.cluster.files.PART_BYTES", 1000)
+    files = {"model__config_json": b"{}", "state__optimizer__a": bytes(2500), "manifest": b"sealed"}
+    checkpoint = write_tree(tmp_path / "step-000004", **files)
+    other = write_tree(tmp_path / "other", **{**files, "state__optimizer__a": bytes(2499) + b"x"})
+    fakes = FakeRanks(["here", "there", "there"])
+    workers = [RankWorker(), RankWorker()]
+    fakes.workers[0].fingerprints = workers[0].fingerprints
+    fakes.workers[1].fingerprints = lambda _, names: fingerprints(str(other), names)
+    fakes.workers[1].make_folder = lambda: str(tmp_path / "there")
+    fakes.workers[1].write_part = workers[1].write_part
+    group = group_of(fakes)
+    sent = str(tmp_path / "there" / "checkpoint")
+    assert place_checkpoint(group, checkpoint) == [str(checkpoint), sent, sent]
+    found = {str(p.relative_to(sent)): p.read_bytes() for p in Path(sent).rglob("*") if p.is_file()}
+    assert found == {"model/config_json": b"{}", "state/optimizer/a": bytes(2500)}
+    assert place_checkpoint(group, None) == ["", "", ""]
+    group.close()
+    assert fakes.removed == {"there": str(tmp_path / "there")}
+
+
+@pytest.fixture
+def saving(group_of, tmp_path) -> Callable[..., tuple[RankGroup, FakeRanks]]:
+    """Two ranks, on one node that shares nothing, whose rank 0 writes and may fail."""
+
+    def build(failure: Exception | None = None) -> tuple[RankGroup, FakeRanks]:
+        fakes, there = FakeRanks(["there", "there"]), tmp_path / "there"
+        worker = RankWorker()
+
+        def save(folder: Path) -> None:
+            write_tree(folder, model__weights=b"w" * 2500, state__deep__deeper__file=b"s")
+            if failure:
+                raise failure
+
+        worker._owner = SimpleNamespace(save=save)
+        for method in ("save", "files", "read_part", "remove_folder"):
+            setattr(fakes.workers[0], method, getattr(worker, method))
+        group = group_of(fakes)
+        for node in group.nodes:
+            node.shares_files, node.folder = False, str(there)
+        return group, fakes
+
+    return build
+
+
+def assert_goes_on(group: RankGroup, fakes: FakeRanks, there: Path) -> None:
+    assert not group.failed and not (there / "saved").exists()
+    with group.learning():
+        assert group.memory_bytes_max() == 101
+    assert fakes.methods(1)[-1] == "leave"
+    group.close()
+    assert fakes.waited
+
+
+def test_what_rank_0_saved_is_fetched_and_removed_there(saving, tmp_path):
+    group, fakes = saving()
+    with group.learning() as learner:
+        learner.save(tmp_path / "here")
+    found = {
+        str(p.relative_to(tmp_path / "here")): p.read_bytes() for p in (tmp_path / "here").rglob("*") if p.is_file()
+    }
+    assert found == {"model/weights": b"w" * 2500, "state/deep/deeper/file": b"s"}
+    assert_goes_on(group, fakes, tmp_path / "there")
+
+
+@pytest.mark.parametrize("failure", [ResourceError("the disk is full"), NumericsError("a weight is not finite")])
+def test_a_save_that_fails_on_the_rank_leaves_the_group_usable(failure, saving, tmp_path):
+    group, fakes = saving(failure)
+    with group.learning() as learner, pytest.raises(type(failure), match=failure.what):
+        learner.save(tmp_path / "here")
+    assert_goes_on(group, fakes, tmp_path / "there")
+
+
+@pytest.mark.parametrize("place", ["here", "there"])
+def test_a_save_that_cannot_be_fetched_leaves_the_group_usable(place, saving, tmp_path, monkeypatch):
+    group, fakes = saving()
+    if place == "here":
+        (tmp_path / "here").touch()  # a file where a folder must be
+        what = "cannot write what node host-there saved"
+    else:
+        files = fakes.workers[0].files
+        fakes.workers[0].files = lambda folder: [*files(folder), "lost"]
+        what = "cannot read or write a file: No such file"
+    with group.learning() as learner, pytest.raises(ResourceError, match=what):
+        learner.save(tmp_path / "here")
+    assert_goes_on(group, fakes, tmp_path / "there")
+
+
+def test_an_abandoned_group_raises_at_once_in_what_it_does(group_of):
+    """Also in the next call, though the ranks hang on; who has not answered can be asked before."""
+    released = threading.Event()
+    fakes = FakeRanks(["a", "a", "a"], {rank: {"update": released.wait} for rank in (0, 2)})
+    group, error = group_of(fakes), ResourceError("the step takes too long")
+    seen: list[Any] = []
+
+    def give_up() -> None:
+        seen.append((group.waiting(), group.abandon(error), time.monotonic()))
+
+    threading.Timer(0.5, give_up).start()
+    with pytest.raises(ResourceError) as caught, group.learning() as learner:
+        learner.update([])
+    ((waiting, stopped, moment),) = seen
+    assert caught.value is error and stopped and time.monotonic() - moment < 1
+    assert waiting == {0: "update", 2: "update"} and group.waiting() == {}
+    assert error.where == "no answer from rank 0 on host-a (`update`), rank 2 on host-a (`update`)"
+    with pytest.raises(ResourceError, match="too long"):
+        group.memory_bytes_max()
+    group.close()
+    assert group.failed and not fakes.waited  # what hangs is not waited for
+    released.set()  # answers that come now are nobody's
+
+
+def test_in_generation_too(group_of):
+    released = threading.Event()
+    fakes = FakeRanks(["a", "a"], {1: {"advance": released.wait}})
+    group = group_of(fakes)
+    threading.Timer(0.5, lambda: (seen.append(group.waiting()), group.abandon(ResourceError("too long")))).start()
+    seen: list[dict[int, str]] = []
+    with pytest.raises(ResourceError, match="too long"), group.sampling() as sampler:
+        list(sampler.generate([request(number) for number in range(6)]))
+    assert seen == [{1: "generate"}]
+    released.set()
+
+
+def test_the_end_of_an_idle_rank_stops_the_others(group_of):
+    """Rank 1 has done its share; rank 0 would go on for long."""
+    released = threading.Event()
+    fakes = FakeRanks(["a", "b"], {0: {"update": released.wait}})
+    group = group_of(fakes)
+    threading.Timer(0.5, lambda: fakes.lose(1)).start()
+    with pytest.raises(RankLostError, match="rank 1 is gone") as caught, group.learning() as learner:
+        learner.update([])
+    assert caught.value.where == "host-b, while it had nothing to do"
+    released.set()
+
+
+@pytest.mark.parametrize("words", ["", "the kernel ended 1 process for want of memory on host-a"])
+def test_memory_that_ran_out_is_named_with_the_settings_that_lower_it(words, group_of):
+    fakes = FakeRanks(["a", "a"], {1: {"update": fail(DeadRankError(1, "host-a", "update", "End of file."))}})
+    fakes.words = words
+    with pytest.raises(RankLostError) as caught, group_of(fakes).learning() as learner:
+        learner.update([])
+    assert caught.value.what == "rank 1 is gone: End of file." + bool(words) * f"; {words}"
+    assert caught.value.where == "host-a, while it did `update`"
+    assert ("learner.offload" in caught.value.remedy) == bool(words)
+
+
+def test_a_node_tells_which_rank_has_ended_and_that_memory_ran_out(monkeypatch, tmp_path):
+    counters = tmp_path / "vmstat"
+    counters.write_text("nr_free_pages 9\noom_kill 3\noom_kill_other 8\n")
+    assert guard.oom_kills(counters) == 3
+    counts = iter([3, 3, 4])
+    monkeypatch.setattr(guard, "oom_kills", lambda: next(counts, 4))
+    monkeypatch.setattr(guard, "POLL_S", 0.1)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    ranks = {4: guard.Process.own(), 5: guard.Process(child.pid, int(guard._stat(child.pid)[19]))}
+    threading.Timer(0.5, lambda: os.kill(child.pid, signal.SIGKILL)).start()
+    assert guard.watch(ranks) == guard.Death(5, 1)  # though nobody has waited for it
+    child.wait()
+
+
+def test_what_hangs_is_killed_and_its_folder_removed(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = guard.Process(child.pid, int(guard._stat(child.pid)[19]))
+    os.kill(child.pid, signal.SIGSTOP)
+    (tmp_path / "sent").mkdir()
+    later = guard.Process(os.getpid(), 1)  # the same id, another process
+    assert guard.clear([process, later], str(tmp_path / "sent")) == [] and not (tmp_path / "sent").exists()
+    assert child.wait() == -signal.SIGKILL
+
+
+def test_the_lock_of_a_compilation_that_was_killed_is_taken_away(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    stale, fresh, held = (tmp_path / name / "lock" for name in ("stale", "fresh", "held"))
+    for path in (stale, fresh, held):
+        path.parent.mkdir()
+        path.touch()
+    for path, age in ((stale, 100), (fresh, 29), (held, 100)):
+        os.utime(path, (time.time() - age,) * 2)
+    start = time.monotonic()
+    with held.open():
+        forget_stale_builds()
+    assert 0.5 < time.monotonic() - start < 5  # another machine's process may hold the fresh one
+    assert [path.exists() for path in (stale, fresh, held)] == [False, False, True]

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import os
 import re
+import socket
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +66,7 @@ class Faulty(GRPO):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().loss(tokens)
 '''
+LOST_RANKS = str(Path(__file__).with_name("lost_ranks.py"))
 REWARD = """\
 def even(rollouts):
     return [float((rollout.token_ids % 2 == 0).mean()) for rollout in rollouts]
@@ -239,6 +245,89 @@ def test_a_fault_ends_the_run_with_its_message(fault, config, code, message, fol
     assert ("Traceback" in result.stderr) == (fault == "generation")  # a bug keeps its traceback
     assert result.stderr.count("mmrl: ") == (fault != "generation")
     assert household.members_after(10) == {} and shared_memory() == before
+
+
+def assert_lost_and_replaced(result: Any, scenarios: list[str]) -> list[dict[str, Any]]:
+    """Each was noticed in time and named, and left nothing; the next one took the steps that it would have taken."""
+    assert result.returncode == 0, result.stderr
+    groups: list[dict[str, Any]] = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    assert len(groups) == len(scenarios)
+    doing = {"generation": "generate", "update": "update", "save": "save"}
+    for scenario, group in zip(scenarios, groups, strict=True):
+        if scenario != "none":
+            assert group["noticed_s"] < 10, group
+            expected = "the step takes too long" if scenario == "hang" else "rank 1 is gone: "
+            assert group["what"].startswith(expected), group
+            assert f"`{doing[scenario]}`" in group["where"] if scenario in doing else "rank 1" in str(group), group
+        assert group["close_s"] < 10 and group["left"] == [], group
+    for before, after in itertools.pairwise(groups):
+        np.testing.assert_allclose(after["steps"][:2], before["steps"][1:], rtol=1e-5)
+        assert not np.allclose(after["steps"][:2], before["steps"][:2], rtol=1e-3)
+    return groups
+
+
+def test_ranks_that_die_or_hang_are_replaced_in_the_same_process(folder, models, household, tmp_path):
+    """The same samples after a restart have the log-probs and the step of the group that was not lost."""
+    before, scenarios = shared_memory(), ["update", "hang"]
+    result = household.call(LOST_RANKS, str(models("qwen2")), "", *scenarios, folder=tmp_path)
+    groups = assert_lost_and_replaced(result, scenarios)
+    assert "no answer from" in groups[1]["where"] and "rank 1 on " in groups[1]["where"]
+    assert household.members_after(10) == {} and shared_memory() == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["generation", "save", "idle", "out of memory"])
+def test_wherever_a_rank_dies(scenario, models, ray_address, household, tmp_path):
+    """In an existing cluster, which has the two processors for the next group again."""
+    if scenario == "out of memory" and not os.access("/sys/fs/cgroup/memory", os.W_OK):
+        pytest.skip("no control group can be made")
+    scenarios = [scenario, "none"]
+    result = household.call(LOST_RANKS, str(models("qwen2")), ray_address, *scenarios, folder=tmp_path)
+    lost, _ = assert_lost_and_replaced(result, scenarios)
+    if scenario == "out of memory":
+        assert "; the kernel ended 1 process for want of memory on " in lost["what"]
+        assert "learner.offload: none" in lost["remedy"]
+    if scenario == "idle":
+        assert lost["where"].endswith("while it had nothing to do")
+
+
+@pytest.mark.slow
+def test_a_rank_that_ray_ends_for_its_memory_is_told_from_others(models, household, tmp_path):
+    low = {"RAY_memory_usage_threshold": "0.01", "RAY_memory_monitor_refresh_ms": "100"}
+    result = household.call(LOST_RANKS, str(models("qwen2")), "", "none", folder=tmp_path, **low)
+    assert "is gone: " in result.stderr and "running low on memory" in result.stderr
+    assert "learner.offload: none" in result.stderr
+    assert household.members_after(10) == {}
+
+
+@pytest.mark.parametrize(("mode", "reason"), [("silent", "timed out"), ("http", "not Ray"), ("deaf", "refused")])
+def test_what_is_not_ray_is_told_from_it_in_seconds(mode, reason, monkeypatch):
+    """Ray itself would try for minutes; so it does where something listens that is not Ray."""
+    monkeypatch.setattr("mmrl.cluster.ray_ranks.KNOCK_S", 1)
+    start = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1] if mode != 'deaf' else 1}"
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            connection.recv(100)
+            connection.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+
+        if mode == "http":
+            threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(ResourceError, match=reason) as caught:
+            RayRanks(ClusterConfig(name="ray", ranks=1, address=address))
+    assert caught.value.where == f"cluster.address: {address}"
+    assert time.monotonic() - start < 9  # the import of Ray included
+
+
+def test_a_stale_session_is_told_within_a_minute(tmp_path, monkeypatch):
+    monkeypatch.setattr("mmrl.cluster.ray_ranks.CLUSTER_S", 4)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+    with pytest.raises(ResourceError, match="no cluster has answered within 4 s"):
+        RayRanks(ClusterConfig(name="ray", ranks=1, address="auto"))
 
 
 def test_too_few_devices_are_shown_by_node(ray_address, monkeypatch):
