@@ -256,6 +256,8 @@ class Trainer:
             if experience.collected is not None:
                 self._recorder.rollouts(step, _all_groups(experience.collected, lesson.groups))
         values = {**lesson.metrics, **self._describe(step, experience), **self._mismatch(step, lesson)}
+        if values.get("advantage/abs_mean") == 0:
+            self._recorder.event("no_signal", message=f"step {step} taught nothing: every advantage is 0", step=step)
         values |= clock.metrics(sum(sample.num_tokens for sample in experience.sampled))
         with plugin_errors(self._algorithm, "observe"):
             return values | dict(self._algorithm.observe(dict(values)))

@@ -7,6 +7,7 @@ import io
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -352,9 +353,8 @@ def household() -> Iterator[Household]:
 @pytest.fixture(scope="session")
 def ray_address() -> Iterator[str]:
     """A Ray cluster of two processors; this process, large by now, could not fork one."""
-    from mmrl.cluster.process import free_port
-
-    household, address = Household(), f"127.0.0.1:{free_port()}"
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        household, address = Household(), f"127.0.0.1:{probe.getsockname()[1]}"
     words = ["start", "--head", "--port", address.partition(":")[2], "--num-cpus", "2", "--block"]
     words += ["--node-ip-address", "127.0.0.1", "--include-dashboard", "false", "--disable-usage-stats"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

@@ -465,6 +465,9 @@ def test_equal_rewards_are_no_signal(run):
     done = run(score=lambda prompt, member: 0.7, trainer={"steps": 1}).fit()
     assert done.recorder.logged[1]["group/zero_signal_fraction"] == 1.0
     assert all((row.advantages == 0).all() for row in done.engine.updates[0])
+    assert done.recorder.logged[1]["loss/policy"] == 0.0
+    (event,) = done.recorder.events
+    assert event["kind"] == "no_signal" and "step 1 taught nothing: every advantage is 0" in event["message"]
 
 
 def test_a_mismatch_stops_before_the_first_update(run):

@@ -12,6 +12,7 @@ import os
 import pickle
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -23,7 +24,9 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from torch.distributed import TCPStore
 
+from mmrl.cluster.process import host_meeting
 from mmrl.console import Console, visible
 from mmrl.engine.folder import ModelFolder
 from mmrl.errors import ConfigError, DataError
@@ -410,6 +413,11 @@ def test_no_secret_is_left_by_a_run(attacked: Attacked) -> None:
     assert "cannot log in with [redacted], [redacted] at" in (attacked.folder / "events.jsonl").read_text()
 
 
+def test_a_tracker_that_fails_costs_no_metric(attacked: Attacked) -> None:
+    lines = (attacked.folder / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1]
+
+
 def test_a_reward_does_not_see_the_users_secrets(attacked: Attacked) -> None:
     assert "PATH" in attacked.seen
     assert not SECRETS.keys() & attacked.seen.keys()
@@ -418,6 +426,37 @@ def test_a_reward_does_not_see_the_users_secrets(attacked: Attacked) -> None:
 
 def test_a_run_listens_on_loopback_only(attacked: Attacked) -> None:
     assert [place for place in attacked.listening if not loopback(place[0])] == []
+
+
+RANKS = """
+import json, sys, time
+sys.path.append(sys.argv[1])
+from mmrl.cluster.ray_ranks import RayRanks
+from mmrl.config import ClusterConfig
+from test_trust import listening
+import os
+ranks = RayRanks(ClusterConfig(name="ray", ranks=2))
+port = ranks.call(0, "reserve_port", ranks.places[0].address).result()
+print(json.dumps([ranks.places[0].address, port, sorted(listening(os.getpid()))]))
+ranks.close({}, wait=False)
+"""
+
+
+def test_the_ray_of_a_run_alone_listens_on_loopback_only(household: Any, tmp_path: Path) -> None:
+    done = household.call("-c", RANKS, str(Path(__file__).parent), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    address, _, places = json.loads(done.stdout)
+    assert address == "127.0.0.1"
+    assert len(places) > 3 and [place for place in places if not loopback(place[0])] == []
+
+
+def test_ranks_meet_at_the_address_that_they_were_given_and_at_no_other() -> None:
+    bound = socket.create_server(("127.0.0.1", 0))
+    port = bound.getsockname()[1]
+    store = host_meeting(bound)
+    assert {place for place in listening(os.getpid()) if place[1] == port} == {("127.0.0.1", port)}
+    store.set("rank", "0")
+    assert TCPStore("127.0.0.1", port, is_master=False).get("rank") == b"0"
 
 
 def test_hostile_text_leaves_only_plain_characters_in_what_a_run_writes(attacked: Attacked) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
+from typing import Any
 
-from mmrl.cluster.process import free_port, prepare_process
+from mmrl.cluster.process import host_meeting, interface_of, prepare_process
 from mmrl.config import Config
 from mmrl.engine import device
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.rank import RankEngine
 from mmrl.interfaces import Algorithm
 from mmrl.media import MediaStore
+
+_meetings = list[Any]()
+"""One for each engine that was started: torch's groups outlive the engine that asked for them."""
 
 
 def start_engine(
@@ -27,9 +32,12 @@ def start_engine(
     """Prepare this process as rank 0 of 1 and build its engine; see ``RankEngine`` for the arguments."""
     kind = prepare_process()
     folder = folder.fetched()
-    os.environ.update(
-        device.rank_environment(kind, rank=0, node_rank=0, world_size=1, address="127.0.0.1", port=free_port())
-    )
+    bound = socket.create_server(("127.0.0.1", 0))
+    place = {"rank": 0, "node_rank": 0, "world_size": 1}
+    os.environ.update(device.rank_environment(kind, **place, address="127.0.0.1", port=bound.getsockname()[1]))
+    if interface := interface_of("127.0.0.1"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # else the one that the host's name resolves to
+    _meetings.append(host_meeting(bound))
     return RankEngine(
         config,
         folder,

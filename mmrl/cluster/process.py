@@ -8,6 +8,7 @@ import socket
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 from mmrl.engine import device
 
@@ -30,11 +31,17 @@ def prepare_process() -> device.DeviceKind:
     return kind
 
 
-def free_port() -> int:
-    """A TCP port of this machine alone that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def host_meeting(bound: socket.socket) -> Any:
+    """The store at which ranks find each other, on a socket that is bound; keep it as long as they work.
+
+    torch itself would listen on every interface, and whoever reaches the store can change what it holds.
+    """
+    import torch
+
+    bound.listen()
+    host, port = bound.getsockname()[:2]
+    store: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]
+    return store(host, port, is_master=True, wait_for_workers=False, master_listen_fd=bound.detach())
 
 
 def interface_of(address: str) -> str | None:

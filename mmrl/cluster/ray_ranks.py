@@ -168,6 +168,8 @@ def _connect(cluster: ClusterConfig) -> Any:
     """Ray, connected; without an address to a cluster of this process alone, whatever RAY_ADDRESS says."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
+    if not cluster.address:  # Ray would listen on every interface; it reads this when it is imported, on Linux too
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
         import ray
     except ImportError as error:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mmrl import registry
 from mmrl.cluster.nodes import PACKAGES, fingerprints, holds, installed_versions
-from mmrl.cluster.process import forget_shared_memory, interface_of, prepare_process
+from mmrl.cluster.process import forget_shared_memory, host_meeting, interface_of, prepare_process
 from mmrl.config import Kind, from_mapping
 from mmrl.engine import device
 from mmrl.errors import MMRLError, NumericsError, PluginError, ResourceError
@@ -93,6 +93,7 @@ class RankWorker:
         self._owner: Any = None
         self._groups: Iterator[tuple[int, RolloutGroup]] = iter(())
         self._port = socket.socket()
+        self._meeting: Any = None
 
     def installation(self, plugins: Sequence[tuple[Kind, str]]) -> Installation:
         """Versions of what runs here, and of the plugins."""
@@ -155,7 +156,8 @@ class RankWorker:
         folder = ModelFolder.open(job.model, trust_remote_code=config.model.trust_remote_code)
         self._media = MediaStore(Path(job.media), job.grid)
         algorithm = registry.create("algorithm", config.algorithm) if job.with_learner else None
-        self._port.close()
+        if job.place.rank == 0:
+            self._meeting = host_meeting(self._port)
         self._engine = RankEngine(
             config,
             folder,

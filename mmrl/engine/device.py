@@ -71,6 +71,7 @@ def rank_environment(
         "WORLD_SIZE": str(world_size),
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # torch need not host the store: see cluster.process.host_meeting
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,6 @@ from typing import Any
 import pytest
 import yaml
 
-from mmrl.cluster.process import free_port
 from mmrl_datasets.digits import write_digits
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
@@ -50,7 +50,8 @@ def work(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 
 def start_cluster(household: Any, work: Path, elsewhere: Path, cpus: tuple[int, int]) -> str:
     """The address of a cluster whose second node runs in another folder, with an empty one over the driver's."""
-    port = str(free_port())
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
     common = ["--block", "--disable-usage-stats", "--object-store-memory", str(2**27)]
     head = [*RAY, "start", "--head", "--port", port, "--include-dashboard", "false"]
     second = [*HIDING, "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(work), *RAY, "start"]

@@ -23,6 +23,7 @@ def test_a_rank_knows_its_place(kind, local_rank):
     place = device.rank_environment(kind, rank=9, node_rank=1, world_size=16, address="10.0.0.7", port=1234)
     assert place == {
         "RANK": "9", "LOCAL_RANK": local_rank, "WORLD_SIZE": "16", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1234",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
     }  # fmt: skip
 
 
