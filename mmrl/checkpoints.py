@@ -71,13 +71,18 @@ class Checkpoint:
             if name not in expected:
                 raise _damaged("was not written with the checkpoint", self.path / name)
             size, digest = expected[name]["size"], expected[name]["sha256"]
-            if found[name].is_symlink() or found[name].stat().st_size != size:
-                raise _damaged(f"is not the file of {size} bytes that was written", self.path / name)
-            if _sha256(found[name]) != digest:
-                raise _damaged("has other content than was written", self.path / name)
+            try:
+                if found[name].is_symlink() or found[name].stat().st_size != size:
+                    raise _damaged(f"is not the file of {size} bytes that was written", self.path / name)
+                if _sha256(found[name]) != digest:
+                    raise _damaged("has other content than was written", self.path / name)
+            except OSError as error:  # such as a disk that no longer gives it back
+                raise _damaged(f"cannot be read ({error})", self.path / name) from error
 
     def _manifest(self) -> Mapping[str, Any]:
         path = self.path / _MANIFEST
+        if path.is_symlink():
+            raise _damaged("is a link", path)
         try:
             text = path.read_text(encoding="ascii")
             manifest = json.loads(text)

@@ -52,12 +52,15 @@ class RunRecorder:
     ) -> None:
         self._config, self._directory, self._trackers = config, directory, trackers
         self._console, self._engine, self._fingerprints = console, engine, prints
+        self._checkpoints = Checkpoints(directory.checkpoints)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         values = {**values, "perf/memory_bytes_max": float(self._engine.memory_bytes_max())}
         self._directory.append_metrics(step, values)
         self._trackers.log(step, values)
         self._console.step(step, values)
+        if self._config.trainer.best_metric in values:  # which the checkpoint of the step came before
+            self._prune()
 
     def rollouts(self, step: int, groups: Sequence[CreditedGroup]) -> None:
         records = (record for index, group in enumerate(groups) for record in rollout_records(index, group))
@@ -86,9 +89,8 @@ class RunRecorder:
             write_json(folder / "state" / RUN_STATE, Redactor().plain(record))
             self._directory.sync()
 
-        checkpoints = Checkpoints(self._directory.checkpoints)
-        checkpoints.write(step, fill)
-        checkpoints.prune(self._config.trainer.keep_checkpoints, self._best(checkpoints))
+        self._checkpoints.write(step, fill)
+        self._prune()
 
     def event(self, kind: str, **fields: Any) -> None:
         self._directory.event(kind, **fields)
@@ -97,13 +99,16 @@ class RunRecorder:
     def progress(self, phase: str, done: int, total: int) -> None:
         self._console.progress(phase, done, total)
 
-    def _best(self, checkpoints: Checkpoints) -> int | None:
+    def _prune(self) -> None:
+        self._checkpoints.prune(self._config.trainer.keep_checkpoints, self._best())
+
+    def _best(self) -> int | None:
         """The step of the checkpoint with the best metric, the earliest of equal ones, as far as it is known."""
         name = self._config.trainer.best_metric
         if name is None:
             return None
         logged = self._directory.metrics()
-        values = {c.step: logged[c.step].get(name) for c in checkpoints.all() if c.step in logged}
+        values = {c.step: logged[c.step].get(name) for c in self._checkpoints.all() if c.step in logged}
         known = {step: value for step, value in values.items() if value is not None}
         choose = max if self._config.trainer.best_is == "max" else min
         return choose(known, key=known.__getitem__, default=None)

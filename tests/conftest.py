@@ -364,3 +364,12 @@ def ray_address() -> Iterator[str]:
         assert time.monotonic() < deadline, "Ray does not start"
     yield address
     household.kill()
+
+
+@pytest.fixture
+def fake_runs(tmp_path: Path, models: Callable[[str], Path]) -> Iterator[Any]:
+    """Runs whose engine is ``tests/faults/fake_engine.py``, in this process: a ``tests.faults.runs.Runs``."""
+    from tests.faults.runs import fake
+
+    with fake(tmp_path, models("qwen2")) as runs:
+        yield runs
