@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mmrl import registry
+from mmrl import faults, registry
 from mmrl.cluster.nodes import PACKAGES, fingerprints, holds, installed_versions
 from mmrl.cluster.process import forget_shared_memory, host_meeting, interface_of, prepare_process
 from mmrl.config import Kind, from_mapping
@@ -222,6 +222,7 @@ class RankWorker:
 
     def advance(self, answer: bool) -> tuple[int, RolloutGroup] | None:
         """Run until the next group is finished; without ``answer`` (a tensor-parallel peer answers) nothing is sent."""
+        faults.point("rank.advance")
         finished = next(self._groups, None)  # none is left after an error, which the call before this raised
         return finished if answer else None
 

@@ -25,6 +25,12 @@ def even(rollouts):
 """
 
 
+needs_two_nodes = pytest.mark.skipif(
+    subprocess.run([*HIDING, "true"], check=False).returncode != 0 if shutil.which("unshare") else True,
+    reason="no user namespaces: files cannot be hidden from the second node",
+)
+
+
 @pytest.fixture(scope="module")
 def work(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The driver's folder: model, images, a file reward, a template, all named relative to it."""
@@ -77,10 +83,7 @@ def wait_for(household: Any, address: str, nodes: int) -> None:
     raise TimeoutError(answer.stderr)
 
 
-@pytest.mark.skipif(
-    subprocess.run([*HIDING, "true"], check=False).returncode != 0 if shutil.which("unshare") else True,
-    reason="no user namespaces: files cannot be hidden from the second node",
-)
+@needs_two_nodes
 @pytest.mark.parametrize(
     ("cpus", "sampler"),
     [

@@ -1,0 +1,112 @@
+"""A rank is killed in the middle of a run on two nodes; the run goes on from its checkpoint and ends as if it had not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from tests.cluster.test_two_nodes import needs_two_nodes, start_cluster, work  # noqa: F401 - a fixture
+
+DEADLY = '''\
+"""An algorithm that kills its own rank once, at a point of the run."""
+
+import os
+import signal
+from pathlib import Path
+
+from mmrl import faults
+from mmrl_algorithms.grpo import GRPO
+
+
+class Deadly(GRPO):
+    class Config(GRPO.Config):
+        marker: str
+
+    def __init__(self, config):
+        super().__init__(config)
+        self._left = 3  # in the second or third step, whatever the point
+        if (place := os.environ.get("DEADLY")) is None:
+            return
+        self._point, rank = place.split(":")
+        if os.environ.get("RANK") == rank:
+            faults.inject = self._reach
+
+    def loss(self, tokens):
+        self._reach("loss")
+        return super().loss(tokens)
+
+    def _reach(self, point):
+        if point != getattr(self, "_point", None):
+            return
+        self._left -= 1
+        if not self._left and not Path(self.config.marker).exists():
+            Path(self.config.marker).write_text(point)
+            os.kill(os.getpid(), signal.SIGKILL)
+'''
+
+
+@pytest.fixture
+def deadly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The algorithm's section, its package on the path of every process that is started."""
+    site = tmp_path / "site"
+    info = site / "deadly-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: deadly\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[mmrl.algorithms]\ndeadly = deadly:Deadly\n")
+    (site / "deadly.py").write_text(DEADLY)
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=":")
+    return {"name": "deadly", "marker": str(tmp_path / "marker")}
+
+
+def numbers(run: Path) -> dict[int, dict[str, float]]:
+    """The last attempt's metrics of each step, without clocks."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    dropped = ("time", "attempt")
+    return {
+        line["step"]: {k: v for k, v in line.items() if k not in dropped and not k.startswith("perf/")} for line in lines
+    }
+
+
+def assert_same(run: Path, unbroken: Path) -> None:
+    """Weights, optimizer and metrics, bit for bit."""
+    assert numbers(run) == numbers(unbroken)
+    for name in ("model/model.safetensors", "state/optimizer-00001-of-00001.safetensors"):
+        found, expected = (load_file(path / "checkpoints" / "step-000003" / name) for path in (run, unbroken))
+        assert found.keys() == expected.keys()
+        assert all((found[key] == expected[key]).all() for key in found), name
+
+
+@needs_two_nodes
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param("rank.advance:1", id="in generation", marks=pytest.mark.slow),
+        pytest.param("loss:1", id="in the update"),
+        pytest.param("save.shard:0", id="in saving", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_survives_the_death_of_a_rank(
+    place: str, deadly: dict[str, Any], work: Path, tmp_path: Path, household: Any, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:
+    monkeypatch.setenv("DEADLY", place)
+    address = start_cluster(household, work, tmp_path, (1, 1))
+    settings = [f"algorithm.{key}={value}" for key, value in deadly.items()]
+    settings += ["trainer.steps=3", "trainer.save_every=1", "trainer.max_restarts=1", "sampler.name=vllm"]
+    settings += ["cluster.name=ray", "cluster.ranks=2", f"cluster.address={address}"]
+    broken, unbroken = work / f"broken-{place}", work / f"unbroken-{place}"
+    result = household.run("train", "config.yaml", *settings, f"trainer.run_dir={broken}", folder=work)
+    assert result.returncode == 0, result.stderr
+    assert Path(deadly["marker"]).read_text() == place.partition(":")[0]
+    events = [json.loads(line) for line in (broken / "events.jsonl").read_text().splitlines()]
+    (restart,) = [event for event in events if event["kind"] == "restart"]
+    assert f"rank {place[-1]} is gone" in restart["message"]
+    attempts = [json.loads(line) for line in (broken / "attempts.jsonl").read_text().splitlines()]
+    assert [attempt["exit_code"] for attempt in attempts if "exit_code" in attempt] == [5, 0]
+    again = household.run("train", "config.yaml", *settings, f"trainer.run_dir={unbroken}", folder=work)
+    assert again.returncode == 0, again.stderr
+    assert_same(broken, unbroken)
