@@ -6,12 +6,14 @@ import contextlib
 import logging
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from mmrl.cluster.group import LESS_MEMORY, LOOK, DeadRankError, Place, verb_of
@@ -75,7 +77,7 @@ class RayRanks:
             ]
             places = [_result(number, actor.place.remote()) for number, actor in enumerate(actors)]
         except BaseException:
-            ray.shutdown()
+            _disconnect()
             raise
         here = ray.get_runtime_context().get_node_id()
 
@@ -149,18 +151,18 @@ class RayRanks:
                 node: [p.process for p in self.places if p.node == node] for node in _alive() & self._guards.keys()
             }
             _wait([_on_node(node, clear, own, folders.get(node, "")) for node, own in processes.items()], CLEAR_S)
-        ray.shutdown()
+        _disconnect()
 
 
 def on_every_node(cluster: ClusterConfig, function: Callable[..., T], *args: Any) -> list[T]:
     """What ``function(node id, number of GPUs, *args)`` answers on each node of a cluster."""
-    ray = _connect(cluster)
+    _connect(cluster)
     try:
         nodes = _alive().items()
         answers = [_on_node(name, function, name, int(node["Resources"].get("GPU", 0)), *args) for name, node in nodes]
         return [answer.future().result(timeout=WAIT_S) for answer in answers]
     finally:
-        ray.shutdown()
+        _disconnect()
 
 
 def _connect(cluster: ClusterConfig) -> Any:
@@ -178,13 +180,14 @@ def _connect(cluster: ClusterConfig) -> Any:
     try:
         if cluster.address:
             _knock(cluster.address)
-        ray.init(
-            address=cluster.address or "local",
-            include_dashboard=False if not cluster.address else None,
-            log_to_driver=False,
-            logging_level=logging.CRITICAL,
-            **own,
-        )
+        with _own_signals():
+            ray.init(
+                address=cluster.address or "local",
+                include_dashboard=False if not cluster.address else None,
+                log_to_driver=False,
+                logging_level=logging.CRITICAL,
+                **own,
+            )
     except Exception as error:
         raise ResourceError(
             f"Ray cannot be started or reached: {' '.join(str(error).split())[:300]}",
@@ -194,6 +197,25 @@ def _connect(cluster: ClusterConfig) -> Any:
             remedy="check it with `ray status`; a cluster with tokens needs RAY_AUTH_MODE=token and its token here",
         ) from error
     return ray
+
+
+def _disconnect() -> None:
+    """Leave the cluster, and end it if it is this process's own."""
+    import ray
+
+    with _own_signals():
+        ray.shutdown()
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Take SIGTERM back from Ray 2.60, below what Python knows: it aborts when connected, and resets it after."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _knock(address: str) -> None:
