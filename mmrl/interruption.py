@@ -107,7 +107,10 @@ class Interruption:
 
 @contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Put back the handlers that a block replaces, such as one that starts Ray; in the main thread only."""
+    """Put back the handlers that a block replaces, below what Python knows of them too; in the main thread only.
+
+    Ray 2.60 aborts the process on SIGTERM while it is connected, and resets the handler when it disconnects.
+    """
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield

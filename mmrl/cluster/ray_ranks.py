@@ -76,7 +76,7 @@ class RayRanks:
             ]
             places = [_result(number, actor.place.remote()) for number, actor in enumerate(actors)]
         except BaseException:
-            ray.shutdown()
+            _disconnect()
             raise
         here = ray.get_runtime_context().get_node_id()
 
@@ -150,18 +150,18 @@ class RayRanks:
                 node: [p.process for p in self.places if p.node == node] for node in _alive() & self._guards.keys()
             }
             _wait([_on_node(node, clear, own, folders.get(node, "")) for node, own in processes.items()], CLEAR_S)
-        ray.shutdown()
+        _disconnect()
 
 
 def on_every_node(cluster: ClusterConfig, function: Callable[..., T], *args: Any) -> list[T]:
     """What ``function(node id, number of GPUs, *args)`` answers on each node of a cluster."""
-    ray = _connect(cluster)
+    _connect(cluster)
     try:
         nodes = _alive().items()
         answers = [_on_node(name, function, name, int(node["Resources"].get("GPU", 0)), *args) for name, node in nodes]
         return [answer.future().result(timeout=WAIT_S) for answer in answers]
     finally:
-        ray.shutdown()
+        _disconnect()
 
 
 def _connect(cluster: ClusterConfig) -> Any:
@@ -198,6 +198,14 @@ def _connect(cluster: ClusterConfig) -> Any:
             remedy="check it with `ray status`; a cluster with tokens needs RAY_AUTH_MODE=token and its token here",
         ) from error
     return ray
+
+
+def _disconnect() -> None:
+    """Leave the cluster, and end it if it is this process's own."""
+    import ray
+
+    with handlers_kept():
+        ray.shutdown()
 
 
 def _knock(address: str) -> None:

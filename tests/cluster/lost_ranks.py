@@ -125,10 +125,13 @@ class Lesson:
 def main(model: str, address: str, scenarios: list[str]) -> None:
     checkpoint: Path | None = None
     groups: list[RolloutGroup] = []
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     for number, scenario in enumerate(scenarios):
         lesson = Lesson(model, address, checkpoint)
         seen: dict[str, Any] = {"shares": [rank["shares_files"] for rank in lesson.ranks]}
         try:
+            os.kill(os.getpid(), signal.SIGTERM)
             sampled = lesson.sample()
             groups = groups or sampled
             seen["steps"] = [lesson.update(groups)]
@@ -142,6 +145,8 @@ def main(model: str, address: str, scenarios: list[str]) -> None:
             seen["remedy"] = error.remedy
         start = time.monotonic()
         lesson.engine.close()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert len(signals) == 2 * (number + 1), "Ray has taken a signal"
         pids = [rank["pid"] for rank in lesson.ranks]
         seen |= {"close_s": time.monotonic() - start, "left": [pid for pid in pids if Path(f"/proc/{pid}").exists()]}
         print(json.dumps(seen), flush=True)

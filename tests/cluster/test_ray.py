@@ -321,11 +321,9 @@ def test_what_is_not_ray_is_told_from_it_in_seconds(mode, reason, monkeypatch):
     assert time.monotonic() - start < 9  # the import of Ray included
 
 
-def test_a_stale_session_is_told_within_a_minute(tmp_path, monkeypatch):
+def test_a_session_that_auto_finds_dead_is_told_within_a_minute(monkeypatch):
     monkeypatch.setattr("mmrl.cluster.ray_ranks.CLUSTER_S", 4)
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    (tmp_path / "ray").mkdir()
-    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # as from a stale file, but whatever else runs on this machine
     with pytest.raises(ResourceError, match="no cluster has answered within 4 s"):
         RayRanks(ClusterConfig(name="ray", ranks=1, address="auto"))
 
