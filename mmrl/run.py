@@ -46,7 +46,7 @@ def train(
 
     Args:
         resume: ``auto`` goes on from the newest good checkpoint, ``never`` refuses a directory that holds a run; else
-            the path of another run, or of a checkpoint of one, to begin a new run from.
+            the path of another run, or of a checkpoint of one, to begin a new run from; the same words go on with that.
         interruption: What signals do; by default what they did before.
         strict: Refuse to go on if the newest checkpoint is damaged, rather than from the one before.
         allowed: Keys whose change is no reason to refuse.
@@ -57,7 +57,8 @@ def train(
     """
     interruption = interruption or Interruption()
     prepare_process()
-    directory = RunDirectory.create(loaded.config.trainer.run_dir, new=resume != "auto")
+    source = None if resume in ("auto", "never") else Path(resume)
+    directory = RunDirectory.create(loaded.config.trainer.run_dir, new=resume == "never", source=source)
     run = TrainingRun(loaded.config, directory, interruption)
     try:
         if not run.find_start(resume, strict, allowed):

@@ -56,11 +56,12 @@ class RunDirectory:
         self.attempt = max((record.get("attempt", 0) for record in self._read("attempts.jsonl")), default=0)
 
     @classmethod
-    def create(cls, path: str | Path, *, new: bool = True) -> RunDirectory:
+    def create(cls, path: str | Path, *, new: bool = True, source: Path | None = None) -> RunDirectory:
         """The run directory at ``path``, made if needed; leftovers of a start that failed are taken over.
 
         Args:
             new: Whether it must not hold a run yet.
+            source: Where the checkpoint is that the run begins from; it may have begun from there already.
 
         Raises:
             ConfigError: The folder holds a run, or is not a folder.
@@ -75,14 +76,26 @@ class RunDirectory:
         except OSError as error:
             raise ResourceError(f"cannot make {path}: {error.strerror}", where="trainer.run_dir") from error
         if found and new:
-            raise ConfigError(
-                f"{path} already holds a run",
-                where=f"trainer.run_dir: {path / found} exists",
-                remedy="go on with it (--resume auto), choose another trainer.run_dir, or move the folder away",
-            )
+            raise _occupied(path, found)
         if not os.access(path, os.W_OK | os.X_OK):
             raise ResourceError(f"cannot write to {path}", where="trainer.run_dir", remedy="choose another")
-        return cls(path, _locked(path))
+        directory = cls(path, _locked(path))
+        begun_from = directory.source
+        if found and source and not (begun_from and begun_from.is_relative_to(source.expanduser().resolve())):
+            directory._unlock()
+            raise _occupied(path, found)
+        return directory
+
+    @property
+    def source(self) -> Path | None:
+        """The checkpoint of another run that this one began from; None if it began from nothing."""
+        begun = [record for record in self._read("attempts.jsonl") if "resumed_from" in record]
+        for record in reversed(begun):
+            if record["resumed_from"] is None:
+                return None
+            if record.get("source"):
+                return Path(record["source"])
+        return None
 
     @property
     def media(self) -> Path:
@@ -116,10 +129,14 @@ class RunDirectory:
         self._append("ledger.jsonl", {"attempt": self.attempt, "step": step, "update": update, "samples": samples})
 
     def begin_attempt(self, step: int | None, **fields: Any) -> None:
-        """Note that the run begins, or goes on from the checkpoint of a step; what was done after that is undone."""
+        """Note that the run begins, or goes on from the checkpoint of a step; what was done after that is undone.
+
+        Args:
+            fields: ``source`` is the checkpoint of another run that it begins from.
+        """
         self.attempt += 1
-        if step is not None:
-            self._append("ledger.jsonl", {"attempt": self.attempt, "resumed_from": step})
+        if step is not None or (self.path / "ledger.jsonl").exists():
+            self._append("ledger.jsonl", {"attempt": self.attempt, "resumed_from": step or 0})
         record = {"attempt": self.attempt, "time": time.time(), "resumed_from": step, "pid": os.getpid()}
         self._append("attempts.jsonl", {**record, "host": socket.gethostname(), **fields})
 
@@ -155,6 +172,9 @@ class RunDirectory:
         if not self._has_steps and not _has_checkpoints(self.path):
             for name in _CLAIMS:
                 (self.path / name).unlink(missing_ok=True)
+        self._unlock()
+
+    def _unlock(self) -> None:
         if self._lock_file is not None:
             self._lock_file.close()  # the file stays: others may have opened it, and would lock another one
 
@@ -239,6 +259,14 @@ def _run_in(path: Path) -> str | None:
         if (path / name).exists():
             return name
     return "checkpoints" if _has_checkpoints(path) else None
+
+
+def _occupied(path: Path, found: str) -> ConfigError:
+    return ConfigError(
+        f"{path} already holds a run",
+        where=f"trainer.run_dir: {path / found} exists",
+        remedy="go on with it (--resume auto), choose another trainer.run_dir, or move the folder away",
+    )
 
 
 def _has_checkpoints(path: Path) -> bool:

@@ -142,22 +142,27 @@ class Trainer:
         self._saved: int | None = None
         self._is_checked = False
 
-    def fit(self, done: int | None = None, pending: Mapping[str, float] | None = None) -> None:
+    def fit(
+        self, done: int | None = None, pending: Mapping[str, float] | None = None, *, is_saved: bool = True
+    ) -> None:
         """Train up to step ``trainer.steps``.
 
         Args:
             done: The step of the checkpoint that engine and trainer were restored from; None for a new run.
             pending: What that step came to, if it has not been evaluated and logged; None if it has.
+            is_saved: Whether that checkpoint is one of this run.
 
         Raises:
             MMRLError: A plugin fails, or the numbers do not agree.
             Stopped: A signal came; there is a checkpoint, unless a ResourceError tells that it cannot be written.
         """
-        self._saved = done
+        self._saved = done if is_saved else None
         with self._interruption.deferred():
             if done is None:
                 done, pending = 0, {}
                 self._save(0, {}, self.state(), needed=False)
+            elif not is_saved:
+                self._save(done, pending or {}, self.state(), needed=True)
             if pending is not None:
                 self._conclude(done, pending)
             for step in range(done + 1, self._config.trainer.steps + 1):

@@ -123,6 +123,7 @@ class TrainingRun:
         self._checkpoints = Checkpoints(directory.checkpoints)
         self._console = Console(config.trainer.steps)
         self._checkpoint: Checkpoint | None = None
+        self._source: Checkpoint | None = None  # of another run, until this one has a checkpoint of its own
         self._state: Mapping[str, Any] = {}
         self._changes: list[Change] = []
         self._prints: dict[str, str] = {}
@@ -136,6 +137,7 @@ class TrainingRun:
             ConfigError: What has changed since is not allowed.
         """
         self._checkpoints.clean()
+        resume = self._own(resume)
 
         def report(damaged: Checkpoint, error: CheckpointError) -> None:
             if strict:
@@ -146,15 +148,13 @@ class TrainingRun:
         if resume == "auto":
             self._checkpoint = self._checkpoints.newest(report)
         elif resume != "never":
-            self._checkpoint = find(Path(resume), report)
+            self._checkpoint = self._source = find(Path(resume), report)
         if self._checkpoint is None:
             return True
         self._load_state()
         self._changes = changed_config(self._state["config"], plain_config(self._config))
         if resume == "auto":
-            for later in self._checkpoints.all():
-                if later.step > self._checkpoint.step:
-                    self._checkpoints.set_aside(later)
+            self._set_aside_later()
             if self._is_unborn() and any(change.matters for change in self._changes):
                 self._start_anew()
                 return True
@@ -168,9 +168,34 @@ class TrainingRun:
         others = changed_fingerprints(self._state["fingerprints"], self._prints)
         refuse(others, allowed, str(self._checkpoint.path))
         self._changes += others
-        if resume != "auto":
-            self._inherit()
         return True
+
+    def _own(self, resume: str) -> str:
+        """``auto`` for a run that has begun from the path that ``resume`` is.
+
+        Raises:
+            ConfigError: The run was to begin from a checkpoint and has not.
+        """
+        has_begun, source = bool(self._checkpoints.all()), self._directory.source
+        if resume == "auto" and source is not None and not has_begun:
+            raise ConfigError(
+                "the run was to begin from a checkpoint of another one, and ended before it did",
+                where=f"trainer.run_dir: {self._directory.path}",
+                remedy=f"begin it again with --resume {source}, or choose another trainer.run_dir",
+            )
+        if resume in ("auto", "never"):
+            return resume
+        if has_begun:
+            return "auto"
+        self._directory.start_anew()
+        return resume
+
+    def _set_aside_later(self) -> None:
+        """Damaged ones, or they would be counted among the newest, which are kept."""
+        assert self._checkpoint is not None
+        for later in self._checkpoints.all():
+            if later.step > self._checkpoint.step:
+                self._checkpoints.set_aside(later)
 
     def train(self) -> None:
         """Train to the end; ranks that are lost or hang are started again from the last checkpoint."""
@@ -204,11 +229,12 @@ class TrainingRun:
         from mmrl.trainer import Trainer
 
         config, plan, directory = self._config, self._plan, self._directory
-        checkpoint = self._checkpoint
+        checkpoint, source = self._checkpoint, self._source
         step = None if checkpoint is None else checkpoint.step
         directory.begin_attempt(
             step,
             checkpoint=None if checkpoint is None else str(checkpoint.path),
+            source=None if source is None else str(source.path),
             command=sys.argv,
             changes=[str(change) for change in self._changes],
         )
@@ -230,7 +256,8 @@ class TrainingRun:
                 self._interruption.check()
                 directory.write_environment(_environment(config, engine))
                 directory.write_config(to_yaml(config))
-                trackers = stack.enter_context(_tracking(config, directory, self._state.get("trackers", ())))
+                states = () if source else self._state.get("trackers", ())  # another run is not written on
+                trackers = stack.enter_context(_tracking(config, directory, states))
                 recorder = RunRecorder(config, directory, trackers, self._console, engine, self._prints)
                 collector = Collector(
                     config, engine, plan.encoder, scorer, recorder.progress, plan.penalties, event=recorder.event
@@ -253,9 +280,11 @@ class TrainingRun:
                 if checkpoint is None:
                     trainer.fit()
                 else:
+                    if source is not None:
+                        self._inherit(source)
                     self._tell("resumed", message=f"from step {step}, {checkpoint.path}", step=step)
                     trainer.restore(self._state["trainer"], directory.media)
-                    trainer.fit(step, self._pending())
+                    trainer.fit(step, self._pending(), is_saved=source is None)
             code = 0
         except (MMRLError, Stopped) as error:
             code, message = error.exit_code, str(error)
@@ -275,13 +304,15 @@ class TrainingRun:
         return True
 
     def _go_back(self) -> None:
-        """To the last checkpoint of this run."""
-        self._checkpoint = self._checkpoints.newest(
+        """To the last checkpoint of this run, or to where it began from."""
+        newest = self._checkpoints.newest(
             lambda damaged, error: self._tell("checkpoint_damaged", message=str(error), step=damaged.step)
         )
-        self._state = {}
+        self._source = self._source if newest is None else None
+        self._checkpoint, self._state = newest or self._source, {}
         if self._checkpoint is not None:
             self._load_state()
+            self._set_aside_later()
 
     def _load_state(self) -> None:
         assert self._checkpoint is not None
@@ -311,15 +342,25 @@ class TrainingRun:
         self._directory.start_anew()
         self._checkpoint, self._state, self._changes = None, {}, []
 
-    def _inherit(self) -> None:
-        """Take over the history of the run that this one begins from, and the images that it still needs."""
-        assert self._checkpoint is not None
-        source = self._checkpoint.path.parents[1]
-        self._directory.inherit(source, self._checkpoint.step)
+    def _inherit(self, checkpoint: Checkpoint) -> None:
+        """Take over the history of the run that this one begins from, and the images that it still needs.
+
+        Raises:
+            CheckpointError: They are not there.
+        """
+        source = checkpoint.path.parents[1]
+        self._directory.inherit(source, checkpoint.step)
         self._directory.media.mkdir(exist_ok=True)
-        for record in self._state["trainer"]["carried_groups"]:
-            for image in record["images"]:
-                shutil.copy2(source / "media" / f"{image['hash']}.png", self._directory.media)
+        hashes = {image["hash"] for record in self._state["trainer"]["carried_groups"] for image in record["images"]}
+        for name in (f"{digest}.png" for digest in sorted(hashes)):
+            try:
+                shutil.copy2(source / "media" / name, self._directory.media)
+            except FileNotFoundError as error:
+                raise CheckpointError(
+                    "an image that the checkpoint needs is not beside it",
+                    where=str(source / "media" / name),
+                    remedy="begin from a checkpoint within its run's folder",
+                ) from error
 
     def _expire(self, engine: Engine, collector: Collector, what: str) -> None:
         """End what hangs, from the watchdog's thread: the ranks, or this process if it is the only one."""

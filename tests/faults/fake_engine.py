@@ -30,7 +30,7 @@ POSITIONS = 6
 
 
 class FakeEngine:
-    """Implements ``Engine``, ``Sampler`` and ``Learner``; logits over the letters for each place in a completion."""
+    """Implements ``Engine``, ``Sampler`` and ``Learner``; logits_PV over the letters at each position of a text."""
 
     precision = "float32"
 
@@ -126,7 +126,7 @@ class FakeEngine:
         self.updates = json.loads((checkpoint / "state" / "learner.json").read_text())["updates"]
 
     def _logprobs_T(self, logits_PV: torch.Tensor, sample: Sample) -> torch.Tensor:
-        ids_T = torch.from_numpy(sample.token_ids.astype(np.int64))
+        ids_T = torch.from_numpy(sample.token_ids.astype(np.int64)) % len(LETTERS)  # demonstrations are the tokenizer's
         positions_T = torch.arange(len(ids_T)) % POSITIONS
         return torch.log_softmax(logits_PV / self._config.sampler.temperature, -1)[positions_T, ids_T]
 

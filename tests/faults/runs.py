@@ -1,4 +1,4 @@
-"""Runs with the fake engine in this process, where a second one costs tenths of a second, and what they leave behind."""
+"""Runs with the fake engine in this process, which cost tenths of a second each, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -36,21 +36,24 @@ def stop() -> None:
 
 @contextmanager
 def at(point: str, count: int = 1, act: Callable[[], Any] = kill) -> Iterator[None]:
-    """Call ``act`` when a point is reached for the ``count``-th time; it has to be reached."""
+    """Call ``act`` when a point is reached for the ``count``-th time, as it has to be; can be nested."""
     reached = itertools.count(1)
     done = []
 
     def inject(name: str) -> None:
+        if before is not None:
+            before(name)
         if name == point and next(reached) == count:
             done.append(name)
             act()
 
-    faults.inject = inject
+    before, faults.inject = faults.inject, inject
     try:
         yield
     finally:
-        faults.inject = None
-    assert done, f"{point} was not reached {count} times"
+        faults.inject = before
+    if not done:
+        raise LookupError(f"{point} was not reached {count} times")
 
 
 @dataclass
@@ -69,7 +72,9 @@ class Runs:
         self.write_rows(range(8))
 
     def write_rows(self, numbers: Any) -> None:
-        rows = [{"id": f"r{n}", "prompt": "one plus " * (n + 1), "answer": str(n)} for n in numbers]
+        rows = [
+            {"id": f"r{n}", "prompt": "one plus " * (n + 1), "answer": str(n), "written": f"it is {n}"} for n in numbers
+        ]
         self.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def config(self, name: str = "run", **sections: Any) -> Path:
