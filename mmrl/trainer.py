@@ -371,7 +371,7 @@ class Trainer:
     ) -> tuple[dict[str, float], list[FloatArray]]:
         """Take the step's optimizer steps; returns their mean metrics and each sample's log-probs before them.
 
-        A sample that is in no loss has no log-probs, unless they were asked for.
+        A sample that is in no loss has no log-probs, unless they were asked for; nor has one of a skipped step.
         """
         config = self._config.learner
         aggregation = self._algorithm.aggregation.with_default(self._config.sampler.max_new_tokens)
@@ -394,6 +394,8 @@ class Trainer:
             if result.fault:
                 skipped += 1
                 self._report_fault(step, result.fault, list(rows.values()))
+                for index in rows:  # they may be as little finite as what was made of them
+                    logprobs[index] = np.zeros(0, np.float32)
                 continue
             self._faults_in_a_row = 0
             if result.notice:
@@ -415,7 +417,7 @@ class Trainer:
             NumericsError: It is one of too many in a row.
         """
         self._faults_in_a_row += 1
-        advantages = np.concatenate([row.advantages for row in rows])
+        advantages = np.concatenate([np.zeros(0), *(row.advantages for row in rows)])
         self._recorder.event(
             "update_skipped",
             message=f"no optimizer step was taken in step {step}: {fault}",
@@ -423,7 +425,7 @@ class Trainer:
             in_a_row=self._faults_in_a_row,
             samples=sorted({row.sample.prompt.id for row in rows}),
             completion_tokens=[len(row.mask) for row in rows],
-            advantages={"min": float(advantages.min()), "max": float(advantages.max())},
+            advantages={"min": float(advantages.min(initial=0)), "max": float(advantages.max(initial=0))},
             weights=[row.weight for row in rows],
         )
         if self._faults_in_a_row >= MAX_FAULTS:

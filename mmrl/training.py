@@ -18,7 +18,7 @@ from mmrl import __version__, registry
 from mmrl.checkpoints import Checkpoint, CheckpointError, Checkpoints, find, write_json
 from mmrl.config import Config, to_yaml
 from mmrl.console import Console
-from mmrl.errors import DeviceMemoryError, MMRLError, RankLostError
+from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, RankLostError
 from mmrl.interfaces import Engine, Learner
 from mmrl.interruption import Interruption, Stopped, end_process
 from mmrl.plan import RunPlan

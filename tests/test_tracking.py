@@ -75,6 +75,44 @@ def test_a_tracker_that_fails_is_reported_once_and_counted_and_others_go_on(tmp_
     assert len(good.calls) == 7
 
 
+class Stateful(Recording):
+    """Numbers its starts."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = 0
+
+    def start(self, run_dir, config):
+        self.number += 1
+        self.calls.append(self.number)
+
+    def state(self):
+        return {"number": self.number}
+
+    def restore(self, state):
+        self.number = state["number"]
+
+
+def test_a_tracker_goes_on_with_the_state_it_had_and_keeps_it_if_it_does_not_start(tmp_path):
+    first = Trackers([Stateful(), Recording()], pytest.fail)
+    first.start(tmp_path, {})
+    first.finish(10)
+    assert first.states() == [{"number": 1}, {}]
+    second = Trackers([tracker := Stateful(), BrokenStart()], lambda message: None)
+    second.start(tmp_path, {}, [first.states()[0], {"id": "kept"}])
+    second.finish(10)
+    assert tracker.calls == [2, "finish"] and second.states() == [{"number": 2}, {"id": "kept"}]
+
+
+def test_a_state_that_json_cannot_hold_is_a_fault_of_the_tracker(tmp_path):
+    faults, tracker = [], Stateful()
+    tracker.state = lambda: {"number": object()}
+    trackers = Trackers([tracker], faults.append)
+    trackers.start(tmp_path, {})
+    trackers.finish(10)
+    assert "TypeError" in faults[0] and trackers.states() == [{}]
+
+
 def test_a_tracker_that_does_not_start_is_called_no_more(tmp_path):
     faults, tracker = [], BrokenStart()
     trackers = Trackers([tracker], faults.append)

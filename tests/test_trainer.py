@@ -108,6 +108,18 @@ class FakeEngine:
         return UpdateResult(reduce_partials([partial]) | rank, logprobs)
 
 
+def faulty(*which: int) -> Callable[[FakeEngine, Sequence[Any]], UpdateResult]:
+    """An ``update`` that comes to nothing the which-th times, counted from 1."""
+    plain, count = FakeEngine.update, iter(range(1, 99))
+
+    def update(self: FakeEngine, rows: Sequence[Any]) -> UpdateResult:
+        if next(count) not in which:
+            return plain(self, rows)
+        return UpdateResult({}, [np.full(len(row.mask), np.nan, np.float32) for row in rows], "the loss is nan")
+
+    return update
+
+
 @dataclass
 class FakeEncoder:
     """One token per letter; of the broken prompts that is not known before they are encoded."""
@@ -362,7 +374,7 @@ CONTRACT = {
     "mismatch/logprob_abs_max", "mismatch/kl", "length/completion_mean", "length/truncated_fraction", "loss/policy",
     "lr", "perf/step_s", "perf/sync_s", "perf/generate_s", "perf/score_s", "perf/logprob_s", "perf/update_s",
     "perf/tokens_per_s", "perf/score_share", "reward/right_failed_fraction",
-    "advantage/mean", "advantage/max", "group/all_correct_fraction", "group/all_wrong_fraction",
+    "policy/skipped_updates", "advantage/mean", "advantage/max", "group/all_correct_fraction", "group/all_wrong_fraction",
 }  # fmt: skip
 """Names in the design's list; perf/memory_bytes_max is the run's, perf/mfu comes later."""
 
@@ -514,6 +526,64 @@ def test_a_step_is_logged_although_its_checkpoint_fails(run):
         done.fit()
     assert sorted(done.recorder.logged) == [0, 1, 2, 3] and "loss/policy" in done.recorder.logged[3]
     assert [(e["kind"], e["step"]) for e in done.recorder.events] == [("checkpoint_failed", i) for i in range(4)]
+
+
+def test_an_optimizer_step_that_comes_to_nothing_is_told_with_what_it_was_made_of(run, monkeypatch):
+    monkeypatch.setattr(FakeEngine, "update", faulty(2))
+    done = run(learner={"minibatches": 2}, trainer={"steps": 2}).fit()
+    assert [done.recorder.logged[step]["policy/skipped_updates"] for step in (1, 2)] == [1, 0]
+    assert [(step, update) for step, update, _ in done.recorder.ledger] == [(1, 1), (2, 2), (2, 3)]
+    (event,) = done.recorder.events  # and no mismatch: what is not finite is no disagreement
+    assert (event["kind"], event["step"], event["in_a_row"]) == ("update_skipped", 1, 1)
+    assert "the loss is nan" in event["message"] and json.loads(json.dumps(event)) == event
+    trained = {name for _, _, samples in done.recorder.ledger[:1] for name in samples}
+    rollouts = [r for group in done.recorder.rolled[1] for r in group.scored.group.rollouts]
+    skipped = [r for r in rollouts if (0, r.prompt.id, r.index) not in trained]
+    assert event["samples"] == sorted({r.prompt.id for r in skipped}) and len(skipped) == len(event["weights"]) == 4
+    assert sorted(event["completion_tokens"]) == sorted(len(r.token_ids) for r in skipped)
+    assert event["advantages"]["min"] < 0 < event["advantages"]["max"]
+    recorded = [values for group in done.recorder.rolled[1] for values in group.logprobs]
+    assert sum(len(values) == 0 for values in recorded) == 4 and all(np.isfinite(v).all() for v in recorded)
+    assert done.recorder.logged[1]["mismatch/logprob_abs_max"] == 0
+    assert all(np.isfinite(value) for value in done.recorder.logged[1].values())
+
+
+def test_a_step_of_nothing_but_skipped_updates_is_logged_and_the_run_goes_on(run, monkeypatch):
+    monkeypatch.setattr(FakeEngine, "update", faulty(1, 2))
+    done = run(trainer={"steps": 3}).fit()
+    assert [done.recorder.logged[step]["policy/skipped_updates"] for step in (1, 2, 3)] == [1, 1, 0]
+    assert "loss/policy" not in done.recorder.logged[1] and "loss/policy" in done.recorder.logged[3]
+    assert [event["in_a_row"] for event in done.recorder.events] == [1, 2]
+    assert done.trainer.updates == 1
+
+
+@pytest.mark.parametrize("which", [(1, 2, 3), (2, 3, 5, 6, 7)])
+def test_three_skipped_updates_in_a_row_end_the_run(run, monkeypatch, which):
+    monkeypatch.setattr(FakeEngine, "update", faulty(*which))
+    stopped = run(trainer={"steps": 9, "save_every": 1})
+    with pytest.raises(NumericsError, match="3 optimizer steps in a row came to nothing: the loss is nan") as caught:
+        stopped.fit()
+    assert caught.value.exit_code == 6 and "the last checkpoint is good" in caught.value.remedy
+    last = which[-1]
+    assert stopped.recorder.saved == list(range(last)) and f"step {last}" in caught.value.where
+    assert [len(group.advantages) for group in stopped.recorder.rolled[last]] == [4, 4]
+    assert stopped.recorder.events[-1]["in_a_row"] == 3
+
+
+def test_skipped_updates_are_counted_through_a_resume(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(FakeEngine, "update", faulty(1, 2, 3))
+    first = run(trainer={"steps": 2, "save_every": 1}).fit()
+    second = run(trainer={"steps": 3})
+    second.trainer.restore(first.recorder.states[2], tmp_path)
+    with pytest.raises(NumericsError, match="3 optimizer steps in a row"):
+        second.trainer.fit(2)
+    assert second.recorder.saved == []
+
+
+def test_an_update_of_no_rows_may_come_to_nothing_too(run, monkeypatch):
+    monkeypatch.setattr(FakeEngine, "update", faulty(1))
+    done = run(score=lambda prompt, member: np.nan, trainer={"steps": 1}).fit()
+    assert [event["kind"] for event in done.recorder.events][0] == "update_skipped"
 
 
 def test_warned_of_a_mismatch_the_run_goes_on(run):

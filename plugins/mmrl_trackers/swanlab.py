@@ -3,6 +3,10 @@
 The mode ``cloud`` reads SwanLab's own login (``swanlab login`` or SWANLAB_API_KEY) and never asks for one. SwanLab's
 snapshots of the machine, the command line, the packages and the git remote are off: RUN/environment.json has what a
 run needs, without secrets in addresses.
+
+A run that goes on keeps its id. In the mode ``cloud`` it goes on in the same experiment, where steps that are logged again
+stay as SwanLab has them: its own rule against repeated steps. Offline and local, each attempt is a folder of its own in
+RUN/swanlog, named by that id; ``swanlab sync --id ID FOLDER`` for each of them, in order, makes them one experiment.
 """
 
 from __future__ import annotations
@@ -26,6 +30,17 @@ class SwanLab(Tracker):
         experiment: str | None = None
         """Experiment name; the run directory's if not given."""
 
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self._id: str | None = None
+
+    def state(self) -> Mapping[str, Any]:
+        """The run's id, which SwanLab gives it at its first start."""
+        return {} if self._id is None else {"id": self._id}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._id = state["id"]
+
     def start(self, run_dir: Path, config: Mapping[str, Any]) -> None:
         import swanlab
 
@@ -39,8 +54,11 @@ class SwanLab(Tracker):
             name=self.config.experiment or run_dir.name,
             log_dir=str(run_dir / "swanlog"),
             config=dict(config),
+            id=self._id,
+            resume="never" if self._id is None else "allow",
             settings=swanlab.Settings(interactive=False, terminal=terminal, probe=probes),
         )
+        self._id = self._run.id
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({name: value for name, value in metrics.items() if math.isfinite(value)}, step=step)

@@ -1,4 +1,7 @@
-"""Scalars for TensorBoard in RUN/tensorboard; look at them with ``tensorboard --logdir RUN/tensorboard``."""
+"""Scalars for TensorBoard in RUN/tensorboard; look at them with ``tensorboard --logdir RUN/tensorboard``.
+
+A run that goes on adds a file, and says from which step on the earlier ones are undone; TensorBoard leaves those out.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,22 @@ from mmrl.interfaces import Tracker
 class TensorBoard(Tracker):
     """Every metric as a scalar of its own name; values that are not finite are left out."""
 
-    def start(self, run_dir: Path, config: Mapping[str, Any]) -> None:
-        from tensorboard.summary import Writer
+    _writer: Any = None
 
-        self._writer = Writer(str(run_dir / "tensorboard"))
+    def start(self, run_dir: Path, config: Mapping[str, Any]) -> None:
+        self._folder = run_dir / "tensorboard"
+        self._folder.mkdir(exist_ok=True)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        if self._writer is None:  # only the first step tells where the run goes on
+            self._writer = SummaryWriter(str(self._folder), purge_step=step)
         for name, value in metrics.items():
             if math.isfinite(value):
                 self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def finish(self) -> None:
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()

@@ -1,7 +1,9 @@
+import json
 import math
 import socket
 import sys
 import threading
+import time
 
 import pytest
 from pydantic import ValidationError
@@ -12,9 +14,9 @@ from mmrl_trackers.tensorboard import TensorBoard
 METRICS = {"reward/mean": 0.5, "kl/reference": math.nan}
 
 
-def run(tracker, folder):
+def run(tracker, folder, steps=range(3)):
     tracker.start(folder, {"learner": {"lr": 0.1}})
-    for step in range(3):
+    for step in steps:
         tracker.log(step, METRICS | {"lr": float(step)})
     tracker.finish()
 
@@ -36,9 +38,56 @@ def test_tensorboard_writes_finite_scalars_that_tensorboard_reads(tmp_path):
     events.Reload()
     tags = {tag for kind in events.Tags().values() if isinstance(kind, list) for tag in kind}
     assert tags == {"reward/mean", "lr"}
-    values = events.Tensors("lr")
-    assert [value.step for value in values] == [0, 1, 2]
-    assert [value.tensor_proto.float_val[0] for value in values] == [0, 1, 2]
+    assert [(each.step, each.value) for each in events.Scalars("lr")] == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_a_run_that_goes_on_is_one_curve_in_tensorboard_without_what_is_undone(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator as Shown
+
+    for steps in (range(5), range(3, 6), range(5, 7)):  # from the checkpoint of step 2, and then of step 4
+        run(TensorBoard(TensorBoard.Config()), tmp_path, steps)
+        time.sleep(1.1)  # files are read in the order of their names, which have whole seconds
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 3
+    events, shown = EventAccumulator(str(tmp_path / "tensorboard")), Shown(str(tmp_path / "tensorboard"))
+    events.Reload()
+    shown.Reload()
+    assert [each.step for each in events.Scalars("lr")] == list(range(7))
+    assert [each.step for each in shown.Tensors("lr")] == list(range(7))
+
+
+def test_swanlab_goes_on_with_the_id_that_the_run_had(tmp_path, no_network):
+    first = SwanLab(SwanLab.Config())
+    assert first.state() == {}
+    run(first, tmp_path)
+    state = json.loads(json.dumps(first.state()))
+    second = SwanLab(SwanLab.Config())
+    second.restore(state)
+    run(second, tmp_path, range(3, 5))
+    assert second.state() == state
+    folders = sorted((tmp_path / "swanlog").glob("run-*"))
+    assert len(folders) == 2 and all(folder.name.endswith(state["id"]) for folder in folders)
+    third = SwanLab(SwanLab.Config())
+    run(third, tmp_path)
+    assert third.state()["id"] != state["id"]
+
+
+@pytest.mark.parametrize("before", [None, "abc123"])
+def test_swanlab_in_the_cloud_is_asked_for_the_same_experiment(tmp_path, monkeypatch, before):
+    import swanlab
+
+    asked = {}
+
+    class Experiment:
+        id = before or "new1"
+
+    monkeypatch.setattr(swanlab, "init", lambda **arguments: asked.update(arguments) or Experiment())
+    tracker = SwanLab(SwanLab.Config(mode="cloud"))
+    if before:
+        tracker.restore({"id": before})
+    tracker.start(tmp_path, {})
+    assert (asked["id"], asked["resume"], asked["mode"]) == (before, "allow" if before else "never", "cloud")
+    assert tracker.state() == {"id": before or "new1"}
 
 
 def test_swanlab_writes_the_run_offline_without_a_connection_or_a_secret(tmp_path, monkeypatch, no_network, capfd):
