@@ -78,6 +78,7 @@ class End:
         status: The exit code, or the negative number of the signal.
         seconds: It took.
         after: Seconds from its (last) signal to its end; None if there was none.
+        handled: Whether it had a handler for signals when the first one came.
         orphans: Command lines of what it left running.
         memory: Names that it left in shared memory.
         log: What it printed.
@@ -86,6 +87,7 @@ class End:
     status: int
     seconds: float
     after: float | None
+    handled: bool
     orphans: Sequence[str]
     memory: Sequence[str]
     log: str
@@ -108,7 +110,7 @@ class Nursery:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *(entry or os.getcwd() for entry in sys.path)])},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *(each or os.getcwd() for each in sys.path)])},
         )
 
     def __enter__(self) -> Self:
@@ -226,7 +228,7 @@ def _begin(request: Request, line: str) -> None:
 
 def _attend(pid: int, blow: Sequence[Any] | None) -> Request:
     """Deal the blows that come from outside, and reap."""
-    began, struck, times = time.monotonic(), None, 0
+    began, struck, times, handled = time.monotonic(), None, 0, False
     number, at, again, group = blow or (0, ("never",), None, False)
     due = began + at[1] if at[0] == "s" else None
     while True:
@@ -237,6 +239,7 @@ def _attend(pid: int, blow: Sequence[Any] | None) -> Request:
         if at[0] == "handler" and due is None and _has_handler(pid):
             due = now + at[1]
         if due is not None and now >= due:
+            handled |= not times and _has_handler(pid)
             os.killpg(pid, number) if group else os.kill(pid, number)
             struck, times = now, times + 1
             due = now + again if again is not None and times == 1 else None
@@ -246,6 +249,7 @@ def _attend(pid: int, blow: Sequence[Any] | None) -> Request:
         "status": code,
         "seconds": now - began,
         "after": None if struck is None else now - struck,
+        "handled": handled or at[0] == "line",
         "orphans": _orphans(),
     }
 
@@ -359,16 +363,24 @@ class Watch:
         steps = {checkpoint.step for checkpoint in found}
         if self.newest > max(steps, default=-1):
             problems.append(f"the checkpoint of step {self.newest} was lost, the newest is {max(steps, default=None)}")
-        for lost in self.seen - steps:
-            if sum(step > lost for step in steps) < self.keep:
-                problems.append(f"the checkpoint of step {lost} was removed too early: {sorted(steps)} are left")
+        problems += [
+            f"the checkpoint of step {lost} was removed too early: {sorted(steps)} are left"
+            for lost in self.seen - steps
+            if sum(step > lost for step in steps) < self.keep
+        ]
         self.newest, self.seen = max(steps, default=-1), steps
         return problems
 
 
-def compare(run: Path, unbroken: Path) -> list[str]:
-    """What differs between a run that was broken and one that was not, or is wrong with the former."""
+def compare(run: Path, unbroken: Path, *, same_checkpoints: bool = True) -> list[str]:
+    """What differs between a run that was broken and one that was not, or is wrong with the former.
+
+    Args:
+        same_checkpoints: Whether they must have kept the same ones; a run that was stopped wrote some in between.
+    """
     problems = []
+    if same_checkpoints:
+        problems += _difference("checkpoints", _checkpoints(run), _checkpoints(unbroken))
     problems += _difference("final step", _final(run).name, _final(unbroken).name)
     for name in _arrays(unbroken):
         problems += _difference(f"bytes of {name}", _arrays(run).get(name), _arrays(unbroken)[name])
@@ -406,6 +418,12 @@ def metrics(run: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         record = json.loads(line)
         kept = {k: v for k, v in record.items() if k not in ("time", "attempt") and not k.startswith("perf/")}
         yield record["step"], kept
+
+
+def _checkpoints(run: Path) -> list[str]:
+    """What is there, and what is the best."""
+    best = run / "checkpoints" / "best"
+    return [*sorted(path.name for path in best.parent.iterdir()), str(best.is_symlink() and best.readlink())]
 
 
 def _final(run: Path) -> Path:
