@@ -60,7 +60,7 @@ class RunRecorder:
         self._trackers.log(step, values)
         self._console.step(step, values)
         if self._config.trainer.best_metric in values:  # which the checkpoint of the step came before
-            self._prune()
+            _prune(self._config, self._directory)
 
     def rollouts(self, step: int, groups: Sequence[CreditedGroup]) -> None:
         records = (record for index, group in enumerate(groups) for record in rollout_records(index, group))
@@ -90,7 +90,7 @@ class RunRecorder:
             self._directory.sync()
 
         self._checkpoints.write(step, fill)
-        self._prune()
+        _prune(self._config, self._directory)
 
     def event(self, kind: str, **fields: Any) -> None:
         self._directory.event(kind, **fields)
@@ -98,20 +98,6 @@ class RunRecorder:
 
     def progress(self, phase: str, done: int, total: int) -> None:
         self._console.progress(phase, done, total)
-
-    def _prune(self) -> None:
-        self._checkpoints.prune(self._config.trainer.keep_checkpoints, self._best())
-
-    def _best(self) -> int | None:
-        """The step of the checkpoint with the best metric, the earliest of equal ones, as far as it is known."""
-        name = self._config.trainer.best_metric
-        if name is None:
-            return None
-        logged = self._directory.metrics()
-        values = {c.step: logged[c.step].get(name) for c in self._checkpoints.all() if c.step in logged}
-        known = {step: value for step, value in values.items() if value is not None}
-        choose = max if self._config.trainer.best_is == "max" else min
-        return choose(known, key=known.__getitem__, default=None)
 
 
 class TrainingRun:
@@ -160,6 +146,7 @@ class TrainingRun:
                 return True
             if self._checkpoint.step >= self._config.trainer.steps and self._pending() is None:
                 self._console.line(f"{self._directory.path} is finished: it has {self._checkpoint.step} steps")
+                _prune(self._config, self._directory)
                 return False
         for change in self._changes:
             self._console.line(f"changed: {change}")
@@ -168,6 +155,8 @@ class TrainingRun:
         others = changed_fingerprints(self._state["fingerprints"], self._prints)
         refuse(others, allowed, str(self._checkpoint.path))
         self._changes += others
+        if resume == "auto":
+            _prune(self._config, self._directory)  # what was killed before it did
         return True
 
     def _own(self, resume: str) -> str:
@@ -395,6 +384,18 @@ def _tracking(config: Config, directory: RunDirectory, before: Sequence[Mapping[
         yield trackers
     finally:
         trackers.finish(timeout_s=30)
+
+
+def _prune(config: Config, directory: RunDirectory) -> None:
+    """Remove the checkpoints that ``trainer`` does not ask to keep; keep the one that is best as far as is known."""
+    checkpoints, best = Checkpoints(directory.checkpoints), None
+    if (name := config.trainer.best_metric) is not None:
+        logged = directory.metrics()
+        values = {each.step: logged[each.step].get(name) for each in checkpoints.all() if each.step in logged}
+        known = {step: value for step, value in values.items() if value is not None}
+        choose = max if config.trainer.best_is == "max" else min
+        best = choose(known, key=known.__getitem__, default=None)  # the earliest of equal ones
+    checkpoints.prune(config.trainer.keep_checkpoints, best)
 
 
 def _metrics_of(record: Mapping[str, Any] | None) -> dict[str, float | None]:

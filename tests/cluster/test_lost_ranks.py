@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,8 @@ def numbers(run: Path) -> dict[int, dict[str, float]]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     dropped = ("time", "attempt")
     return {
-        line["step"]: {k: v for k, v in line.items() if k not in dropped and not k.startswith("perf/")} for line in lines
+        line["step"]: {k: v for k, v in line.items() if k not in dropped and not k.startswith("perf/")}
+        for line in lines
     }
 
 
@@ -92,7 +92,12 @@ def assert_same(run: Path, unbroken: Path) -> None:
     ],
 )
 def test_a_run_survives_the_death_of_a_rank(
-    place: str, deadly: dict[str, Any], work: Path, tmp_path: Path, household: Any, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    place: str,
+    deadly: dict[str, Any],
+    work: Path,
+    tmp_path: Path,
+    household: Any,
+    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
 ) -> None:
     monkeypatch.setenv("DEADLY", place)
     address = start_cluster(household, work, tmp_path, (1, 1))

@@ -1,4 +1,4 @@
-"""The sweeps' reward."""
+"""The sweeps' rewards."""
 
 from __future__ import annotations
 
@@ -9,3 +9,13 @@ from typing import Any
 def letters(rollouts: Sequence[Any]) -> list[float]:
     """More for early letters of the alphabet, and for each prompt another amount."""
     return [sum(ord("p") - ord(letter) for letter in each.text) / 10 + len(each.prompt.id) % 3 for each in rollouts]
+
+
+def early(rollouts: Sequence[Any]) -> list[float]:
+    """Whether the completion begins in the alphabet's first half: often the same for a whole small group."""
+    return [float(each.text[:1] < "h") for each in rollouts]
+
+
+def even(rollouts: Sequence[Any]) -> list[float]:
+    """The share of even tokens: whatever a model of random weights writes, it differs from rollout to rollout."""
+    return [float((each.token_ids % 2 == 0).mean()) for each in rollouts]

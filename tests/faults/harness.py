@@ -1,0 +1,478 @@
+"""Runs that are killed or signalled at a moment of choice, and what must hold of them afterwards.
+
+A nursery is a process that has imported everything heavy and forks itself for each run, so that a run starts in a
+fraction of a second. It is the reaper of all that its runs leave behind, so that no orphan escapes it.
+
+    python -m tests.faults.harness nursery MODEL [real]    takes requests, one line of JSON each, and answers them
+    python -m tests.faults.harness run '<request>'         does what one asks for, as a fresh interpreter
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+ROOT = Path(__file__).parents[2]
+MODULE = (sys.executable, "-m", "tests.faults.harness")
+TRACED = tuple(
+    f"{os.sep}mmrl{os.sep}{name}.py"
+    for name in ("checkpoints", "collection", "interruption", "run", "run_directory", "trainer", "training")
+)
+"""The files whose lines are places for a blow."""
+PACKAGES = (
+    "psutil", "mmrl.run", "mmrl.trainer", "mmrl.collection", "mmrl.cluster.launch", "mmrl.cluster.ray_ranks",
+    "torch.utils.tensorboard",
+)  # fmt: skip
+PLUGINS = (
+    *(("algorithm", name) for name in ("grpo", "dapo", "remax")),
+    ("dataset", "table"),
+    ("tracker", "tensorboard"),
+)
+REAL = ("vllm", "vllm.v1.engine.llm_engine", "deepspeed", "mmrl.engine.rank")
+ORPHANS_MAY_LIVE_S = 5.0
+Request = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Blow:
+    """Something that happens to a run.
+
+    Attributes:
+        number: Of the signal.
+        at: ``("s", seconds)`` after its start; ``("handler", seconds)`` after it has taken the signals over;
+            ``("point", name, n)`` at the n-th reach of a point of ``mmrl.faults``, ``("line", n)`` before the n-th line
+            that it executes of TRACED.
+        again: Seconds until the same signal comes once more.
+        group: Whether the signal goes to its process group, as Ctrl-C in a terminal does.
+    """
+
+    number: signal.Signals = signal.SIGKILL
+    at: tuple[Any, ...] = ("s", 0.0)
+    again: float | None = None
+    group: bool = False
+
+    def __str__(self) -> str:
+        place = " ".join(f"{part:.3f}" if isinstance(part, float) else str(part) for part in self.at)
+        return f"{self.number.name} at {place}{'' if self.again is None else f', again after {self.again:.3f}'}"
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended.
+
+    Attributes:
+        status: The exit code, or the negative number of the signal.
+        seconds: It took.
+        after: Seconds from its (last) signal to its end; None if there was none.
+        handled: Whether it had a handler for signals when the first one came.
+        orphans: Command lines of what it left running.
+        memory: Names that it left in shared memory.
+        log: What it printed.
+    """
+
+    status: int
+    seconds: float
+    after: float | None
+    handled: bool
+    orphans: Sequence[str]
+    memory: Sequence[str]
+    log: str
+
+
+class Nursery:
+    """The nursery, seen from the tests.
+
+    Args:
+        folder: For logs.
+        model: The runs' model, which is opened there to have everything imported that this needs.
+        real: Whether vLLM and DeepSpeed are imported there too, and its runs are real.
+    """
+
+    def __init__(self, folder: Path, model: Path, *, real: bool = False) -> None:
+        self._folder, self._real = folder, real
+        self._runs = 0
+        self._process = subprocess.Popen(
+            [*MODULE, "nursery", str(model), *(["real"] if real else [])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *(each or os.getcwd() for each in sys.path)])},
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+
+    def train(
+        self, argv: Sequence[str], blow: Blow | None = None, *, cold: bool = False, record: Path | None = None
+    ) -> End:
+        """``mmrl train`` with these arguments, to its end.
+
+        Args:
+            cold: Whether it is a fresh interpreter.
+            record: A file to write the names of the points to that it reaches, and ``lines N`` at its end.
+        """
+        self._runs += 1
+        log = self._folder / f"run-{self._runs:04d}.log"
+        request: Request = {
+            "argv": ["train", *argv],
+            "log": str(log),
+            "real": self._real,
+            "cold": cold,
+            "record": str(record or ""),
+            "blow": None if blow is None else [int(blow.number), blow.at, blow.again, blow.group],
+        }
+        assert self._process.stdin is not None and self._process.stdout is not None
+        log.touch()
+        before = _shared_memory()
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        answer = json.loads(self._process.stdout.readline())
+        left = [name for name in _shared_memory() - before if not _is_held(name)]
+        return End(**answer, memory=left, log=log.read_text(errors="replace"))
+
+
+def _shared_memory() -> set[str]:
+    return {path.name for path in Path("/dev/shm").iterdir() if path.stat().st_uid == os.getuid()}
+
+
+def _is_held(name: str) -> bool:
+    """Whether a living process has mapped it or has it open: then it is another run's."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"/dev/shm/{name}" in (process / "maps").read_text():
+                return True
+            if any(os.readlink(file) == f"/dev/shm/{name}" for file in (process / "fd").iterdir()):
+                return True
+    return False
+
+
+# In the nursery
+
+
+def nurse(model: str, *, real: bool) -> None:
+    """Answer requests until there are no more."""
+    _warm(model, REAL if real else ())
+    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: what a run leaves behind becomes this process's child
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    for line in requests:
+        request = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            os.setsid()
+            log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            _begin(request, line)
+        print(json.dumps(_attend(pid, request["blow"])), file=answers, flush=True)
+
+
+def _warm(model: str, packages: Sequence[str]) -> None:
+    """Import everything; start no thread."""
+    from mmrl.cluster.process import prepare_process
+
+    prepare_process()
+    import torch
+
+    torch.set_num_threads(1)
+    for name in (*PACKAGES, *packages):
+        importlib.import_module(name)
+    from mmrl import registry
+    from mmrl.engine.folder import ModelFolder
+
+    ModelFolder.open(model)
+    # What is installed does not change meanwhile, and reading it takes longer than a run.
+    registry._entries = functools.cache(registry._entries)
+    for kind, name in PLUGINS:
+        registry.options_class(kind, name)
+
+
+def _begin(request: Request, line: str) -> None:
+    """Become the run."""
+    try:
+        if request["cold"]:
+            is_plain = request["real"] and (request["blow"] or [0, ["s"]])[1][0] in ("s", "handler")
+            words = [sys.executable, "-m", "mmrl", *request["argv"]] if is_plain else [*MODULE, "run", line]
+            os.execv(sys.executable, words)
+        code = run(request)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(99)
+
+
+def _attend(pid: int, blow: Sequence[Any] | None) -> Request:
+    """Deal the blows that come from outside, and reap."""
+    began, struck, times, handled = time.monotonic(), None, 0, False
+    number, at, again, group = blow or (0, ("never",), None, False)
+    due = began + at[1] if at[0] == "s" else None
+    while True:
+        ended, status = os.waitpid(-1, os.WNOHANG)
+        now = time.monotonic()
+        if ended == pid:
+            break
+        if at[0] == "handler" and due is None and _has_handler(pid):
+            due = now + at[1]
+        if due is not None and now >= due:
+            handled |= not times and _has_handler(pid)
+            os.killpg(pid, number) if group else os.kill(pid, number)
+            struck, times = now, times + 1
+            due = now + again if again is not None and times == 1 else None
+        time.sleep(0.0005)
+    code = os.waitstatus_to_exitcode(status)
+    return {
+        "status": code,
+        "seconds": now - began,
+        "after": None if struck is None else now - struck,
+        "handled": handled or at[0] == "line",
+        "orphans": _orphans(),
+    }
+
+
+def _has_handler(pid: int) -> bool:
+    """Whether the process has a handler for SIGTERM."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
+    return False
+
+
+def _orphans() -> list[str]:
+    """What is still running after a while; it is ended then."""
+    import psutil
+
+    deadline = time.monotonic() + ORPHANS_MAY_LIVE_S
+    while True:
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        left = psutil.Process().children(recursive=True)
+        if not left or time.monotonic() > deadline:
+            break
+        time.sleep(0.005)
+    names = []
+    for child in left:
+        with suppress(psutil.Error):
+            names.append(" ".join(child.cmdline())[:200])
+            child.kill()
+    return names
+
+
+# In the run
+
+
+def run(request: Request) -> int:
+    """Train, with blows from inside; returns the exit code."""
+    from mmrl import cli, faults
+
+    if not request["real"]:
+        from mmrl.cluster import launch
+        from tests.faults import fake_engine
+
+        launch.start_engine = fake_engine.start_engine  # type: ignore[assignment]
+    strike = _Striker(request)
+    faults.inject = strike.at_point
+    if strike.counts_lines:
+        sys.settrace(strike.trace)
+    try:
+        return cli.main(request["argv"])
+    finally:
+        sys.settrace(None)
+        if request["record"]:
+            Path(request["record"]).write_text("\n".join([*strike.points, f"lines {strike.lines}"]))
+
+
+class _Striker:
+    """Deals a blow at a point or a line, and takes notes."""
+
+    def __init__(self, request: Request) -> None:
+        self._number, self._at = (request["blow"] or [0, ["never"]])[:2]
+        self.counts_lines = self._at[0] == "line" or bool(request["record"])
+        self.points: list[str] = []
+        self.lines = 0
+
+    def at_point(self, name: str) -> None:
+        self.points.append(name)
+        if self._at[0] == "point" and self._at[1] == name and self.points.count(name) == self._at[2]:
+            os.kill(os.getpid(), self._number)
+
+    def trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        return self._trace_line if frame.f_code.co_filename.endswith(TRACED) else None
+
+    def _trace_line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            self.lines += 1
+            if self._at[0] == "line" and self.lines == self._at[1]:
+                os.kill(os.getpid(), self._number)
+        return self._trace_line
+
+
+# What must hold
+
+
+@dataclass
+class Watch:
+    """What a run has acknowledged so far, from one blow to the next.
+
+    Attributes:
+        steps: Of the newest checkpoint that was seen.
+    """
+
+    path: Path
+    keep: int
+    newest: int = -1
+    seen: set[int] = field(default_factory=set)
+
+    def look(self) -> list[str]:
+        """What is wrong now, just after an end."""
+        from mmrl.checkpoints import CheckpointError, Checkpoints
+
+        problems = []
+        found = Checkpoints(self.path / "checkpoints").all()
+        for checkpoint in found:
+            try:
+                checkpoint.verify()
+            except CheckpointError as error:
+                problems.append(str(error))
+        steps = {checkpoint.step for checkpoint in found}
+        if self.newest > max(steps, default=-1):
+            problems.append(f"the checkpoint of step {self.newest} was lost, the newest is {max(steps, default=None)}")
+        problems += [
+            f"the checkpoint of step {lost} was removed too early: {sorted(steps)} are left"
+            for lost in self.seen - steps
+            if sum(step > lost for step in steps) < self.keep
+        ]
+        self.newest, self.seen = max(steps, default=-1), steps
+        return problems
+
+
+def compare(run: Path, unbroken: Path, *, same_checkpoints: bool = True) -> list[str]:
+    """What differs between a run that was broken and one that was not, or is wrong with the former.
+
+    Args:
+        same_checkpoints: Whether they must have kept the same ones; a run that was stopped wrote some in between.
+    """
+    problems = []
+    if same_checkpoints:
+        problems += _difference("checkpoints", _checkpoints(run), _checkpoints(unbroken))
+    problems += _difference("final step", _final(run).name, _final(unbroken).name)
+    for name in _arrays(unbroken):
+        problems += _difference(f"bytes of {name}", _arrays(run).get(name), _arrays(unbroken)[name])
+    problems += _difference("names of weights and state", sorted(_arrays(run)), sorted(_arrays(unbroken)))
+    problems += _difference("trainer's state", _trainer_state(run), _trainer_state(unbroken))
+    problems += _difference("metrics", dict(metrics(run)), dict(metrics(unbroken)))
+    problems += _difference("rollouts", _rollouts(run), _rollouts(unbroken))
+    problems += _difference("ledger", ledger(run), ledger(unbroken))
+    problems += [f"left over: {path}" for path in run.rglob(".*") if path.name != ".lock"]
+    problems += [f"left over: {path}" for path in (run / "checkpoints").glob("damaged-*")]
+    return problems
+
+
+def check_ledger(run: Path) -> list[str]:
+    """What is wrong with the ledger in itself."""
+    records = ledger(run)
+    problems = _difference("optimizer steps", [update for _, update, _ in records], list(range(1, len(records) + 1)))
+    steps = [step for step, _, _ in records]
+    problems += _difference("order of steps", steps, sorted(steps))
+    counts = Counter(tuple(sample) for _, _, samples in records for sample in samples)
+    problems += [f"{sample} was learned from {count} times" for sample, count in counts.items() if count > 1]
+    return problems
+
+
+def ledger(run: Path) -> list[tuple[int, int, list[Any]]]:
+    """(step, optimizer step, samples) of each optimizer step."""
+    from mmrl.run_directory import read_ledger
+
+    return [(each["step"], each["update"], each["samples"]) for each in read_ledger(run)]
+
+
+def metrics(run: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Of each step what the last attempt noted, without times."""
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        kept = {k: v for k, v in record.items() if k not in ("time", "attempt") and not k.startswith("perf/")}
+        yield record["step"], kept
+
+
+def _checkpoints(run: Path) -> list[str]:
+    """What is there, and what is the best."""
+    best = run / "checkpoints" / "best"
+    return [*sorted(path.name for path in best.parent.iterdir()), str(best.is_symlink() and best.readlink())]
+
+
+def _final(run: Path) -> Path:
+    return max((run / "checkpoints").glob("step-*"))
+
+
+def _arrays(run: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Type, shape and bytes of each tensor of the final checkpoint, by file and name."""
+    from safetensors.torch import load_file
+
+    return {
+        f"{path.relative_to(_final(run))}: {name}": (
+            str(tensor.dtype),
+            tuple(tensor.shape),
+            tensor.contiguous().reshape(-1).view(dtype=_bytes_type()).numpy().tobytes(),
+        )
+        for path in sorted(_final(run).rglob("*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
+
+
+def _bytes_type() -> Any:
+    import torch
+
+    return torch.uint8
+
+
+def _trainer_state(run: Path) -> Any:
+    return json.loads((_final(run) / "state" / "run.json").read_text())["trainer"]
+
+
+def _rollouts(run: Path) -> dict[str, list[Any]]:
+    files = sorted((run / "rollouts").iterdir())
+    return {path.name: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
+
+
+def _difference(what: str, found: Any, expected: Any) -> list[str]:
+    if found == expected:
+        return []
+    if isinstance(found, Mapping) and isinstance(expected, Mapping):
+        keys = [key for key in {**found, **expected} if found.get(key) != expected.get(key)]
+        if isinstance(found.get(keys[0]), Mapping) and isinstance(expected.get(keys[0]), Mapping):
+            return _difference(f"{what} of {keys[0]}", found[keys[0]], expected[keys[0]])
+        return [f"{what} differ at {keys}: {found.get(keys[0])!r:.300} instead of {expected.get(keys[0])!r:.300}"]
+    return [f"{what}: {found!r:.300} instead of {expected!r:.300}"]
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "nursery":
+        nurse(sys.argv[2], real="real" in sys.argv[3:])
+    else:
+        sys.exit(run(json.loads(sys.argv[2])))

@@ -1,0 +1,83 @@
+"""The short form of ``kill_sweep``: runs are killed and signalled, go on, and equal those that were left alone."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mmrl import faults
+from tests.faults.harness import Blow, Nursery
+from tests.faults.kill_sweep import FAKE, REAL, Sweep, random_kills, write_config
+
+SAVING = {"checkpoint.begin", "save.shard", "save.state", "checkpoint.filled", "checkpoint.sealed",
+          "checkpoint.renamed", "checkpoint.pruning"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sweeps(tmp_path_factory: pytest.TempPathFactory, models: Callable[[str], Path]) -> Iterator[dict[str, Sweep]]:
+    """By the algorithm's name; each has trained without a break."""
+    folder = tmp_path_factory.mktemp("sweep")
+    with Nursery(folder, models("qwen2")) as nursery:
+        found = {name: Sweep(nursery, write_config(folder, models("qwen2"), name, FAKE[name])) for name in FAKE}
+        for sweep in found.values():
+            sweep.begin(is_slow=True)
+            assert not sweep.failures
+        yield found
+
+
+def check(sweep: Sweep, *blows: Blow, cold: bool = False) -> int:
+    struck = sweep.chain(blows, cold=cold)
+    failures, sweep.failures[:] = list(sweep.failures), []
+    assert not failures, "\n".join(failures)
+    return struck
+
+
+def test_a_kill_at_any_point_of_saving_and_then_anywhere_changes_nothing(sweeps: dict[str, Sweep]) -> None:
+    rng = np.random.default_rng(3)
+    reached = {name: Counter(sweep.points) for name, sweep in sweeps.items()}
+    assert set(reached["grpo"]) >= SAVING
+    for turn, point in enumerate(sorted(SAVING)):
+        name = list(sweeps)[turn % len(sweeps)]
+        name = name if reached[name][point] else "grpo"
+        nth = int(rng.integers(1, reached[name][point] + 1))
+        assert check(sweeps[name], Blow(at=("point", point, nth)), *random_kills(sweeps[name], rng)[:1])
+
+
+@pytest.mark.parametrize("name", FAKE)
+def test_a_kill_before_any_line_changes_nothing(sweeps: dict[str, Sweep], name: str) -> None:
+    """The later one is in the attempt that goes on from the first one's checkpoint."""
+    sweep, rng = sweeps[name], np.random.default_rng(len(name))
+    early, late = (int(share * sweep.lines) for share in rng.uniform([0.1, 0.05], [0.7, 0.2]))
+    assert check(sweep, Blow(at=("line", early)), Blow(at=("line", late))) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_ends_a_run_with_its_exit_code_and_nothing_is_lost(
+    sweeps: dict[str, Sweep], number: signal.Signals
+) -> None:
+    rng = np.random.default_rng(number)
+    for name, sweep in sweeps.items():
+        line = int(rng.uniform(0.2, 0.9) * sweep.lines)
+        assert check(sweep, Blow(number, ("line", line))), name
+
+
+def test_a_second_signal_ends_a_run_at_once(sweeps: dict[str, Sweep]) -> None:
+    sweep = sweeps["grpo"]
+    check(sweep, Blow(signal.SIGTERM, ("handler", sweep.seconds * 0.6), again=0.01))
+
+
+def test_points_do_nothing_unless_a_test_sets_them() -> None:
+    assert faults.inject is None
+
+
+@pytest.mark.slow
+def test_a_kill_of_real_engines_changes_nothing(tmp_path: Path, models: Callable[[str], Path]) -> None:
+    with Nursery(tmp_path, models("qwen2"), real=True) as nursery:
+        sweep = Sweep(nursery, write_config(tmp_path, models("qwen2"), "real", REAL))
+        sweep.begin(is_slow=True)
+        assert check(sweep, Blow(at=("point", "save.state", 4)), Blow(at=("s", sweep.seconds * 0.8)))
