@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import itertools
 import json
 import os
@@ -89,7 +90,7 @@ def train_with_a_cut(runs: Runs, config: Path, cut: Any) -> bool:
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_a_run_cut_at_every_step_comes_out_as_the_unbroken_one(fake_runs: Runs, name):
-    """One run, cut after every step, by turns by a kill and by a signal, when the checkpoint is there or being written."""
+    """One run, cut after every step: by turns killed when the checkpoint is there, and stopped while it is written."""
     assert fake_runs.train(fake_runs.config("plain", **sections(fake_runs, name, 1))) == 0
     plain, run = fake_runs.folder / "plain", fake_runs.folder / "run"
     config = fake_runs.config(**sections(fake_runs, name, 1))
@@ -593,3 +594,79 @@ def test_a_lost_rank_costs_the_steps_since_the_checkpoint_and_nothing_else(fake_
         assert fork(fake_runs, source / "checkpoints" / "step-000004", trainer=trainer)[0] == 0
     assert outcome(fake_runs.folder / "fork")["ledger"] == outcome(source)["ledger"]
     assert outcome(fake_runs.folder / "fork")["state"] == outcome(source)["state"]
+
+
+def test_memory_descriptors_and_threads_are_flat_over_500_steps(fake_runs: Runs):
+    """What the driver holds after 100 steps and after 500; checkpoints, evaluations and a tracker are part of it."""
+    import psutil
+
+    process, taken = psutil.Process(), []
+
+    def measure() -> None:
+        gc.collect()
+        taken.append((process.memory_info().rss, process.num_fds(), process.num_threads()))
+
+    rows = {"name": "table", "path": str(fake_runs.rows)}
+    config = fake_runs.config(
+        data={"train": rows, "eval": dict(rows)},
+        trainer={"steps": 500, "save_every": 20, "eval_every": 50, "keep_checkpoints": 2},
+        trackers=[{"name": "tensorboard"}],
+    )
+    with at("fake.update", 100, measure), at("fake.update", 300, measure), at("fake.update", 500, measure):
+        assert fake_runs.train(config) == 0
+    (rss, descriptors, threads), middle, last = taken
+    assert last[1:] == middle[1:] == (descriptors, threads)
+    assert last[0] - rss < 16 * 2**20, [each[0] / 2**20 for each in taken]  # 40 KiB a step would be seen
+
+
+EVEN = """\
+def even(rollouts):
+    return [float((rollout.token_ids % 2 == 0).mean()) for rollout in rollouts]
+"""
+KILLED = """\
+import os, signal, sys
+from mmrl import faults
+from mmrl.cli import main
+
+reached = []
+
+def inject(name):
+    reached.append(name)
+    if reached.count("checkpoint.renamed") == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+faults.inject = inject
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["grpo", pytest.param("dapo", marks=pytest.mark.slow), pytest.param("remax", marks=pytest.mark.slow)]
+)
+def test_the_real_engine_goes_on_to_the_same_bits_after_a_kill(name, models, household, tmp_path):
+    """vLLM and DeepSpeed: killed when the checkpoint of step 1 is there, before the step is logged."""
+    (tmp_path / "even.py").write_text(EVEN)
+    (tmp_path / "killed.py").write_text(KILLED)
+    runs = Runs(tmp_path, models("qwen2"))
+    rows = {"name": "table", "path": str(runs.rows)}
+    options: dict[str, Any] = {
+        "model": {"path": str(runs.model), "dtype": "float32"},
+        "rewards": [{"name": f"{tmp_path / 'even.py'}:even"}],
+        "data": {"train": rows, "eval": dict(rows)},
+        "algorithm": {"name": name, "kl": {"coef": 0.05, "target": 0.001}},
+        "sampler": {"group_size": 3, "max_new_tokens": 8, "engine": {"kv_cache_memory_bytes": 2**26}},
+        "learner": {"lr": 1e-3, "zero_stage": 0, "minibatches": 2, "tokens_per_microbatch": 128},
+        "trainer": {"steps": 3, "eval_every": 2},
+    }
+    done = household.run("train", str(runs.config("plain", **options)), folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    config = str(runs.config(**options))
+    killed = household.call("killed.py", "train", config, folder=tmp_path)
+    assert killed.returncode == -9 and steps(tmp_path / "run")[-1] == "step-000001", killed.stderr
+    done = household.run("train", config, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    expected, found = outcome(tmp_path / "plain"), outcome(tmp_path / "run")
+    for part in expected:
+        assert found[part] == expected[part], part
+    assert [event["step"] for event in events(tmp_path / "run", "resumed")] == [1]
+    assert all(values["policy/grad_norm"] > 0 for step, values in expected["metrics"].items() if step)

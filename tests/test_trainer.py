@@ -374,7 +374,8 @@ CONTRACT = {
     "mismatch/logprob_abs_max", "mismatch/kl", "length/completion_mean", "length/truncated_fraction", "loss/policy",
     "lr", "perf/step_s", "perf/sync_s", "perf/generate_s", "perf/score_s", "perf/logprob_s", "perf/update_s",
     "perf/tokens_per_s", "perf/score_share", "reward/right_failed_fraction",
-    "policy/skipped_updates", "advantage/mean", "advantage/max", "group/all_correct_fraction", "group/all_wrong_fraction",
+    "policy/skipped_updates", "advantage/mean", "advantage/max", "group/all_correct_fraction",
+    "group/all_wrong_fraction",
 }  # fmt: skip
 """Names in the design's list; perf/memory_bytes_max is the run's, perf/mfu comes later."""
 
@@ -583,7 +584,7 @@ def test_skipped_updates_are_counted_through_a_resume(run, monkeypatch, tmp_path
 def test_an_update_of_no_rows_may_come_to_nothing_too(run, monkeypatch):
     monkeypatch.setattr(FakeEngine, "update", faulty(1))
     done = run(score=lambda prompt, member: np.nan, trainer={"steps": 1}).fit()
-    assert [event["kind"] for event in done.recorder.events][0] == "update_skipped"
+    assert done.recorder.events[0]["kind"] == "update_skipped"
 
 
 def test_warned_of_a_mismatch_the_run_goes_on(run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -38,7 +39,8 @@ def check_algorithm(
     is valid, all are equal, nothing is in the loss, or policies are 100 nats apart; what is masked or invalid, padding,
     the order of rows, the ids of groups, the number of ranks and micro-batches change nothing; the same batch gives the
     same numbers, and is not modified; only what ``needs`` asks for is used; there is a gradient at all; ``loss`` knows
-    of ``credit`` only what its Credit says; ``select`` is there only where ``needs`` has ``refill``, and answers one
+    of ``credit`` only what its Credit says; an algorithm that takes over the ``state`` of one that has seen steps goes
+    on as that one does, and JSON can hold it; ``select`` is there only where ``needs`` has ``refill``, and answers one
     bool for each group.
 
     Args:
@@ -58,6 +60,7 @@ def check_algorithm(
         subject.check_credit_leaves(case, batch)
         subject.check_sameness(case, batch, results[case])
         subject.check_loss_is_apart(case, batch, results[case])
+        subject.check_state(case, batch)
     if not any(result.grad_log_probs.any() for result in results.values()):
         raise broken(
             subject.algorithm,
@@ -203,6 +206,32 @@ class _Subject:
             rule = f"loss knows of credit only what its Credit says ({case})"
             found = f"with what credit has set on self, {difference}"
             raise broken(self.algorithm, rule, found, "pass it through Credit.constants: other processes compute loss")
+
+    def check_state(self, case: str, batch: Arrays) -> None:
+        """What steps have changed is in ``state``, and comes back with ``restore``."""
+        old, new, learner = (copy.deepcopy(self.algorithm) for _ in range(3))
+        for _ in range(3):
+            play(old, learner, batch)
+        with plugin_errors(old, "state"):
+            answer = old.state()
+        try:
+            state = json.loads(json.dumps(dict(answer), allow_nan=False))
+        except (TypeError, ValueError) as error:
+            found = f"{type(error).__name__}: {error}"
+            raise broken(
+                self.algorithm, "state answers a dict that JSON can hold", found, "use plain numbers"
+            ) from error
+        try:
+            with plugin_errors(new, "restore"):
+                new.restore(state) if state else None
+        except PluginError as error:
+            rule = f"restore takes what state answered, from JSON ({case})"
+            raise failed(self.algorithm, rule, error, "read every key, as a plain number, list or text") from error
+        if difference := _difference(play(old, learner, batch), play(new, learner, batch), slice(None)):
+            rule = f"a run that goes on from a checkpoint goes on the same ({case})"
+            found = f"with the state of one that has seen three steps, {difference}"
+            remedy = "let state answer everything that credit and observe change on self, and restore set it"
+            raise broken(self.algorithm, rule, found, remedy)
 
     def check_select(self) -> None:
         """``select`` answers one bool for each group, whatever its rewards."""

@@ -413,11 +413,90 @@ def test_an_algorithm_may_be_given_itself_and_is_left_as_it_is() -> None:
             self.steps += 1
             return {"steps": self.steps}
 
+        def state(self):
+            return {"steps": self.steps}
+
+        def restore(self, state):
+            self.steps = state["steps"]
+
     algorithm = Counts(Counts.Config(scale=3.0))
     check_algorithm(algorithm)
     assert algorithm.steps == 0
     with pytest.raises(ValueError, match="has its options"):
         check_algorithm(algorithm, options={"scale": 1.0})
+
+
+class Decays(Good):
+    """Changes from step to step; each fault below forgets a part of that."""
+
+    rate = 1.0
+    seen = 0
+
+    def credit(self, batch):
+        self.seen += 1
+        return Credit(self.rate / self.seen * super().credit(batch).values)
+
+    def observe(self, metrics):
+        self.rate *= 0.9
+        return {"rate": self.rate}
+
+    def state(self):
+        return {"rate": self.rate, "seen": self.seen}
+
+    def restore(self, state):
+        self.rate, self.seen = state["rate"], state["seen"]
+
+
+class Stateless(Decays):
+    def state(self):
+        return {}
+
+
+class HalfAState(Decays):
+    def state(self):
+        return {"rate": self.rate, "seen": 0}
+
+
+class RestoresNothing(Decays):
+    restore = Algorithm.restore
+
+
+class RestoresWrong(Decays):
+    def restore(self, state):
+        self.rate, self.seen = state["rate"], state["steps"]
+
+
+class KeepsAnArray(Decays):
+    def state(self):
+        return {"rate": np.float32(self.rate), "seen": self.seen}
+
+
+class KeepsNumbersByNumber(Decays):
+    def state(self):
+        return {"values": {0: self.rate, 1: self.seen}}
+
+    def restore(self, state):
+        self.rate, self.seen = state["values"][0], state["values"][1]
+
+
+def test_an_algorithm_with_a_state_that_comes_back_passes() -> None:
+    check_algorithm(Decays)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (Stateless, "a run that goes on from a checkpoint goes on the same"),
+        (HalfAState, "a run that goes on from a checkpoint goes on the same"),
+        (RestoresNothing, "RestoresNothing has a state and does not restore it"),
+        (RestoresWrong, "restore takes what state answered"),
+        (KeepsAnArray, "state answers a dict that JSON can hold"),
+        (KeepsNumbersByNumber, "restore takes what state answered"),
+    ],
+)
+def test_a_state_that_is_incomplete_is_found(fault: type[Algorithm], message: str) -> None:
+    with pytest.raises(PluginError, match=message):
+        check_algorithm(fault)
 
 
 def test_a_class_is_checked_against_its_interface_and_its_options_first() -> None:
