@@ -1,7 +1,7 @@
 """An engine of one table of logits: it samples, learns with AdamW, saves and restores in milliseconds.
 
-Everything around it is real: config, data, reward workers, trainer, checkpoints, run directory. Its completions depend on
-its weights and on nothing else but the seeds of the requests, so that a wrong weight, a wrong optimizer state or a
+Everything around it is real: config, data, reward workers, trainer, checkpoints, run directory. Its completions depend
+on its weights and on nothing else but the seeds of the requests, so that a wrong weight, a wrong optimizer state or a
 wrong prompt shows in every number that follows.
 """
 
@@ -30,7 +30,7 @@ POSITIONS = 6
 
 
 class FakeEngine:
-    """Implements ``Engine``, ``Sampler`` and ``Learner``; logits_PV over the letters at each position of a completion."""
+    """Implements ``Engine``, ``Sampler`` and ``Learner``; logits_PV over the letters at each position."""
 
     precision = "float32"
 

@@ -37,7 +37,7 @@ FAKE: Mapping[str, Mapping[str, Any]] = {
     "grpo": {
         "algorithm": {"name": "grpo", "kl": {"coef": 0.05}},
         "learner": {"minibatches": 2},
-        "trainer": {"save_every": 1, "best_metric": "eval/accuracy"},
+        "trainer": {"save_every": 1, "best_metric": "eval/accuracy", "eval_samples": 4},
         "trackers": [{"name": "tensorboard"}],
     },
     "dapo": {  # many groups have no signal, and some steps starve: groups are carried over
@@ -46,7 +46,10 @@ FAKE: Mapping[str, Mapping[str, Any]] = {
         "sampler": {"group_size": 2},
         "trainer": {"save_every": 2},
     },
-    "remax": {"algorithm": {"name": "remax"}, "trainer": {"save_every": 3}},
+    "remax": {  # the best checkpoint is the first one, which stays
+        "algorithm": {"name": "remax"},
+        "trainer": {"save_every": 3, "best_metric": "eval/accuracy", "best_is": "min", "eval_samples": 4},
+    },
 }
 REAL = {
     "algorithm": {"name": "grpo"},
