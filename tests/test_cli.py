@@ -177,6 +177,18 @@ def test_an_expected_error_is_a_message_and_an_exit_code(
     assert "Traceback" not in complaint
 
 
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_a_signal_while_the_interpreter_is_taken_down_keeps_the_exit_code(number: str) -> None:
+    script = f"""if True:
+        import os, signal
+        from mmrl.cli import main
+        main()
+        os.kill(os.getpid(), signal.{number})
+        signal.pause()"""
+    command = [sys.executable, "-c", script, "show", "missing.yaml"]
+    assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 2
+
+
 def test_a_bug_keeps_its_traceback_and_exits_with_1(
     config: str, run: FakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
