@@ -35,11 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: By default what the process was started with: then the process is to end with that code.
     """
-    code = _run(list(sys.argv[1:] if argv is None else argv))
-    if argv is None:
-        from mmrl.interruption import settle
+    if argv is not None:
+        return _run(list(argv))
+    from mmrl.interruption import prepare_exit
 
-        settle(code)
+    settle = prepare_exit()
+    code = _run(sys.argv[1:])
+    settle(code)
     return code
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -106,17 +107,23 @@ class Interruption:
             print(f"mmrl: {name}: a checkpoint is written; a second signal ends the run at once", file=sys.stderr)
 
 
-def settle(code: int) -> None:
-    """Let signals end this process at once with the code that it is about to end with.
+def prepare_exit() -> Callable[[int], None]:
+    """To be called first thing in a process; what it returns, with the exit code once that is known.
 
-    For its last seconds: the interpreter takes that long to take torch and vLLM down.
+    The interpreter takes seconds to take torch and vLLM down. Until its last exit function a signal then ends the
+    process at once with that code; after it Python would let it end as if it had failed, so signals are ignored.
     """
 
-    def end(number: int, frame: Any) -> None:
-        os._exit(code)
+    def settle(code: int) -> None:
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: os._exit(code))
 
-    for number in SIGNALS:
-        signal.signal(number, end)
+    def ignore() -> None:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    atexit.register(ignore)  # what is registered first is called last
+    return settle
 
 
 def end_process(code: int) -> None:
