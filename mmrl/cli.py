@@ -30,9 +30,24 @@ exit codes: 0 done, 1 a bug, 2 bad config or usage, 3 data, 4 a plugin, 5 resour
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command; returns its exit code.
+
+    Args:
+        argv: By default what the process was started with: then the process is to end with that code.
+    """
+    if argv is not None:
+        return _run(list(argv))
+    from mmrl.interruption import prepare_exit
+
+    settle = prepare_exit()
+    code = _run(sys.argv[1:])
+    settle(code)
+    return code
+
+
+def _run(words: list[str]) -> int:
     try:
-        arguments = _parse(list(sys.argv[1:] if argv is None else argv))
+        arguments = _parse(words)
     except SystemExit as stop:  # argparse has printed help or a usage error
         return int(stop.code or 0)
     try:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Self
 
@@ -118,6 +119,25 @@ def handlers_kept() -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def prepare_exit() -> Callable[[int], None]:
+    """To be called first thing in a process; what it returns, with the exit code once that is known.
+
+    The interpreter takes seconds to take torch and vLLM down. Until its last exit function a signal then ends the
+    process at once with that code; after it Python would let it end as if it had failed, so signals are ignored.
+    """
+
+    def settle(code: int) -> None:
+        for number in SIGNALS:
+            signal.signal(number, lambda *_: os._exit(code))
+
+    def ignore() -> None:
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+
+    atexit.register(ignore)  # what is registered first is called last
+    return settle
 
 
 def end_process(code: int) -> None:

@@ -177,6 +177,24 @@ def test_an_expected_error_is_a_message_and_an_exit_code(
     assert "Traceback" not in complaint
 
 
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGUSR1"])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_signal_while_the_interpreter_is_taken_down_keeps_the_exit_code(number: str, is_late: bool) -> None:
+    """Before its exit functions, or when Python has given its handlers up and destroys the modules."""
+    script = f"""if True:
+        import os, signal, sys
+        from mmrl.cli import main
+        class Last:
+            def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.{number}):
+                kill(pid, number)
+        sys.last = Last() if {is_late} else None
+        code = main()
+        {is_late} or Last()
+        sys.exit(code)"""
+    command = [sys.executable, "-c", script, "show", "missing.yaml"]
+    assert subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 2
+
+
 def test_a_bug_keeps_its_traceback_and_exits_with_1(
     config: str, run: FakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:

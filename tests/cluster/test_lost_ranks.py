@@ -81,27 +81,29 @@ def assert_same(run: Path, unbroken: Path) -> None:
 
 @needs_two_nodes
 @pytest.mark.parametrize(
-    "place",
+    ("place", "sampler"),
     [
-        pytest.param("rank.advance:1", id="in generation", marks=pytest.mark.slow),
-        pytest.param("loss:1", id="in the update"),
-        pytest.param("save.shard:0", id="in saving", marks=pytest.mark.slow),
+        pytest.param("rank.advance:1", "vllm", id="in generation", marks=pytest.mark.slow),
+        pytest.param("loss:1", "vllm", id="in the update", marks=pytest.mark.slow),
+        pytest.param("loss:1", "hf", id="in the update, without vLLM"),
+        pytest.param("save.shard:0", "vllm", id="in saving", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_survives_the_death_of_a_rank(
     place: str,
+    sampler: str,
     deadly: dict[str, Any],
-    work: Path,
+    work: Path,  # noqa: F811
     tmp_path: Path,
     household: Any,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DEADLY", place)
     address = start_cluster(household, work, tmp_path, (1, 1))
     settings = [f"algorithm.{key}={value}" for key, value in deadly.items()]
-    settings += ["trainer.steps=3", "trainer.save_every=1", "trainer.max_restarts=1", "sampler.name=vllm"]
+    settings += ["trainer.steps=3", "trainer.save_every=1", "trainer.max_restarts=1", f"sampler.name={sampler}"]
     settings += ["cluster.name=ray", "cluster.ranks=2", f"cluster.address={address}"]
-    broken, unbroken = work / f"broken-{place}", work / f"unbroken-{place}"
+    broken, unbroken = work / f"broken-{place}-{sampler}", work / f"unbroken-{place}-{sampler}"
     result = household.run("train", "config.yaml", *settings, f"trainer.run_dir={broken}", folder=work)
     assert result.returncode == 0, result.stderr
     assert Path(deadly["marker"]).read_text() == place.partition(":")[0]

@@ -30,7 +30,7 @@ POSITIONS = 6
 
 
 class FakeEngine:
-    """Implements ``Engine``, ``Sampler`` and ``Learner``; logits_PV over the letters at each position of a text."""
+    """Implements ``Engine``, ``Sampler`` and ``Learner``; logits_PV over the letters at each position."""
 
     precision = "float32"
 

@@ -129,7 +129,8 @@ class Nursery:
 
         Args:
             cold: Whether it is a fresh interpreter.
-            record: A file to write the names of the points to that it reaches, and ``lines N`` at its end.
+            record: A file to write the names of the points to that it reaches, and ``lines N`` at its end;
+                real runs are not slowed down by counting lines.
         """
         self._runs += 1
         log = self._folder / f"run-{self._runs:04d}.log"
@@ -313,7 +314,7 @@ class _Striker:
 
     def __init__(self, request: Request) -> None:
         self._number, self._at = (request["blow"] or [0, ["never"]])[:2]
-        self.counts_lines = self._at[0] == "line" or bool(request["record"])
+        self.counts_lines = self._at[0] == "line" or bool(request["record"] and not request["real"])
         self.points: list[str] = []
         self.lines = 0
 

@@ -37,7 +37,7 @@ FAKE: Mapping[str, Mapping[str, Any]] = {
     "grpo": {
         "algorithm": {"name": "grpo", "kl": {"coef": 0.05}},
         "learner": {"minibatches": 2},
-        "trainer": {"save_every": 1, "best_metric": "eval/accuracy"},
+        "trainer": {"save_every": 1, "best_metric": "eval/accuracy", "eval_samples": 4},
         "trackers": [{"name": "tensorboard"}],
     },
     "dapo": {  # many groups have no signal, and some steps starve: groups are carried over
@@ -46,7 +46,10 @@ FAKE: Mapping[str, Mapping[str, Any]] = {
         "sampler": {"group_size": 2},
         "trainer": {"save_every": 2},
     },
-    "remax": {"algorithm": {"name": "remax"}, "trainer": {"save_every": 3}},
+    "remax": {  # the best checkpoint is the first one, which stays
+        "algorithm": {"name": "remax"},
+        "trainer": {"save_every": 3, "best_metric": "eval/accuracy", "best_is": "min", "eval_samples": 4},
+    },
 }
 REAL = {
     "algorithm": {"name": "grpo"},
@@ -124,7 +127,7 @@ class Sweep:
         before, began, struck = len(self.failures), time.monotonic(), 0
         for blow in [*blows, None]:
             end = self.nursery.train(words, blow, cold=cold)
-            self._note(f"{blow}", end, [0] if blow is None else allowed(blow, end))
+            self._note(f"{blow}", end, [0] if blow is None else allowed(blow, end, path))
             if blow is not None:
                 self.failures += [f"{blow}: {problem}" for problem in after_blow(blow, end, path)]
             self.failures += [f"{blow}: {problem}" for problem in watch.look()]
@@ -157,13 +160,14 @@ class Sweep:
         self.failures += [f"{what}: left in shared memory: {name}" for name in end.memory]
 
 
-def allowed(blow: Blow, end: End) -> Sequence[int]:
+def allowed(blow: Blow, end: End, path: Path) -> Sequence[int]:
     """Statuses that a run may end with after a blow."""
     if blow.number == signal.SIGKILL:
         return [0, -signal.SIGKILL]
-    if end.handled:
-        return [130 if blow.number == signal.SIGINT else 10]
-    return [0]  # it was at its end before
+    attempts = path / "attempts.jsonl"
+    was_done = attempts.exists() and json.loads(attempts.read_text().splitlines()[-1]).get("exit_code") == 0
+    code = 130 if blow.number == signal.SIGINT else 10
+    return [0] * (was_done or not end.handled) + [code] * end.handled
 
 
 def after_blow(blow: Blow, end: End, path: Path) -> Iterator[str]:

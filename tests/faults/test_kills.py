@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mmrl import faults
-from tests.faults.harness import Blow, Nursery
+from tests.faults.harness import Blow, Nursery, metrics
 from tests.faults.kill_sweep import FAKE, REAL, Sweep, random_kills, write_config
 
 SAVING = {"checkpoint.begin", "save.shard", "save.state", "checkpoint.filled", "checkpoint.sealed",
@@ -56,19 +56,29 @@ def test_a_kill_before_any_line_changes_nothing(sweeps: dict[str, Sweep], name: 
     assert check(sweep, Blow(at=("line", early)), Blow(at=("line", late))) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGTERM, "dapo"), (signal.SIGUSR1, "remax"), (signal.SIGINT, "grpo")]
+)
 def test_a_signal_ends_a_run_with_its_exit_code_and_nothing_is_lost(
-    sweeps: dict[str, Sweep], number: signal.Signals
+    sweeps: dict[str, Sweep], number: signal.Signals, name: str
 ) -> None:
-    rng = np.random.default_rng(number)
-    for name, sweep in sweeps.items():
-        line = int(rng.uniform(0.2, 0.9) * sweep.lines)
-        assert check(sweep, Blow(number, ("line", line))), name
+    """The code is checked for each blow."""
+    sweep = sweeps[name]
+    assert check(sweep, Blow(number, ("line", int(np.random.default_rng(number).uniform(0.2, 0.9) * sweep.lines))))
 
 
 def test_a_second_signal_ends_a_run_at_once(sweeps: dict[str, Sweep]) -> None:
     sweep = sweeps["grpo"]
     check(sweep, Blow(signal.SIGTERM, ("handler", sweep.seconds * 0.6), again=0.01))
+
+
+def test_the_best_checkpoint_is_that_of_the_best_evaluation(sweeps: dict[str, Sweep]) -> None:
+    """Also if that is the last one, after which no other checkpoint is written."""
+    run = sweeps["grpo"].unbroken
+    found = {step: values["eval/accuracy"] for step, values in metrics(run) if "eval/accuracy" in values}
+    best = max(found, key=found.__getitem__)
+    assert best == max(found), "the last evaluation must be the best for this test"
+    assert (run / "checkpoints" / "best").readlink() == Path(f"step-{best:06d}")
 
 
 def test_points_do_nothing_unless_a_test_sets_them() -> None:
@@ -81,3 +91,4 @@ def test_a_kill_of_real_engines_changes_nothing(tmp_path: Path, models: Callable
         sweep = Sweep(nursery, write_config(tmp_path, models("qwen2"), "real", REAL))
         sweep.begin(is_slow=True)
         assert check(sweep, Blow(at=("point", "save.state", 4)), Blow(at=("s", sweep.seconds * 0.8)))
+        assert check(sweep, Blow(signal.SIGTERM, ("handler", 2.0)), cold=True)
