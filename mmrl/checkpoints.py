@@ -89,6 +89,8 @@ class Checkpoint:
             sealed = isinstance(manifest, dict) and text == _sealed(manifest["step"], manifest["files"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise _damaged(f"cannot be read ({error})", path) from error
+        if isinstance(manifest, dict) and manifest.get("version") != VERSION:
+            raise _damaged(f"has version {manifest.get('version')!r:.20}; this mmrl reads {VERSION}", path)
         if not sealed or manifest["step"] != self.step:
             raise _damaged("is not the one that was written with this checkpoint", path)
         files: Mapping[str, Any] = manifest["files"]

@@ -225,7 +225,8 @@ def _train(arguments: argparse.Namespace) -> int:
                 allowed=arguments.allow_change,
             )
     except Stopped as stopped:
-        print(f"mmrl: {stopped}; the same command goes on", file=sys.stderr)
+        goes_on = "--resume auto goes on" if arguments.resume == "never" else "the same command goes on"
+        print(f"mmrl: {stopped}; {goes_on}", file=sys.stderr)
         return stopped.exit_code
 
 

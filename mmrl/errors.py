@@ -11,7 +11,8 @@
     │   └── DeviceMemoryError   a device has too little memory
     └── NumericsError   6   the numbers do not agree, or are not finite
 
-Any other exception is a bug: it keeps its traceback and exits with 1.
+Any other exception is a bug: it keeps its traceback and exits with 1. A signal is no error: ``interruption.Stopped``
+exits with 10, or with 130 after Ctrl-C.
 """
 
 from __future__ import annotations

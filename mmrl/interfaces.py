@@ -219,11 +219,14 @@ class Algorithm(Plugin):
         return {}
 
     def state(self) -> Mapping[str, Any]:
-        """What steps have changed in this object, on the driver, as JSON can hold it: kept with each checkpoint."""
+        """What steps have changed in this object, on the driver: kept with each checkpoint.
+
+        As JSON can hold it, with finite numbers; texts that look like secrets are replaced.
+        """
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state`` answered in the run that goes on; asked of every algorithm that answers anything."""
+        """Take over what ``state`` answered, in the run that goes on; called only if that was not empty."""
         raise NotImplementedError(f"{type(self).__name__} has a state and does not restore it")
 
 
@@ -393,7 +396,11 @@ class Learner(Protocol):
         ...
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
-        """One optimizer step on the weighted sum of the rows' losses."""
+        """One optimizer step on the weighted sum of the rows' losses.
+
+        Raises:
+            DeviceMemoryError: The device has too little memory for it.
+        """
         ...
 
     def save(self, folder: Path) -> None:

@@ -103,7 +103,7 @@ class Interruption:
     def _tell(self, number: int) -> None:
         with contextlib.suppress(OSError, RuntimeError):  # such as a signal within another print
             name = signal.Signals(number).name
-            print(f"mmrl: {name}: a checkpoint is written; a second signal ends the run at once", file=sys.stderr)
+            print(f"mmrl: {name}: the run ends where nothing is lost; a second signal ends it at once", file=sys.stderr)
 
 
 @contextmanager

@@ -17,12 +17,17 @@ from mmrl.redaction import Redactor
 if TYPE_CHECKING:
     from mmrl.engine.folder import ModelFolder
 
-FREE = (
+_MEMORY = (
+    "kv_cache_memory_bytes", "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "enforce_eager",
+    "enable_prefix_caching", "enable_chunked_prefill", "block_size", "swap_space", "max_model_len", "seed",
+)  # fmt: skip
+"""Arguments of vLLM that are a matter of memory and speed."""
+MAY_CHANGE = (
     "trainer.run_dir", "trainer.eval_*", "trainer.save_every", "trainer.keep_checkpoints", "trainer.best_*",
     "trainer.on_mismatch", "trainer.step_timeout_s", "trainer.max_restarts", "trainer.steps",
     "cluster.*", "trackers", "trackers.*", "data.eval", "data.eval.*",
     "model.path", "model.revision", "model.trust_remote_code", "model.gradient_checkpointing",
-    "sampler.engine", "sampler.engine.*", "sampler.tensor_parallel_size", "sampler.memory_fraction",
+    *(f"sampler.engine.{key}" for key in _MEMORY), "sampler.tensor_parallel_size", "sampler.memory_fraction",
     "learner.tokens_per_microbatch", "learner.zero_stage",
     "rewards.*.timeout_s", "rewards.*.on_error", "rewards.*.workers",
     "data.train", "data.train.*", "data.mix", "data.mix.*", "data.prompt_template", "data.system_prompt",
@@ -106,6 +111,9 @@ def refuse(changes: Sequence[Change], allowed: Collection[str], where: str) -> N
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value by its dotted key; nothing of an empty section."""
+    if value == {}:
+        return
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     parts = [part for name, item in items for part in _flat(item, f"{key}.{name}" if key else str(name))]
     if parts:
@@ -115,4 +123,4 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _is_free(key: str) -> bool:
-    return any(fnmatch(key, pattern) for pattern in FREE)
+    return any(fnmatch(key, pattern) for pattern in MAY_CHANGE)

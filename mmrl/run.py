@@ -59,8 +59,8 @@ def train(
     prepare_process()
     source = None if resume in ("auto", "never") else Path(resume)
     directory = RunDirectory.create(loaded.config.trainer.run_dir, new=resume == "never", source=source)
-    run = TrainingRun(loaded.config, directory, interruption)
     try:
+        run = TrainingRun(loaded.config, directory, interruption)
         if not run.find_start(resume, strict, allowed):
             return 0
         run.train()

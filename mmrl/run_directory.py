@@ -31,7 +31,7 @@ _CLAIMS = ("config.yaml", "metrics.jsonl")
 class RunDirectory:
     """One run on disk.
 
-    RUN/config.yaml                 resolved, with defaults; it makes the folder a run
+    RUN/config.yaml                 resolved, with defaults
     RUN/environment.json            versions, plugins, what really ran
     RUN/metrics.jsonl               append-only, one object per step: step, attempt, time, metrics; of several of a
                                     step the last one counts
@@ -196,14 +196,14 @@ class RunDirectory:
             file.write(line)
 
 
-def read_ledger(run: Path) -> list[dict[str, Any]]:
+def read_ledger(run: str | Path) -> list[dict[str, Any]]:
     """Which samples the newest weights of a run have learned from: a record of each optimizer step, in order.
 
     Each has ``step``, ``update`` (counted from 1 through the run), ``attempt`` and ``samples``, a list of (epoch,
     prompt id, member). Optimizer steps whose outcome was lost are left out.
     """
     found: list[dict[str, Any]] = []
-    for record in _records(run / "ledger.jsonl"):
+    for record in _records(Path(run) / "ledger.jsonl"):
         if "resumed_from" in record:
             found = [each for each in found if each["step"] <= record["resumed_from"]]
         else:
@@ -211,11 +211,18 @@ def read_ledger(run: Path) -> list[dict[str, Any]]:
     return found
 
 
+def metrics_of(record: Mapping[str, Any] | None) -> dict[str, float | None]:
+    """A line of metrics.jsonl without what names it."""
+    return {name: value for name, value in (record or {}).items() if name not in ("step", "attempt", "time")}
+
+
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a file; none if it is not there."""
     try:
         with path.open(encoding="ascii") as lines:
-            yield from map(json.loads, lines)
+            for line in lines:
+                if line.endswith("\n"):  # else it is half a line, of a process that writes or was killed
+                    yield json.loads(line)
     except FileNotFoundError:
         return
     except ValueError as error:

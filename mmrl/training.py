@@ -2,102 +2,31 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import os
-import platform
+import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from itertools import zip_longest
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmrl import __version__, registry
-from mmrl.checkpoints import Checkpoint, CheckpointError, Checkpoints, find, write_json
+from mmrl import registry
+from mmrl.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
 from mmrl.config import Config, to_yaml
 from mmrl.console import Console
 from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, RankLostError
-from mmrl.interfaces import Engine, Learner
+from mmrl.interfaces import Engine
 from mmrl.interruption import Interruption, Stopped, end_process
 from mmrl.plan import RunPlan
-from mmrl.redaction import Redactor
+from mmrl.recording import RUN_STATE, RunRecorder, environment, prune, tracking
 from mmrl.resumption import Change, changed_config, changed_fingerprints, fingerprints, plain_config, refuse
-from mmrl.rollout_records import rollout_records
-from mmrl.run_directory import RunDirectory
+from mmrl.run_directory import RunDirectory, metrics_of
 from mmrl.scoring.scorer import Scorer
-from mmrl.tracking import Trackers
-from mmrl.types import CreditedGroup
 from mmrl.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from mmrl.collection import Collector
-
-RUN_STATE = "run.json"
-"""The driver's part of a checkpoint's state."""
-
-
-class RunRecorder:
-    """Implements ``trainer.Recorder``: the run's folder, the trackers and the console."""
-
-    def __init__(
-        self,
-        config: Config,
-        directory: RunDirectory,
-        trackers: Trackers,
-        console: Console,
-        engine: Engine,
-        prints: Mapping[str, str],
-    ) -> None:
-        self._config, self._directory, self._trackers = config, directory, trackers
-        self._console, self._engine, self._fingerprints = console, engine, prints
-        self._checkpoints = Checkpoints(directory.checkpoints)
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        values = {**values, "perf/memory_bytes_max": float(self._engine.memory_bytes_max())}
-        self._directory.append_metrics(step, values)
-        self._trackers.log(step, values)
-        self._console.step(step, values)
-        if self._config.trainer.best_metric in values:  # which the checkpoint of the step came before
-            _prune(self._config, self._directory)
-
-    def rollouts(self, step: int, groups: Sequence[CreditedGroup]) -> None:
-        records = (record for index, group in enumerate(groups) for record in rollout_records(index, group))
-        self._directory.write_rollouts(step, records)
-
-    def trained(self, step: int, update: int, samples: Sequence[tuple[int, str, int]]) -> None:
-        self._directory.append_ledger(step, update, samples)
-
-    def save(self, learner: Learner, step: int, values: Mapping[str, float], state: Mapping[str, Any]) -> None:
-        record = {
-            "step": step,
-            "attempt": self._directory.attempt,
-            "mmrl": __version__,
-            "metrics": values,
-            "trainer": state,
-            "trackers": [
-                {"name": spec.name, "state": state}
-                for spec, state in zip(self._config.trackers, self._trackers.states(), strict=True)
-            ],
-            "config": plain_config(self._config),
-            "fingerprints": self._fingerprints,
-        }
-
-        def fill(folder: Path) -> None:
-            learner.save(folder)
-            write_json(folder / "state" / RUN_STATE, Redactor().plain(record))
-            self._directory.sync()
-
-        self._checkpoints.write(step, fill)
-        _prune(self._config, self._directory)
-
-    def event(self, kind: str, **fields: Any) -> None:
-        self._directory.event(kind, **fields)
-        self._console.line(f"{kind}: {fields.get('message', fields)}")
-
-    def progress(self, phase: str, done: int, total: int) -> None:
-        self._console.progress(phase, done, total)
 
 
 class TrainingRun:
@@ -112,7 +41,7 @@ class TrainingRun:
         self._source: Checkpoint | None = None  # of another run, until this one has a checkpoint of its own
         self._state: Mapping[str, Any] = {}
         self._changes: list[Change] = []
-        self._prints: dict[str, str] = {}
+        self._fingerprints: dict[str, str] = {}
         self._is_halved = False
 
     def find_start(self, resume: str, strict: bool, allowed: Sequence[str]) -> bool:
@@ -123,7 +52,7 @@ class TrainingRun:
             ConfigError: What has changed since is not allowed.
         """
         self._checkpoints.clean()
-        resume = self._own(resume)
+        resume = self._resolve(resume)
 
         def report(damaged: Checkpoint, error: CheckpointError) -> None:
             if strict:
@@ -141,26 +70,26 @@ class TrainingRun:
         self._changes = changed_config(self._state["config"], plain_config(self._config))
         if resume == "auto":
             self._set_aside_later()
-            if self._is_unborn() and any(change.matters for change in self._changes):
+            if self._has_no_finished_step() and any(change.matters for change in self._changes):
                 self._start_anew()
                 return True
-            if self._checkpoint.step >= self._config.trainer.steps and self._pending() is None:
+            if self._checkpoint.step >= self._config.trainer.steps and self._unlogged_metrics() is None:
                 self._console.line(f"{self._directory.path} is finished: it has {self._checkpoint.step} steps")
-                _prune(self._config, self._directory)
+                prune(self._config, self._directory)
                 return False
         for change in self._changes:
             self._console.line(f"changed: {change}")
         refuse(self._changes, allowed, str(self._checkpoint.path))
-        self._prints = fingerprints(self._plan)
-        others = changed_fingerprints(self._state["fingerprints"], self._prints)
+        self._fingerprints = fingerprints(self._plan)
+        others = changed_fingerprints(self._state["fingerprints"], self._fingerprints)
         refuse(others, allowed, str(self._checkpoint.path))
         self._changes += others
         if resume == "auto":
-            _prune(self._config, self._directory)  # what was killed before it did
+            prune(self._config, self._directory)  # what was killed before it did
         return True
 
-    def _own(self, resume: str) -> str:
-        """``auto`` for a run that has begun from the path that ``resume`` is.
+    def _resolve(self, resume: str) -> str:
+        """``auto`` if the run has already begun from the path ``resume``, else ``resume`` as it is.
 
         Raises:
             ConfigError: The run was to begin from a checkpoint and has not.
@@ -191,7 +120,7 @@ class TrainingRun:
         config, plan, directory = self._config, self._plan, self._directory
         with ExitStack() as stack:
             stack.callback(self._console.close)
-            _ = plan.algorithm
+            _ = plan.algorithm  # first: its errors come before anything starts
             for warning in plan.warnings:
                 self._tell("warning", message=warning)
             # Workers import their rewards while the engine starts.
@@ -199,7 +128,7 @@ class TrainingRun:
             for source in (plan.training, plan.evaluation):
                 if source is not None:
                     source.listen(lambda prompt, reason: directory.event("dropped", prompt=prompt, reason=reason))
-            self._prints = self._prints or fingerprints(plan)
+            self._fingerprints = self._fingerprints or fingerprints(plan)
             for left in range(config.trainer.max_restarts, -1, -1):
                 try:
                     self._attempt(scorer)
@@ -243,11 +172,11 @@ class TrainingRun:
                 stack.callback(engine.close)
                 self._interruption.renew()  # engines' packages take signals over
                 self._interruption.check()
-                directory.write_environment(_environment(config, engine))
+                directory.write_environment(environment(config, engine))
                 directory.write_config(to_yaml(config))
                 states = () if source else self._state.get("trackers", ())  # another run is not written on
-                trackers = stack.enter_context(_tracking(config, directory, states))
-                recorder = RunRecorder(config, directory, trackers, self._console, engine, self._prints)
+                trackers = stack.enter_context(tracking(config, directory, states))
+                recorder = RunRecorder(config, directory, trackers, self._console, engine, self._fingerprints)
                 collector = Collector(
                     config, engine, plan.encoder, scorer, recorder.progress, plan.penalties, event=recorder.event
                 )
@@ -273,7 +202,7 @@ class TrainingRun:
                         self._inherit(source)
                     self._tell("resumed", message=f"from step {step}, {checkpoint.path}", step=step)
                     trainer.restore(self._state["trainer"], directory.media)
-                    trainer.fit(step, self._pending(), is_saved=source is None)
+                    trainer.fit(step, self._unlogged_metrics(), is_saved=source is None)
             code = 0
         except (MMRLError, Stopped) as error:
             code, message = error.exit_code, str(error)
@@ -306,8 +235,12 @@ class TrainingRun:
     def _load_state(self) -> None:
         assert self._checkpoint is not None
         self._state = self._checkpoint.read_state(RUN_STATE)
+        if missing := {"config", "fingerprints", "trainer", "metrics"} - {*self._state}:
+            raise CheckpointError(
+                f"the checkpoint's {RUN_STATE} lacks {', '.join(sorted(missing))}", where=str(self._checkpoint.path)
+            )
 
-    def _pending(self) -> Mapping[str, float] | None:
+    def _unlogged_metrics(self) -> Mapping[str, float] | None:
         """What the checkpoint's step came to, if its evaluation or its line in metrics.jsonl is missing."""
         assert self._checkpoint is not None
         step, config = self._checkpoint.step, self._config
@@ -318,10 +251,10 @@ class TrainingRun:
         is_evaluated = logged is not None and any(name.startswith("eval/") for name in logged)
         if logged is not None and (is_evaluated or not is_due):
             return None
-        values: Mapping[str, float | None] = self._state["metrics"] or _metrics_of(logged)
+        values: Mapping[str, float | None] = self._state["metrics"] or metrics_of(logged)
         return {name: math.nan if value is None else value for name, value in values.items()}
 
-    def _is_unborn(self) -> bool:
+    def _has_no_finished_step(self) -> bool:
         """Whether no step was ever finished."""
         assert self._checkpoint is not None
         return self._checkpoint.step == 0 and not any(self._directory.metrics())
@@ -340,7 +273,8 @@ class TrainingRun:
         source = checkpoint.path.parents[1]
         self._directory.inherit(source, checkpoint.step)
         self._directory.media.mkdir(exist_ok=True)
-        hashes = {image["hash"] for record in self._state["trainer"]["carried_groups"] for image in record["images"]}
+        records = self._state["trainer"]["carried_groups"]
+        hashes = {_checked_hash(image["hash"], checkpoint) for record in records for image in record["images"]}
         for name in (f"{digest}.png" for digest in sorted(hashes)):
             try:
                 shutil.copy2(source / "media" / name, self._directory.media)
@@ -371,45 +305,8 @@ class TrainingRun:
         self._console.line(f"{kind}: {fields['message']}")
 
 
-@contextmanager
-def _tracking(config: Config, directory: RunDirectory, before: Sequence[Mapping[str, Any]]) -> Iterator[Trackers]:
-    trackers = Trackers(
-        [registry.create("tracker", spec) for spec in config.trackers],
-        lambda message: directory.event("tracker", message=message),
-    )
-    known = zip_longest((each["name"] for each in before), (each["state"] for each in before), config.trackers)
-    states = [state if spec and name == spec.name else {} for name, state, spec in known]
-    trackers.start(directory.path, config.model_dump(mode="json"), states)
-    try:
-        yield trackers
-    finally:
-        trackers.finish(timeout_s=30)
-
-
-def _prune(config: Config, directory: RunDirectory) -> None:
-    """Remove the checkpoints that ``trainer`` does not ask to keep; keep the one that is best as far as is known."""
-    checkpoints, best = Checkpoints(directory.checkpoints), None
-    if (name := config.trainer.best_metric) is not None:
-        logged = directory.metrics()
-        values = {each.step: logged[each.step].get(name) for each in checkpoints.all() if each.step in logged}
-        known = {step: value for step, value in values.items() if value is not None}
-        choose = max if config.trainer.best_is == "max" else min
-        best = choose(known, key=known.__getitem__, default=None)  # the earliest of equal ones
-    checkpoints.prune(config.trainer.keep_checkpoints, best)
-
-
-def _metrics_of(record: Mapping[str, Any] | None) -> dict[str, float | None]:
-    """A line of metrics.jsonl without what names it."""
-    return {name: value for name, value in (record or {}).items() if name not in ("step", "attempt", "time")}
-
-
-def _environment(config: Config, engine: Engine) -> dict[str, Any]:
-    return {
-        "mmrl": __version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "command": sys.argv,
-        "engine": dict(engine.describe()),
-        "plugins": [dataclasses.asdict(info) for info in registry.used_plugins(config)],
-    }
+def _checked_hash(name: Any, checkpoint: Checkpoint) -> str:
+    """The name of an image in a checkpoint that may be somebody else's."""
+    if not (isinstance(name, str) and re.fullmatch(r"[0-9a-f]+", name)):
+        raise CheckpointError(f"a carried image has no hash as its name: {name!r:.80}", where=str(checkpoint.path))
+    return name

@@ -34,7 +34,7 @@ LOOK = (
     "memory"
 )
 LESS_MEMORY = (
-    "give the ranks of a node less to hold: learner.offload: none keeps the optimizer out of the host's memory, "
+    "give the ranks of a node less to hold: "
     "learner.zero_stage: 3 shares weights and optimizer out, and without GPUs a lower learner.tokens_per_microbatch or "
     "sampler.engine.kv_cache_memory_bytes, or fewer ranks on a node"
 )
