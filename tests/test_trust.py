@@ -32,6 +32,7 @@ from mmrl.engine.folder import ModelFolder
 from mmrl.errors import ConfigError, DataError
 from mmrl.redaction import Redactor, remember_secrets
 from mmrl.templates import MAX_CHARACTERS, PromptTemplate
+from mmrl_datasets import images
 
 REPOSITORY = Path(__file__).parents[1]
 REMOTE_CODE = {
@@ -476,3 +477,12 @@ def test_vllm_is_not_allowed_insecure_serialisation(
     )
     done = household.call("-c", code, folder=tmp_path, VLLM_ALLOW_INSECURE_SERIALIZATION="1")
     assert done.stdout.split() == ["False"], done.stderr
+
+
+@pytest.mark.parametrize("text", ["data:image/png;base64,", "DATA:image/jpeg;base64,"])
+def test_a_data_uri_is_too_large_before_it_is_decoded(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "MAX_IMAGE_BYTES", 3000)
+    monkeypatch.setattr(images.base64, "b64decode", lambda *args, **options: pytest.fail("was decoded"))
+    with pytest.raises(DataError, match="too large") as caught:
+        images.read_image(text + "A" * 4004, None, "row 3, images[0]")
+    assert caught.value.where == "row 3, images[0]" and "3000 bytes" in caught.value.possible
