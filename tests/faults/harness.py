@@ -28,10 +28,9 @@ from typing import Any, Self
 
 ROOT = Path(__file__).parents[2]
 MODULE = (sys.executable, "-m", "tests.faults.harness")
-TRACED = tuple(
-    f"{os.sep}mmrl{os.sep}{name}.py"
-    for name in ("checkpoints", "collection", "interruption", "run", "run_directory", "trainer", "training")
-)
+TRACED = tuple(f"{os.sep}mmrl{os.sep}{name}.py" for name in (
+    "agreement", "checkpoints", "collection", "interruption", "run", "run_directory", "trainer", "training", "updating",
+))  # fmt: skip
 """The files whose lines are places for a blow."""
 PACKAGES = (
     "psutil", "mmrl.run", "mmrl.trainer", "mmrl.collection", "mmrl.cluster.launch", "mmrl.cluster.ray_ranks",
