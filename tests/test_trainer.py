@@ -378,7 +378,7 @@ CONTRACT = {
     "policy/skipped_updates", "advantage/mean", "advantage/max", "group/all_correct_fraction",
     "group/all_wrong_fraction",
 }  # fmt: skip
-"""Names in the design's list; perf/memory_bytes_max is the run's, perf/mfu comes later."""
+"""Metrics that every run of rollouts logs, but for perf/memory_bytes_max, which the run adds."""
 
 
 def test_a_step_logs_every_metric_of_the_contract(run):
