@@ -227,6 +227,10 @@ class TrainerConfig(Section):
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
     """Times that ranks which were lost, hang or ran out of memory are started again from the last checkpoint."""
 
+    def evaluates(self, step: int) -> bool:
+        """Whether an evaluation is due after ``step`` (0: before the first), if there is data for it."""
+        return step in (0, self.steps) or step % self.eval_every == 0
+
 
 class ClusterConfig(Section):
     """Where the ranks are."""

@@ -245,9 +245,7 @@ class TrainingRun:
         assert self._checkpoint is not None
         step, config = self._checkpoint.step, self._config
         logged = self._directory.metrics().get(step)
-        is_due = config.data.eval is not None and (
-            step in (0, config.trainer.steps) or step % config.trainer.eval_every == 0
-        )
+        is_due = config.data.eval is not None and config.trainer.evaluates(step)
         is_evaluated = logged is not None and any(name.startswith("eval/") for name in logged)
         if logged is not None and (is_evaluated or not is_due):
             return None

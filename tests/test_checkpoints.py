@@ -18,6 +18,7 @@ from mmrl import checkpoints as module
 from mmrl import faults
 from mmrl.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
 from mmrl.errors import NumericsError, ResourceError
+from tests.canary import Canary
 from tests.faults.runs import Runs, at, events, outcome, records, steps
 
 
@@ -149,16 +150,6 @@ def test_a_manifest_that_was_made_for_another_step_is_refused(store):
     assert newest(store)[0] == 2
     with pytest.raises(CheckpointError, match="not the one that was written with this checkpoint"):
         newer.verify()
-
-
-class Canary:
-    """A pickle that leaves a trace if anybody reads it."""
-
-    def __init__(self, trace: Path) -> None:
-        self._trace = trace
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self._trace,)
 
 
 @pytest.mark.parametrize("name", ["canary.pkl", "model/pytorch_model.bin", "state/canary.pt", "model/deep/er/.x.pkl"])

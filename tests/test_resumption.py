@@ -16,7 +16,7 @@ import pytest
 
 from mmrl.errors import RankLostError
 from mmrl.run_directory import read_ledger
-from tests.faults.runs import LETTERS, Killed, Runs, at, events, fake, outcome, records, steps, stop
+from tests.faults.runs import REWARDS, Killed, Runs, at, events, fake, outcome, records, steps, stop
 
 RIGHT = """\
 def right(rollouts):
@@ -25,7 +25,7 @@ def right(rollouts):
 
 
 def letters(**options: Any) -> list[dict[str, Any]]:
-    return [{"name": f"{LETTERS}:letters", **options}]
+    return [{"name": f"{REWARDS}:letters", **options}]
 
 
 def skipping(folder: Path) -> dict[str, Any]:

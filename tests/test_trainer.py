@@ -21,7 +21,7 @@ from mmrl.prompts import Part, PromptOrder, PromptSource
 from mmrl.rollout_records import rollout_records
 from mmrl.scoring.failures import Failure, Failures, RewardError
 from mmrl.scoring.scorer import Scorer
-from mmrl.trainer import Trainer, minibatches
+from mmrl.trainer import Trainer
 from mmrl.types import (
     Credit,
     CreditedGroup,
@@ -35,6 +35,7 @@ from mmrl.types import (
     Segment,
     TokenLoss,
 )
+from mmrl.updating import minibatches
 from mmrl.watchdog import Watchdog
 from mmrl_algorithms.grpo import GRPO
 from mmrl_algorithms.sft import SFT
@@ -377,7 +378,7 @@ CONTRACT = {
     "policy/skipped_updates", "advantage/mean", "advantage/max", "group/all_correct_fraction",
     "group/all_wrong_fraction",
 }  # fmt: skip
-"""Names in the design's list; perf/memory_bytes_max is the run's, perf/mfu comes later."""
+"""Metrics that every run of rollouts logs, but for perf/memory_bytes_max, which the run adds."""
 
 
 def test_a_step_logs_every_metric_of_the_contract(run):
@@ -555,7 +556,7 @@ def test_a_step_of_nothing_but_skipped_updates_is_logged_and_the_run_goes_on(run
     assert [done.recorder.logged[step]["policy/skipped_updates"] for step in (1, 2, 3)] == [1, 1, 0]
     assert "loss/policy" not in done.recorder.logged[1] and "loss/policy" in done.recorder.logged[3]
     assert [event["in_a_row"] for event in done.recorder.events] == [1, 2]
-    assert done.trainer.updates == 1
+    assert done.trainer.state()["updates"] == 1
 
 
 @pytest.mark.parametrize("which", [(1, 2, 3), (2, 3, 5, 6, 7)])

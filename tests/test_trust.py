@@ -33,6 +33,7 @@ from mmrl.errors import ConfigError, DataError
 from mmrl.redaction import Redactor, remember_secrets
 from mmrl.templates import MAX_CHARACTERS, PromptTemplate
 from mmrl_datasets import images
+from tests.canary import Canary
 
 REPOSITORY = Path(__file__).parents[1]
 REMOTE_CODE = {
@@ -54,16 +55,6 @@ SECRETS = {
         ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "SWANLAB_API_KEY", "DB_PASSWORD")
     )
 }
-
-
-class Canary:
-    """A pickle that leaves a mark when it is read."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.mark,)
 
 
 def poison(folder: Path, marks: Path) -> Path:

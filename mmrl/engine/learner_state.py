@@ -4,25 +4,24 @@
 
 - ``optimizer-00001-of-0000N.safetensors``: whole float32 tensors, named ``exp_avg/WEIGHT``, ``exp_avg_sq/WEIGHT``
   and, where the model is not float32, ``master/WEIGHT``: the float32 weight that the optimizer moves;
-- ``generators.safetensors``: every rank's random generators, named ``RANK/torch``, ``cuda``, ``numpy``, ``python``;
-- ``learner.json``: the numbers of steps, the weights' shapes, and the generators' numbers.
+- ``generators.safetensors``: every rank's generators of torch, named ``RANK/torch`` and ``RANK/cuda``;
+- ``learner.json``: the numbers of steps, the weights' shapes, and every rank's other generators.
 """
 
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from mmrl import faults
 from mmrl.engine.policy import Policy
 from mmrl.engine.weights import Failures, numel, shards, write_shards
 from mmrl.errors import ConfigError, ResourceError
+from mmrl.generators import generators, set_generators
 
 VERSION = 1
 MASTER = "master"
@@ -142,7 +141,6 @@ def check_optimizer(settings: Mapping[str, Any]) -> None:
 
 def save_state(state: OptimizerState, steps: int, target: Path, failures: Failures) -> None:
     """Write ``state/``, the optimizer steps of the run included; collective."""
-    from safetensors.numpy import save_file as save_arrays
     from safetensors.torch import save_file
 
     files = shards(state.sizes())
@@ -157,20 +155,20 @@ def save_state(state: OptimizerState, steps: int, target: Path, failures: Failur
             target.mkdir(parents=True, exist_ok=True)
     write_shards(state.tensors(), files, write, target, failures)
     ranks: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(ranks, _generators())
+    torch.distributed.all_gather_object(ranks, (_device_generators(), generators()))
     if not writes or failures.first:
         return
-    arrays = {f"{rank}/{name}": array for rank, (own, _) in enumerate(ranks) for name, array in own.items()}
+    states = {f"{rank}/{name}": state for rank, (own, _) in enumerate(ranks) for name, state in own.items()}
     content = {
         "version": VERSION,
         "optimizer_steps": steps,
         "adam_step": state.adam_step,
         "tensors": sum(len(file) for file in files),
         "weights": state.shapes(),
-        "generators": [numbers for _, numbers in ranks],
+        "generators": [others for _, others in ranks],
     }
     with failures.writing(target):
-        save_arrays(arrays, target / GENERATORS)
+        save_file(states, target / GENERATORS)
         faults.point("save.state")
         (target / FILE).write_text(json.dumps(content))
 
@@ -194,7 +192,7 @@ class SavedState:
                 raise ValueError(f"its version is {content['version']}, not {VERSION}")
             self.optimizer_steps, self.adam_step = int(content["optimizer_steps"]), int(content["adam_step"])
             self.weights: dict[str, list[int]] = dict(content["weights"])
-            self._numbers: list[Mapping[str, Any]] = list(content["generators"])
+            self._generators: list[Mapping[str, Any]] = list(content["generators"])
             for path in sorted(folder.glob(OPTIMIZER)):
                 with safe_open(path, "pt") as file:
                     self._files[path] = list(file.keys())
@@ -229,7 +227,7 @@ class SavedState:
     def restore(self, state: OptimizerState) -> None:
         """Hand the optimizer's tensors over, one at a time, and this rank's generators if it has any."""
         from safetensors import SafetensorError, safe_open
-        from safetensors.numpy import load_file
+        from safetensors.torch import load_file
 
         try:
             for path, keys in self._files.items():
@@ -239,8 +237,9 @@ class SavedState:
                         state.set(name, kind, file.get_tensor(key))
             state.adam_step = self.adam_step
             rank = torch.distributed.get_rank()
-            if rank < len(self._numbers):
-                _set_generators(load_file(self._folder / GENERATORS), rank, self._numbers[rank])
+            if rank < len(self._generators):
+                _set_device_generators(load_file(self._folder / GENERATORS), rank)
+                set_generators(self._generators[rank])
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise self._damaged(error) from error
 
@@ -259,23 +258,13 @@ def _part(value: torch.Tensor, size: int) -> torch.Tensor:
     return flat[rank * size : (rank + 1) * size]
 
 
-def _generators() -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, Any]]:
-    """The states of this process's random generators, as arrays and as a few numbers."""
-    version, words, gauss = random.getstate()
-    legacy: Any = np.random.get_state()  # of a Mersenne Twister, unless someone has replaced it
-    _, numpy_words, *numpy_numbers = legacy
-    arrays: dict[str, np.ndarray[Any, Any]]
-    arrays = {"torch": torch.get_rng_state().numpy(), "numpy": numpy_words, "python": np.array(words, np.uint32)}
-    if torch.cuda.is_available():
-        arrays["cuda"] = torch.cuda.get_rng_state().numpy()
-    return arrays, {"numpy": [*numpy_numbers], "python": [version, gauss]}
+def _device_generators() -> dict[str, torch.Tensor]:
+    """The states of torch's generators in this process."""
+    found = {"torch": torch.get_rng_state()}
+    return found | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
 
 
-def _set_generators(arrays: Mapping[str, np.ndarray[Any, Any]], rank: int, numbers: Mapping[str, Any]) -> None:
-    own = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith(f"{rank}/")}
-    version, gauss = numbers["python"]
-    random.setstate((version, tuple(map(int, own["python"])), gauss))
-    np.random.set_state(("MT19937", own["numpy"], *numbers["numpy"]))
-    torch.set_rng_state(torch.from_numpy(own["torch"].copy()))
-    if "cuda" in own and torch.cuda.is_available():
-        torch.cuda.set_rng_state(torch.from_numpy(own["cuda"].copy()))
+def _set_device_generators(states: Mapping[str, torch.Tensor], rank: int) -> None:
+    torch.set_rng_state(states[f"{rank}/torch"])
+    if (state := states.get(f"{rank}/cuda")) is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
 
-from tests.cluster.test_two_nodes import needs_two_nodes, start_cluster, work  # noqa: F401 - a fixture
+from tests.faults.comparison import metrics
 
 DEADLY = '''\
 """An algorithm that kills its own rank once, at a point of the run."""
@@ -63,23 +64,15 @@ def deadly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"name": "deadly", "marker": str(tmp_path / "marker")}
 
 
-def numbers(run: Path) -> dict[int, dict[str, float]]:
-    """The last attempt's metrics of each step, without clocks."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    kept = [{k: v for k, v in line.items() if k not in ("time", "attempt") and k[:5] != "perf/"} for line in lines]
-    return {line["step"]: line for line in kept}
-
-
 def assert_same(run: Path, unbroken: Path) -> None:
     """Weights, optimizer and metrics, bit for bit."""
-    assert numbers(run) == numbers(unbroken)
+    assert metrics(run) == metrics(unbroken)
     for name in ("model/model.safetensors", "state/optimizer-00001-of-00001.safetensors"):
         found, expected = (load_file(path / "checkpoints" / "step-000003" / name) for path in (run, unbroken))
         assert found.keys() == expected.keys()
         assert all((found[key] == expected[key]).all() for key in found), name
 
 
-@needs_two_nodes
 @pytest.mark.parametrize(
     ("place", "sampler"),
     [
@@ -93,13 +86,13 @@ def test_a_run_survives_the_death_of_a_rank(
     place: str,
     sampler: str,
     deadly: dict[str, Any],
-    work: Path,  # noqa: F811
-    tmp_path: Path,
+    work: Path,
     household: Any,
+    start_cluster: Callable[[int, int], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("DEADLY", place)
-    address = start_cluster(household, work, tmp_path, (1, 1))
+    address = start_cluster(1, 1)
     settings = [f"algorithm.{key}={value}" for key, value in deadly.items()]
     settings += ["trainer.steps=3", "trainer.save_every=1", "trainer.max_restarts=1", f"sampler.name={sampler}"]
     settings += ["cluster.name=ray", "cluster.ranks=2", f"cluster.address={address}"]

@@ -27,9 +27,10 @@ from typing import Any
 import numpy as np
 import yaml
 
-from tests.faults.harness import Blow, End, Nursery, Watch, check_ledger, compare
+from tests.faults.comparison import Watch, check_ledger, compare
+from tests.faults.harness import Blow, End, Nursery
 
-LETTERS = Path(__file__).with_name("letters.py")
+REWARDS = Path(__file__).with_name("letters.py")
 ROWS = 10
 """Rows of data; no multiple of the prompts of a step, so that epochs begin within steps."""
 KEEP = 2
@@ -42,7 +43,7 @@ FAKE: Mapping[str, Mapping[str, Any]] = {
     },
     "dapo": {  # many groups have no signal, and some steps starve: groups are carried over
         "algorithm": {"name": "dapo", "dynamic_sampling": {"max_rounds": 2, "on_starvation": "skip"}},
-        "rewards": [{"name": f"{LETTERS}:early"}],
+        "rewards": [{"name": f"{REWARDS}:early"}],
         "sampler": {"group_size": 2},
         "trainer": {"save_every": 2},
     },
@@ -53,7 +54,7 @@ FAKE: Mapping[str, Mapping[str, Any]] = {
 }
 REAL = {
     "algorithm": {"name": "grpo"},
-    "rewards": [{"name": f"{LETTERS}:even"}],
+    "rewards": [{"name": f"{REWARDS}:even"}],
     "sampler": {"engine": {"kv_cache_memory_bytes": 2**26}},
     "learner": {"zero_stage": 1, "minibatches": 2, "schedule": "cosine"},
     "trainer": {"save_every": 1},
@@ -68,7 +69,7 @@ def write_config(folder: Path, model: Path, name: str, sections: Mapping[str, An
     config: dict[str, Any] = {
         "model": {"path": str(model)},
         "data": {"train": {"name": "table", "path": str(data)}, "eval": {"name": "table", "path": str(data)}},
-        "rewards": [{"name": f"{LETTERS}:letters", "workers": 1}],
+        "rewards": [{"name": f"{REWARDS}:letters", "workers": 1}],
         "sampler": {"group_size": 3, "max_new_tokens": 6},
         "learner": {"lr": 0.02, "zero_stage": 0},
         "trainer": {"steps": 8, "prompts_per_step": 4, "eval_every": 2, "keep_checkpoints": KEEP},

@@ -1,4 +1,4 @@
-"""The sweeps' rewards."""
+"""Rewards of the fake engine's runs."""
 
 from __future__ import annotations
 

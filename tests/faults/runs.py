@@ -18,8 +18,9 @@ import pytest
 from mmrl import faults, registry
 from mmrl.cli import main
 from mmrl.run_directory import read_ledger
+from tests.faults.comparison import metrics
 
-LETTERS = Path(__file__).with_name("letters.py")
+REWARDS = Path(__file__).with_name("letters.py")
 
 
 class Killed(BaseException):
@@ -82,7 +83,7 @@ class Runs:
         base: dict[str, Any] = {
             "model": {"path": str(self.model)},
             "data": {"train": {"name": "table", "path": str(self.rows)}},
-            "rewards": [{"name": f"{LETTERS}:letters"}],
+            "rewards": [{"name": f"{REWARDS}:letters"}],
             "algorithm": {"name": "grpo"},
             "sampler": {"group_size": 4, "max_new_tokens": 8},
             "learner": {"lr": 1e-2},
@@ -126,15 +127,11 @@ def outcome(run: Path) -> dict[str, Any]:
         for path in checkpoint.rglob("*")
         if path.is_file() and path.name not in ("manifest.json", "run.json")
     }
-    metrics = {record["step"]: record for record in records(run / "metrics.jsonl")}
     return {
         "checkpoint": checkpoint.name,
         "state": state,
         "trainer": json.loads((checkpoint / "state" / "run.json").read_text())["trainer"],
-        "metrics": {
-            step: {k: v for k, v in metrics[step].items() if k not in ("time", "attempt") and not k.startswith("perf/")}
-            for step in sorted(metrics)
-        },
+        "metrics": metrics(run),
         "rollouts": {path.name: path.read_text() for path in sorted((run / "rollouts").glob("*"))},
         "ledger": [{k: v for k, v in record.items() if k != "attempt"} for record in read_ledger(run)],
     }

@@ -1,0 +1,243 @@
+"""From what was sampled to an optimizer step: log-probs, credit, minibatches, and what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from mmrl import metrics
+from mmrl.clock import Clock
+from mmrl.collection import Collected, Collector
+from mmrl.config import Config
+from mmrl.errors import NumericsError
+from mmrl.interfaces import Algorithm, Learner
+from mmrl.interruption import Interruption
+from mmrl.ops.objective import advantages_per_token, assign_credit, loss_masks, training_rows
+from mmrl.ops.packing import offsets
+from mmrl.types import Batch, BoolArray, CreditedGroup, FloatArray, Rollout, Sample, ScoredGroup, TrainingRow
+
+MAX_FAULTS = 3
+"""Optimizer steps in a row that may come to nothing because a number is not finite."""
+
+
+class UpdateRecorder(Protocol):
+    """Where the optimizer steps of a run are noted."""
+
+    def trained(self, step: int, update: int, samples: Sequence[tuple[int, str, int]]) -> None:
+        """The (epoch, prompt id, member) that entered an optimizer step."""
+        ...
+
+    def event(self, kind: str, **fields: Any) -> None: ...
+
+    def progress(self, phase: str, done: int, total: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Experience:
+    """What one step learns from.
+
+    Attributes:
+        samples: B samples to train on, none if the step had to be left out.
+        groups: The scored groups that they come from, in order; empty for demonstrations.
+        collected: What was sampled in this step; None for demonstrations.
+    """
+
+    samples: Sequence[Sample]
+    groups: Sequence[ScoredGroup] = ()
+    collected: Collected | None = None
+
+    @classmethod
+    def of_groups(cls, groups: Sequence[ScoredGroup], collected: Collected) -> Self:
+        """To train on every rollout of ``groups``."""
+        return cls(_rollouts(groups), groups, collected)
+
+    @property
+    def sampled(self) -> Sequence[Sample]:
+        """What was sampled in this step, kept or not; the samples themselves for demonstrations."""
+        return self.samples if self.collected is None else _rollouts(self.collected.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What was learned from an experience.
+
+    Attributes:
+        groups: Those of the experience, in order.
+    """
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    groups: Sequence[CreditedGroup] = ()
+
+
+class Updater:
+    """Assigns credit and takes a step's optimizer steps.
+
+    Attributes:
+        updates: Optimizer steps taken so far.
+        faults_in_a_row: How many of the last ones came to nothing.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        algorithm: Algorithm,
+        collector: Collector,
+        recorder: UpdateRecorder,
+        interruption: Interruption,
+    ) -> None:
+        self._config, self._algorithm, self._collector = config, algorithm, collector
+        self._recorder, self._interruption = recorder, interruption
+        self.updates = self.faults_in_a_row = 0
+
+    def learn(self, step: int, experience: Experience, learner: Learner, clock: Clock) -> Lesson:
+        """Assign credit and update.
+
+        Args:
+            experience: Has samples.
+
+        Raises:
+            NumericsError: Too many optimizer steps in a row came to nothing.
+            PluginError: The algorithm fails.
+            Stopped: A signal came before the first optimizer step; none was taken.
+        """
+        samples = experience.samples
+        with clock.phase("logprob"):
+            batch = self._with_logprobs(experience, learner)
+        credit = assign_credit(self._algorithm, batch)
+        masks = loss_masks(batch, credit)
+        advantages = advantages_per_token(credit, masks)
+        self._interruption.check()
+        with clock.phase("update"):
+            values, logprobs = self._update(step, samples, batch, masks, advantages, credit.constants, learner)
+        values |= dict(credit.metrics) | metrics.advantage_metrics(masks, advantages)
+        return Lesson(values, _credited(experience.groups, advantages, logprobs))
+
+    def _with_logprobs(self, experience: Experience, learner: Learner) -> Batch:
+        """The batch with the log-probs that the algorithm asks for, or that several optimizer steps need."""
+        needs, config, samples = self._algorithm.needs(), self._config.learner, experience.samples
+        batch = self._collector.batch(experience.groups) if experience.groups else _demonstrations(samples)
+        several_steps = config.minibatches * config.epochs > 1
+        old = learner.logprobs(samples) if needs.old_logprobs or several_steps else None
+        reference = learner.reference_logprobs(samples) if needs.reference_logprobs else None
+        return replace(batch, old_logprobs=old, reference_logprobs=reference)
+
+    def _update(
+        self,
+        step: int,
+        samples: Sequence[Sample],
+        batch: Batch,
+        masks: Sequence[BoolArray],
+        advantages: Sequence[FloatArray],
+        constants: Mapping[str, float],
+        learner: Learner,
+    ) -> tuple[dict[str, float], list[FloatArray]]:
+        """Take the step's optimizer steps; returns their mean metrics and each sample's log-probs before them.
+
+        A sample that is in no loss has no log-probs, unless they were asked for; nor has one of a skipped step.
+        """
+        config = self._config.learner
+        aggregation = self._algorithm.aggregation.with_default(self._config.sampler.max_new_tokens)
+        logprobs = list(batch.old_logprobs or [np.zeros(0, np.float32)] * len(samples))
+        steps: list[Mapping[str, float]] = []
+        skipped = 0
+        for part in minibatches(len(samples), config.minibatches, config.epochs, (self._config.trainer.seed, step)):
+            rows = training_rows(
+                samples,
+                masks,
+                advantages,
+                batch.group_ids,
+                aggregation,
+                part,
+                old_logprobs=batch.old_logprobs,
+                reference_logprobs=batch.reference_logprobs,
+                constants=constants,
+            )
+            result = learner.update(list(rows.values()))
+            if result.fault:
+                skipped += 1
+                self._report_fault(step, result.fault, list(rows.values()))
+                for index in rows:  # they may be as little finite as what was made of them
+                    logprobs[index] = np.zeros(0, np.float32)
+                continue
+            self.faults_in_a_row = 0
+            if result.notice:
+                self._recorder.event("adapted", message=result.notice, step=step)
+            steps.append(result.metrics)
+            if rows:
+                self.updates += 1
+                self._recorder.trained(step, self.updates, [_name(samples[index]) for index in rows])
+            if batch.old_logprobs is None:
+                for index, values in zip(rows, result.logprobs, strict=True):
+                    logprobs[index] = values
+            self._recorder.progress("update", len(steps), config.minibatches * config.epochs)
+        return metrics.average(steps) | {"policy/skipped_updates": float(skipped)}, logprobs
+
+    def _report_fault(self, step: int, fault: str, rows: Sequence[TrainingRow]) -> None:
+        """Note an optimizer step that came to nothing, with what it was made of.
+
+        Raises:
+            NumericsError: It is one of too many in a row.
+        """
+        self.faults_in_a_row += 1
+        advantages = np.concatenate([np.zeros(0), *(row.advantages for row in rows)])
+        self._recorder.event(
+            "update_skipped",
+            message=f"no optimizer step was taken in step {step}: {fault}",
+            step=step,
+            in_a_row=self.faults_in_a_row,
+            samples=sorted({row.sample.prompt.id for row in rows}),
+            completion_tokens=[len(row.mask) for row in rows],
+            advantages={"min": float(advantages.min(initial=0)), "max": float(advantages.max(initial=0))},
+            weights=[row.weight for row in rows],
+        )
+        if self.faults_in_a_row >= MAX_FAULTS:
+            raise NumericsError(
+                f"{MAX_FAULTS} optimizer steps in a row came to nothing: {fault}",
+                where=f"step {step}; events.jsonl has the samples and statistics of each, RUN/rollouts the rollouts",
+                remedy="lower learner.lr; the last checkpoint is good",
+            )
+
+
+def minibatches(num_samples: int, parts: int, epochs: int, seed: Sequence[int]) -> Iterator[list[int]]:
+    """Sample indices of each optimizer step: every epoch covers all, in an order of its own if there are parts."""
+    for epoch in range(epochs):
+        order = np.arange(num_samples)
+        if parts > 1:
+            np.random.default_rng([*seed, epoch]).shuffle(order)
+        yield from (sorted(part.tolist()) for part in np.array_split(order, parts) if len(part))
+
+
+def _name(sample: Sample) -> tuple[int, str, int]:
+    """(epoch, prompt id, member) of a rollout or a demonstration."""
+    return sample.prompt.epoch, sample.prompt.id, sample.index if isinstance(sample, Rollout) else 0
+
+
+def _rollouts(groups: Sequence[ScoredGroup]) -> list[Rollout]:
+    return [rollout for group in groups for rollout in group.group.rollouts]
+
+
+def _credited(
+    groups: Sequence[ScoredGroup], advantages: Sequence[FloatArray], logprobs: Sequence[FloatArray]
+) -> list[CreditedGroup]:
+    bounds = offsets([len(group.group.rollouts) for group in groups])
+    return [
+        CreditedGroup(group, True, advantages[start:end], logprobs[start:end])
+        for group, start, end in zip(groups, bounds, bounds[1:], strict=False)
+    ]
+
+
+def _demonstrations(samples: Sequence[Sample]) -> Batch:
+    return Batch(
+        rewards=np.zeros(len(samples)),
+        valid=np.ones(len(samples), bool),
+        group_ids=np.arange(len(samples)),
+        masks=[sample.mask for sample in samples],
+        truncated=np.zeros(len(samples), bool),
+        components={},
+        old_logprobs=None,
+        reference_logprobs=None,
+        sampler_logprobs=[sample.sampler_logprobs for sample in samples],
+    )
