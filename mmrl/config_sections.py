@@ -223,7 +223,7 @@ class TrainerConfig(Section):
     on_mismatch: Literal["stop", "warn"] = "stop"
     """What to do when sampler and learner disagree about log-probs."""
     step_timeout_s: Seconds | None = None
-    """Seconds that a step, evaluation or checkpoint may take: then Ray's ranks restart, or the run ends; null is any."""
+    """Seconds that a step, evaluation or checkpoint may take; then Ray ranks restart, or the run ends. null: any."""
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
     """Times that ranks which were lost, hang or ran out of memory are started again from the last checkpoint."""
 

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import random
+import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from mmrl import faults
-from mmrl.cluster.process import free_port
+from mmrl.cluster.process import host_meeting
 from mmrl.config import Config
 from mmrl.engine import device, weights
 from mmrl.engine.family import FAMILIES
@@ -147,7 +148,8 @@ def two_ranks(vision, rows) -> Callable[[list[Job]], list[list[Told]]]:
 
     def run(jobs: list[Job]) -> list[list[Told]]:
         context = multiprocessing.get_context("spawn")
-        results, port = context.SimpleQueue(), free_port()
+        results, bound = context.SimpleQueue(), socket.create_server(("127.0.0.1", 0))
+        port, meeting = bound.getsockname()[1], host_meeting(bound)
         arguments = (port, jobs, vision.folder.path, vision.media, rows, results)
         ranks = [context.Process(target=run_rank, args=(rank, *arguments), daemon=True) for rank in range(2)]
         for process in ranks:
@@ -155,6 +157,7 @@ def two_ranks(vision, rows) -> Callable[[list[Job]], list[list[Told]]]:
         told = dict(pickle.loads(results.get()) for _ in ranks)
         for process in ranks:
             process.join()
+        del meeting
         return [told[0], told[1]]
 
     return run
