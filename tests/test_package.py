@@ -146,3 +146,18 @@ def test_datasets_is_the_one_of_hugging_face_even_in_the_repository_root() -> No
     code = "import importlib.util; print(importlib.util.find_spec('datasets').origin)"
     origin = Path(run(sys.executable, "-c", code).strip())
     assert origin.name == "__init__.py" and not origin.is_relative_to(ROOT / "datasets")
+
+
+def test_every_fault_has_a_test_that_exists() -> None:
+    """The README's table has a row for each of the 35 faults, and each names at least one test."""
+    section = (ROOT / "README.md").read_text().partition("## What goes wrong\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \|.*\| (.*) \|$", section, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 36))
+    for number, tests in rows:
+        file = ""
+        for name, function in re.findall(r"`([\w/]*(?:\.py)?)(?:::(\w+))?`", tests):
+            file = name if name.endswith(".py") else file
+            if file:
+                text = (ROOT / "tests" / file).read_text()
+                assert f"def {function}(" in text if function else text, f"row {number}: {file}::{function}"
+        assert file, f"row {number} names no test"
