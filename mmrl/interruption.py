@@ -93,17 +93,44 @@ class Interruption:
 
     def _handle(self, number: int, frame: Any) -> None:
         if self.stopped is not None:
-            print(f"mmrl: {signal.Signals(number).name} again: ended at once", file=sys.stderr, flush=True)
-            end_process(Stopped(number).exit_code)
+            try:
+                print(f"mmrl: {signal.Signals(number).name} again: ended at once", file=sys.stderr, flush=True)
+            finally:
+                end_process(Stopped(number).exit_code)
         self.stopped = Stopped(number)
         self._tell(number)
-        if not self._is_deferred:
+        if _held and not self._is_deferred:
+            _late.append(self.stopped)
+        elif not self._is_deferred:
             raise self.stopped
 
     def _tell(self, number: int) -> None:
         with contextlib.suppress(OSError, RuntimeError):  # such as a signal within another print
             name = signal.Signals(number).name
             print(f"mmrl: {name}: the run ends where nothing is lost; a second signal ends it at once", file=sys.stderr)
+
+
+_held: list[None] = []
+_late: list[Stopped] = []
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """What must be done whole or not at all: ``Stopped`` is raised at the end of the block; can be nested.
+
+    Only the main thread is ever interrupted. Blocking signals would not do: Python's handlers run there whichever
+    thread of the process, Ray's for one, the system has given the signal to.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _held.append(None)
+    try:
+        yield
+    finally:
+        _held.pop()
+        if _late and not _held:
+            raise _late.pop()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,8 +16,7 @@ from mmrl import registry
 from mmrl.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
 from mmrl.config import Config, to_yaml
 from mmrl.console import Console
-from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, RankLostError
-from mmrl.interfaces import Engine
+from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, RankLostError, ResourceError
 from mmrl.interruption import Interruption, Stopped, end_process
 from mmrl.plan import RunPlan
 from mmrl.recording import RUN_STATE, RunRecorder, environment, prune, tracking
@@ -27,6 +27,9 @@ from mmrl.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from mmrl.collection import Collector
+
+TELL_S = 5.0
+"""Seconds to write down why a process that hangs is ended."""
 
 
 class TrainingRun:
@@ -129,15 +132,17 @@ class TrainingRun:
                 if source is not None:
                     source.listen(lambda prompt, reason: directory.event("dropped", prompt=prompt, reason=reason))
             self._fingerprints = self._fingerprints or fingerprints(plan)
-            for left in range(config.trainer.max_restarts, -1, -1):
+            left = config.trainer.max_restarts
+            while True:
                 try:
                     self._attempt(scorer)
                     break
                 except (RankLostError, DeviceMemoryError) as error:
-                    self._interruption.check()  # a signal to all processes of a job is no fault
-                    if not left or (isinstance(error, DeviceMemoryError) and not self._halve_microbatches()):
+                    if isinstance(error, RankLostError):
+                        left -= 1
+                    if left < 0 or (isinstance(error, DeviceMemoryError) and not self._halve_microbatches()):
                         raise
-                    self._tell("restart", message=str(error), restarts_left=left - 1)
+                    self._tell("restart", message=str(error), restarts_left=left)
                     self._go_back()
 
     def _attempt(self, scorer: Scorer) -> None:
@@ -192,7 +197,9 @@ class TrainingRun:
                     precision=engine.precision,
                     interruption=self._interruption,
                     watchdog=Watchdog(
-                        config.trainer.step_timeout_s, lambda what: self._expire(engine, collector, what)
+                        config.trainer.step_timeout_s,
+                        lambda what: engine.abandon(self._overdue(collector, what)),
+                        lambda what: self._end(self._overdue(collector, what)),
                     ),
                 )
                 if checkpoint is None:
@@ -204,9 +211,16 @@ class TrainingRun:
                     trainer.restore(self._state["trainer"], directory.media)
                     trainer.fit(step, self._unlogged_metrics(), is_saved=source is None)
             code = 0
-        except (MMRLError, Stopped) as error:
-            code, message = error.exit_code, str(error)
-            raise
+        except BaseException as error:
+            # A signal to all processes of a job makes others fail. That the last checkpoint has no room is news.
+            stopped = None if type(error) is ResourceError else self._interruption.stopped
+            shown = stopped or error
+            if isinstance(shown, (MMRLError, Stopped)):
+                code, message = shown.exit_code, str(shown)
+            if stopped is None or not isinstance(error, Exception):
+                raise
+            directory.event("warning", message=f"after {stopped}: {type(error).__name__}: {error}")
+            raise stopped from error
         finally:
             directory.end_attempt(code, message)
 
@@ -283,19 +297,26 @@ class TrainingRun:
                     remedy="begin from a checkpoint within its run's folder",
                 ) from error
 
-    def _expire(self, engine: Engine, collector: Collector, what: str) -> None:
-        """End what hangs, from the watchdog's thread: the ranks, or this process if it is the only one."""
+    def _overdue(self, collector: Collector, what: str) -> RankLostError:
         latest = ", ".join(group.prompt.id for group in collector.generated[-3:])
-        error = RankLostError(
+        return RankLostError(
             f"{what} has taken more than {self._config.trainer.step_timeout_s:g} s",
             where=f"trainer.step_timeout_s; the last prompts sampled: {latest or 'none'}",
             remedy="look at what hangs; if nothing does, raise the limit",
         )
-        if engine.abandon(error):
-            return
-        self._tell("error", message=str(error), exit_code=error.exit_code)
-        self._directory.end_attempt(error.exit_code, str(error))
-        print(f"mmrl: {error}", file=sys.stderr, flush=True)
+
+    def _end(self, error: MMRLError) -> None:
+        """End this process, which hangs, from the watchdog's thread."""
+
+        def tell() -> None:
+            print(f"mmrl: {error}", file=sys.stderr, flush=True)
+            self._tell("error", message=str(error), exit_code=error.exit_code)
+            self._directory.end_attempt(error.exit_code, str(error))
+
+        # It may hang in a write, and hold the lock that this needs.
+        teller = threading.Thread(target=tell, daemon=True)
+        teller.start()
+        teller.join(TELL_S)
         end_process(error.exit_code)
 
     def _tell(self, kind: str, **fields: Any) -> None:

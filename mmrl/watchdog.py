@@ -6,28 +6,45 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+GRACE_S = 60.0
+"""Seconds in which a block has to end once it has been made to raise."""
+
 
 class Watchdog:
-    """Calls ``expire`` from a thread of its own when a watched block takes too long.
+    """Ends what takes too long, from a thread of its own.
 
     Args:
         timeout_s: Seconds that a block may take; None lets it take for ever.
-        expire: Called with what was watched, once at most for each block.
+        interrupt: Called with what was watched, once at most for each block; makes the block raise, or answers False.
+        end: Called with it if that is no use; to end the process.
     """
 
-    def __init__(self, timeout_s: float | None, expire: Callable[[str], None]) -> None:
-        self._timeout_s, self._expire = timeout_s, expire
+    def __init__(self, timeout_s: float | None, interrupt: Callable[[str], bool], end: Callable[[str], object]) -> None:
+        self._timeout_s, self._interrupt, self._end = timeout_s, interrupt, end
 
     @contextmanager
     def watch(self, what: str) -> Iterator[None]:
-        """Watch a block."""
+        """Watch a block; nothing is called after it."""
         if self._timeout_s is None:
             yield
             return
-        timer = threading.Timer(self._timeout_s, self._expire, [what])
-        timer.daemon = True
-        timer.start()
+        done, lock = threading.Event(), threading.Lock()
+
+        def guard() -> None:
+            if done.wait(self._timeout_s):
+                return
+            with lock:
+                if done.is_set():
+                    return
+                is_hopeless = not self._interrupt(what)
+            if is_hopeless or not done.wait(GRACE_S):
+                with lock:
+                    if not done.is_set():
+                        self._end(what)
+
+        threading.Thread(target=guard, daemon=True).start()
         try:
             yield
         finally:
-            timer.cancel()
+            with lock:
+                done.set()

@@ -248,7 +248,7 @@ def run() -> Callable[..., Run]:
                 recorder,
                 precision=precision,
                 interruption=Interruption(),
-                watchdog=Watchdog(None, print),
+                watchdog=Watchdog(None, bool, print),
             ),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from mmrl.cluster.guard import Process
 from mmrl.cluster.worker import RankJob
 from mmrl.errors import MMRLError, RankLostError
 from mmrl.interfaces import Learner, Sampler, SamplingRequest, UpdateResult
+from mmrl.interruption import Stopped, held
 from mmrl.media import MediaStore
 from mmrl.ops.packing import balance
 from mmrl.types import EncodedPrompt, FloatArray, RolloutGroup, Sample, TrainingRow
@@ -25,6 +27,12 @@ AHEAD = 2
 waited for when the driver gives up."""
 CAUSE_S = 3.0
 """Seconds in which the cause of a failure may show itself: a rank that dies lets others fail first."""
+
+_COLLECTIVE = re.compile("gloo|nccl|torch.distributed", re.IGNORECASE)
+_PEER_GONE = re.compile(
+    r"closed by peer|reset by peer|broken pipe|connect\w* .*(fail|refused)|remote process exit", re.IGNORECASE
+)
+"""How Gloo, NCCL and torch's store say that another process of a collective is gone."""
 
 Row = TypeVar("Row")
 
@@ -120,7 +128,9 @@ class RankGroup:
         self.failed = False
         self._lock = threading.Lock()
         self._calls: dict[Future[Any], tuple[int, str]] = {}  # those in progress, in order
-        self._abandoned: MMRLError | None = None
+        self._abandoned: Future[Any] = Future()  # raises what the group is abandoned with
+        self._entered: Sequence[Future[Any]] = ()  # of the owner that has not left
+        self._memory_bytes_max = 0
         ranks.watch(self._lose)
 
     def start(self, jobs: Sequence[RankJob]) -> None:
@@ -152,7 +162,10 @@ class RankGroup:
         return {**self._descriptions[0], **self._facts, "ranks": places}
 
     def memory_bytes_max(self) -> int:
-        return int(max(self.all("memory_bytes_max")))
+        """Also of a group that has failed: what was known last."""
+        if not self.failed:
+            self._memory_bytes_max = int(max(self.all("memory_bytes_max")))
+        return self._memory_bytes_max
 
     def close(self) -> None:
         """End all ranks, whatever they are doing, and remove what was put on their nodes."""
@@ -180,11 +193,6 @@ class RankGroup:
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
         """As ``Ranks.call``; the future also raises what the group is abandoned with."""
         answer: Future[Any] = Future()
-        with self._lock:
-            if self._abandoned is not None:
-                answer.set_exception(self._abandoned)
-                return answer
-            self._calls[answer] = rank, method
 
         def settle(done: Future[Any]) -> None:
             with self._lock:
@@ -195,7 +203,12 @@ class RankGroup:
             else:
                 answer.set_result(done.result())
 
-        self._ranks.call(rank, method, *args).add_done_callback(settle)
+        with held():
+            with self._lock:
+                if self._abandoned.done():
+                    return self._abandoned
+                self._calls[answer] = rank, method
+            self._ranks.call(rank, method, *args).add_done_callback(settle)
         return answer
 
     def ask(self, rank: int, method: str, *args: Any) -> Any:
@@ -213,7 +226,11 @@ class RankGroup:
             each: A further first argument for each rank.
         """
         own = [()] * len(self.nodes) if each is None else [(argument,) for argument in each]
-        futures = [self.call(rank, method, *first, *args) for rank, first in enumerate(own)]
+        with held():  # else some ranks would wait for the others for ever
+            futures = [self.call(rank, method, *first, *args) for rank, first in enumerate(own)]
+        return self._answers(futures)
+
+    def _answers(self, futures: Sequence[Future[Any]]) -> list[Any]:
         wait(futures, return_when=FIRST_EXCEPTION)
         self.check(futures)
         return [future.result() for future in futures]
@@ -225,10 +242,12 @@ class RankGroup:
         if not errors:
             return
         self.failed = True  # the other ranks may wait for this one for ever
+        losses = [loss for error in errors if (loss := _loss(error))]
         if not any(isinstance(error, RankLostError) for error in errors):
-            wait(futures, timeout=CAUSE_S)
-            errors += [error for error in _errors(futures) if error not in errors]
-        lost = [error for error in errors if isinstance(error, RankLostError)]
+            # All ranks may have answered, and one be gone: then the guard of its node will say so.
+            wait([*futures, self._abandoned] if losses else futures, timeout=CAUSE_S)
+            errors += [error for error in _errors([*futures, self._abandoned]) if error not in errors]
+        lost = [error for error in errors if isinstance(error, RankLostError)] or losses
         ours = [error for error in errors if isinstance(error, MMRLError)]
         cause = (lost or ours or errors)[0]
         if isinstance(cause, DeadRankError) and (words := self._ranks.last_words(cause.rank)):
@@ -237,14 +256,15 @@ class RankGroup:
 
     def _lose(self, rank: int) -> None:
         """A rank has ended: whatever the others do is in vain, though they may not have noticed."""
-        if not self.failed:
+        if not self._abandoned.done():
             host = self.nodes[rank].host
             self._give_up(DeadRankError(rank, host, self.waiting().get(rank, ""), "its process has ended"))
 
     def _give_up(self, error: MMRLError) -> None:
         with self._lock:
             self.failed = True
-            self._abandoned = self._abandoned or error
+            if not self._abandoned.done():
+                self._abandoned.set_exception(error)
             calls, self._calls = self._calls, {}
         for answer in calls:
             answer.set_exception(error)
@@ -273,15 +293,31 @@ class RankGroup:
 
     @contextmanager
     def _owning(self, verb: str) -> Iterator[None]:
-        self.all("enter", verb)
+        self._leave()  # a signal may have kept the last owner from it
         try:
+            with held():
+                self._entered = [self.call(rank, "enter", verb) for rank in range(len(self.nodes))]
+            self._answers(self._entered)
             yield
         except (KeyboardInterrupt, SystemExit):
             self.failed = True  # nobody waits now for what the ranks are doing
             raise
+        except Stopped:
+            try:
+                self._leave()
+            except Exception:  # the same signal may have ended ranks
+                self.failed = True
+            raise
         finally:
-            if not self.failed:
-                self.all("leave")
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._entered and not self.failed:
+            self._answers(self._entered)
+            with held():
+                self._entered = ()
+                futures = [self.call(rank, "leave") for rank in range(len(self.nodes))]
+            self._answers(futures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,9 +340,10 @@ class GroupSampler:
             """All ranks of the set run on, with the same requests in the same order; the first answers."""
             if left[number]:
                 left[number] -= 1
-                for member in range(size):
-                    future = self.group.call(number * size + member, "advance", member == 0)
-                    asked[future] = (number, member == 0)
+                with held():
+                    for member in range(size):
+                        future = self.group.call(number * size + member, "advance", member == 0)
+                        asked[future] = (number, member == 0)
 
         for number in list(left) * AHEAD:
             ask(number)
@@ -408,6 +445,16 @@ def _merged(shares: Sequence[Sequence[int]], answers: Sequence[Sequence[FloatArr
         for index, value in zip(share, values, strict=True)
     }
     return [by_index[index] for index in range(len(by_index))]
+
+
+def _loss(error: BaseException) -> RankLostError | None:
+    """The loss that an error of a rank's, told with its traceback, is a consequence of."""
+    text = str(error)
+    if isinstance(error, MMRLError) or not (_COLLECTIVE.search(text) and _PEER_GONE.search(text)):
+        return None
+    loss = RankLostError("a rank has lost another one", where=text.strip().splitlines()[-1][:300], remedy=LOOK)
+    loss.__cause__ = error
+    return loss
 
 
 def _errors(futures: Iterable[Future[Any]]) -> list[BaseException]:

@@ -27,6 +27,7 @@ from mmrl.cluster.process import forget_shared_memory, forget_stale_builds, inte
 from mmrl.cluster.worker import Installation, RankPlace, RankWorker
 from mmrl.errors import DataError, NumericsError, PluginError, RankLostError, ResourceError
 from mmrl.interfaces import SamplingRequest, UpdateResult
+from mmrl.interruption import Interruption, Stopped
 from mmrl.media import ImageGrid, MediaStore
 from mmrl.types import EncodedPrompt, Rollout, RolloutGroup, Sample, Segment, TrainingRow
 
@@ -197,6 +198,23 @@ def test_a_rank_that_raises_is_shown_while_the_others_wait_for_it(group_of):
     assert "leave" not in fakes.methods(0)  # it would wait for ever
 
 
+CLOSED = RuntimeError(
+    "rank 0 failed:\n  ...\nRuntimeError: [gloo/transport/tcp/pair.cc:5] Connection closed by peer [::1]:9"
+)
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_the_guards_report_explains_the_survivors_error_that_came_before_it(is_idle, group_of, monkeypatch):
+    """Also if the lost rank had answered, so that no call of its own fails."""
+    released = threading.Event()
+    other = {} if is_idle else {1: {"update": released.wait}}
+    fakes = FakeRanks(["a", "b"], {0: {"update": fail(CLOSED)}, **other})
+    threading.Timer(0.5, lambda: fakes.lose(1)).start()
+    with pytest.raises(DeadRankError, match="rank 1 is gone"), group_of(fakes).learning() as learner:
+        learner.update([])
+    released.set()
+
+
 @pytest.mark.parametrize(
     ("faults", "shown"),
     [
@@ -205,6 +223,8 @@ def test_a_rank_that_raises_is_shown_while_the_others_wait_for_it(group_of):
         ({0: fail(DataError("came first")), 1: fail(DataError("came later"), 0.3)}, "came first"),
         ({0: fail(RuntimeError("peer gone")), 1: fail(DataError("bad image"), 0.5)}, "bad image"),
         ({0: fail(ValueError("a bug"))}, "a bug"),
+        ({0: fail(CLOSED), 1: fail(DataError("follows from it"))}, "a rank has lost another one"),
+        ({0: fail(RuntimeError("nccl: invalid usage"))}, "invalid usage"),
     ],
 )
 def test_of_several_failures_the_cause_is_shown(faults, shown, group_of, monkeypatch):
@@ -464,10 +484,54 @@ def test_an_abandoned_group_raises_at_once_in_what_it_does(group_of):
     assert waiting == {0: "update", 2: "update"} and group.waiting() == {}
     assert error.where == "no answer from rank 0 on host-a (`update`), rank 2 on host-a (`update`)"
     with pytest.raises(ResourceError, match="too long"):
-        group.memory_bytes_max()
+        group.ask(1, "logprobs", [], False)
     group.close()
     assert group.failed and not fakes.waited  # what hangs is not waited for
     released.set()  # answers that come now are nobody's
+
+
+def test_the_memory_of_a_failed_group_is_what_was_known_last(group_of):
+    fakes = FakeRanks(["a", "a"])
+    group = group_of(fakes)
+    assert group.memory_bytes_max() == 101
+    group.abandon(ResourceError("too long"))
+    assert group.memory_bytes_max() == 101 and fakes.methods(0).count("memory_bytes_max") == 1
+
+
+@pytest.mark.parametrize("method", ["enter", "submit", "update", "leave"])
+@pytest.mark.parametrize("place", ["before rank 1 is asked", "while the ranks do it"])
+def test_a_signal_leaves_no_rank_behind(method, place, group_of):
+    """Every rank gets every call, and the next owner finds the device free."""
+
+    class Ranks(FakeRanks):
+        def call(self, rank: int, name: str, *args: Any) -> Future[Any]:
+            if (rank, name, place) == (1, method, "before rank 1 is asked") and not interruption.stopped:
+                signal.raise_signal(signal.SIGTERM)
+            return super().call(rank, name, *args)
+
+    def slowly() -> None:
+        if place == "while the ranks do it" and not interruption.stopped:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+
+    fakes = Ranks(["a", "a"], {0: {method: slowly}})
+    group = group_of(fakes)
+    with Interruption() as interruption:
+        with pytest.raises(Stopped), group.sampling() if method == "submit" else group.learning() as owner:
+            list(owner.generate([])) if method == "submit" else owner.update([])
+        with interruption.deferred(), group.learning():
+            pass
+    first, second = fakes.methods(0), fakes.methods(1)
+    assert first == second and method in first
+    assert [name for name in first if name in ("enter", "leave")] == ["enter", "leave"] * 2
+
+
+def test_a_signal_that_ends_ranks_too_stays_the_reason(group_of):
+    fakes = FakeRanks(["a", "a"], {1: {"leave": fail(DeadRankError(1, "host-a", "leave", "it got SIGTERM"))}})
+    group = group_of(fakes)
+    with Interruption(), pytest.raises(Stopped), group.learning():
+        signal.raise_signal(signal.SIGTERM)
+    assert group.failed
 
 
 def test_in_generation_too(group_of):
@@ -502,7 +566,7 @@ def test_memory_that_ran_out_is_named_with_the_settings_that_lower_it(words, gro
         learner.update([])
     assert caught.value.what == "rank 1 is gone: End of file." + bool(words) * f"; {words}"
     assert caught.value.where == "host-a, while it did `update`"
-    assert ("learner.offload" in caught.value.remedy) == bool(words)
+    assert ("learner.zero_stage" in caught.value.remedy) == bool(words)
 
 
 def test_a_node_tells_which_rank_has_ended_and_that_memory_ran_out(monkeypatch, tmp_path):
