@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.redaction import Redactor
@@ -43,6 +43,7 @@ class RunDirectory:
 
     Attributes:
         attempt: Times that the run was started or went on by itself; 0 before the first.
+        has_steps: Whether metrics.jsonl tells of a step that was finished.
     """
 
     def __init__(self, path: Path, lock: TextIO | None = None) -> None:
@@ -50,10 +51,11 @@ class RunDirectory:
         self._lock_file = lock
         self._redact = Redactor()
         self._lock = threading.Lock()
-        self._has_steps = False
         for name in _HISTORIES:
-            _mend(path / name)
+            with suppress(FileNotFoundError), (path / name).open("r+b") as file:
+                _mend(file)
         self.attempt = max((record.get("attempt", 0) for record in self._read("attempts.jsonl")), default=0)
+        self.has_steps = any(step > 0 for step in self.metrics())
 
     @classmethod
     def create(cls, path: str | Path, *, new: bool = True, source: Path | None = None) -> RunDirectory:
@@ -79,7 +81,12 @@ class RunDirectory:
             raise _occupied(path, found)
         if not os.access(path, os.W_OK | os.X_OK):
             raise ResourceError(f"cannot write to {path}", where="trainer.run_dir", remedy="choose another")
-        directory = cls(path, _locked(path))
+        lock = _locked(path)
+        try:
+            directory = cls(path, lock)
+        except BaseException:
+            lock.close()
+            raise
         begun_from = directory.source
         if found and source and not (begun_from and begun_from.is_relative_to(source.expanduser().resolve())):
             directory._unlock()
@@ -118,7 +125,7 @@ class RunDirectory:
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one step to metrics.jsonl; ``time`` is in seconds since 1970."""
         self._append("metrics.jsonl", {"step": step, "attempt": self.attempt, "time": time.time(), **metrics})
-        self._has_steps |= step > 0
+        self.has_steps |= step > 0
 
     def metrics(self) -> dict[int, dict[str, Any]]:
         """What metrics.jsonl says of each step."""
@@ -163,13 +170,14 @@ class RunDirectory:
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         for name in (*_CLAIMS, "ledger.jsonl"):
             (self.path / name).unlink(missing_ok=True)
+        self.has_steps = False
 
     def release(self) -> None:
         """Leave the folder to the next run, unless this one can go on or has finished a step.
 
         Rollouts stay in any case: they may tell why the first step failed.
         """
-        if not self._has_steps and not _has_checkpoints(self.path):
+        if not self.has_steps and not _has_checkpoints(self.path):
             for name in _CLAIMS:
                 (self.path / name).unlink(missing_ok=True)
         self._unlock()
@@ -229,17 +237,16 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
         raise DataError(f"a line of the run's history is no JSON: {error}", where=str(path)) from error
 
 
-def _mend(path: Path) -> None:
-    """Take away the half line at the end of a file whose writer was killed."""
-    if not path.exists():
-        return
-    with path.open("r+b") as file:
-        size, end = file.seek(0, os.SEEK_END), -1
-        start = size
-        while start and end < 0:
-            start = max(start - 2**16, 0)
-            file.seek(start)
-            end = file.read(2**16).rfind(b"\n")
+def _mend(file: BinaryIO) -> None:
+    """Take away the half line at the end of a file whose writer was killed, or had no room."""
+    size, end = file.seek(0, os.SEEK_END), -1
+    start = size
+    while start and end < 0:
+        reach = start
+        start = max(start - 2**16, 0)
+        file.seek(start)
+        end = file.read(reach - start).rfind(b"\n")
+    if start + end + 1 < size:
         file.truncate(start + end + 1)
 
 

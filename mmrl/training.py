@@ -49,7 +49,7 @@ class TrainingRun:
 
         Raises:
             CheckpointError: All checkpoints are damaged, or the newest one with ``strict``.
-            ConfigError: What has changed since is not allowed.
+            ConfigError: What has changed since is not allowed, or steps were finished and no checkpoint is left.
         """
         self._checkpoints.clean()
         resume = self._resolve(resume)
@@ -65,6 +65,12 @@ class TrainingRun:
         elif resume != "never":
             self._checkpoint = self._source = find(Path(resume), report)
         if self._checkpoint is None:
+            if resume == "auto" and self._directory.has_steps:
+                raise ConfigError(
+                    "the run has finished steps, and no checkpoint to go on from",
+                    where=f"trainer.run_dir: {self._directory.path}",
+                    remedy="put a checkpoint back, choose another trainer.run_dir, or move the folder away",
+                )
             return True
         self._load_state()
         self._changes = changed_config(self._state["config"], plain_config(self._config))

@@ -82,6 +82,18 @@ def test_a_folder_is_one_runs_until_it_is_released(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.yaml", "metrics.jsonl"]
 
 
+def test_a_folder_with_finished_steps_is_not_given_up_by_who_adds_none(tmp_path):
+    first = RunDirectory.create(tmp_path)
+    first.write_config("model: {}\n")
+    first.append_metrics(0, {})
+    first.append_metrics(1, {})
+    first.release()
+    second = RunDirectory.create(tmp_path, new=False)
+    assert second.has_steps
+    second.release()
+    assert (tmp_path / "config.yaml").exists() and len(lines(tmp_path / "metrics.jsonl")) == 2
+
+
 def test_who_opened_the_lock_before_it_was_released_does_not_hold_another_than_the_next(tmp_path):
     first = RunDirectory.create(tmp_path)
     with (tmp_path / ".lock").open() as waiting:  # a second process, between opening the file and locking it
