@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -30,6 +30,9 @@ _CLAIMS = ("config.yaml", "metrics.jsonl")
 
 class RunDirectory:
     """One run on disk.
+
+    Events, and how an attempt ended, are left out where the disk is full or cannot be written: what they tell of must
+    not end a run. All else that cannot be written is a ResourceError.
 
     RUN/config.yaml                 resolved, with defaults
     RUN/environment.json            versions, plugins, what really ran
@@ -148,9 +151,10 @@ class RunDirectory:
         self._append("attempts.jsonl", {**record, "host": socket.gethostname(), **fields})
 
     def end_attempt(self, exit_code: int, message: str = "") -> None:
-        """Note how it ended."""
+        """Note how it ended, as far as the folder can be written."""
         record = {"attempt": self.attempt, "time": time.time(), "exit_code": exit_code, "message": message}
-        self._append("attempts.jsonl", record)
+        with suppress(ResourceError):
+            self._append("attempts.jsonl", record)
 
     def inherit(self, other: Path, step: int) -> None:
         """Take over the metrics and the ledger of another run up to a step."""
@@ -192,16 +196,18 @@ class RunDirectory:
         _replace(self.path / "rollouts" / f"step-{step:06d}.jsonl", text)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append what happened to events.jsonl; may be called from any thread."""
-        self._append("events.jsonl", {"time": time.time(), "kind": kind, **fields})
+        """Append what happened to events.jsonl, as far as it can be written; may be called from any thread."""
+        with suppress(ResourceError):
+            self._append("events.jsonl", {"time": time.time(), "kind": kind, **fields})
 
     def _read(self, name: str) -> Iterator[dict[str, Any]]:
         return _records(self.path / name)
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
         line = json.dumps(self._redact.plain(record)) + "\n"
-        with self._lock, (self.path / name).open("a", encoding="ascii") as file:
-            file.write(line)
+        with self._lock, _writing(self.path / name), (self.path / name).open("a+b") as file:
+            _mend(file)  # one that could not be written whole
+            file.write(line.encode("ascii"))
 
 
 def read_ledger(run: str | Path) -> list[dict[str, Any]]:
@@ -250,20 +256,37 @@ def _mend(file: BinaryIO) -> None:
         file.truncate(start + end + 1)
 
 
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses into a ResourceError."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(
+            f"the run's folder cannot be written: {error.strerror or error}",
+            where=str(path),
+            remedy="make room, or make it writable; the run goes on from its newest checkpoint",
+        ) from error
+
+
 def _locked(path: Path) -> TextIO:
     """A lock on the folder, held until the file is closed or the process ends.
 
     Raises:
-        ResourceError: Another process holds it.
+        ResourceError: Another process holds it, or the file system has no locks.
     """
-    file = (path / _LOCK).open("w")
+    with _writing(path / _LOCK):
+        file = (path / _LOCK).open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         file.close()
-        raise ResourceError(
-            f"another process is using {path}", where="trainer.run_dir", remedy="choose another trainer.run_dir"
-        ) from None
+        if isinstance(error, BlockingIOError):
+            what, remedy = f"another process is using {path}", "choose another trainer.run_dir"
+        else:
+            what = f"{path} cannot be locked: {error.strerror}"
+            remedy = "choose a trainer.run_dir on a file system that has locks (flock), such as a local disk"
+        raise ResourceError(what, where="trainer.run_dir", remedy=remedy) from error
     return file
 
 
@@ -288,14 +311,19 @@ def _has_checkpoints(path: Path) -> bool:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a whole file in one move: readers see the old one or the new one, also after a crash."""
-    path.parent.mkdir(exist_ok=True)
+    """Write a whole file in one move: readers see the old one or the new one, also after a crash.
+
+    Raises:
+        ResourceError: The disk is full or cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _writing(path):
+        path.parent.mkdir(exist_ok=True)
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
