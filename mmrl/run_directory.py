@@ -46,6 +46,7 @@ class RunDirectory:
 
     Attributes:
         attempt: Times that the run was started or went on by itself; 0 before the first.
+        resumed_from: The step of the checkpoint that this attempt went on from; None if it began from nothing.
         has_steps: Whether metrics.jsonl tells of a step that was finished.
     """
 
@@ -58,6 +59,7 @@ class RunDirectory:
             with suppress(FileNotFoundError), (path / name).open("r+b") as file:
                 _mend(file)
         self.attempt = max((record.get("attempt", 0) for record in self._read("attempts.jsonl")), default=0)
+        self.resumed_from: int | None = None
         self.has_steps = any(step > 0 for step in self.metrics())
 
     @classmethod
@@ -145,6 +147,7 @@ class RunDirectory:
             fields: ``source`` is the checkpoint of another run that it begins from.
         """
         self.attempt += 1
+        self.resumed_from = step
         if step is not None or (self.path / "ledger.jsonl").exists():
             self._append("ledger.jsonl", {"attempt": self.attempt, "resumed_from": step or 0})
         record = {"attempt": self.attempt, "time": time.time(), "resumed_from": step, "pid": os.getpid()}

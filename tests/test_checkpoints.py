@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import pickle
 import shutil
@@ -19,6 +20,7 @@ from mmrl import checkpoints as module
 from mmrl import faults
 from mmrl.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
 from mmrl.errors import NumericsError, ResourceError
+from mmrl.run_directory import RunDirectory
 from tests.faults.runs import Runs, at, events, outcome, records, steps
 
 
@@ -480,6 +482,36 @@ def test_the_last_evaluation_may_make_the_last_checkpoint_the_best(fake_runs: Ru
     assert best == 5, logged
     assert os.readlink(run / "checkpoints" / "best") == "step-000005"
     assert steps(run) == ["best", "step-000005"]
+
+
+def test_values_of_steps_that_were_undone_make_no_checkpoint_the_best(fake_runs: Runs):
+    trainer = {"keep_checkpoints": 1, "best_metric": "reward/mean"}
+    run = fake_runs.folder / "run"
+    fake_runs.killed(fake_runs.config(trainer={**trainer, "save_every": 2}), "fake.update", 4)
+    logged = records(run / "metrics.jsonl")
+    assert [record["step"] for record in logged] == [0, 1, 2, 3] and steps(run)[-1] == "step-000002"
+    changed = {2: {"reward/mean": 50.0}, 3: {"reward/mean": 99.0}}  # the latter is undone
+    lines = [json.dumps(record | changed.get(record["step"], {})) + "\n" for record in logged]
+    (run / "metrics.jsonl").write_text("".join(lines))
+    assert fake_runs.train(fake_runs.config(trainer={**trainer, "save_every": 1})) == 0
+    assert steps(run) == ["best", "step-000002", "step-000004"]
+
+
+def test_the_history_is_not_read_again_at_every_step(fake_runs: Runs, monkeypatch):
+    read, calls = RunDirectory.metrics, []
+    monkeypatch.setattr(RunDirectory, "metrics", lambda self: calls.append(self) or read(self))
+    trainer = {"steps": 12, "keep_checkpoints": 1, "best_metric": "reward/mean"}
+    assert fake_runs.train(fake_runs.config(trainer=trainer)) == 0
+    assert len(calls) <= 2  # when the folder is opened, and for the scores
+
+
+@pytest.mark.parametrize(("name", "count"), [("reward/men", 1), ("reward/mean", 0), ("eval/accuracy", 0)])
+def test_a_best_metric_that_no_step_has_is_told_once(fake_runs: Runs, name, count):
+    rows = {"name": "table", "path": str(fake_runs.rows)}
+    trainer = {"best_metric": name, "eval_every": 4}
+    assert fake_runs.train(fake_runs.config(trainer=trainer, data={"train": rows, "eval": dict(rows)})) == 0
+    warnings = [event for event in events(fake_runs.folder / "run", "warning") if "best_metric" in event["message"]]
+    assert len(warnings) == count and all(name in event["message"] for event in warnings)
 
 
 def test_points_do_nothing_unless_a_test_asks():

@@ -440,6 +440,17 @@ def test_a_fork_takes_the_images_of_carried_groups_along(models, picture, tmp_pa
         assert code == 3
         error = capsys.readouterr().err
         assert "Traceback" not in error and ".png" in error
+        image = run / "media" / f"{min(hashes)}.png"
+        other = next(path for path in (run / "media").iterdir() if path != image)
+        shutil.copy(image, tmp_path / "copy.png")
+        image.unlink()
+        image.symlink_to(tmp_path / "copy.png")
+        assert fork(runs, run / "checkpoints" / name, "linked", **options)[0] == 3
+        assert "as a file of its own" in capsys.readouterr().err
+        image.unlink()
+        shutil.copy(other, image)
+        assert fork(runs, run / "checkpoints" / name, "swapped", **options)[0] == 3
+        assert "does not hold the pixels of its hash" in capsys.readouterr().err
 
 
 def test_two_processes_do_not_share_a_folder(fake_runs: Runs, capsys):
