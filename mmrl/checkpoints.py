@@ -13,14 +13,17 @@ from a loss of power as far as the file system keeps what ``fsync`` promises.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from mmrl import faults
 from mmrl.errors import DataError, ResourceError
@@ -29,6 +32,12 @@ VERSION = 1
 _MANIFEST = "manifest.json"
 _BEST = "best"
 _PREFIX = "step-"
+
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.EBADMSG, errno.EUCLEAN}
+"""What a file system says of a file that is gone or broken; the last two are its own checksums."""
 
 
 class CheckpointError(DataError):
@@ -58,36 +67,41 @@ class Checkpoint:
             raise CheckpointError(f"a file of the checkpoint cannot be read: {error}", where=str(self.path)) from error
 
     def verify(self) -> None:
-        """Compare every file with the manifest.
+        """Compare every file with the manifest: names and sizes first, then what is in them.
 
         Raises:
             CheckpointError: A file is missing, one too many, or not as it was written; names it.
+            ResourceError: A file cannot be read now, which says nothing about the checkpoint.
         """
         expected = self._manifest()
-        found = {name: path for name, path in _files(self.path) if name != _MANIFEST}
+        with _reading(self.path):
+            found = {name: path for name, path in _files(self.path) if name != _MANIFEST}
         for name in sorted(expected.keys() | found.keys()):
             if name not in found:
                 raise _damaged("is missing", self.path / name)
             if name not in expected:
                 raise _damaged("was not written with the checkpoint", self.path / name)
-            size, digest = expected[name]["size"], expected[name]["sha256"]
-            try:
-                if found[name].is_symlink() or found[name].stat().st_size != size:
-                    raise _damaged(f"is not the file of {size} bytes that was written", self.path / name)
-                if _sha256(found[name]) != digest:
-                    raise _damaged("has other content than was written", self.path / name)
-            except OSError as error:  # such as a disk that no longer gives it back
-                raise _damaged(f"cannot be read ({error})", self.path / name) from error
+            size = expected[name]["size"]
+            if _size(found[name]) != size:
+                raise _damaged(f"is not the file of {size} bytes that was written", found[name])
+
+        def compare(name: str) -> None:
+            with _reading(found[name]):
+                if _sha256(found[name]) != expected[name]["sha256"]:
+                    raise _damaged("has other content than was written", found[name])
+
+        _of_each(compare, sorted(expected))
 
     def _manifest(self) -> Mapping[str, Any]:
         path = self.path / _MANIFEST
-        if path.is_symlink():
-            raise _damaged("is a link", path)
+        if _size(path) is None:
+            raise _damaged("is no file", path)
         try:
-            text = path.read_text(encoding="ascii")
+            with _reading(path):
+                text = path.read_text(encoding="ascii")
             manifest = json.loads(text)
             sealed = isinstance(manifest, dict) and text == _sealed(manifest["step"], manifest["files"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise _damaged(f"cannot be read ({error})", path) from error
         if isinstance(manifest, dict) and manifest.get("version") != VERSION:
             raise _damaged(f"has version {manifest.get('version')!r:.20}; this mmrl reads {VERSION}", path)
@@ -108,14 +122,25 @@ class Checkpoints:
         self._folder = folder
 
     def all(self) -> list[Checkpoint]:
-        """By step, whether they are to be believed or not."""
-        names = [path.name for path in self._folder.glob(f"{_PREFIX}*") if path.name[len(_PREFIX) :].isdecimal()]
-        return sorted((_named(self._folder / name) for name in names), key=lambda checkpoint: checkpoint.step)
+        """By step, whether they are to be believed or not.
+
+        Raises:
+            ResourceError: The folder cannot be read now.
+        """
+        try:
+            names = os.listdir(self._folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise _unreadable(self._folder, error) from error
+        steps = [name for name in names if name.startswith(_PREFIX) and name[len(_PREFIX) :].isdecimal()]
+        return sorted((_named(self._folder / name) for name in steps), key=lambda checkpoint: checkpoint.step)
 
     def clean(self) -> None:
         """Remove what killed processes left. Only for the process that holds the run's lock."""
         for path in self._folder.glob(".*"):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() and not path.is_symlink() else path.unlink()
+            with contextlib.suppress(OSError):  # such as what NFS keeps of files that somebody has open
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def newest(self, on_damage: Callable[[Checkpoint, CheckpointError], None]) -> Checkpoint | None:
         """The newest one that can be believed; None if there is none at all.
@@ -125,6 +150,7 @@ class Checkpoints:
 
         Raises:
             CheckpointError: There are some, and all of them are damaged; or by ``on_damage``.
+            ResourceError: One cannot be read now.
         """
         error: CheckpointError | None = None
         for checkpoint in reversed(self.all()):
@@ -239,23 +265,41 @@ def _damaged(what: str, path: Path) -> CheckpointError:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Every file below a folder by its name from there, links to folders too."""
-    for path in folder.rglob("*"):
-        if path.is_symlink() or not path.is_dir():
-            yield str(PurePosixPath(path.relative_to(folder))), path
+    """Every file below a folder by its name from there, links to folders too.
+
+    Raises:
+        OSError: A folder cannot be listed; ``Path.rglob`` would leave its files out.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for parent, folders, names in os.walk(folder, onerror=fail):
+        for path in (Path(parent, name) for name in [*folders, *names]):
+            if path.name in names or path.is_symlink():
+                yield str(PurePosixPath(path.relative_to(folder))), path
 
 
 def _seal(folder: Path, step: int) -> None:
     """Force every file to the disk, then write the manifest."""
-    files = {}
-    for name, path in sorted(_files(folder)):
+    files = dict(sorted(_files(folder)))
+
+    def seal(path: Path) -> dict[str, Any]:
         _sync(path)
-        files[name] = {"size": path.stat().st_size, "sha256": _sha256(path)}
+        return {"size": path.stat().st_size, "sha256": _sha256(path)}
+
     manifest = folder / _MANIFEST
-    manifest.write_text(_sealed(step, files), encoding="ascii")
+    sealed = dict(zip(files, _of_each(seal, list(files.values())), strict=True))
+    manifest.write_text(_sealed(step, sealed), encoding="ascii")
     _sync(manifest)
     for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         _sync(path)
+
+
+def _of_each(function: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
+    """What it answers to each, in order; several at a time, as reading and hashing hold no lock."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(function, items))
 
 
 def _sealed(step: int, files: Mapping[str, Any]) -> str:
@@ -268,6 +312,37 @@ def _sealed(step: int, files: Mapping[str, Any]) -> str:
 def _sha256(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of a file; None of anything else, such as a link, or a pipe, whose reader would wait."""
+    with _reading(path):
+        found = path.lstat()
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Tell a disk that no longer gives a file back from a machine that cannot read it now.
+
+    Raises:
+        CheckpointError: The file is gone or broken.
+        ResourceError: Anything else, such as too many open files or a server that is away.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _DAMAGE:
+            raise _damaged(f"cannot be read ({error})", path) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> ResourceError:
+    return ResourceError(
+        f"the checkpoints cannot be read: {error.strerror or error}",
+        where=str(error.filename or path),
+        remedy="nothing was changed; start again when the file can be read",
+    )
 
 
 def _sync(path: Path) -> None:

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -50,22 +51,34 @@ def _run(words: list[str]) -> int:
         arguments = _parse(words)
     except SystemExit as stop:  # argparse has printed help or a usage error
         return int(stop.code or 0)
+    is_training = arguments.command == "train" and not arguments.dry_run
     try:
         code: int = arguments.run(arguments)
-        sys.stdout.flush()
+        if not is_training:
+            sys.stdout.flush()
         return code
     except MMRLError as error:
         _complain(error)
         return error.exit_code
     except KeyboardInterrupt:
-        print("mmrl: interrupted", file=sys.stderr)
+        _print_error("mmrl: interrupted\n")
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor may the interpreter's last flush fail
-        return 0
-    except Exception:
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and not is_training:
+            return 0  # who reads what the command prints has seen enough
         _print_error(traceback.format_exc())
         return 1
+    finally:
+        _drop_broken_streams()
+
+
+def _drop_broken_streams() -> None:
+    """What stdout and stderr could not take is dropped, or the interpreter's last flush would change the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
@@ -226,7 +239,7 @@ def _train(arguments: argparse.Namespace) -> int:
             )
     except Stopped as stopped:
         goes_on = "--resume auto goes on" if arguments.resume == "never" else "the same command goes on"
-        print(f"mmrl: {stopped}; {goes_on}", file=sys.stderr)
+        _print_error(f"mmrl: {stopped}; {goes_on}\n")
         return stopped.exit_code
 
 
@@ -251,11 +264,12 @@ def _complain(error: MMRLError) -> None:
 
 
 def _print_error(text: str) -> None:
-    """Print to stderr, without secrets, and with control characters shown."""
+    """Print to stderr, if anybody reads it, without secrets, and with control characters shown."""
     from mmrl.console import visible
     from mmrl.redaction import Redactor
 
-    print(visible(Redactor()(text), keep="\n"), end="", file=sys.stderr)
+    with suppress(OSError):
+        print(visible(Redactor()(text), keep="\n"), end="", file=sys.stderr)
 
 
 def _eval(arguments: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import unicodedata
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TextIO
 
 from tqdm import tqdm
@@ -26,7 +27,8 @@ _COLUMNS = [
 class Console:
     """Lines on a stream; ``step 12/200  reward 0.53  acc 0.61  loss 0.012  len 6.2  zero 0.21  grad 1.3  1.8 s``.
 
-    The bar exists on a terminal only; elsewhere the stream gets whole lines and nothing else.
+    The bar exists on a terminal only; elsewhere the stream gets whole lines and nothing else. A stream that nobody
+    reads any more, or that has no room, ends no run: what it does not take is left out.
     """
 
     def __init__(self, num_steps: int, stream: TextIO | None = None) -> None:
@@ -39,7 +41,8 @@ class Console:
     def line(self, text: str) -> None:
         """Print one line; control characters in it are shown, not obeyed, and secrets are not."""
         self.close()
-        print(visible(self._redact(text)), file=self._stream, flush=True)
+        with suppress(OSError):
+            print(visible(self._redact(text)), file=self._stream, flush=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print what a step came to, of the metrics that are there."""
@@ -51,17 +54,19 @@ class Console:
         """Move the live bar; on a terminal only."""
         if not self._is_terminal:
             return
-        if self._bar is None:
-            self._bar = tqdm(file=self._stream, leave=False, dynamic_ncols=True)
-        self._bar.set_description_str(visible(phase), refresh=False)
-        self._bar.total, self._bar.n = total, done
-        self._bar.refresh()
+        with suppress(OSError):
+            if self._bar is None:
+                self._bar = tqdm(file=self._stream, leave=False, dynamic_ncols=True)
+            self._bar.set_description_str(visible(phase), refresh=False)
+            self._bar.total, self._bar.n = total, done
+            self._bar.refresh()
 
     def close(self) -> None:
         """Take the live bar away."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            with suppress(OSError):
+                bar.close()
 
 
 def visible(text: str, keep: str = "") -> str:

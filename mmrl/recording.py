@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -43,14 +45,28 @@ class RunRecorder:
         self._config, self._directory, self._trackers = config, directory, trackers
         self._console, self._engine, self._fingerprints = console, engine, fingerprints
         self._checkpoints = Checkpoints(directory.checkpoints)
+        self._has_warned = False
+
+    @cached_property
+    def _scores(self) -> dict[int, float]:
+        """Of the steps that count; what an earlier attempt logged after the checkpoint it went on from is undone."""
+        resumed_from = self._directory.resumed_from
+        return best_scores(self._config, self._directory, -1 if resumed_from is None else resumed_from)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         values = {**values, "perf/memory_bytes_max": float(self._engine.memory_bytes_max())}
         self._directory.append_metrics(step, values)
         self._trackers.log(step, values)
         self._console.step(step, values)
-        if self._config.trainer.best_metric in values:  # its checkpoint was written before its evaluation
-            prune(self._config, self._directory)
+        if (name := self._config.trainer.best_metric) is None:
+            return
+        if name in values:  # its checkpoint was written before its evaluation
+            if math.isfinite(values[name]):
+                self._scores[step] = values[name]
+            prune(self._config, self._directory, self._scores)
+        elif step > 1 and not self._scores and not self._has_warned:
+            self._has_warned = True
+            self.event("warning", message=f"trainer.best_metric: {name} is in no step so far, so none is the best one")
 
     def rollouts(self, step: int, groups: Sequence[CreditedGroup]) -> None:
         records = (record for index, group in enumerate(groups) for record in rollout_records(index, group))
@@ -80,7 +96,7 @@ class RunRecorder:
             self._directory.sync()
 
         self._checkpoints.write(step, fill)
-        prune(self._config, self._directory)
+        prune(self._config, self._directory, self._scores)
 
     def event(self, kind: str, **fields: Any) -> None:
         self._directory.event(kind, **fields)
@@ -110,15 +126,20 @@ def tracking(config: Config, directory: RunDirectory, before: Sequence[Mapping[s
         trackers.finish(timeout_s=30)
 
 
-def prune(config: Config, directory: RunDirectory) -> None:
-    """Remove the checkpoints that ``trainer`` does not ask to keep; keep the one that is best as far as is known."""
-    checkpoints, best = Checkpoints(directory.checkpoints), None
-    if (name := config.trainer.best_metric) is not None:
-        logged = directory.metrics()
-        values = {each.step: logged[each.step].get(name) for each in checkpoints.all() if each.step in logged}
-        known = {step: value for step, value in values.items() if value is not None}
-        choose = max if config.trainer.best_is == "max" else min
-        best = choose(known, key=known.__getitem__, default=None)  # the earliest of equal ones
+def best_scores(config: Config, directory: RunDirectory, last: int) -> dict[int, float]:
+    """``trainer.best_metric`` of each step up to the last one that counts, as far as metrics.jsonl tells."""
+    if (name := config.trainer.best_metric) is None:
+        return {}
+    values = {step: record.get(name) for step, record in directory.metrics().items() if step <= last}
+    return {step: value for step, value in values.items() if value is not None}
+
+
+def prune(config: Config, directory: RunDirectory, scores: Mapping[int, float]) -> None:
+    """Remove the checkpoints that ``trainer`` does not ask to keep; keep the one of the best score."""
+    checkpoints = Checkpoints(directory.checkpoints)
+    known = [each.step for each in checkpoints.all() if each.step in scores]
+    choose = max if config.trainer.best_is == "max" else min
+    best = choose(known, key=scores.__getitem__, default=None)  # the earliest of equal ones
     checkpoints.prune(config.trainer.keep_checkpoints, best)
 
 

@@ -15,9 +15,9 @@ import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.redaction import Redactor
@@ -31,6 +31,9 @@ _CLAIMS = ("config.yaml", "metrics.jsonl")
 class RunDirectory:
     """One run on disk.
 
+    Events, and how an attempt ended, are left out where the disk is full or cannot be written: what they tell of must
+    not end a run. All else that cannot be written is a ResourceError.
+
     RUN/config.yaml                 resolved, with defaults
     RUN/environment.json            versions, plugins, what really ran
     RUN/metrics.jsonl               append-only, one object per step: step, attempt, time, metrics; of several of a
@@ -43,6 +46,8 @@ class RunDirectory:
 
     Attributes:
         attempt: Times that the run was started or went on by itself; 0 before the first.
+        resumed_from: The step of the checkpoint that this attempt went on from; None if it began from nothing.
+        has_steps: Whether metrics.jsonl tells of a step that was finished.
     """
 
     def __init__(self, path: Path, lock: TextIO | None = None) -> None:
@@ -50,10 +55,12 @@ class RunDirectory:
         self._lock_file = lock
         self._redact = Redactor()
         self._lock = threading.Lock()
-        self._has_steps = False
         for name in _HISTORIES:
-            _mend(path / name)
+            with suppress(FileNotFoundError), (path / name).open("r+b") as file:
+                _mend(file)
         self.attempt = max((record.get("attempt", 0) for record in self._read("attempts.jsonl")), default=0)
+        self.resumed_from: int | None = None
+        self.has_steps = any(step > 0 for step in self.metrics())
 
     @classmethod
     def create(cls, path: str | Path, *, new: bool = True, source: Path | None = None) -> RunDirectory:
@@ -79,7 +86,12 @@ class RunDirectory:
             raise _occupied(path, found)
         if not os.access(path, os.W_OK | os.X_OK):
             raise ResourceError(f"cannot write to {path}", where="trainer.run_dir", remedy="choose another")
-        directory = cls(path, _locked(path))
+        lock = _locked(path)
+        try:
+            directory = cls(path, lock)
+        except BaseException:
+            lock.close()
+            raise
         begun_from = directory.source
         if found and source and not (begun_from and begun_from.is_relative_to(source.expanduser().resolve())):
             directory._unlock()
@@ -118,7 +130,7 @@ class RunDirectory:
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one step to metrics.jsonl; ``time`` is in seconds since 1970."""
         self._append("metrics.jsonl", {"step": step, "attempt": self.attempt, "time": time.time(), **metrics})
-        self._has_steps |= step > 0
+        self.has_steps |= step > 0
 
     def metrics(self) -> dict[int, dict[str, Any]]:
         """What metrics.jsonl says of each step."""
@@ -135,15 +147,17 @@ class RunDirectory:
             fields: ``source`` is the checkpoint of another run that it begins from.
         """
         self.attempt += 1
+        self.resumed_from = step
         if step is not None or (self.path / "ledger.jsonl").exists():
             self._append("ledger.jsonl", {"attempt": self.attempt, "resumed_from": step or 0})
         record = {"attempt": self.attempt, "time": time.time(), "resumed_from": step, "pid": os.getpid()}
         self._append("attempts.jsonl", {**record, "host": socket.gethostname(), **fields})
 
     def end_attempt(self, exit_code: int, message: str = "") -> None:
-        """Note how it ended."""
+        """Note how it ended, as far as the folder can be written."""
         record = {"attempt": self.attempt, "time": time.time(), "exit_code": exit_code, "message": message}
-        self._append("attempts.jsonl", record)
+        with suppress(ResourceError):
+            self._append("attempts.jsonl", record)
 
     def inherit(self, other: Path, step: int) -> None:
         """Take over the metrics and the ledger of another run up to a step."""
@@ -163,13 +177,14 @@ class RunDirectory:
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         for name in (*_CLAIMS, "ledger.jsonl"):
             (self.path / name).unlink(missing_ok=True)
+        self.has_steps = False
 
     def release(self) -> None:
         """Leave the folder to the next run, unless this one can go on or has finished a step.
 
         Rollouts stay in any case: they may tell why the first step failed.
         """
-        if not self._has_steps and not _has_checkpoints(self.path):
+        if not self.has_steps and not _has_checkpoints(self.path):
             for name in _CLAIMS:
                 (self.path / name).unlink(missing_ok=True)
         self._unlock()
@@ -184,16 +199,18 @@ class RunDirectory:
         _replace(self.path / "rollouts" / f"step-{step:06d}.jsonl", text)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append what happened to events.jsonl; may be called from any thread."""
-        self._append("events.jsonl", {"time": time.time(), "kind": kind, **fields})
+        """Append what happened to events.jsonl, as far as it can be written; may be called from any thread."""
+        with suppress(ResourceError):
+            self._append("events.jsonl", {"time": time.time(), "kind": kind, **fields})
 
     def _read(self, name: str) -> Iterator[dict[str, Any]]:
         return _records(self.path / name)
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
         line = json.dumps(self._redact.plain(record)) + "\n"
-        with self._lock, (self.path / name).open("a", encoding="ascii") as file:
-            file.write(line)
+        with self._lock, _writing(self.path / name), (self.path / name).open("a+b") as file:
+            _mend(file)  # one that could not be written whole
+            file.write(line.encode("ascii"))
 
 
 def read_ledger(run: str | Path) -> list[dict[str, Any]]:
@@ -229,34 +246,50 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
         raise DataError(f"a line of the run's history is no JSON: {error}", where=str(path)) from error
 
 
-def _mend(path: Path) -> None:
-    """Take away the half line at the end of a file whose writer was killed."""
-    if not path.exists():
-        return
-    with path.open("r+b") as file:
-        size, end = file.seek(0, os.SEEK_END), -1
-        start = size
-        while start and end < 0:
-            start = max(start - 2**16, 0)
-            file.seek(start)
-            end = file.read(2**16).rfind(b"\n")
+def _mend(file: BinaryIO) -> None:
+    """Take away the half line at the end of a file whose writer was killed, or had no room."""
+    size, end = file.seek(0, os.SEEK_END), -1
+    start = size
+    while start and end < 0:
+        reach = start
+        start = max(start - 2**16, 0)
+        file.seek(start)
+        end = file.read(reach - start).rfind(b"\n")
+    if start + end + 1 < size:
         file.truncate(start + end + 1)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses into a ResourceError."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(
+            f"the run's folder cannot be written: {error.strerror or error}",
+            where=str(path),
+            remedy="make room, or make it writable; the run goes on from its newest checkpoint",
+        ) from error
 
 
 def _locked(path: Path) -> TextIO:
     """A lock on the folder, held until the file is closed or the process ends.
 
     Raises:
-        ResourceError: Another process holds it.
+        ResourceError: Another process holds it, or the file system has no locks.
     """
-    file = (path / _LOCK).open("w")
+    with _writing(path / _LOCK):
+        file = (path / _LOCK).open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         file.close()
-        raise ResourceError(
-            f"another process is using {path}", where="trainer.run_dir", remedy="choose another trainer.run_dir"
-        ) from None
+        if isinstance(error, BlockingIOError):
+            what, remedy = f"another process is using {path}", "choose another trainer.run_dir"
+        else:
+            what = f"{path} cannot be locked: {error.strerror}"
+            remedy = "choose a trainer.run_dir on a file system that has locks (flock), such as a local disk"
+        raise ResourceError(what, where="trainer.run_dir", remedy=remedy) from error
     return file
 
 
@@ -281,14 +314,19 @@ def _has_checkpoints(path: Path) -> bool:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a whole file in one move: readers see the old one or the new one, also after a crash."""
-    path.parent.mkdir(exist_ok=True)
+    """Write a whole file in one move: readers see the old one or the new one, also after a crash.
+
+    Raises:
+        ResourceError: The disk is full or cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _writing(path):
+        path.parent.mkdir(exist_ok=True)
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -18,11 +17,13 @@ from mmrl.config import Config, to_yaml
 from mmrl.console import Console
 from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, RankLostError, ResourceError
 from mmrl.interruption import Interruption, Stopped, end_process
+from mmrl.media import MediaStore
 from mmrl.plan import RunPlan
-from mmrl.recording import RUN_STATE, RunRecorder, environment, prune, tracking
+from mmrl.recording import RUN_STATE, RunRecorder, best_scores, environment, prune, tracking
 from mmrl.resumption import Change, changed_config, changed_fingerprints, fingerprints, plain_config, refuse
 from mmrl.run_directory import RunDirectory, metrics_of
 from mmrl.scoring.scorer import Scorer
+from mmrl.types import ImageRef
 from mmrl.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class TrainingRun:
 
         Raises:
             CheckpointError: All checkpoints are damaged, or the newest one with ``strict``.
-            ConfigError: What has changed since is not allowed.
+            ConfigError: What has changed since is not allowed, or steps were finished and no checkpoint is left.
         """
         self._checkpoints.clean()
         resume = self._resolve(resume)
@@ -68,6 +69,12 @@ class TrainingRun:
         elif resume != "never":
             self._checkpoint = self._source = find(Path(resume), report)
         if self._checkpoint is None:
+            if resume == "auto" and self._directory.has_steps:
+                raise ConfigError(
+                    "the run has finished steps, and no checkpoint to go on from",
+                    where=f"trainer.run_dir: {self._directory.path}",
+                    remedy="put a checkpoint back, choose another trainer.run_dir, or move the folder away",
+                )
             return True
         self._load_state()
         self._changes = changed_config(self._state["config"], plain_config(self._config))
@@ -78,7 +85,7 @@ class TrainingRun:
                 return True
             if self._checkpoint.step >= self._config.trainer.steps and self._unlogged_metrics() is None:
                 self._console.line(f"{self._directory.path} is finished: it has {self._checkpoint.step} steps")
-                prune(self._config, self._directory)
+                self._prune()
                 return False
         for change in self._changes:
             self._console.line(f"changed: {change}")
@@ -88,7 +95,7 @@ class TrainingRun:
         refuse(others, allowed, str(self._checkpoint.path))
         self._changes += others
         if resume == "auto":
-            prune(self._config, self._directory)  # what was killed before it did
+            self._prune()  # what was killed before it did
         return True
 
     def _resolve(self, resume: str) -> str:
@@ -117,6 +124,10 @@ class TrainingRun:
         for later in self._checkpoints.all():
             if later.step > self._checkpoint.step:
                 self._checkpoints.set_aside(later)
+
+    def _prune(self) -> None:
+        assert self._checkpoint is not None
+        prune(self._config, self._directory, best_scores(self._config, self._directory, self._checkpoint.step))
 
     def train(self) -> None:
         """Train to the end; ranks that are lost or hang are started again from the last checkpoint."""
@@ -281,21 +292,22 @@ class TrainingRun:
 
         Raises:
             CheckpointError: They are not there.
+            DataError: One does not show what its name says.
         """
         source = checkpoint.path.parents[1]
         self._directory.inherit(source, checkpoint.step)
-        self._directory.media.mkdir(exist_ok=True)
-        records = self._state["trainer"]["carried_groups"]
-        hashes = {_checked_hash(image["hash"], checkpoint) for record in records for image in record["images"]}
-        for name in (f"{digest}.png" for digest in sorted(hashes)):
-            try:
-                shutil.copy2(source / "media" / name, self._directory.media)
-            except FileNotFoundError as error:
+        theirs = MediaStore(source / "media", self._plan.media.grid)
+        for image in (image for record in self._state["trainer"]["carried_groups"] for image in record["images"]):
+            name = _checked_hash(image["hash"], checkpoint)
+            path = theirs.folder / f"{name}.png"
+            if path.is_symlink() or not path.is_file():
                 raise CheckpointError(
-                    "an image that the checkpoint needs is not beside it",
-                    where=str(source / "media" / name),
+                    "an image that the checkpoint needs is not beside it, as a file of its own",
+                    where=str(path),
                     remedy="begin from a checkpoint within its run's folder",
-                ) from error
+                )
+            theirs.load(ImageRef(name, image["width"], image["height"], str(path)))
+            self._plan.media.write_file(name, theirs.read_file(name))
 
     def _overdue(self, collector: Collector, what: str) -> RankLostError:
         latest = ", ".join(group.prompt.id for group in collector.generated[-3:])

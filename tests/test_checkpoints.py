@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import pickle
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from mmrl import checkpoints as module
 from mmrl import faults
 from mmrl.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
 from mmrl.errors import NumericsError, ResourceError
+from mmrl.run_directory import RunDirectory
 from tests.canary import Canary
 from tests.faults.runs import Runs, at, events, outcome, records, steps
 
@@ -186,6 +189,60 @@ def test_a_file_that_the_disk_does_not_give_back_is_damage(store, monkeypatch):
     assert step == 2 and "a.safetensors cannot be read" in said and "Input/output error" in said
 
 
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EACCES, errno.EMFILE, errno.ENOMEM])
+@pytest.mark.parametrize("name", ["manifest.json", "model/a.safetensors", "model", "checkpoints"])
+def test_a_file_that_cannot_be_read_now_is_no_damage(store, monkeypatch, name, number):
+    newer = store.all()[1]
+    broken = newer.path.parent if name == "checkpoints" else newer.path / name
+
+    def failing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def act(path: Any, *arguments: Any, **options: Any) -> Any:
+            if Path(path) == broken:
+                raise OSError(number, os.strerror(number), str(path))
+            return call(path, *arguments, **options)
+
+        return act
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_sha256", failing(module._sha256))
+        patch.setattr(Path, "read_text", failing(Path.read_text))
+        for call in ("listdir", "scandir"):
+            patch.setattr(os, call, failing(getattr(os, call)))
+        with pytest.raises(ResourceError, match="the checkpoints cannot be read") as caught:
+            store.newest(lambda checkpoint, error: pytest.fail(str(error)))
+    assert caught.value.exit_code == 5 and str(broken) in str(caught.value)
+    assert newest(store) == (4, [])
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model/a.safetensors", "state/other"])
+def test_a_pipe_in_place_of_a_file_is_damage_and_not_waited_for(store, name):
+    path = store.all()[1].path / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    step, (said,) = newest(store)
+    assert step == 2 and f"a checkpoint is damaged: {path.name} " in said
+
+
+def test_nothing_is_hashed_of_a_checkpoint_whose_sizes_are_wrong(store, monkeypatch):
+    newer = store.all()[1]
+    os.truncate(newer.path / "state" / "run.json", 3)  # the last by name
+    monkeypatch.setattr(module, "_sha256", lambda path: pytest.fail("was read"))
+    with pytest.raises(CheckpointError, match=r"run\.json is not the file of 20 bytes"):
+        newer.verify()
+
+
+def test_files_are_hashed_side_by_side(store, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    meeting, hashed = threading.Barrier(3, timeout=30), module._sha256
+
+    def meet(path: Path) -> str:
+        meeting.wait()
+        return hashed(path)
+
+    monkeypatch.setattr(module, "_sha256", meet)
+    store.write(6, fill()).verify()
+
+
 def test_a_checkpoint_of_the_real_learner_is_guarded_as_well(start, tmp_path):
     store = Checkpoints(tmp_path / "run" / "checkpoints")
     store.write(0, fill())
@@ -275,14 +332,23 @@ def test_a_read_only_folder_is_said(store, monkeypatch):
     assert caught.value.exit_code == 5 and newest(store) == (4, [])
 
 
-def test_leftovers_of_a_killed_process_are_cleaned_up_and_never_believed(store, tmp_path):
+def test_leftovers_of_a_killed_process_are_cleaned_up_and_never_believed(store, tmp_path, monkeypatch):
     folder = tmp_path / "checkpoints"
     fill()(folder / ".step-000006") if (folder / ".step-000006").mkdir() is None else None
     (folder / ".best").symlink_to("step-000002")
     (folder / ".removed-step-000000").mkdir()
+    (folder / ".nfs0001").touch()
+    remove = Path.unlink
+
+    def busy(self: Path, *arguments: Any, **options: Any) -> None:
+        if self.name.startswith(".nfs"):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(self))
+        remove(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "unlink", busy)
     assert newest(store) == (4, [])
     store.clean()
-    assert sorted(path.name for path in folder.iterdir()) == ["step-000002", "step-000004"]
+    assert sorted(path.name for path in folder.iterdir()) == [".nfs0001", "step-000002", "step-000004"]
 
 
 def test_a_path_means_a_checkpoint_or_the_newest_of_a_run(store, tmp_path):
@@ -407,6 +473,36 @@ def test_the_last_evaluation_may_make_the_last_checkpoint_the_best(fake_runs: Ru
     assert best == 5, logged
     assert os.readlink(run / "checkpoints" / "best") == "step-000005"
     assert steps(run) == ["best", "step-000005"]
+
+
+def test_values_of_steps_that_were_undone_make_no_checkpoint_the_best(fake_runs: Runs):
+    trainer = {"keep_checkpoints": 1, "best_metric": "reward/mean"}
+    run = fake_runs.folder / "run"
+    fake_runs.killed(fake_runs.config(trainer={**trainer, "save_every": 2}), "fake.update", 4)
+    logged = records(run / "metrics.jsonl")
+    assert [record["step"] for record in logged] == [0, 1, 2, 3] and steps(run)[-1] == "step-000002"
+    changed = {2: {"reward/mean": 50.0}, 3: {"reward/mean": 99.0}}  # the latter is undone
+    lines = [json.dumps(record | changed.get(record["step"], {})) + "\n" for record in logged]
+    (run / "metrics.jsonl").write_text("".join(lines))
+    assert fake_runs.train(fake_runs.config(trainer={**trainer, "save_every": 1})) == 0
+    assert steps(run) == ["best", "step-000002", "step-000004"]
+
+
+def test_the_history_is_not_read_again_at_every_step(fake_runs: Runs, monkeypatch):
+    read, calls = RunDirectory.metrics, []
+    monkeypatch.setattr(RunDirectory, "metrics", lambda self: calls.append(self) or read(self))
+    trainer = {"steps": 12, "keep_checkpoints": 1, "best_metric": "reward/mean"}
+    assert fake_runs.train(fake_runs.config(trainer=trainer)) == 0
+    assert len(calls) <= 2  # when the folder is opened, and for the scores
+
+
+@pytest.mark.parametrize(("name", "count"), [("reward/men", 1), ("reward/mean", 0), ("eval/accuracy", 0)])
+def test_a_best_metric_that_no_step_has_is_told_once(fake_runs: Runs, name, count):
+    rows = {"name": "table", "path": str(fake_runs.rows)}
+    trainer = {"best_metric": name, "eval_every": 4}
+    assert fake_runs.train(fake_runs.config(trainer=trainer, data={"train": rows, "eval": dict(rows)})) == 0
+    warnings = [event for event in events(fake_runs.folder / "run", "warning") if "best_metric" in event["message"]]
+    assert len(warnings) == count and all(name in event["message"] for event in warnings)
 
 
 def test_points_do_nothing_unless_a_test_asks():

@@ -701,3 +701,47 @@ def test_a_reader_that_stops_early_gets_no_complaint() -> None:
     os.close(writing)
     assert process.returncode == 0
     assert process.stderr == ""
+
+
+UNREAD = """
+import os, signal, sys
+from pathlib import Path
+from tests.faults.runs import at, fake
+
+reading, writing = os.pipe()
+os.close(reading)  # as when Ctrl-C has ended the tee that both streams went to
+for number in (1, 2):
+    os.dup2(writing, number)
+folder, model, way = sys.argv[1:]
+with fake(Path(folder), Path(model)) as runs:
+    if way == "interrupted":
+        with at("fake.update", 2, lambda: signal.raise_signal(signal.SIGINT)):
+            code = runs.train(runs.config())
+    else:
+        code = runs.train(runs.config(**({} if way == "done" else {"trainer": {"run_dir": __file__}})))
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(("way", "code", "steps"), [("done", 0, 4), ("interrupted", 130, 2), ("refused", 2, None)])
+def test_a_run_whose_output_nobody_reads_goes_on_and_has_its_own_exit_code(way, code, steps, models, tmp_path) -> None:
+    script = tmp_path / "unread.py"
+    script.write_text(UNREAD)
+    root = str(Path(__file__).parents[1])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, str(script), str(tmp_path), str(models("qwen2")), way]
+    assert subprocess.run(command, timeout=120, check=False, env=environment).returncode == code
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    if steps is not None:
+        assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == list(range(steps + 1))
+        assert (tmp_path / "run" / "checkpoints" / f"step-{steps:06d}").exists()
+
+
+def test_a_broken_pipe_within_training_is_no_success(monkeypatch, tmp_path, capsys) -> None:
+    def fail(*_: Any, **__: Any) -> int:
+        raise BrokenPipeError("a worker is gone")
+
+    monkeypatch.setattr("mmrl.cli._load", fail)
+    assert main(["train", "x.yaml"]) == 1
+    assert "a worker is gone" in capsys.readouterr().err
+    assert main(["train", "--dry-run", "x.yaml"]) == 0

@@ -1,4 +1,8 @@
+import errno
 import io
+import os
+
+import pytest
 
 from mmrl.console import Console, visible
 
@@ -46,3 +50,26 @@ def test_control_characters_are_shown_and_not_obeyed():
     stream = io.StringIO()
     Console(1, stream).line("x\x1b]0;title\x07")
     assert stream.getvalue() == "x\\x1b]0;title\\x07\n"
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC, errno.EIO])
+def test_a_stream_that_takes_nothing_any_more_stops_nothing(number):
+    class Gone(Terminal):
+        is_gone = False
+
+        def write(self, text):
+            if self.is_gone:
+                raise OSError(number, os.strerror(number))
+            return super().write(text)
+
+    stream = Gone()
+    console = Console(10, stream)
+    console.progress("generate", 1, 8)
+    stream.is_gone = True
+    console.progress("generate", 2, 8)
+    console.step(1, {"reward/mean": 1.0})
+    console.progress("generate", 3, 8)
+    console.close()
+    stream.is_gone = False
+    console.line("back")
+    assert stream.getvalue().endswith("back\n") and "reward" not in stream.getvalue()

@@ -146,9 +146,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(fake_runs: Runs):
     assert outcome(run) == outcome(fake_runs.folder / "plain")
 
 
-def test_a_run_without_any_checkpoint_begins_anew_and_counts_no_sample_twice(fake_runs: Runs):
-    assert fake_runs.train(fake_runs.config("plain", trainer={"save_every": 9})) == 0
-
+def test_a_run_with_finished_steps_and_no_checkpoint_is_not_begun_anew(fake_runs: Runs, capsys):
     def full() -> None:
         raise OSError(28, "No space left on device")
 
@@ -156,8 +154,13 @@ def test_a_run_without_any_checkpoint_begins_anew_and_counts_no_sample_twice(fak
     with at("checkpoint.filled", 1, full):
         fake_runs.killed(config, "fake.update", 3)
     assert steps(run) == [] and len(read_ledger(run)) == 2
-    assert fake_runs.train(config) == 0
-    assert outcome(run) == outcome(fake_runs.folder / "plain")
+    kept = {name: (run / name).read_bytes() for name in ("config.yaml", "metrics.jsonl", "ledger.jsonl")}
+    for remove in (lambda: None, lambda: shutil.rmtree(run / "checkpoints")):
+        remove()
+        assert fake_runs.train(config) == 2
+        error = capsys.readouterr().err
+        assert "no checkpoint to go on from" in error and "choose another trainer.run_dir" in error
+        assert {name: (run / name).read_bytes() for name in kept} == kept
 
 
 def test_a_config_that_changes_before_the_first_step_is_finished_is_a_new_start(fake_runs: Runs):
@@ -437,6 +440,17 @@ def test_a_fork_takes_the_images_of_carried_groups_along(models, picture, tmp_pa
         assert code == 3
         error = capsys.readouterr().err
         assert "Traceback" not in error and ".png" in error
+        image = run / "media" / f"{min(hashes)}.png"
+        other = next(path for path in (run / "media").iterdir() if path != image)
+        shutil.copy(image, tmp_path / "copy.png")
+        image.unlink()
+        image.symlink_to(tmp_path / "copy.png")
+        assert fork(runs, run / "checkpoints" / name, "linked", **options)[0] == 3
+        assert "as a file of its own" in capsys.readouterr().err
+        image.unlink()
+        shutil.copy(other, image)
+        assert fork(runs, run / "checkpoints" / name, "swapped", **options)[0] == 3
+        assert "does not hold the pixels of its hash" in capsys.readouterr().err
 
 
 def test_two_processes_do_not_share_a_folder(fake_runs: Runs, capsys):

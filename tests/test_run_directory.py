@@ -1,8 +1,13 @@
+import errno
 import fcntl
 import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import date
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,6 +87,18 @@ def test_a_folder_is_one_runs_until_it_is_released(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "config.yaml", "metrics.jsonl"]
 
 
+def test_a_folder_with_finished_steps_is_not_given_up_by_who_adds_none(tmp_path):
+    first = RunDirectory.create(tmp_path)
+    first.write_config("model: {}\n")
+    first.append_metrics(0, {})
+    first.append_metrics(1, {})
+    first.release()
+    second = RunDirectory.create(tmp_path, new=False)
+    assert second.has_steps
+    second.release()
+    assert (tmp_path / "config.yaml").exists() and len(lines(tmp_path / "metrics.jsonl")) == 2
+
+
 def test_who_opened_the_lock_before_it_was_released_does_not_hold_another_than_the_next(tmp_path):
     first = RunDirectory.create(tmp_path)
     with (tmp_path / ".lock").open() as waiting:  # a second process, between opening the file and locking it
@@ -91,6 +108,99 @@ def test_who_opened_the_lock_before_it_was_released_does_not_hold_another_than_t
             fcntl.flock(waiting, fcntl.LOCK_EX | fcntl.LOCK_NB)
         third.release()
         fcntl.flock(waiting, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(ResourceError, match=r"(?s)cannot be locked.*choose a trainer\.run_dir"):
+        RunDirectory.create(tmp_path)
+
+
+FULL = """
+import os, sys
+from pathlib import Path
+from mmrl.errors import ResourceError
+from mmrl.run_directory import RunDirectory
+
+disk = Path(sys.argv[1])
+run = RunDirectory.create(disk / "run")
+run.begin_attempt(None)
+run.append_metrics(1, {"lr": 1.0})
+filler = (disk / "filler").open("wb", buffering=0)
+for size in (65536, 1):
+    try:
+        while filler.write(bytes(size)) == size:
+            pass
+    except OSError:
+        pass
+length = (run.path / "metrics.jsonl").stat().st_size
+writers = {
+    "metrics": lambda: run.append_metrics(2, {f"name {i}": 0.5 for i in range(1000)}),
+    "ledger": lambda: run.append_ledger(2, 2, [(0, f"prompt {i}", i) for i in range(1000)]),
+    "rollouts": lambda: run.write_rollouts(2, [{"text": "x" * 10000}]),
+}
+for name, write in writers.items():
+    try:
+        write()
+    except ResourceError as error:
+        assert "the run's folder cannot be written: No space left on device" in error.what, error
+    else:
+        print("there was room for", name)
+assert (run.path / "metrics.jsonl").stat().st_size > length  # half a line
+for _ in range(100):
+    run.event("told", message="x" * 1000)
+    run.end_attempt(5, "x" * 1000)
+filler.truncate(0)
+run.append_metrics(3, {"lr": 1.0})
+run.event("last")
+assert sorted(run.metrics()) == [1, 3], run.metrics()
+print((run.path / "events.jsonl").read_text().splitlines()[-1][-7:])
+"""
+
+
+def test_a_full_disk_stops_no_event_and_no_half_line_is_written_on(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size=1000k tmpfs {disk}"
+    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody mount a small disk")
+    (tmp_path / "full.py").write_text(FULL)
+    command = f"{mount} && exec {sys.executable} {tmp_path / 'full.py'} {disk}"
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ('"last"}\n', 0), done.stdout + done.stderr
+
+
+def refuse_to_write(monkeypatch, path, number=errno.EROFS):
+    """As root nothing is read-only by its mode, so opening says what a read-only file system does."""
+    opened = Path.open
+
+    def refuse(self, mode="r", *arguments, **options):
+        if self.is_relative_to(path) and set(mode) & set("wa+"):
+            raise OSError(number, os.strerror(number), str(self))
+        return opened(self, mode, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+
+
+def test_a_folder_that_becomes_read_only_stops_no_event(tmp_path, monkeypatch):
+    run = RunDirectory.create(tmp_path)
+    run.begin_attempt(None)
+    refuse_to_write(monkeypatch, tmp_path)
+    run.event("checkpoint_failed", message="read-only")
+    run.end_attempt(5)
+    for write in (
+        lambda: run.append_metrics(1, {}),
+        lambda: run.append_ledger(1, 1, []),
+        lambda: run.write_rollouts(1, []),
+        lambda: run.write_config(""),
+    ):
+        with pytest.raises(ResourceError, match="the run's folder cannot be written: Read-only file system"):
+            write()
+    assert len(lines(tmp_path / "attempts.jsonl")) == 1 and not (tmp_path / "events.jsonl").exists()
 
 
 def test_a_file_in_the_way_and_a_folder_that_cannot_be_made_are_told_apart(tmp_path):
