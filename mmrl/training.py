@@ -260,7 +260,7 @@ class TrainingRun:
     def _load_state(self) -> None:
         assert self._checkpoint is not None
         self._state = self._checkpoint.read_state(RUN_STATE)
-        if missing := {"config", "fingerprints", "trainer", "metrics"} - {*self._state}:
+        if missing := {"attempt", "config", "fingerprints", "trainer", "metrics"} - {*self._state}:
             raise CheckpointError(
                 f"the checkpoint's {RUN_STATE} lacks {', '.join(sorted(missing))}", where=str(self._checkpoint.path)
             )
@@ -270,6 +270,8 @@ class TrainingRun:
         assert self._checkpoint is not None
         step, config = self._checkpoint.step, self._config
         logged = self._directory.metrics().get(step)
+        if logged is not None and logged["attempt"] < self._state["attempt"]:  # of an attempt that was undone
+            logged = None
         is_due = config.data.eval is not None and config.trainer.evaluates(step)
         is_evaluated = logged is not None and any(name.startswith("eval/") for name in logged)
         if logged is not None and (is_evaluated or not is_due):

@@ -526,6 +526,17 @@ def test_an_evaluation_that_a_kill_prevented_is_made_up_for(fake_runs: Runs, eva
     assert [step for step, values in last.items() if "eval/accuracy" in values] == [0, 2, 4]
 
 
+def test_a_line_of_an_attempt_that_was_undone_is_not_the_checkpoints(fake_runs: Runs, evaluated):
+    assert fake_runs.train(evaluated()) == 0
+    file = fake_runs.folder / "run" / "metrics.jsonl"
+    *others, last = file.read_text().splitlines(keepends=True)
+    file.write_text("".join([*others, last.replace('"attempt": 1', '"attempt": 0')]))  # the checkpoint is the first's
+    assert fake_runs.train(evaluated()) == 0
+    found = records(file)[-1]
+    assert (found["step"], found["attempt"]) == (4, 2)
+    assert found["eval/accuracy"] == json.loads(last)["eval/accuracy"]
+
+
 def test_a_signal_in_the_last_evaluation_leaves_it_to_the_next_start(fake_runs: Runs, evaluated):
     assert fake_runs.train(evaluated("plain")) == 0
     with at("fake.generate", 7, stop):  # evaluations of 0 and 2, four steps, and this one
