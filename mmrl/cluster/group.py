@@ -242,11 +242,13 @@ class RankGroup:
         if not errors:
             return
         self.failed = True  # the other ranks may wait for this one for ever
-        losses = [loss for error in errors if (loss := _loss(error))]
         if not any(isinstance(error, RankLostError) for error in errors):
-            # All ranks may have answered, and one be gone: then the guard of its node will say so.
-            wait([*futures, self._abandoned] if losses else futures, timeout=CAUSE_S)
+            wait(futures, timeout=CAUSE_S)
+            if any(map(_loss, _errors(futures))):
+                # All ranks may have answered, and one be gone: then the guard of its node will say so.
+                wait([self._abandoned], timeout=CAUSE_S)
             errors += [error for error in _errors([*futures, self._abandoned]) if error not in errors]
+        losses = [loss for error in errors if (loss := _loss(error))]
         lost = [error for error in errors if isinstance(error, RankLostError)] or losses
         ours = [error for error in errors if isinstance(error, MMRLError)]
         cause = (lost or ours or errors)[0]

@@ -224,6 +224,7 @@ def test_the_guards_report_explains_the_survivors_error_that_came_before_it(is_i
         ({0: fail(RuntimeError("peer gone")), 1: fail(DataError("bad image"), 0.5)}, "bad image"),
         ({0: fail(ValueError("a bug"))}, "a bug"),
         ({0: fail(CLOSED), 1: fail(DataError("follows from it"))}, "a rank has lost another one"),
+        ({0: fail(CLOSED, 0.3), 1: fail(DataError("follows from it"))}, "a rank has lost another one"),
         ({0: fail(RuntimeError("nccl: invalid usage"))}, "invalid usage"),
     ],
 )
