@@ -16,7 +16,7 @@ from mmrl.clock import Clock
 from mmrl.collection import Collected, Collector
 from mmrl.config import Config
 from mmrl.errors import MMRLError, NumericsError, RankLostError, ResourceError, plugin_errors
-from mmrl.generators import generators, set_generators
+from mmrl.generators import generators, seed_generators, set_generators
 from mmrl.interfaces import Algorithm, Engine, Learner, PromptEncoder
 from mmrl.interruption import Interruption, Stopped
 from mmrl.prompts import PromptSource
@@ -105,6 +105,7 @@ class Trainer:
         with self._interruption.deferred():
             if done is None:
                 done, pending = 0, {}
+                seed_generators(self._config.trainer.seed)
                 self._save(0, {}, self.state(), needed=False)
             elif not is_saved:
                 self._save(done, pending or {}, self.state(), needed=True)
