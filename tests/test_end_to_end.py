@@ -141,13 +141,15 @@ def test_a_run_directory_holds_the_contracts_files(runs):
             "/".join(path.parts[:-1] if path.parts[0] in ("media", "tensorboard") else path.parts) for path in paths
         }
 
-    model = {f"checkpoints/step-000002/model/{name}" for name in (
-        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
-        "chat_template.jinja",
+    saved = {f"checkpoints/step-{step}/{name}" for step in ("000000", "000002") for name in (
+        "model/config.json", "model/generation_config.json", "model/model.safetensors", "model/tokenizer.json",
+        "model/tokenizer_config.json", "model/chat_template.jinja", "manifest.json", "state/run.json",
+        "state/learner.json", "state/generators.safetensors",
     )}  # fmt: skip
-    always = {"config.yaml", "environment.json", "metrics.jsonl"} | model
+    saved.add("checkpoints/step-000002/state/optimizer-00001-of-00001.safetensors")
+    always = {".lock", "config.yaml", "environment.json", "metrics.jsonl", "attempts.jsonl", "ledger.jsonl"} | saved
     rollouts = {"rollouts/step-000001.jsonl", "rollouts/step-000002.jsonl"}
-    processor = {"checkpoints/step-000002/model/processor_config.json", "media"}
+    processor = {f"checkpoints/step-{step}/model/processor_config.json" for step in ("000000", "000002")} | {"media"}
     assert tree(runs["first"]) == always | rollouts | processor
     assert tree(runs["sft"]) == always | processor
     assert tree(runs["text"]) == always | rollouts | {"events.jsonl", "tensorboard"}
@@ -288,10 +290,13 @@ def test_the_console_has_a_line_per_step(runs):
     assert "reward" in lines[1] and "acc" in lines[1]
 
 
-def test_a_folder_that_holds_a_run_is_refused_and_left_alone(runs, capsys):
+def test_a_folder_that_holds_a_run_is_left_alone_finished_or_refused(runs, capsys):
     run = runs["first"]
     before = (run.path / "metrics.jsonl").read_bytes()
-    assert main(["train", str(run.path / "config.yaml")]) == 2
+    assert main(["train", str(run.path / "config.yaml")]) == 0
+    assert "is finished: it has 2 steps" in capsys.readouterr().out
+    assert (run.path / "metrics.jsonl").read_bytes() == before
+    assert main(["train", str(run.path / "config.yaml"), "--resume", "never"]) == 2
     error = capsys.readouterr().err
     assert "already holds a run" in error and "trainer.run_dir" in error and "Traceback" not in error
     assert (run.path / "metrics.jsonl").read_bytes() == before
