@@ -88,7 +88,9 @@ def train_with_a_cut(runs: Runs, config: Path, cut: Any) -> bool:
         return False
 
 
-@pytest.mark.parametrize("name", SECTIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("reinforce_pp", "sft"))) for name in SECTIONS]
+)
 def test_a_run_cut_at_every_step_comes_out_as_the_unbroken_one(fake_runs: Runs, name):
     """One run, cut after every step: by turns killed when the checkpoint is there, and stopped while it is written."""
     assert fake_runs.train(fake_runs.config("plain", **sections(fake_runs, name, 1))) == 0

@@ -422,10 +422,10 @@ def test_a_run_listens_on_loopback_only(attacked: Attacked) -> None:
 
 RANKS = """
 import json, sys, time
-sys.path.append(sys.argv[1])
+sys.path.insert(0, sys.argv[1])
 from mmrl.cluster.ray_ranks import RayRanks
 from mmrl.config import ClusterConfig
-from test_trust import listening
+from tests.test_trust import listening
 import os
 ranks = RayRanks(ClusterConfig(name="ray", ranks=2))
 port = ranks.call(0, "reserve_port", ranks.places[0].address).result()
@@ -435,7 +435,7 @@ ranks.close({}, wait=False)
 
 
 def test_the_ray_of_a_run_alone_listens_on_loopback_only(household: Any, tmp_path: Path) -> None:
-    done = household.call("-c", RANKS, str(Path(__file__).parent), folder=tmp_path)
+    done = household.call("-c", RANKS, str(REPOSITORY), folder=tmp_path)
     assert done.returncode == 0, done.stderr
     address, _, places = json.loads(done.stdout)
     assert address == "127.0.0.1"

@@ -266,6 +266,7 @@ def assert_lost_and_replaced(result: Any, scenarios: list[str]) -> list[dict[str
     return groups
 
 
+@pytest.mark.slow  # test_lost_ranks.py has a whole run that loses one
 def test_ranks_that_die_or_hang_are_replaced_in_the_same_process(folder, models, household, tmp_path):
     """The same samples after a restart have the log-probs and the step of the group that was not lost."""
     before, scenarios = shared_memory(), ["update", "hang"]
