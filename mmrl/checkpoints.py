@@ -166,13 +166,23 @@ class Checkpoints:
             raise error
         return None
 
-    def set_aside(self, checkpoint: Checkpoint) -> Path:
-        """Rename a damaged one, so that it is never taken for one of this run's; returns where it is now."""
+    def set_aside(self, checkpoint: Checkpoint) -> None:
+        """Rename a damaged one, so that it is never taken for one of this run's.
+
+        Raises:
+            ResourceError: The folder cannot be changed.
+        """
         target = self._folder / f"damaged-{checkpoint.path.name}"
-        if target.exists():
-            shutil.rmtree(target)
-        checkpoint.path.rename(target)
-        return target
+        try:
+            if target.exists():
+                shutil.rmtree(target)
+            checkpoint.path.rename(target)
+        except OSError as error:
+            raise ResourceError(
+                f"a damaged checkpoint cannot be set aside: {error.strerror or error}",
+                where=str(checkpoint.path),
+                remedy="make the folder writable, or move the checkpoint away",
+            ) from error
 
     def write(self, step: int, fill: Callable[[Path], None]) -> Checkpoint:
         """Commit what ``fill`` puts into a folder; with an error nothing has changed.

@@ -1,6 +1,6 @@
 """Kill runs with -9 everywhere, resume them, and compare them with runs that were left alone.
 
-    python -m tests.faults.kill_sweep [--random 100] [--lines 60] [--signals 60] [--cold 6] [--real 10] [--seed 0]
+    python -m tests.faults.kill_sweep [--random 100] [--lines 60] [--signals 90] [--cold 6] [--real 10] [--seed 0]
 
 Most runs have the fake engine (``fake_engine.py``) and everything else as it is; those of ``--real`` have vLLM and
 DeepSpeed with a tiny model. Prints a line for each chain of blows and a summary; the exit code tells of failures.
@@ -210,7 +210,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--random", type=int, default=100, help="kills at random moments")
     parser.add_argument("--lines", type=int, default=60, help="kills before random lines of the core")
-    parser.add_argument("--signals", type=int, default=60, help="SIGTERM, SIGUSR1 and Ctrl-C at random moments")
+    parser.add_argument("--signals", type=int, default=90, help="SIGTERM, SIGUSR1 and Ctrl-C at random moments")
     parser.add_argument("--cold", type=int, default=6, help="signals to fresh interpreters, imports included")
     parser.add_argument("--real", type=int, default=10, help="kills of runs with vLLM and DeepSpeed")
     parser.add_argument("--real-signals", type=int, default=4, help="signals to them")
