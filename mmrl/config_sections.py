@@ -97,6 +97,17 @@ class RewardSpec(PluginSpec):
         return self.label or self.name.rpartition(":")[2]
 
 
+class LoraConfig(Section):
+    """Low-rank adapters (LoRA) beside linear layers, whose weights stay as they are."""
+
+    rank: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Rank of the adapters' product."""
+    alpha: Annotated[int, Field(ge=1, le=10**6)] = 32
+    """The product is scaled by alpha / rank."""
+    targets: Annotated[tuple[Text, ...], Field(min_length=1, strict=False)] = ("language",)
+    """Linear layers to adapt: language, vision, projector, ends of their names such as q_proj, patterns with *."""
+
+
 class ModelConfig(Section):
     """The policy."""
 
@@ -110,8 +121,8 @@ class ModelConfig(Section):
     """Parts that are not trained: any of vision, projector, language."""
     gradient_checkpointing: bool = True
     """Recompute activations in the backward pass, for less memory and more time."""
-    lora: Annotated[None, BeforeValidator(_only(None, "adapters are not supported yet"))] = None
-    """Not supported yet."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters in place of the weights; null trains the weights."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model's folder."""
 
@@ -319,6 +330,9 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]
         yield ("data.min_pixels", "data.max_pixels"), "data.min_pixels is more than data.max_pixels", "lower min_pixels"
     if len(set(model.freeze)) == 3:
         yield ("model.freeze",), "model.freeze leaves nothing to train", "leave out at least one part"
+    if model.freeze and model.lora:
+        what = "model.lora trains its adapters and no weight, so there is nothing to freeze"
+        yield ("model.freeze", "model.lora"), what, "remove model.freeze, and name what to adapt in model.lora.targets"
 
 
 def _shared_labels(rewards: Sequence[RewardSpec]) -> set[str]:

@@ -108,6 +108,10 @@ class RunPlan:
                 where="model.freeze",
                 possible=f"some of {', '.join(sorted(parts))}, but not all",
             )
+        if model.lora is not None:
+            from mmrl.engine.adapters import check_targets
+
+            check_targets(folder, model.lora)
         return folder
 
     @cached_property

@@ -9,20 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from mmrl.config import LearnerConfig
+from mmrl.config import LearnerConfig, LoraConfig
 from mmrl.engine import device
 from mmrl.engine.collation import Collator
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.learner_state import OptimizerState, SavedState, check_optimizer, save_state
 from mmrl.engine.policy import Policy
 from mmrl.engine.vision import idle_sample
-from mmrl.engine.weights import Failures, save_model
+from mmrl.engine.weights import Failures, save_adapter, save_model
 from mmrl.errors import DeviceMemoryError, MMRLError
 from mmrl.interfaces import Algorithm, UpdateResult
 from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials
@@ -36,9 +37,11 @@ class DeepSpeedLearner:
 
     Args:
         policy: The weights to train.
-        reference: The frozen initial policy; None if the algorithm does not need it.
+        reference: The frozen initial policy; None if the algorithm does not need it, or the policy without its
+            adapters is that.
         settings: DeepSpeed's configuration; kept as ``settings``.
         total_steps: Optimizer steps of the run, for the schedule.
+        lora: What the policy is adapted with; checkpoints then hold the adapters alone.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class DeepSpeedLearner:
         folder: ModelFolder,
         gradient_checkpointing: bool,
         total_steps: int,
+        lora: LoraConfig | None = None,
     ) -> None:
         import deepspeed
 
@@ -64,7 +68,7 @@ class DeepSpeedLearner:
         self.settings = settings
         self._policy, self._reference = policy, reference
         self._collate, self._algorithm, self._config, self._folder = collator, algorithm, config, folder
-        self._idle = idle_sample(folder)
+        self._idle, self._lora = idle_sample(folder), lora
         self._total_steps, self._step = total_steps, 0
         self._budget = config.tokens_per_microbatch
         self._goes_backward = False
@@ -82,6 +86,9 @@ class DeepSpeedLearner:
         return self._forward(self._engine, samples, self._budget if packed else 0)
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        if self._policy.adapted:
+            with self._policy.without_adapters():
+                return self._forward(self._engine, samples, self._budget)
         assert self._reference is not None, "the algorithm did not ask for a reference policy"
         return self._forward(self._reference, samples, self._budget)
 
@@ -110,7 +117,8 @@ class DeepSpeedLearner:
     def save(self, folder: Path) -> None:
         """Write ``model/`` and ``state/``: rank 0 does, with what all ranks gather weight by weight."""
         failures = Failures()
-        save_model(self._policy, self._folder, folder / "model", failures)
+        save = save_model if self._lora is None else partial(save_adapter, self._lora)
+        save(self._policy, self._folder, folder / "model", failures)
         failures.settle()
         save_state(OptimizerState(self._engine, self._policy), self._step, folder / "state", failures)
         failures.settle()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from mmrl.engine import attention, device
+from mmrl.config import LoraConfig
+from mmrl.engine import adapters, attention, device
 from mmrl.engine.collation import PackedInputs
 from mmrl.engine.folder import ModelFolder
 from mmrl.errors import ConfigError
@@ -22,15 +24,23 @@ class Policy(torch.nn.Module):
         model: A causal language model, vision-language or text.
         temperature: That of sampling.
         entropy_gradient: Whether the loss uses the entropies.
+        adapted: The model's adapters; if there are any, only they are trained.
     """
 
     banned_V: torch.Tensor
 
     def __init__(
-        self, model: Any, folder: ModelFolder, *, temperature: float, chunk_bytes: int, entropy_gradient: bool = False
+        self,
+        model: Any,
+        folder: ModelFolder,
+        *,
+        temperature: float,
+        chunk_bytes: int,
+        entropy_gradient: bool = False,
+        adapted: Sequence[adapters.Adapter] = (),
     ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.adapted = model, tuple(adapted)
         self._temperature, self._entropy_gradient = temperature, entropy_gradient
         self._chunk_tokens = max(chunk_bytes // (4 * folder.vocabulary.size), 1)
         banned_V = torch.zeros(folder.vocabulary.size, dtype=torch.bool)
@@ -51,14 +61,30 @@ class Policy(torch.nn.Module):
             entropy_gradient=self._entropy_gradient,
         )
 
+    def without_adapters(self) -> AbstractContextManager[None]:
+        """The model that is adapted."""
+        return adapters.switched_off(self.adapted)
+
     def named_weights(self, dtype: torch.dtype, *, tied: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight under its state-dict name, gathered one at a time; ``tied``: a tied head as well."""
+        """Every weight under its state-dict name, gathered one at a time, adapters merged into theirs.
+
+        Args:
+            tied: A tied head as well.
+        """
+        adapted = {id(adapter.weight): adapter for adapter in self.adapted}
+        factors = {id(factor) for adapter in self.adapted for factor in adapter.factors.values()}
         for name, parameter in self.model.named_parameters(remove_duplicate=not tied):
-            partitioned = hasattr(parameter, "ds_id")
-            with _gathered(parameter) if partitioned else nullcontext():
+            if id(parameter) in factors:
+                continue
+            plain = name.replace(".base_layer.", ".") if adapted else name
+            if adapter := adapted.get(id(parameter)):
+                with gathered(parameter, *adapter.factors.values()):
+                    yield plain, adapter.merged().to(dtype)
+                continue
+            with gathered(parameter):
                 weight = parameter.detach().to(dtype)
                 # A partitioned parameter's storage is freed on leaving; the receiver may keep what it was given.
-                yield name, weight.clone() if partitioned else weight
+                yield plain, weight.clone() if _is_partitioned(parameter) else weight
 
 
 def load_policy(
@@ -69,8 +95,16 @@ def load_policy(
     freeze: Sequence[str],
     temperature: float,
     entropy_gradient: bool = False,
+    lora: LoraConfig | None = None,
+    adapter: Path | None = None,
+    seed: int = 0,
 ) -> Policy:
-    """Load a model's weights with packed attention in its language model; ``freeze`` names parts without gradient.
+    """Load a model's weights with packed attention in its language model.
+
+    Args:
+        freeze: Parts without gradient.
+        lora: Adapters to train in place of the weights.
+        adapter: The folder that they go on from; new ones are drawn with ``seed`` without it.
 
     Raises:
         ConfigError: The files lack weights of the model, which transformers would draw at random.
@@ -96,6 +130,12 @@ def load_policy(
         )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(folder.family.part_of(name) not in freeze)
+    adapted: Sequence[adapters.Adapter] = ()
+    if lora is not None:
+        layers = adapters.chosen_layers(adapters.linear_layers(model), folder.family, lora.targets)
+        adapted = adapters.attach(model, layers, lora, seed)
+        if adapter is not None:
+            adapters.load(adapted, adapter)
     # The folder's sampling defaults are kept as a file; here they would only be validated when the model is saved.
     model.generation_config = GenerationConfig()
     return Policy(
@@ -104,10 +144,19 @@ def load_policy(
         temperature=temperature,
         chunk_bytes=device.LOGITS_CHUNK_BYTES[kind],
         entropy_gradient=entropy_gradient,
+        adapted=adapted,
     )
 
 
-def _gathered(parameter: torch.nn.Parameter) -> Any:
+def gathered(*parameters: torch.nn.Parameter) -> AbstractContextManager[Any]:
+    """The parameters whole, if they are partitioned; all ranks enter together."""
+    if not any(map(_is_partitioned, parameters)):
+        return nullcontext()
     import deepspeed
 
-    return deepspeed.zero.GatheredParameters([parameter])
+    found: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(list(parameters))
+    return found
+
+
+def _is_partitioned(parameter: torch.nn.Parameter) -> bool:
+    return hasattr(parameter, "ds_id")

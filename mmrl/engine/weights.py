@@ -11,8 +11,10 @@ from typing import Any
 import torch
 
 from mmrl import faults
+from mmrl.config import LoraConfig
+from mmrl.engine import adapters
 from mmrl.engine.folder import INDEX, ModelFolder
-from mmrl.engine.policy import Policy
+from mmrl.engine.policy import Policy, gathered
 from mmrl.errors import MMRLError, NumericsError, ResourceError
 
 SHARD_BYTES = 2**30
@@ -108,14 +110,6 @@ def save_model(policy: Policy, folder: ModelFolder, target: Path, failures: Fail
     """
     dtype = policy.model.dtype
     files = shards({name: numel(p) * dtype.itemsize for name, p in policy.model.named_parameters()})
-    strange: list[str] = []
-
-    def checked() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, weight in policy.named_weights(dtype, tied=False):
-            if not torch.isfinite(weight).all():
-                strange.append(name)
-            yield name, weight
-
     shard_of: dict[str, int] = {}
 
     def write(number: int, tensors: dict[str, torch.Tensor]) -> None:
@@ -126,6 +120,47 @@ def save_model(policy: Policy, folder: ModelFolder, target: Path, failures: Fail
             shard_of.update(dict.fromkeys(file.keys(), number))
         if len(files) > 1:  # not its last name yet: the next call would take it for one of another model
             (target / WEIGHTS).rename(target / f"{WEIGHTS}.{number}")
+
+    write_checked(policy.named_weights(dtype, tied=False), files, write, target, failures)
+    with failures.writing(target):
+        if torch.distributed.get_rank() == 0 and not failures.first:
+            if len(files) > 1:
+                _name_shards(target, shard_of, policy)
+            folder.save_files(target)
+
+
+def save_adapter(lora: LoraConfig, policy: Policy, folder: ModelFolder, target: Path, failures: Failures) -> None:
+    """Write a policy's adapters as a folder that peft loads; collective, as ``save_model``."""
+    from safetensors.torch import save_file
+
+    def matrices() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, parameter in adapters.file_names(policy.adapted).items():
+            with gathered(parameter):
+                yield name, parameter.detach().clone()
+
+    def write(number: int, tensors: dict[str, torch.Tensor]) -> None:
+        save_file(tensors, target / adapters.WEIGHTS, metadata={"format": "pt"})
+        adapters.write_config(folder, policy.adapted, lora, target)
+        folder.save_files(target)
+
+    write_checked(matrices(), [list(adapters.file_names(policy.adapted))], write, target, failures)
+
+
+def write_checked(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    files: Sequence[Sequence[str]],
+    write: Callable[[int, dict[str, torch.Tensor]], None],
+    target: Path,
+    failures: Failures,
+) -> None:
+    """``write_shards`` of weights into a new folder; one that is not finite is a failure."""
+    strange: list[str] = []
+
+    def checked() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, weight in tensors:
+            if not torch.isfinite(weight).all():
+                strange.append(name)
+            yield name, weight
 
     with failures.writing(target):
         if torch.distributed.get_rank() == 0:
@@ -139,11 +174,6 @@ def save_model(policy: Policy, folder: ModelFolder, target: Path, failures: Fail
                 remedy="go on from the last checkpoint with a lower learner.lr",
             )
         )
-    with failures.writing(target):
-        if torch.distributed.get_rank() == 0 and not failures.first:
-            if len(files) > 1:
-                _name_shards(target, shard_of, policy)
-            folder.save_files(target)
 
 
 def numel(parameter: torch.nn.Parameter) -> int:

@@ -1,0 +1,218 @@
+"""LoRA: a product of two thin matrices beside frozen linear layers (Hu et al., 2021, arXiv:2106.09685, section 4.1).
+
+An adapted layer answers ``x W^T + (alpha / rank) x A^T B^T``. ``A`` starts at random and ``B`` at zero: a policy begins
+as the model that it adapts, and is that model again without its adapters. Whoever samples gets the merged weights
+``W + (alpha / rank) B A``, of any layer, those of the vision tower included.
+
+A folder with an adapter holds, as peft writes and reads it, ``adapter_config.json`` and ``adapter_model.safetensors``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mmrl.config import LoraConfig
+from mmrl.engine.family import Family
+from mmrl.engine.folder import ModelFolder
+from mmrl.errors import ConfigError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+"""What peft puts before the names of a model's own modules."""
+_NAME = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What is beside one linear layer.
+
+    Attributes:
+        name: The layer's, as in the model without adapters.
+        layer: peft's.
+    """
+
+    name: str
+    layer: Any
+
+    @property
+    def weight(self) -> torch.nn.Parameter:
+        """(out, in), frozen."""
+        found: torch.nn.Parameter = self.layer.base_layer.weight
+        return found
+
+    @property
+    def factors(self) -> dict[str, torch.nn.Parameter]:
+        """A (rank, in) and B (out, rank), by the ends of their names in files."""
+        return {"lora_A.weight": self.layer.lora_A[_NAME].weight, "lora_B.weight": self.layer.lora_B[_NAME].weight}
+
+    def merged(self) -> torch.Tensor:
+        """(out, in) float32 ``W + (alpha / rank) B A``; of partitioned parameters, while they are gathered."""
+        a, b = (factor.detach() for factor in self.factors.values())
+        return merged(self.weight.detach(), a, b, self.layer.scaling[_NAME])
+
+
+def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float) -> torch.Tensor:
+    """(out, in) float32 ``W + scaling * B A``: rounded once, when the caller casts it."""
+    return torch.addmm(weight.float(), b.float(), a.float(), alpha=scaling)
+
+
+def linear_layers(model: Any) -> list[str]:
+    """Names of a transformers model's linear layers, its head excepted."""
+    head = model.get_output_embeddings()
+    modules = model.named_modules()
+    return [name for name, module in modules if isinstance(module, torch.nn.Linear) and module is not head]
+
+
+def check_targets(folder: ModelFolder, lora: LoraConfig) -> None:
+    """See that the targets mean something, without the model's weights.
+
+    Raises:
+        ConfigError: One means no layer.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    kind = AutoModelForImageTextToText if folder.family.vision else AutoModelForCausalLM
+    with torch.device("meta"):
+        model = kind.from_config(folder.config, trust_remote_code=folder.trust_remote_code)
+    chosen_layers(linear_layers(model), folder.family, lora.targets)
+
+
+def chosen_layers(names: Sequence[str], family: Family, targets: Sequence[str]) -> list[str]:
+    """Those that parts (``language``, ``vision``, ``projector``), names, ends of names or patterns mean.
+
+    Raises:
+        ConfigError: One of the targets means none.
+    """
+    chosen = set[str]()
+    for target in targets:
+        if target in family.parts:
+            found = {name for name in names if family.part_of(f"{name}.") == target}
+        else:
+            found = {name for name in names if fnmatchcase(name, target) or fnmatchcase(name, f"*.{target}")}
+        if not found:
+            ends = sorted({name.rpartition(".")[2] for name in names if not name.rpartition(".")[2].isdecimal()})
+            raise ConfigError(
+                f"no linear layer of the model is meant by {target!r}",
+                where="model.lora.targets",
+                possible=f"{', '.join(family.parts)}; ends of names, such as {', '.join(ends)}; patterns with *",
+                remedy="see `mmrl check` for the model's family; its head and its embeddings are not adapted",
+            )
+        chosen |= found
+    return [name for name in names if name in chosen]
+
+
+def attach(model: Any, names: Sequence[str], lora: LoraConfig, seed: int) -> list[Adapter]:
+    """Put adapters beside the layers; only they are trained from now on. The same seed gives the same adapters."""
+    import peft
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    config = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(names))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        peft.inject_adapter_in_model(config, model)
+    found = [Adapter(name, layer) for name, layer in model.named_modules() if isinstance(layer, BaseTunerLayer)]
+    assert [adapter.name for adapter in found] == list(names), "peft adapted other layers"
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    for adapter in found:
+        for factor in adapter.factors.values():
+            factor.requires_grad_(True)
+    return found
+
+
+@contextmanager
+def switched_off(adapters: Sequence[Adapter]) -> Iterator[None]:
+    """The model without its adapters."""
+    for adapter in adapters:
+        adapter.layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for adapter in adapters:
+            adapter.layer.enable_adapters(True)
+
+
+def file_names(adapters: Sequence[Adapter]) -> dict[str, torch.nn.Parameter]:
+    """Every trained matrix under its name in ``adapter_model.safetensors``."""
+    return {f"{_PREFIX}{each.name}.{end}": factor for each in adapters for end, factor in each.factors.items()}
+
+
+def write_config(folder: ModelFolder, adapters: Sequence[Adapter], lora: LoraConfig, target: Path) -> None:
+    """Write ``adapter_config.json``: from it peft, and transformers' ``from_pretrained``, find the model itself."""
+    import peft
+
+    base = folder.name if folder.commit else str(Path(folder.path).resolve())
+    task = None if folder.family.vision else "CAUSAL_LM"
+    config = peft.LoraConfig(
+        task_type=task, base_model_name_or_path=base, revision=folder.commit, r=lora.rank, lora_alpha=lora.alpha
+    )
+    names = [adapter.name for adapter in adapters]
+    content = config.to_dict() | {"target_modules": names, "inference_mode": True}
+    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in content.items()}
+    (target / CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True))
+
+
+@torch.no_grad()
+def load(adapters: Sequence[Adapter], folder: Path) -> None:
+    """Take over the matrices of a folder.
+
+    Raises:
+        ConfigError: It holds others, or of other shapes.
+    """
+    from safetensors.torch import load_file
+
+    own, saved = file_names(adapters), load_file(folder / WEIGHTS)
+    different = sorted(
+        name
+        for name in own.keys() | saved.keys()
+        if name not in own or name not in saved or own[name].shape != saved[name].shape
+    )
+    if different:
+        raise ConfigError(
+            f"the checkpoint's adapter is another one: {len(different)} matrices differ in name or shape",
+            where=f"{folder / WEIGHTS}: {', '.join(different[:3])}",
+            remedy="go on with the checkpoint's model.lora",
+        )
+    for name, parameter in own.items():
+        parameter.copy_(saved[name])
+
+
+@torch.no_grad()
+def merge(model: Any, folder: Path) -> None:
+    """Add a folder's adapter to the weights of a model that has none beside it.
+
+    Raises:
+        ConfigError: The adapter is no LoRA as this module writes it, or of another model.
+    """
+    from safetensors.torch import load_file
+
+    config = json.loads((folder / CONFIG).read_text())
+    plain = {"peft_type": "LORA", "bias": "none", "use_dora": False, "use_rslora": False, "fan_in_fan_out": False}
+    plain |= {"modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {}, "lora_bias": False}
+    if strange := sorted(key for key, value in plain.items() if config.get(key, value) != value):
+        raise ConfigError(
+            f"the adapter is no plain LoRA: {', '.join(f'{key} is {config[key]!r}' for key in strange)}",
+            where=str(folder / CONFIG),
+            remedy="merge it with peft",
+        )
+    scaling, saved = config["lora_alpha"] / config["r"], load_file(folder / WEIGHTS)
+    weights = dict(model.named_parameters())
+    layers = sorted({name.removeprefix(_PREFIX).rpartition(".lora_")[0] for name in saved})
+    if strangers := [name for name in layers if f"{name}.weight" not in weights]:
+        raise ConfigError(
+            f"the adapter is that of another model: {len(strangers)} of its layers are not in this one",
+            where=f"{folder / WEIGHTS}: {', '.join(strangers[:3])}",
+            remedy="name the model that was adapted",
+        )
+    for name in layers:
+        a, b = (saved[f"{_PREFIX}{name}.lora_{letter}.weight"] for letter in "AB")
+        weight = weights[f"{name}.weight"]
+        weight.copy_(merged(weight, a, b, scaling))

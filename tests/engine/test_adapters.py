@@ -1,0 +1,242 @@
+"""LoRA in the real learner: what is adapted, its gradient, its merged weights, its checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from mmrl.config import LoraConfig, from_mapping
+from mmrl.engine import adapters
+from mmrl.engine.family import FAMILIES
+from mmrl.engine.policy import load_policy
+from mmrl.errors import ConfigError
+from mmrl.interfaces import Aggregation
+from mmrl.ops.objective import training_rows
+from mmrl.types import TrainingRow
+
+LENGTHS = (4, 19, 7, 3, 11, 24, 6)
+LORA = {"rank": 4, "alpha": 6, "targets": ["language", "vision", "projector"]}
+STAGES = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3]
+
+
+@pytest.fixture(scope="module")
+def rows(vision) -> list[TrainingRow]:
+    """Rows of text, of one image and of two, in several micro-batches."""
+    samples = vision.samples(LENGTHS)
+    masks, advantages = [sample.mask for sample in samples], [np.full(n, (-1.0) ** n * n / 9) for n in LENGTHS]
+    return list(training_rows(samples, masks, advantages, np.arange(7), Aggregation("token-mean"), range(7)).values())
+
+
+@pytest.fixture(scope="module")
+def adapted(start) -> Callable[..., Any]:
+    """Builds a learner with adapters."""
+
+    def build(stage: int = 0, **options: Any) -> Any:
+        learner = {"lr": 1e-2, "zero_stage": stage, "tokens_per_microbatch": 200, **options.pop("learner", {})}
+        model = {"lora": {**LORA, **options.pop("lora", {})}, "dtype": options.pop("dtype", "float32")}
+        return start(learner=learner, model=model, **options)
+
+    return build
+
+
+def merged(learner: Any) -> dict[str, torch.Tensor]:
+    return {name: weight.clone() for name, weight in learner.policy.named_weights(torch.float32)}
+
+
+def plain_with(plain: Any, folder: str, weights: dict[str, torch.Tensor]) -> Any:
+    """The model in plain transformers, with these weights."""
+    reference = plain(folder)
+    reference.model.load_state_dict(weights)
+    return reference
+
+
+@pytest.mark.parametrize(
+    ("family", "targets", "count"),
+    [
+        ("qwen2_5_vl", ["language"], 14),
+        ("qwen2_5_vl", ["vision", "projector"], 12),
+        ("qwen2_5_vl", ["q_proj", "layers.1.mlp.*"], 5),
+        ("qwen2_5_vl", ["visual.blocks.0.attn.qkv", "qkv"], 2),
+        ("qwen3_vl", ["projector"], 4),
+        ("llama", ["language"], 14),
+        ("qwen3", ["model.layers.*.self_attn.?_proj"], 8),
+    ],
+)
+def test_targets_are_parts_names_ends_and_patterns(family, targets, count, bench):
+    folder = bench(family).folder
+    lora = LoraConfig(targets=tuple(targets))
+    policy = load_policy(folder, "cpu", "float32", freeze=(), temperature=1.0, lora=lora)
+    names = [adapter.name for adapter in policy.adapted]
+    assert len(names) == len(set(names)) == count
+    for target in set(targets) & {"language", "vision", "projector"}:
+        assert {folder.family.part_of(f"{name}.") for name in names} <= set(targets), target
+    assert sum(p.requires_grad for p in policy.parameters()) == 2 * count
+    adapters.check_targets(folder, lora)
+
+
+@pytest.mark.parametrize("targets", [["vision"], ["lm_head"], ["language", "qproj"], ["embed_tokens"], ["*.norm"]])
+def test_a_target_that_means_nothing_is_refused_with_what_there_is(targets, bench):
+    with pytest.raises(ConfigError, match=r"q_proj") as caught:
+        adapters.check_targets(bench("qwen2").folder, LoraConfig(targets=tuple(targets)))
+    assert caught.value.where == "model.lora.targets" and repr(targets[-1]) in str(caught.value)
+
+
+def test_lora_and_frozen_parts_contradict_each_other():
+    base = {"model": {"path": "x"}, "data": {"train": {"name": "table"}}, "algorithm": {"name": "grpo"}}
+    with pytest.raises(ConfigError, match=r"nothing to freeze") as caught:
+        from_mapping({**base, "model": {"path": "x", "lora": {}, "freeze": ["vision"]}})
+    assert "model.lora.targets" in str(caught.value)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_begin_as_the_model_and_are_drawn_from_the_seed(family, bench):
+    def load(seed: int, **options: Any) -> Any:
+        return load_policy(bench(family).folder, "cpu", "float32", freeze=(), temperature=1.0, seed=seed, **options)
+
+    lora = LoraConfig(targets=tuple(FAMILIES[family].parts))
+    torch.manual_seed(1)
+    one = load(3, lora=lora)
+    torch.manual_seed(2)
+    same, other, base = load(3, lora=lora), load(4, lora=lora), load(3)
+    matrices = [adapters.file_names(policy.adapted) for policy in (one, same, other)]
+    assert all(torch.equal(matrices[0][name], matrices[1][name]) for name in matrices[0])
+    assert any(not torch.equal(matrices[0][name], matrices[2][name]) for name in matrices[0])
+    for tied in (True, False):
+        weights, expected = (dict(policy.named_weights(torch.float32, tied=tied)) for policy in (one, base))
+        assert list(weights) == list(expected)
+        assert all(torch.equal(weights[name], expected[name]) for name in weights)
+
+
+def test_the_gradient_is_the_chain_rules_of_the_merged_weights(adapted, rows, vision, plain):
+    """For W + s B A: dL/dA = s B^T dL/dW, dL/dB = s dL/dW A^T, with dL/dW by plain autograd on the merged model."""
+    exposed = {"optimizer": {"params": {"betas": [0.0, 0.999]}}}
+    engine = adapted(learner={"lr": 1e-30, "max_grad_norm": 1e9, "deepspeed": exposed}, algorithm={"kl": {"coef": 0.1}})
+    generator = torch.Generator().manual_seed(0)
+    with engine.learning() as learner:
+        for adapter in learner.policy.adapted:
+            adapter.factors["lora_B.weight"].data.normal_(0, 0.1, generator=generator)
+        # Adapters that were switched off for the reference must have their gradient all the same.
+        samples = [row.sample for row in rows]
+        known = zip(rows, learner.reference_logprobs(samples), strict=True)
+        learner.update([replace(row, reference_logprobs=values, constants={"kl_coef": 0.0}) for row, values in known])
+        reference = plain_with(plain, vision.folder.path, merged(learner))
+        weight = 1 / sum(LENGTHS)
+        for row in rows:
+            (-weight * float(row.advantages[0]) * reference.logprobs(row.sample, vision.media).sum()).backward()
+        by_plain = dict(reference.model.named_parameters())
+        state = learner._engine.optimizer.state
+        found, expected = [], []
+        for adapter in learner.policy.adapted:
+            a, b = adapter.factors.values()
+            gradient = by_plain[f"{adapter.name}.weight"].grad
+            found += [state[a]["exp_avg"], state[b]["exp_avg"]]
+            expected += [6 / 4 * b.detach().T @ gradient, 6 / 4 * gradient @ a.detach().T]
+    differences = [one - other for one, other in zip(found, expected, strict=True)]
+    assert min(float(value.norm()) for value in expected) > 0
+    norms = [float(torch.stack([value.norm() for value in values]).norm()) for values in (differences, expected)]
+    assert norms[0] < 1e-5 * norms[1]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_only_adapters_move_and_merged_weights_are_the_policy(stage, adapted, rows, vision, plain):
+    samples = [row.sample for row in rows]
+    with adapted(stage, algorithm={"kl": {"coef": 0.1}}).learning() as learner:
+        before = merged(learner)
+        first = learner.reference_logprobs(samples)
+        for _ in range(2):
+            known = zip(rows, learner.reference_logprobs(samples), strict=True)
+            learner.update([replace(row, reference_logprobs=v, constants={"kl_coef": 0.1}) for row, v in known])
+        after, current, reference = merged(learner), learner.logprobs(samples), learner.reference_logprobs(samples)
+        names = {f"{adapter.name}.weight" for adapter in learner.policy.adapted}
+    assert {name for name in before if not torch.equal(before[name], after[name])} == names
+    np.testing.assert_array_equal(np.concatenate(first), np.concatenate(reference))  # no update moves the reference
+    for values, weights in ((reference, before), (current, after)):
+        model = plain_with(plain, vision.folder.path, weights)
+        single = [model.logprobs(sample, vision.media).detach() for sample in samples]
+        np.testing.assert_allclose(np.concatenate(values), torch.cat(single), atol=2e-5)
+    assert np.abs(np.concatenate(current) - np.concatenate(reference)).max() > 1e-2
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_checkpoint_holds_the_adapters_alone_and_goes_on_bit_for_bit(stage, dtype, adapted, rows, tmp_path):
+    def step(learner: Any) -> Any:
+        result = learner.update(rows)
+        return result.metrics, np.concatenate(result.logprobs).tobytes()
+
+    with adapted(stage, dtype=dtype).learning() as learner:
+        step(learner)
+        learner.save(tmp_path)
+        told, end = [step(learner) for _ in range(2)], merged(learner)
+    names = {path.name for path in (tmp_path / "model").iterdir()}
+    assert {adapters.CONFIG, adapters.WEIGHTS, "tokenizer.json"} <= names
+    assert not {"config.json", "model.safetensors"} & names
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    assert size < 2_000_000, "the checkpoint holds more than adapters and their optimizer's state"
+    with adapted(stage, dtype=dtype, checkpoint=tmp_path).learning() as learner:
+        assert [step(learner) for _ in range(2)] == told
+        again = merged(learner)
+    assert all(torch.equal(end[name], again[name]) for name in end)
+
+
+def test_an_adapter_folder_loads_in_peft_and_transformers_and_merges(adapted, rows, vision, plain, tmp_path):
+    samples = [row.sample for row in rows]
+    with adapted().learning() as learner:
+        learner.update(rows)
+        learner.save(tmp_path)
+        expected, weights = np.concatenate(learner.logprobs(samples)), merged(learner)
+    folder = tmp_path / "model"
+    auto = transformers.AutoModelForImageTextToText
+    of_peft = peft.PeftModel.from_pretrained(auto.from_pretrained(vision.folder.path, dtype=torch.float32), folder)
+    of_transformers = auto.from_pretrained(folder, dtype=torch.float32)
+    by_hand = auto.from_pretrained(vision.folder.path, dtype=torch.float32)
+    adapters.merge(by_hand, folder)
+    reference = plain(vision.folder.path)
+    for model in (of_peft, of_transformers, by_hand):
+        reference.model = model.eval()
+        found = torch.cat([reference.logprobs(sample, vision.media).detach() for sample in samples])
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+    for name, weight in by_hand.state_dict().items():
+        assert torch.equal(weight, weights[name]), name
+
+
+def test_another_adapter_is_refused(adapted, rows, tmp_path, bench):
+    with adapted().learning() as learner:
+        learner.save(tmp_path)
+    with pytest.raises(ConfigError, match=r"another one: 52 matrices"):
+        adapted(lora={"rank": 8}, checkpoint=tmp_path)
+    with pytest.raises(ConfigError, match=r"another one"):
+        adapted(lora={"targets": ["language"]}, checkpoint=tmp_path)
+    folder = tmp_path / "model"
+    other = transformers.AutoModelForCausalLM.from_pretrained(bench("llama").folder.path)
+    with pytest.raises(ConfigError, match=r"that of another model"):
+        adapters.merge(other, folder)
+    content = json.loads((folder / adapters.CONFIG).read_text())
+    (folder / adapters.CONFIG).write_text(json.dumps(content | {"use_dora": True}))
+    with pytest.raises(ConfigError, match=r"no plain LoRA: use_dora is True"):
+        adapters.merge(other, folder)
+
+
+def test_what_is_written_is_the_same_twice(adapted, tmp_path):
+    """peft keeps names in sets; checkpoints are compared byte by byte."""
+    files = []
+    for name in ("one", "two"):
+        with adapted().learning() as learner:
+            learner.save(tmp_path / name)
+        folder: Path = tmp_path / name / "model"
+        files.append([path.read_bytes() for path in (folder / adapters.CONFIG, folder / adapters.WEIGHTS)])
+    assert files[0] == files[1]
+    modules = {
+        name.partition("base_model.model.")[2].rpartition(".lora_")[0] for name in load_file(folder / adapters.WEIGHTS)
+    }
+    assert set(json.loads(files[0][0])["target_modules"]) == modules
