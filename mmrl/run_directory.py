@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import socket
 import threading
@@ -19,10 +20,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from mmrl import faults
 from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.redaction import Redactor
 
 _LOCK = ".lock"
+_HALF = re.compile(r"\..+\.\d+(-\d+)?")
+"""Names of files that are being written: of the file, the process and perhaps the thread."""
 _HISTORIES = ("metrics.jsonl", "ledger.jsonl", "events.jsonl", "attempts.jsonl")
 _CLAIMS = ("config.yaml", "metrics.jsonl")
 """A folder that has one of these holds a run."""
@@ -55,6 +59,8 @@ class RunDirectory:
         self._lock_file = lock
         self._redact = Redactor()
         self._lock = threading.Lock()
+        if lock is not None:
+            _remove_halves(path)
         for name in _HISTORIES:
             with suppress(FileNotFoundError), (path / name).open("r+b") as file:
                 _mend(file)
@@ -246,6 +252,15 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
         raise DataError(f"a line of the run's history is no JSON: {error}", where=str(path)) from error
 
 
+def _remove_halves(path: Path) -> None:
+    """Remove the files that a killed process had not written whole; only for the process that holds the lock."""
+    for folder in (path, path / "rollouts", path / "media"):
+        for half in folder.glob(".*"):
+            if _HALF.fullmatch(half.name):
+                with suppress(OSError):
+                    half.unlink()
+
+
 def _mend(file: BinaryIO) -> None:
     """Take away the half line at the end of a file whose writer was killed, or had no room."""
     size, end = file.seek(0, os.SEEK_END), -1
@@ -327,6 +342,7 @@ def _replace(path: Path, text: str) -> None:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
+            faults.point("directory.replacing")
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)

@@ -51,6 +51,16 @@ def test_a_new_or_empty_folder_becomes_a_run_directory(tmp_path):
     assert run.checkpoints == run.path / "checkpoints"
 
 
+def test_what_a_killed_process_had_half_written_is_removed_and_nothing_else(tmp_path):
+    halves = (".config.yaml.123", "rollouts/.step-000001.jsonl.77", "media/.0a1b.png.12-139")
+    others = (".gitignore", ".nfs000001", "notes.1", "rollouts/step-000001.jsonl")
+    for name in (*halves, *others):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    RunDirectory.create(tmp_path)
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {*others, ".lock"}
+
+
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "checkpoints/step-000010"])
 def test_a_folder_that_holds_a_run_is_refused(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -1,0 +1,102 @@
+"""Runs of adapters with vLLM and DeepSpeed: the vision tower is adapted too, on one rank and on two."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.faults.comparison import metrics
+from tests.faults.runs import Runs, events, outcome, records, steps
+from tests.test_resumption import EVEN, KILLED
+
+WORDS = ("<image>What digit is this?", "<image> and <image>, what is the sum?", "what is 3+4?", "<image>Is it a seven?")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, models, picture) -> Runs:
+    """Rows with no, one and two images."""
+    folder = tmp_path_factory.mktemp("adapters")
+    (folder / "even.py").write_text(EVEN)
+    (folder / "killed.py").write_text(KILLED)
+    for index, size in enumerate([(64, 64), (100, 60), (60, 130)]):
+        (folder / f"{index}.png").write_bytes(picture(*size).data)
+    found = Runs(folder, models("qwen2_5_vl"))
+    rows = [
+        {
+            "id": f"r{n}",
+            "problem": text,
+            "images": [f"{(n + i) % 3}.png" for i in range(text.count("<image>"))],
+            "answer": "7",
+        }
+        for n, text in enumerate(WORDS)
+    ]
+    found.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return found
+
+
+def options(runs: Runs, **cluster: Any) -> dict[str, Any]:
+    rows = {"name": "table", "path": str(runs.rows)}
+    return {
+        "model": {
+            "path": str(runs.model),
+            "dtype": "float32",
+            "lora": {"rank": 4, "alpha": 8, "targets": ["language", "vision", "projector"]},
+        },
+        "rewards": [{"name": f"{runs.folder / 'even.py'}:even"}],
+        "data": {"train": rows, "eval": dict(rows), "max_prompt_tokens": 160},
+        "algorithm": {"name": "grpo", "kl": {"coef": 0.05}},
+        "sampler": {"group_size": 3, "max_new_tokens": 8, "engine": {"kv_cache_memory_bytes": 2**26}},
+        "learner": {"lr": 1e-2, "zero_stage": 3, "minibatches": 2, "tokens_per_microbatch": 300},
+        "trainer": {"steps": 3, "eval_every": 3, "save_every": 1, "prompts_per_step": 4},
+        **cluster,
+    }
+
+
+@pytest.fixture(scope="module")
+def plain(runs, mmrl) -> Path:
+    """An unbroken run of three steps."""
+    done = mmrl("train", runs.config("plain", **options(runs)))
+    assert done.returncode == 0, done.stderr
+    return runs.folder / "plain"
+
+
+def adapter(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return load_file(run / "checkpoints" / f"step-{step:06d}" / "model" / "adapter_model.safetensors")
+
+
+def test_sampler_and_learner_agree_while_adapters_of_every_part_move(plain):
+    logged = metrics(plain)
+    assert [logged[step]["mismatch/logprob_abs_max"] < 1e-4 for step in (1, 2, 3)] == [True] * 3
+    assert logged[1]["policy/grad_norm"] > 0 and logged[2]["kl/reference"] > 1e-5
+    first, last = adapter(plain, 0), adapter(plain, 3)
+    still = {name for name in first if torch.equal(first[name], last[name])}
+    assert len(first) == 52 and any("visual.merger" in name for name in first) and not still
+
+
+def test_adapters_go_on_to_the_same_bits_after_a_kill(plain, runs, household):
+    config = str(runs.config(**options(runs)))
+    killed = household.call("killed.py", "train", config, folder=runs.folder)
+    assert killed.returncode == -9 and steps(runs.folder / "run")[-1] == "step-000001", killed.stderr
+    done = household.run("train", config, folder=runs.folder)
+    assert done.returncode == 0, done.stderr
+    expected, found = outcome(plain), outcome(runs.folder / "run")
+    for part in expected:
+        assert found[part] == expected[part], part
+    assert [event["step"] for event in events(runs.folder / "run", "resumed")] == [1]
+
+
+def test_two_ranks_adapt_as_one_does(plain, runs, household):
+    config = options(runs, cluster={"name": "ray", "ranks": 2})
+    done = household.run("train", str(runs.config("two", **config)), folder=runs.folder)
+    assert done.returncode == 0, done.stderr
+    one, two = metrics(plain), metrics(runs.folder / "two")
+    assert all(two[step]["mismatch/logprob_abs_max"] < 1e-4 for step in (1, 2, 3))
+    assert two[1]["policy/grad_norm"] == pytest.approx(one[1]["policy/grad_norm"], rel=1e-3)
+    pairs = zip(*(records(run / "rollouts" / "step-000001.jsonl") for run in (plain, runs.folder / "two")), strict=True)
+    assert np.mean([one["token_ids"] == two["token_ids"] for one, two in pairs]) > 0.9
