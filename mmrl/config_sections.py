@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
 from mmrl.config_files import to_flow
 
@@ -202,8 +202,8 @@ class LearnerConfig(Section):
     """Tokens in one packed row: a matter of memory, not of results."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 3
     """What DeepSpeed shards over ranks: 1 optimizer states, 2 and gradients, 3 and parameters."""
-    offload: Annotated[Literal["none"], BeforeValidator(_only("none", "offloading is not supported yet"))] = "none"
-    """Not supported yet."""
+    offload: Literal["none", "optimizer", "parameters"] = "none"
+    """What is kept in the host's memory: optimizer: AdamW, which then steps there; parameters: those as well."""
 
 
 class TrainerConfig(Section):
@@ -330,6 +330,12 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]
         yield ("data.min_pixels", "data.max_pixels"), "data.min_pixels is more than data.max_pixels", "lower min_pixels"
     if len(set(model.freeze)) == 3:
         yield ("model.freeze",), "model.freeze leaves nothing to train", "leave out at least one part"
+    if learner.offload != "none" and not learner.zero_stage:
+        what = "DeepSpeed offloads what ZeRO manages, and learner.zero_stage is 0"
+        yield ("learner.offload", "learner.zero_stage"), what, "set learner.zero_stage: 1 or more, or offload: none"
+    if learner.offload == "parameters" and learner.zero_stage in (1, 2):
+        what = "DeepSpeed offloads parameters at ZeRO's stage 3 alone"
+        yield ("learner.offload", "learner.zero_stage"), what, "set learner.zero_stage: 3, or offload: optimizer"
     if model.freeze and model.lora:
         what = "model.lora trains its adapters and no weight, so there is nothing to freeze"
         yield ("model.freeze", "model.lora"), what, "remove model.freeze, and name what to adapt in model.lora.targets"

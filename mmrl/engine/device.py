@@ -130,9 +130,13 @@ def learner_config(
     max_grad_norm: float,
     lr: float,
     weight_decay: float,
+    offload: str = "none",
     overrides: Mapping[str, Any],
 ) -> dict[str, Any]:
     """DeepSpeed's configuration.
+
+    What is offloaded is stepped by torch's AdamW: DeepSpeed's own for hosts is compiled on first use, and a checkpoint
+    could not be read without it.
 
     One micro-batch per DeepSpeed step is declared; the learner marks the boundary of an optimizer step itself, since
     the number of micro-batches differs from step to step.
@@ -155,6 +159,11 @@ def learner_config(
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     if kind == "cuda":
         config["zero_optimization"] |= {"overlap_comm": True, "contiguous_gradients": True}
+    if offload != "none":
+        place = {"device": "cpu", "pin_memory": kind == "cuda"}
+        config["zero_optimization"] |= {"offload_optimizer": place}
+        config["zero_optimization"] |= {"offload_param": place} if offload == "parameters" else {}
+        config["zero_force_ds_cpu_optimizer"] = False
     return _merge(config, overrides)
 
 
@@ -163,7 +172,7 @@ LEARNER_KEYS = frozenset(
         "activation_checkpointing", "aio", "comms_logger", "communication_data_type", "compile", "data_types",
         "dump_state", "flops_profiler", "gradient_predivide_factor", "memory_breakdown", "optimizer",
         "prescale_gradients", "sparse_gradients", "steps_per_print", "torch_autocast", "wall_clock_breakdown",
-        "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "zero_optimization",
+        "zero_allow_untested_optimizer", "zero_optimization",
     }
 )  # fmt: skip
 """DeepSpeed's settings that ``learner.deepspeed`` may hold: the others have a key of their own in mmrl's config, are
@@ -210,6 +219,22 @@ def memory_bytes_max(kind: DeviceKind) -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def host_bytes_offloaded(trained: int, others: int, dtype: str, offload: str) -> int:
+    """Bytes in host memory of what all ranks offload together.
+
+    Of each trained parameter: the float32 weight and AdamW's two averages, and the gradient as the optimizer takes it;
+    with ``parameters`` all weights too.
+
+    Args:
+        trained: Parameters that are trained.
+        others: Parameters that are not.
+    """
+    if offload == "none":
+        return 0
+    width = 2 if dtype == "bfloat16" else 4
+    return trained * (12 + 4) + ((trained + others) * width if offload == "parameters" else 0)
 
 
 def free_memory_bytes(kind: DeviceKind) -> tuple[int, int] | None:

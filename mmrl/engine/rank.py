@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
@@ -19,7 +20,7 @@ from mmrl.engine.collation import Collator
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.hf_sampler import HFSampler
 from mmrl.engine.learner import DeepSpeedLearner
-from mmrl.engine.policy import load_policy
+from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.vision import ImageInputs
 from mmrl.engine.vllm_sampler import VLLMSampler
 from mmrl.errors import MMRLError, ResourceError
@@ -170,6 +171,7 @@ class RankEngine:
         lora, saved = config.model.lora, None if checkpoint is None else checkpoint / "model"
         trained = initial if lora or saved is None else replace(initial, path=str(saved))
         policy = self._load_policy(trained, config.model.freeze, needs.entropy_gradient, lora, saved)
+        self._check_hosts(policy)
         frozen = ("vision", "projector", "language")
         reference = self._load_policy(initial, frozen) if needs.reference_logprobs and lora is None else None
         collator = Collator(
@@ -182,6 +184,7 @@ class RankEngine:
             max_grad_norm=config.learner.max_grad_norm,
             lr=config.learner.lr,
             weight_decay=config.learner.weight_decay,
+            offload=config.learner.offload,
             overrides=config.learner.deepspeed,
         )
         steps = config.trainer.steps * config.learner.minibatches * config.learner.epochs
@@ -200,6 +203,32 @@ class RankEngine:
         if checkpoint is not None:
             learner.restore(checkpoint / "state")
         return learner
+
+    def _check_hosts(self, policy: Policy) -> None:
+        """See that every machine has memory for what its ranks offload: on all ranks, so that none waits for others.
+
+        Raises:
+            ResourceError: One has not; better told now than by the kernel in the first update.
+        """
+        import psutil
+
+        offload = self._config.learner.offload
+        if offload == "none":
+            return
+        sizes = {True: 0, False: 0}
+        for parameter in policy.parameters():
+            sizes[parameter.requires_grad] += parameter.numel()
+        needed = device.host_bytes_offloaded(sizes[True], sizes[False], self._precision, offload)
+        ranks: list[Any] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(ranks, (socket.gethostname(), psutil.virtual_memory().total))
+        for host, total in sorted(set(ranks)):
+            here = needed * ranks.count((host, total)) // len(ranks)
+            if here > total:
+                raise ResourceError(
+                    f"what is offloaded takes {here / 1e9:.1f} GB of {host}'s memory, and it has {total / 1e9:.1f} GB",
+                    where=f"learner.offload: {offload}",
+                    remedy="use more machines, train adapters (model.lora), or set learner.offload: none",
+                )
 
     def _load_policy(
         self,

@@ -15,7 +15,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from mmrl.config import LoraConfig, from_mapping
+from mmrl.config import LoraConfig
 from mmrl.engine import adapters
 from mmrl.engine.family import FAMILIES
 from mmrl.engine.policy import load_policy
@@ -89,13 +89,6 @@ def test_a_target_that_means_nothing_is_refused_with_what_there_is(targets, benc
     with pytest.raises(ConfigError, match=r"q_proj") as caught:
         adapters.check_targets(bench("qwen2").folder, LoraConfig(targets=tuple(targets)))
     assert caught.value.where == "model.lora.targets" and repr(targets[-1]) in str(caught.value)
-
-
-def test_lora_and_frozen_parts_contradict_each_other():
-    base = {"model": {"path": "x"}, "data": {"train": {"name": "table"}}, "algorithm": {"name": "grpo"}}
-    with pytest.raises(ConfigError, match=r"nothing to freeze") as caught:
-        from_mapping({**base, "model": {"path": "x", "lora": {}, "freeze": ["vision"]}})
-    assert "model.lora.targets" in str(caught.value)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
