@@ -104,7 +104,7 @@ class Lesson:
             self.hit(signal.SIGKILL)
             while not self.engine.failed:
                 time.sleep(0.05)
-            self.engine.memory_bytes_max()
+            self.sample()
         elif scenario == "hang":
             self.hit(signal.SIGSTOP)
             threading.Timer(2, self.give_up).start()

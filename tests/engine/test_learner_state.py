@@ -222,7 +222,7 @@ def test_one_rank_goes_on_as_two_and_two_as_one_at_any_stage(stages, two_ranks, 
     ranks = two_ranks(jobs)
     unbroken, broken, restored = ranks[0]
     assert_same(unbroken.shots[0], one)
-    assert grad_norm(unbroken.updates) == pytest.approx(grad_norm(told), rel=1e-6)
+    assert grad_norm(unbroken.updates) == pytest.approx(grad_norm(told), rel=1e-5)
     assert_close(unbroken.shots[2], after_one)
     # The other rank's loss was not finite: no rank took the step, and the next one knows nothing of it.
     for rank in ranks:
@@ -237,7 +237,7 @@ def test_one_rank_goes_on_as_two_and_two_as_one_at_any_stage(stages, two_ranks, 
         assert learner.weight_version == 2
         assert_same(shot(learner), broken.shots[1])
         told = take_steps(learner, rows, 1)
-        assert grad_norm(told) == pytest.approx(grad_norm(broken.updates), rel=1e-6)
+        assert grad_norm(told) == pytest.approx(grad_norm(broken.updates), rel=1e-5)
         assert_close(shot(learner), broken.shots[2])
 
 
