@@ -142,19 +142,19 @@ class Collector:
         self,
         sampler: Sampler,
         prompts: Sequence[EncodedPrompt],
-        with_greedy: bool,
+        needs_greedy: bool,
         clock: Clock,
         failures: Failures,
     ) -> list[ScoredGroup]:
         """One scored group for each prompt, in that order, each with its greedy rollout if that is wanted."""
         size, temperature = self._config.sampler.group_size, self._config.sampler.temperature
         requests = [self._request(prompt, "", size, temperature) for prompt in prompts]
-        if not with_greedy:
+        if not needs_greedy:
             return self._generate_and_score(sampler, requests, clock, failures)
         # In the same call, so that both share the batch and the prompt's cached prefix.
         requests += [self._request(prompt, "greedy/", 1, 0.0) for prompt in prompts]
         scored = self._generate_and_score(sampler, requests, clock, failures)
-        return [_with_greedy(*pair) for pair in zip(scored[: len(prompts)], scored[len(prompts) :], strict=True)]
+        return [with_greedy(*pair) for pair in zip(scored[: len(prompts)], scored[len(prompts) :], strict=True)]
 
     def _request(self, prompt: EncodedPrompt, namespace: str, num_samples: int, temperature: float) -> SamplingRequest:
         """``namespace`` keeps the seeds of evaluation, and of greedy rollouts, apart from those of training."""
@@ -198,6 +198,20 @@ class Collector:
             cause=failure.cause,
             details=failure.details,
         )
+
+
+def collected_metrics(found: Collected, batch: Batch, accuracy_of: str, *, refills: bool) -> dict[str, float]:
+    """Metrics of all that a step sampled.
+
+    Args:
+        batch: Of ``found.groups``.
+        accuracy_of: The reward component that tells right from wrong.
+        refills: Whether the algorithm rejects groups.
+    """
+    values = metrics.length_metrics(batch.masks, batch.truncated)
+    values |= metrics.reward_metrics(batch, accuracy_of)
+    values |= metrics.failure_metrics("reward", found.failed)
+    return values | (metrics.refill_metrics(found.kept, found.rounds) if refills else {})
 
 
 def select(algorithm: Algorithm, groups: Sequence[ScoredGroup]) -> list[bool]:
@@ -248,7 +262,7 @@ def _components(groups: Sequence[ScoredGroup]) -> dict[str, FloatArray]:
     return {name: np.concatenate([group.components[name] for group in groups]) for name in groups[0].components}
 
 
-def _with_greedy(scored: ScoredGroup, greedy: ScoredGroup) -> ScoredGroup:
+def with_greedy(scored: ScoredGroup, greedy: ScoredGroup) -> ScoredGroup:
     """The group with its greedy rollout; without that one's score no rollout of the group can be credited."""
     valid = scored.valid & greedy.valid[0]
     return replace(scored, greedy=greedy, valid=valid, rewards=np.where(valid, scored.rewards, 0.0))
