@@ -26,18 +26,27 @@ class Collected:
     Attributes:
         groups: Round by round, each in the order of its prompts.
         kept: Of each group, whether it is to be trained on.
-        rounds: Times that prompts were sampled.
+        round_sizes: Groups of each time that prompts were sampled.
         failed: Share of the rollouts that each reward failed on, by its name.
     """
 
     groups: Sequence[ScoredGroup]
     kept: Sequence[bool]
-    rounds: int
+    round_sizes: Sequence[int]
     failed: Mapping[str, float]
 
     @property
     def kept_groups(self) -> list[ScoredGroup]:
         return [group for group, kept in zip(self.groups, self.kept, strict=True) if kept]
+
+    @property
+    def rounds(self) -> int:
+        return len(self.round_sizes)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Of each group its round, and its place in there."""
+        return [(number, place) for number, size in enumerate(self.round_sizes) for place in range(size)]
 
 
 class Collector:
@@ -87,16 +96,16 @@ class Collector:
         failures, self.generated = Failures(), []
         needs = algorithm.needs()
         max_rounds = 1 + (needs.refill.max_rounds if needs.refill else 0)
-        groups, kept, rounds = list[ScoredGroup](), list[bool](), 0
+        groups, kept, sizes = list[ScoredGroup](), list[bool](), list[int]()
         with self._sampling(clock) as sampler:
-            while sum(kept) < wanted and rounds < max_rounds:
+            while sum(kept) < wanted and len(sizes) < max_rounds:
                 drawn = source.draw(wanted - sum(kept), take, self._encoder.encode)
                 prompts = [replace(prompt, epoch=epoch) for epoch, prompt in drawn]
                 found = self._round(sampler, prompts, needs.greedy_rollout, clock, failures)
                 groups += found
                 kept += select(algorithm, found) if needs.refill else [True] * len(found)
-                rounds += 1
-        return Collected(groups, kept, rounds, failures.fractions(self._rewards))
+                sizes.append(len(found))
+        return Collected(groups, kept, sizes, failures.fractions(self._rewards))
 
     def evaluate(self, source: PromptSource) -> dict[str, float]:
         """Metrics of all prompts that can be used: greedy with one sample each, else at the sampling temperature.
@@ -194,6 +203,7 @@ class Collector:
             message=message,
             reward=failure.reward,
             prompt=failure.rollout.prompt.id,
+            epoch=failure.rollout.prompt.epoch,
             member=failure.rollout.index,
             cause=failure.cause,
             details=failure.details,

@@ -262,11 +262,17 @@ def _recorded_group(members: Sequence[tuple[Mapping[str, Any], RecordedRollout]]
         advantages=[_floats(record, "advantage", np.float64) for record in records],
         logprobs=logprobs,
         trained=bool(first.get("trained", first["kept"])),
-        place=first.get("place", first["group"]),
+        place=_place(first),
         reference_logprobs=reference if len(reference) == len(records) else (),
         updates=[_updates(record, values) for record, values in zip(records, logprobs, strict=True)],
     )
     return RecordedGroup(credited, tuple(first["columns_as_text"]), where)
+
+
+def _place(record: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Older records have none: then it is the order of the file."""
+    place = record.get("place", [0, record["group"]])
+    return None if place is None else (int(place[0]), int(place[1]))
 
 
 def _updates(record: Mapping[str, Any], logprobs: FloatArray) -> list[UpdateTokens]:

@@ -237,7 +237,7 @@ class Trainer:
             found = self._collector.training_groups(self._algorithm, self._train, self._take, wanted, clock)
         except MMRLError:  # such as too many failures of rewards
             if lost := self._collector.generated:
-                unscored = [_not_trained_on(_unscored(group), False, place) for place, group in enumerate(lost)]
+                unscored = [_not_trained_on(_unscored(group), False, (0, place)) for place, group in enumerate(lost)]
                 self._recorder.rollouts(step, unscored, self._algorithm_state())
             raise
         groups = [*carried, *found.kept_groups]
@@ -292,16 +292,16 @@ class Trainer:
 
 def _all_groups(found: Collected, trained: Sequence[CreditedGroup]) -> list[CreditedGroup]:
     """The groups that were trained on, and then the others that were sampled in the step."""
-    places = {id(group): place for place, group in enumerate(found.groups)}
+    places = {id(group): place for group, place in zip(found.groups, found.places, strict=True)}
     others = [
-        _not_trained_on(group, kept, place)
-        for place, (group, kept) in enumerate(zip(found.groups, found.kept, strict=True))
+        _not_trained_on(group, kept, places[id(group)])
+        for group, kept in zip(found.groups, found.kept, strict=True)
         if not (trained and kept)
     ]
     return [*(replace(group, place=places.get(id(group.scored))) for group in trained), *others]
 
 
-def _not_trained_on(group: ScoredGroup, kept: bool, place: int) -> CreditedGroup:
+def _not_trained_on(group: ScoredGroup, kept: bool, place: tuple[int, int]) -> CreditedGroup:
     rollouts = group.group.rollouts
     zeros = [np.zeros(len(rollout.token_ids)) for rollout in rollouts]
     return CreditedGroup(group, kept, zeros, [np.zeros(0, np.float32)] * len(rollouts), place=place)

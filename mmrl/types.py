@@ -321,7 +321,7 @@ class CreditedGroup:
         advantages: G arrays (T_i,).
         logprobs: G arrays (T_i,), the learner's before the update; empty where the rollout is in no loss.
         trained: Whether the step has learned from it.
-        place: Its place in the order of sampling; None for one that was sampled in an earlier step.
+        place: The round in which it was sampled, and its place in there, from 0; None if that was in an earlier step.
         reference_logprobs: G arrays (T_i,); none where the algorithm needs no reference policy.
         updates: Of each rollout, the optimizer steps that took it in, in order; none where it is in no loss.
     """
@@ -331,7 +331,7 @@ class CreditedGroup:
     advantages: Sequence[FloatArray]
     logprobs: Sequence[FloatArray]
     trained: bool = False
-    place: int | None = None
+    place: tuple[int, int] | None = None
     reference_logprobs: Sequence[FloatArray] = ()
     updates: Sequence[Sequence[UpdateTokens]] = ()
 

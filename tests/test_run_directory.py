@@ -245,14 +245,14 @@ def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
     later, entropy = np.array([-0.25, -0.125, 0.0], np.float32), np.array([1 / 3, 2e-9, 0.0], np.float32)
     updates = [UpdateTokens(learner, entropy), UpdateTokens(later, entropy), UpdateTokens(learner[:0], learner[:0])]
     group = CreditedGroup(
-        scored_group(), True, advantages, [learner, learner[:0]], True, 5, [later, later], [updates, []]
+        scored_group(), True, advantages, [learner, learner[:0]], True, (1, 5), [later, later], [updates, []]
     )
     run.write_rollouts(1, step_records([group], {"coefficient": 0.5}))
     first, second = lines(tmp_path / "rollouts" / "step-000001.jsonl")
     assert first == {
         "algorithm_state": {"coefficient": 0.5},
         "group": 0,
-        "place": 5,
+        "place": [1, 5],
         "trained": True,
         "prompt_id": "p7",
         "epoch": 0,
@@ -291,7 +291,7 @@ def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
     read = read_step(tmp_path / "rollouts" / "step-000001.jsonl")
     assert read.state == {"coefficient": 0.5} and read.is_complete and read.groups[0].lost_columns == ("seen",)
     found = read.groups[0].credited
-    assert (found.trained, found.place, found.kept) == (True, 5, True)
+    assert (found.trained, found.place, found.kept) == (True, (1, 5), True)
     pairs = [(a, b) for name in ("advantages", "logprobs", "reference_logprobs")
              for a, b in zip(getattr(found, name), getattr(group, name), strict=True)]  # fmt: skip
     pairs += [(getattr(a, name), getattr(b, name)) for name in ("logprobs", "entropy")
