@@ -41,7 +41,7 @@ class WhatIf:
 
     def lines(self) -> Iterator[str]:
         """For a person."""
-        yield "what if: " + ("; ".join(self.changes) or "nothing is changed")
+        yield from (f"what if: {change}" for change in self.changes or ["nothing were changed"])
         changed = len({(each.rollout, each.greedy) for each in self.rewards.differences})
         yield f"  rewards      {changed} of {self.rewards.compared} rollouts change"
         yield from _shown(self.rewards.differences, "    ")

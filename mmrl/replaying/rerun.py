@@ -169,7 +169,9 @@ def rerun(rules: Rules, step: int, record: RecordedStep, scored: Sequence[Scored
         raise DataError(
             f"step {step} has no record of {', '.join(missing)}",
             where=f"algorithm: {config.algorithm.name}",
-            remedy="choose an algorithm that does not need it" if reselect else "only its rewards can be looked at",
+            remedy="choose an algorithm, or options of it, that needs none"
+            if reselect
+            else "look at its rewards alone",
         )
     replaced = [replace(group.credited, scored=scores) for group, scores in zip(record.groups, scored, strict=True)]
     learner = RecordedLearner(rules.algorithm(), replaced)
