@@ -124,6 +124,9 @@ def _shown(differences: Sequence[Difference], indent: str) -> Iterator[str]:
     for each in differences[:SHOWN]:
         about = f"{describe(each)}: " if each.rollout else ""
         why = f"; {'; '.join(each.why)}" if each.why else ""
-        yield visible(f"{indent}{about}{each.what} was {number(each.was)}, is {number(each.now)}{why}")
+        was, now = number(each.was), number(each.now)
+        if was == now:  # they differ in later digits
+            was, now = repr(each.was), repr(each.now)
+        yield visible(f"{indent}{about}{each.what} was {was}, is {now}{why}")
     if len(differences) > SHOWN:
         yield f"{indent}... and {len(differences) - SHOWN} more (--json has all)"
