@@ -39,12 +39,12 @@ class WhatIf:
             "advantages": asdict(self.advantages),
         }
 
-    def lines(self) -> Iterator[str]:
-        """For a person."""
+    def lines(self, *, with_rollouts: bool = True) -> Iterator[str]:
+        """For a person, with or without the rollouts whose rewards change."""
         yield from (f"what if: {change}" for change in self.changes or ["nothing were changed"])
         changed = len({(each.rollout, each.greedy) for each in self.rewards.differences})
         yield f"  rewards      {changed} of {self.rewards.compared} rollouts change"
-        yield from _shown(self.rewards.differences, "    ")
+        yield from _shown(self.rewards.differences, "    ") if with_rollouts else ()
         found = self.advantages
         correlation = "" if found.correlation is None else f", correlation {found.correlation:.4f}"
         yield (
@@ -111,7 +111,7 @@ class StepReport:
             yield from _shown(part.differences, "    ")
         yield from (visible(f"  why: {reason}") for reason in self.reasons)
         if self.what_if is not None:
-            yield from map(visible, self.what_if.lines())
+            yield from map(visible, self.what_if.lines(with_rollouts=not self.parts))
         yield from (visible(f"  note: {note}") for note in self.notes)
 
 
