@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from mmrl import registry
 from mmrl.agreement import Agreement
@@ -72,6 +71,8 @@ class RecordedLearner:
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         """What an optimizer step on the recorded log-probs gives; none is taken."""
+        import torch
+
         began = [self._began(row.sample) for row in rows]
         logprobs, entropies = [each[0] for each in began], [each[1] for each in began]
         if any(len(values) < len(row.mask) for values, row in zip(logprobs, rows, strict=True)):
