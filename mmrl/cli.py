@@ -85,7 +85,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     """The command and its arguments, with overrides and config files in any order."""
     parser = _parser()
     overrides: list[str] = []
-    if words and words[0] in _CONFIG_COMMANDS:
+    if words and words[0] in _OVERRIDABLE:
         words, overrides = _split_overrides(words)
     arguments, rest = parser.parse_known_args(words)
     unknown = [word for word in rest if word.startswith("-") or arguments.command not in _CONFIG_COMMANDS]
@@ -93,7 +93,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         parser.error(f"unrecognized arguments: {' '.join(unknown)} (overrides are section.key=VALUE)")
     if arguments.command in _CONFIG_COMMANDS:
         arguments.config += map(Path, rest)
-        arguments.overrides = overrides
+    arguments.overrides = overrides
     return arguments
 
 
@@ -150,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     schema = add("schema", _schema, "print the JSON schema of the config, or of a plugin's options")
     schema.add_argument("--plugin", metavar="KIND:NAME", help="kind is algorithm, reward, dataset or tracker")
     _add_doctor(add("doctor", _doctor, "check versions, devices and the engines' numbers", answers_json=True))
+    _add_replay(add("replay", _replay, "take finished steps of a run again, from its record", answers_json=True))
     text = "try a reward"
     _add_rewards(commands.add_parser("rewards", help=text, description=text, allow_abbrev=False))
     text = "write a first config, or a plugin package, to edit"
@@ -163,6 +164,20 @@ def _add_doctor(doctor: argparse.ArgumentParser) -> None:
     help_text = "also train a tiny model for two steps on the {}, and compare every number"
     device.add_argument("--gpu", action="store_const", const="cuda", dest="device", help=help_text.format("GPU"))
     device.add_argument("--cpu", action="store_const", const="cpu", dest="device", help=help_text.format("CPU"))
+
+
+def _add_replay(replay: argparse.ArgumentParser) -> None:
+    replay.usage = "mmrl replay RUN [--step N]... [--json] [--config FILE]... [section.key=VALUE]..."
+    replay.description = (
+        "Score a step's rollouts again, and recompute selection, advantages, loss and metrics from the run's record, "
+        "without a device or a model; exit code 6 where anything differs. With other rewards or another algorithm: "
+        "what they would have changed."
+    )
+    replay.add_argument("run_dir", type=Path, metavar="RUN", help="a run's folder")
+    text = "which step, or A-B; repeat for more; by default the newest that is recorded"
+    replay.add_argument("--step", action="append", default=[], metavar="N", help=text)
+    text = "what if: rewards and algorithm of this config (over the run's), as of the overrides"
+    replay.add_argument("--config", action="append", default=[], type=Path, metavar="FILE", help=text)
 
 
 def _add_rewards(rewards: argparse.ArgumentParser) -> None:
@@ -204,6 +219,7 @@ def _add_init(init: argparse.ArgumentParser) -> None:
 
 _CONFIG_COMMANDS = {"train", "check", "show", "eval", "doctor"}
 _CONFIG_OPTIONAL = {"doctor"}
+_OVERRIDABLE = {*_CONFIG_COMMANDS, "replay"}
 
 
 def _load(arguments: argparse.Namespace) -> LoadedConfig:
@@ -380,6 +396,27 @@ def _rewards_test(arguments: argparse.Namespace) -> int:
     if trial.error is not None:
         raise trial.error
     return 4 if trial.failed else 0
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from mmrl.cluster.process import prepare_process
+
+    prepare_process()
+    from mmrl.redaction import Redactor
+    from mmrl.replaying.replay import RecordedRun, replay
+
+    run = RecordedRun.open(arguments.run_dir)
+    steps = run.choose(arguments.step)
+    reports = []
+    for report in replay(run, steps, arguments.config, arguments.overrides):
+        reports.append(report)
+        if not arguments.json:
+            print(Redactor()("\n".join(report.lines())), flush=True)
+    differs = any(report.differs for report in reports)
+    if arguments.json:
+        answer = {"differs": differs, "steps": [report.data() for report in reports]}
+        print(json.dumps(Redactor().plain(answer), indent=2))  # in ASCII: a terminal may obey what rewards complain of
+    return 6 if differs else 0
 
 
 def _schema(arguments: argparse.Namespace) -> int:

@@ -26,18 +26,27 @@ class Collected:
     Attributes:
         groups: Round by round, each in the order of its prompts.
         kept: Of each group, whether it is to be trained on.
-        rounds: Times that prompts were sampled.
+        round_sizes: Groups of each time that prompts were sampled.
         failed: Share of the rollouts that each reward failed on, by its name.
     """
 
     groups: Sequence[ScoredGroup]
     kept: Sequence[bool]
-    rounds: int
+    round_sizes: Sequence[int]
     failed: Mapping[str, float]
 
     @property
     def kept_groups(self) -> list[ScoredGroup]:
         return [group for group, kept in zip(self.groups, self.kept, strict=True) if kept]
+
+    @property
+    def rounds(self) -> int:
+        return len(self.round_sizes)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Of each group its round, and its place in there."""
+        return [(number, place) for number, size in enumerate(self.round_sizes) for place in range(size)]
 
 
 class Collector:
@@ -87,16 +96,16 @@ class Collector:
         failures, self.generated = Failures(), []
         needs = algorithm.needs()
         max_rounds = 1 + (needs.refill.max_rounds if needs.refill else 0)
-        groups, kept, rounds = list[ScoredGroup](), list[bool](), 0
+        groups, kept, sizes = list[ScoredGroup](), list[bool](), list[int]()
         with self._sampling(clock) as sampler:
-            while sum(kept) < wanted and rounds < max_rounds:
+            while sum(kept) < wanted and len(sizes) < max_rounds:
                 drawn = source.draw(wanted - sum(kept), take, self._encoder.encode)
                 prompts = [replace(prompt, epoch=epoch) for epoch, prompt in drawn]
                 found = self._round(sampler, prompts, needs.greedy_rollout, clock, failures)
                 groups += found
                 kept += select(algorithm, found) if needs.refill else [True] * len(found)
-                rounds += 1
-        return Collected(groups, kept, rounds, failures.fractions(self._rewards))
+                sizes.append(len(found))
+        return Collected(groups, kept, sizes, failures.fractions(self._rewards))
 
     def evaluate(self, source: PromptSource) -> dict[str, float]:
         """Metrics of all prompts that can be used: greedy with one sample each, else at the sampling temperature.
@@ -142,19 +151,19 @@ class Collector:
         self,
         sampler: Sampler,
         prompts: Sequence[EncodedPrompt],
-        with_greedy: bool,
+        needs_greedy: bool,
         clock: Clock,
         failures: Failures,
     ) -> list[ScoredGroup]:
         """One scored group for each prompt, in that order, each with its greedy rollout if that is wanted."""
         size, temperature = self._config.sampler.group_size, self._config.sampler.temperature
         requests = [self._request(prompt, "", size, temperature) for prompt in prompts]
-        if not with_greedy:
+        if not needs_greedy:
             return self._generate_and_score(sampler, requests, clock, failures)
         # In the same call, so that both share the batch and the prompt's cached prefix.
         requests += [self._request(prompt, "greedy/", 1, 0.0) for prompt in prompts]
         scored = self._generate_and_score(sampler, requests, clock, failures)
-        return [_with_greedy(*pair) for pair in zip(scored[: len(prompts)], scored[len(prompts) :], strict=True)]
+        return [with_greedy(*pair) for pair in zip(scored[: len(prompts)], scored[len(prompts) :], strict=True)]
 
     def _request(self, prompt: EncodedPrompt, namespace: str, num_samples: int, temperature: float) -> SamplingRequest:
         """``namespace`` keeps the seeds of evaluation, and of greedy rollouts, apart from those of training."""
@@ -194,10 +203,25 @@ class Collector:
             message=message,
             reward=failure.reward,
             prompt=failure.rollout.prompt.id,
+            epoch=failure.rollout.prompt.epoch,
             member=failure.rollout.index,
             cause=failure.cause,
             details=failure.details,
         )
+
+
+def collected_metrics(found: Collected, batch: Batch, accuracy_of: str, *, refills: bool) -> dict[str, float]:
+    """Metrics of all that a step sampled.
+
+    Args:
+        batch: Of ``found.groups``.
+        accuracy_of: The reward component that tells right from wrong.
+        refills: Whether the algorithm rejects groups.
+    """
+    values = metrics.length_metrics(batch.masks, batch.truncated)
+    values |= metrics.reward_metrics(batch, accuracy_of)
+    values |= metrics.failure_metrics("reward", found.failed)
+    return values | (metrics.refill_metrics(found.kept, found.rounds) if refills else {})
 
 
 def select(algorithm: Algorithm, groups: Sequence[ScoredGroup]) -> list[bool]:
@@ -248,7 +272,7 @@ def _components(groups: Sequence[ScoredGroup]) -> dict[str, FloatArray]:
     return {name: np.concatenate([group.components[name] for group in groups]) for name in groups[0].components}
 
 
-def _with_greedy(scored: ScoredGroup, greedy: ScoredGroup) -> ScoredGroup:
+def with_greedy(scored: ScoredGroup, greedy: ScoredGroup) -> ScoredGroup:
     """The group with its greedy rollout; without that one's score no rollout of the group can be credited."""
     valid = scored.valid & greedy.valid[0]
     return replace(scored, greedy=greedy, valid=valid, rewards=np.where(valid, scored.rewards, 0.0))

@@ -374,12 +374,14 @@ class UpdateResult:
     Attributes:
         metrics: Reduced over all micro-batches and ranks.
         logprobs: Of each row, (T_i,) float32, before the step.
+        entropies: Likewise the entropies, as ``PackedTokens.entropy_T``.
         fault: Why no rank took the step, such as a loss that is not finite; empty if all did.
         notice: What the learner has changed by itself to take it, such as a smaller micro-batch; empty if nothing.
     """
 
     metrics: Mapping[str, float]
     logprobs: Sequence[FloatArray]
+    entropies: Sequence[FloatArray]
     fault: str = ""
     notice: str = ""
 

@@ -21,7 +21,7 @@ from mmrl.console import Console
 from mmrl.interfaces import Engine, Learner
 from mmrl.redaction import Redactor
 from mmrl.resumption import plain_config
-from mmrl.rollout_records import rollout_records
+from mmrl.rollout_records import step_records
 from mmrl.run_directory import RunDirectory
 from mmrl.tracking import Trackers
 from mmrl.types import CreditedGroup
@@ -68,9 +68,8 @@ class RunRecorder:
             self._has_warned = True
             self.event("warning", message=f"trainer.best_metric: {name} is in no step so far, so none is the best one")
 
-    def rollouts(self, step: int, groups: Sequence[CreditedGroup]) -> None:
-        records = (record for index, group in enumerate(groups) for record in rollout_records(index, group))
-        self._directory.write_rollouts(step, records)
+    def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Mapping[str, Any]) -> None:
+        self._directory.write_rollouts(step, step_records(groups, state))
 
     def trained(self, step: int, update: int, samples: Sequence[tuple[int, str, int]]) -> None:
         self._directory.append_ledger(step, update, samples)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -24,21 +25,38 @@ from mmrl.types import (
     RolloutGroup,
     ScoredGroup,
     Segment,
+    UpdateTokens,
 )
 
 
 def rollout_records(index: int, group: CreditedGroup) -> Iterator[dict[str, Any]]:
     """Everything about each rollout of a step's group ``index``, the greedy one last.
 
-    Advantages are per completion token; log-probs are in nats, in the order of ``token_ids``, the learner's empty for a
-    rollout that is in no loss. A greedy rollout has neither. Of columns that JSON cannot hold, ``columns_as_text``
-    has what Python shows of them.
+    Advantages are per completion token; log-probs and entropies are in nats, in the order of ``token_ids``, with the
+    nine digits that make the same float32 again; the learner's are empty for a rollout that is in no loss. A greedy
+    rollout has none of them. Of columns that JSON cannot hold, ``columns_as_text`` has what Python shows of them.
+
+    ``update_logprobs`` and ``update_entropy`` have a list for each optimizer step that took the rollout in, an empty
+    one where that was skipped; there are no ``update_logprobs`` where they are ``learner_logprobs``.
     """
-    for member, (advantages, logprobs) in enumerate(zip(group.advantages, group.logprobs, strict=True)):
-        yield {"group": index, **_record(group.scored, member, group.kept, advantages, logprobs, greedy=False)}
+    of_group = {"group": index, "place": group.place, "kept": group.kept, "trained": group.trained}
+    for member in range(len(group.scored.group.rollouts)):
+        yield {**of_group, **_record(group.scored, member, greedy=False), **_learned(group, member)}
     if group.scored.greedy is not None:
-        none = np.zeros(0)
-        yield {"group": index, **_record(group.scored.greedy, 0, group.kept, none, none, greedy=True)}
+        yield {**of_group, **_record(group.scored.greedy, 0, greedy=True), **_learned(None, 0)}
+
+
+def step_records(groups: Iterable[CreditedGroup], state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The records of a step.
+
+    Args:
+        state: The algorithm's before the step; the first record has it, as ``algorithm_state``, unless it is empty.
+    """
+    first = {"algorithm_state": state} if state else {}
+    for index, group in enumerate(groups):
+        for record in rollout_records(index, group):
+            yield {**record, **first}
+            first = {}
 
 
 def group_records(groups: Sequence[ScoredGroup]) -> list[dict[str, Any]]:
@@ -78,6 +96,58 @@ class RecordedRollout:
     where: str
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedGroup:
+    """A group of a step's record.
+
+    Attributes:
+        credited: As the run made it; images and columns as ``read_rollouts`` has them.
+        lost_columns: Columns that JSON could not hold.
+        where: File and line of its first rollout.
+    """
+
+    credited: CreditedGroup
+    lost_columns: tuple[str, ...]
+    where: str
+
+    @property
+    def rollouts(self) -> tuple[Rollout, ...]:
+        return self.credited.scored.group.rollouts
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """What a run recorded of one step.
+
+    Attributes:
+        groups: In the order of the file: those that were trained on first, in the order of the batch.
+        state: The algorithm's before the step, empty if it had none.
+        is_complete: Whether it tells what each optimizer step began from, which older versions did not record.
+    """
+
+    groups: Sequence[RecordedGroup]
+    state: Mapping[str, Any]
+    is_complete: bool
+
+
+def read_step(file: Path) -> RecordedStep:
+    """The groups of a step's file.
+
+    Raises:
+        DataError: It cannot be read, or a line is no record of a rollout, or does not fit the others.
+    """
+    records, groups = list(_read(file)), list[RecordedGroup]()
+    for _, found in groupby(records, key=lambda pair: pair[0].get("group")):
+        members = list(found)
+        where = members[0][1].where
+        with _damage(where):
+            groups.append(_recorded_group(members, where))
+    if not groups:
+        raise DataError("the file has no rollouts", where=str(file), remedy="give a file that a run wrote")
+    first = records[0][0]
+    return RecordedStep(groups, first.get("algorithm_state") or {}, "update_entropy" in first)
+
+
 def read_rollouts(path: str | Path) -> Iterator[RecordedRollout]:
     """The rollouts of a file that a run wrote, of a folder of such files, or of a run's folder.
 
@@ -94,12 +164,36 @@ def read_rollouts(path: str | Path) -> Iterator[RecordedRollout]:
         remedy = "give a file such as RUN/rollouts/step-000001.jsonl, or the folder of a run that has sampled"
         raise DataError("there are no recorded rollouts", where=str(path), remedy=remedy)
     for file in files:
-        yield from _read(file)
+        yield from (found for _, found in _read(file))
 
 
-def _record(
-    scored: ScoredGroup, member: int, kept: bool, advantages: FloatArray, logprobs: FloatArray, *, greedy: bool
-) -> dict[str, Any]:
+def _learned(group: CreditedGroup | None, member: int) -> dict[str, Any]:
+    """What a step made of a member of the group; nothing of a greedy rollout."""
+    none = np.zeros(0)
+    advantages, logprobs = (none, none) if group is None else (group.advantages[member], group.logprobs[member])
+    reference = group.reference_logprobs[member] if group is not None and group.reference_logprobs else none
+    updates = group.updates[member] if group is not None and group.updates else ()
+    repeated = len(updates) == 1 and np.array_equal(updates[0].logprobs, logprobs)
+    return {
+        "advantage": np.asarray(advantages, np.float64).tolist(),
+        "learner_logprobs": _short(logprobs),
+        "reference_logprobs": _short(reference),
+        "update_logprobs": [] if repeated else [_short(each.logprobs) for each in updates],
+        "update_entropy": [_short(each.entropy) for each in updates],
+    }
+
+
+def _short(values: FloatArray) -> list[float]:
+    """float32 values as numbers of nine digits, which float32 rounds to the same values again."""
+    exact = np.asarray(values, np.float64)
+    with np.errstate(all="ignore"):
+        scale = 10.0 ** (8 - np.floor(np.log10(np.abs(exact))))
+        rounded = np.round(exact * scale) / scale
+    short: list[float] = np.where(np.float32(rounded) == np.float32(exact), rounded, exact).tolist()
+    return short
+
+
+def _record(scored: ScoredGroup, member: int, *, greedy: bool) -> dict[str, Any]:
     rollout, prompt = scored.group.rollouts[member], scored.group.prompt
     plain = {name: value for name, value in prompt.columns.items() if _is_plain(value)}
     return {
@@ -124,11 +218,8 @@ def _record(
         "rewards": {name: float(values[member]) for name, values in scored.components.items()},
         "reward": float(scored.rewards[member]),
         "valid": bool(scored.valid[member]),
-        "kept": kept,
         "greedy": greedy,
-        "advantage": np.asarray(advantages, np.float64).tolist(),
-        "sampler_logprobs": np.asarray(rollout.sampler_logprobs, np.float64).tolist(),
-        "learner_logprobs": np.asarray(logprobs, np.float64).tolist(),
+        "sampler_logprobs": _short(rollout.sampler_logprobs),
     }
 
 
@@ -157,6 +248,50 @@ def _scored(members: Sequence[tuple[Mapping[str, Any], RecordedRollout]]) -> Sco
     return scored(sampled, scored(greedy, None) if greedy else None)
 
 
+def _recorded_group(members: Sequence[tuple[Mapping[str, Any], RecordedRollout]], where: str) -> RecordedGroup:
+    scored = _scored(members)
+    records = [record for record, found in members if not found.greedy]
+    if [found.rollout.index for _, found in members if not found.greedy] != list(range(len(records))):
+        raise ValueError("the members of its group are not all there, one after another")
+    first = records[0]
+    logprobs = [_floats(record, "learner_logprobs") for record in records]
+    reference = [_floats(record, "reference_logprobs") for record in records if record.get("reference_logprobs")]
+    credited = CreditedGroup(
+        scored=scored,
+        kept=bool(first["kept"]),
+        advantages=[_floats(record, "advantage", np.float64) for record in records],
+        logprobs=logprobs,
+        trained=bool(first.get("trained", first["kept"])),
+        place=_place(first),
+        reference_logprobs=reference if len(reference) == len(records) else (),
+        updates=[_updates(record, values) for record, values in zip(records, logprobs, strict=True)],
+    )
+    return RecordedGroup(credited, tuple(first["columns_as_text"]), where)
+
+
+def _place(record: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Older records have none: then it is the order of the file."""
+    place = record.get("place", [0, record["group"]])
+    return None if place is None else (int(place[0]), int(place[1]))
+
+
+def _updates(record: Mapping[str, Any], logprobs: FloatArray) -> list[UpdateTokens]:
+    entropies = record.get("update_entropy", [])
+    found = record.get("update_logprobs") or [logprobs] * len(entropies)
+    return [
+        UpdateTokens(_floats(record, "update_logprobs", of=each), _floats(record, "update_entropy", of=entropy))
+        for each, entropy in zip(found, entropies, strict=True)
+    ]
+
+
+def _floats(record: Mapping[str, Any], key: str, dtype: Any = np.float32, of: Any = None) -> FloatArray:
+    """One number for each token of the completion, or none at all."""
+    values: FloatArray = np.array(record.get(key, []) if of is None else of, dtype)
+    if values.shape not in ((0,), (len(record["token_ids"]),)):
+        raise ValueError(f"{key} has shape {values.shape}, and the completion has {len(record['token_ids'])} tokens")
+    return values
+
+
 def _number(value: float | None) -> float:
     return float("nan") if value is None else float(value)
 
@@ -176,17 +311,26 @@ def _is_plain(value: Any) -> bool:
             return False
 
 
-def _read(file: Path) -> Iterator[RecordedRollout]:
+@contextmanager
+def _damage(where: str) -> Iterator[None]:
+    """Turn what cannot be understood into a DataError."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        what = f"this line is no record of a rollout: {type(error).__name__}: {error}"
+        raise DataError(what, where=where, remedy="give files that a run wrote") from error
+
+
+def _read(file: Path) -> Iterator[tuple[dict[str, Any], RecordedRollout]]:
     media = file.parent.parent / "media"
     try:
         with file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 where = f"{file}:{number}"
-                try:
-                    yield _parsed(json.loads(line), media, where)
-                except (ValueError, KeyError, TypeError, AttributeError) as error:
-                    what = f"this line is no record of a rollout: {type(error).__name__}: {error}"
-                    raise DataError(what, where=where, remedy="give files that a run wrote") from error
+                with _damage(where):
+                    record = json.loads(line)
+                    found = _parsed(record, media, where)
+                yield record, found
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read recorded rollouts: {error}", where=str(file)) from error
 

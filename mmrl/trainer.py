@@ -13,7 +13,7 @@ import numpy as np
 from mmrl import metrics
 from mmrl.agreement import Agreement
 from mmrl.clock import Clock
-from mmrl.collection import Collected, Collector
+from mmrl.collection import Collected, Collector, collected_metrics
 from mmrl.config import Config
 from mmrl.errors import MMRLError, NumericsError, RankLostError, ResourceError, plugin_errors
 from mmrl.generators import generators, seed_generators, set_generators
@@ -31,7 +31,9 @@ class Recorder(UpdateRecorder, Protocol):
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
-    def rollouts(self, step: int, groups: Sequence[CreditedGroup]) -> None: ...
+    def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Mapping[str, Any]) -> None:
+        """All that a step sampled, and the algorithm's state before it."""
+        ...
 
     def save(self, learner: Learner, step: int, values: Mapping[str, float], state: Mapping[str, Any]) -> None:
         """Keep what the run can go on from.
@@ -79,7 +81,7 @@ class Trainer:
         self._encoder, self._collector = encoder, collector
         self._train, self._evaluation = train, evaluation
         self._recorder, self._interruption, self._watchdog = recorder, interruption, watchdog
-        self._updater = Updater(config, algorithm, collector, recorder, interruption)
+        self._updater = Updater(config, algorithm, collector.batch, recorder, interruption)
         self._agreement = Agreement(precision, config.trainer.on_mismatch, event=recorder.event)
         self._order = train.order(config.trainer.seed)
         self.consumed_prompts = 0
@@ -116,15 +118,13 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """What ``restore`` needs besides weights and optimizer, as JSON can hold it."""
-        with plugin_errors(self._algorithm, "state"):
-            algorithm = json.loads(json.dumps(dict(self._algorithm.state())))  # which the next step may change
         return {
             "generators": generators(),
             "consumed_prompts": self.consumed_prompts,
             "updates": self._updater.updates,
             "faults_in_a_row": self._updater.faults_in_a_row,
             "carried_groups": group_records(self.carried_groups),
-            "algorithm": algorithm,
+            "algorithm": self._algorithm_state(),
         }
 
     def restore(self, state: Mapping[str, Any], media: Path) -> None:
@@ -141,6 +141,12 @@ class Trainer:
         if state["algorithm"]:
             with plugin_errors(self._algorithm, "restore"):
                 self._algorithm.restore(state["algorithm"])
+
+    def _algorithm_state(self) -> dict[str, Any]:
+        """A copy, as the next step may change it."""
+        with plugin_errors(self._algorithm, "state"):
+            state: dict[str, Any] = json.loads(json.dumps(dict(self._algorithm.state())))
+        return state
 
     def _step(self, step: int) -> None:
         """A step, its checkpoint and its evaluation."""
@@ -194,7 +200,7 @@ class Trainer:
 
     def train_step(self, step: int) -> dict[str, float]:
         """Sample, score, assign credit, update; returns the step's metrics."""
-        clock = Clock()
+        clock, state = Clock(), self._algorithm_state()
         with self._interruption.immediate():
             experience, lesson = self._collect(step, clock), Lesson()
         self._interruption.check()
@@ -208,7 +214,7 @@ class Trainer:
                     lesson = self._updater.learn(step, experience, learner, clock)
         finally:  # what was sampled is on disk before its numbers can stop the run
             if experience.collected is not None:
-                self._recorder.rollouts(step, _all_groups(experience.collected, lesson.groups))
+                self._recorder.rollouts(step, _all_groups(experience.collected, lesson.groups), state)
         values = {**lesson.metrics, **self._describe(step, experience)}
         values |= self._agreement.check_step(step, lesson.groups)
         if values.get("advantage/abs_mean") == 0:
@@ -231,7 +237,8 @@ class Trainer:
             found = self._collector.training_groups(self._algorithm, self._train, self._take, wanted, clock)
         except MMRLError:  # such as too many failures of rewards
             if lost := self._collector.generated:
-                self._recorder.rollouts(step, [_not_trained_on(_unscored(group), False) for group in lost])
+                unscored = [_not_trained_on(_unscored(group), False, (0, place)) for place, group in enumerate(lost)]
+                self._recorder.rollouts(step, unscored, self._algorithm_state())
             raise
         groups = [*carried, *found.kept_groups]
         if len(groups) < count:
@@ -258,7 +265,7 @@ class Trainer:
         )
         self._recorder.event("starved", message=what, step=step, acceptance_rate=rate, action=refill.on_starvation)
         if refill.on_starvation == "stop":
-            self._recorder.rollouts(step, _all_groups(found, ()))
+            self._recorder.rollouts(step, _all_groups(found, ()), self._algorithm_state())
             raise NumericsError(
                 f"the algorithm rejects too many groups: {what}",
                 where=f"algorithm: {self._config.algorithm.name}, after {found.rounds} rounds of sampling",
@@ -279,24 +286,25 @@ class Trainer:
         batch = self._collector.batch(found.groups)
         if not batch.valid.any():
             self._recorder.event("unscored", message=f"no rollout of step {step} could be scored")
-        values = metrics.length_metrics(batch.masks, batch.truncated)
-        values |= metrics.reward_metrics(batch, self._collector.accuracy_of)
-        values |= metrics.failure_metrics("reward", found.failed)
-        if self._algorithm.needs().refill is not None:
-            values |= metrics.refill_metrics(found.kept, found.rounds)
-        return values
+        refills = self._algorithm.needs().refill is not None
+        return collected_metrics(found, batch, self._collector.accuracy_of, refills=refills)
 
 
 def _all_groups(found: Collected, trained: Sequence[CreditedGroup]) -> list[CreditedGroup]:
     """The groups that were trained on, and then the others that were sampled in the step."""
-    others = [pair for pair in zip(found.groups, found.kept, strict=True) if not (trained and pair[1])]
-    return [*trained, *(_not_trained_on(group, kept) for group, kept in others)]
+    places = {id(group): place for group, place in zip(found.groups, found.places, strict=True)}
+    others = [
+        _not_trained_on(group, kept, places[id(group)])
+        for group, kept in zip(found.groups, found.kept, strict=True)
+        if not (trained and kept)
+    ]
+    return [*(replace(group, place=places.get(id(group.scored))) for group in trained), *others]
 
 
-def _not_trained_on(group: ScoredGroup, kept: bool) -> CreditedGroup:
+def _not_trained_on(group: ScoredGroup, kept: bool, place: tuple[int, int]) -> CreditedGroup:
     rollouts = group.group.rollouts
     zeros = [np.zeros(len(rollout.token_ids)) for rollout in rollouts]
-    return CreditedGroup(group, kept, zeros, [np.zeros(0, np.float32)] * len(rollouts))
+    return CreditedGroup(group, kept, zeros, [np.zeros(0, np.float32)] * len(rollouts), place=place)
 
 
 def _unscored(group: RolloutGroup) -> ScoredGroup:

@@ -300,6 +300,19 @@ class Credit:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateTokens:
+    """What an optimizer step began from, of one rollout; both are empty if the step came to nothing.
+
+    Attributes:
+        logprobs: (T_i,) float32, the learner's.
+        entropy: (T_i,) float32, as ``PackedTokens.entropy_T``.
+    """
+
+    logprobs: FloatArray
+    entropy: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
 class CreditedGroup:
     """A group and what the step made of it; those that were not trained on have advantages 0 and no log-probs.
 
@@ -307,12 +320,20 @@ class CreditedGroup:
         kept: Whether the algorithm keeps it, where it is asked (``Needs.refill``).
         advantages: G arrays (T_i,).
         logprobs: G arrays (T_i,), the learner's before the update; empty where the rollout is in no loss.
+        trained: Whether the step has learned from it.
+        place: The round in which it was sampled, and its place in there, from 0; None if that was in an earlier step.
+        reference_logprobs: G arrays (T_i,); none where the algorithm needs no reference policy.
+        updates: Of each rollout, the optimizer steps that took it in, in order; none where it is in no loss.
     """
 
     scored: ScoredGroup
     kept: bool
     advantages: Sequence[FloatArray]
     logprobs: Sequence[FloatArray]
+    trained: bool = False
+    place: tuple[int, int] | None = None
+    reference_logprobs: Sequence[FloatArray] = ()
+    updates: Sequence[Sequence[UpdateTokens]] = ()
 
 
 @dataclass(frozen=True, slots=True)

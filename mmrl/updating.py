@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
@@ -10,14 +10,24 @@ import numpy as np
 
 from mmrl import metrics
 from mmrl.clock import Clock
-from mmrl.collection import Collected, Collector
+from mmrl.collection import Collected
 from mmrl.config import Config
 from mmrl.errors import NumericsError
 from mmrl.interfaces import Algorithm, Learner
 from mmrl.interruption import Interruption
 from mmrl.ops.objective import advantages_per_token, assign_credit, loss_masks, training_rows
 from mmrl.ops.packing import offsets
-from mmrl.types import Batch, BoolArray, CreditedGroup, FloatArray, Rollout, Sample, ScoredGroup, TrainingRow
+from mmrl.types import (
+    Batch,
+    BoolArray,
+    CreditedGroup,
+    FloatArray,
+    Rollout,
+    Sample,
+    ScoredGroup,
+    TrainingRow,
+    UpdateTokens,
+)
 
 MAX_FAULTS = 3
 """Optimizer steps in a row that may come to nothing because a number is not finite."""
@@ -72,8 +82,27 @@ class Lesson:
     groups: Sequence[CreditedGroup] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What came of a step's optimizer steps.
+
+    Attributes:
+        metrics: Their means.
+        logprobs: Of each sample, before them; none where it is in no loss, unless they were asked for, nor where the
+            only step was skipped.
+        updates: See ``CreditedGroup``.
+    """
+
+    metrics: Mapping[str, float]
+    logprobs: Sequence[FloatArray]
+    updates: Sequence[Sequence[UpdateTokens]]
+
+
 class Updater:
     """Assigns credit and takes a step's optimizer steps.
+
+    Args:
+        make_batch: Makes the batch of some groups, as ``Collector.batch``.
 
     Attributes:
         updates: Optimizer steps taken so far.
@@ -84,11 +113,11 @@ class Updater:
         self,
         config: Config,
         algorithm: Algorithm,
-        collector: Collector,
+        make_batch: Callable[[Sequence[ScoredGroup]], Batch],
         recorder: UpdateRecorder,
         interruption: Interruption,
     ) -> None:
-        self._config, self._algorithm, self._collector = config, algorithm, collector
+        self._config, self._algorithm, self._make_batch = config, algorithm, make_batch
         self._recorder, self._interruption = recorder, interruption
         self.updates = self.faults_in_a_row = 0
 
@@ -111,14 +140,14 @@ class Updater:
         advantages = advantages_per_token(credit, masks)
         self._interruption.check()
         with clock.phase("update"):
-            values, logprobs = self._update(step, samples, batch, masks, advantages, credit.constants, learner)
-        values |= dict(credit.metrics) | metrics.advantage_metrics(masks, advantages)
-        return Lesson(values, _credited(experience.groups, advantages, logprobs))
+            outcome = self._update(step, samples, batch, masks, advantages, credit.constants, learner)
+        values = {**outcome.metrics, **credit.metrics, **metrics.advantage_metrics(masks, advantages)}
+        return Lesson(values, _credited(experience.groups, batch, advantages, outcome))
 
     def _with_logprobs(self, experience: Experience, learner: Learner) -> Batch:
         """The batch with the log-probs that the algorithm asks for, or that several optimizer steps need."""
         needs, config, samples = self._algorithm.needs(), self._config.learner, experience.samples
-        batch = self._collector.batch(experience.groups) if experience.groups else _demonstrations(samples)
+        batch = self._make_batch(experience.groups) if experience.groups else _demonstrations(samples)
         several_steps = config.minibatches * config.epochs > 1
         old = learner.logprobs(samples) if needs.old_logprobs or several_steps else None
         reference = learner.reference_logprobs(samples) if needs.reference_logprobs else None
@@ -133,14 +162,12 @@ class Updater:
         advantages: Sequence[FloatArray],
         constants: Mapping[str, float],
         learner: Learner,
-    ) -> tuple[dict[str, float], list[FloatArray]]:
-        """Take the step's optimizer steps; returns their mean metrics and each sample's log-probs before them.
-
-        A sample that is in no loss has no log-probs, unless they were asked for; nor has one of a skipped step.
-        """
+    ) -> _Outcome:
+        """Take the step's optimizer steps."""
         config = self._config.learner
         aggregation = self._algorithm.aggregation.with_default(self._config.sampler.max_new_tokens)
         logprobs = list(batch.old_logprobs or [np.zeros(0, np.float32)] * len(samples))
+        updates: list[list[UpdateTokens]] = [[] for _ in samples]
         steps: list[Mapping[str, float]] = []
         skipped = 0
         for part in minibatches(len(samples), config.minibatches, config.epochs, (self._config.trainer.seed, step)):
@@ -160,7 +187,9 @@ class Updater:
                 skipped += 1
                 self._report_fault(step, result.fault, list(rows.values()))
                 for index in rows:  # they may be as little finite as what was made of them
-                    logprobs[index] = np.zeros(0, np.float32)
+                    updates[index].append(UpdateTokens(np.zeros(0, np.float32), np.zeros(0, np.float32)))
+                    if not np.isfinite(logprobs[index]).all():
+                        logprobs[index] = np.zeros(0, np.float32)
                 continue
             self.faults_in_a_row = 0
             if result.notice:
@@ -169,11 +198,12 @@ class Updater:
             if rows:
                 self.updates += 1
                 self._recorder.trained(step, self.updates, [_name(samples[index]) for index in rows])
-            if batch.old_logprobs is None:
-                for index, values in zip(rows, result.logprobs, strict=True):
-                    logprobs[index] = values
+            for index, *values in zip(rows, result.logprobs, result.entropies, strict=True):
+                updates[index].append(UpdateTokens(*values))
+                if batch.old_logprobs is None:
+                    logprobs[index] = values[0]
             self._recorder.progress("update", len(steps), config.minibatches * config.epochs)
-        return metrics.average(steps) | {"policy/skipped_updates": float(skipped)}, logprobs
+        return _Outcome(metrics.average(steps) | {"policy/skipped_updates": float(skipped)}, logprobs, updates)
 
     def _report_fault(self, step: int, fault: str, rows: Sequence[TrainingRow]) -> None:
         """Note an optimizer step that came to nothing, with what it was made of.
@@ -220,11 +250,19 @@ def _rollouts(groups: Sequence[ScoredGroup]) -> list[Rollout]:
 
 
 def _credited(
-    groups: Sequence[ScoredGroup], advantages: Sequence[FloatArray], logprobs: Sequence[FloatArray]
+    groups: Sequence[ScoredGroup], batch: Batch, advantages: Sequence[FloatArray], outcome: _Outcome
 ) -> list[CreditedGroup]:
     bounds = offsets([len(group.group.rollouts) for group in groups])
     return [
-        CreditedGroup(group, True, advantages[start:end], logprobs[start:end])
+        CreditedGroup(
+            scored=group,
+            kept=True,
+            advantages=advantages[start:end],
+            logprobs=outcome.logprobs[start:end],
+            trained=True,
+            reference_logprobs=(batch.reference_logprobs or ())[start:end],
+            updates=outcome.updates[start:end],
+        )
         for group, start, end in zip(groups, bounds, bounds[1:], strict=False)
     ]
 

@@ -300,3 +300,12 @@ def test_a_folder_that_holds_a_run_is_left_alone_finished_or_refused(runs, capsy
     error = capsys.readouterr().err
     assert "already holds a run" in error and "trainer.run_dir" in error and "Traceback" not in error
     assert (run.path / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["first", "text", "half"])
+def test_a_replay_of_what_real_engines_did_finds_no_difference(name, runs, capsys):
+    """vLLM with a reference policy and images; the other sampler and two optimizer steps; bfloat16."""
+    assert main(["replay", str(runs[name].path), "--step", "1-2", "--json"]) == 0
+    for report in json.loads(capsys.readouterr().out)["steps"]:
+        assert report["notes"] == [] and all(part["compared"] for part in report["parts"].values())
+        assert report["parts"]["updates"]["compared"] == (2 if name == "text" else 1)

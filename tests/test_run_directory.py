@@ -13,9 +13,19 @@ import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError, DataError, ResourceError
-from mmrl.rollout_records import read_rollouts, rollout_records
+from mmrl.rollout_records import read_rollouts, read_step, rollout_records, step_records
 from mmrl.run_directory import RunDirectory
-from mmrl.types import CreditedGroup, EncodedPrompt, ImageRef, Message, Rollout, RolloutGroup, ScoredGroup, Segment
+from mmrl.types import (
+    CreditedGroup,
+    EncodedPrompt,
+    ImageRef,
+    Message,
+    Rollout,
+    RolloutGroup,
+    ScoredGroup,
+    Segment,
+    UpdateTokens,
+)
 
 
 def lines(path):
@@ -242,10 +252,18 @@ def test_metrics_are_appended_with_full_precision_and_null_for_what_is_not_finit
 def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
     run, learner = RunDirectory.create(tmp_path), np.array([-0.3, -0.4, 0.0], np.float32)
     advantages = [np.array([1.5, 1.5, 0.0]), np.zeros(3)]
-    run.write_rollouts(1, rollout_records(0, CreditedGroup(scored_group(), True, advantages, [learner, learner[:0]])))
+    later, entropy = np.array([-0.25, -0.125, 0.0], np.float32), np.array([1 / 3, 2e-9, 0.0], np.float32)
+    updates = [UpdateTokens(learner, entropy), UpdateTokens(later, entropy), UpdateTokens(learner[:0], learner[:0])]
+    group = CreditedGroup(
+        scored_group(), True, advantages, [learner, learner[:0]], True, (1, 5), [later, later], [updates, []]
+    )
+    run.write_rollouts(1, step_records([group], {"coefficient": 0.5}))
     first, second = lines(tmp_path / "rollouts" / "step-000001.jsonl")
     assert first == {
+        "algorithm_state": {"coefficient": 0.5},
         "group": 0,
+        "place": [1, 5],
+        "trained": True,
         "prompt_id": "p7",
         "epoch": 0,
         "index": 0,
@@ -270,12 +288,26 @@ def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
         "kept": True,
         "greedy": False,
         "advantage": [1.5, 1.5, 0.0],
-        "sampler_logprobs": [float(np.float32(-0.1)), float(np.float32(-0.2)), 0.0],
-        "learner_logprobs": [float(np.float32(-0.3)), float(np.float32(-0.4)), 0.0],
+        "sampler_logprobs": [-0.100000001, -0.200000003, 0.0],
+        "learner_logprobs": [-0.300000012, -0.400000006, 0.0],
+        "reference_logprobs": [-0.25, -0.125, 0.0],
+        "update_logprobs": [[-0.300000012, -0.400000006, 0.0], [-0.25, -0.125, 0.0], []],
+        "update_entropy": [[0.333333343, 1.99999994e-09, 0.0]] * 2 + [[]],
     }
     assert second["rewards"] == {"a": None, "b": 0.25}
     assert second["valid"] is False
-    assert second["advantage"] == [0, 0, 0] and second["learner_logprobs"] == []
+    assert second["advantage"] == [0, 0, 0] and second["learner_logprobs"] == [] == second["update_entropy"]
+    assert "algorithm_state" not in second
+    read = read_step(tmp_path / "rollouts" / "step-000001.jsonl")
+    assert read.state == {"coefficient": 0.5} and read.is_complete and read.groups[0].lost_columns == ("seen",)
+    found = read.groups[0].credited
+    assert (found.trained, found.place, found.kept) == (True, (1, 5), True)
+    pairs = [(a, b) for name in ("advantages", "logprobs", "reference_logprobs")
+             for a, b in zip(getattr(found, name), getattr(group, name), strict=True)]  # fmt: skip
+    pairs += [(getattr(a, name), getattr(b, name)) for name in ("logprobs", "entropy")
+              for a, b in zip(found.updates[0], updates, strict=True)]  # fmt: skip
+    for one, other in pairs:  # to the last bit of float32
+        np.testing.assert_array_equal(one, other)
 
 
 def test_rollouts_can_be_read_again_as_their_rewards_saw_them(tmp_path):

@@ -100,13 +100,14 @@ class FakeEngine:
         moved = self.gap + self.drift + self.learns * len(self.updates)
         self.updates.append(list(rows))
         if not rows:
-            return UpdateResult({"lr": 0.1}, [])
+            return UpdateResult({"lr": 0.1}, [], [])
         logprobs = [row.sample.sampler_logprobs + moved for row in rows]
         self.current.append(logprobs)
         logprobs_T = torch.from_numpy(np.concatenate(logprobs))
-        partial = partial_loss(self.algorithm, rows, logprobs_T, torch.full_like(logprobs_T, 2.0))
+        entropies = [np.full_like(values, 2.0) for values in logprobs]
+        partial = partial_loss(self.algorithm, rows, logprobs_T, torch.from_numpy(np.concatenate(entropies)))
         rank = {"lr": 0.1, "policy/grad_norm": 1.0}
-        return UpdateResult(reduce_partials([partial]) | rank, logprobs)
+        return UpdateResult(reduce_partials([partial]) | rank, logprobs, entropies)
 
 
 def faulty(*which: int) -> Callable[[FakeEngine, Sequence[Any]], UpdateResult]:
@@ -116,7 +117,8 @@ def faulty(*which: int) -> Callable[[FakeEngine, Sequence[Any]], UpdateResult]:
     def update(self: FakeEngine, rows: Sequence[Any]) -> UpdateResult:
         if next(count) not in which:
             return plain(self, rows)
-        return UpdateResult({}, [np.full(len(row.mask), np.nan, np.float32) for row in rows], "the loss is nan")
+        nothing = [np.full(len(row.mask), np.nan, np.float32) for row in rows]
+        return UpdateResult({}, nothing, nothing, "the loss is nan")
 
     return update
 
@@ -164,6 +166,7 @@ class FakeScorer:
 class FakeRecorder:
     logged: dict[int, dict[str, float]] = field(default_factory=dict)
     rolled: dict[int, list[CreditedGroup]] = field(default_factory=dict)
+    begun: dict[int, Any] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     saved: list[int] = field(default_factory=list)
     states: dict[int, Any] = field(default_factory=dict)
@@ -172,8 +175,8 @@ class FakeRecorder:
     def log(self, step: int, values: Any) -> None:
         self.logged[step] = dict(values)
 
-    def rollouts(self, step: int, groups: Sequence[CreditedGroup]) -> None:
-        self.rolled[step] = list(groups)
+    def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Any) -> None:
+        self.rolled[step], self.begun[step] = list(groups), state
 
     def event(self, kind: str, **fields: Any) -> None:
         self.events.append({"kind": kind, **fields})
@@ -545,7 +548,9 @@ def test_an_optimizer_step_that_comes_to_nothing_is_told_with_what_it_was_made_o
     assert sorted(event["completion_tokens"]) == sorted(len(r.token_ids) for r in skipped)
     assert event["advantages"]["min"] < 0 < event["advantages"]["max"]
     recorded = [values for group in done.recorder.rolled[1] for values in group.logprobs]
-    assert sum(len(values) == 0 for values in recorded) == 4 and all(np.isfinite(v).all() for v in recorded)
+    assert all(len(values) and np.isfinite(values).all() for values in recorded)
+    updates = [each for group in done.recorder.rolled[1] for each in group.updates]
+    assert {len(each) for each in updates} == {1} and sum(len(each[0].logprobs) == 0 for each in updates) == 4
     assert done.recorder.logged[1]["mismatch/logprob_abs_max"] == 0
     assert all(np.isfinite(value) for value in done.recorder.logged[1].values())
 

@@ -11,8 +11,10 @@ from typing import Any
 from mmrl.config import Config
 from mmrl.errors import ResourceError
 
-_RECORD_BYTES_PER_TOKEN = 80
-"""Of a completion in RUN/rollouts: its id, its mask, an advantage and two log-probs as text."""
+_RECORD_BYTES_PER_TOKEN = 92
+"""Of a completion in RUN/rollouts: its id, its mask, an advantage, three log-probs and an entropy as text."""
+_RECORD_BYTES_PER_NUMBER = 14
+"""Of a float32 in RUN/rollouts: of several optimizer steps, each has a log-prob and an entropy of its own."""
 _RECORD_BYTES_PER_PROMPT_TOKEN = 8
 
 
@@ -153,7 +155,9 @@ def disk(config: Config, num_weights: int | None, lengths: Sequence[int], image_
         folder = folder.parent
     completions = trainer.steps * trainer.prompts_per_step * sampler.group_size
     prompt_bytes = sum(lengths) / len(lengths) * _RECORD_BYTES_PER_PROMPT_TOKEN
-    rollouts = int(completions * (sampler.max_new_tokens * _RECORD_BYTES_PER_TOKEN + prompt_bytes))
+    epochs = config.learner.epochs if config.learner.minibatches * config.learner.epochs > 1 else 0
+    token_bytes = _RECORD_BYTES_PER_TOKEN + 2 * epochs * _RECORD_BYTES_PER_NUMBER
+    rollouts = int(completions * (sampler.max_new_tokens * token_bytes + prompt_bytes))
     # One more than is kept: the oldest is removed after the newest is whole.
     kept = trainer.keep_checkpoints + 1 + (trainer.best_metric is not None)
     checkpoints = None if num_weights is None else num_weights * _checkpoint_bytes(config) * kept

@@ -379,7 +379,8 @@ class GroupLearner:
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         shares = self._share([row.sample for row in rows])
         results: list[UpdateResult] = self._all("update", shares, rows, _bare_row)
-        return replace(results[0], logprobs=_merged(shares, [result.logprobs for result in results]))
+        logprobs, entropies = ([getattr(each, name) for each in results] for name in ("logprobs", "entropies"))
+        return replace(results[0], logprobs=_merged(shares, logprobs), entropies=_merged(shares, entropies))
 
     def save(self, folder: Path) -> None:
         node, target = self.group.nodes[0], str(folder.absolute())

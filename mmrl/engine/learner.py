@@ -150,33 +150,34 @@ class DeepSpeedLearner:
         rate = self._set_learning_rate()
         self._engine.train()
         plan = self._plan([row.sample for row in rows], self._budget)
-        logprobs: list[FloatArray] = [np.zeros(0, np.float32)] * len(rows)
+        logprobs, entropies = ([np.zeros(0, np.float32)] * len(rows) for _ in range(2))
         partials: list[PartialLoss] = []
         strange: set[str] = set()
         for number, indices in enumerate(plan):
             last = number == len(plan) - 1
             self._engine.set_gradient_accumulation_boundary(last)
             part = [rows[i] for i in indices]
-            partial, logprobs_T = self._backward(part)
+            partial, logprobs_T, entropy_T = self._backward(part)
             partials.append(partial)
             if not math.isfinite(partial.sums.get("loss/total", 0.0)):
                 strange.update(row.sample.prompt.id for row in part)
-            for i, values in zip(indices, _split(logprobs_T, part), strict=True):
-                logprobs[i] = values
+            for i, *values in zip(indices, _split(logprobs_T, part), _split(entropy_T, part), strict=True):
+                logprobs[i], entropies[i] = values
             if not last:
                 self._engine.step()
         if not plan:
-            return UpdateResult({"lr": rate}, logprobs)
+            return UpdateResult({"lr": rate}, logprobs, entropies)
         grad_norm = self._finish_step()
         partials, strange = _of_all_ranks(partials, strange)
         metrics = reduce_partials(partials) | {"lr": rate, "policy/grad_norm": grad_norm}
         if math.isfinite(grad_norm):
             self._step += 1
-            return UpdateResult(metrics, logprobs)
+            return UpdateResult(metrics, logprobs, entropies)
         fault = f"the gradient's norm is {grad_norm}"
         if strange:
             fault = f"the loss is not finite: prompt ids {', '.join(sorted(strange)[:8])}"
-        return UpdateResult({name: value for name, value in metrics.items() if math.isfinite(value)}, logprobs, fault)
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        return UpdateResult(finite, logprobs, entropies, fault)
 
     def _plan(self, samples: Sequence[Sample], budget: int) -> list[list[int]]:
         """This rank's micro-batches, empty ones at the end where other ranks have more."""
@@ -190,7 +191,7 @@ class DeepSpeedLearner:
         lacks = self._folder.family.vision and not any(sample.prompt.images for sample in samples)
         return [self._idle] if lacks or not samples else []
 
-    def _backward(self, rows: Sequence[TrainingRow]) -> tuple[PartialLoss, torch.Tensor]:
+    def _backward(self, rows: Sequence[TrainingRow]) -> tuple[PartialLoss, torch.Tensor, torch.Tensor]:
         samples = [row.sample for row in rows]
         self._goes_backward = False
         logprobs_T, entropy_T = self._engine(self._collate(samples + self._idles(samples)))
@@ -207,7 +208,8 @@ class DeepSpeedLearner:
                 loss = math.nan * logprobs_T.sum()
         self._goes_backward = True
         self._engine.backward(loss)
-        return PartialLoss(partial.loss.detach(), partial.sums, partial.tokens), logprobs_T.detach()
+        partial = PartialLoss(partial.loss.detach(), partial.sums, partial.tokens)
+        return partial, logprobs_T.detach(), entropy_T.detach()
 
     def _finish_step(self) -> float:
         """Let DeepSpeed take its optimizer step; returns the norm of all ranks' gradient before clipping.

@@ -64,7 +64,8 @@ class FakeWorker:
         return [sample.token_ids * 10.0 + packed for sample in samples]
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
-        return UpdateResult({"rank": float(self.rank)}, [row.sample.token_ids * 1.0 for row in rows])
+        ids = [row.sample.token_ids for row in rows]
+        return UpdateResult({"rank": float(self.rank)}, [each * 1.0 for each in ids], [each * 2.0 for each in ids])
 
     def memory_bytes_max(self) -> int:
         return 100 + self.rank

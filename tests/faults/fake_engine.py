@@ -94,10 +94,11 @@ class FakeEngine:
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         faults.point("fake.update")
         if not rows:
-            return UpdateResult({"lr": self._config.learner.lr}, [])
+            return UpdateResult({"lr": self._config.learner.lr}, [], [])
         parts = [self._logprobs_T(self.logits_PV, row.sample) for row in rows]
         logprobs_T = torch.cat(parts)
-        partial = partial_loss(self._algorithm, rows, logprobs_T, torch.zeros_like(logprobs_T))
+        entropies = [self._entropy_T(row.sample) for row in rows]
+        partial = partial_loss(self._algorithm, rows, logprobs_T, torch.cat(entropies))
         self.optimizer.zero_grad()
         partial.loss.backward()
         assert self.logits_PV.grad is not None
@@ -105,7 +106,8 @@ class FakeEngine:
         self.optimizer.step()
         self.updates += 1
         metrics = reduce_partials([partial]) | {"lr": self._config.learner.lr, "policy/grad_norm": norm}
-        return UpdateResult(metrics, [part.detach().numpy() for part in parts])
+        found = [[each.detach().numpy() for each in values] for values in (parts, entropies)]
+        return UpdateResult(metrics, *found)
 
     def save(self, folder: Path) -> None:
         (folder / "model").mkdir(parents=True)
@@ -124,6 +126,10 @@ class FakeEngine:
         if state:
             self.optimizer.state[self.logits_PV] = state
         self.updates = json.loads((checkpoint / "state" / "learner.json").read_text())["updates"]
+
+    def _entropy_T(self, sample: Sample) -> torch.Tensor:
+        logprobs_PV = torch.log_softmax(self.logits_PV / self._config.sampler.temperature, -1)
+        return -(logprobs_PV.exp() * logprobs_PV).sum(-1)[torch.arange(len(sample.token_ids)) % POSITIONS]
 
     def _logprobs_T(self, logits_PV: torch.Tensor, sample: Sample) -> torch.Tensor:
         ids_T = torch.from_numpy(sample.token_ids.astype(np.int64)) % len(LETTERS)  # demonstrations are the tokenizer's

@@ -142,12 +142,14 @@ def fake(folder: Path, model: Path) -> Iterator[Runs]:
     """The fake engine in place of the real one; rewards' workers and installed packages are those of the first run."""
     from mmrl import training
     from mmrl.cluster import launch
+    from mmrl.replaying import replay
     from mmrl.scoring.scorer import Scorer
     from tests.faults import fake_engine
 
     with pytest.MonkeyPatch.context() as patch, ExitStack() as workers:
         scorer = functools.cache(lambda rewards: workers.enter_context(Scorer(rewards)))
-        patch.setattr(training, "Scorer", lambda rewards: nullcontext(scorer(rewards)))
+        for module in (training, replay):
+            patch.setattr(module, "Scorer", lambda rewards: nullcontext(scorer(rewards)))
         patch.setattr(launch, "start_engine", fake_engine.start_engine)
         patch.setattr(registry, "entry_points", functools.cache(importlib.metadata.entry_points))
         yield Runs(folder, model)
