@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from mmrl.errors import ConfigError, plugin_errors
 from mmrl.interfaces import Algorithm, Engine, PromptEncoder, Sampler, SamplingRequest
 from mmrl.prompts import PromptSource, request_seed
 from mmrl.scoring.failures import Failure, Failures, describe
-from mmrl.scoring.scorer import Scorer
+from mmrl.scoring.scorer import Scorer, Scoring
 from mmrl.types import Batch, EncodedPrompt, FloatArray, RolloutGroup, ScoredGroup
 
 
@@ -38,6 +39,44 @@ class Collected:
     @property
     def kept_groups(self) -> list[ScoredGroup]:
         return [group for group, kept in zip(self.groups, self.kept, strict=True) if kept]
+
+
+Keep = Callable[[ScoredGroup, Sequence[Failure]], object]
+"""Told of a group as soon as it is scored, and of the rollouts in it that a reward failed on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How an evaluation samples.
+
+    Attributes:
+        num_samples: Completions of each prompt.
+        temperature: 0 is greedy.
+    """
+
+    num_samples: int
+    temperature: float
+
+    @classmethod
+    def of(cls, config: Config) -> Decoding:
+        """As a run evaluates itself: greedy with one sample, else at the sampling temperature."""
+        count = config.trainer.eval_samples
+        return cls(count, 0.0 if count == 1 else config.sampler.temperature)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What an evaluation found.
+
+    Attributes:
+        groups: Of each prompt that can be used, in the order of the rows.
+        failures: Rollouts that a reward failed on.
+        metrics: See ``metrics.evaluation_metrics``; means over all groups.
+    """
+
+    groups: Sequence[ScoredGroup]
+    failures: Sequence[Failure]
+    metrics: Mapping[str, float]
 
 
 class Collector:
@@ -98,20 +137,52 @@ class Collector:
                 rounds += 1
         return Collected(groups, kept, rounds, failures.fractions(self._rewards))
 
-    def evaluate(self, source: PromptSource) -> dict[str, float]:
-        """Metrics of all prompts that can be used: greedy with one sample each, else at the sampling temperature.
+    def evaluate(
+        self,
+        prompts: Sequence[EncodedPrompt],
+        decoding: Decoding | None = None,
+        *,
+        known: Mapping[str, ScoredGroup] | None = None,
+        keep: Keep | None = None,
+    ) -> Evaluation:
+        """Sample completions of some prompts, of which there is at least one, and score them.
+
+        Args:
+            decoding: By default as a run evaluates itself.
+            known: By the prompts' ids, groups that were sampled and scored before.
+            keep: Called with each other one as soon as it is scored, and with what rewards failed on of it.
 
         Raises:
             ConfigError: The reward that tells right from wrong scores none of them.
             PluginError: A reward fails, or hangs or crashes too often.
         """
-        num_samples = self._config.trainer.eval_samples
-        temperature = 0.0 if num_samples == 1 else self._config.sampler.temperature
-        prompts = [source.attempt(row, self._encoder.encode) for row in range(len(source))]
-        requests = [self._request(prompt, "eval/", num_samples, temperature) for prompt in prompts if prompt]
+        decoding = Decoding.of(self._config) if decoding is None else decoding
+        known = {} if known is None else known
+        left = [prompt for prompt in prompts if prompt.id not in known]
+        requests = [self._request(prompt, "eval/", decoding.num_samples, decoding.temperature) for prompt in left]
         clock, failures = Clock(), Failures()
-        with self._sampling(clock) as sampler:
-            batch = self.batch(self._generate_and_score(sampler, requests, clock, failures))
+        failures.expect(decoding.num_samples * (len(prompts) - len(left)))
+        found: Sequence[ScoredGroup] = ()
+        if requests:
+            with self._sampling(clock) as sampler:
+                found = self._generate_and_score(sampler, requests, clock, failures, keep)
+        groups = {**known, **{group.group.prompt.id: group for group in found}}
+        ordered = [groups[prompt.id] for prompt in prompts]
+        values = self.evaluation_metrics(ordered) | metrics.failure_metrics("eval", failures.fractions(self._rewards))
+        return Evaluation(ordered, failures.since(0), values)
+
+    def evaluation_prompts(self, source: PromptSource, limit: int | None = None) -> list[EncodedPrompt]:
+        """The prompts of a source that can be used; of these the first ``limit``."""
+        encoded = (source.attempt(row, self._encoder.encode) for row in range(len(source)))
+        return list(islice((prompt for prompt in encoded if prompt is not None), limit))
+
+    def evaluation_metrics(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+        """``eval/*`` of some groups, but for what rewards failed on.
+
+        Raises:
+            ConfigError: The reward that tells right from wrong scores none of them.
+        """
+        batch = self.batch(groups)
         if batch.valid.any() and np.isnan(batch.components[self.accuracy_of]).all():
             raise ConfigError(
                 f"reward {self.accuracy_of!r}, whose mean is eval/accuracy, scores no row of data.eval",
@@ -120,7 +191,6 @@ class Collector:
             )
         values = metrics.evaluation_metrics(batch.rewards, batch.valid, batch.components, self.accuracy_of)
         lengths = metrics.length_metrics(batch.masks, batch.truncated)
-        values |= metrics.failure_metrics("eval", failures.fractions(self._rewards))
         return values | {f"eval/{key}": value for key, value in lengths.items()}
 
     def batch(self, groups: Sequence[ScoredGroup]) -> Batch:
@@ -169,20 +239,38 @@ class Collector:
             yield sampler
 
     def _generate_and_score(
-        self, sampler: Sampler, requests: Sequence[SamplingRequest], clock: Clock, failures: Failures
+        self,
+        sampler: Sampler,
+        requests: Sequence[SamplingRequest],
+        clock: Clock,
+        failures: Failures,
+        keep: Keep | None = None,
     ) -> list[ScoredGroup]:
         failures.expect(sum(request.num_samples for request in requests))
         known = len(failures.since(0))
+        scorings: dict[int, Scoring] = {}
+        unkept = list[int]()
+
+        def result(index: int) -> ScoredGroup:
+            scored = scorings[index].result()
+            if index in unkept and keep is not None:
+                members = {id(rollout) for rollout in scored.group.rollouts}
+                keep(scored, [failure for failure in failures.since(known) if id(failure.rollout) in members])
+                unkept.remove(index)
+            return scored
+
         try:
             with clock.phase("generate"):
-                scorings = {}
                 for index, group in sampler.generate(requests):
                     # A greedy one is no member of any group, and cannot be recorded without one.
                     self.generated += [group] if requests[index].temperature > 0 else []
                     scorings[index] = self._scorer.submit(group, failures)
                     self._progress("generate", len(scorings), len(requests))
+                    unkept += [] if keep is None else [index]
+                    for done in [each for each in unkept if scorings[each].done()]:
+                        result(done)
             with clock.phase("score"):
-                return [scorings[index].result() for index in range(len(requests))]
+                return [result(index) for index in range(len(requests))]
         finally:
             for failure in failures.since(known):
                 self._report(failure)

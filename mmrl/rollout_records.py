@@ -32,7 +32,7 @@ def rollout_records(index: int, group: CreditedGroup) -> Iterator[dict[str, Any]
 
     Advantages are per completion token; log-probs are in nats, in the order of ``token_ids``, the learner's empty for a
     rollout that is in no loss. A greedy rollout has neither. Of columns that JSON cannot hold, ``columns_as_text``
-    has what Python shows of them.
+    has what Python shows of them. ``answers`` is what rewards that read answers found the completion to say.
     """
     for member, (advantages, logprobs) in enumerate(zip(group.advantages, group.logprobs, strict=True)):
         yield {"group": index, **_record(group.scored, member, group.kept, advantages, logprobs, greedy=False)}
@@ -123,6 +123,7 @@ def _record(
         "weight_version": rollout.weight_version,
         "rewards": {name: float(values[member]) for name, values in scored.components.items()},
         "reward": float(scored.rewards[member]),
+        "answers": {name: answers[member] for name, answers in scored.answers.items()},
         "valid": bool(scored.valid[member]),
         "kept": kept,
         "greedy": greedy,
@@ -152,6 +153,7 @@ def _scored(members: Sequence[tuple[Mapping[str, Any], RecordedRollout]]) -> Sco
             np.array([found.valid for _, found in pairs], np.bool_),
             {name: np.array([_number(found.rewards[name]) for _, found in pairs]) for name in names},
             partner,
+            {name: [record["answers"][name] for record, _ in pairs] for name in pairs[0][0].get("answers", {})},
         )
 
     return scored(sampled, scored(greedy, None) if greedy else None)

@@ -41,7 +41,8 @@ def scored_group():
     )
     rollouts = tuple(Rollout(prompt, segments, i, f"text {i}", "stop", 4) for i in range(2))
     components = {"a": np.array([1.0, np.nan]), "b": np.array([0.5, 0.25])}
-    return ScoredGroup(RolloutGroup(prompt, rollouts), np.array([2.0, 0.0]), np.array([True, False]), components)
+    scores = np.array([2.0, 0.0]), np.array([True, False]), components
+    return ScoredGroup(RolloutGroup(prompt, rollouts), *scores, answers={"a": ["ab", None]})
 
 
 def test_a_new_or_empty_folder_becomes_a_run_directory(tmp_path):
@@ -256,6 +257,7 @@ def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
         "weight_version": 4,
         "rewards": {"a": 1.0, "b": 0.5},
         "reward": 2.0,
+        "answers": {"a": "ab"},
         "valid": True,
         "kept": True,
         "greedy": False,
@@ -263,7 +265,7 @@ def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
         "sampler_logprobs": [float(np.float32(-0.1)), float(np.float32(-0.2)), 0.0],
         "learner_logprobs": [float(np.float32(-0.3)), float(np.float32(-0.4)), 0.0],
     }
-    assert second["rewards"] == {"a": None, "b": 0.25}
+    assert second["rewards"] == {"a": None, "b": 0.25} and second["answers"] == {"a": None}
     assert second["valid"] is False
     assert second["advantage"] == [0, 0, 0] and second["learner_logprobs"] == []
 
