@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
+from typing import Protocol
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from mmrl import metrics
 from mmrl.clock import Clock
 from mmrl.config import Config
 from mmrl.errors import ConfigError, plugin_errors
-from mmrl.interfaces import Algorithm, Engine, PromptEncoder, Sampler, SamplingRequest
+from mmrl.interfaces import Algorithm, PromptEncoder, Sampler, SamplingRequest
 from mmrl.prompts import PromptSource, request_seed
 from mmrl.scoring.failures import Failure, Failures, describe
 from mmrl.scoring.scorer import Scorer, Scoring
@@ -43,6 +43,12 @@ class Collected:
 
 Keep = Callable[[ScoredGroup, Sequence[Failure]], object]
 """Told of a group as soon as it is scored, and of the rollouts in it that a reward failed on."""
+
+
+class SamplingEngine(Protocol):
+    """The part of ``Engine`` that is needed here."""
+
+    def sampling(self) -> AbstractContextManager[Sampler]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,7 @@ class Collector:
     def __init__(
         self,
         config: Config,
-        engine: Engine,
+        engine: SamplingEngine,
         encoder: PromptEncoder,
         scorer: Scorer,
         progress: Callable[[str, int, int], None],
@@ -168,30 +174,24 @@ class Collector:
                 found = self._generate_and_score(sampler, requests, clock, failures, keep)
         groups = {**known, **{group.group.prompt.id: group for group in found}}
         ordered = [groups[prompt.id] for prompt in prompts]
-        values = self.evaluation_metrics(ordered) | metrics.failure_metrics("eval", failures.fractions(self._rewards))
+        batch = self.batch(ordered)
+        self._check_accuracy(batch)
+        values = self.evaluation_metrics(batch) | metrics.failure_metrics("eval", failures.fractions(self._rewards))
         return Evaluation(ordered, failures.since(0), values)
 
-    def evaluation_prompts(self, source: PromptSource, limit: int | None = None) -> list[EncodedPrompt]:
-        """The prompts of a source that can be used; of these the first ``limit``."""
-        encoded = (source.attempt(row, self._encoder.encode) for row in range(len(source)))
-        return list(islice((prompt for prompt in encoded if prompt is not None), limit))
+    def evaluation_metrics(self, batch: Batch) -> dict[str, float]:
+        """``eval/*`` of some rollouts, but for what rewards failed on."""
+        values = metrics.evaluation_metrics(batch.rewards, batch.valid, batch.components, self.accuracy_of)
+        lengths = metrics.length_metrics(batch.masks, batch.truncated)
+        return values | {f"eval/{key}": value for key, value in lengths.items()}
 
-    def evaluation_metrics(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
-        """``eval/*`` of some groups, but for what rewards failed on.
-
-        Raises:
-            ConfigError: The reward that tells right from wrong scores none of them.
-        """
-        batch = self.batch(groups)
+    def _check_accuracy(self, batch: Batch) -> None:
         if batch.valid.any() and np.isnan(batch.components[self.accuracy_of]).all():
             raise ConfigError(
                 f"reward {self.accuracy_of!r}, whose mean is eval/accuracy, scores no row of data.eval",
                 where="trainer.eval_metric, rewards[].sources",
                 remedy="name a reward that does, or add the source of these rows to its sources",
             )
-        values = metrics.evaluation_metrics(batch.rewards, batch.valid, batch.components, self.accuracy_of)
-        lengths = metrics.length_metrics(batch.masks, batch.truncated)
-        return values | {f"eval/{key}": value for key, value in lengths.items()}
 
     def batch(self, groups: Sequence[ScoredGroup]) -> Batch:
         """The groups' rollouts as one batch, without learner log-probs yet."""

@@ -79,7 +79,7 @@ class RecordedRollout:
 
 
 def read_rollouts(path: str | Path) -> Iterator[RecordedRollout]:
-    """The rollouts of a file that a run wrote, of a folder of such files, or of a run's folder.
+    """The rollouts of a file that a run or an evaluation wrote, of a folder of such files, or of a run's folder.
 
     Each is as its rewards saw it, but for columns that JSON cannot hold, which are missing, and tuples, which are
     lists. Images are those in the run's media folder, if the file still lies where the run wrote it.
@@ -179,7 +179,8 @@ def _is_plain(value: Any) -> bool:
 
 
 def _read(file: Path) -> Iterator[RecordedRollout]:
-    media = file.parent.parent / "media"
+    beside, above = file.parent / "media", file.parent.parent / "media"
+    media = beside if beside.is_dir() else above
     try:
         with file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):

@@ -220,7 +220,7 @@ class Trainer:
     def _evaluate(self) -> dict[str, float]:
         if self._evaluation is None:
             return {}
-        return dict(self._collector.evaluate(self._collector.evaluation_prompts(self._evaluation)).metrics)
+        return dict(self._collector.evaluate(self._evaluation.each(self._encoder.encode)).metrics)
 
     def _collect(self, step: int, clock: Clock) -> Experience:
         count = self._config.trainer.prompts_per_step

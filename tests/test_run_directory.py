@@ -148,7 +148,7 @@ for name, write in writers.items():
     try:
         write()
     except ResourceError as error:
-        assert "the run's folder cannot be written: No space left on device" in error.what, error
+        assert "the folder cannot be written: No space left on device" in error.what, error
     else:
         print("there was room for", name)
 assert (run.path / "metrics.jsonl").stat().st_size > length  # half a line
@@ -199,7 +199,7 @@ def test_a_folder_that_becomes_read_only_stops_no_event(tmp_path, monkeypatch):
         lambda: run.write_rollouts(1, []),
         lambda: run.write_config(""),
     ):
-        with pytest.raises(ResourceError, match="the run's folder cannot be written: Read-only file system"):
+        with pytest.raises(ResourceError, match="the folder cannot be written: Read-only file system"):
             write()
     assert len(lines(tmp_path / "attempts.jsonl")) == 1 and not (tmp_path / "events.jsonl").exists()
 

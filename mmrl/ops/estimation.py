@@ -157,7 +157,8 @@ def _won_with(
 def _binomial(count: int, share: float) -> FloatArray:
     """(count + 1,) chances of so many successes in ``count`` trials."""
     if share >= 1:
-        return np.eye(1, count + 1, count)[0]
+        return np.concatenate([np.zeros(count), np.ones(1)])
     places = np.arange(count + 1)
     logs = [math.lgamma(count + 1) - math.lgamma(i + 1) - math.lgamma(count - i + 1) for i in range(count + 1)]
-    return np.exp(np.array(logs) + places * math.log(share) + (count - places) * math.log1p(-share))
+    chances: FloatArray = np.exp(np.array(logs) + places * math.log(share) + (count - places) * math.log1p(-share))
+    return chances
