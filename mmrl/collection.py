@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -12,7 +12,7 @@ import numpy as np
 from mmrl import metrics
 from mmrl.clock import Clock
 from mmrl.config import Config
-from mmrl.errors import ConfigError, plugin_errors
+from mmrl.errors import ConfigError, MMRLError, plugin_errors
 from mmrl.interfaces import Algorithm, PromptEncoder, Sampler, SamplingRequest
 from mmrl.prompts import PromptSource, request_seed
 from mmrl.scoring.failures import Failure, Failures, describe
@@ -272,6 +272,9 @@ class Collector:
             with clock.phase("score"):
                 return [result(index) for index in range(len(requests))]
         finally:
+            for done in [each for each in unkept if scorings[each].done()]:
+                with suppress(MMRLError):  # what ends this is raised already
+                    result(done)
             for failure in failures.since(known):
                 self._report(failure)
 

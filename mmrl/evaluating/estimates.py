@@ -31,10 +31,14 @@ def estimates(
     found = {name: Estimate(value) for name, value in values.items()}
     if np.isnan(batch.components[accuracy_of]).all():
         del found["eval/accuracy"]
-    for name, scores in scores_by_metric(batch, accuracy_of).items():
-        if name in found:
-            rows = ~np.isnan(scores)
-            found[name] = replace(score_estimate(scores[rows], batch.group_ids[rows]), value=values[name])
+    scores_by_metric = rewards_by_metric(batch, accuracy_of)
+    scores_by_metric["eval/length/truncated_fraction"] = batch.truncated.astype(np.float64)
+    for name in found.keys() & scores_by_metric.keys():
+        rows = ~np.isnan(scores_by_metric[name])
+        estimate = score_estimate(scores_by_metric[name][rows], batch.group_ids[rows])
+        found[name] = replace(estimate, value=values[name])
+    lengths = np.array([len(mask) for mask in batch.masks], np.float64)
+    found["eval/length/completion_mean"] = mean_estimate(lengths, batch.group_ids)
     num_samples = max(len(group.group.rollouts) for group in groups)
     if num_samples > 1:
         for k in sample_sizes(num_samples):
@@ -42,17 +46,8 @@ def estimates(
     return found
 
 
-def scores_by_metric(batch: Batch, accuracy_of: str) -> dict[str, FloatArray]:
-    """(B,) what each metric is the mean of; NaN where a completion does not count."""
-    lengths = np.array([len(mask) for mask in batch.masks], np.float64)
-    return rewards_by_metric(batch, accuracy_of) | {
-        "eval/length/completion_mean": lengths,
-        "eval/length/truncated_fraction": batch.truncated.astype(np.float64),
-    }
-
-
 def rewards_by_metric(batch: Batch, accuracy_of: str) -> dict[str, FloatArray]:
-    """The same of accuracy, the sum of the rewards, and each component."""
+    """(B,) what accuracy, the sum of the rewards and each component are the means of; NaN where one does not count."""
     components = {f"eval/{name}_mean": values for name, values in batch.components.items()}
     reward = np.where(batch.valid, batch.rewards, np.nan)
     return {"eval/accuracy": batch.components[accuracy_of], "eval/reward_mean": reward, **components}

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from mmrl.errors import ConfigError, DataError, ResourceError
+from mmrl.interruption import held
 from mmrl.redaction import Redactor
 from mmrl.resumption import changed_fingerprints
 from mmrl.rollout_records import group_records, read_groups
-from mmrl.run_directory import locked, read_records, replace_file, writing
+from mmrl.run_directory import locked, mend, read_records, replace_file, writing
 from mmrl.scoring.failures import Failure
 from mmrl.types import EncodedPrompt, ScoredGroup
 
@@ -123,8 +124,9 @@ class Samples:
         """
         name = group.group.prompt.id
         self._texts[name] = self._text(group, failures)
-        with writing(self._path), self._path.open("a", encoding="ascii") as file:
-            file.write(self._texts[name])
+        with held(), writing(self._path), self._path.open("a+b") as file:
+            mend(file)  # one that could not be written whole
+            file.write(self._texts[name].encode("ascii"))
 
     def finish(self) -> None:
         """Put the groups in the order of their prompts."""

@@ -14,6 +14,7 @@ from mmrl.ops.estimation import Estimate
 SCHEMA = 1
 """Version of ``Results.data``; raised when a key changes its meaning or goes."""
 _AT = re.compile(r"eval/(?P<name>.+)_(?P<what>pass|majority)@(?P<k>\d+)")
+_SUM = "eval/reward_mean"
 _LENGTHS = {"truncated": "eval/length/truncated_fraction", "length": "eval/length/completion_mean"}
 
 
@@ -80,7 +81,8 @@ class Results:
     def lines(self) -> Iterator[str]:
         """The same for a person."""
         yield from self._about()
-        rewards = [name for name in self.metrics if _is_reward(name)]
+        components = [name for name in self.metrics if _is_component(name)]
+        rewards = [*components, _SUM] if len(components) > 1 else components
         yield ""
         yield from _table(self._rows(rewards))
         for title, what in (("pass@k", "pass"), ("majority@k", "majority")):
@@ -119,12 +121,12 @@ class Results:
 _NOTES = {"unscored": "completions unscored", "dropped": "rows dropped"}
 
 
-def _is_reward(name: str) -> bool:
-    return name == "eval/reward_mean" or (name.endswith("_mean") and name.count("/") == 1)
+def _is_component(name: str) -> bool:
+    return name.endswith("_mean") and name.count("/") == 1 and name != _SUM
 
 
 def _short(metric: str) -> str:
-    return "sum" if metric == "eval/reward_mean" else metric.removeprefix("eval/").removesuffix("_mean")
+    return "sum" if metric == _SUM else metric.removeprefix("eval/").removesuffix("_mean")
 
 
 def _plain(metrics: Estimates) -> dict[str, Any]:
@@ -155,7 +157,7 @@ def _ablation_rows(ablation: Ablation) -> list[list[str]]:
     rows = [
         [_short(name), *(_shown(each.get(name)) for each in (ablation.pictures, ablation.blank, ablation.difference))]
         for name in ablation.pictures
-        if _is_reward(name)
+        if _is_component(name) or name == _SUM
     ]
     return [[f"{ablation.prompts} prompts with images", "pictures", "blank", "difference"], *rows]
 
