@@ -81,8 +81,7 @@ class Results:
     def lines(self) -> Iterator[str]:
         """The same for a person."""
         yield from self._about()
-        components = [name for name in self.metrics if _is_component(name)]
-        rewards = [*components, _SUM] if len(components) > 1 else components
+        rewards = _rewards(self.metrics)
         yield ""
         yield from _table(self._rows(rewards))
         for title, what in (("pass@k", "pass"), ("majority@k", "majority")):
@@ -121,8 +120,10 @@ class Results:
 _NOTES = {"unscored": "completions unscored", "dropped": "rows dropped"}
 
 
-def _is_component(name: str) -> bool:
-    return name.endswith("_mean") and name.count("/") == 1 and name != _SUM
+def _rewards(metrics: Estimates) -> list[str]:
+    """The components' means, and that of their sum where there are several."""
+    found = [name for name in metrics if name.endswith("_mean") and name.count("/") == 1 and name != _SUM]
+    return [*found, _SUM] if len(found) > 1 else found
 
 
 def _short(metric: str) -> str:
@@ -156,8 +157,7 @@ def _at_k(metrics: Estimates, title: str, what: str) -> list[list[str]]:
 def _ablation_rows(ablation: Ablation) -> list[list[str]]:
     rows = [
         [_short(name), *(_shown(each.get(name)) for each in (ablation.pictures, ablation.blank, ablation.difference))]
-        for name in ablation.pictures
-        if _is_component(name) or name == _SUM
+        for name in _rewards(ablation.pictures)
     ]
     return [[f"{ablation.prompts} prompts with images", "pictures", "blank", "difference"], *rows]
 

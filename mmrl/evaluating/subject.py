@@ -54,7 +54,11 @@ def subject(name: str, on_damage: Callable[[Checkpoint, CheckpointError], None])
     if not (path / "config.json").exists() and (
         is_checkpoint or path.name == "checkpoints" or (path / "checkpoints").is_dir()
     ):
-        checkpoint = find(path, on_damage)
+        try:
+            checkpoint = find(path, on_damage)
+        except CheckpointError as error:
+            error.remedy = "name another checkpoint; its model/ alone is evaluated as any folder is, unverified"
+            raise
         return Subject(str(whole_model(checkpoint.path / "model")), checkpoint)
     return Subject(str(whole_model(path)))
 
