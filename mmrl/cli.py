@@ -23,6 +23,8 @@ from mmrl.errors import ConfigError, MMRLError
 
 if TYPE_CHECKING:
     from mmrl.config import Kind, LoadedConfig
+    from mmrl.evaluating.results import Results
+    from mmrl.interruption import Interruption
 
 _OVERRIDE = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*=.*|--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)
 _EXIT_CODES = """\
@@ -142,8 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--allow-change", action="append", default=[], metavar="KEY", help=text)
     add("check", _check, "check config, plugins and data, without a GPU", answers_json=True)
     add("show", _show, "print the resolved config and where each value was written", answers_json=True)
-    evaluate = add("eval", _eval, "evaluate a policy on data.eval", answers_json=True)
-    evaluate.add_argument("--model", type=Path, metavar="FOLDER", help="evaluate this model instead of model.path")
+    _add_eval(add("eval", _eval, "evaluate a model, a run or a checkpoint on data.eval", answers_json=True))
     plugins = add("plugins", _plugins, "list the installed plugins", answers_json=True)
     text = "try each, or those named, on the checks of mmrl.testing; kinds are algorithm, reward, dataset and tracker"
     plugins.add_argument("--check", nargs="*", metavar="KIND:NAME", help=text)
@@ -156,6 +157,23 @@ def _parser() -> argparse.ArgumentParser:
     text = "write a first config, or a plugin package, to edit"
     _add_init(commands.add_parser("init", help=text, description=text, allow_abbrev=False))
     return parser
+
+
+def _add_eval(evaluate: argparse.ArgumentParser) -> None:
+    evaluate.usage = "mmrl eval [options] [CONFIG...] [section.key=VALUE | --section.key VALUE]..."
+    text = "instead of model.path: a model folder, a hub name, a run (its newest good checkpoint) or a checkpoint; the "
+    text += "config of a run or checkpoint is its own unless CONFIG is given"
+    evaluate.add_argument("--model", metavar="PATH", help=text)
+    text = "completions of each prompt; by default trainer.eval_samples; with more than one also pass@k and majority@k"
+    evaluate.add_argument("--samples", type=int, metavar="K", help=text)
+    text = "0 is greedy; by default greedy for one completion, else sampler.temperature"
+    evaluate.add_argument("--temperature", type=float, metavar="T", help=text)
+    evaluate.add_argument("--max-new-tokens", type=int, metavar="N", help="instead of sampler.max_new_tokens")
+    evaluate.add_argument("--limit", type=int, metavar="N", help="evaluate the first N prompts only")
+    text = "also sample the prompts with images with grey ones instead, and tell the difference"
+    evaluate.add_argument("--blank-images", action="store_true", help=text)
+    text = "keep completions and results there; the same command goes on after a kill, without sampling any twice"
+    evaluate.add_argument("--output", type=Path, metavar="FOLDER", help=text)
 
 
 def _add_doctor(doctor: argparse.ArgumentParser) -> None:
@@ -218,16 +236,16 @@ def _add_init(init: argparse.ArgumentParser) -> None:
 
 
 _CONFIG_COMMANDS = {"train", "check", "show", "eval", "doctor"}
-_CONFIG_OPTIONAL = {"doctor"}
+_CONFIG_OPTIONAL = {"doctor", "eval"}
 _OVERRIDABLE = {*_CONFIG_COMMANDS, "replay"}
 
 
-def _load(arguments: argparse.Namespace) -> LoadedConfig:
+def _load(arguments: argparse.Namespace, optional: Sequence[str] = ()) -> LoadedConfig:
     from mmrl.config import load_config
     from mmrl.redaction import remember_secrets
     from mmrl.registry import options_class
 
-    loaded = load_config(arguments.config, arguments.overrides, options_class=options_class)
+    loaded = load_config(arguments.config, arguments.overrides, options_class=options_class, optional=optional)
     remember_secrets(loaded.config.model_dump(mode="json"))
     return loaded
 
@@ -289,15 +307,40 @@ def _print_error(text: str) -> None:
 
 
 def _eval(arguments: argparse.Namespace) -> int:
-    loaded = _load(arguments)
-    from mmrl import run
+    from mmrl.interruption import Interruption, Stopped
 
-    metrics = run.evaluate(loaded, arguments.model)
+    try:
+        with Interruption() as interruption:
+            results = _evaluated(arguments, interruption)
+    except Stopped as stopped:
+        goes_on = "nothing was kept" if arguments.output is None else "the same command goes on"
+        _print_error(f"mmrl: {stopped}; {goes_on}\n")
+        return stopped.exit_code
+    from mmrl.console import visible
+    from mmrl.redaction import Redactor
+
     if arguments.json:
-        _print_json(metrics)
+        _print_json(Redactor().plain(results.data()))
     else:
-        print("\n".join(f"{name}: {value}" for name, value in metrics.items()))
+        print(visible(Redactor()("\n".join(results.lines())), keep="\n"))
     return 0
+
+
+def _evaluated(arguments: argparse.Namespace, interruption: Interruption) -> Results:
+    from mmrl.evaluating.subject import OPTIONAL, subject
+
+    found = None
+    if arguments.model is not None:
+        found = subject(arguments.model, lambda damaged, error: _complain(error))
+        arguments.config = arguments.config or ([found.config] if found.config else [])
+        arguments.overrides = [*found.overrides, *arguments.overrides]
+    loaded = _load(arguments, OPTIONAL)
+    from mmrl.evaluating import evaluation
+
+    names = ("samples", "temperature", "max_new_tokens", "limit", "blank_images", "output")
+    options = evaluation.Options(**{name: getattr(arguments, name) for name in names})
+    checkpoint = None if found is None else found.checkpoint
+    return evaluation.evaluate(loaded.config, options, checkpoint=checkpoint, interruption=interruption)
 
 
 def _show(arguments: argparse.Namespace) -> int:

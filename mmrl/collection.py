@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 
 from mmrl import metrics
 from mmrl.clock import Clock
 from mmrl.config import Config
-from mmrl.errors import ConfigError, plugin_errors
-from mmrl.interfaces import Algorithm, Engine, PromptEncoder, Sampler, SamplingRequest
+from mmrl.errors import ConfigError, MMRLError, plugin_errors
+from mmrl.interfaces import Algorithm, PromptEncoder, Sampler, SamplingRequest
 from mmrl.prompts import PromptSource, request_seed
 from mmrl.scoring.failures import Failure, Failures, describe
-from mmrl.scoring.scorer import Scorer
+from mmrl.scoring.scorer import Scorer, Scoring
 from mmrl.types import Batch, EncodedPrompt, FloatArray, RolloutGroup, ScoredGroup
 
 
@@ -49,6 +50,50 @@ class Collected:
         return [(number, place) for number, size in enumerate(self.round_sizes) for place in range(size)]
 
 
+Keep = Callable[[ScoredGroup, Sequence[Failure]], object]
+"""Told of a group as soon as it is scored, and of the rollouts in it that a reward failed on."""
+
+
+class SamplingEngine(Protocol):
+    """The part of ``Engine`` that is needed here."""
+
+    def sampling(self) -> AbstractContextManager[Sampler]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How an evaluation samples.
+
+    Attributes:
+        num_samples: Completions of each prompt.
+        temperature: 0 is greedy.
+    """
+
+    num_samples: int
+    temperature: float
+
+    @classmethod
+    def of(cls, config: Config) -> Decoding:
+        """As a run evaluates itself: greedy with one sample, else at the sampling temperature."""
+        count = config.trainer.eval_samples
+        return cls(count, 0.0 if count == 1 else config.sampler.temperature)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What an evaluation found.
+
+    Attributes:
+        groups: Of each prompt that can be used, in the order of the rows.
+        failures: Rollouts that a reward failed on.
+        metrics: See ``metrics.evaluation_metrics``; means over all groups.
+    """
+
+    groups: Sequence[ScoredGroup]
+    failures: Sequence[Failure]
+    metrics: Mapping[str, float]
+
+
 class Collector:
     """Brings engine, encoder and scorer together.
 
@@ -64,7 +109,7 @@ class Collector:
     def __init__(
         self,
         config: Config,
-        engine: Engine,
+        engine: SamplingEngine,
         encoder: PromptEncoder,
         scorer: Scorer,
         progress: Callable[[str, int, int], None],
@@ -107,30 +152,55 @@ class Collector:
                 sizes.append(len(found))
         return Collected(groups, kept, sizes, failures.fractions(self._rewards))
 
-    def evaluate(self, source: PromptSource) -> dict[str, float]:
-        """Metrics of all prompts that can be used: greedy with one sample each, else at the sampling temperature.
+    def evaluate(
+        self,
+        prompts: Sequence[EncodedPrompt],
+        decoding: Decoding | None = None,
+        *,
+        known: Mapping[str, ScoredGroup] | None = None,
+        keep: Keep | None = None,
+    ) -> Evaluation:
+        """Sample completions of some prompts, of which there is at least one, and score them.
+
+        Args:
+            decoding: By default as a run evaluates itself.
+            known: By the prompts' ids, groups that were sampled and scored before.
+            keep: Called with each other one as soon as it is scored, and with what rewards failed on of it.
 
         Raises:
             ConfigError: The reward that tells right from wrong scores none of them.
             PluginError: A reward fails, or hangs or crashes too often.
         """
-        num_samples = self._config.trainer.eval_samples
-        temperature = 0.0 if num_samples == 1 else self._config.sampler.temperature
-        prompts = [source.attempt(row, self._encoder.encode) for row in range(len(source))]
-        requests = [self._request(prompt, "eval/", num_samples, temperature) for prompt in prompts if prompt]
+        decoding = Decoding.of(self._config) if decoding is None else decoding
+        known = {} if known is None else known
+        left = [prompt for prompt in prompts if prompt.id not in known]
+        requests = [self._request(prompt, "eval/", decoding.num_samples, decoding.temperature) for prompt in left]
         clock, failures = Clock(), Failures()
-        with self._sampling(clock) as sampler:
-            batch = self.batch(self._generate_and_score(sampler, requests, clock, failures))
+        failures.expect(decoding.num_samples * (len(prompts) - len(left)))
+        found: Sequence[ScoredGroup] = ()
+        if requests:
+            with self._sampling(clock) as sampler:
+                found = self._generate_and_score(sampler, requests, clock, failures, keep)
+        groups = {**known, **{group.group.prompt.id: group for group in found}}
+        ordered = [groups[prompt.id] for prompt in prompts]
+        batch = self.batch(ordered)
+        self._check_accuracy(batch)
+        values = self.evaluation_metrics(batch) | metrics.failure_metrics("eval", failures.fractions(self._rewards))
+        return Evaluation(ordered, failures.since(0), values)
+
+    def evaluation_metrics(self, batch: Batch) -> dict[str, float]:
+        """``eval/*`` of some rollouts, but for what rewards failed on."""
+        values = metrics.evaluation_metrics(batch.rewards, batch.valid, batch.components, self.accuracy_of)
+        lengths = metrics.length_metrics(batch.masks, batch.truncated)
+        return values | {f"eval/{key}": value for key, value in lengths.items()}
+
+    def _check_accuracy(self, batch: Batch) -> None:
         if batch.valid.any() and np.isnan(batch.components[self.accuracy_of]).all():
             raise ConfigError(
                 f"reward {self.accuracy_of!r}, whose mean is eval/accuracy, scores no row of data.eval",
                 where="trainer.eval_metric, rewards[].sources",
                 remedy="name a reward that does, or add the source of these rows to its sources",
             )
-        values = metrics.evaluation_metrics(batch.rewards, batch.valid, batch.components, self.accuracy_of)
-        lengths = metrics.length_metrics(batch.masks, batch.truncated)
-        values |= metrics.failure_metrics("eval", failures.fractions(self._rewards))
-        return values | {f"eval/{key}": value for key, value in lengths.items()}
 
     def batch(self, groups: Sequence[ScoredGroup]) -> Batch:
         """The groups' rollouts as one batch, without learner log-probs yet."""
@@ -178,21 +248,42 @@ class Collector:
             yield sampler
 
     def _generate_and_score(
-        self, sampler: Sampler, requests: Sequence[SamplingRequest], clock: Clock, failures: Failures
+        self,
+        sampler: Sampler,
+        requests: Sequence[SamplingRequest],
+        clock: Clock,
+        failures: Failures,
+        keep: Keep | None = None,
     ) -> list[ScoredGroup]:
         failures.expect(sum(request.num_samples for request in requests))
         known = len(failures.since(0))
+        scorings: dict[int, Scoring] = {}
+        unkept = list[int]()
+
+        def result(index: int) -> ScoredGroup:
+            scored = scorings[index].result()
+            if index in unkept and keep is not None:
+                members = {id(rollout) for rollout in scored.group.rollouts}
+                keep(scored, [failure for failure in failures.since(known) if id(failure.rollout) in members])
+                unkept.remove(index)
+            return scored
+
         try:
             with clock.phase("generate"):
-                scorings = {}
                 for index, group in sampler.generate(requests):
                     # A greedy one is no member of any group, and cannot be recorded without one.
                     self.generated += [group] if requests[index].temperature > 0 else []
                     scorings[index] = self._scorer.submit(group, failures)
                     self._progress("generate", len(scorings), len(requests))
+                    unkept += [] if keep is None else [index]
+                    for done in [each for each in unkept if scorings[each].done()]:
+                        result(done)
             with clock.phase("score"):
-                return [scorings[index].result() for index in range(len(requests))]
+                return [result(index) for index in range(len(requests))]
         finally:
+            for done in [each for each in unkept if scorings[each].done()]:
+                with suppress(MMRLError):  # what ends this is raised already
+                    result(done)
             for failure in failures.since(known):
                 self._report(failure)
 

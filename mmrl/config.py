@@ -13,8 +13,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from mmrl.config_files import Located, join_errors, read_tree, to_lines
+from mmrl.config_files import Located, join_errors, merge, read_tree, to_lines
 from mmrl.config_sections import (
+    NONE,
     ClusterConfig,
     Config,
     DataConfig,
@@ -68,7 +69,11 @@ class LoadedConfig:
 
 
 def load_config(
-    paths: Sequence[Path], overrides: Sequence[str] = (), *, options_class: OptionsClass | None = None
+    paths: Sequence[Path],
+    overrides: Sequence[str] = (),
+    *,
+    options_class: OptionsClass | None = None,
+    optional: Sequence[str] = (),
 ) -> LoadedConfig:
     """The config of YAML files and then overrides, the later ones winning.
 
@@ -76,12 +81,19 @@ def load_config(
         paths: Merged left to right; mappings merge, lists are replaced.
         overrides: Command-line words: ``a.b=v``, ``--a.b=v``, or ``--a.b`` followed by ``v``.
         options_class: Given, the options of every plugin are checked too, and completed with their defaults.
+        optional: Keys of plugins that need not be there, such as ``algorithm`` for what trains nothing.
 
     Raises:
         ConfigError: Everything that is wrong, at once.
         PluginError: Plugins cannot be used, and nothing else is wrong.
     """
     tree, problems = read_tree(paths, overrides)
+    for key in optional:
+        if not tree.holds(key.split(".")):
+            missing: Any = {"name": NONE}
+            for part in reversed(key.split(".")):
+                missing = {part: missing}
+            tree = merge(Located.of(missing, "not used"), tree)
     return _resolve(tree, problems, options_class)
 
 

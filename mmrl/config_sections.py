@@ -13,6 +13,9 @@ from mmrl.config_files import to_flow
 Kind = Literal["algorithm", "reward", "dataset", "tracker"]
 """The four kinds of plugins; the entry-point group of a kind is `mmrl.<kind>s`."""
 
+NONE = "(none)"
+"""The name of a plugin that a command has no use for, where the config does not name one."""
+
 Count = Annotated[int, Field(ge=1, le=10**9)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 Text = Annotated[str, Field(min_length=1)]
@@ -277,14 +280,16 @@ class Config(Section):
 
     def plugins(self) -> Iterator[tuple[str, Kind, PluginSpec]]:
         """Dotted key, kind and spec of every plugin that is named."""
-        yield "data.train", "dataset", self.data.train
+        if self.data.train.name != NONE:
+            yield "data.train", "dataset", self.data.train
         for index, spec in enumerate(self.data.mix):
             yield f"data.mix.{index}", "dataset", spec
         if self.data.eval:
             yield "data.eval", "dataset", self.data.eval
         for index, reward in enumerate(self.rewards):
             yield f"rewards.{index}", "reward", reward
-        yield "algorithm", "algorithm", self.algorithm
+        if self.algorithm.name != NONE:
+            yield "algorithm", "algorithm", self.algorithm
         for index, tracker in enumerate(self.trackers):
             yield f"trackers.{index}", "tracker", tracker
 

@@ -270,6 +270,15 @@ class Reward(Plugin):
         """
         raise NotImplementedError(f"{type(self).__name__} defines neither score_one nor score")
 
+    def answer_of(self, rollout: Rollout) -> str | None:
+        """The answer that a completion gives, for votes among the completions of a prompt (majority@k of `mmrl eval`).
+
+        Equal texts are the same answer: those that ``score`` takes for the same, such as ``0.5`` and ``1/2``, should be
+        one text here. Must not depend on the gold answer. None, as without this method, gives no vote. Called after
+        each scoring, in the same process and within the same time.
+        """
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:

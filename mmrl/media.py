@@ -31,6 +31,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_IMAGE_BYTES = 64 * 2**20
 MAX_IMAGE_PIXELS = 50_000_000
 MAX_ASPECT_RATIO = 200
+MID_GREY = (128, 128, 128)
 _GREY_STEP = {"L;2": 85, "L;4": 17}
 """What Pillow multiplies grey of 2 and 4 bits by."""
 _DROP = "repair the image or remove the row"
@@ -189,14 +190,18 @@ class MediaStore:
         """
         key = hashlib.sha256(raw.data).digest()
         if key not in self._refs:
-            image = normalise(raw, self.grid)
-            name = _pixel_hash(image)
-            path = self.folder / f"{name}.png"
-            if not path.exists():
-                _write_whole(path, lambda to: image.save(to, "PNG", compress_level=1))
-            self._remember(name, image)
-            self._refs[key] = ImageRef(hash=name, width=image.width, height=image.height, path=str(path))
+            self._refs[key] = self._keep(normalise(raw, self.grid))
         return self._refs[key]
+
+    def blank(self, ref: ImageRef) -> ImageRef:
+        """The reference of a mid-grey image of the same size, which tells nothing else of the one behind ``ref``.
+
+        Raises:
+            ResourceError: The file cannot be written.
+        """
+        from PIL import Image
+
+        return self._keep(Image.new("RGB", (ref.width, ref.height), MID_GREY))
 
     def load(self, ref: ImageRef) -> PILImage.Image:
         """The pixels behind a reference; shared, so do not draw on them.
@@ -233,6 +238,14 @@ class MediaStore:
             ResourceError: It cannot be written.
         """
         _write_whole(self.folder / f"{name}.png", lambda path: path.write_bytes(data))
+
+    def _keep(self, image: PILImage.Image) -> ImageRef:
+        name = _pixel_hash(image)
+        path = self.folder / f"{name}.png"
+        if not path.exists():
+            _write_whole(path, lambda to: image.save(to, "PNG", compress_level=1))
+        self._remember(name, image)
+        return ImageRef(hash=name, width=image.width, height=image.height, path=str(path))
 
     def _read(self, ref: ImageRef) -> PILImage.Image:
         path = str(self.folder / f"{ref.hash}.png")

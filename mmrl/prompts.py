@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -250,6 +251,11 @@ class PromptSource:
         if not self.num_usable:
             raise DataError("No row is left: each one turned out to be of no use", where=self.name)
         return None
+
+    def each(self, make: Callable[[Prompt], _T], limit: int | None = None) -> list[_T]:
+        """What ``make`` gives of the prompts that can be used, in order; of the first ``limit`` of these."""
+        made = (self.attempt(index, make) for index in range(len(self)))
+        return list(islice((value for value in made if value is not None), limit))
 
     def draw(
         self, count: int, take: Callable[[int], Sequence[tuple[int, int]]], make: Callable[[Prompt], _T]

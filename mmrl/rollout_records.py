@@ -35,6 +35,7 @@ def rollout_records(index: int, group: CreditedGroup) -> Iterator[dict[str, Any]
     Advantages are per completion token; log-probs and entropies are in nats, in the order of ``token_ids``, with the
     nine digits that make the same float32 again; the learner's are empty for a rollout that is in no loss. A greedy
     rollout has none of them. Of columns that JSON cannot hold, ``columns_as_text`` has what Python shows of them.
+    ``answers`` is what rewards that read answers found the completion to say.
 
     ``update_logprobs`` and ``update_entropy`` have a list for each optimizer step that took the rollout in, an empty
     one where that was skipped; there are no ``update_logprobs`` where they are ``learner_logprobs``.
@@ -149,7 +150,7 @@ def read_step(file: Path) -> RecordedStep:
 
 
 def read_rollouts(path: str | Path) -> Iterator[RecordedRollout]:
-    """The rollouts of a file that a run wrote, of a folder of such files, or of a run's folder.
+    """The rollouts of a file that a run or an evaluation wrote, of a folder of such files, or of a run's folder.
 
     Each is as its rewards saw it, but for columns that JSON cannot hold, which are missing, and tuples, which are
     lists. Images are those in the run's media folder, if the file still lies where the run wrote it.
@@ -217,6 +218,7 @@ def _record(scored: ScoredGroup, member: int, *, greedy: bool) -> dict[str, Any]
         "weight_version": rollout.weight_version,
         "rewards": {name: float(values[member]) for name, values in scored.components.items()},
         "reward": float(scored.rewards[member]),
+        "answers": {name: answers[member] for name, answers in scored.answers.items()},
         "valid": bool(scored.valid[member]),
         "greedy": greedy,
         "sampler_logprobs": _short(rollout.sampler_logprobs),
@@ -243,6 +245,7 @@ def _scored(members: Sequence[tuple[Mapping[str, Any], RecordedRollout]]) -> Sco
             np.array([found.valid for _, found in pairs], np.bool_),
             {name: np.array([_number(found.rewards[name]) for _, found in pairs]) for name in names},
             partner,
+            {name: [record["answers"][name] for record, _ in pairs] for name in pairs[0][0].get("answers", {})},
         )
 
     return scored(sampled, scored(greedy, None) if greedy else None)
@@ -322,7 +325,8 @@ def _damage(where: str) -> Iterator[None]:
 
 
 def _read(file: Path) -> Iterator[tuple[dict[str, Any], RecordedRollout]]:
-    media = file.parent.parent / "media"
+    beside, above = file.parent / "media", file.parent.parent / "media"
+    media = beside if beside.is_dir() else above
     try:
         with file.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from mmrl.checking.examination import examine
 from mmrl.checking.report import Report
 from mmrl.cluster.process import prepare_process
 from mmrl.config import LoadedConfig
-from mmrl.console import Console, visible
-from mmrl.errors import ConfigError, MMRLError, PluginError
+from mmrl.errors import MMRLError, PluginError
 from mmrl.interruption import Interruption, Stopped
-from mmrl.plan import RunPlan
-from mmrl.redaction import Redactor
 from mmrl.run_directory import RunDirectory
-from mmrl.scoring.scorer import Scorer
 from mmrl.training import TrainingRun
 
 
@@ -77,38 +70,3 @@ def train(
     finally:
         directory.release()
     return 0
-
-
-def evaluate(loaded: LoadedConfig, model: Path | None = None) -> dict[str, Any]:
-    """Score a model on ``data.eval``; returns its metrics.
-
-    Args:
-        model: A Hugging Face folder to evaluate in place of ``model.path``.
-    """
-    from mmrl.cluster.launch import start_engine
-    from mmrl.collection import Collector
-
-    prepare_process()
-    config = loaded.config
-    if model is not None:
-        other = {"path": str(model), "revision": None}
-        config = config.model_copy(update={"model": config.model.model_copy(update=other)})
-    with ExitStack() as stack:
-        scorer = stack.enter_context(Scorer(config.rewards))
-        plan = RunPlan(config, Path(stack.enter_context(tempfile.TemporaryDirectory())))
-        if plan.evaluation is None:
-            raise ConfigError("there is nothing to evaluate on", where="data.eval", remedy="name a dataset")
-        engine = start_engine(
-            config, plan.folder, plan.media, None, max_images=plan.evaluation.max_images, with_sampler=True
-        )
-        stack.callback(engine.close)
-        console = Console(len(plan.evaluation))
-        stack.callback(console.close)
-
-        def show(kind: str, **fields: Any) -> None:
-            print(f"{kind}: {visible(Redactor()(fields['message']))}", file=sys.stderr)
-
-        collector = Collector(config, engine, plan.encoder, scorer, console.progress, event=show)
-        values = collector.evaluate(plan.evaluation)
-    counts = {"prompts": plan.evaluation.num_usable, "dropped": len(plan.evaluation.dropped)}
-    return {"model": config.model.path, **counts, **values}

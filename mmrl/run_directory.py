@@ -63,7 +63,7 @@ class RunDirectory:
             _remove_halves(path)
         for name in _HISTORIES:
             with suppress(FileNotFoundError), (path / name).open("r+b") as file:
-                _mend(file)
+                mend(file)
         self.attempt = max((record.get("attempt", 0) for record in self._read("attempts.jsonl")), default=0)
         self.resumed_from: int | None = None
         self.has_steps = any(step > 0 for step in self.metrics())
@@ -92,7 +92,7 @@ class RunDirectory:
             raise _occupied(path, found)
         if not os.access(path, os.W_OK | os.X_OK):
             raise ResourceError(f"cannot write to {path}", where="trainer.run_dir", remedy="choose another")
-        lock = _locked(path)
+        lock = locked(path)
         try:
             directory = cls(path, lock)
         except BaseException:
@@ -127,11 +127,11 @@ class RunDirectory:
 
     def write_config(self, text: str) -> None:
         """Write config.yaml. From then on the folder holds a run: call it once everything has started."""
-        _replace(self.path / "config.yaml", self._redact(text))
+        replace_file(self.path / "config.yaml", self._redact(text))
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write environment.json."""
-        _replace(self.path / "environment.json", json.dumps(self._redact.plain(environment), indent=2) + "\n")
+        replace_file(self.path / "environment.json", json.dumps(self._redact.plain(environment), indent=2) + "\n")
 
     def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one step to metrics.jsonl; ``time`` is in seconds since 1970."""
@@ -167,10 +167,10 @@ class RunDirectory:
 
     def inherit(self, other: Path, step: int) -> None:
         """Take over the metrics and the ledger of another run up to a step."""
-        metrics = [record for record in _records(other / "metrics.jsonl") if record["step"] <= step]
+        metrics = [record for record in read_records(other / "metrics.jsonl") if record["step"] <= step]
         ledger = [record for record in read_ledger(other) if record["step"] <= step]
         for name, records in {"metrics.jsonl": metrics, "ledger.jsonl": ledger}.items():
-            _replace(self.path / name, "".join(json.dumps(record) + "\n" for record in records))
+            replace_file(self.path / name, "".join(json.dumps(record) + "\n" for record in records))
 
     def sync(self) -> None:
         """Force what was appended to the disk: a checkpoint is to find its history there."""
@@ -202,7 +202,7 @@ class RunDirectory:
     def write_rollouts(self, step: int, records: Iterable[Mapping[str, Any]]) -> None:
         """Write the rollouts of one step, one line each; an earlier attempt's are replaced."""
         text = "".join(json.dumps(self._redact.plain(record)) + "\n" for record in records)
-        _replace(self.path / "rollouts" / f"step-{step:06d}.jsonl", text)
+        replace_file(self.path / "rollouts" / f"step-{step:06d}.jsonl", text)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append what happened to events.jsonl, as far as it can be written; may be called from any thread."""
@@ -210,12 +210,12 @@ class RunDirectory:
             self._append("events.jsonl", {"time": time.time(), "kind": kind, **fields})
 
     def _read(self, name: str) -> Iterator[dict[str, Any]]:
-        return _records(self.path / name)
+        return read_records(self.path / name)
 
     def _append(self, name: str, record: Mapping[str, Any]) -> None:
         line = json.dumps(self._redact.plain(record)) + "\n"
-        with self._lock, _writing(self.path / name), (self.path / name).open("a+b") as file:
-            _mend(file)  # one that could not be written whole
+        with self._lock, writing(self.path / name), (self.path / name).open("a+b") as file:
+            mend(file)  # one that could not be written whole
             file.write(line.encode("ascii"))
 
 
@@ -225,7 +225,7 @@ def read_history(run: str | Path, name: str) -> list[dict[str, Any]]:
     Raises:
         DataError: A line is no JSON.
     """
-    return list(_records(Path(run) / name))
+    return list(read_records(Path(run) / name))
 
 
 def read_ledger(run: str | Path) -> list[dict[str, Any]]:
@@ -235,7 +235,7 @@ def read_ledger(run: str | Path) -> list[dict[str, Any]]:
     prompt id, member). Optimizer steps whose outcome was lost are left out.
     """
     found: list[dict[str, Any]] = []
-    for record in _records(Path(run) / "ledger.jsonl"):
+    for record in read_records(Path(run) / "ledger.jsonl"):
         if "resumed_from" in record:
             found = [each for each in found if each["step"] <= record["resumed_from"]]
         else:
@@ -248,7 +248,7 @@ def metrics_of(record: Mapping[str, Any] | None) -> dict[str, float | None]:
     return {name: value for name, value in (record or {}).items() if name not in ("step", "attempt", "time")}
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a file; none if it is not there."""
     try:
         with path.open(encoding="ascii") as lines:
@@ -270,7 +270,7 @@ def _remove_halves(path: Path) -> None:
                     half.unlink()
 
 
-def _mend(file: BinaryIO) -> None:
+def mend(file: BinaryIO) -> None:
     """Take away the half line at the end of a file whose writer was killed, or had no room."""
     size, end = file.seek(0, os.SEEK_END), -1
     start = size
@@ -284,36 +284,39 @@ def _mend(file: BinaryIO) -> None:
 
 
 @contextmanager
-def _writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Iterator[None]:
     """Turn what the disk refuses into a ResourceError."""
     try:
         yield
     except OSError as error:
         raise ResourceError(
-            f"the run's folder cannot be written: {error.strerror or error}",
+            f"the folder cannot be written: {error.strerror or error}",
             where=str(path),
-            remedy="make room, or make it writable; the run goes on from its newest checkpoint",
+            remedy="make room, or make it writable; the same command goes on where it was",
         ) from error
 
 
-def _locked(path: Path) -> TextIO:
+def locked(path: Path, where: str = "trainer.run_dir") -> TextIO:
     """A lock on the folder, held until the file is closed or the process ends.
+
+    Args:
+        where: What named the folder.
 
     Raises:
         ResourceError: Another process holds it, or the file system has no locks.
     """
-    with _writing(path / _LOCK):
+    with writing(path / _LOCK):
         file = (path / _LOCK).open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()
         if isinstance(error, BlockingIOError):
-            what, remedy = f"another process is using {path}", "choose another trainer.run_dir"
+            what, remedy = f"another process is using {path}", f"choose another {where}"
         else:
             what = f"{path} cannot be locked: {error.strerror}"
-            remedy = "choose a trainer.run_dir on a file system that has locks (flock), such as a local disk"
-        raise ResourceError(what, where="trainer.run_dir", remedy=remedy) from error
+            remedy = f"choose a {where} on a file system that has locks (flock), such as a local disk"
+        raise ResourceError(what, where=where, remedy=remedy) from error
     return file
 
 
@@ -337,14 +340,14 @@ def _has_checkpoints(path: Path) -> bool:
     return any((path / "checkpoints").glob("step-*"))
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Write a whole file in one move: readers see the old one or the new one, also after a crash.
 
     Raises:
         ResourceError: The disk is full or cannot be written.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with _writing(path):
+    with writing(path):
         path.parent.mkdir(exist_ok=True)
         try:
             with temporary.open("w", encoding="utf-8") as file:

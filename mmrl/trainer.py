@@ -224,7 +224,9 @@ class Trainer:
             return values | dict(self._algorithm.observe(dict(values)))
 
     def _evaluate(self) -> dict[str, float]:
-        return {} if self._evaluation is None else self._collector.evaluate(self._evaluation)
+        if self._evaluation is None:
+            return {}
+        return dict(self._collector.evaluate(self._evaluation.each(self._encoder.encode)).metrics)
 
     def _collect(self, step: int, clock: Clock) -> Experience:
         count = self._config.trainer.prompts_per_step

@@ -237,6 +237,7 @@ class ScoredGroup:
         components: Raw value of every reward, (G,) float64 each, NaN for None, and for rewards of other sources.
         greedy: The prompt's one rollout at temperature 0, if the algorithm needs it; enters no loss. Where it could not
             be scored, none of the group's rollouts is valid.
+        answers: Of each reward that reads answers (``Reward.answer_of``), what each rollout answers.
     """
 
     group: RolloutGroup
@@ -244,6 +245,7 @@ class ScoredGroup:
     valid: BoolArray
     components: Mapping[str, FloatArray]
     greedy: ScoredGroup | None = None
+    answers: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -63,10 +63,6 @@ class FakeRun:
         errors = [self.error] if isinstance(self.error, MMRLError) else []
         return Report(lines=["4 rows", "fine"], data={"rows": 4}, errors=errors)
 
-    def evaluate(self, loaded: Any, model: Path | None) -> dict[str, Any]:
-        self.calls.append(("eval", loaded.config, model))
-        return {"eval/accuracy": 0.5}
-
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> FakeRun:
@@ -110,15 +106,6 @@ def test_check_shows_what_is_wrong_after_its_report(
     assert main(["check", config, "--json"]) == DataError.exit_code
     (error,) = json.loads(capsys.readouterr().out)["errors"]
     assert error["exit_code"] == DataError.exit_code and error["message"].startswith("no gold")
-
-
-def test_eval_takes_another_model(config: str, run: FakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", config, "--model", "out/model", "--json"]) == 0
-    assert run.calls[0][2] == Path("out/model")
-    assert json.loads(capsys.readouterr().out) == {"eval/accuracy": 0.5}
-    assert main(["eval", config]) == 0
-    assert run.calls[1][2] is None
-    assert "eval/accuracy: 0.5" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -126,9 +126,10 @@ def runs(configs: dict[str, Path], folder: Path, mmrl: Callable[..., Any]) -> di
 
 
 @pytest.fixture(scope="module")
-def evaluated(runs: dict[str, Run], configs: dict[str, Path], mmrl: Callable[..., Any]) -> dict[str, Any]:
-    """What ``mmrl eval`` says of the first run's final model."""
-    process = mmrl("eval", configs["first"], "--model", runs["first"].model, "--json")
+def evaluated(runs: dict[str, Run], folder: Path, mmrl: Callable[..., Any]) -> dict[str, Any]:
+    """What ``mmrl eval`` says of the first run's newest checkpoint, with its images and without."""
+    words = ("--blank-images", "--output", folder / "evaluated", "--json")
+    process = mmrl("eval", "--model", runs["first"].path, *words)
     assert process.returncode == 0, process.stderr
     answer: dict[str, Any] = json.loads(process.stdout)
     return answer
@@ -242,8 +243,8 @@ def test_records_have_rewards_that_add_up_and_advantages_of_their_group(runs):
 
 def test_evaluating_the_final_folder_gives_the_runs_last_evaluation(runs, evaluated):
     last = runs["first"].metrics[-1]
-    assert evaluated["prompts"] == 4
-    found = {name: value for name, value in evaluated.items() if name.startswith("eval/")}
+    assert evaluated["counts"]["prompts"] == 4 and evaluated["checkpoint"]["step"] == 2
+    found = {name: estimate["value"] for name, estimate in evaluated["metrics"].items()}
     assert found == {name: value for name, value in last.items() if name.startswith("eval/")}
     assert found["eval/accuracy"] == pytest.approx(last["eval/accuracy"]) and found["eval/accuracy"] > 0
 
@@ -268,6 +269,39 @@ def test_greedy_generation_of_the_final_folder_is_what_was_evaluated(runs, plain
             ids.append(int(reference.distribution(text, [image], ids)[-1].argmax()))
         scores.append(np.mean([token % 2 == 0 for token in ids]))
     assert np.mean(scores) == pytest.approx(runs["first"].metrics[-1]["eval/accuracy"])
+
+
+def test_blank_images_reach_the_model_as_grey_pixels(runs, evaluated, plain, folder):
+    from PIL import Image
+
+    reference, logprobs = plain(runs["first"].model), {}
+    seen, blank = (
+        [json.loads(line) for line in (folder / "evaluated" / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("samples", "samples-blank")
+    )
+    assert [(r["prompt_id"], r["prompt_token_ids"]) for r in blank] == [
+        (r["prompt_id"], r["prompt_token_ids"]) for r in seen
+    ]
+    for record in blank:
+        greys = [Image.new("RGB", (each["width"], each["height"]), (128, 128, 128)) for each in record["images"]]
+        table = reference.distribution(record["prompt"], greys, record["token_ids"], temperature=1.0)
+        assert table[:-1].argmax(1).tolist() == record["token_ids"]
+        logprobs[record["prompt_id"]] = table[:-1].max(1).values.detach().numpy()
+        np.testing.assert_allclose(record["sampler_logprobs"], logprobs[record["prompt_id"]], atol=1e-4)
+    pictured = [
+        len(r["token_ids"]) == len(logprobs[r["prompt_id"]])
+        and np.allclose(r["sampler_logprobs"], logprobs[r["prompt_id"]], atol=1e-4)
+        for r in seen
+    ]
+    assert not any(pictured)
+    difference = np.mean([r["rewards"]["even"] for r in seen]) - np.mean([r["rewards"]["even"] for r in blank])
+    assert evaluated["blank_images"]["difference"]["eval/even_mean"]["value"] == pytest.approx(difference)
+
+
+def test_recorded_completions_of_an_evaluation_can_be_scored_again(evaluated, folder, mmrl):
+    words = ("rewards", "test", f"{folder / 'reward.py'}:even", "--rollouts", folder / "evaluated", "--json")
+    tried = json.loads(mmrl(*words).stdout)
+    assert (tried["rollouts"], tried["compared"], tried["disagreements"]) == (8, 8, 0)
 
 
 def test_bfloat16_stays_within_its_own_limits(runs):

@@ -178,8 +178,8 @@ def test_a_checkpoint_is_the_folder_it_came_from_with_other_weights(run):
 
 def test_vllm_answers_from_a_checkpoint_as_it_did_in_the_run_and_as_transformers_does(run, plain):
     evaluated = json.loads(run.processes[1].stdout)
-    assert evaluated["prompts"] == 3
-    assert evaluated["eval/reward_mean"] == pytest.approx(run.metrics[-1]["eval/reward_mean"])
+    assert evaluated["counts"]["prompts"] == 3
+    assert evaluated["metrics"]["eval/reward_mean"]["value"] == pytest.approx(run.metrics[-1]["eval/reward_mean"])
     reference = plain(run.checkpoint(2))
     scores = []
     for record in {record["prompt_id"]: record for record in run.rollouts(2)}.values():

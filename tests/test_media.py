@@ -384,3 +384,12 @@ def test_a_store_that_cannot_be_written_is_a_resource_error(tmp_path: Path) -> N
     (tmp_path / "media").write_text("a file where the folder should be")
     with pytest.raises(ResourceError, match="cannot be stored"):
         MediaStore(tmp_path / "media", GRID).add(encode(noise()))
+
+
+def test_a_blank_image_has_the_size_of_the_other_and_one_grey(tmp_path, picture):
+    store = MediaStore(tmp_path, ImageGrid(28, 3136, 50176))
+    ref = store.add(picture(60, 90))
+    blank = store.blank(ref)
+    assert (blank.width, blank.height) == (ref.width, ref.height) and blank.hash != ref.hash
+    assert np.unique(np.asarray(MediaStore(tmp_path, store.grid).load(blank))).tolist() == [128]
+    assert store.blank(ref) == blank

@@ -51,7 +51,8 @@ def scored_group():
     )
     rollouts = tuple(Rollout(prompt, segments, i, f"text {i}", "stop", 4) for i in range(2))
     components = {"a": np.array([1.0, np.nan]), "b": np.array([0.5, 0.25])}
-    return ScoredGroup(RolloutGroup(prompt, rollouts), np.array([2.0, 0.0]), np.array([True, False]), components)
+    scores = np.array([2.0, 0.0]), np.array([True, False]), components
+    return ScoredGroup(RolloutGroup(prompt, rollouts), *scores, answers={"a": ["ab", None]})
 
 
 def test_a_new_or_empty_folder_becomes_a_run_directory(tmp_path):
@@ -167,7 +168,7 @@ for name, write in writers.items():
     try:
         write()
     except ResourceError as error:
-        assert "the run's folder cannot be written: No space left on device" in error.what, error
+        assert "the folder cannot be written: No space left on device" in error.what, error
     else:
         print("there was room for", name)
 assert (run.path / "metrics.jsonl").stat().st_size > length  # half a line
@@ -218,7 +219,7 @@ def test_a_folder_that_becomes_read_only_stops_no_event(tmp_path, monkeypatch):
         lambda: run.write_rollouts(1, []),
         lambda: run.write_config(""),
     ):
-        with pytest.raises(ResourceError, match="the run's folder cannot be written: Read-only file system"):
+        with pytest.raises(ResourceError, match="the folder cannot be written: Read-only file system"):
             write()
     assert len(lines(tmp_path / "attempts.jsonl")) == 1 and not (tmp_path / "events.jsonl").exists()
 
@@ -284,6 +285,7 @@ def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
         "weight_version": 4,
         "rewards": {"a": 1.0, "b": 0.5},
         "reward": 2.0,
+        "answers": {"a": "ab"},
         "valid": True,
         "kept": True,
         "greedy": False,
@@ -294,7 +296,7 @@ def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
         "update_logprobs": [[-0.300000012, -0.400000006, 0.0], [-0.25, -0.125, 0.0], []],
         "update_entropy": [[0.333333343, 1.99999994e-09, 0.0]] * 2 + [[]],
     }
-    assert second["rewards"] == {"a": None, "b": 0.25}
+    assert second["rewards"] == {"a": None, "b": 0.25} and second["answers"] == {"a": None}
     assert second["valid"] is False
     assert second["advantage"] == [0, 0, 0] and second["learner_logprobs"] == [] == second["update_entropy"]
     assert "algorithm_state" not in second

@@ -39,10 +39,12 @@ class Answer:
     Attributes:
         scores: None for what could not be scored.
         seconds: What each took; for rollouts that are scored together, its share.
+        answers: What each completion answers; None of a reward that does not read answers.
     """
 
     scores: Sequence[float | None]
     seconds: Sequence[float]
+    answers: Sequence[str | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +215,7 @@ class _Call:
         self._owners = [task for task in tasks for _ in task.rollouts]
         self._scores: dict[int, float | None] = {}
         self._seconds: dict[int, float] = {}
+        self._answers: dict[int, str | None] = {}
         self._fault: tuple[Reply, Sequence[int]] | None = None
         self.num_groups = len(tasks)
         self.blobs = [pickle.dumps(rollout, pickle.HIGHEST_PROTOCOL) for rollout in self._rollouts]
@@ -231,6 +234,7 @@ class _Call:
         self._seconds |= dict.fromkeys(places, reply["seconds"] / len(places))
         if "values" in reply:
             self._scores |= zip(places, reply["values"], strict=True)
+            self._answers |= zip(places, reply.get("answers", ()), strict=False)
         elif reply["skip"]:
             self._fail(places, " at ".join(filter(None, [reply["what"], reply.get("place")])), reply["details"])
         elif self._fault is None:
@@ -254,7 +258,14 @@ class _Call:
         """One per task."""
         bounds = accumulate((len(task.rollouts) for task in self._tasks), initial=0)
         parts = [range(start, end) for start, end in pairwise(bounds)]
-        return [Answer([self._scores[p] for p in part], [self._seconds[p] for p in part]) for part in parts]
+        return [
+            Answer(
+                [self._scores[place] for place in part],
+                [self._seconds[place] for place in part],
+                [self._answers.get(place) for place in part] if self._answers else None,
+            )
+            for part in parts
+        ]
 
     def _fail(self, places: Sequence[int], cause: str, details: str = "") -> None:
         for place in places:

@@ -108,27 +108,29 @@ class Scoring:
             RewardError: See ``RewardPool.submit``; as soon as there are too many failures in the step.
             TimeoutError: They are not there within ``timeout_s``, which counts for each pool.
         """
-        scores: dict[int, Sequence[float | None]] = {}
+        found: dict[int, Answer] = {}
         for places, future in self.parts:
             either: list[Future[Any]] = [future, self.failures.too_many]
             wait(either, timeout_s, return_when=FIRST_COMPLETED)
             self.failures.check()
-            scores |= {places[place]: answer.scores for place, answer in future.result(0).items()}
-        return self._combined(scores)
+            found |= {places[place]: answer for place, answer in future.result(0).items()}
+        return self._combined(found)
 
-    def _combined(self, scores: Mapping[int, Sequence[float | None]]) -> ScoredGroup:
+    def _combined(self, found: Mapping[int, Answer]) -> ScoredGroup:
         """The weighted sum; a rollout that any of the rewards could not score is invalid and has reward 0."""
         shape = len(self.group.rollouts)
         total, valid = np.zeros(shape), np.ones(shape, np.bool_)
         components: dict[str, FloatArray] = {spec.metric: np.full(shape, np.nan) for spec in self.rewards}
+        answers: dict[str, Sequence[str | None]] = {}
         for place, spec in enumerate(self.rewards):
-            if place not in scores:
+            if place not in found:
                 continue
-            values = np.array([np.nan if score is None else score for score in scores[place]], np.float64)
+            values = np.array([np.nan if score is None else score for score in found[place].scores], np.float64)
+            answers |= {} if (read := found[place].answers) is None else {spec.metric: read}
             components[spec.metric] = values
             total += spec.weight * values
             valid &= ~np.isnan(values)
-        return ScoredGroup(self.group, np.where(valid, total, 0.0), valid, components)
+        return ScoredGroup(self.group, np.where(valid, total, 0.0), valid, components, answers=answers)
 
 
 def reward_pools(

@@ -93,7 +93,8 @@ class _Call:
         _seed(rollouts[0])
         began = time.perf_counter()
         try:
-            reply: Reply = {"values": check_scores(call(self._reward, rollouts, self._run), stop - start)}
+            values = check_scores(call(self._reward, rollouts, self._run), stop - start)
+            reply: Reply = {"values": values, **self._answers(start, stop)}
         except BaseException as error:
             reply = self._fault(error)
         return self._send(start, stop, began, reply)
@@ -106,13 +107,24 @@ class _Call:
             try:
                 async with deadline:
                     answer: Any = self._reward.score_one(rollout)
-                    reply: Reply = {"values": check_scores([await answer], 1)}
+                    reply: Reply = {"values": check_scores([await answer], 1), **self._answers(place, place + 1)}
             except BaseException as error:
                 late = {"what": f"did not answer within {self._spec.timeout_s:g} s", "details": "", "skip": True}
                 reply = late if deadline.expired() else self._fault(error)
             self._send(place, place + 1, began, reply)
 
         await asyncio.gather(*map(score, range(len(self._blobs))))
+
+    def _answers(self, start: int, stop: int) -> Reply:
+        """What the completions answer, of a reward that reads answers."""
+        if type(self._reward).answer_of is Reward.answer_of:
+            return {}
+        answers = [self._reward.answer_of(rollout) for rollout in self._copies(start, stop)]
+        for index, answer in enumerate(answers):
+            if not isinstance(answer, str | None):
+                got = f"{type(answer).__name__} {_excerpt(answer)} from answer_of"
+                raise BadScores(index, "a text, or None for a completion without an answer", got)
+        return {"answers": answers}
 
     def _copies(self, start: int, stop: int) -> list[Rollout]:
         return [pickle.loads(blob) for blob in self._blobs[start:stop]]

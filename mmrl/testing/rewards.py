@@ -28,7 +28,8 @@ def check_reward(
     """Raise at the first rule of rewards that this one breaks.
 
     The rules: one finite number or None for each rollout, in order; the same again for the same rollouts, and in
-    another order for another order; rollouts are not modified; no rollouts give no scores. By default rollouts are
+    another order for another order; rollouts are not modified; no rollouts give no scores; what a rollout answers
+    (``answer_of``) is a text or None, and the same again. By default rollouts are
     right, wrong, empty, cut-off and odd answers to a question in text. Where their gold is no text but a list, a number
     or missing, a reward that is not made for it may raise.
 
@@ -65,6 +66,8 @@ def _check_group(reward: Reward, group: tuple[Rollout, ...]) -> None:
         changed = next(i for i, (one, other) in enumerate(zip(before, _content(group), strict=True)) if one != other)
         found = f"{_show(group[changed])} is another afterwards"
         raise broken(reward, "rollouts stay as they are", found, "work on copies of what a rollout holds")
+    for rollout in group:
+        _check_answer(reward, rollout)
     order = np.random.default_rng(0).permutation(len(group)).tolist()
     remedy = "score each rollout by what it holds, with no random numbers and no memory of earlier calls"
     for rule, places in (("the same rollouts get the same scores", range(len(group))), ("scores keep order", order)):
@@ -73,6 +76,15 @@ def _check_group(reward: Reward, group: tuple[Rollout, ...]) -> None:
             if score != scores[place]:
                 found = f"{_show(group[place])} got {scores[place]}, then {score}"
                 raise broken(reward, rule, found, remedy)
+
+
+def _check_answer(reward: Reward, rollout: Rollout) -> None:
+    with plugin_errors(reward, "answer_of"):
+        answers = [reward.answer_of(rollout) for _ in range(2)]
+    if not all(isinstance(answer, str | None) for answer in answers) or answers[0] != answers[1]:
+        remedy = "return the same text for the same completion, or None where it gives no answer"
+        found = f"{_show(rollout)} got {answers[0]!r:.80}, then {answers[1]!r:.80}"
+        raise broken(reward, "answer_of answers with a text or None", found, remedy)
 
 
 def _scores(reward: Reward, group: tuple[Rollout, ...]) -> list[Score | None]:

@@ -36,10 +36,14 @@ class ANLS(Reward):
         accepted = accepted_texts(rollout)
         if not accepted:
             return None
-        answer = extract(rollout.text, self.config.extract)
+        answer = self.answer_of(rollout)
         if not answer or len(answer) > self.config.max_characters:
             return 0.0
-        return max(self._similarity(gold.casefold(), answer.casefold()) for gold in accepted)
+        return max(self._similarity(gold.casefold(), answer) for gold in accepted)
+
+    def answer_of(self, rollout: Rollout) -> str | None:
+        answer = extract(rollout.text, self.config.extract)
+        return None if answer is None else answer.casefold()
 
     def _similarity(self, gold: str, answer: str) -> float:
         longer = max(len(gold), len(answer))

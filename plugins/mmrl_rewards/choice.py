@@ -31,9 +31,17 @@ class Choice(Reward):
         accepted = {choices.index(gold, first) for gold in golds(rollout.answer)} - {None}
         if not accepted:
             return None
+        return float(self._chosen(rollout) in accepted)
+
+    def answer_of(self, rollout: Rollout) -> str | None:
+        index = self._chosen(rollout)
+        return None if index is None else str(index)
+
+    def _chosen(self, rollout: Rollout) -> int | None:
+        choices, first = Choices(rollout.choices), self.config.first_index
         answer = extract(rollout.text, "boxed" if self.config.require_box else "auto")
         index = None if answer is None else choices.index(answer, first)
         if index is None and not self.config.require_box and final_answer(rollout.text) is None:
             begun = before_cut(rollout.text)
             index = choices.last_letter(said_answer(begun) or begun)
-        return float(index in accepted)
+        return index

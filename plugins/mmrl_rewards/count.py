@@ -34,6 +34,13 @@ class Count(Reward):
         accepted = {count(gold) for gold in accepted_texts(rollout)} - {None}
         if not accepted:
             return None
+        return float(self._counted(rollout) in accepted)
+
+    def answer_of(self, rollout: Rollout) -> str | None:
+        counted = self._counted(rollout)
+        return None if counted is None else str(counted)
+
+    def _counted(self, rollout: Rollout) -> int | None:
         marked = final_answer(rollout.text)
         if marked is None and not self.config.require_box:
             begun = before_cut(rollout.text)
@@ -41,7 +48,7 @@ class Count(Reward):
             if not marked:
                 numbers = _NUMBER.findall(_NOBODY.sub(" ", begun))
                 marked = numbers[-1] if numbers else None
-        return float(marked is not None and count(chosen_text(rollout, bare(marked))) in accepted)
+        return None if marked is None else count(chosen_text(rollout, bare(marked)))
 
 
 def count(text: str) -> int | None:

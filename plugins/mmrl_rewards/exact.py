@@ -28,8 +28,11 @@ class Exact(Reward):
         accepted = {self._fold(gold) for gold in accepted_texts(rollout)}
         if not accepted:
             return None
+        return float(self.answer_of(rollout) in accepted)
+
+    def answer_of(self, rollout: Rollout) -> str | None:
         answer = extract(rollout.text, self.config.extract)
-        return float(answer is not None and self._fold(chosen_text(rollout, answer)) in accepted)
+        return None if answer is None else self._fold(chosen_text(rollout, answer))
 
     def _fold(self, text: str) -> str:
         return text if self.config.case_sensitive else text.casefold()

@@ -39,7 +39,7 @@ from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import extract, marked_or_number
 from mmrl_rewards.choice_matching import accepted_texts, chosen_text
-from mmrl_rewards.quantities import Quantity, comparable, name_of, plain, quantity, without_unit
+from mmrl_rewards.quantities import Quantity, comparable, name_of, plain, quantity, spelled, without_unit
 
 _SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 _WORDS = re.compile(r"[A-Za-z]{2,}(?:[ -][A-Za-z]+)*")
@@ -97,10 +97,23 @@ class Math(Reward):
         accepted = accepted_texts(rollout)
         if not accepted:
             return None
-        answer = extract(rollout.text, "boxed") if self.config.require_box else marked_or_number(rollout.text)
-        if not answer or len(answer) > self.config.max_characters or not (answer := chosen_text(rollout, answer)):
+        answer = self._read(rollout)
+        if answer is None:
             return 0.0
         return float(any(equal(gold, answer, self.config.time_limit_s, self.config.rel_tol) for gold in accepted))
+
+    def answer_of(self, rollout: Rollout) -> str | None:
+        """Numbers of the same value are one answer; all else by its text, since values are compared with golds only."""
+        answer = self._read(rollout)
+        read = quantity(answer) if answer else None
+        return spelled(read) if read else answer and _SPACE.sub("", answer)
+
+    def _read(self, rollout: Rollout) -> str | None:
+        """The answer; None where there is none, or one too long."""
+        answer = extract(rollout.text, "boxed") if self.config.require_box else marked_or_number(rollout.text)
+        if not answer or len(answer) > self.config.max_characters:
+            return None
+        return chosen_text(rollout, answer) or None
 
 
 @lru_cache(maxsize=4096)

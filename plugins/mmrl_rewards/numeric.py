@@ -22,7 +22,7 @@ from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import extract, marked_or_number
 from mmrl_rewards.choice_matching import accepted_texts, chosen_text
-from mmrl_rewards.quantities import Quantity, comparable, quantity, the_number
+from mmrl_rewards.quantities import Quantity, comparable, quantity, spelled, the_number
 
 _SLACK = Fraction(1, 10**9)
 """Of a tolerance: 0.1 and 0.05 are no exact binary numbers, and a difference of just that much is allowed."""
@@ -56,6 +56,9 @@ class Numeric(Reward):
                 for gold in golds
             )
         )
+
+    def answer_of(self, rollout: Rollout) -> str | None:
+        return ", ".join(map(spelled, self._read(rollout))) or None
 
     def _read(self, rollout: Rollout) -> tuple[Quantity, ...]:
         """The answer's number, or those of its list; none where there is no answer, or no such one."""

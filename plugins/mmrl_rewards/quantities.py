@@ -147,6 +147,11 @@ class Quantity:
     decimals: int | None = None
 
 
+def spelled(read: Quantity) -> str:
+    """One text for all ways to write a number with its unit."""
+    return f"{read.value} {read.unit}".rstrip()
+
+
 def quantity(text: str) -> Quantity | None:
     """The one number that the text is, with its unit; None if it is anything else."""
     if len(text) > _MAX_CHARACTERS:

@@ -20,7 +20,7 @@ from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import Extract, extract
 from mmrl_rewards.choice_matching import accepted_texts, chosen_text
-from mmrl_rewards.quantities import comparable, quantity, the_number
+from mmrl_rewards.quantities import comparable, quantity, spelled, the_number
 
 
 class Relaxed(Reward):
@@ -37,13 +37,26 @@ class Relaxed(Reward):
         accepted = accepted_texts(rollout)
         if not accepted:
             return None
+        answer = self._read(rollout)
+        return float(answer is not None and any(self._equal(gold, answer) for gold in accepted))
+
+    def answer_of(self, rollout: Rollout) -> str | None:
+        answer = self._read(rollout)
+        read = the_number(answer) if answer else None
+        return spelled(read) if read else answer and _folded(answer)
+
+    def _read(self, rollout: Rollout) -> str | None:
         answer = extract(rollout.text, self.config.extract)
-        return float(answer is not None and any(self._equal(gold, chosen_text(rollout, answer)) for gold in accepted))
+        return None if answer is None else chosen_text(rollout, answer)
 
     def _equal(self, gold: str, answer: str) -> bool:
-        if "".join(gold.casefold().split()) == "".join(answer.casefold().split()):
+        if _folded(gold) == _folded(answer):
             return True
         wanted = quantity(gold)
         got = the_number(answer) if wanted else None
         allowed = Fraction(str(self.config.tolerance))
         return bool(wanted and got and any(abs(a - b) <= allowed * abs(a) for a, b in comparable(wanted, got)))
+
+
+def _folded(text: str) -> str:
+    return "".join(text.casefold().split())

@@ -1,0 +1,90 @@
+"""The numbers of an evaluation, each with its interval: means, pass@k and majority@k, and what pictures are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mmrl.ops.credit import TOLERANCE
+from mmrl.ops.estimation import Estimate, majority_at_k, mean_estimate, pass_at_k, score_estimate
+from mmrl.types import Batch, BoolArray, FloatArray, ScoredGroup
+
+Estimates = Mapping[str, Estimate]
+
+
+def estimates(
+    groups: Sequence[ScoredGroup], batch: Batch, values: Mapping[str, float], accuracy_of: str
+) -> dict[str, Estimate]:
+    """The metrics of an evaluation with intervals, where they are means over completions; then what follows.
+
+    - ``eval/<name>_pass@<k>``: see ``pass_at_k``; a completion is right whose value of the component is at least 1. Of
+      each component that is no penalty, for k = 1, 2, 4, ... and the number of completions; averaged over the prompts
+      that have as many scored ones.
+    - ``eval/<name>_majority@<k>``: the same of ``majority_at_k``, of each component whose reward reads answers.
+
+    Args:
+        batch: The groups as one.
+        values: Of the batch, as a run logs them. Accuracy is left out where no such reward scores any row.
+    """
+    found = {name: Estimate(value) for name, value in values.items()}
+    if np.isnan(batch.components[accuracy_of]).all():
+        del found["eval/accuracy"]
+    scores_by_metric = rewards_by_metric(batch, accuracy_of)
+    scores_by_metric["eval/length/truncated_fraction"] = batch.truncated.astype(np.float64)
+    for name in found.keys() & scores_by_metric.keys():
+        rows = ~np.isnan(scores_by_metric[name])
+        estimate = score_estimate(scores_by_metric[name][rows], batch.group_ids[rows])
+        found[name] = replace(estimate, value=values[name])
+    lengths = np.array([len(mask) for mask in batch.masks], np.float64)
+    found["eval/length/completion_mean"] = mean_estimate(lengths, batch.group_ids)
+    num_samples = max(len(group.group.rollouts) for group in groups)
+    if num_samples > 1:
+        for k in sample_sizes(num_samples):
+            found |= dict(_at_k(groups, batch.penalties, k))
+    return found
+
+
+def rewards_by_metric(batch: Batch, accuracy_of: str) -> dict[str, FloatArray]:
+    """(B,) what accuracy, the sum of the rewards and each component are the means of; NaN where one does not count."""
+    components = {f"eval/{name}_mean": values for name, values in batch.components.items()}
+    reward = np.where(batch.valid, batch.rewards, np.nan)
+    return {"eval/accuracy": batch.components[accuracy_of], "eval/reward_mean": reward, **components}
+
+
+def differences(one: Batch, other: Batch, accuracy_of: str) -> dict[str, Estimate]:
+    """Mean of ``one - other`` for the same members of the same groups, paired; clustered by prompt.
+
+    Pairs of which one is not scored are left out.
+    """
+    pairs = [rewards_by_metric(batch, accuracy_of) for batch in (one, other)]
+    found = {}
+    for name, scores in pairs[0].items():
+        difference = scores - pairs[1][name]
+        rows: BoolArray = ~np.isnan(difference)
+        if rows.any():
+            found[name] = mean_estimate(difference[rows], one.group_ids[rows])
+    return found
+
+
+def sample_sizes(num_samples: int) -> list[int]:
+    """1, 2, 4, ... and ``num_samples``."""
+    return [*(2**i for i in range((num_samples - 1).bit_length())), num_samples]
+
+
+def _at_k(groups: Sequence[ScoredGroup], penalties: frozenset[str], k: int) -> Iterator[tuple[str, Estimate]]:
+    for name in groups[0].components:
+        passes, majorities = list[float](), list[float]()
+        for group in groups:
+            scored = ~np.isnan(group.components[name])
+            scores = group.components[name][scored]
+            if len(scores) < k:
+                continue
+            passes.append(pass_at_k(len(scores), int((scores >= 1 - TOLERANCE).sum()), k))
+            if (answers := group.answers.get(name)) is not None:
+                majorities.append(majority_at_k([answers[i] for i in np.flatnonzero(scored)], scores, k))
+        if passes and name not in penalties:
+            yield f"eval/{name}_pass@{k}", score_estimate(np.array(passes), np.arange(len(passes)))
+        if majorities:
+            yield f"eval/{name}_majority@{k}", score_estimate(np.array(majorities), np.arange(len(majorities)))

@@ -1,0 +1,79 @@
+"""What `--model` names: a Hugging Face folder, a model on the hub, a run, or a checkpoint of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmrl.checkpoints import Checkpoint, CheckpointError, find
+from mmrl.errors import ConfigError
+
+OPTIONAL = ("algorithm", "data.train")
+"""Plugins of a config that an evaluation has no use for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model to evaluate.
+
+    Attributes:
+        model: What ``model.path`` is to be: a folder, or a name on the hub.
+        checkpoint: Whose model it is; None for one that is no checkpoint's.
+    """
+
+    model: str
+    checkpoint: Checkpoint | None = None
+
+    @property
+    def config(self) -> Path | None:
+        """The config of the checkpoint's run, which may not be there."""
+        return None if self.checkpoint is None else self.checkpoint.path.parents[1] / "config.yaml"
+
+    @property
+    def overrides(self) -> list[str]:
+        """Command-line words that make a config one of this model."""
+        return [f"model.path={json.dumps(self.model)}", "model.revision=null", "model.freeze=[]"]
+
+
+def subject(name: str, on_damage: Callable[[Checkpoint, CheckpointError], None]) -> Subject:
+    """What a word on the command line means.
+
+    Args:
+        on_damage: Called with each checkpoint of a run that is newer than the one taken, and what is wrong with it.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged, or the run has none that is good.
+        ConfigError: The model is of a kind that cannot be loaded.
+    """
+    path = Path(name).expanduser()
+    if not path.is_dir():
+        return Subject(name)
+    is_checkpoint = (path / "manifest.json").exists() or path.name.startswith("step-")
+    if not (path / "config.json").exists() and (
+        is_checkpoint or path.name == "checkpoints" or (path / "checkpoints").is_dir()
+    ):
+        try:
+            checkpoint = find(path, on_damage)
+        except CheckpointError as error:
+            error.remedy = "name another checkpoint; its model/ alone is evaluated as any folder is, unverified"
+            raise
+        return Subject(str(whole_model(checkpoint.path / "model")), checkpoint)
+    return Subject(str(whole_model(path)))
+
+
+def whole_model(folder: Path) -> Path:
+    """The folder to load for this one, which may hold less than a whole model.
+
+    Raises:
+        ConfigError: It holds an adapter, which is not loaded yet.
+    """
+    if (folder / "adapter_config.json").exists():
+        raise ConfigError(
+            "the folder holds an adapter, not a whole model",
+            where=str(folder),
+            possible="a folder with config.json and all weights",
+            remedy="merge the adapter into its base model, and evaluate the result",
+        )
+    return folder
