@@ -219,15 +219,6 @@ class RunDirectory:
             file.write(line.encode("ascii"))
 
 
-def read_history(run: str | Path, name: str) -> list[dict[str, Any]]:
-    """The lines of one of a run's append-only files, which may be growing; none if it is not there.
-
-    Raises:
-        DataError: A line is no JSON.
-    """
-    return list(read_records(Path(run) / name))
-
-
 def read_ledger(run: str | Path) -> list[dict[str, Any]]:
     """Which samples the newest weights of a run have learned from: a record of each optimizer step, in order.
 

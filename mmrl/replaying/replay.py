@@ -33,7 +33,7 @@ from mmrl.replaying.report import StepReport, WhatIf
 from mmrl.replaying.rerun import Rerun, Rules, rerun
 from mmrl.resumption import Change, changed_config, plain_config
 from mmrl.rollout_records import RecordedStep, read_step
-from mmrl.run_directory import metrics_of, read_history, read_ledger
+from mmrl.run_directory import metrics_of, read_ledger, read_records
 from mmrl.scoring.failures import Failures
 from mmrl.scoring.scorer import Scorer
 from mmrl.types import ScoredGroup
@@ -112,7 +112,7 @@ class RecordedRun:
 
     def metrics(self, step: int) -> dict[str, Any] | None:
         """The step's line in metrics.jsonl, the last one of several."""
-        found = [record for record in read_history(self.path, "metrics.jsonl") if record["step"] == step]
+        found = [record for record in read_records(self.path / "metrics.jsonl") if record["step"] == step]
         return found[-1] if found else None
 
     def plan(self, config: Config) -> RunPlan:
@@ -120,14 +120,14 @@ class RecordedRun:
 
     def failures(self) -> dict[tuple[int, str, int, str], str]:
         """By epoch, prompt id, member and reward: how it failed, as events.jsonl tells."""
-        events = [event for event in read_history(self.path, "events.jsonl") if event["kind"] == "reward_failed"]
+        events = [event for event in read_records(self.path / "events.jsonl") if event["kind"] == "reward_failed"]
         return {
             (each.get("epoch", 0), each["prompt"], each["member"], each["reward"]): each["cause"] for each in events
         }
 
     def changes_since(self, attempt: int) -> list[str]:
         """What attempts after this one have changed in the config."""
-        later = [each for each in read_history(self.path, "attempts.jsonl") if each["attempt"] > attempt]
+        later = [each for each in read_records(self.path / "attempts.jsonl") if each["attempt"] > attempt]
         return [str(change) for each in later for change in each.get("changes", ())]
 
     def other_versions(self, config: Config) -> dict[str, list[str]]:
