@@ -144,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     add("show", _show, "print the resolved config and where each value was written", answers_json=True)
     evaluate = add("eval", _eval, "evaluate a policy on data.eval", answers_json=True)
     evaluate.add_argument("--model", type=Path, metavar="FOLDER", help="evaluate this model instead of model.path")
+    _add_export(add("export", _export, "write a checkpoint as a model folder, and compare the two", answers_json=True))
     plugins = add("plugins", _plugins, "list the installed plugins", answers_json=True)
     text = "try each, or those named, on the checks of mmrl.testing; kinds are algorithm, reward, dataset and tracker"
     plugins.add_argument("--check", nargs="*", metavar="KIND:NAME", help=text)
@@ -163,6 +164,16 @@ def _add_doctor(doctor: argparse.ArgumentParser) -> None:
     help_text = "also train a tiny model for two steps on the {}, and compare every number"
     device.add_argument("--gpu", action="store_const", const="cuda", dest="device", help=help_text.format("GPU"))
     device.add_argument("--cpu", action="store_const", const="cpu", dest="device", help=help_text.format("CPU"))
+
+
+def _add_export(export: argparse.ArgumentParser) -> None:
+    text = "a checkpoint, a run's folder (its newest good checkpoint), or a Hugging Face folder"
+    export.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help=text)
+    export.add_argument("out", type=Path, metavar="OUT", help="a new folder, or an empty one")
+    export.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"], help="of the weights; default: as stored"
+    )
+    export.add_argument("--shard-size", type=float, metavar="GB", help="most of a file of weights (1.07)")
 
 
 def _add_rewards(rewards: argparse.ArgumentParser) -> None:
@@ -281,6 +292,26 @@ def _eval(arguments: argparse.Namespace) -> int:
         _print_json(metrics)
     else:
         print("\n".join(f"{name}: {value}" for name, value in metrics.items()))
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from mmrl.export import export
+
+    size = arguments.shard_size
+    if size is not None and not 1e-3 <= size < 1e6:
+        raise ConfigError(f"--shard-size is {size}", where="mmrl export", possible="gigabytes, from 0.001 on")
+    report = export(
+        arguments.checkpoint,
+        arguments.out,
+        dtype=arguments.dtype,
+        shard_bytes=None if size is None else int(size * 1e9),
+        on_damage=lambda _, error: _complain(error),
+    )
+    if arguments.json:
+        _print_json(report.data())
+    else:
+        print("\n".join(report.lines()))
     return 0
 
 
