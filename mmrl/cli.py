@@ -299,8 +299,8 @@ def _export(arguments: argparse.Namespace) -> int:
     from mmrl.export import export
 
     size = arguments.shard_size
-    if size is not None and not 1e-3 <= size < 1e6:
-        raise ConfigError(f"--shard-size is {size}", where="mmrl export", possible="gigabytes, from 0.001 on")
+    if size is not None and not 1e-4 <= size < 1e6:
+        raise ConfigError(f"--shard-size is {size}", where="mmrl export", possible="gigabytes, from 0.0001 on")
     report = export(
         arguments.checkpoint,
         arguments.out,
