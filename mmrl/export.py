@@ -70,14 +70,14 @@ class Report:
         """For people."""
         done, checkpoint = self.export, self.source.checkpoint
         verified = "a checkpoint, as its manifest says" if checkpoint else "a model folder"
-        yield f"source    {checkpoint.path if checkpoint else self.source.model}: {verified}; {done.stored}"
+        yield f"source    {_shown(checkpoint.path if checkpoint else self.source.model)}: {verified}; {done.stored}"
         origin = f", {done.masters} of them from the optimizer's float32 weights" if done.masters else ""
         files = f"{done.files} file{'s' if done.files > 1 else ''}"
         yield f"weights   {done.weights} in {done.dtype}{origin}; {done.size_bytes / 1e6:.1f} MB in {files}"
         yield f"kept      {', '.join(done.kept)}"
         gap = f"mean {done.gap.abs_mean:.1e}, max {done.gap.abs_max:.1e} nats apart"
         yield f"compared  {done.tokens} tokens of {done.samples} samples, before and after: {gap} (as {done.precision})"
-        yield f"wrote     {self.out}"
+        yield f"wrote     {_shown(self.out)}"
 
 
 def export(
@@ -124,6 +124,11 @@ def export(
             remedy="make room, or make it readable and writable; nothing was exported",
         ) from error
     return Report(found, out, done)
+
+
+def _shown(path: Path) -> Path:
+    """The path from the working folder, where it is below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _find(path: Path, on_damage: Callable[[Checkpoint, CheckpointError], None]) -> Source:

@@ -11,6 +11,7 @@ left as they were first logged. Offline each attempt is a folder of its own, and
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -55,7 +56,7 @@ class WandB(Tracker):
     def start(self, run_dir: Path, config: Mapping[str, Any]) -> None:
         import wandb
 
-        options = self.config
+        options, hook = self.config, sys.excepthook
         if options.mode == "online" and not wandb.login(prompt=False, verify=False):
             raise PluginError("W&B has no login", where="mode: online", remedy="set WANDB_API_KEY, or: wandb login")
         settings = wandb.Settings(
@@ -83,6 +84,7 @@ class WandB(Tracker):
             resume=None if self._id is None else "allow",
             settings=settings,
         )
+        sys.excepthook = hook  # W&B's would tell it of an error that ends this process
         self._id = self._run.id
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
