@@ -19,15 +19,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmrl.interfaces import PluginConfig, RunFacts, Tracker
-from mmrl_trackers.extras import require
+from mmrl.interfaces import PluginConfig, RunFacts
+from mmrl_trackers.services import NumberedTracker, require
 
 PARAMS_PER_CALL = 100
 PARAM_CHARACTERS = 6000
 """What MLflow takes at most."""
 
 
-class MLflow(Tracker):
+class MLflow(NumberedTracker):
     """Every metric as an MLflow metric of its own name; values that are not finite are left out."""
 
     class Config(PluginConfig):
@@ -39,22 +39,11 @@ class MLflow(Tracker):
         run: str | None = None
         """The run's name; the run directory's if not given."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self._id: str | None = None
-
     def check(self, run: RunFacts) -> Sequence[str]:
         require("mlflow.tracking", "mlflow")
         if self.config.tracking_uri is None:
             require("sqlalchemy", "mlflow")
         return ()
-
-    def state(self) -> Mapping[str, Any]:
-        """The run's id, which MLflow gives it at its first start."""
-        return {} if self._id is None else {"id": self._id}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._id = state["id"]
 
     def start(self, run_dir: Path, config: Mapping[str, Any]) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mmrl.errors import PluginError
-from mmrl.interfaces import PluginConfig, RunFacts, Tracker
-from mmrl_trackers.extras import require
+from mmrl.interfaces import PluginConfig, RunFacts
+from mmrl_trackers.services import NumberedTracker, require
 
 
-class WandB(Tracker):
+class WandB(NumberedTracker):
     """Every metric as a W&B scalar of its own name; values that are not finite are left out."""
 
     class Config(PluginConfig):
@@ -38,20 +38,9 @@ class WandB(Tracker):
         tags: tuple[str, ...] = ()
         """W&B tags."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self._id: str | None = None
-
     def check(self, run: RunFacts) -> Sequence[str]:
         require("wandb", "wandb")
         return ()
-
-    def state(self) -> Mapping[str, Any]:
-        """The run's id, which W&B gives it at its first start."""
-        return {} if self._id is None else {"id": self._id}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._id = state["id"]
 
     def start(self, run_dir: Path, config: Mapping[str, Any]) -> None:
         import wandb

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from mmrl.cli import main
 from mmrl.errors import PluginError
-from mmrl_trackers import extras
+from mmrl_trackers import services
 from mmrl_trackers.mlflow import MLflow
 from mmrl_trackers.swanlab import SwanLab
 from mmrl_trackers.tensorboard import TensorBoard
@@ -235,7 +235,7 @@ def test_wandb_online_without_a_login_is_an_error_and_no_question(tmp_path, monk
 
 @pytest.mark.parametrize(("name", "missing"), [("wandb", "wandb"), ("mlflow", "mlflow.tracking")])
 def test_a_missing_package_is_said_with_its_extra_before_anything_starts(name, missing, fake_runs, monkeypatch, capsys):
-    monkeypatch.setattr(extras, "find_spec", lambda module: None if module == missing else True)
+    monkeypatch.setattr(services, "find_spec", lambda module: None if module == missing else True)
     config = fake_runs.config(trackers=[{"name": f"mmrl:{name}"}])
     for command in (["check", str(config)], ["train", str(config)]):
         assert main(command) == 4

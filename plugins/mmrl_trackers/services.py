@@ -1,10 +1,26 @@
-"""Trackers whose packages are not installed with mmrl."""
+"""What trackers of services share: the id of a run, and packages that are not installed with mmrl."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
+from typing import Any
 
 from mmrl.errors import PluginError
+from mmrl.interfaces import Tracker
+
+
+class NumberedTracker(Tracker):
+    """A tracker whose service gives a run an id, by which one that goes on finds its place again."""
+
+    _id: str | None = None
+
+    def state(self) -> Mapping[str, Any]:
+        """The run's id, as soon as it has one."""
+        return {} if self._id is None else {"id": self._id}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._id = state["id"]
 
 
 def require(module: str, extra: str) -> None:
