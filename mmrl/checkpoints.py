@@ -204,7 +204,7 @@ class Checkpoints:
                 shutil.rmtree(final)
             temporary.rename(final)
             faults.point("checkpoint.renamed")
-            _sync(self._folder)
+            sync(self._folder)
         except OSError as error:
             raise ResourceError(
                 f"the checkpoint of step {step} cannot be written: {error.strerror or error}",
@@ -266,6 +266,13 @@ def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="ascii")
 
 
+def force(folder: Path) -> None:
+    """Force a folder, with all files and folders in it, to the disk."""
+    _of_each(sync, [path for _, path in _files(folder)])
+    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        sync(path)
+
+
 def _named(path: Path) -> Checkpoint:
     return Checkpoint(path, int(path.name.removeprefix(_PREFIX)))
 
@@ -291,19 +298,15 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _seal(folder: Path, step: int) -> None:
-    """Force every file to the disk, then write the manifest."""
+    """Write the manifest, and force every file to the disk."""
     files = dict(sorted(_files(folder)))
 
     def seal(path: Path) -> dict[str, Any]:
-        _sync(path)
         return {"size": path.stat().st_size, "sha256": _sha256(path)}
 
-    manifest = folder / _MANIFEST
     sealed = dict(zip(files, _of_each(seal, list(files.values())), strict=True))
-    manifest.write_text(_sealed(step, sealed), encoding="ascii")
-    _sync(manifest)
-    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
-        _sync(path)
+    (folder / _MANIFEST).write_text(_sealed(step, sealed), encoding="ascii")
+    force(folder)
 
 
 def _of_each(function: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
@@ -355,7 +358,7 @@ def _unreadable(path: Path, error: OSError) -> ResourceError:
     )
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Force a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

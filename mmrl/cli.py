@@ -145,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     add("check", _check, "check config, plugins and data, without a GPU", answers_json=True)
     add("show", _show, "print the resolved config and where each value was written", answers_json=True)
     _add_eval(add("eval", _eval, "evaluate a model, a run or a checkpoint on data.eval", answers_json=True))
+    _add_export(add("export", _export, "write a checkpoint as a model folder, and compare the two", answers_json=True))
     plugins = add("plugins", _plugins, "list the installed plugins", answers_json=True)
     text = "try each, or those named, on the checks of mmrl.testing; kinds are algorithm, reward, dataset and tracker"
     plugins.add_argument("--check", nargs="*", metavar="KIND:NAME", help=text)
@@ -196,6 +197,16 @@ def _add_replay(replay: argparse.ArgumentParser) -> None:
     replay.add_argument("--step", action="append", default=[], metavar="N", help=text)
     text = "what if: rewards and algorithm of this config (over the run's), as of the overrides"
     replay.add_argument("--config", action="append", default=[], type=Path, metavar="FILE", help=text)
+
+
+def _add_export(export: argparse.ArgumentParser) -> None:
+    text = "a checkpoint, a run's folder (its newest good checkpoint), or a Hugging Face folder"
+    export.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help=text)
+    export.add_argument("out", type=Path, metavar="OUT", help="a new folder, or an empty one")
+    export.add_argument(
+        "--dtype", choices=["float32", "bfloat16", "float16"], help="of the weights; default: as stored"
+    )
+    export.add_argument("--shard-size", type=float, metavar="GB", help="most of a file of weights (1.07)")
 
 
 def _add_rewards(rewards: argparse.ArgumentParser) -> None:
@@ -341,6 +352,26 @@ def _evaluated(arguments: argparse.Namespace, interruption: Interruption) -> Res
     options = evaluation.Options(**{name: getattr(arguments, name) for name in names})
     checkpoint = None if found is None else found.checkpoint
     return evaluation.evaluate(loaded.config, options, checkpoint=checkpoint, interruption=interruption)
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from mmrl.export import export
+
+    size = arguments.shard_size
+    if size is not None and not 1e-4 <= size < 1e6:
+        raise ConfigError(f"--shard-size is {size}", where="mmrl export", possible="gigabytes, from 0.0001 on")
+    report = export(
+        arguments.checkpoint,
+        arguments.out,
+        dtype=arguments.dtype,
+        shard_bytes=None if size is None else int(size * 1e9),
+        on_damage=lambda _, error: _complain(error),
+    )
+    if arguments.json:
+        _print_json(report.data())
+    else:
+        print("\n".join(report.lines()))
+    return 0
 
 
 def _show(arguments: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import pytest
 from PIL import Image
 from safetensors import safe_open
 
+from mmrl.cli import main
 from mmrl.engine.family import FAMILIES
 
 REWARD = """\
@@ -34,6 +36,11 @@ class Run:
 
     def checkpoint(self, step: int) -> Path:
         return self.path / "checkpoints" / f"step-{step:06d}" / "model"
+
+    @property
+    def exported(self) -> Path:
+        """What ``mmrl export`` makes of the newest checkpoint."""
+        return self.path.with_name(f"{self.path.name}-exported")
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -86,9 +93,13 @@ def runs(rows: Path, models: Callable[..., Path], mmrl: Callable[..., Any]) -> d
         written.write_text(json.dumps(config))
         run = Run(start, path, ())
         trained = mmrl("train", written)
-        run.processes = (trained, mmrl("eval", written, "--model", run.checkpoint(2), "--json"))
+        if trained.returncode == 0:
+            with exporting:
+                assert main(["export", str(path), str(run.exported)]) == 0
+        run.processes = (trained, mmrl("eval", written, "--model", run.exported, "--json"))
         return run
 
+    exporting = threading.Lock()
     for family in FAMILIES:
         models(family, True)
     with ThreadPoolExecutor(2) as pool:
@@ -176,11 +187,11 @@ def test_a_checkpoint_is_the_folder_it_came_from_with_other_weights(run):
     assert tokenizer("what is 3+4?").input_ids == same("what is 3+4?").input_ids
 
 
-def test_vllm_answers_from_a_checkpoint_as_it_did_in_the_run_and_as_transformers_does(run, plain):
+def test_vllm_answers_from_an_export_as_it_did_in_the_run_and_as_transformers_does(run, plain):
     evaluated = json.loads(run.processes[1].stdout)
     assert evaluated["counts"]["prompts"] == 3
     assert evaluated["metrics"]["eval/reward_mean"]["value"] == pytest.approx(run.metrics[-1]["eval/reward_mean"])
-    reference = plain(run.checkpoint(2))
+    reference = plain(run.exported)
     scores = []
     for record in {record["prompt_id"]: record for record in run.rollouts(2)}.values():
         images, ids = run.images(record), []

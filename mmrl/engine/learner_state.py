@@ -226,15 +226,12 @@ class SavedState:
 
     def restore(self, state: OptimizerState) -> None:
         """Hand the optimizer's tensors over, one at a time, and this rank's generators if it has any."""
-        from safetensors import SafetensorError, safe_open
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         try:
-            for path, keys in self._files.items():
-                with safe_open(path, "pt") as file:
-                    for key in keys:
-                        kind, _, name = key.partition("/")
-                        state.set(name, kind, file.get_tensor(key))
+            for kind, name, value in self._tensors():
+                state.set(name, kind, value)
             state.adam_step = self.adam_step
             rank = torch.distributed.get_rank()
             if rank < len(self._generators):
@@ -242,6 +239,30 @@ class SavedState:
                 set_generators(self._generators[rank])
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise self._damaged(error) from error
+
+    def masters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The float32 weights that the optimizer moves, by the weights' names; none if the model itself is float32.
+
+        Raises:
+            ResourceError: A file is damaged.
+        """
+        from safetensors import SafetensorError
+
+        try:
+            yield from ((name, value) for kind, name, value in self._tensors(MASTER))
+        except (OSError, SafetensorError) as error:
+            raise self._damaged(error) from error
+
+    def _tensors(self, only: str = "") -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Kind, weight and value, one at a time; ``only`` of one kind."""
+        from safetensors import safe_open
+
+        for path, keys in self._files.items():
+            with safe_open(path, "pt") as file:
+                for key in keys:
+                    kind, _, name = key.partition("/")
+                    if only in ("", kind):
+                        yield kind, name, file.get_tensor(key)
 
     def _damaged(self, error: Exception) -> ResourceError:
         return ResourceError(

@@ -25,11 +25,15 @@ WEIGHTS = "model.safetensors"
 class Failures:
     """What went wrong on this rank while all ranks go on with their collectives.
 
+    Args:
+        written: What is being written, for messages.
+
     Attributes:
         first: The first error; None so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, written: str = "the checkpoint") -> None:
+        self._written = written
         self.first: MMRLError | None = None
 
     def add(self, error: MMRLError) -> None:
@@ -45,7 +49,7 @@ class Failures:
         except (OSError, SafetensorError) as error:
             self.add(
                 ResourceError(
-                    f"the checkpoint cannot be written: {error}",
+                    f"{self._written} cannot be written: {error}",
                     where=str(path),
                     remedy="free space there, or see that the folder can be written",
                 )
@@ -60,14 +64,14 @@ class Failures:
                 raise error
 
 
-def shards(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Names for each file, in order: as many as ``SHARD_BYTES`` hold, and at least one."""
+def shards(sizes: Mapping[str, int], limit: int | None = None) -> list[list[str]]:
+    """Names for each file, in order: as many as ``limit`` bytes (``SHARD_BYTES``) hold, and at least one."""
     files: list[list[str]] = []
     room = 0
     for name, size in sizes.items():
         if not files or size > room:
             files.append([])
-            room = SHARD_BYTES
+            room = limit or SHARD_BYTES
         files[-1].append(name)
         room -= size
     return files
@@ -87,7 +91,7 @@ def write_shards(
     Args:
         files: The tensors' names in their order.
     """
-    writes = torch.distributed.get_rank() == 0
+    writes = _rank() == 0
     held: dict[str, torch.Tensor] = {}
     number = 1
     for name, tensor in tensors:
@@ -104,12 +108,26 @@ def write_shards(
 
 
 def save_model(policy: Policy, folder: ModelFolder, target: Path, failures: Failures) -> None:
-    """Write a policy as a Hugging Face folder, with the names on disk that ``save_pretrained`` gives.
+    """Write a policy as a Hugging Face folder.
 
     Collective: rank 0 writes what all ranks gather. A weight that is not finite is a failure, like a full disk.
     """
-    dtype = policy.model.dtype
-    files = shards({name: numel(p) * dtype.itemsize for name, p in policy.model.named_parameters()})
+    save_weights(policy, policy.model.dtype, target, failures)
+    with failures.writing(target):
+        if _rank() == 0 and not failures.first:
+            folder.save_files(target)
+
+
+def save_weights(
+    policy: Policy, dtype: torch.dtype, target: Path, failures: Failures, limit: int | None = None
+) -> None:
+    """Write a policy's weights with the names on disk that ``save_pretrained`` gives, and its config; collective.
+
+    Args:
+        dtype: Of the weights; the config has the policy's own.
+        limit: Bytes of a file; ``SHARD_BYTES`` if not given.
+    """
+    files = shards({name: numel(p) * dtype.itemsize for name, p in policy.model.named_parameters()}, limit)
     shard_of: dict[str, int] = {}
 
     def write(number: int, tensors: dict[str, torch.Tensor]) -> None:
@@ -123,10 +141,8 @@ def save_model(policy: Policy, folder: ModelFolder, target: Path, failures: Fail
 
     write_checked(policy.named_weights(dtype, tied=False), files, write, target, failures)
     with failures.writing(target):
-        if torch.distributed.get_rank() == 0 and not failures.first:
-            if len(files) > 1:
-                _name_shards(target, shard_of, policy)
-            folder.save_files(target)
+        if _rank() == 0 and not failures.first and len(files) > 1:
+            _name_shards(target, shard_of, policy, dtype)
 
 
 def save_adapter(lora: LoraConfig, policy: Policy, folder: ModelFolder, target: Path, failures: Failures) -> None:
@@ -163,7 +179,7 @@ def write_checked(
             yield name, weight
 
     with failures.writing(target):
-        if torch.distributed.get_rank() == 0:
+        if _rank() == 0:
             target.mkdir(parents=True, exist_ok=True)
     write_shards(checked(), files, write, target, failures)
     if strange:
@@ -181,12 +197,17 @@ def numel(parameter: torch.nn.Parameter) -> int:
     return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
-def _name_shards(target: Path, shard_of: Mapping[str, int], policy: Policy) -> None:
+def _rank() -> int:
+    """This process's; 0 where it is the only one, and has not joined a group."""
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+def _name_shards(target: Path, shard_of: Mapping[str, int], policy: Policy, dtype: torch.dtype) -> None:
     last = max(shard_of.values())
     names = {number: f"model-{number:05d}-of-{last:05d}.safetensors" for number in range(1, last + 1)}
     for number, name in names.items():
         (target / f"{WEIGHTS}.{number}").rename(target / name)
     parameters = sum(numel(parameter) for parameter in policy.model.parameters())
-    totals = {"total_parameters": parameters, "total_size": parameters * policy.model.dtype.itemsize}
+    totals = {"total_parameters": parameters, "total_size": parameters * dtype.itemsize}
     index = {"metadata": totals, "weight_map": {name: names[number] for name, number in sorted(shard_of.items())}}
     (target / INDEX).write_text(json.dumps(index, indent=2))

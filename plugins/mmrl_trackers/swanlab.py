@@ -16,10 +16,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from mmrl.interfaces import PluginConfig, Tracker
+from mmrl.interfaces import PluginConfig
+from mmrl_trackers.services import NumberedTracker
 
 
-class SwanLab(Tracker):
+class SwanLab(NumberedTracker):
     """Every metric as a SwanLab scalar of its own name; values that are not finite are left out."""
 
     class Config(PluginConfig):
@@ -29,17 +30,6 @@ class SwanLab(Tracker):
         """SwanLab project; ``mmrl`` if not given."""
         experiment: str | None = None
         """Experiment name; the run directory's if not given."""
-
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self._id: str | None = None
-
-    def state(self) -> Mapping[str, Any]:
-        """The run's id, which SwanLab gives it at its first start."""
-        return {} if self._id is None else {"id": self._id}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._id = state["id"]
 
     def start(self, run_dir: Path, config: Mapping[str, Any]) -> None:
         import swanlab

@@ -4,12 +4,18 @@ import socket
 import sys
 import threading
 import time
+from importlib.util import find_spec
 
 import pytest
 from pydantic import ValidationError
 
+from mmrl.cli import main
+from mmrl.errors import PluginError
+from mmrl_trackers import services
+from mmrl_trackers.mlflow import MLflow
 from mmrl_trackers.swanlab import SwanLab
 from mmrl_trackers.tensorboard import TensorBoard
+from mmrl_trackers.wandb import WandB
 
 METRICS = {"reward/mean": 0.5, "kl/reference": math.nan}
 
@@ -118,3 +124,122 @@ def test_swanlab_writes_the_run_offline_without_a_connection_or_a_secret(tmp_pat
 def test_swanlab_refuses_a_mode_that_it_does_not_have():
     with pytest.raises(ValidationError, match="mode"):
         SwanLab.Config(mode="online")
+
+
+def needs(module):
+    return pytest.mark.skipif(
+        find_spec(module) is None, reason=f"{module} is not installed: an extra, not in the locks"
+    )
+
+
+needs_wandb, needs_mlflow = needs("wandb"), needs("mlflow")
+EXTRAS = [pytest.param(WandB, marks=needs_wandb), pytest.param(MLflow, marks=needs_mlflow)]
+SECRET = "correct-horse-battery"
+
+
+@pytest.fixture
+def local_only(monkeypatch):
+    """W&B talks to a process of its own by a socket in a folder; no address of a network may be asked for anything."""
+
+    def guarded(call):
+        def guard(sock, *arguments):
+            assert sock.family == socket.AF_UNIX, f"connects to {arguments}"
+            return call(sock, *arguments)
+
+        return guard
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, guarded(getattr(socket.socket, name)))
+    for variable in ("PYTEST_CURRENT_TEST", "CI"):  # MLflow tells its authors nothing where it sees one
+        monkeypatch.delenv(variable, raising=False)
+    yield
+    if "wandb" in sys.modules:  # it remembers what it has read from the environment
+        sys.modules["wandb"].teardown()
+
+
+def curve(folder, name="lr"):
+    """Steps and values of a metric that MLflow has, of each run."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{folder}/mlruns/mlflow.db")
+    runs = client.search_runs([each.experiment_id for each in client.search_experiments()])
+    return {r.info.run_id: [(m.step, m.value) for m in client.get_metric_history(r.info.run_id, name)] for r in runs}
+
+
+@pytest.mark.parametrize("kind", EXTRAS)
+def test_offline_nothing_is_asked_for_and_no_secret_is_written(kind, tmp_path, monkeypatch, local_only, capfd):
+    for name in ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, SECRET)
+    hook, errors = sys.excepthook, []
+
+    def work():
+        try:
+            run(kind(kind.Config()), tmp_path)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive() and errors == [] and sys.excepthook is hook
+    streams = capfd.readouterr()
+    assert streams.out == streams.err == ""
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"reward/mean" in written and b"kl/reference" not in written
+    for text in (SECRET, socket.gethostname(), sys.argv[0]):
+        assert text.encode() not in written
+
+
+@pytest.mark.parametrize("kind", EXTRAS)
+def test_a_run_that_goes_on_keeps_its_id_and_another_gets_one(kind, tmp_path, local_only):
+    first, second, third = kind(kind.Config()), kind(kind.Config()), kind(kind.Config())
+    assert first.state() == {}
+    run(first, tmp_path)
+    state = json.loads(json.dumps(first.state()))
+    second.restore(state)
+    run(second, tmp_path, range(2, 5))
+    assert second.state() == state
+    run(third, tmp_path)
+    assert third.state()["id"] != state["id"]
+    if kind is MLflow:
+        again = [(2, 2.0)]
+        assert curve(tmp_path)[state["id"]] == [(0, 0.0), (1, 1.0), (2, 2.0), *again, (3, 3.0), (4, 4.0)]
+        assert curve(tmp_path)[third.state()["id"]] == [(0, 0.0), (1, 1.0), (2, 2.0)]
+        assert not any(curve(tmp_path, "kl/reference").values())
+    else:
+        folders = [path.name for path in (tmp_path / "wandb").glob("offline-run-*")]
+        assert len(folders) == 3 and sum(state["id"] in name for name in folders) == 2
+
+
+@needs_mlflow
+def test_mlflow_begins_anew_where_it_does_not_know_the_run_and_keeps_the_config(tmp_path):
+    from mlflow.tracking import MlflowClient
+
+    tracker = MLflow(MLflow.Config(run="mine"))
+    tracker.restore({"id": "0" * 32})
+    tracker.start(tmp_path, {"rewards": [{"name": "a b*.py:f", "weight": None}], "long": "x" * 9000})
+    tracker.finish()
+    found = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlruns/mlflow.db").get_run(tracker.state()["id"])
+    assert found.data.params == {"rewards.0.name": "a b*.py:f", "rewards.0.weight": "None", "long": "x" * 6000}
+    assert (found.info.run_name, found.info.status) == ("mine", "FINISHED")
+
+
+@needs_wandb
+def test_wandb_online_without_a_login_is_an_error_and_no_question(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    with pytest.raises(PluginError, match="W&B has no login"):
+        WandB(WandB.Config(mode="online")).start(tmp_path, {})
+
+
+@pytest.mark.parametrize(("name", "missing"), [("wandb", "wandb"), ("mlflow", "mlflow.tracking")])
+def test_a_missing_package_is_said_with_its_extra_before_anything_starts(name, missing, fake_runs, monkeypatch, capsys):
+    monkeypatch.setattr(services, "find_spec", lambda module: None if module == missing else True)
+    config = fake_runs.config(trackers=[{"name": f"mmrl:{name}"}])
+    for command in (["check", str(config)], ["train", str(config)]):
+        assert main(command) == 4
+        error = capsys.readouterr().err
+        assert f"the tracker {name} needs a package that is not installed: {missing}" in error
+        assert f'pip install "mmrl[{name}]"' in error and "Traceback" not in error
+    assert not (fake_runs.folder / "run" / "metrics.jsonl").exists()

@@ -1,0 +1,283 @@
+"""A model folder written anew, in another precision if wanted, and believed only if it computes what the old one does.
+
+The model is in memory once, in float32 and on the CPU: as the source while it is compared and written, then as what
+was written. Configuration files are copied byte by byte, so the new folder says what the old one said; in config.json
+the element type alone is changed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmrl import faults
+from mmrl.engine.collation import Collator
+from mmrl.engine.encoding import Encoder
+from mmrl.engine.folder import CONFIGURATION, ModelFolder
+from mmrl.engine.learner_state import SavedState
+from mmrl.engine.policy import Policy, load_policy
+from mmrl.engine.vision import ImageInputs
+from mmrl.engine.weights import Failures, save_weights
+from mmrl.errors import ConfigError, NumericsError
+from mmrl.media import ImageGrid, MediaStore
+from mmrl.ops.parity import LIMITS, Gap
+from mmrl.types import FloatArray, Message, Prompt, RawImage
+
+DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+"""Element types by their names in safetensors."""
+KEPT = (*CONFIGURATION, "additional_chat_templates/*.jinja", "LICENSE*", "NOTICE*")
+PIXELS = (3136, 200704)
+"""Least and most of an image of the samples."""
+SAMPLES = (
+    ("What is 12 + 30?", "12 + 30 = 42, so the answer is \\boxed{42}.", ()),
+    ("Say where the river Öre flows, in one sentence.", "It flows through the north of Sweden to the sea: 瑞典。", ()),
+    ("<image>What colour is the shape?", "The shape is a red square on white.", ((168, 112),)),
+    ("<image> and <image>: which one is wider?", "The first one is.", ((140, 84), (60, 130))),
+)
+"""Question, completion, and the sizes of its images."""
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What was written.
+
+    Attributes:
+        stored: Element type of the source's weights, most of them.
+        masters: Weights that were taken from the optimizer's float32 ones.
+        size_bytes: Of all files of weights.
+        kept: Names of the files that were copied.
+        samples: Compared, of which ``tokens`` log-probs.
+        precision: Whose limits the gap was judged by: float32 where no weight was rounded.
+    """
+
+    stored: str
+    dtype: str
+    weights: int
+    masters: int
+    files: int
+    size_bytes: int
+    kept: tuple[str, ...]
+    samples: int
+    tokens: int
+    gap: Gap
+    precision: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """The built-in samples as a folder reads them: all token ids, and the log-probs of the completions."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+    logprobs: FloatArray
+
+
+def export_model(
+    source: Path, state: Path | None, target: Path, media: Path, *, dtype: str | None, shard_bytes: int | None = None
+) -> Export:
+    """Write the model in ``source`` to ``target``, read it again, and compare.
+
+    Args:
+        state: ``state/`` of the checkpoint that ``source`` belongs to: another element type than the stored one is
+            then made from the optimizer's float32 weights, where there are any.
+        target: An empty folder.
+        media: A folder for the samples' images.
+        dtype: One of ``DTYPES``; None for the stored one.
+        shard_bytes: Most bytes of a file of weights, and what writing holds in memory beside the model.
+
+    Raises:
+        ConfigError: The folder is none that can be exported.
+        NumericsError: What was written does not compute what the source does, or the weights do not fit the type.
+        ResourceError: The disk is full.
+    """
+    folder = _open(source)
+    stored = _stored(folder)
+    written = dtype or stored.most_common(1)[0][0]
+    policy = _load(folder)
+    masters = _take_masters(policy, SavedState(state), stored) if state and set(stored) != {written} else 0
+    before = _read(folder, policy, media)
+    _write(policy, folder, target, written, shard_bytes)
+    weights = len(list(policy.model.parameters()))
+    del policy  # before the next one is loaded
+    again = ModelFolder.open(str(target))
+    after = _read(again, _load(again), media)
+    precision = "float32" if written == "float32" or set(stored) == {written} else "bfloat16"
+    gap = _compare(before, after, precision)
+    sizes = [path.stat().st_size for path in target.glob("*.safetensors")]
+    kept = tuple(_kept(source))
+    counts = len(before.token_ids), len(before.logprobs)
+    return Export(
+        stored.most_common(1)[0][0], written, weights, masters, len(sizes), sum(sizes), kept, *counts, gap, precision
+    )
+
+
+def _open(source: Path) -> ModelFolder:
+    if (source / "adapter_config.json").exists():
+        raise ConfigError(
+            "this is an adapter, which this mmrl does not export yet",
+            where=str(source),
+            possible="a checkpoint or folder of a whole model",
+        )
+    try:
+        return ModelFolder.open(str(source))
+    except ConfigError as error:
+        error.where = str(source)  # and not the config's model.path
+        raise
+
+
+def _load(folder: ModelFolder) -> Policy:
+    """The folder's model in float32: any weights that can be stored are exact in it."""
+    return load_policy(folder, "cpu", "float32", freeze=("vision", "projector", "language"), temperature=1.0)
+
+
+def _stored(folder: ModelFolder) -> Counter[str]:
+    """Elements of each type in the folder's weights.
+
+    Raises:
+        ConfigError: Some are of a type that is not exported, as those of quantised models are.
+    """
+    from safetensors import safe_open
+
+    names = {code: name for name, code in DTYPES.items()}
+    found: Counter[str] = Counter()
+    for file in folder.files():
+        if not file.endswith(".safetensors"):
+            continue
+        with safe_open(Path(folder.path, file), "pt") as weights:
+            for key in weights.keys():  # noqa: SIM118
+                part = weights.get_slice(key)
+                if part.get_dtype() not in names:
+                    raise ConfigError(
+                        f"the weight {key} is stored as {part.get_dtype()}",
+                        where=str(Path(folder.path, file)),
+                        possible=", ".join(DTYPES),
+                        remedy="export the model that this one was quantised from",
+                    )
+                found[names[part.get_dtype()]] += int(np.prod(part.get_shape()))
+    return found
+
+
+@torch.no_grad()
+def _take_masters(policy: Policy, state: SavedState, stored: Counter[str]) -> int:
+    """Put the optimizer's float32 weights in place of those that were rounded from them; how many there are.
+
+    Raises:
+        NumericsError: They are not those that the stored ones were rounded from.
+    """
+    rounded = getattr(torch, stored.most_common(1)[0][0])
+    weights, count = dict(policy.model.named_parameters()), 0
+    for name, master in state.masters():
+        if not torch.equal(master.to(rounded).float(), weights[name]):
+            raise NumericsError(
+                f"the optimizer's float32 weight {name} does not round to the model's",
+                where="state/ and model/ of the checkpoint",
+                remedy="export it as it is stored, without --dtype",
+            )
+        weights[name].copy_(master)
+        count += 1
+    return count
+
+
+def _write(policy: Policy, folder: ModelFolder, target: Path, dtype: str, shard_bytes: int | None) -> None:
+    faults.point("export.begin")
+    source = Path(folder.path)
+    element = getattr(torch, dtype)
+    for name, weight in policy.model.named_parameters():
+        if not torch.isfinite(weight.to(element)).all() and torch.isfinite(weight).all():
+            raise NumericsError(
+                f"{name} has a value of {float(weight.abs().max()):.3g}, which {dtype} cannot hold",
+                where="--dtype",
+                possible=", ".join(DTYPES),
+                remedy="choose bfloat16 or float32",
+            )
+    failures = Failures("the export")
+    save_weights(policy, element, target, failures, shard_bytes)
+    if failures.first:
+        raise failures.first
+    (target / "generation_config.json").unlink(missing_ok=True)  # transformers' defaults
+    for name in _kept(source):
+        (target / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source / name, target / name)
+    config = _typed(json.loads((source / "config.json").read_text(encoding="utf-8")), dtype)
+    if not {"dtype", "torch_dtype"} & config.keys():
+        config["dtype"] = dtype
+    (target / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    for path in target.glob("*.safetensors"):  # which safetensors lets nobody else read
+        shutil.copymode(target / "config.json", path)
+    faults.point("export.filled")
+
+
+def _kept(source: Path) -> Iterator[str]:
+    """Names of the files that are copied as they are."""
+    for path in sorted({path for pattern in KEPT for path in source.glob(pattern)}):
+        index = path.name.endswith(".index.json")
+        if path.is_file() and not index and path.name not in ("config.json", "mmrl.json"):
+            yield str(path.relative_to(source))
+
+
+def _typed(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """A config with this element type wherever it names one."""
+    return {
+        key: dtype if key in ("dtype", "torch_dtype") else _typed(value, dtype) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+    }
+
+
+@torch.no_grad()
+def _read(folder: ModelFolder, policy: Policy, media: Path) -> _Reading:
+    """The samples through the folder's own chat template, tokenizer and processor."""
+    store = MediaStore(media, ImageGrid(folder.image_factor if folder.family.vision else 28, *PIXELS))
+    encoder = Encoder(folder, store)
+    prompts = [
+        Prompt(f"sample {number}", (Message("user", text),), tuple(map(_draw, sizes)), demonstration=answer)
+        for number, (text, answer, sizes) in enumerate(SAMPLES)
+        if folder.family.vision or not sizes
+    ]
+    samples = [encoder.demonstrate(encoder.encode(prompt)) for prompt in prompts]
+    collate = Collator(folder, policy.model.base_model, ImageInputs(folder, store), "cpu", torch.float32)
+    logprobs, _ = policy(collate(samples))
+    return _Reading(
+        tuple((*map(int, s.prompt.token_ids), -1, *map(int, s.token_ids)) for s in samples), logprobs.numpy()
+    )
+
+
+def _draw(size: tuple[int, int]) -> RawImage:
+    """A red rectangle with a gradient, on white."""
+    from PIL import Image
+
+    width, height = size
+    pixels = np.full((height, width, 3), 255, np.uint8)
+    inner = pixels[height // 4 : -height // 4, width // 4 : -width // 4]
+    inner[:] = [220, 20, 20]
+    inner[..., 2] = np.linspace(0, 200, inner.shape[1])
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return RawImage(buffer.getvalue(), f"drawn {width}x{height}")
+
+
+def _compare(before: _Reading, after: _Reading, precision: str) -> Gap:
+    if before.token_ids != after.token_ids:
+        raise NumericsError(
+            "the written folder reads the samples as other tokens than the source does",
+            where="its tokenizer, chat template or processor",
+            remedy="this is a bug in mmrl; please report it with the versions that `mmrl doctor` prints",
+        )
+    gap = Gap.between([before.logprobs], [after.logprobs])
+    if gap.verdict(precision) == "stop":
+        limits = LIMITS[precision]
+        raise NumericsError(
+            f"log-probs from the source and from what was written disagree: mean {gap.abs_mean:.2e}, "
+            f"max {gap.abs_max:.2e} nats",
+            where=f"{len(before.logprobs)} tokens of {len(before.token_ids)} built-in samples",
+            possible=f"a mean of {limits.mean_stop:g}, a 99th percentile of {limits.p99_stop:g}",
+            remedy="nothing was exported; choose a --dtype of more bits, or report this",
+        )
+    return gap

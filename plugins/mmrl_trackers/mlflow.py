@@ -1,0 +1,103 @@
+"""MLflow, offline unless a server is named: RUN/mlruns/mlflow.db holds the run.
+
+``mlflow ui --backend-store-uri sqlite:///RUN/mlruns/mlflow.db`` shows it; that command is in the full ``mlflow``
+package, while ``mlflow-skinny`` with SQLAlchemy is all that a run needs. MLflow's own file store, RUN/mlruns without a
+database, has been closed to new data by its authors. What MLflow tells its authors about its use is off.
+
+A run that goes on keeps its id, and so its place; steps after the checkpoint that it goes on from are there twice, as
+MLflow forgets nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmrl.interfaces import PluginConfig, RunFacts
+from mmrl_trackers.services import NumberedTracker, require
+
+PARAMS_PER_CALL = 100
+PARAM_CHARACTERS = 6000
+"""What MLflow takes at most."""
+
+
+class MLflow(NumberedTracker):
+    """Every metric as an MLflow metric of its own name; values that are not finite are left out."""
+
+    class Config(PluginConfig):
+        tracking_uri: str | None = None
+        """An MLflow server, such as http://host:5000, whose login MLflow reads from MLFLOW_TRACKING_USERNAME and
+        MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN; RUN/mlruns/mlflow.db if not given."""
+        experiment: str = "mmrl"
+        """MLflow experiment; made if there is none."""
+        run: str | None = None
+        """The run's name; the run directory's if not given."""
+
+    def check(self, run: RunFacts) -> Sequence[str]:
+        require("mlflow.tracking", "mlflow")
+        if self.config.tracking_uri is None:
+            require("sqlalchemy", "mlflow")
+        return ()
+
+    def start(self, run_dir: Path, config: Mapping[str, Any]) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table that it makes
+        folder = (run_dir / "mlruns").absolute()
+        uri, artifacts = self.config.tracking_uri, None
+        if uri is None:
+            folder.mkdir(exist_ok=True)
+            uri, artifacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri()
+        self._client = MlflowClient(tracking_uri=uri)
+        if self._id is not None and self._is_there(self._id):
+            self._client.update_run(self._id, status="RUNNING")
+            return
+        experiment = self._client.get_experiment_by_name(self.config.experiment)
+        number = (
+            experiment.experiment_id
+            if experiment
+            else self._client.create_experiment(self.config.experiment, artifact_location=artifacts)
+        )
+        self._id = self._client.create_run(number, run_name=self.config.run or run_dir.name).info.run_id
+        params = [Param(key, value) for key, value in _flat(config)]
+        for first in range(0, len(params), PARAMS_PER_CALL):
+            self._client.log_batch(self._id, params=params[first : first + PARAMS_PER_CALL])
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self._client.log_batch(self._id, metrics=[Metric(name, value, now, step) for name, value in finite.items()])
+
+    def finish(self) -> None:
+        self._client.set_terminated(self._id, "FINISHED")
+
+    def _is_there(self, run_id: str) -> bool:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.get_run(run_id)
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return False
+            raise
+        return True
+
+
+def _flat(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every value by its dotted key, both as MLflow takes them."""
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else None
+    if items is None:
+        yield re.sub(r"[^\w\-. /:]", "_", key)[:250], str(value)[:PARAM_CHARACTERS]
+        return
+    for name, item in items:
+        yield from _flat(item, f"{key}.{name}" if key else str(name))
