@@ -206,6 +206,9 @@ def _add_export(export: argparse.ArgumentParser) -> None:
     export.add_argument(
         "--dtype", choices=["float32", "bfloat16", "float16"], help="of the weights; default: as stored"
     )
+    export.add_argument("--adapter", action="store_true", help="of a run with model.lora: do not merge the adapter")
+    text = "of an adapter: the model that was adapted, if it has moved"
+    export.add_argument("--base", metavar="MODEL", help=text)
     export.add_argument("--shard-size", type=float, metavar="GB", help="most of a file of weights (1.07)")
 
 
@@ -357,6 +360,10 @@ def _evaluated(arguments: argparse.Namespace, interruption: Interruption) -> Res
 def _export(arguments: argparse.Namespace) -> int:
     from mmrl.export import export
 
+    if arguments.adapter and (arguments.dtype or arguments.shard_size):
+        raise ConfigError(
+            "--adapter copies the adapter as it is", where="--dtype, --shard-size", remedy="leave them out"
+        )
     size = arguments.shard_size
     if size is not None and not 1e-4 <= size < 1e6:
         raise ConfigError(f"--shard-size is {size}", where="mmrl export", possible="gigabytes, from 0.0001 on")
@@ -365,6 +372,8 @@ def _export(arguments: argparse.Namespace) -> int:
         arguments.out,
         dtype=arguments.dtype,
         shard_bytes=None if size is None else int(size * 1e9),
+        adapter=arguments.adapter,
+        base=arguments.base,
         on_damage=lambda _, error: _complain(error),
     )
     if arguments.json:

@@ -86,6 +86,8 @@ def export(
     *,
     dtype: str | None = None,
     shard_bytes: int | None = None,
+    adapter: bool = False,
+    base: str | None = None,
     on_damage: Callable[[Checkpoint, CheckpointError], None],
 ) -> Report:
     """Export to ``out``, which is new or empty.
@@ -94,6 +96,8 @@ def export(
         source: A checkpoint, a run (its newest good checkpoint is meant), or a Hugging Face folder.
         dtype: ``float32``, ``bfloat16`` or ``float16``; None for the stored one.
         shard_bytes: Most bytes of a file of weights.
+        adapter: Whether an adapter stays one; else it is merged into its model.
+        base: The model that was adapted, where it is not what the adapter says.
         on_damage: Called with each checkpoint of a run that is newer and damaged.
 
     Raises:
@@ -109,12 +113,17 @@ def export(
     inside = found.checkpoint.path.parent if found.checkpoint else found.model
     if out.is_relative_to(inside):
         raise ConfigError("OUT is inside of what is exported", where=str(out), remedy="choose a folder outside")
-    from mmrl.engine.exporting import export_model
+    from mmrl.engine.exporting import export_adapter, export_model
 
     try:
         with _hidden(out) as folder, tempfile.TemporaryDirectory() as media:
             state = found.checkpoint.state if found.checkpoint else None
-            done = export_model(found.model, state, folder, Path(media), dtype=dtype, shard_bytes=shard_bytes)
+            if adapter:
+                done = export_adapter(found.model, folder, Path(media), base=base)
+            else:
+                done = export_model(
+                    found.model, state, folder, Path(media), dtype=dtype, shard_bytes=shard_bytes, base=base
+                )
             text = json.dumps(_provenance(found, done), indent=2)
             (folder / PROVENANCE).write_text(text + "\n", encoding="ascii")
     except OSError as error:

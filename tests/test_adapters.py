@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import pytest
 import torch
+import transformers
+from PIL import Image
 from safetensors.torch import load_file
 
+from tests.conftest import Plain
 from tests.faults.comparison import metrics
 from tests.faults.runs import Runs, events, outcome, records, steps
 from tests.test_resumption import EVEN, KILLED
@@ -89,6 +93,37 @@ def test_adapters_go_on_to_the_same_bits_after_a_kill(plain, runs, household):
     for part in expected:
         assert found[part] == expected[part], part
     assert [event["step"] for event in events(runs.folder / "run", "resumed")] == [1]
+
+
+def test_a_checkpoint_is_evaluated_as_the_run_did_and_exported_whole_or_as_an_adapter(plain, runs, mmrl, household):
+    """vLLM answers with the merged weights; transformers and peft find the log-probs that the run has recorded."""
+    logged = metrics(plain)[3]
+    whole, alone = runs.folder / "whole", runs.folder / "alone"
+    for words in ([whole], [alone, "--adapter"]):
+        done = mmrl("export", plain, *words)
+        assert done.returncode == 0, done.stderr
+    for model in (plain, whole):
+        words = [] if model == plain else [runs.folder / "plain.yaml"]
+        done = mmrl("eval", *words, "--model", model, "--json")
+        assert done.returncode == 0, done.stderr
+        answer = json.loads(done.stdout)
+        assert answer["metrics"]["eval/accuracy"]["value"] == logged["eval/accuracy"]
+        assert answer["model"].startswith(str(model))
+    assert not (alone / "model.safetensors").exists()
+    found = {}
+    for name, folder in {"whole": whole, "alone": alone}.items():
+        reference = Plain(whole)
+        if name == "alone":
+            base = transformers.AutoModelForImageTextToText.from_pretrained(runs.model, dtype=torch.float32)
+            reference.model = peft.PeftModel.from_pretrained(base, folder).eval()
+        found[name] = []
+        for record in records(plain / "rollouts" / "step-000003.jsonl"):
+            images = [Image.open(plain / "media" / f"{image['hash']}.png") for image in record["images"]]
+            ids = torch.tensor(record["token_ids"])
+            table = reference.distribution(record["prompt"], images, ids.tolist(), temperature=1.0)
+            found[name].append(table[: len(ids)].gather(1, ids[:, None])[:, 0].detach())
+    np.testing.assert_allclose(torch.cat(found["whole"]), torch.cat(found["alone"]), atol=1e-4)
+    assert torch.isfinite(torch.cat(found["whole"])).all()
 
 
 def test_two_ranks_adapt_as_one_does(plain, runs, household):

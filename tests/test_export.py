@@ -227,8 +227,18 @@ def test_what_is_no_model_is_refused(folder, tmp_path, capsys):
     change_weights(weights, lambda tensor: tensor.to(torch.float8_e4m3fn), "model.norm.weight")
     error = refused(folder, 2)
     assert "model.norm.weight is stored as F8_E4M3" in error and "float32, bfloat16, float16" in error
+    assert "there is no adapter to export" in refused(folder, 2, "--adapter")
     (folder / "adapter_config.json").write_text("{}")
-    assert "this is an adapter" in refused(folder, 2)
+    assert "the adapter's config cannot be read: KeyError" in refused(folder, 2)
+    (folder / "adapter_config.json").write_text(
+        '{"r": 4, "lora_alpha": 4, "target_modules": ["q"], "peft_type": "IA3"}'
+    )
+    assert "KeyError: 'base_model_name_or_path'" in refused(folder, 2)
+    config = json.loads((folder / "adapter_config.json").read_text()) | {"base_model_name_or_path": "./gone"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    assert "no plain LoRA: peft_type is 'IA3'" in refused(folder, 2)
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"peft_type": "LORA"}))
+    assert "the model that the adapter adapts cannot be opened" in refused(folder, 2)
 
 
 def test_a_damaged_checkpoint_is_named_and_of_a_run_the_one_before_is_taken(run, tmp_path, capsys):

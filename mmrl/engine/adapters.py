@@ -185,6 +185,37 @@ def load(adapters: Sequence[Adapter], folder: Path) -> None:
         parameter.copy_(saved[name])
 
 
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter, and no whole model."""
+    return (folder / CONFIG).exists()
+
+
+def read_config(folder: Path) -> tuple[LoraConfig, str, str | None]:
+    """What a folder's adapter is, and name and revision of the model that it adapts.
+
+    Raises:
+        ConfigError: It is no LoRA as this module writes it.
+    """
+    plain = {"peft_type": "LORA", "bias": "none", "use_dora": False, "use_rslora": False, "fan_in_fan_out": False}
+    plain |= {"modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {}, "lora_bias": False}
+    plain |= {"trainable_token_indices": None, "target_parameters": None, "layer_replication": None}
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+        strange = sorted(key for key, value in plain.items() if config.get(key, value) != value)
+        lora = LoraConfig(rank=config["r"], alpha=config["lora_alpha"], targets=tuple(config["target_modules"]))
+        base = str(config["base_model_name_or_path"]), config.get("revision")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"the adapter's config cannot be read: {type(error).__name__}: {str(error).splitlines()[0]}"
+        raise ConfigError(what, where=str(folder / CONFIG), possible="what peft writes of a LoRA") from error
+    if strange:
+        raise ConfigError(
+            f"the adapter is no plain LoRA: {', '.join(f'{key} is {config[key]!r}' for key in strange)}",
+            where=str(folder / CONFIG),
+            remedy="merge it with peft",
+        )
+    return lora, *base
+
+
 @torch.no_grad()
 def merge(model: Any, folder: Path) -> None:
     """Add a folder's adapter to the weights of a model that has none beside it.
@@ -194,17 +225,8 @@ def merge(model: Any, folder: Path) -> None:
     """
     from safetensors.torch import load_file
 
-    config = json.loads((folder / CONFIG).read_text())
-    plain = {"peft_type": "LORA", "bias": "none", "use_dora": False, "use_rslora": False, "fan_in_fan_out": False}
-    plain |= {"modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {}, "lora_bias": False}
-    if strange := sorted(key for key, value in plain.items() if config.get(key, value) != value):
-        raise ConfigError(
-            f"the adapter is no plain LoRA: {', '.join(f'{key} is {config[key]!r}' for key in strange)}",
-            where=str(folder / CONFIG),
-            remedy="merge it with peft",
-        )
-    scaling, saved = config["lora_alpha"] / config["r"], load_file(folder / WEIGHTS)
-    weights = dict(model.named_parameters())
+    lora, *_ = read_config(folder)
+    saved, weights = load_file(folder / WEIGHTS), dict(model.named_parameters())
     layers = sorted({name.removeprefix(_PREFIX).rpartition(".lora_")[0] for name in saved})
     if strangers := [name for name in layers if f"{name}.weight" not in weights]:
         raise ConfigError(
@@ -215,4 +237,4 @@ def merge(model: Any, folder: Path) -> None:
     for name in layers:
         a, b = (saved[f"{_PREFIX}{name}.lora_{letter}.weight"] for letter in "AB")
         weight = weights[f"{name}.weight"]
-        weight.copy_(merged(weight, a, b, scaling))
+        weight.copy_(merged(weight, a, b, lora.alpha / lora.rank))

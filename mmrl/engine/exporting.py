@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 
 from mmrl import faults
+from mmrl.engine import adapters
 from mmrl.engine.collation import Collator
 from mmrl.engine.encoding import Encoder
 from mmrl.engine.folder import CONFIGURATION, ModelFolder
@@ -81,9 +83,16 @@ class _Reading:
 
 
 def export_model(
-    source: Path, state: Path | None, target: Path, media: Path, *, dtype: str | None, shard_bytes: int | None = None
+    source: Path,
+    state: Path | None,
+    target: Path,
+    media: Path,
+    *,
+    dtype: str | None,
+    shard_bytes: int | None = None,
+    base: str | None = None,
 ) -> Export:
-    """Write the model in ``source`` to ``target``, read it again, and compare.
+    """Write the model in ``source`` to ``target``, read it again, and compare; an adapter is merged into its model.
 
     Args:
         state: ``state/`` of the checkpoint that ``source`` belongs to: another element type than the stored one is
@@ -92,50 +101,103 @@ def export_model(
         media: A folder for the samples' images.
         dtype: One of ``DTYPES``; None for the stored one.
         shard_bytes: Most bytes of a file of weights, and what writing holds in memory beside the model.
+        base: The model that an adapter adapts, where it is not what the adapter says.
 
     Raises:
         ConfigError: The folder is none that can be exported.
         NumericsError: What was written does not compute what the source does, or the weights do not fit the type.
         ResourceError: The disk is full.
     """
-    folder = _open(source)
+    adapter = source if adapters.is_adapter(source) else None
+    folder = _open(source, base)
     stored = _stored(folder)
     written = dtype or stored.most_common(1)[0][0]
-    policy = _load(folder)
-    masters = _take_masters(policy, SavedState(state), stored) if state and set(stored) != {written} else 0
+    policy, masters = _load(folder, adapter), 0
+    if state and adapter is None and set(stored) != {written}:
+        masters = _take_masters(policy, SavedState(state), stored)
     before = _read(folder, policy, media)
+    if adapter is not None:
+        del policy  # its adapters are beside its weights; before the next one is loaded
+        policy = _merged(folder, adapter)
     _write(policy, folder, target, written, shard_bytes)
     weights = len(list(policy.model.parameters()))
     del policy  # before the next one is loaded
     again = ModelFolder.open(str(target))
     after = _read(again, _load(again), media)
-    precision = "float32" if written == "float32" or set(stored) == {written} else "bfloat16"
+    exact = written == "float32" or (set(stored) == {written} and adapter is None)
+    precision = "float32" if exact else "bfloat16"
     gap = _compare(before, after, precision)
     sizes = [path.stat().st_size for path in target.glob("*.safetensors")]
-    kept = tuple(_kept(source))
+    kept = tuple(_kept(Path(folder.path)))
     counts = len(before.token_ids), len(before.logprobs)
     return Export(
         stored.most_common(1)[0][0], written, weights, masters, len(sizes), sum(sizes), kept, *counts, gap, precision
     )
 
 
-def _open(source: Path) -> ModelFolder:
-    if (source / "adapter_config.json").exists():
-        raise ConfigError(
-            "this is an adapter, which this mmrl does not export yet",
-            where=str(source),
-            possible="a checkpoint or folder of a whole model",
-        )
+def export_adapter(source: Path, target: Path, media: Path, *, base: str | None = None) -> Export:
+    """Write an adapter's folder to ``target`` without merging it, read it again, and compare.
+
+    Raises:
+        ConfigError: The folder holds no adapter, or the model that it adapts is not there.
+    """
+    if not adapters.is_adapter(source):
+        raise ConfigError("there is no adapter to export", where=str(source), remedy="leave out --adapter")
+    folder = _open(source, base)
+    before = _read(folder, _load(folder, source), media)
+    files = (adapters.CONFIG, adapters.WEIGHTS, *(name for name in _kept(source) if name != adapters.CONFIG))
+    faults.point("export.begin")
+    for name in files:
+        (target / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source / name, target / name)
+    faults.point("export.filled")
+    gap = _compare(before, _read(folder, _load(folder, target), media), "float32")
+    with safe_open(target / adapters.WEIGHTS, "pt") as weights:
+        keys = list(weights.keys())
+        stored = {code: name for name, code in DTYPES.items()}[weights.get_slice(keys[0]).get_dtype()]
+    size, counts = (target / adapters.WEIGHTS).stat().st_size, (len(before.token_ids), len(before.logprobs))
+    return Export(stored, stored, len(keys), 0, 1, size, files[2:], *counts, gap, "float32")
+
+
+def write_merged(adapter: Path, target: Path) -> None:
+    """Write the whole model of an adapter's folder, to be loaded once: as precise as the model was, and not compared.
+
+    Raises:
+        ConfigError: The model that it adapts is not there, or is another one.
+        ResourceError: The disk is full.
+    """
+    folder = _open(adapter, None)
+    _write(_merged(folder, adapter), folder, target, _stored(folder).most_common(1)[0][0], None)
+
+
+def _open(source: Path, base: str | None) -> ModelFolder:
+    """The model in a folder, or the one that the folder's adapter adapts."""
+    if not adapters.is_adapter(source):
+        try:
+            return ModelFolder.open(str(source))
+        except ConfigError as error:
+            error.where = str(source)  # and not the config's model.path
+            raise
+    _, name, revision = adapters.read_config(source)
     try:
-        return ModelFolder.open(str(source))
+        return ModelFolder.open(base or name, None if base else revision).fetched()
     except ConfigError as error:
-        error.where = str(source)  # and not the config's model.path
+        error.what = f"the model that the adapter adapts cannot be opened: {error.what}"
+        error.where, error.remedy = str(source / adapters.CONFIG), "name it with --base, or put it back"
         raise
 
 
-def _load(folder: ModelFolder) -> Policy:
-    """The folder's model in float32: any weights that can be stored are exact in it."""
-    return load_policy(folder, "cpu", "float32", freeze=("vision", "projector", "language"), temperature=1.0)
+def _load(folder: ModelFolder, adapter: Path | None = None) -> Policy:
+    """The folder's model in float32, in which any weights that can be stored are exact; adapters are beside them."""
+    lora = None if adapter is None else adapters.read_config(adapter)[0]
+    parts = () if lora else ("vision", "projector", "language")
+    return load_policy(folder, "cpu", "float32", freeze=parts, temperature=1.0, lora=lora, adapter=adapter)
+
+
+def _merged(folder: ModelFolder, adapter: Path) -> Policy:
+    policy = _load(folder)
+    adapters.merge(policy.model, adapter)
+    return policy
 
 
 def _stored(folder: ModelFolder) -> Counter[str]:
@@ -144,8 +206,6 @@ def _stored(folder: ModelFolder) -> Counter[str]:
     Raises:
         ConfigError: Some are of a type that is not exported, as those of quantised models are.
     """
-    from safetensors import safe_open
-
     names = {code: name for name, code in DTYPES.items()}
     found: Counter[str] = Counter()
     for file in folder.files():

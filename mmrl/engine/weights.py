@@ -155,7 +155,7 @@ def save_adapter(lora: LoraConfig, policy: Policy, folder: ModelFolder, target: 
                 yield name, parameter.detach().clone()
 
     def write(number: int, tensors: dict[str, torch.Tensor]) -> None:
-        save_file(tensors, target / adapters.WEIGHTS, metadata={"format": "pt"})
+        save_file(tensors, target / adapters.WEIGHTS)
         adapters.write_config(folder, policy.adapted, lora, target)
         folder.save_files(target)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -77,6 +77,8 @@ def evaluate(
     from mmrl.engine.device import precision
 
     with ExitStack() as stack:
+        name = config.model.path
+        config = stack.enter_context(_with_whole_model(config))
         output = None if options.output is None else stack.enter_context(OutputFolder(options.output))
         media = Path(stack.enter_context(tempfile.TemporaryDirectory())) if output is None else output.media
         plan = RunPlan(config, media)
@@ -108,7 +110,7 @@ def evaluate(
 
         whole = run(prompts, "samples.jsonl")
         results = Results(
-            model=config.model.path,
+            model=name,
             checkpoint=checkpoint,
             settings=settings,
             counts=_counts(whole.groups, len(source.dropped)),
@@ -119,6 +121,21 @@ def evaluate(
         if output is not None:
             output.write_results(results.data())
     return results
+
+
+@contextmanager
+def _with_whole_model(config: Config) -> Iterator[Config]:
+    """The config of a model that vLLM can load: an adapter is merged, into a folder that is removed in the end."""
+    folder = Path(config.model.path).expanduser()
+    if not (folder / "adapter_config.json").is_file():
+        yield config
+        return
+    from mmrl.engine.exporting import write_merged
+
+    with tempfile.TemporaryDirectory() as temporary:
+        write_merged(folder, Path(temporary))
+        model = config.model.model_copy(update={"path": temporary, "revision": None})
+        yield config.model_copy(update={"model": model})
 
 
 class _OnDemand:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmrl.checkpoints import Checkpoint, CheckpointError, find
-from mmrl.errors import ConfigError
 
 OPTIONAL = ("algorithm", "data.train")
 """Plugins of a config that an evaluation has no use for."""
@@ -34,7 +33,7 @@ class Subject:
     @property
     def overrides(self) -> list[str]:
         """Command-line words that make a config one of this model."""
-        return [f"model.path={json.dumps(self.model)}", "model.revision=null", "model.freeze=[]"]
+        return [f"model.path={json.dumps(self.model)}", "model.revision=null", "model.freeze=[]", "model.lora=null"]
 
 
 def subject(name: str, on_damage: Callable[[Checkpoint, CheckpointError], None]) -> Subject:
@@ -45,7 +44,6 @@ def subject(name: str, on_damage: Callable[[Checkpoint, CheckpointError], None])
 
     Raises:
         CheckpointError: The checkpoint is damaged, or the run has none that is good.
-        ConfigError: The model is of a kind that cannot be loaded.
     """
     path = Path(name).expanduser()
     if not path.is_dir():
@@ -59,21 +57,5 @@ def subject(name: str, on_damage: Callable[[Checkpoint, CheckpointError], None])
         except CheckpointError as error:
             error.remedy = "name another checkpoint; its model/ alone is evaluated as any folder is, unverified"
             raise
-        return Subject(str(whole_model(checkpoint.path / "model")), checkpoint)
-    return Subject(str(whole_model(path)))
-
-
-def whole_model(folder: Path) -> Path:
-    """The folder to load for this one, which may hold less than a whole model.
-
-    Raises:
-        ConfigError: It holds an adapter, which is not loaded yet.
-    """
-    if (folder / "adapter_config.json").exists():
-        raise ConfigError(
-            "the folder holds an adapter, not a whole model",
-            where=str(folder),
-            possible="a folder with config.json and all weights",
-            remedy="merge the adapter into its base model, and evaluate the result",
-        )
-    return folder
+        return Subject(str(checkpoint.path / "model"), checkpoint)
+    return Subject(str(path))

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from mmrl.checkpoints import Checkpoint, CheckpointError, Checkpoints
-from mmrl.errors import ConfigError
 from mmrl.evaluating.subject import subject
 
 
@@ -55,9 +54,3 @@ def test_any_other_folder_is_a_model_and_any_other_word_a_name_on_the_hub(run, t
     for name in (str(folder), "org/name", str(tmp_path / "absent")):
         found = subject(name, never)
         assert (found.model, found.checkpoint, found.config) == (name, None, None)
-
-
-def test_an_adapter_is_refused(tmp_path):
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ConfigError, match="holds an adapter"):
-        subject(str(tmp_path), never)
