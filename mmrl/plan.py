@@ -108,10 +108,6 @@ class RunPlan:
                 where="model.freeze",
                 possible=f"some of {', '.join(sorted(parts))}, but not all",
             )
-        if model.lora is not None:
-            from mmrl.engine.adapters import check_targets
-
-            check_targets(folder, model.lora)
         return folder
 
     @cached_property
@@ -161,8 +157,23 @@ class RunPlan:
         """Rows of a dataset as its loader gives them, which needs no model."""
         return len(self._rows(key, spec))
 
+    @cached_property
+    def num_adapter_weights(self) -> int | None:
+        """Parameters of the adapters; None if the weights themselves are trained.
+
+        Raises:
+            ConfigError: ``model.lora.targets`` names what the model has not.
+        """
+        if self.config.model.lora is None:
+            return None
+        from mmrl.engine.adapters import num_weights
+
+        return num_weights(self.folder, self.config.model.lora)
+
     def num_weights(self) -> int | None:
-        """Parameters of the model, from its files' headers; None if they are not here."""
+        """Parameters that a checkpoint holds, from the files' headers; None if they are not here."""
+        if self.num_adapter_weights is not None:
+            return self.num_adapter_weights
         from safetensors import safe_open
 
         count = 0

@@ -134,7 +134,7 @@ class TrainingRun:
         config, plan, directory = self._config, self._plan, self._directory
         with ExitStack() as stack:
             stack.callback(self._console.close)
-            _ = plan.algorithm  # first: its errors come before anything starts
+            _ = plan.algorithm, plan.num_adapter_weights  # first: their errors come before anything starts
             for warning in plan.warnings:
                 self._tell("warning", message=warning)
             # Workers import their rewards while the engine starts.

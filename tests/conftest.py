@@ -24,6 +24,9 @@ os.environ.update(
     VLLM_LOGGING_LEVEL="ERROR",
 )
 
+if not os.path.exists("/dev/nvidia0"):
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed prints that it has found none
+
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache

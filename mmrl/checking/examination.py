@@ -55,9 +55,10 @@ class _Examination:
         self._plugins()
         with self.report.guarded():
             folder = self.plan.folder
-            self.report.add(
-                "model", folder.family.model_type, [f"{folder.family.model_type}, {folder.vocabulary.size} token ids"]
-            )
+            line = f"{folder.family.model_type}, {folder.vocabulary.size} token ids"
+            if (adapters := self.plan.num_adapter_weights) is not None:
+                line += f", adapters of {adapters} parameters"
+            self.report.add("model", folder.family.model_type, [line])
             for part in (partial(self._dataset, "train"), partial(self._dataset, "eval"), self._both):
                 with self.report.guarded():
                     part()

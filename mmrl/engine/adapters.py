@@ -64,25 +64,27 @@ def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: floa
     return torch.addmm(weight.float(), b.float(), a.float(), alpha=scaling)
 
 
-def linear_layers(model: Any) -> list[str]:
-    """Names of a transformers model's linear layers, its head excepted."""
+def linear_layers(model: Any) -> dict[str, torch.nn.Linear]:
+    """A transformers model's linear layers by name, its head excepted."""
     head = model.get_output_embeddings()
     modules = model.named_modules()
-    return [name for name, module in modules if isinstance(module, torch.nn.Linear) and module is not head]
+    return {name: module for name, module in modules if isinstance(module, torch.nn.Linear) and module is not head}
 
 
-def check_targets(folder: ModelFolder, lora: LoraConfig) -> None:
-    """See that the targets mean something, without the model's weights.
+def num_weights(folder: ModelFolder, lora: LoraConfig) -> int:
+    """Parameters of the adapters, without loading the model's weights.
 
     Raises:
-        ConfigError: One means no layer.
+        ConfigError: A target means no layer.
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     kind = AutoModelForImageTextToText if folder.family.vision else AutoModelForCausalLM
     with torch.device("meta"):
         model = kind.from_config(folder.config, trust_remote_code=folder.trust_remote_code)
-    chosen_layers(linear_layers(model), folder.family, lora.targets)
+    layers = linear_layers(model)
+    chosen = [layers[name] for name in chosen_layers(list(layers), folder.family, lora.targets)]
+    return sum(lora.rank * (layer.in_features + layer.out_features) for layer in chosen)
 
 
 def chosen_layers(names: Sequence[str], family: Family, targets: Sequence[str]) -> list[str]:

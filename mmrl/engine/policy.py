@@ -132,7 +132,7 @@ def load_policy(
         parameter.requires_grad_(folder.family.part_of(name) not in freeze)
     adapted: Sequence[adapters.Adapter] = ()
     if lora is not None:
-        layers = adapters.chosen_layers(adapters.linear_layers(model), folder.family, lora.targets)
+        layers = adapters.chosen_layers(list(adapters.linear_layers(model)), folder.family, lora.targets)
         adapted = adapters.attach(model, layers, lora, seed)
         if adapter is not None:
             adapters.load(adapted, adapter)

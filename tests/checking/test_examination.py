@@ -256,3 +256,11 @@ def test_a_full_disk_and_an_overlap_with_the_evaluation_are_found(check: Check, 
     assert "data.eval: 20 of 20 rows ask and show the same as a row of data.train" in found["warnings"]
     assert any("more than learner.tokens_per_microbatch" in warning for warning in found["warnings"])
     assert found["eval_golds"][0]["graded"] == 20
+
+
+def test_adapters_take_the_room_that_they_take_and_their_targets_are_looked_for(check: Check) -> None:
+    _, whole, _ = check(rows())
+    code, found, _ = check(rows(), model={"lora": {"rank": 4, "targets": ["vision"]}})
+    assert code == 0 and 0 < found["disk"]["checkpoints"] < whole["disk"]["checkpoints"] / 20
+    code, _, error = check(rows(), model={"lora": {"targets": ["eyes"]}})
+    assert code == 2 and "no linear layer of the model is meant by 'eyes'" in error
