@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from mmrl.engine.encoding import Encoder
     from mmrl.engine.folder import ModelFolder
 
+LORA_RATE = 1e-5
+"""Learning rates of adapters begin here; those of whole weights end here."""
 TEXT_IMAGE_FACTOR = 28
 """The image grid of a model that reads no images; no image ever meets it."""
 
@@ -72,6 +74,11 @@ class RunPlan:
                     errors.append(ConfigError(str(error), where=where))
         if errors:
             raise join_errors(errors)
+        rate = self.config.learner.lr
+        if self.config.model.lora is not None and rate < LORA_RATE:
+            warnings.append(
+                f"learner.lr: {rate:g} moves adapters little; {LORA_RATE:g} to 2e-4 are usual with model.lora"
+            )
         return warnings
 
     @cached_property

@@ -229,15 +229,14 @@ def test_what_is_no_model_is_refused(folder, tmp_path, capsys):
     assert "model.norm.weight is stored as F8_E4M3" in error and "float32, bfloat16, float16" in error
     assert "there is no adapter to export" in refused(folder, 2, "--adapter")
     (folder / "adapter_config.json").write_text("{}")
-    assert "the adapter's config cannot be read: KeyError" in refused(folder, 2)
-    (folder / "adapter_config.json").write_text(
-        '{"r": 4, "lora_alpha": 4, "target_modules": ["q"], "peft_type": "IA3"}'
-    )
-    assert "KeyError: 'base_model_name_or_path'" in refused(folder, 2)
-    config = json.loads((folder / "adapter_config.json").read_text()) | {"base_model_name_or_path": "./gone"}
+    assert "the adapter's config cannot be read: KeyError: 'base_model_name_or_path'" in refused(folder, 2)
+    config = {"r": 4, "lora_alpha": 4, "peft_type": "IA3", "base_model_name_or_path": "./gone"}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     assert "no plain LoRA: peft_type is 'IA3'" in refused(folder, 2)
     (folder / "adapter_config.json").write_text(json.dumps(config | {"peft_type": "LORA"}))
+    assert "the adapter's weights cannot be read" in refused(folder, 2)
+    matrices = {f"base_model.model.x.lora_{letter}.weight": torch.zeros(4, 4) for letter in "AB"}
+    save_file(matrices, folder / "adapter_model.safetensors")
     assert "the model that the adapter adapts cannot be opened" in refused(folder, 2)
 
 

@@ -10,7 +10,7 @@ A folder with an adapter holds, as peft writes and reads it, ``adapter_config.js
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -28,6 +28,13 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 """What peft puts before the names of a model's own modules."""
 _NAME = "default"
+_PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": (True, False, "gaussian"),
+    **dict.fromkeys(("use_dora", "use_rslora", "fan_in_fan_out", "lora_bias", "use_qalora"), (False, None)),
+    **dict.fromkeys(("rank_pattern", "alpha_pattern"), ({}, None)),
+    **dict.fromkeys(("modules_to_save", "trainable_token_indices", "target_parameters", "layer_replication"), (None,)),
+}  # fmt: skip
+"""Settings of peft, and the values with which an adapter is what this module computes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +176,7 @@ def load(adapters: Sequence[Adapter], folder: Path) -> None:
     Raises:
         ConfigError: It holds others, or of other shapes.
     """
-    from safetensors.torch import load_file
-
-    own, saved = file_names(adapters), load_file(folder / WEIGHTS)
+    own, saved = file_names(adapters), _read(folder)
     different = sorted(
         name
         for name in own.keys() | saved.keys()
@@ -193,21 +198,18 @@ def is_adapter(folder: Path) -> bool:
 
 
 def read_config(folder: Path) -> tuple[LoraConfig, str, str | None]:
-    """What a folder's adapter is, and name and revision of the model that it adapts.
+    """What a folder's adapter is, and name and revision of the model that it adapts; its targets are its layers.
 
     Raises:
-        ConfigError: It is no LoRA as this module writes it.
+        ConfigError: It is no plain LoRA, or cannot be read.
     """
-    plain = {"peft_type": "LORA", "bias": "none", "use_dora": False, "use_rslora": False, "fan_in_fan_out": False}
-    plain |= {"modules_to_save": None, "rank_pattern": {}, "alpha_pattern": {}, "lora_bias": False}
-    plain |= {"trainable_token_indices": None, "target_parameters": None, "layer_replication": None}
     try:
         config = json.loads((folder / CONFIG).read_text())
-        strange = sorted(key for key, value in plain.items() if config.get(key, value) != value)
-        lora = LoraConfig(rank=config["r"], alpha=config["lora_alpha"], targets=tuple(config["target_modules"]))
+        strange = sorted(key for key, values in _PLAIN.items() if config.get(key, values[0]) not in values)
         base = str(config["base_model_name_or_path"]), config.get("revision")
+        rank, alpha = int(config["r"]), float(config["lora_alpha"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"the adapter's config cannot be read: {type(error).__name__}: {str(error).splitlines()[0]}"
+        what = f"the adapter's config cannot be read: {type(error).__name__}: {error}"
         raise ConfigError(what, where=str(folder / CONFIG), possible="what peft writes of a LoRA") from error
     if strange:
         raise ConfigError(
@@ -215,7 +217,8 @@ def read_config(folder: Path) -> tuple[LoraConfig, str, str | None]:
             where=str(folder / CONFIG),
             remedy="merge it with peft",
         )
-    return lora, *base
+    # Unchecked: peft takes any alpha.
+    return LoraConfig.model_construct(rank=rank, alpha=alpha, targets=tuple(_layers(_read(folder), folder))), *base
 
 
 @torch.no_grad()
@@ -223,20 +226,59 @@ def merge(model: Any, folder: Path) -> None:
     """Add a folder's adapter to the weights of a model that has none beside it.
 
     Raises:
-        ConfigError: The adapter is no LoRA as this module writes it, or of another model.
+        ConfigError: The adapter is no plain LoRA, or that of another model.
     """
-    from safetensors.torch import load_file
-
     lora, *_ = read_config(folder)
-    saved, weights = load_file(folder / WEIGHTS), dict(model.named_parameters())
-    layers = sorted({name.removeprefix(_PREFIX).rpartition(".lora_")[0] for name in saved})
-    if strangers := [name for name in layers if f"{name}.weight" not in weights]:
+    saved, weights = _read(folder), dict(model.named_parameters())
+    if strangers := [name for name in lora.targets if f"{name}.weight" not in weights]:
         raise ConfigError(
             f"the adapter is that of another model: {len(strangers)} of its layers are not in this one",
             where=f"{folder / WEIGHTS}: {', '.join(strangers[:3])}",
             remedy="name the model that was adapted",
         )
-    for name in layers:
+    for name in lora.targets:
         a, b = (saved[f"{_PREFIX}{name}.lora_{letter}.weight"] for letter in "AB")
         weight = weights[f"{name}.weight"]
         weight.copy_(merged(weight, a, b, lora.alpha / lora.rank))
+
+
+def dtype(folder: Path) -> torch.dtype:
+    """The element type of a folder's adapter: what the run that wrote it computed in."""
+    return next(iter(_read(folder).values())).dtype
+
+
+def _read(folder: Path) -> dict[str, torch.Tensor]:
+    """The matrices of a folder's adapter.
+
+    Raises:
+        ConfigError: They are not there, damaged, or no safetensors.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"the adapter's weights cannot be read: {error}",
+            where=str(folder / WEIGHTS),
+            possible="safetensors; formats that hold Python objects are not read",
+        ) from error
+
+
+def _layers(saved: Mapping[str, torch.Tensor], folder: Path) -> list[str]:
+    """Names of the layers that matrices are for.
+
+    Raises:
+        ConfigError: One is no half of a LoRA of a linear layer.
+    """
+    ends = {f".lora_{letter}.weight" for letter in "AB"}
+    found = {name.removeprefix(_PREFIX).rpartition(".lora_")[0] for name in saved}
+    expected = {f"{_PREFIX}{name}{end}" for name in found for end in ends}
+    if not saved or (strange := sorted(expected ^ saved.keys())):
+        raise ConfigError(
+            "the adapter is no LoRA of linear layers" + (f": {', '.join(strange[:3])}" if saved else ""),
+            where=str(folder / WEIGHTS),
+            remedy="merge it with peft",
+        )
+    return sorted(found)

@@ -111,7 +111,7 @@ def export_model(
     adapter = source if adapters.is_adapter(source) else None
     folder = _open(source, base)
     stored = _stored(folder)
-    written = dtype or stored.most_common(1)[0][0]
+    written = dtype or _element(stored, adapter)
     policy, masters = _load(folder, adapter), 0
     if state and adapter is None and set(stored) != {written}:
         masters = _take_masters(policy, SavedState(state), stored)
@@ -167,12 +167,25 @@ def write_merged(adapter: Path, target: Path) -> None:
         ResourceError: The disk is full.
     """
     folder = _open(adapter, None)
-    _write(_merged(folder, adapter), folder, target, _stored(folder).most_common(1)[0][0], None)
+    _write(_merged(folder, adapter), folder, target, _element(_stored(folder), adapter), None)
+
+
+def _element(stored: Counter[str], adapter: Path | None) -> str:
+    """What weights are stored as, or the adapter's element type where that is wider."""
+    most = stored.most_common(1)[0][0]
+    return "float32" if adapter is not None and adapters.dtype(adapter) == torch.float32 else most
 
 
 def _open(source: Path, base: str | None) -> ModelFolder:
-    """The model in a folder, or the one that the folder's adapter adapts."""
+    """The model in a folder, or the one that the folder's adapter adapts.
+
+    Raises:
+        ConfigError: It is not there, or the adapter comes with a vocabulary or a chat template of its own.
+    """
     if not adapters.is_adapter(source):
+        if base is not None:
+            what = "there is no adapter, which alone has a base"
+            raise ConfigError(what, where=str(source), remedy="leave out --base")
         try:
             return ModelFolder.open(str(source))
         except ConfigError as error:
@@ -180,11 +193,23 @@ def _open(source: Path, base: str | None) -> ModelFolder:
             raise
     _, name, revision = adapters.read_config(source)
     try:
-        return ModelFolder.open(base or name, None if base else revision).fetched()
+        folder = ModelFolder.open(base or name, None if base else revision).fetched()
     except ConfigError as error:
         error.what = f"the model that the adapter adapts cannot be opened: {error.what}"
-        error.where, error.remedy = str(source / adapters.CONFIG), "name it with --base, or put it back"
+        error.where, error.remedy = str(source / adapters.CONFIG), "put it back, or `mmrl export` with its --base"
         raise
+    if (source / "tokenizer_config.json").is_file():
+        from transformers import AutoTokenizer
+
+        own = AutoTokenizer.from_pretrained(source)
+        template = own.chat_template or folder.tokenizer.chat_template
+        if own.get_vocab() != folder.tokenizer.get_vocab() or template != folder.tokenizer.chat_template:
+            raise ConfigError(
+                "the adapter comes with a vocabulary or a chat template that is not its model's",
+                where=str(source),
+                remedy="give the model's folder the adapter's tokenizer files first",
+            )
+    return folder
 
 
 def _load(folder: ModelFolder, adapter: Path | None = None) -> Policy:
@@ -254,7 +279,7 @@ def _write(policy: Policy, folder: ModelFolder, target: Path, dtype: str, shard_
         if not torch.isfinite(weight.to(element)).all() and torch.isfinite(weight).all():
             raise NumericsError(
                 f"{name} has a value of {float(weight.abs().max()):.3g}, which {dtype} cannot hold",
-                where="--dtype",
+                where=f"weights as {dtype}",
                 possible=", ".join(DTYPES),
                 remedy="choose bfloat16 or float32",
             )

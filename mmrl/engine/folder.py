@@ -150,6 +150,13 @@ def _is_hub_id(name: str) -> bool:
 def _local(name: str, revision: str | None) -> Path:
     """The folder of that name."""
     here = Path(name).expanduser()
+    if (here / "adapter_config.json").is_file() and not (here / "config.json").is_file():
+        raise ConfigError(
+            f"{name} holds an adapter, and no whole model",
+            where="model.path",
+            possible="the folder of a whole model; a run goes on from an adapter with --resume PATH",
+            remedy="merge it into its model: `mmrl export`",
+        )
     if not ((here / "config.json").is_file() and any(here.glob("*.safetensors"))):
         raise ConfigError(
             f"no model folder at {name}",

@@ -16,6 +16,7 @@ import torch
 
 from mmrl.config import Config, LoraConfig
 from mmrl.engine import device
+from mmrl.engine.adapters import is_adapter
 from mmrl.engine.collation import Collator
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.hf_sampler import HFSampler
@@ -23,7 +24,7 @@ from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.vision import ImageInputs
 from mmrl.engine.vllm_sampler import VLLMSampler
-from mmrl.errors import MMRLError, ResourceError
+from mmrl.errors import ConfigError, MMRLError, ResourceError
 from mmrl.interfaces import Algorithm, Learner, Sampler
 from mmrl.media import MediaStore
 
@@ -169,6 +170,12 @@ class RankEngine:
         needs = algorithm.needs()
         initial = self._folder
         lora, saved = config.model.lora, None if checkpoint is None else checkpoint / "model"
+        if saved is not None and is_adapter(saved) != (lora is not None):
+            raise ConfigError(
+                "the checkpoint holds " + ("a whole model" if lora else "an adapter"),
+                where=f"model.lora; {checkpoint}",
+                remedy="go on with the checkpoint's model.lora, or export it and start a new run from that folder",
+            )
         trained = initial if lora or saved is None else replace(initial, path=str(saved))
         policy = self._load_policy(trained, config.model.freeze, needs.entropy_gradient, lora, saved)
         self._check_hosts(policy)

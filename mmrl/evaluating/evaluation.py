@@ -18,7 +18,7 @@ from mmrl.cluster.process import prepare_process
 from mmrl.collection import Collector, Decoding, Evaluation
 from mmrl.config import Config
 from mmrl.console import Console, visible
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, ResourceError
 from mmrl.evaluating.estimates import Estimates, differences, estimates, rewards_by_metric
 from mmrl.evaluating.output import OutputFolder, Samples
 from mmrl.evaluating.results import Ablation, Results
@@ -26,6 +26,7 @@ from mmrl.interfaces import Engine, Sampler
 from mmrl.interruption import Interruption
 from mmrl.plan import RunPlan
 from mmrl.redaction import Redactor
+from mmrl.registry import locate
 from mmrl.scoring.scorer import Scorer
 from mmrl.types import EncodedPrompt, ScoredGroup
 
@@ -133,7 +134,11 @@ def _with_whole_model(config: Config) -> Iterator[Config]:
     from mmrl.engine.exporting import write_merged
 
     with tempfile.TemporaryDirectory() as temporary:
-        write_merged(folder, Path(temporary))
+        try:
+            write_merged(folder, Path(temporary))
+        except OSError as error:
+            what = f"the adapter cannot be merged: {error.strerror or error}"
+            raise ResourceError(what, where=temporary, remedy="make room, or set TMPDIR to a larger disk") from error
         model = config.model.model_copy(update={"path": temporary, "revision": None})
         yield config.model_copy(update={"model": model})
 
@@ -208,6 +213,7 @@ def _settings(config: Config, decoding: Decoding, options: Options, precision: s
         "limit": options.limit,
         "seed": config.trainer.seed,
         "sampler": config.sampler.name,
+        "engine": dict(config.sampler.engine),
         "precision": precision,
         "min_pixels": config.data.min_pixels,
         "max_pixels": config.data.max_pixels,
@@ -216,8 +222,12 @@ def _settings(config: Config, decoding: Decoding, options: Options, precision: s
 
 
 def _rewards(config: Config) -> list[dict[str, Any]]:
-    plain = [spec.model_dump(mode="json") for spec in config.rewards]
-    return [{key: value for key, value in spec.items() if key not in _NOT_RESULTS} for spec in plain]
+    """What decides about scores: options, and the version of each reward's package, or what is in its file."""
+    plain = [(spec.model_dump(mode="json"), locate("reward", spec.name)) for spec in config.rewards]
+    return [
+        {key: value for key, value in spec.items() if key not in _NOT_RESULTS} | {"version": found.version}
+        for spec, found in plain
+    ]
 
 
 def _weights(folder: ModelFolder) -> str:

@@ -135,11 +135,13 @@ def _plain(metrics: Estimates) -> dict[str, Any]:
 
 
 def _shown(estimate: Estimate | None) -> str:
-    """Such as ``0.53 ± 0.04``."""
+    """Such as ``0.53 ± 0.04``, or ``0.98 [0.95, 0.99]`` where the interval has another centre."""
     if estimate is None:
         return "-"
     if estimate.low is None or estimate.high is None:
         return f"{estimate.value:.3f}"
+    if abs(estimate.low + estimate.high - 2 * estimate.value) > 1e-3:
+        return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
     return f"{estimate.value:.3f} ± {(estimate.high - estimate.low) / 2:.3f}"
 
 

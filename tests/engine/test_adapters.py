@@ -17,8 +17,11 @@ from safetensors.torch import load_file
 
 from mmrl.config import LoraConfig
 from mmrl.engine import adapters
+from mmrl.engine.exporting import write_merged
 from mmrl.engine.family import FAMILIES
+from mmrl.engine.folder import ModelFolder
 from mmrl.engine.policy import load_policy
+from mmrl.engine.weights import Failures, save_adapter
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
@@ -204,7 +207,7 @@ def test_an_adapter_folder_loads_in_peft_and_transformers_and_merges(adapted, ro
         assert torch.equal(weight, weights[name]), name
 
 
-def test_another_adapter_is_refused(adapted, rows, tmp_path, bench):
+def test_another_adapter_is_refused(adapted, start, tmp_path, bench):
     with adapted().learning() as learner:
         learner.save(tmp_path)
     with pytest.raises(ConfigError, match=r"another one: 52 matrices"):
@@ -215,10 +218,64 @@ def test_another_adapter_is_refused(adapted, rows, tmp_path, bench):
     other = transformers.AutoModelForCausalLM.from_pretrained(bench("llama").folder.path)
     with pytest.raises(ConfigError, match=r"that of another model"):
         adapters.merge(other, folder)
-    content = json.loads((folder / adapters.CONFIG).read_text())
-    (folder / adapters.CONFIG).write_text(json.dumps(content | {"use_dora": True}))
-    with pytest.raises(ConfigError, match=r"no plain LoRA: use_dora is True"):
-        adapters.merge(other, folder)
+    with pytest.raises(ConfigError, match=r"the checkpoint holds an adapter"):
+        start(checkpoint=tmp_path)
+    with pytest.raises(ConfigError, match=r"holds an adapter, and no whole model"):
+        ModelFolder.open(str(folder))
+    with start().learning() as learner:
+        learner.save(tmp_path / "whole")
+    with pytest.raises(ConfigError, match=r"the checkpoint holds a whole model"):
+        adapted(checkpoint=tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"use_dora": True}, "no plain LoRA: use_dora is True"),
+        ({"init_lora_weights": "pissa"}, "no plain LoRA: init_lora_weights is 'pissa'"),
+        ({"target_modules": ["q_proj", "embed_tokens"]}, "no LoRA of linear layers: .*embed_tokens"),
+        ({"lora_alpha": 8.5, "target_modules": "model.layers.1.*proj"}, ""),
+        ({"target_modules": ["v_proj"], "layers_to_transform": [1]}, ""),
+    ],
+)
+def test_adapters_of_peft_are_merged_as_peft_does_or_refused(options, reason, bench, tmp_path):
+    def model() -> Any:
+        return transformers.AutoModelForCausalLM.from_pretrained(bench("qwen2").folder.path)
+
+    torch.manual_seed(0)
+    config = peft.LoraConfig(**{"r": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"} | options)
+    made = peft.get_peft_model(model(), config)
+    for name, parameter in made.named_parameters():
+        if "lora_B" in name or "lora_embedding_B" in name:
+            parameter.data.normal_(0, 0.1)
+    made.save_pretrained(tmp_path)
+    found = model()
+    if reason:
+        with pytest.raises(ConfigError, match=reason):
+            adapters.merge(found, tmp_path)
+        return
+    adapters.merge(found, tmp_path)
+    expected = made.merge_and_unload().state_dict()
+    assert all(torch.allclose(weight, expected[name], atol=1e-6) for name, weight in found.state_dict().items())
+    (tmp_path / adapters.WEIGHTS).rename(tmp_path / "adapter_model.bin")
+    with pytest.raises(ConfigError, match=r"weights cannot be read.*\n.*\n.*formats that hold Python objects"):
+        adapters.merge(found, tmp_path)
+
+
+def test_a_float32_adapter_of_a_model_that_is_stored_in_bfloat16_is_merged_in_float32(bench, tmp_path):
+    """Rounding the merged weights would hide what the run has learned."""
+    folder, lora = bench("qwen2", True).folder, LoraConfig(rank=2, targets=("language",))
+    policy = load_policy(folder, "cpu", "float32", freeze=(), temperature=1.0, lora=lora)
+    for adapter in policy.adapted:
+        adapter.factors["lora_B.weight"].data.normal_(0, 1e-3)
+    failures = Failures()
+    save_adapter(lora, policy, folder, tmp_path / "adapter", failures)
+    assert failures.first is None
+    (tmp_path / "whole").mkdir()
+    write_merged(tmp_path / "adapter", tmp_path / "whole")
+    found = load_policy(ModelFolder.open(str(tmp_path / "whole")), "cpu", "float32", freeze=(), temperature=1.0)
+    expected = dict(policy.named_weights(torch.float32))
+    assert all(torch.equal(weight, expected[name]) for name, weight in found.named_weights(torch.float32))
 
 
 def test_what_is_written_is_the_same_twice(adapted, tmp_path):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import deepspeed
+import psutil
 import pytest
 import torch
 import vllm
@@ -17,6 +18,7 @@ from mmrl.engine.device import DeviceKind
 from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.policy import Policy
 from mmrl.engine.rank import RankEngine
+from mmrl.errors import ResourceError
 from mmrl.interfaces import SamplingRequest
 from mmrl_algorithms.grpo import GRPO
 
@@ -240,3 +242,15 @@ def test_vllm_is_asked_for_nothing_that_only_a_cpu_needs(recording):
         "enforce_eager", "kv_cache_memory_bytes", "max_num_seqs", "enable_chunked_prefill", "max_num_batched_tokens",
     }  # fmt: skip
     assert arguments["cuda"] - arguments["cpu"] == {"gpu_memory_utilization", "enable_sleep_mode"}
+
+
+def test_what_is_offloaded_must_fit_into_the_machines_memory(start, monkeypatch):
+    """12 bytes of AdamW and the master, and 4 of the gradient, for each of 0.6 million parameters."""
+    real = psutil.virtual_memory()
+    machine = SimpleNamespace(total=8_000_000)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: real._replace(total=machine.total))
+    with pytest.raises(ResourceError, match=r"what is offloaded takes 0.0 GB of .*'s memory") as caught:
+        start(learner={"zero_stage": 1, "offload": "optimizer"})
+    assert caught.value.where == "learner.offload: optimizer"
+    machine.total = 10_500_000
+    start(learner={"zero_stage": 1, "offload": "optimizer"})
