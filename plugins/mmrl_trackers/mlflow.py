@@ -115,9 +115,9 @@ def params_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _key(key: str, end: str = "") -> str:
     """A key of MLflow's characters, of which a path that it would write otherwise (``a//b``, ``../a``) is none."""
-    plain = re.sub(r"[^\w\-. /:]", "_", key, flags=re.ASCII)
-    parts = [part for part in plain.split("/") if part.strip(".")]
-    return "/".join(parts)[: KEY_CHARACTERS - len(end)].rstrip("/") + end or "_"
+    parts = re.sub(r"[^\w\-. /:]", "_", key).split("/")
+    path = "/".join(part for part in parts if part.strip(".")).lstrip(".") or "_"
+    return path[: KEY_CHARACTERS - len(end)].rstrip("/") + end
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -227,17 +227,30 @@ def test_mlflow_begins_anew_where_it_does_not_know_the_run_and_keeps_the_config(
 
 def test_params_of_mlflow_are_told_apart_and_of_its_characters():
     long = "k" * 260
-    config = {"a//b": 1, "a/b": 2, "a#": 3, "a?": 4, "../x": 5, "é": 6, long + "1": 7, long + "2": 8, "//": 9, "c": {}}
+    config = {
+        "a//b": 1,
+        "a/b": 2,
+        "a#": 3,
+        "a?": 4,
+        "../x": 5,
+        "..x": 6,
+        "é?": 0,
+        long + "1": 7,
+        long + "2": 8,
+        "//": 9,
+        "c": {},
+    }
     assert params_of(config) == {
         "a/b": "1",
         "a/b_2": "2",
         "a_": "3",
         "a__2": "4",
         "x": "5",
-        "_": "6",
+        "x_2": "6",
+        "é_": "0",
         "k" * 250: "7",
         "k" * 248 + "_2": "8",
-        "__2": "9",
+        "_": "9",
     }
 
 
