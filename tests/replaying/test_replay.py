@@ -299,6 +299,10 @@ def test_another_reward_and_algorithm_are_a_what_if(plain: Path, replay, tmp_pat
     assert main(["replay", str(plain), f"rewards.0.name={REWARDS}:early"]) == 0
     out = capsys.readouterr().out
     assert "what if: rewards.0.name: " in out and re.search(r"reward/mean +\S+ +\S+\n", out)
+    assert "log-probs of optimizer steps after the first, are those of when the run took the rollout in" in out
+    assert main(["replay", str(plain), "algorithm.name=grpo"]) == 0
+    out = capsys.readouterr().out
+    assert "what if: nothing changed, the config is the run's" in out and "would be" not in out
 
 
 def test_a_what_if_tells_which_groups_are_rejected(runs: Runs, plain: Path, replay):
