@@ -11,7 +11,7 @@ from typing import Any
 from mmrl.config import Config
 from mmrl.errors import ResourceError
 
-_RECORD_BYTES_PER_TOKEN = 92
+_RECORD_BYTES_PER_TOKEN = 100
 """Of a completion in RUN/rollouts: its id, its mask, an advantage, three log-probs and an entropy as text."""
 _RECORD_BYTES_PER_NUMBER = 14
 """Of a float32 in RUN/rollouts: of several optimizer steps, each has a log-prob and an entropy of its own."""

@@ -151,10 +151,9 @@ def update_part(result: Rerun, ledger: Sequence[Sequence[Name]]) -> Part:
 
 def metric_parts(result: Rerun, recorded: Mapping[str, float | None]) -> list[Part]:
     """Metrics of the step: those of float64, and those that the learner adds up in float32."""
-    summed, unknown = result.learner.names, result.learner.unknown
+    summed, unknown, size = result.learner.names, result.learner.unknown, _TERM * _scale(result)
     known = {name: value for name, value in result.metrics.items() if name not in unknown}
     names = [name for name in dict.fromkeys([*recorded, *known]) if is_function(name) and name not in unknown]
-    scale = float(np.mean(result.learner.scale)) if result.learner.scale else 0.0
     parts = []
     for kind, group in (
         ("metrics", [n for n in names if n not in summed]),
@@ -163,9 +162,10 @@ def metric_parts(result: Rerun, recorded: Mapping[str, float | None]) -> list[Pa
         found = [
             Difference(name, recorded.get(name), known.get(name))
             for name in group
-            if not _agree(name, recorded.get(name), known.get(name), scale if kind == "loss" else None)
+            if not agree(result, name, recorded.get(name), known.get(name))
         ]
-        note = f"to {EXACT:g}" if kind == "metrics" else f"float32 in another order: to {SUMMED:g}"
+        rounding = f"float32 in another order: to {SUMMED:g}, or {size:.1g} where terms cancel"
+        note = f"to {EXACT:g}" if kind == "metrics" else rounding
         parts.append(Part(kind, "numbers", len(group), found, note))
     return parts
 
@@ -304,11 +304,17 @@ def _padded(one: Sequence[Sequence[Name]], other: Sequence[Sequence[Name]]) -> l
     return [[(*name,) for name in each] for each in one] + [[]] * (len(other) - len(one))
 
 
-def _agree(name: str, was: float | None, now: float | None, scale: float | None) -> bool:
-    if was is None or now is None or scale is None:
+def agree(result: Rerun, name: str, was: float | None, now: float | None) -> bool:
+    """Whether a metric is the same, but for rounding where the learner adds it up in float32."""
+    if was is None or now is None or name not in result.learner.names:
         return close(was, now)
-    size = scale if name.startswith("loss/") else 1.0
+    size = _scale(result) if name.startswith("loss/") else 1.0
     return abs(was - now) <= SUMMED * max(abs(was), abs(now)) + _TERM * size
+
+
+def _scale(result: Rerun) -> float:
+    """The size of what an optimizer step's loss is a sum of."""
+    return float(np.mean(result.learner.scale)) if result.learner.scale else 0.0
 
 
 def close(was: float | None, now: float | None) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ from mmrl.replaying.comparison import (
     Explanations,
     advantage_change,
     advantage_part,
+    agree,
     close,
+    is_function,
     logprob_part,
     metric_parts,
     reward_part,
@@ -42,7 +46,7 @@ REPLAYED = ("rewards", "algorithm", "trainer.eval_metric")
 """Parts of the config that a what-if may change: what decides about a step after its rollouts were sampled."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RecordedRun:
     """A run's folder, as far as it tells of its steps; nothing in it is changed, and the run may go on meanwhile.
 
@@ -62,6 +66,9 @@ class RecordedRun:
             DataError: It has recorded no rollouts.
         """
         path = path.expanduser()
+        if path.absolute().parent.name == "checkpoints":
+            what, run_dir = "this is a checkpoint, and has no rollouts", path.absolute().parent.parent
+            raise ConfigError(what, where=str(path), remedy=f"give its run, {run_dir}, and --step")
         if not (path / "config.yaml").is_file():
             what = "this is no run: it has no config.yaml"
             raise ConfigError(what, where=str(path), remedy="give the folder that trainer.run_dir named")
@@ -82,14 +89,14 @@ class RecordedRun:
         return sorted(int(name[1]) for name in names if name)
 
     def choose(self, wanted: Sequence[str]) -> list[int]:
-        """The steps that words such as ``7`` or ``3-5`` name; without any, the newest one.
+        """The steps that words such as ``7`` or ``3-5`` name; without any, the newest that was finished and not undone.
 
         Raises:
             ConfigError: They are not there.
         """
         known = self.steps
         if not wanted:
-            return known[-1:]
+            return [step for step in known if self.metrics(step) and not self.undone(step)][-1:] or known[-1:]
         chosen = set[int]()
         for word in wanted:
             bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
@@ -112,34 +119,57 @@ class RecordedRun:
 
     def metrics(self, step: int) -> dict[str, Any] | None:
         """The step's line in metrics.jsonl, the last one of several."""
-        found = [record for record in read_records(self.path / "metrics.jsonl") if record["step"] == step]
-        return found[-1] if found else None
+        return self._lines.get(step)
+
+    def undone(self, step: int) -> str | None:
+        """What has undone the step as metrics.jsonl has it: a later attempt that went on from before it."""
+        attempt = (self.metrics(step) or {}).get("attempt")
+        if attempt is None:
+            return None
+        for number, begin in self._attempts:
+            if number > attempt and (begin or 0) < step:
+                where = "began from nothing" if begin is None else f"went on from step {begin}"
+                return f"step {step} was undone by attempt {number}, which {where}"
+        return None
+
+    @cached_property
+    def _lines(self) -> dict[int, dict[str, Any]]:
+        return {line["step"]: line for line in read_records(self.path / "metrics.jsonl") if "step" in line}
+
+    @cached_property
+    def _attempts(self) -> list[tuple[int, int | None]]:
+        """Of each attempt, in order, the step that it began from."""
+        begun = [each for each in read_records(self.path / "attempts.jsonl") if "resumed_from" in each]
+        return [(each.get("attempt", 0), each["resumed_from"]) for each in begun]
 
     def plan(self, config: Config) -> RunPlan:
         return RunPlan(config, self.path / "media")
 
     def failures(self) -> dict[tuple[int, str, int, str], str]:
         """By epoch, prompt id, member and reward: how it failed, as events.jsonl tells."""
-        events = [event for event in read_records(self.path / "events.jsonl") if event["kind"] == "reward_failed"]
+        keys = ("prompt", "member", "reward", "cause")
+        events = [each for each in read_records(self.path / "events.jsonl") if each.get("kind") == "reward_failed"]
         return {
-            (each.get("epoch", 0), each["prompt"], each["member"], each["reward"]): each["cause"] for each in events
+            (each.get("epoch", 0), each["prompt"], each["member"], each["reward"]): each["cause"]
+            for each in events
+            if all(key in each for key in keys)
         }
 
     def changes_since(self, attempt: int) -> list[str]:
         """What attempts after this one have changed in the config."""
-        later = [each for each in read_records(self.path / "attempts.jsonl") if each["attempt"] > attempt]
+        later = [each for each in read_records(self.path / "attempts.jsonl") if each.get("attempt", 0) > attempt]
         return [str(change) for each in later for change in each.get("changes", ())]
 
     def other_versions(self, config: Config) -> dict[str, list[str]]:
         """Of the algorithm (under its kind) and each reward (by its component): what is installed in another version.
 
-        An empty name stands for mmrl itself.
+        An empty name stands for mmrl itself, and environment.json for itself if it tells nothing.
         """
         try:
             then = json.loads((self.path / "environment.json").read_text())
-            plugins = {(each["kind"], each["name"]): each for each in then["plugins"]}
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"the run's environment cannot be read: {error}", where=str(self.path)) from error
+            plugins = {(each["kind"], each["name"]): each["version"] for each in then["plugins"]}
+        except (OSError, ValueError, KeyError, TypeError):  # it is only to explain what differs
+            return {"environment.json": ["it cannot be read, so nothing is known of the versions that the run had"]}
         found: dict[str, list[str]] = {}
         if then.get("mmrl") != __version__:
             found[""] = [f"mmrl was {then.get('mmrl')}, and is {__version__}"]
@@ -150,9 +180,9 @@ class RecordedRun:
                 registry.locate("reward" if kind == "reward" else "algorithm", name),
                 plugins.get((kind, name)),
             )
-            if before is not None and before["version"] != now.version:
+            if before is not None and before != now.version:
                 where = "its file" if now.distribution == "file" else now.distribution
-                found.setdefault(key, []).append(f"{where} was {before['version']}, and is {now.version}")
+                found.setdefault(key, []).append(f"{where} was {before}, and is {now.version}")
         return found
 
 
@@ -202,10 +232,12 @@ class _Player:
     def __init__(self, run: RecordedRun, step: int, config: Config, penalties: frozenset[str], scorer: Scorer) -> None:
         self._run, self._step, self._config, self._penalties = run, step, config, penalties
         self._record, line = run.read(step), run.metrics(step)
-        self._attempt = line["attempt"] if line else 0
+        self._attempt = line.get("attempt", 0) if line else 0
+        self._is_over = line is not None and run.undone(step) is None
         self._metrics: Mapping[str, float | None] = metrics_of(line)
         self._scorer, self._failures = scorer, Failures(bounded=False)
         self.notes = [] if line else ["metrics.jsonl has no such step: it was not finished"]
+        self.notes += filter(None, [run.undone(step)])
         self._now = self._score(self._record)
 
     @property
@@ -219,7 +251,7 @@ class _Player:
         rewards = reward_part(self._record, self._now, self._explanations(versions))
         parts, what_if = [rewards], None
         try:
-            result = rerun(self._rules(), self._step, self._record, recorded, reselect=False)
+            result = self._rerun(recorded, reselect=False)
         except DataError as error:
             self.notes.append(str(error))
         else:
@@ -228,6 +260,10 @@ class _Player:
             parts.append(update_part(result, ledger))
             if self._metrics:
                 parts += [*metric_parts(result, self._metrics), logprob_part(self._record, self._metrics)]
+            groups = [group.credited for group in self._record.groups]
+            is_rejected = result.refills and not any(group.kept for group in groups)
+            if not (self._is_over or is_rejected or any(group.trained for group in groups)):
+                self.notes.append("the step ended before anything was trained")
             if result.learner.unknown:
                 self.notes.append(f"not on record, so not compared: {', '.join(sorted(result.learner.unknown))}")
         if rewards.differences:
@@ -241,7 +277,7 @@ class _Player:
         Raises:
             DataError: The algorithm needs what was not recorded.
         """
-        result = rerun(self._rules(), self._step, self._record, self._now, reselect=True)
+        result = self._rerun(self._now, reselect=True)
         shared = {spec.metric for spec in self._config.rewards} == {spec.metric for spec in self._run.config.rewards}
         rewards = reward_part(self._record, self._now, totals_only=not shared)
         unknown = result.learner.unknown
@@ -249,11 +285,25 @@ class _Player:
         self.notes += _unknowable(result)
         if not result.groups:
             self.notes.append("it would have had nothing to train on")
-        return WhatIf(changes, rewards, self._metrics, metrics, advantage_change(self._record, result))
+        if self._record.state and not self._is_same_algorithm:
+            self.notes.append("the algorithm's state before the step is that of a new run, not the run's")
+        names, was = {*self._metrics, *metrics}, self._metrics
+        moved = frozenset(name for name in names if not agree(result, name, was.get(name), metrics.get(name)))
+        return WhatIf(changes, rewards, was, metrics, moved, advantage_change(self._record, result))
 
-    def _rules(self) -> Rules:
-        same = self._config.algorithm.name == self._run.config.algorithm.name
-        return Rules(self._config, self._penalties, self._record.state if same else {})
+    @property
+    def _is_same_algorithm(self) -> bool:
+        """Whether it has the run's options too: a state may hold what follows from them."""
+        return self._config.algorithm == self._run.config.algorithm
+
+    def _rerun(self, scored: Sequence[ScoredGroup], *, reselect: bool) -> Rerun:
+        rules = Rules(self._config, self._penalties, self._record.state if self._is_same_algorithm else {})
+        beside = {
+            name: math.nan if value is None else value
+            for name, value in self._metrics.items()
+            if not is_function(name) and not name.startswith("eval/")
+        }
+        return rerun(rules, self._step, self._record, scored, beside if self._metrics else None, reselect=reselect)
 
     def _score(self, record: RecordedStep, places: Sequence[int] | None = None) -> list[ScoredGroup]:
         """All groups, or some of them, scored now."""
@@ -343,7 +393,11 @@ def _unknowable(result: Rerun) -> Iterator[str]:
     if result.refills:
         yield "groups that would have been sampled in place of rejected ones are not there"
     if len(result.updates) > 1:
-        yield "after the first optimizer step the log-probs are those of the weights that the run had"
+        yield (
+            "entropies, and log-probs of optimizer steps after the first, are those of when the run took the rollout in"
+        )
+    if result.left_out:
+        yield f"{result.left_out} groups carried over, or sampled in place of rejected ones, would not have been there"
     if stood_in := result.learner.stood_in:
         yield f"{len(stood_in)} rollouts were in no loss: the sampler's log-probs stand in for the learner's"
     if unknown := result.learner.unknown:

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mmrl.console import visible
-from mmrl.replaying.comparison import Change, Difference, Part, close, describe, is_function, number
+from mmrl.replaying.comparison import Change, Difference, Part, describe, is_function, number
 
 SHOWN = 10
 """Differences of each part that a person is shown."""
+_NO_CHANGE = "nothing changed, the config is the run's"
 _SECTIONS = ("reward/", "group/", "rollout/", "advantage/", "loss/", "policy/", "kl/", "correction/")
 
 
@@ -22,12 +23,14 @@ class WhatIf:
         changes: What is other than in the run.
         rewards: Rollouts whose reward changes.
         was: The step's metrics in the run; ``would_be`` those now.
+        moved: Those that change by more than rounding.
     """
 
     changes: Sequence[str]
     rewards: Part
     was: Mapping[str, float | None]
     would_be: Mapping[str, float]
+    moved: frozenset[str]
     advantages: Change
 
     def data(self) -> dict[str, Any]:
@@ -41,7 +44,7 @@ class WhatIf:
 
     def lines(self, *, with_rollouts: bool = True) -> Iterator[str]:
         """For a person, with or without the rollouts whose rewards change."""
-        yield from (f"what if: {change}" for change in self.changes or ["nothing were changed"])
+        yield from (f"what if: {change}" for change in self.changes or [_NO_CHANGE])
         changed = len({(each.rollout, each.greedy) for each in self.rewards.differences})
         yield f"  rewards      {changed} of {self.rewards.compared} rollouts change"
         yield from _shown(self.rewards.differences, "    ") if with_rollouts else ()
@@ -54,7 +57,7 @@ class WhatIf:
             if names:
                 some = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
                 yield f"  groups       {len(names)} {what}: {some}"
-        rows = [(name, was, now) for name, was, now in self._metrics() if not close(was, now)]
+        rows = [(name, was, now) for name, was, now in self._metrics() if name in self.moved]
         if rows:
             yield f"  {'metric':<32}  {'was':>12}  {'would be':>12}"
         yield from (f"  {name:<32}  {number(was):>12}  {number(now):>12}" for name, was, now in rows)
@@ -105,7 +108,8 @@ class StepReport:
         """For a person."""
         yield visible(f"step {self.step} of {self.run}: {self.num_rollouts} rollouts")
         for part in self.parts:
-            found = f"{len(part.differences)} differ" if part.differences else "no difference"
+            same = "no difference" if part.compared else "nothing to compare"
+            found = f"{len(part.differences)} differ" if part.differences else same
             note = f" ({part.note})" if part.note else ""
             yield visible(f"  {part.name:<11}  {part.compared:>6} {part.unit:<15}  {found}{note}")
             yield from _shown(part.differences, "    ")

@@ -42,6 +42,8 @@ class RecordedLearner:
     Args:
         algorithm: Its loss, as ranks have an instance of their own.
         groups: With all rollouts that are asked for.
+        reorders: Optimizer steps may take in other rollouts than the run's: the first one begins from the log-probs
+            before any, the others from those of when the run took the rollout in.
 
     Attributes:
         names: Of the metrics that an optimizer step gave: float32 sums, which a run adds up in another order.
@@ -50,8 +52,8 @@ class RecordedLearner:
         stood_in: Rollouts that the sampler's log-probs were used for.
     """
 
-    def __init__(self, algorithm: Algorithm, groups: Sequence[CreditedGroup]) -> None:
-        self._algorithm = algorithm
+    def __init__(self, algorithm: Algorithm, groups: Sequence[CreditedGroup], *, reorders: bool = False) -> None:
+        self._algorithm, self._reorders = algorithm, reorders
         self._members = {
             id(rollout): (group, member)
             for group in groups
@@ -102,7 +104,8 @@ class RecordedLearner:
         updates, number = group.updates[member], self._asked[id(sample)]
         self._asked[id(sample)] += 1
         if number < len(updates):
-            return updates[number].logprobs, updates[number].entropy
+            is_first = self._reorders and not self.scale and len(updates[number].logprobs)
+            return self._before(sample) if is_first else updates[number].logprobs, updates[number].entropy
         before = self._before(sample)
         return before, np.full_like(before, np.nan)
 
@@ -114,6 +117,8 @@ class Rerun:
     Attributes:
         kept: Of each group that was sampled, in that order, whether the algorithm keeps it.
         groups: Those that were trained on.
+        left_out: Groups on record that the step would not have had: those carried over or sampled in place of rejected
+            ones, where nothing is rejected.
         metrics: All that are functions of the record.
         updates: The rollouts of each optimizer step.
         refills: Whether the algorithm has others sampled in place of those it rejects.
@@ -122,6 +127,7 @@ class Rerun:
 
     kept: Sequence[bool]
     groups: Sequence[CreditedGroup]
+    left_out: int
     metrics: Mapping[str, float]
     updates: Sequence[Sequence[Name]]
     refills: bool
@@ -149,11 +155,20 @@ class Rules:
         return algorithm
 
 
-def rerun(rules: Rules, step: int, record: RecordedStep, scored: Sequence[ScoredGroup], *, reselect: bool) -> Rerun:
+def rerun(
+    rules: Rules,
+    step: int,
+    record: RecordedStep,
+    scored: Sequence[ScoredGroup],
+    beside: Mapping[str, float] | None,
+    *,
+    reselect: bool,
+) -> Rerun:
     """Take the step again.
 
     Args:
         scored: The record's groups with the scores to learn from.
+        beside: Metrics that only the run could know, for ``observe``; None if it did not come to that.
         reselect: Train on what the algorithm keeps now, rather than on what was trained on.
 
     Raises:
@@ -161,11 +176,18 @@ def rerun(rules: Rules, step: int, record: RecordedStep, scored: Sequence[Scored
         PluginError: It fails.
     """
     algorithm, config = rules.algorithm(), rules.config
-    needs, kept = algorithm.needs(), [True] * len(sampled(record))
-    rounds = [[scored[place] for place in found] for found in _rounds(record)]
+    needs, rounds = algorithm.needs(), list(_rounds(record))
+    carried = [place for place, group in enumerate(record.groups) if group.credited.place is None]
+    if reselect and needs.refill is None:
+        rounds, carried = rounds[:1], []
+    places = [place for found in rounds for place in found]
+    kept = [True] * len(places)
     if needs.refill is not None:
-        kept = [keep for groups in rounds for keep in select(algorithm, groups)]
-    trained = _trained(record, kept if reselect else None)
+        kept = [keep for found in rounds for keep in select(algorithm, [scored[place] for place in found])]
+    if reselect:
+        trained = [*carried, *(place for place, keep in zip(places, kept, strict=True) if keep)]
+    else:
+        trained = [place for place, group in enumerate(record.groups) if group.credited.trained]
     if missing := lacking(algorithm, config, record, trained):
         raise DataError(
             f"step {step} has no record of {', '.join(missing)}",
@@ -175,15 +197,14 @@ def rerun(rules: Rules, step: int, record: RecordedStep, scored: Sequence[Scored
             else "look at its rewards alone",
         )
     replaced = [replace(group.credited, scored=scores) for group, scores in zip(record.groups, scored, strict=True)]
-    learner = RecordedLearner(rules.algorithm(), replaced)
+    learner = RecordedLearner(rules.algorithm(), replaced, reorders=reselect)
     ledger = _Ledger()
     weights = {reward.metric: reward.weight for reward in config.rewards}
     make_batch = partial(batch_of, weights=weights, penalties=rules.penalties)
     updater = Updater(config, algorithm, make_batch, ledger, Interruption())
-    recorded_kept = [record.groups[place].credited.kept for place in sampled(record)]
     found = Collected(
-        [scored[place] for place in sampled(record)],
-        kept if reselect else recorded_kept,
+        [scored[place] for place in places],
+        kept if reselect else [record.groups[place].credited.kept for place in places],
         [len(groups) for groups in rounds],
         {},
     )
@@ -196,9 +217,11 @@ def rerun(rules: Rules, step: int, record: RecordedStep, scored: Sequence[Scored
     if found.groups:
         values |= collected_metrics(found, make_batch(found.groups), config.accuracy, refills=needs.refill is not None)
     values |= Agreement("float32", "warn", event=ledger.event).check_step(step, lesson.groups)
-    with plugin_errors(algorithm, "observe"):
-        values |= algorithm.observe(dict(values))
-    return Rerun(kept, lesson.groups, values, ledger.updates, needs.refill is not None, learner)
+    if beside is not None:
+        with plugin_errors(algorithm, "observe"):
+            values |= algorithm.observe({**beside, **values})
+    left_out = len(record.groups) - len(places) - len(carried) if reselect else 0
+    return Rerun(kept, lesson.groups, left_out, values, ledger.updates, needs.refill is not None, learner)
 
 
 def sampled(record: RecordedStep) -> list[int]:
@@ -224,6 +247,8 @@ def lacking(algorithm: Algorithm, config: Config, record: RecordedStep, trained:
         and (needs.old_logprobs or config.learner.minibatches * config.learner.epochs > 1)
     ):
         missing.append("what each optimizer step began from (it is of an older version)")
+    if not record.is_complete and (needs.refill or not all(group.credited.kept for group in record.groups)):
+        missing.append("the rounds in which groups were sampled (it is of an older version)")
     return missing
 
 
@@ -257,14 +282,6 @@ def _rounds(record: RecordedStep) -> Iterator[list[int]]:
 
     for _, places in groupby(sampled(record), number):
         yield list(places)
-
-
-def _trained(record: RecordedStep, kept: Sequence[bool] | None) -> list[int]:
-    """Places of the groups to train on, carried over ones first: the recorded ones, or those to be kept."""
-    if kept is None:
-        return [index for index, group in enumerate(record.groups) if group.credited.trained]
-    carried = [index for index, group in enumerate(record.groups) if group.credited.place is None]
-    return [*carried, *(place for place, keep in zip(sampled(record), kept, strict=True) if keep)]
 
 
 def _size(row: TrainingRow, logprobs: FloatArray) -> float:

@@ -15,7 +15,9 @@ import math
 import os
 import re
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from mmrl.interfaces import PluginConfig, RunFacts
 from mmrl_trackers.services import NumberedTracker, require
 
 PARAMS_PER_CALL = 100
-PARAM_CHARACTERS = 6000
+KEY_CHARACTERS, PARAM_CHARACTERS = 250, 6000
 """What MLflow takes at most."""
 
 
@@ -48,6 +50,7 @@ class MLflow(NumberedTracker):
     def start(self, run_dir: Path, config: Mapping[str, Any]) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow.entities import Param
+        from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of every table that it makes
@@ -67,9 +70,13 @@ class MLflow(NumberedTracker):
             else self._client.create_experiment(self.config.experiment, artifact_location=artifacts)
         )
         self._id = self._client.create_run(number, run_name=self.config.run or run_dir.name).info.run_id
-        params = [Param(key, value) for key, value in _flat(config)]
+        params = [Param(key, value) for key, value in params_of(config).items()]
         for first in range(0, len(params), PARAMS_PER_CALL):
-            self._client.log_batch(self._id, params=params[first : first + PARAMS_PER_CALL])
+            try:
+                self._client.log_batch(self._id, params=params[first : first + PARAMS_PER_CALL])
+            except MlflowException as error:  # RUN/config.yaml has them too; metrics go on
+                warnings.warn(f"MLflow has not taken the config: {error}", stacklevel=2)
+                break
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
@@ -93,11 +100,30 @@ class MLflow(NumberedTracker):
         return True
 
 
+def params_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """Every value by its dotted key, both as MLflow takes them; keys that it cannot tell apart are numbered."""
+    found: dict[str, str] = {}
+    for key, value in _flat(config):
+        name = _key(key)
+        for number in count(2):
+            if name not in found:
+                break
+            name = _key(key, f"_{number}")
+        found[name] = value[:PARAM_CHARACTERS]
+    return found
+
+
+def _key(key: str, end: str = "") -> str:
+    """A key of MLflow's characters, of which a path that it would write otherwise (``a//b``, ``../a``) is none."""
+    parts = re.sub(r"[^\w\-. /:]", "_", key).split("/")
+    path = "/".join(part for part in parts if part.strip(".")).lstrip(".") or "_"
+    return path[: KEY_CHARACTERS - len(end)].rstrip("/") + end
+
+
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every value by its dotted key, both as MLflow takes them."""
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else None
     if items is None:
-        yield re.sub(r"[^\w\-. /:]", "_", key)[:250], str(value)[:PARAM_CHARACTERS]
+        yield key, str(value)
         return
     for name, item in items:
         yield from _flat(item, f"{key}.{name}" if key else str(name))

@@ -11,6 +11,8 @@ left as they were first logged. Offline each attempt is a folder of its own, and
 from __future__ import annotations
 
 import math
+import os
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +30,7 @@ class WandB(NumberedTracker):
         mode: Literal["offline", "online", "disabled"] = "offline"
         """offline: files only; online: upload while running; disabled: nothing."""
         project: str | None = None
-        """W&B project; ``mmrl`` if not given."""
+        """W&B project; if not given WANDB_PROJECT, else ``mmrl``."""
         entity: str | None = None
         """Team or user; the login's own if not given."""
         experiment: str | None = None
@@ -46,6 +48,7 @@ class WandB(NumberedTracker):
         import wandb
 
         options, hook = self.config, sys.excepthook
+        run_id = self._id or secrets.token_hex(4)  # not WANDB_RUN_ID's, which several runs may have
         if options.mode == "online" and not wandb.login(prompt=False, verify=False):
             raise PluginError("W&B has no login", where="mode: online", remedy="set WANDB_API_KEY, or: wandb login")
         settings = wandb.Settings(
@@ -62,14 +65,14 @@ class WandB(NumberedTracker):
         )
         self._run = wandb.init(
             mode=options.mode,
-            project=options.project or "mmrl",
+            project=options.project or os.environ.get("WANDB_PROJECT") or "mmrl",
             entity=options.entity,
             name=options.experiment or run_dir.name,
             group=options.group,
             tags=options.tags,
             dir=str(run_dir),
             config=dict(config),
-            id=self._id,
+            id=run_id,
             resume=None if self._id is None else "allow",
             settings=settings,
         )

@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 from mmrl.cli import main
 from mmrl.errors import PluginError
 from mmrl_trackers import services
-from mmrl_trackers.mlflow import MLflow
+from mmrl_trackers.mlflow import MLflow, params_of
 from mmrl_trackers.swanlab import SwanLab
 from mmrl_trackers.tensorboard import TensorBoard
 from mmrl_trackers.wandb import WandB
@@ -222,6 +223,60 @@ def test_mlflow_begins_anew_where_it_does_not_know_the_run_and_keeps_the_config(
     found = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlruns/mlflow.db").get_run(tracker.state()["id"])
     assert found.data.params == {"rewards.0.name": "a b*.py:f", "rewards.0.weight": "None", "long": "x" * 6000}
     assert (found.info.run_name, found.info.status) == ("mine", "FINISHED")
+
+
+def test_params_of_mlflow_are_told_apart_and_of_its_characters():
+    long = "k" * 260
+    config = {
+        "a//b": 1,
+        "a/b": 2,
+        "a#": 3,
+        "a?": 4,
+        "../x": 5,
+        "..x": 6,
+        "é?": 0,
+        long + "1": 7,
+        long + "2": 8,
+        "//": 9,
+        "c": {},
+    }
+    assert params_of(config) == {
+        "a/b": "1",
+        "a/b_2": "2",
+        "a_": "3",
+        "a__2": "4",
+        "x": "5",
+        "x_2": "6",
+        "é_": "0",
+        "k" * 250: "7",
+        "k" * 248 + "_2": "8",
+        "_": "9",
+    }
+
+
+@needs_mlflow
+def test_params_that_mlflow_refuses_cost_no_metrics(tmp_path, monkeypatch):
+    monkeypatch.setattr("mmrl_trackers.mlflow.params_of", lambda config: {"a//b": "1"})
+    tracker = MLflow(MLflow.Config())
+    with pytest.warns(UserWarning, match="MLflow has not taken the config"):
+        run(tracker, tmp_path)
+    assert curve(tmp_path)[tracker.state()["id"]] == [(0, 0.0), (1, 1.0), (2, 2.0)]
+
+
+@needs_wandb
+def test_wandb_shares_no_id_and_reads_the_project(tmp_path, monkeypatch):
+    import wandb
+
+    asked = []
+    monkeypatch.setenv("WANDB_RUN_ID", "shared")
+    monkeypatch.setattr(wandb, "init", lambda **arguments: asked.append(arguments) or SimpleNamespace(**arguments))
+    for options, variable in (({}, None), ({}, "theirs"), ({"project": "mine"}, "theirs")):
+        monkeypatch.setenv("WANDB_PROJECT", variable) if variable else monkeypatch.delenv("WANDB_PROJECT", False)
+        tracker = WandB(WandB.Config(**options))
+        tracker.start(tmp_path, {})
+        assert tracker.state()["id"] == asked[-1]["id"] != "shared"
+    assert [each["project"] for each in asked] == ["mmrl", "theirs", "mine"]
+    assert len({each["id"] for each in asked}) == 3
 
 
 @needs_wandb

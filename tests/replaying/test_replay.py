@@ -101,21 +101,29 @@ def test_a_replay_of_any_algorithm_finds_no_difference(name, runs: Runs, replay)
     trained(runs, replay, f"of-{name}", algorithm={"name": name})
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "sections"),
-    [
-        ({"name": "grpo", **KL}, TWICE),
-        ({"name": "grpo", "entropy_coef": 0.1, "mask_truncated": True, "correction": {"mode": "token-mask"}}, {}),
-        ({"name": "reinforce_pp", **KL}, TWICE),
-        ({"name": "remax"}, {"rewards": [*EARLY, {"name": "overlong"}], **TWICE}),
-        ({"name": "gspo"}, {"learner": {"lr": 1e-1, "minibatches": 3}}),
-    ],
-)
-def test_a_replay_of_steered_and_repeated_updates_finds_no_difference(algorithm, sections, runs: Runs, replay, request):
-    run = trained(runs, replay, f"more-{abs(hash(request.node.name))}", algorithm=algorithm, **sections)
+STEERED: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"name": "grpo", **KL}, TWICE),
+    ({"name": "grpo", "entropy_coef": 0.1, "mask_truncated": True, "correction": {"mode": "token-mask"}}, {}),
+    ({"name": "reinforce_pp", **KL}, TWICE),
+    ({"name": "remax"}, {"rewards": [*EARLY, {"name": "overlong"}], **TWICE}),
+    ({"name": "gspo"}, {"learner": {"lr": 1e-1, "minibatches": 3}}),
+]
+
+
+@pytest.mark.parametrize("index", range(len(STEERED)))
+def test_a_replay_of_steered_and_repeated_updates_finds_no_difference(index, runs: Runs, replay):
+    algorithm, sections = STEERED[index]
+    run = trained(runs, replay, f"more-{index}", algorithm=algorithm, **sections)
     step = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][-1]
     assert "kl" not in algorithm or step["kl/coef"] != 0.1  # it was steered, so its state matters
     assert algorithm["name"] != "gspo" or step["policy/clip_fraction_high"] > 0
+    if "kl" in algorithm:  # a changed coefficient begins anew, rather than from where the run's had come to
+        _, (report,) = replay(run, "algorithm.kl.coef=2.5")
+        assert report["what_if"]["metrics"]["kl/coef"]["would_be"] == 2.5
+        assert any("state before the step is that of a new run" in note for note in report["notes"])
+        _, (report,) = replay(run, f"rewards.0.name={REWARDS}:early")
+        assert report["what_if"]["metrics"]["kl/coef"]["would_be"] == step["kl/coef"]
+        assert not any("state before the step" in note for note in report["notes"])
 
 
 @pytest.mark.parametrize("starved", ["train_partial", "skip"])
@@ -291,6 +299,10 @@ def test_another_reward_and_algorithm_are_a_what_if(plain: Path, replay, tmp_pat
     assert main(["replay", str(plain), f"rewards.0.name={REWARDS}:early"]) == 0
     out = capsys.readouterr().out
     assert "what if: rewards.0.name: " in out and re.search(r"reward/mean +\S+ +\S+\n", out)
+    assert "log-probs of optimizer steps after the first, are those of when the run took the rollout in" in out
+    assert main(["replay", str(plain), "algorithm.name=grpo"]) == 0
+    out = capsys.readouterr().out
+    assert "what if: nothing changed, the config is the run's" in out and "would be" not in out
 
 
 def test_a_what_if_tells_which_groups_are_rejected(runs: Runs, plain: Path, replay):
@@ -309,8 +321,18 @@ def test_a_what_if_tells_which_groups_are_rejected(runs: Runs, plain: Path, repl
     assert rejected and any("in place of rejected ones" in note for note in report["notes"])
     sections = {"sampler": {"group_size": 2}, "trainer": {"steps": 1, "prompts_per_step": 6}}
     assert runs.train(runs.config("picky", rewards=EARLY, algorithm={"name": "dapo"}, **sections)) == 0
+    found = records(runs.folder / "picky" / "rollouts" / "step-000001.jsonl")
+    later = {record["prompt_id"] for record in found if record["place"][0]}
+    rejected = {record["prompt_id"] for record in found if not record["kept"] and not record["place"][0]}
     _, (report,) = replay(runs.folder / "picky", "algorithm.name=grpo")
-    assert len(report["what_if"]["advantages"]["added"]) > 0
+    change = report["what_if"]["advantages"]
+    assert later and {name.split("'")[1] for name in change["added"]} == rejected
+    kept_later = {record["prompt_id"] for record in found if record["place"][0] and record["trained"]}
+    assert {name.split("'")[1] for name in change["removed"]} == kept_later
+    first = [record["reward"] for record in found if not record["place"][0]]
+    assert len(first) == 12
+    assert report["what_if"]["metrics"]["reward/mean"]["would_be"] == pytest.approx(np.mean(first))
+    assert any("would not have been there" in note for note in report["notes"])
     assert any("sampler's log-probs stand in" in note for note in report["notes"])
 
 
@@ -332,6 +354,71 @@ def test_older_records_are_compared_as_far_as_they_go(spoilt: Path, runs: Runs, 
     assert code == 0 and list(report["parts"]) == list(PARTS) and report["notes"] == [
         "not on record, so not compared: policy/entropy"
     ]  # fmt: skip
+    sections = {"sampler": {"group_size": 2}, "trainer": {"steps": 1, "prompts_per_step": 6}, "rewards": EARLY}
+    assert runs.train(runs.config("old-dapo", algorithm={"name": "dapo"}, **sections)) == 0
+    rewrite(runs.folder / "old-dapo", 1, age)
+    code, (report,) = replay(runs.folder / "old-dapo")
+    assert code == 0 and list(report["parts"]) == ["rewards"]
+    assert "no record of the rounds in which groups were sampled" in report["notes"][0]
+    assert main(["replay", str(runs.folder / "old-dapo"), "algorithm.name=grpo"]) == 3
+
+
+def test_a_step_that_was_undone_is_told_and_not_taken_by_default(spoilt: Path, replay):
+    assert replay(spoilt)[1][0]["step"] == 4
+    with (spoilt / "attempts.jsonl").open("a") as file:
+        file.write(json.dumps({"attempt": 2, "resumed_from": 2}) + "\n")
+    assert replay(spoilt)[1][0]["step"] == 2
+    (report,) = replay(spoilt, "--step", 4)[1]
+    assert report["notes"][0] == "step 4 was undone by attempt 2, which went on from step 2"
+    assert replay(spoilt, "--step", 2)[1][0]["notes"] == []
+    (again,) = [line for line in records(spoilt / "metrics.jsonl") if line["step"] == 3]
+    with (spoilt / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**again, "attempt": 2}) + "\n")
+    (report,) = replay(spoilt)[1]
+    assert report["step"] == 3 and report["notes"] == []
+    with (spoilt / "attempts.jsonl").open("a") as file:
+        file.write(json.dumps({"attempt": 3, "resumed_from": None}) + "\n")
+    (report,) = replay(spoilt)[1]
+    assert report["step"] == 4 and "undone by attempt 2" in report["notes"][0]  # there is no other
+
+
+def test_a_step_that_ended_before_it_was_trained_is_told(spoilt: Path, capsys, replay):
+    def end(found: list[dict[str, Any]]) -> None:
+        for record in found:
+            record.update(trained=False, advantage=[], learner_logprobs=[], update_logprobs=[], update_entropy=[])
+
+    rewrite(spoilt, 4, end)
+    lines = [line for line in records(spoilt / "metrics.jsonl") if line["step"] < 4]
+    (spoilt / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    ledger = [line for line in records(spoilt / "ledger.jsonl") if line["step"] < 4]
+    (spoilt / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in ledger))
+    assert replay(spoilt)[1][0]["step"] == 3
+    capsys.readouterr()
+    assert main(["replay", str(spoilt), "--step", "4"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"advantages +0 rollouts +nothing to compare", out)
+    assert "it was not finished" in out and "the step ended before anything was trained" in out
+
+
+def test_histories_without_the_newest_keys_are_read_as_far_as_they_go(spoilt: Path, replay):
+    (spoilt / "environment.json").write_text("[1")
+    with (spoilt / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "reward_failed"}) + "\n{}\n")
+    lines = [{k: v for k, v in line.items() if k != "attempt"} for line in records(spoilt / "metrics.jsonl")]
+    (spoilt / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert replay(spoilt)[0] == 0
+    rewrite(spoilt, 4, lambda r: r[0].update(reward=0.25))
+    (report,) = replay(spoilt)[1]
+    assert report["differs"] and "nothing is known of the versions" in report["reasons"][0]
+
+
+def test_an_algorithm_may_observe_what_no_record_holds(runs: Runs, replay, monkeypatch):
+    def observe(self: Any, metrics: Any) -> dict[str, float]:
+        return {"watching/sum": metrics["policy/grad_norm"] + 0 * metrics["perf/step_s"]}
+
+    monkeypatch.setattr("mmrl_algorithms.grpo.GRPO.observe", observe)
+    run = trained(runs, replay, "watching", 1)
+    assert "watching/sum" in records(run / "metrics.jsonl")[-1]
 
 
 def test_a_later_change_of_the_config_is_told(spoilt: Path, replay):
@@ -365,6 +452,8 @@ def test_what_no_record_can_answer_is_refused(words, code, message, plain: Path,
 def test_what_is_no_run_or_damaged_is_named(spoilt: Path, runs: Runs, tmp_path, capsys):
     assert main(["replay", str(tmp_path)]) == 2
     assert "this is no run" in capsys.readouterr().err
+    assert main(["replay", str(runs.folder / "plain" / "checkpoints" / "step-000002")]) == 2
+    assert re.search(rf"this is a checkpoint[\s\S]*give its run, {runs.folder / 'plain'}", capsys.readouterr().err)
     rewrite(spoilt, 3, lambda r: r[7]["learner_logprobs"].pop())
     rewrite(spoilt, 2, lambda r: r.pop(6))
     rewrite(spoilt, 1, list.clear)
