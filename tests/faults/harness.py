@@ -238,7 +238,7 @@ def _attend(pid: int, blow: Sequence[Any] | None) -> Request:
         now = time.monotonic()
         if ended == pid:
             break
-        if at[0] == "handler" and due is None and _has_handler(pid):
+        if at[0] == "handler" and due is None and struck is None and _has_handler(pid):
             due = now + at[1]
         if due is not None and now >= due:
             handled |= not times and _has_handler(pid)
