@@ -198,4 +198,4 @@ def test_vllm_answers_from_an_export_as_it_did_in_the_run_and_as_transformers_do
         while len(ids) < TOKENS and not (ids and ids[-1] in reference.model.generation_config.eos_token_id):
             ids.append(int(reference.distribution(record["prompt"], images, ids)[-1].argmax()))
         scores.append(sum(place * token for place, token in enumerate(ids, 1)) / 1000)
-    assert evaluated["eval/reward_mean"] == pytest.approx(np.mean(scores))
+    assert evaluated["metrics"]["eval/reward_mean"]["value"] == pytest.approx(np.mean(scores))
