@@ -78,6 +78,10 @@ class Interruption:
             self.check()
             yield
 
+    def settle(self) -> None:
+        """Only note signals from now on: the run is done, and raising would break what is taken down."""
+        self._is_deferred = True
+
     def check(self) -> None:
         """Raises Stopped if a signal came."""
         if self.stopped is not None:

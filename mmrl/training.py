@@ -221,6 +221,7 @@ class TrainingRun:
                     self._tell("resumed", message=f"from step {step}, {checkpoint.path}", step=step)
                     trainer.restore(self._state["trainer"], directory.media)
                     trainer.fit(step, self._unlogged_metrics(), is_saved=source is None)
+                self._interruption.settle()
             code = 0
         except BaseException as error:
             # A signal to all processes of a job makes others fail. That the last checkpoint has no room is news.

@@ -162,3 +162,16 @@ def test_a_second_signal_ends_the_process_though_nobody_can_be_told():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
     assert done.returncode == 10
+
+
+def test_a_signal_while_a_run_that_is_done_is_taken_down_breaks_nothing(fake_runs: Runs, monkeypatch, capsys):
+    closed: list[str] = []
+
+    def close(engine: FakeEngine) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        closed.append("whole")
+
+    monkeypatch.setattr(FakeEngine, "close", close)
+    assert fake_runs.train(fake_runs.config(trainer={"steps": 2})) == 0
+    assert closed == ["whole"] and records(fake_runs.folder / "run" / "attempts.jsonl")[-1]["exit_code"] == 0
+    assert "SIGTERM" in capsys.readouterr().err
