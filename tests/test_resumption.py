@@ -667,9 +667,8 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize(
-    "name", ["grpo", pytest.param("dapo", marks=pytest.mark.slow), pytest.param("remax", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", ["grpo", "dapo", "remax"])
+@pytest.mark.slow  # test_adapters.py has a run that is killed like this, and test_kills.py the fake engine's
 def test_the_real_engine_goes_on_to_the_same_bits_after_a_kill(name, models, household, tmp_path):
     """vLLM and DeepSpeed: killed when the checkpoint of step 1 is there, before the step is logged."""
     (tmp_path / "even.py").write_text(EVEN)

@@ -95,7 +95,8 @@ def test_a_restored_learner_is_the_unbroken_one_bit_for_bit(stage, dtype, steps,
 
 
 @pytest.mark.parametrize(
-    ("stage", "offload"), [(1, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "parameters")]
+    ("stage", "offload"),
+    [*(pytest.param(stage, "optimizer", marks=SLOW) for stage in (1, 3)), (2, "optimizer"), (3, "parameters")],
 )
 def test_what_is_offloaded_is_trained_saved_and_restored_as_what_is_not(stage, offload, start, rows, tmp_path):
     def learning(offload: str, checkpoint: Path | None = None) -> Any:

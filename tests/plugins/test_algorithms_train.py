@@ -24,6 +24,8 @@ from mmrl_datasets.digits import write_digits
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["mmrl.algorithms"]
 ALGORITHMS = sorted(PLUGINS.keys() - {"sft"})
+OFTEN = ("cispo", "gspo", "reinforce_pp", "rloo")
+"""One of each kind; the others are trained by ``-m slow``, and with the fake engine in ``tests/replaying``."""
 REWARDS = '''\
 """Each completion is right or wrong by the parity of its first token, where that is not the same for all."""
 
@@ -113,7 +115,9 @@ def documented() -> re.Pattern[str]:
     return re.compile("|".join(re.escape(name).replace("<name>", ".+").replace(r"/\*", "/.+") for name in names))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.slow]) for name in ALGORITHMS]
+)
 def test_an_algorithm_trains(name, train, models, compare, documented):
     run = train(name)
     before, after = load_file(models("qwen2_5_vl") / "model.safetensors"), run.weights()
