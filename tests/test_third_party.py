@@ -179,7 +179,11 @@ def test_without_the_package_the_error_says_what_to_install(folder: Path, househ
     assert not (folder / "nowhere").exists()
 
 
-@pytest.mark.parametrize("cluster", [[], ["cluster.name=ray", "cluster.ranks=2"]], ids=["local", "ray"])
+@pytest.mark.parametrize(
+    "cluster",
+    [[], pytest.param(["cluster.name=ray", "cluster.ranks=2"], marks=pytest.mark.slow)],
+    ids=["local", "ray"],
+)
 def test_a_run_trains_with_the_packages_plugins_by_name(cluster, site: Path, folder: Path, household) -> None:
     run = folder / ("ray" if cluster else "local")
     result = household.run(

@@ -227,7 +227,7 @@ def test_the_driver_imports_no_engine_and_has_a_cluster_of_its_own(folder, house
         ("generation", "images", 1, "broken in generation"),
         ("update", "text", 4, "broken in the update"),
         ("death", "text", 5, "rank 1 is gone"),
-        ("scoring", "text", 4, "broken in scoring"),
+        pytest.param("scoring", "text", 4, "broken in scoring", marks=pytest.mark.slow),
     ],
 )
 def test_a_fault_ends_the_run_with_its_message(fault, config, code, message, folder, household):

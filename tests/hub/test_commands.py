@@ -81,7 +81,11 @@ def assert_no_token(folder: Path, environment: Mapping[str, str]) -> None:
         assert environment["HF_TOKEN"].encode() not in path.read_bytes(), path
 
 
-@pytest.mark.parametrize("cluster", [{"name": "local"}, {"name": "ray", "ranks": 2}], ids=["one rank", "two ranks"])
+@pytest.mark.parametrize(
+    "cluster",
+    [{"name": "local"}, pytest.param({"name": "ray", "ranks": 2}, marks=pytest.mark.slow)],
+    ids=["one rank", "two ranks"],
+)
 def test_a_model_and_a_dataset_on_the_hub_are_trained_on_at_their_revisions(
     cluster: Any,
     mmrl: Any,
