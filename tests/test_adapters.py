@@ -120,6 +120,7 @@ def test_a_checkpoint_is_evaluated_as_the_run_did_and_exported_whole_or_as_an_ad
             np.testing.assert_allclose(expected, record["sampler_logprobs"], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_two_ranks_adapt_as_one_does(plain, runs, household):
     config = options(runs, cluster={"name": "ray", "ranks": 2})
     done = household.run("train", str(runs.config("two", **config)), folder=runs.folder)
