@@ -189,11 +189,11 @@ def _add_replay(replay: argparse.ArgumentParser) -> None:
     replay.usage = "mmrl replay RUN [--step N]... [--json] [--config FILE]... [section.key=VALUE]..."
     replay.description = (
         "Score a step's rollouts again, and recompute selection, advantages, loss and metrics from the run's record, "
-        "without a device or a model; exit code 6 where anything differs. With other rewards or another algorithm: "
+        "without the policy or its device; exit code 6 where anything differs. With other rewards or another algorithm: "
         "what they would have changed."
     )
     replay.add_argument("run_dir", type=Path, metavar="RUN", help="a run's folder")
-    text = "which step, or A-B; repeat for more; by default the newest that is recorded"
+    text = "which step, or A-B; repeat for more; by default the newest that was finished and not undone"
     replay.add_argument("--step", action="append", default=[], metavar="N", help=text)
     text = "what if: rewards and algorithm of this config (over the run's), as of the overrides"
     replay.add_argument("--config", action="append", default=[], type=Path, metavar="FILE", help=text)

@@ -99,7 +99,7 @@ def export_model(
             then made from the optimizer's float32 weights, where there are any.
         target: An empty folder.
         media: A folder for the samples' images.
-        dtype: One of ``DTYPES``; None for the stored one.
+        dtype: One of ``DTYPES``; None for the stored one, or the adapter's where that is wider.
         shard_bytes: Most bytes of a file of weights, and what writing holds in memory beside the model.
         base: The model that an adapter adapts, where it is not what the adapter says.
 
@@ -160,7 +160,7 @@ def export_adapter(source: Path, target: Path, media: Path, *, base: str | None 
 
 
 def write_merged(adapter: Path, target: Path) -> None:
-    """Write the whole model of an adapter's folder, to be loaded once: as precise as the model was, and not compared.
+    """Write the whole model of an adapter's folder, to be loaded once: ``export_model`` without the comparison.
 
     Raises:
         ConfigError: The model that it adapts is not there, or is another one.
