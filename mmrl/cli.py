@@ -189,7 +189,7 @@ def _add_replay(replay: argparse.ArgumentParser) -> None:
     replay.usage = "mmrl replay RUN [--step N]... [--json] [--config FILE]... [section.key=VALUE]..."
     replay.description = (
         "Score a step's rollouts again, and recompute selection, advantages, loss and metrics from the run's record, "
-        "without the policy or its device; exit code 6 where anything differs. With other rewards or another algorithm: "
+        "without the policy; exit code 6 where anything differs. With other rewards or another algorithm: "
         "what they would have changed."
     )
     replay.add_argument("run_dir", type=Path, metavar="RUN", help="a run's folder")
