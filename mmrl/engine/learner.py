@@ -63,6 +63,7 @@ class DeepSpeedLearner:
         check_optimizer(settings)
         if gradient_checkpointing:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+            policy.model.disable_input_require_grads()  # it is on now, and would take a gradient through a frozen tower
         trained = [p for p in policy.parameters() if p.requires_grad]
         self._engine, *_ = deepspeed.initialize(model=policy, model_parameters=trained, config=settings)
         self.settings = settings

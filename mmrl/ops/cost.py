@@ -165,7 +165,7 @@ class ModelShape:
         linear, attention = self._linear(work), self._attention(work)
         return sum(linear.values()) + sum(attention.values())
 
-    def backward_flops(self, work: Work, training: Training = Training()) -> int:  # noqa: B008
+    def backward_flops(self, work: Work, training: Training = Training()) -> int:
         """Operations of the backward pass after it.
 
         With adapters this is too much by part of the first adapted layer: what lies before an adapter there needs no
@@ -183,11 +183,11 @@ class ModelShape:
         rows = self._rows(work)
         return sum(6 * rows[part] * weights for part, weights in training.adapters.items())
 
-    def update_flops(self, work: Work, training: Training = Training()) -> int:  # noqa: B008
+    def update_flops(self, work: Work, training: Training = Training()) -> int:
         """Operations that a forward and a backward pass need; what ``perf/mfu`` counts."""
         return self.forward_flops(work) + self.backward_flops(work, training) + self.adapter_flops(work, training)
 
-    def recomputed_flops(self, work: Work, training: Training = Training()) -> int:  # noqa: B008
+    def recomputed_flops(self, work: Work, training: Training = Training()) -> int:
         """Operations that gradient checkpointing of every layer does twice: the layers' forward, head and merger not.
 
         The last matrix of a layer is not computed again: nothing in the backward pass needs its product.

@@ -57,6 +57,7 @@ def run(models: Callable[..., Path]) -> Callable[..., Counted]:
             adapters.attach(model, names, LoraConfig(rank=4), 0)
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.disable_input_require_grads()
         model.train()
         inputs = _inputs(config, vision)
         with FlopCounterMode(display=False) as forward:
