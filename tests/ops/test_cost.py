@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mmrl.engine import adapters
 from mmrl.engine.family import FAMILIES, family_of
 from mmrl.engine.shape import model_shape
 from mmrl.ops.cost import ModelShape, Training, Work, causal_pairs
@@ -37,9 +36,7 @@ class Counted:
 def run(models: Callable[..., Path]) -> Callable[..., Counted]:
     """Runs a family's tiny model on one sequence under torch's counter."""
 
-    def counted(
-        family: str, freeze: Sequence[str] = (), *, checkpointing: bool = False, adapted: Sequence[str] = ()
-    ) -> Counted:
+    def counted(family: str, freeze: Sequence[str] = (), *, checkpointing: bool = False) -> Counted:
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
         config = AutoConfig.from_pretrained(models(family))
@@ -50,11 +47,6 @@ def run(models: Callable[..., Path]) -> Callable[..., Counted]:
         )
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(family_of(family, "").part_of(name) not in freeze)
-        if adapted:
-            from mmrl.config import LoraConfig
-
-            names = adapters.chosen_layers(list(adapters.linear_layers(model)), FAMILIES[family], adapted)
-            adapters.attach(model, names, LoraConfig(rank=4), 0)
         if checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.disable_input_require_grads()
@@ -65,12 +57,8 @@ def run(models: Callable[..., Path]) -> Callable[..., Counted]:
             loss = model.get_output_embeddings()(hidden_SH[-PREDICTED:]).sum()
         with FlopCounterMode(display=False) as backward:
             loss.backward()
-        # An outer product of positions and frequencies, which is no part of the count.
-        angles = sum(
-            sum(flops.values()) for name, flops in forward.get_flop_counts().items() if name.endswith("rotary_emb")
-        )
         tokens = inputs["input_ids"].shape[1]
-        return Counted(model_shape(config), tokens, forward.get_total_flops() - angles, backward.get_total_flops())
+        return Counted(model_shape(config), tokens, forward.get_total_flops(), backward.get_total_flops())
 
     return counted
 
