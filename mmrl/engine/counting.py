@@ -11,7 +11,7 @@ from mmrl.engine.family import Family
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.policy import Policy
 from mmrl.engine.shape import model_shape
-from mmrl.ops.cost import PARTS, Training, causal_pairs
+from mmrl.ops.cost import PARTS, Training
 
 
 class UpdateCost:
@@ -36,14 +36,11 @@ class UpdateCost:
 
     def flops(self, inputs: PackedInputs) -> int:
         """Of one row: what it shares is in it once, and counts once."""
-        tokens = int(inputs.model_inputs["input_ids"].shape[-1])
-        lengths = inputs.model_inputs["layout"].bounds.diff().tolist()
-        images = inputs.model_inputs.get("image_grid_thw")
         work = self.shape.work(
-            tokens=tokens,
-            pairs=sum(map(causal_pairs, lengths)),
+            tokens=int(inputs.model_inputs["input_ids"].shape[-1]),
+            pairs=inputs.model_inputs["layout"].pairs,
             predicted=len(inputs.targets_T),
-            images=() if images is None else images.tolist(),
+            images=() if inputs.images is None else inputs.images.grids_U3.tolist(),
         )
         return self.shape.update_flops(work, self._training)
 

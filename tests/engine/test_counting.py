@@ -16,13 +16,13 @@ from mmrl.interfaces import Aggregation
 from mmrl.ops.cost import Training, Work
 from mmrl.ops.objective import training_rows
 
-LENGTHS = (4, 19, 7, 3)
+LENGTHS = (4, 19, 7, 3, 11, 24, 6)
 
 
 def update_rows(vision: Any) -> list[Any]:
     samples = vision.samples(LENGTHS)
     masks, advantages = [sample.mask for sample in samples], [np.ones(length) for length in LENGTHS]
-    return list(training_rows(samples, masks, advantages, np.arange(4), Aggregation("token-mean"), range(4)).values())
+    return list(training_rows(samples, masks, advantages, np.arange(7), Aggregation("token-mean"), range(7)).values())
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,7 @@ def test_an_update_counts_what_torch_counts_and_causal_attention(model, budget, 
     engine = start(learner={"zero_stage": 1, "tokens_per_microbatch": budget}, model=model)
     rows, seen = update_rows(vision), list[Any]()
     with engine.learning() as learner:
-        learner._engine.module.model.base_model.register_forward_pre_hook(
-            lambda module, args, kwargs: seen.append(kwargs), with_kwargs=True
-        )
+        learner._engine.module.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
         with FlopCounterMode(display=False) as counter:
             result = learner.update(rows)
     shape = model_shape(vision.folder.config)
@@ -52,9 +50,15 @@ def test_an_update_counts_what_torch_counts_and_causal_attention(model, budget, 
         assert set(training.adapters) == {"language", "projector"}
     # The fused attention of a CPU is not counted by torch.
     tower = shape.tower
-    images = [grid for kwargs in seen for grid in kwargs["image_grid_thw"].tolist()]
-    own = [tower.work(grid) for grid in images]
-    pairs = sum(int(n) * (int(n) + 1) // 2 for kwargs in seen for n in kwargs["layout"].bounds.diff())
+    own = [tower.work(grid) for inputs in seen for grid in inputs.images.grids_U3.tolist()]
+    pairs = sum(inputs.model_inputs["layout"].pairs for inputs in seen)
+    if len(seen) == 1:  # each prompt once, and of each completion all but its last token, which predicts nothing
+        prompts = {row.sample.prompt.id: len(row.sample.prompt.token_ids) for row in rows}
+        assert len(prompts) < len(rows)
+        own_pairs = [
+            (n - 1) * n // 2 + (n - 1) * prompts[r.sample.prompt.id] for n, r in zip(LENGTHS, rows, strict=True)
+        ]
+        assert pairs == sum(p * (p + 1) // 2 for p in prompts.values()) + sum(own_pairs)
     attention = shape.update_flops(
         Work(
             pairs=pairs,
@@ -63,7 +67,7 @@ def test_an_update_counts_what_torch_counts_and_causal_attention(model, budget, 
         ),
         training,
     )
-    tokens = sum(kwargs["input_ids"].shape[1] for kwargs in seen)
+    tokens = sum(inputs.model_inputs["input_ids"].shape[1] for inputs in seen)
     again = shape.recomputed_flops(Work(tokens=tokens), training) if model.get("gradient_checkpointing", True) else 0
     # See ``backward_flops``: nothing before the first adapted layer is trained, so its inputs need no gradient.
     merged, width = sum(work.patches for work in own) // 4, 4 * tower.width
