@@ -140,7 +140,7 @@ class Updater:
         advantages = advantages_per_token(credit, masks)
         self._interruption.check()
         with clock.phase("update"):
-            outcome = self._update(step, samples, batch, masks, advantages, credit.constants, learner)
+            outcome = self._update(step, samples, batch, masks, advantages, credit.constants, learner, clock)
         values = {**outcome.metrics, **credit.metrics, **metrics.advantage_metrics(masks, advantages)}
         return Lesson(values, _credited(experience.groups, batch, advantages, outcome))
 
@@ -162,6 +162,7 @@ class Updater:
         advantages: Sequence[FloatArray],
         constants: Mapping[str, float],
         learner: Learner,
+        clock: Clock,
     ) -> _Outcome:
         """Take the step's optimizer steps."""
         config = self._config.learner
@@ -169,7 +170,7 @@ class Updater:
         logprobs = list(batch.old_logprobs or [np.zeros(0, np.float32)] * len(samples))
         updates: list[list[UpdateTokens]] = [[] for _ in samples]
         steps: list[Mapping[str, float]] = []
-        skipped = 0
+        skipped, memory = 0, list[float]()
         for part in minibatches(len(samples), config.minibatches, config.epochs, (self._config.trainer.seed, step)):
             rows = training_rows(
                 samples,
@@ -183,6 +184,9 @@ class Updater:
                 constants=constants,
             )
             result = learner.update(list(rows.values()))
+            clock.count("update", sum(int(row.mask.sum()) for row in rows.values()))
+            clock.count_flops(result.flops)
+            memory += [] if result.memory_bytes is None else [float(result.memory_bytes)]
             if result.fault:
                 skipped += 1
                 self._report_fault(step, result.fault, list(rows.values()))
@@ -203,7 +207,9 @@ class Updater:
                 if batch.old_logprobs is None:
                     logprobs[index] = values[0]
             self._recorder.progress("update", len(steps), config.minibatches * config.epochs)
-        return _Outcome(metrics.average(steps) | {"policy/skipped_updates": float(skipped)}, logprobs, updates)
+        means = metrics.average(steps) | {"policy/skipped_updates": float(skipped)}
+        means |= {"perf/update_memory_bytes_max": max(memory)} if memory else {}
+        return _Outcome(means, logprobs, updates)
 
     def _report_fault(self, step: int, fault: str, rows: Sequence[TrainingRow]) -> None:
         """Note an optimizer step that came to nothing, with what it was made of.

@@ -40,6 +40,8 @@ from mmrl.watchdog import Watchdog
 from mmrl_algorithms.grpo import GRPO
 from mmrl_algorithms.sft import SFT
 
+PEAK, FLOPS = 1e9, 12_345
+
 
 @dataclass
 class FakeEngine:
@@ -107,7 +109,7 @@ class FakeEngine:
         entropies = [np.full_like(values, 2.0) for values in logprobs]
         partial = partial_loss(self.algorithm, rows, logprobs_T, torch.from_numpy(np.concatenate(entropies)))
         rank = {"lr": 0.1, "policy/grad_norm": 1.0}
-        return UpdateResult(reduce_partials([partial]) | rank, logprobs, entropies)
+        return UpdateResult(reduce_partials([partial]) | rank, logprobs, entropies, flops=FLOPS, memory_bytes=77)
 
 
 def faulty(*which: int) -> Callable[[FakeEngine, Sequence[Any]], UpdateResult]:
@@ -250,6 +252,7 @@ def run() -> Callable[..., Run]:
                 held_out,
                 recorder,
                 precision=precision,
+                peak_flops_per_s=PEAK,
                 interruption=Interruption(),
                 watchdog=Watchdog(None, bool, print),
             ),
@@ -377,7 +380,8 @@ CONTRACT = {
     "policy/clip_fraction_high", "policy/clip_fraction_low", "kl/reference", "mismatch/logprob_abs_mean",
     "mismatch/logprob_abs_max", "mismatch/kl", "length/completion_mean", "length/truncated_fraction", "loss/policy",
     "lr", "perf/step_s", "perf/sync_s", "perf/generate_s", "perf/score_s", "perf/logprob_s", "perf/update_s",
-    "perf/tokens_per_s", "perf/score_share", "reward/right_failed_fraction",
+    "perf/tokens_per_s", "perf/generate_tokens_per_s", "perf/update_tokens_per_s", "perf/score_share",
+    "perf/mfu", "perf/update_memory_bytes_max", "reward/right_failed_fraction",
     "policy/skipped_updates", "advantage/mean", "advantage/max", "group/all_correct_fraction",
     "group/all_wrong_fraction",
 }  # fmt: skip
@@ -395,6 +399,11 @@ def test_a_step_logs_every_metric_of_the_contract(run):
     assert values["advantage/max"] == pytest.approx(0.866, abs=1e-3) and abs(values["advantage/mean"]) < 0.866
     assert not any(name.startswith("rollout/") or name == "reward/greedy_mean" for name in values)
     assert values["group/zero_signal_fraction"] == 0 and values["mismatch/kl"] == 0
+    completion = sum(len(r.token_ids) for group in done.recorder.rolled[1] for r in group.scored.group.rollouts)
+    assert values["perf/generate_tokens_per_s"] == pytest.approx(completion / values["perf/generate_s"])
+    assert values["perf/update_tokens_per_s"] == pytest.approx(completion / values["perf/update_s"])
+    assert values["perf/mfu"] == pytest.approx(FLOPS / (values["perf/update_s"] * PEAK))
+    assert values["perf/update_memory_bytes_max"] == 77
     assert values["perf/score_share"] == pytest.approx(values["perf/score_s"] / values["perf/step_s"])
 
 

@@ -380,7 +380,14 @@ class GroupLearner:
         shares = self._share([row.sample for row in rows])
         results: list[UpdateResult] = self._all("update", shares, rows, _bare_row)
         logprobs, entropies = ([getattr(each, name) for each in results] for name in ("logprobs", "entropies"))
-        return replace(results[0], logprobs=_merged(shares, logprobs), entropies=_merged(shares, entropies))
+        peaks = [each.memory_bytes for each in results if each.memory_bytes is not None]
+        return replace(
+            results[0],
+            logprobs=_merged(shares, logprobs),
+            entropies=_merged(shares, entropies),
+            flops=sum(each.flops for each in results),
+            memory_bytes=max(peaks, default=None),
+        )
 
     def save(self, folder: Path) -> None:
         node, target = self.group.nodes[0], str(folder.absolute())

@@ -19,6 +19,7 @@ import torch
 from mmrl.config import LearnerConfig, LoraConfig
 from mmrl.engine import device
 from mmrl.engine.collation import Collator
+from mmrl.engine.counting import UpdateCost, UpdateMemory
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.learner_state import OptimizerState, SavedState, check_optimizer, save_state
 from mmrl.engine.policy import Policy
@@ -42,6 +43,9 @@ class DeepSpeedLearner:
         settings: DeepSpeed's configuration; kept as ``settings``.
         total_steps: Optimizer steps of the run, for the schedule.
         lora: What the policy is adapted with; checkpoints then hold the adapters alone.
+
+    Attributes:
+        memory: Peaks of the device.
     """
 
     def __init__(
@@ -61,8 +65,10 @@ class DeepSpeedLearner:
         import deepspeed
 
         check_optimizer(settings)
+        self._cost = UpdateCost.of(policy, folder)
         if gradient_checkpointing:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+            policy.model.disable_input_require_grads()  # it is on now, and would take a gradient through a frozen tower
         trained = [p for p in policy.parameters() if p.requires_grad]
         self._engine, *_ = deepspeed.initialize(model=policy, model_parameters=trained, config=settings)
         self.settings = settings
@@ -72,6 +78,8 @@ class DeepSpeedLearner:
         self._total_steps, self._step = total_steps, 0
         self._budget = config.tokens_per_microbatch
         self._goes_backward = False
+        self._flops = 0
+        self.memory = UpdateMemory(self._engine.device.type)
 
     @property
     def weight_version(self) -> int:
@@ -103,7 +111,7 @@ class DeepSpeedLearner:
             DeviceMemoryError: There is not enough memory; the learner cannot go on.
         """
         try:
-            return self._update(rows)
+            return self._measured_update(rows)
         except RuntimeError as error:
             if not device.is_out_of_memory(error):
                 raise
@@ -112,7 +120,7 @@ class DeepSpeedLearner:
         # Here, not in the handler: the error's traceback holds the activations.
         self._forget_update()
         notice = f"out of memory in the update ({reason}): learner.tokens_per_microbatch is {self._budget} from now on"
-        return replace(self._update(rows), notice=notice)
+        return replace(self._measured_update(rows), notice=notice)
 
     def save(self, folder: Path) -> None:
         """Write ``model/`` and ``state/``: rank 0 does, with what all ranks gather weight by weight."""
@@ -145,6 +153,12 @@ class DeepSpeedLearner:
             failures.add(error)
         failures.settle()
         self._step = saved.optimizer_steps
+
+    def _measured_update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+        self._flops = 0
+        with self.memory.measured():
+            result = self._update(rows)
+        return replace(result, flops=self._flops, memory_bytes=self.memory.above)
 
     def _update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         rate = self._set_learning_rate()
@@ -196,7 +210,9 @@ class DeepSpeedLearner:
     def _backward(self, rows: Sequence[TrainingRow]) -> tuple[PartialLoss, torch.Tensor, torch.Tensor]:
         samples = [row.sample for row in rows]
         self._goes_backward = False
-        logprobs_T, entropy_T = self._engine(self._collate(samples + self._idles(samples)))
+        inputs = self._collate(samples + self._idles(samples))
+        self._flops += self._cost.flops(inputs) if rows else 0
+        logprobs_T, entropy_T = self._engine(inputs)
         length = sum(len(row.mask) for row in rows)
         idle = 0.0 * logprobs_T[length:].sum()
         partial = PartialLoss(torch.zeros(()), {}, 0)

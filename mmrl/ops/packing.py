@@ -9,6 +9,8 @@ import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
+from mmrl.ops.cost import causal_pairs
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -29,7 +31,7 @@ class Span:
     @property
     def pairs(self) -> int:
         """Pairs of a query and a key that it attends to."""
-        return self.length * (self.length + 1) // 2 + self.length * self.prefix_length
+        return causal_pairs(self.length, self.prefix_length)
 
 
 @dataclass(frozen=True, slots=True)
