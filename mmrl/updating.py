@@ -22,6 +22,7 @@ from mmrl.types import (
     BoolArray,
     CreditedGroup,
     FloatArray,
+    IntArray,
     Rollout,
     Sample,
     ScoredGroup,
@@ -171,7 +172,7 @@ class Updater:
         updates: list[list[UpdateTokens]] = [[] for _ in samples]
         steps: list[Mapping[str, float]] = []
         skipped, memory = 0, list[float]()
-        for part in minibatches(len(samples), config.minibatches, config.epochs, (self._config.trainer.seed, step)):
+        for part in minibatches(batch.group_ids, config.minibatches, config.epochs, (self._config.trainer.seed, step)):
             rows = training_rows(
                 samples,
                 masks,
@@ -237,13 +238,19 @@ class Updater:
             )
 
 
-def minibatches(num_samples: int, parts: int, epochs: int, seed: Sequence[int]) -> Iterator[list[int]]:
-    """Sample indices of each optimizer step: every epoch covers all, in an order of its own if there are parts."""
+def minibatches(group_ids: IntArray, parts: int, epochs: int, seed: Sequence[int]) -> Iterator[list[int]]:
+    """Sample indices of each optimizer step: every epoch covers all, in an order of its own if there are parts.
+
+    Groups stay whole, as their completions share a prompt; unless there are fewer than parts.
+    """
+    _, units = np.unique(group_ids, return_inverse=True)
+    if units.max(initial=0) + 1 < parts:
+        units = np.arange(len(group_ids))
     for epoch in range(epochs):
-        order = np.arange(num_samples)
+        order = np.arange(units.max(initial=-1) + 1)
         if parts > 1:
             np.random.default_rng([*seed, epoch]).shuffle(order)
-        yield from (sorted(part.tolist()) for part in np.array_split(order, parts) if len(part))
+        yield from (np.flatnonzero(np.isin(units, part)).tolist() for part in np.array_split(order, parts) if len(part))
 
 
 def _name(sample: Sample) -> tuple[int, str, int]:

@@ -263,7 +263,7 @@ def run() -> Callable[..., Run]:
 
 @pytest.mark.parametrize(("samples", "parts", "epochs"), [(8, 1, 1), (8, 4, 1), (7, 3, 2), (2, 5, 1)])
 def test_minibatches_cover_every_sample_once_per_epoch(samples, parts, epochs):
-    found = list(minibatches(samples, parts, epochs, (0, 1)))
+    found = list(minibatches(np.arange(samples), parts, epochs, (0, 1)))
     per_epoch = min(parts, samples)
     assert len(found) == per_epoch * epochs
     for epoch in range(epochs):
@@ -273,9 +273,17 @@ def test_minibatches_cover_every_sample_once_per_epoch(samples, parts, epochs):
 
 
 def test_minibatches_are_drawn_anew_each_step_and_epoch_and_repeat_with_the_seed():
-    draw = [list(minibatches(16, 2, 2, (0, step))) for step in (1, 2, 1)]
+    draw = [list(minibatches(np.arange(16), 2, 2, (0, step))) for step in (1, 2, 1)]
     assert draw[0] == draw[2] != draw[1]
     assert draw[0][:2] != draw[0][2:]
+
+
+def test_groups_stay_whole_in_minibatches_unless_there_are_too_few():
+    group_ids = np.array([7, 7, 3, 3, 3, 9, 7])
+    members = [{0, 1, 6}, {2, 3, 4}, {5}]
+    for part in minibatches(group_ids, 2, 3, (0, 1)):
+        assert all(group <= set(part) or not group & set(part) for group in members)
+    assert sorted(len(part) for part in minibatches(group_ids, 4, 1, (0, 1))) == [1, 2, 2, 2]
 
 
 def test_a_step_samples_checks_itself_and_updates_in_this_order(run):

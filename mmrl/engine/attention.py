@@ -93,7 +93,8 @@ class PackedLayout:
         lengths = [span.length for span in self._spans]
         keys = [span.prefix_length + span.length for span in self._spans]
         shares = any(span.prefix_length for span in self._spans)
-        order = self._tensor(np.concatenate([_keys(span) for span in self._spans])) if shares else None
+        places = [places(span) for span in self._spans for places in (_prefix, _positions)]
+        order = self._tensor(np.concatenate(places)) if shares else None
         starts, key_starts = (self._tensor(offsets(sizes)).int() for sizes in (lengths, keys))
         return Bounds(starts, key_starts, (max(lengths), max(keys)), order)
 
@@ -105,19 +106,17 @@ class PackedLayout:
             size = rounded(queries), rounded(queries + chunk[0].prefix_length)
             batches.setdefault((chunk[0].prefix_length == 0, *size), []).append(chunk)
         made = [self._block(chunks) for chunks in batches.values()]
-        queries = np.concatenate([block_queries for _, block_queries, _ in made])
+        query_order, key_order = (np.concatenate(orders) for orders in zip(*(found[1:] for found in made), strict=True))
         place_S = np.zeros(sum(span.length for span in self._spans), np.int64)
         # Padding repeats positions: where one comes again, its first place has the right answer.
-        place_S[queries[::-1]] = np.arange(len(queries))[::-1]
-        keys = np.concatenate([block_keys for *_, block_keys in made])
-        return Blocks(tuple(block for block, *_ in made), *map(self._tensor, (queries, keys, place_S)))
+        place_S[query_order[::-1]] = np.arange(len(query_order))[::-1]
+        return Blocks(tuple(block for block, *_ in made), *map(self._tensor, (query_order, key_order, place_S)))
 
     def _block(self, chunks: Sequence[Sequence[Span]]) -> tuple[Block, IntArray, IntArray]:
         """Chunks as one block, with the positions of its queries and keys."""
         queries = [np.concatenate([_positions(span) for span in chunk]) for chunk in chunks]
         keys = [
-            np.concatenate([np.arange(chunk[0].prefix_length) + chunk[0].prefix_start, positions])
-            for chunk, positions in zip(chunks, queries, strict=True)
+            np.concatenate([_prefix(chunk[0]), positions]) for chunk, positions in zip(chunks, queries, strict=True)
         ]
         L, M = max(map(len, queries)), max(map(len, keys))
         bias = None
@@ -144,7 +143,7 @@ class PackedLayout:
 def rounded(size: int) -> int:
     """A size at least as large, by less than a quarter of it or by less than 8: sizes that agree in it are padded to
     one."""
-    step = max(8, 2 ** (size.bit_length() - 3))
+    step = max(8, 1 << max(size.bit_length() - 3, 0))
     return -(-size // step) * step
 
 
@@ -169,8 +168,8 @@ def _positions(span: Span) -> IntArray:
     return np.arange(span.start, span.start + span.length)
 
 
-def _keys(span: Span) -> IntArray:
-    return np.concatenate([np.arange(span.prefix_length) + span.prefix_start, _positions(span)])
+def _prefix(span: Span) -> IntArray:
+    return np.arange(span.prefix_start, span.prefix_start + span.prefix_length)
 
 
 def packed_sdpa(

@@ -79,8 +79,7 @@ class Collator:
 
     def units(self, samples: Sequence[Sample], budget: int | None = None) -> list[Unit]:
         """The samples by prompt, as they lie together in a row of at most ``budget`` tokens."""
-        items = [Item(_prompt_key(s.prompt), len(s.prompt.token_ids), len(s.token_ids)) for s in samples]
-        return units_of(items, budget, share=self._share)
+        return units_of([Item.of(sample) for sample in samples], budget, share=self._share)
 
     def __call__(self, samples: Sequence[Sample]) -> PackedInputs:
         """The log-probs that are computed from it are in the order of the samples."""
@@ -162,8 +161,3 @@ class Collator:
         types_P = (ids_P == self._folder.image_token_id).int()
         positions: torch.Tensor = self._body.get_rope_index(ids_P[None], types_P[None], grids)[0]
         return positions[:, 0]
-
-
-def _prompt_key(prompt: EncodedPrompt) -> tuple[bytes, tuple[str, ...]]:
-    """Equal for prompts that are the same to the model."""
-    return prompt.token_ids.tobytes(), tuple(ref.hash for ref in prompt.images)

@@ -12,6 +12,8 @@ from mmrl.engine.folder import ModelFolder
 from mmrl.engine.policy import Policy
 from mmrl.engine.shape import model_shape
 from mmrl.ops.cost import PARTS, Training
+from mmrl.ops.packing import Unit
+from mmrl.types import EncodedPrompt
 
 
 class UpdateCost:
@@ -43,6 +45,26 @@ class UpdateCost:
             images=() if inputs.images is None else inputs.images.grids_U3.tolist(),
         )
         return self.shape.update_flops(work, self._training)
+
+
+class UnitCost:
+    """Estimated operations of the samples of a prompt that lie together in a row: what ranks and rows are balanced by.
+
+    Forward alone: the backward pass costs all of them the same factor more, or nearly.
+    """
+
+    def __init__(self, folder: ModelFolder) -> None:
+        self._shape = model_shape(folder.config)
+        self._patch = folder.image_factor // self._shape.tower.merge if self._shape.tower is not None else 1
+
+    def __call__(self, unit: Unit, prompt: EncodedPrompt) -> float:
+        work = self._shape.work(
+            tokens=unit.tokens,
+            pairs=unit.pairs,
+            predicted=sum(unit.completions) + len(unit.completions),
+            images=[(1, ref.height // self._patch, ref.width // self._patch) for ref in prompt.images],
+        )
+        return self._shape.forward_flops(work)
 
 
 def training_of(family: Family, sizes: Mapping[str, tuple[int, bool]], *, adapted: bool) -> Training:

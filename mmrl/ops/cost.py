@@ -53,6 +53,15 @@ class Work:
 NOTHING = Work()
 
 
+def imbalance(costs: Sequence[Sequence[float]]) -> float:
+    """How much longer ranks that wait for each other in every micro-batch take than if all had the same: at least 1.
+
+    ``sum_m max_r c_rm / mean_r sum_m c_rm``, for the cost c of rank r's micro-batch m; 1 if nothing costs anything.
+    """
+    mean = sum(map(sum, costs)) / len(costs)
+    return sum(map(max, zip(*costs, strict=True))) / mean if mean else 1.0
+
+
 def causal_pairs(queries: int, prefix: int = 0) -> int:
     """Pairs of tokens that attend to each other and to themselves causally, and to all of a prefix before them."""
     return queries * (queries + 1) // 2 + queries * prefix

@@ -41,7 +41,8 @@ def token_logprobs(
     scores_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
     if scores_CV is logits_CV and not overwrite:
         scores_CV = logits_CV.clone()
-    return _TokenLogprobs.apply(scores_CV, targets_C, banned_V, temperature, entropy_gradient)
+    apply: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _TokenLogprobs.apply  # torch has no types for it
+    return apply(scores_CV, targets_C, banned_V, temperature, entropy_gradient)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -52,7 +53,7 @@ class _TokenLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         scores_CV: torch.Tensor,
         targets_C: torch.Tensor,
@@ -79,7 +80,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return logprobs_C, entropy_C
 
     @staticmethod
-    def backward(ctx: Any, from_logprobs_C: torch.Tensor, from_entropy_C: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, from_logprobs_C: torch.Tensor, from_entropy_C: torch.Tensor) -> Any:
         scores_CV, targets_C, log_sum_C, entropy_C = ctx.saved_tensors
         for part in _blocks(scores_CV):
             gradient_B1 = from_logprobs_C[part, None]

@@ -8,8 +8,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from mmrl.ops.cost import causal_pairs
+from mmrl.types import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,13 @@ class Item:
     prompt: Hashable
     prompt_tokens: int
     completion_tokens: int
+
+    @classmethod
+    def of(cls, sample: Sample) -> Self:
+        """Of prompts that are the same to the model, tokens and images, one may do for both."""
+        prompt = sample.prompt
+        key = prompt.token_ids.tobytes(), tuple(ref.hash for ref in prompt.images)
+        return cls(key, len(prompt.token_ids), len(sample.token_ids))
 
 
 @dataclass(frozen=True, slots=True)
