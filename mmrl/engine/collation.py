@@ -60,7 +60,7 @@ class Collator:
 
     Args:
         body: The model without its head; a vision-language body computes its prompts' multimodal positions.
-        share: Whether samples of one prompt share it in the row.
+        share: Whether samples of one prompt share it in the row, and prompts with the same image share that.
     """
 
     def __init__(
@@ -114,15 +114,16 @@ class Collator:
         return torch.from_numpy(np.asarray(values, np.int64)).to(self._device)
 
     def _unique_images(self, refs: Sequence[ImageRef]) -> UniqueImages | None:
-        unique = {ref.hash: ref for ref in refs}
-        if not unique:
+        if not refs:
             return None
+        names = [ref.hash if self._share else number for number, ref in enumerate(refs)]
+        unique = dict(zip(names, refs, strict=True))
         pixels, grids = zip(*map(self._images, unique.values()), strict=True)
         place = {name: number for number, name in enumerate(unique)}
         return UniqueImages(
             torch.cat(pixels).to(self._device, self._dtype),
             torch.stack(grids).to(self._device),
-            tuple(place[ref.hash] for ref in refs),
+            tuple(place[name] for name in names),
         )
 
     def _positions(self, units: Sequence[Unit], prompts: Sequence[EncodedPrompt]) -> torch.Tensor:
