@@ -208,12 +208,14 @@ class Trainer:
             experience, lesson = self._collect(step, clock), Lesson()
         self._interruption.check()
         try:
-            with self._engine.learning() as learner:
-                if not self._is_checked:
+            if not self._is_checked:
+                # By itself: a process that begins with this step must leave nothing behind that others have not.
+                with self._engine.learning() as learner:
                     has_sampler = experience.collected is not None
                     self._agreement.check_first(experience.sampled, learner, has_sampler=has_sampler)
                     self._is_checked = True
-                if experience.samples:
+            if experience.samples:
+                with self._engine.learning() as learner:
                     lesson = self._updater.learn(step, experience, learner, clock)
         finally:  # what was sampled is on disk before its numbers can stop the run
             if experience.collected is not None:

@@ -6,7 +6,7 @@ different ones among them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +31,17 @@ class PackedInputs:
         model_inputs: Keyword arguments of the model's body.
         predicting_T: int64 positions in the row whose hidden states predict the completion tokens.
         targets_T: int64 completion tokens.
-        images: The row's different images; None without any.
+        images: The row's different images, or what the vision tower made of each of the I; None without any.
     """
 
     model_inputs: dict[str, Any]
     predicting_T: torch.Tensor
     targets_T: torch.Tensor
-    images: UniqueImages | None
+    images: UniqueImages | Sequence[Features] | None
+
+
+Features = tuple[torch.Tensor, ...]
+"""An image to the language model: (image tokens, H) for its first layer, then for each of those that take it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,12 @@ class Collator:
         """The samples by prompt, as they lie together in a row of at most ``budget`` tokens."""
         return units_of([Item.of(sample) for sample in samples], budget, share=self._share)
 
-    def __call__(self, samples: Sequence[Sample]) -> PackedInputs:
-        """The log-probs that are computed from it are in the order of the samples."""
+    def __call__(self, samples: Sequence[Sample], known: Mapping[str, Features] | None = None) -> PackedInputs:
+        """The log-probs that are computed from it are in the order of the samples.
+
+        Args:
+            known: Features by the image's hash; of all the row's images, or of none.
+        """
         units = self.units(samples)
         prompts = [samples[unit.indices[0]].prompt for unit in units]
         ids, spans = list[Any](), []
@@ -107,15 +115,21 @@ class Collator:
             inputs,
             self._tensor(np.concatenate(predicting)),
             self._tensor(np.concatenate([s.token_ids for s in samples])),
-            self._unique_images([ref for prompt in prompts for ref in prompt.images]),
+            self._known_images([ref for prompt in prompts for ref in prompt.images], known or {}),
         )
 
     def _tensor(self, values: Any) -> torch.Tensor:
         return torch.from_numpy(np.asarray(values, np.int64)).to(self._device)
 
-    def _unique_images(self, refs: Sequence[ImageRef]) -> UniqueImages | None:
+    def _known_images(
+        self, refs: Sequence[ImageRef], known: Mapping[str, Features]
+    ) -> UniqueImages | Sequence[Features] | None:
         if not refs:
             return None
+        return [known[ref.hash] for ref in refs] if known else self.images(refs)
+
+    def images(self, refs: Sequence[ImageRef]) -> UniqueImages:
+        """Inputs of the vision tower for at least one image."""
         names = [ref.hash if self._share else number for number, ref in enumerate(refs)]
         unique = dict(zip(names, refs, strict=True))
         pixels, grids = zip(*map(self._images, unique.values()), strict=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, cast
 
-from mmrl.engine.collation import PackedInputs
+from mmrl.engine.collation import PackedInputs, UniqueImages
 from mmrl.engine.family import Family
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.policy import Policy
@@ -42,9 +42,25 @@ class UpdateCost:
             tokens=int(inputs.model_inputs["input_ids"].shape[-1]),
             pairs=inputs.model_inputs["layout"].pairs,
             predicted=len(inputs.targets_T),
-            images=() if inputs.images is None else inputs.images.grids_U3.tolist(),
+            images=inputs.images.grids_U3.tolist() if isinstance(inputs.images, UniqueImages) else (),
         )
         return self.shape.update_flops(work, self._training)
+
+    def tower_flops(self, images: UniqueImages) -> int:
+        """Of the vision tower alone, forward."""
+        return self.shape.forward_flops(
+            self.shape.work(tokens=0, pairs=0, predicted=0, images=images.grids_U3.tolist())
+        )
+
+    def image_token_bytes(self, width: int) -> int:
+        """Of one image token's features, ``width`` bytes a number."""
+        tower = self.shape.tower
+        return tower.mergers * tower.out * width if tower is not None else 0
+
+    @property
+    def trains_tower(self) -> bool:
+        """Whether a gradient goes into the vision tower or what merges its patches."""
+        return self.shape.tower is not None and self._training.reaches("projector")
 
 
 class UnitCost:

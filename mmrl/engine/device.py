@@ -13,6 +13,8 @@ CPU_KV_CACHE_BYTES = 128 * 2**20
 CPU_MAX_SEQUENCES = 256
 CPU_BATCHED_TOKENS = 4096
 LOGITS_CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 512 * 2**20}
+FEATURE_BYTES = {"cpu": 512 * 2**20, "cuda": 2**31}
+"""Image features that are kept for a step if the vision tower is not trained."""
 
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",

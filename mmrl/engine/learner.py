@@ -18,18 +18,18 @@ import torch
 
 from mmrl.config import LearnerConfig, LoraConfig
 from mmrl.engine import device
-from mmrl.engine.collation import Collator
+from mmrl.engine.collation import Collator, Features
 from mmrl.engine.counting import UnitCost, UpdateCost, UpdateMemory
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.learner_state import OptimizerState, SavedState, check_optimizer, save_state
 from mmrl.engine.policy import Policy
-from mmrl.engine.vision import idle_sample
+from mmrl.engine.vision import BLANK, idle_sample
 from mmrl.engine.weights import Failures, save_adapter, save_model
 from mmrl.errors import DeviceMemoryError, MMRLError
 from mmrl.interfaces import Algorithm, UpdateResult
 from mmrl.ops.cost import imbalance
 from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials
-from mmrl.ops.packing import Unit, plan_microbatches
+from mmrl.ops.packing import Unit, first_fit, plan_microbatches
 from mmrl.ops.schedule import learning_rate
 from mmrl.types import FloatArray, Sample, TrainingRow
 
@@ -77,6 +77,8 @@ class DeepSpeedLearner:
         self._collate, self._algorithm, self._config, self._folder = collator, algorithm, config, folder
         self._idle, self._lora = idle_sample(folder), lora
         self._estimate = UnitCost(folder)
+        self._features: dict[str, Features] = {}
+        self._keeps_features = folder.family.vision and not self._cost.trains_tower
         self._total_steps, self._step = total_steps, 0
         self._budget = config.tokens_per_microbatch
         self._goes_backward = False
@@ -164,6 +166,7 @@ class DeepSpeedLearner:
 
     def _update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         rate = self._set_learning_rate()
+        self._remember_images([row.sample for row in rows])
         self._engine.train()
         plan = self._plan([row.sample for row in rows], self._budget)
         logprobs, entropies = ([np.zeros(0, np.float32)] * len(rows) for _ in range(2))
@@ -212,6 +215,37 @@ class DeepSpeedLearner:
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
         return plan + [[] for _ in range(int(most) - len(plan))]
 
+    @torch.no_grad()
+    def _remember_images(self, samples: Sequence[Sample]) -> None:
+        """Compute the features of new images, if the vision tower is not trained and there is room for them.
+
+        The ranks do so together, in as many rounds as the one with most images needs. The reference has the same tower.
+        """
+        if not self._keeps_features:
+            return
+        refs = {ref.hash: ref for ref in (BLANK, *(ref for sample in samples for ref in sample.prompt.images))}
+        new = [ref for name, ref in refs.items() if name not in self._features]
+        sizes = [ref.width * ref.height // self._folder.image_factor**2 or 1 for ref in new]
+        batches = [[new[i] for i in part] for part in first_fit(sizes, self._budget)]
+        known = sum(feature.nbytes for features in self._features.values() for feature in features)
+        room = device.FEATURE_BYTES[self._engine.device.type] - known
+        is_too_much = sum(sizes) * self._cost.image_token_bytes(self._policy.model.dtype.itemsize) > room
+        most = torch.tensor([len(batches), is_too_much], device=self._engine.device)
+        torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
+        if most[1]:
+            self._features.clear()
+            return
+        self._engine.eval()
+        for number in range(int(most[0])):
+            batch = batches[number] if number < len(batches) else [BLANK]
+            images = self._collate.images(batch)
+            self._row_flops.append(self._cost.tower_flops(images))
+            self._features |= {ref.hash: found for ref, found in zip(batch, self._engine(images), strict=True)}
+
+    def forget_images(self) -> None:
+        """Drop the features of images: the next step is computed as if this process had begun with it."""
+        self._features.clear()
+
     def _idles(self, samples: Sequence[Sample]) -> list[Sample]:
         """What a packed row needs besides the samples; see ``idle_sample``."""
         lacks = self._folder.family.vision and not any(sample.prompt.images for sample in samples)
@@ -220,7 +254,7 @@ class DeepSpeedLearner:
     def _backward(self, rows: Sequence[TrainingRow]) -> tuple[PartialLoss, torch.Tensor, torch.Tensor]:
         samples = [row.sample for row in rows]
         self._goes_backward = False
-        inputs = self._collate(samples + self._idles(samples))
+        inputs = self._collate(samples + self._idles(samples), self._features)
         self._row_flops.append(self._cost.flops(inputs) if rows else 0)
         logprobs_T, entropy_T = self._engine(inputs)
         length = sum(len(row.mask) for row in rows)
@@ -307,10 +341,11 @@ class DeepSpeedLearner:
     @torch.no_grad()
     def _forward(self, policy: Any, samples: Sequence[Sample], budget: int) -> list[FloatArray]:
         policy.eval()
+        self._remember_images(samples)
         logprobs: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
         for indices in self._plan(samples, budget):
             part = [samples[i] for i in indices]
-            logprobs_T, _ = policy(self._collate(part + self._idles(part)))
+            logprobs_T, _ = policy(self._collate(part + self._idles(part), self._features))
             for i, values in zip(indices, _split(logprobs_T, part), strict=True):
                 logprobs[i] = values
         return logprobs

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from mmrl.config import LoraConfig
 from mmrl.engine import adapters, attention, device
-from mmrl.engine.collation import PackedInputs, UniqueImages
+from mmrl.engine.collation import Features, PackedInputs, UniqueImages
 from mmrl.engine.folder import ModelFolder
 from mmrl.errors import ConfigError
 from mmrl.ops.logprobs import chunked_logprobs
@@ -47,9 +48,18 @@ class Policy(torch.nn.Module):
         banned_V[list(folder.vocabulary.banned)] = True
         self.register_buffer("banned_V", banned_V, persistent=False)
 
-    def forward(self, inputs: PackedInputs) -> tuple[torch.Tensor, torch.Tensor]:
-        """(T,) log-probs and (T,) entropies in nats of the row's completion tokens."""
-        images = {} if inputs.images is None else {"mm_encoder_outputs": {"image": self._features(inputs.images)}}
+    def forward(self, inputs: PackedInputs | UniqueImages) -> Any:
+        """(T,) log-probs and (T,) entropies in nats of the row's completion tokens; of images alone their features.
+
+        Both in one method, as DeepSpeed watches over this one.
+        """
+        if isinstance(inputs, UniqueImages):
+            return self._features(inputs)
+        images: dict[str, Any] = {}
+        if inputs.images is not None:
+            features = self._features(inputs.images) if isinstance(inputs.images, UniqueImages) else inputs.images
+            first, *deeper = zip(*features, strict=True)
+            images["mm_encoder_outputs"] = {"image": SimpleNamespace(pooler_output=first, deepstack_features=deeper)}
         outputs = self.model.base_model(**inputs.model_inputs, **images, attention_mask=None, use_cache=False)
         hidden_SH = outputs.last_hidden_state[0]
         return chunked_logprobs(
@@ -62,17 +72,11 @@ class Policy(torch.nn.Module):
             entropy_gradient=self._entropy_gradient,
         )
 
-    def _features(self, images: UniqueImages) -> Any:
-        """What the vision tower makes of the images, as transformers has it, one entry per image of the row."""
+    def _features(self, images: UniqueImages) -> list[Features]:
+        """What the vision tower makes of the images, one entry per place."""
         found = self.model.base_model.get_image_features(images.pixels, images.grids_U3, return_dict=True)
-
-        def placed(features: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            return [features[place] for place in images.places]
-
-        found.pooler_output = placed(found.pooler_output)
-        if deepstack := getattr(found, "deepstack_features", None):
-            found.deepstack_features = [placed(level) for level in deepstack]
-        return found
+        features = list(zip(found.pooler_output, *getattr(found, "deepstack_features", ()), strict=True))
+        return [features[place] for place in images.places]
 
     def without_adapters(self) -> AbstractContextManager[None]:
         """The model that is adapted."""

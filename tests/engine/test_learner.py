@@ -16,6 +16,7 @@ from deepspeed.utils import safe_get_full_optimizer_state
 
 from mmrl.cluster.launch import start_engine
 from mmrl.engine.collation import Collator
+from mmrl.engine.device import FEATURE_BYTES
 from mmrl.interfaces import Aggregation, AggregationMode, Algorithm, Needs
 from mmrl.ops.objective import training_rows
 from mmrl.ops.packing import Item, plan_microbatches, units_of
@@ -220,6 +221,54 @@ def test_what_is_not_finite_takes_no_step_and_leaves_no_trace(stage, dtype, star
         assert learner.weight_version == 2
 
 
+def count_images(module: torch.nn.Module) -> list[int]:
+    """How many images each later pass through the module's vision tower has."""
+    passes: list[int] = []
+
+    def note(_: Any, args: Any, options: Any) -> None:
+        passes.append(len(options["grid_thw"]))
+
+    module.model.base_model.visual.register_forward_pre_hook(note, with_kwargs=True)
+    return passes
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_each_image_goes_through_a_trained_tower_once_per_row(stage, start, rows):
+    with start(learner={"zero_stage": stage}).learning() as learner:
+        passes = count_images(learner.policy)
+        learner.update(rows())
+        assert passes == [3]  # prompts of no, one and two images, with 3, 2 and 2 completions
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_frozen_tower_sees_each_image_once_a_step(stage, start, rows, case, monkeypatch):
+    settings = {"algorithm": {"kl": {"coef": 0.1}}, "model": {"freeze": ["vision", "projector"]}}
+    settings["learner"] = {"zero_stage": stage, "lr": STILL, "tokens_per_microbatch": 70}
+
+    def step(engine: Any) -> tuple[list[int], list[Any]]:
+        with engine.learning() as learner:
+            passes = count_images(learner.policy)
+            reference = count_images(learner._reference)
+            known = learner.logprobs(case.samples), learner.reference_logprobs(case.samples)
+            weighted = [replace(row, constants={"kl_coef": 0.1}) for row in rows()]
+            reference_of = {id(sample): values for sample, values in zip(case.samples, known[1], strict=True)}
+            weighted = [replace(row, reference_logprobs=reference_of[id(row.sample)]) for row in weighted]
+            results = [learner.update(weighted) for _ in range(2)]
+            found = [*known[0], *known[1], *(values for result in results for values in result.logprobs)]
+        return passes + reference, [*found, *(result.metrics["policy/grad_norm"] for result in results)]
+
+    engine = start(**settings)
+    passes, found = step(engine)
+    assert sum(passes) == 3 + 1  # and the blank one
+    again, _ = step(engine)
+    assert sum(again) == 3 + 1  # features are kept for one step
+    monkeypatch.setitem(FEATURE_BYTES, "cpu", 0)
+    passes, expected = step(start(**settings))
+    assert sum(passes) > 12
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5, rtol=1e-5)
+
+
 class EntropyBonus(Algorithm):
     """Nothing but the entropy, to be raised."""
 
@@ -281,9 +330,9 @@ def test_logprobs_one_by_one_are_a_forward_each(exposed, case, monkeypatch):
     rows_of_a_forward = []
     collate = Collator.__call__
 
-    def count(self: Collator, part: Any) -> Any:
+    def count(self: Collator, part: Any, *known: Any) -> Any:
         rows_of_a_forward.append(sum(sample is not exposed._idle for sample in part))
-        return collate(self, part)
+        return collate(self, part, *known)
 
     monkeypatch.setattr(Collator, "__call__", count)
     single = exposed.logprobs(case.samples, packed=False)

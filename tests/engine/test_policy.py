@@ -21,6 +21,7 @@ from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.vision import ImageInputs, idle_sample
 from mmrl.errors import ConfigError
 from mmrl.ops.packing import Span
+from mmrl.types import Message, Prompt
 
 LENGTHS = (5, 17, 9, 1, 12, 6, 21)
 TEMPERATURE = 0.8
@@ -109,6 +110,57 @@ def test_the_order_of_images_and_prompts_in_a_row_does_not_matter(build):
         forward = policy(collate(samples))[0].split(LENGTHS)
         backward = policy(collate(samples[::-1]))[0].split(LENGTHS[::-1])[::-1]
     np.testing.assert_allclose(torch.cat(forward), torch.cat(backward), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.vision])
+def test_prompts_that_show_the_same_image_share_its_features(family, build, plain, picture):
+    setting, policy, collate = build(family)
+    asked = [
+        ("<image>What is it?", (picture(56, 56),)),
+        ("<image><image>Which one?", (picture(150, 110), picture(56, 56))),
+        ("<image>And this?", (picture(56, 56),)),
+    ]
+    prompts = [Prompt(text, (Message("user", text),), images) for text, images in asked]
+    encoded = [setting.encoder.encode(prompt) for prompt in prompts]
+    samples = [replace(sample, prompt=encoded[i % 3]) for i, sample in enumerate(setting.samples(LENGTHS))]
+    grids: list[int] = []
+    tower = policy.model.base_model.visual
+    tower.register_forward_pre_hook(lambda _, args, options: grids.append(len(options["grid_thw"])), with_kwargs=True)
+    logprobs_T, _ = policy(collate(samples))
+    assert grids == [2]
+    logprobs_T.square().sum().backward()
+    reference = plain(setting.folder.path)
+    expected_T = torch.cat([reference.logprobs(sample, setting.media) for sample in samples])
+    expected_T.square().sum().backward()
+    np.testing.assert_allclose(logprobs_T.detach(), expected_T.detach(), atol=1e-5)
+    assert relative_error(gradients(reference.model), gradients(policy.model)) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sharing_changes_neither_logprobs_nor_gradients(family, build):
+    setting, policy, collate = build(family)
+    alone = Collator(
+        setting.folder,
+        policy.model.base_model,
+        ImageInputs(setting.folder, setting.media),
+        "cpu",
+        torch.float32,
+        share=False,
+    )
+    samples, found = setting.samples(LENGTHS), []
+    for pack in (collate, alone):
+        inputs = pack(samples)
+        policy.zero_grad()
+        logprobs_T, _ = policy(inputs)
+        (logprobs_T * torch.linspace(-1, 2, len(logprobs_T))).sum().backward()
+        gradient = {name: value.clone() for name, value in gradients(policy.model).items()}
+        found.append((inputs.model_inputs["input_ids"].shape[1], logprobs_T.detach(), gradient))
+    (shared, *values), (separate, *expected) = found
+    prompts = [len(prompt.token_ids) for prompt in setting.prompts]
+    uses = [len(range(i, len(LENGTHS), len(prompts))) for i in range(len(prompts))]
+    assert separate - shared == sum((n - 1) * tokens for n, tokens in zip(uses, prompts, strict=True))
+    np.testing.assert_allclose(values[0], expected[0], atol=1e-5)
+    assert relative_error(expected[1], values[1]) < 1e-5
 
 
 def test_pixels_reach_the_policy(build, picture):
