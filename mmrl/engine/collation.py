@@ -15,7 +15,7 @@ import torch
 
 from mmrl.engine.attention import PackedLayout
 from mmrl.engine.folder import ModelFolder
-from mmrl.engine.vision import ImageInputs
+from mmrl.engine.vision import ImageInputs, attention_bounds
 from mmrl.ops.packing import Item, Unit, offsets, units_of
 from mmrl.types import EncodedPrompt, ImageRef, Sample
 
@@ -51,11 +51,13 @@ class UniqueImages:
     Attributes:
         pixels: Their patches, (sum of patches, C).
         grids_U3: Temporal, vertical and horizontal patches of each.
+        bounds: Where attention ends; see ``vision.attention_bounds``.
         places: I places among them, in the order of the row's prompts.
     """
 
     pixels: torch.Tensor
     grids_U3: torch.Tensor
+    bounds: Mapping[str, torch.Tensor]
     places: tuple[int, ...]
 
 
@@ -134,9 +136,11 @@ class Collator:
         unique = dict(zip(names, refs, strict=True))
         pixels, grids = zip(*map(self._images, unique.values()), strict=True)
         place = {name: number for number, name in enumerate(unique)}
+        grids_U3 = torch.stack(grids)
         return UniqueImages(
             torch.cat(pixels).to(self._device, self._dtype),
-            torch.stack(grids).to(self._device),
+            grids_U3.to(self._device),
+            attention_bounds(self._folder.config.vision_config, grids_U3, self._device),
             tuple(place[name] for name in names),
         )
 

@@ -74,7 +74,8 @@ class Policy(torch.nn.Module):
 
     def _features(self, images: UniqueImages) -> list[Features]:
         """What the vision tower makes of the images, one entry per place."""
-        found = self.model.base_model.get_image_features(images.pixels, images.grids_U3, return_dict=True)
+        body = self.model.base_model
+        found = body.get_image_features(images.pixels, images.grids_U3, return_dict=True, **images.bounds)
         features = list(zip(found.pooler_output, *getattr(found, "deepstack_features", ()), strict=True))
         return [features[place] for place in images.places]
 

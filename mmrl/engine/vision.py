@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,6 +56,25 @@ class ImageInputs:
             _, (evicted, _) = self._cache.popitem(last=False)
             self._used_bytes -= evicted.nbytes
         return entry
+
+
+def attention_bounds(config: Any, grids_U3: torch.Tensor, device: str) -> dict[str, torch.Tensor]:
+    """What a vision tower would else work out from the grids, as its keyword arguments.
+
+    Every layer asks for the bounds as plain numbers: on a GPU each would wait for all that is under way, so they stay
+    in the host's memory.
+
+    Args:
+        config: The tower's, of transformers.
+        grids_U3: In the host's memory.
+    """
+    from transformers.vision_utils import get_vision_cu_seqlens, get_vision_window_index
+
+    bounds = {"cu_seqlens": get_vision_cu_seqlens(grids_U3)}
+    if window := getattr(config, "window_size", None):
+        order, ends = get_vision_window_index(grids_U3, config.spatial_merge_size, window, config.patch_size)
+        bounds |= {"window_index": order.to(device), "cu_window_seqlens": ends}
+    return bounds
 
 
 def _blank(folder: ModelFolder) -> tuple[torch.Tensor, torch.Tensor]:

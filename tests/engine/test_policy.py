@@ -163,6 +163,19 @@ def test_sharing_changes_neither_logprobs_nor_gradients(family, build):
     assert relative_error(expected[1], values[1]) < 1e-5
 
 
+@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.vision])
+def test_layers_of_the_tower_know_their_bounds_without_asking_the_device(family, build, monkeypatch):
+    setting, _, collate = build(family)
+    images = collate.images([ref for prompt in setting.prompts for ref in prompt.images])
+    for name, bounds in images.bounds.items():
+        assert name == "window_index" or bounds.device.type == "cpu"
+    block = collate._body.visual.blocks[0]
+    given: list[torch.Tensor] = []
+    block.register_forward_pre_hook(lambda _, args, options: given.append(options["cu_seqlens"]), with_kwargs=True)
+    collate._body.get_image_features(images.pixels, images.grids_U3, **images.bounds)
+    assert any(given[0] is bounds for bounds in images.bounds.values())
+
+
 def test_pixels_reach_the_policy(build, picture):
     setting, policy, collate = build("qwen2_5_vl")
     sample = setting.samples([0, 8])[1]
