@@ -50,7 +50,7 @@ def clocks() -> tuple[dict[str, list[float]], dict[str, list[float]]]:
         clocked(engine, name, deepspeed.DeepSpeedEngine, method)
     driver: dict[str, list[float]] = defaultdict(list)
     clocked(driver, "prompts: read and encode", Supply, "draw")
-    clocked(driver, "sampler: images (in generate)", VLLMSampler, "_prompt")
+    clocked(driver, "sampler: images (in generate)", VLLMSampler, "_add")
     clocked(driver, "learner: images", ImageInputs, "__call__")
     clocked(driver, "records of rollouts", RunRecorder, "rollouts")
     clocked(driver, "checkpoint (after the step)", RunRecorder, "save")
