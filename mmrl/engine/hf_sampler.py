@@ -89,6 +89,10 @@ class HFSampler:
         """
         from transformers import GenerationConfig
 
+        ids_GP = ids_1P.repeat(request.num_samples, 1)
+        inputs: dict[str, Any] = {"input_ids": ids_GP, "attention_mask": torch.ones_like(ids_GP)}
+        if ids_1P.shape[1] == 1:
+            return inputs
         # Greedy: it draws no random number. Its token is not used, and not in the cache.
         settings = GenerationConfig(
             do_sample=False, max_new_tokens=1, pad_token_id=self._folder.vocabulary.pad, return_dict_in_generate=True
@@ -96,8 +100,7 @@ class HFSampler:
         prefilled = self._model.generate(**self._inputs(request.prompt, ids_1P[:, :-1]), generation_config=settings)
         cache = prefilled.past_key_values
         cache.batch_repeat_interleave(request.num_samples)
-        ids_GP = ids_1P.repeat(request.num_samples, 1)
-        return {"input_ids": ids_GP, "attention_mask": torch.ones_like(ids_GP), "past_key_values": cache}
+        return {**inputs, "past_key_values": cache}
 
     def _inputs(self, prompt: EncodedPrompt, ids_1P: torch.Tensor) -> dict[str, torch.Tensor]:
         inputs = {"input_ids": ids_1P, "attention_mask": torch.ones_like(ids_1P)}
