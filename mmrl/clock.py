@@ -1,38 +1,69 @@
-"""Seconds by phase."""
+"""Seconds by phase, and what was done in them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+Span = Callable[[str], AbstractContextManager[object]]
+"""Marks a block in a trace under a name; see ``profiling``."""
 
 
 class Clock:
-    """Adds up seconds by phase, from its creation."""
+    """Adds up seconds by phase, from its creation.
 
-    def __init__(self) -> None:
+    Args:
+        span: Entered with the name of each phase as it begins.
+    """
+
+    def __init__(self, span: Span = lambda name: nullcontext()) -> None:
+        self._span = span
         self._start = time.perf_counter()
         self._seconds: dict[str, float] = {}
+        self._tokens: dict[str, int] = {}
+        self._flops = 0
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Time a block under ``perf/<name>_s``."""
         start = time.perf_counter()
         try:
-            yield
+            with self._span(name):
+                yield
         finally:
-            key = f"perf/{name}_s"
-            self._seconds[key] = self._seconds.get(key, 0.0) + time.perf_counter() - start
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
-    def metrics(self, tokens: int) -> dict[str, float]:
+    def count(self, phase: str, tokens: int) -> None:
+        """Note tokens that a phase has made, or learned from."""
+        self._tokens[phase] = self._tokens.get(phase, 0) + tokens
+
+    def count_flops(self, flops: int) -> None:
+        """Note operations that the phase ``update`` needed, of all ranks together."""
+        self._flops += flops
+
+    def metrics(self, tokens: int, peak_flops_per_s: float | None = None) -> dict[str, float]:
         """``perf/*`` of a step.
 
         - ``perf/<phase>_s``, ``perf/step_s``: seconds by phase, and from the clock's creation to now.
         - ``perf/score_share``: ``perf/score_s / perf/step_s``, the share of the step in which nothing was left to do
           but wait for scores; what is scored while others are generated costs nothing.
         - ``perf/tokens_per_s``: prompt and completion tokens over ``perf/step_s``.
+        - ``perf/generate_tokens_per_s``: completion tokens that were sampled over ``perf/generate_s``.
+        - ``perf/update_tokens_per_s``: completion tokens in the loss, of every optimizer step, over ``perf/update_s``.
+        - ``perf/mfu``: operations that the optimizer steps need (``ops.cost``: forward and backward, vision tower and
+          attended pairs counted, what is shared once, what checkpointing recomputes not), over
+          ``perf/update_s * peak_flops_per_s``.
+
+        Args:
+            peak_flops_per_s: Of the devices of all ranks together; None if it is not known, then there is no
+                ``perf/mfu``.
         """
         elapsed = time.perf_counter() - self._start
-        waited = self._seconds.get("perf/score_s")
-        share = {} if waited is None else {"perf/score_share": waited / elapsed}
-        return {**self._seconds, **share, "perf/step_s": elapsed, "perf/tokens_per_s": tokens / elapsed}
+        seconds = {f"perf/{name}_s": value for name, value in self._seconds.items()}
+        rates = {f"perf/{name}_tokens_per_s": count / self._seconds[name] for name, count in self._tokens.items()}
+        if "score" in self._seconds:
+            rates["perf/score_share"] = self._seconds["score"] / elapsed
+        if self._flops and peak_flops_per_s:
+            rates["perf/mfu"] = self._flops / (self._seconds["update"] * peak_flops_per_s)
+        return {**seconds, **rates, "perf/step_s": elapsed, "perf/tokens_per_s": tokens / elapsed}

@@ -269,6 +269,7 @@ class Collector:
         try:
             with clock.phase("generate"):
                 for index, group in sampler.generate(requests):
+                    clock.count("generate", sum(len(rollout.token_ids) for rollout in group.rollouts))
                     # A greedy one is no member of any group, and cannot be recorded without one.
                     self.generated += [group] if requests[index].temperature > 0 else []
                     scorings[index] = self._scorer.submit(group, failures)

@@ -388,6 +388,8 @@ class UpdateResult:
         entropies: Likewise the entropies, as ``PackedTokens.entropy_T``.
         fault: Why no rank took the step, such as a loss that is not finite; empty if all did.
         notice: What the learner has changed by itself to take it, such as a smaller micro-batch; empty if nothing.
+        flops: Operations that the own rows' passes need, see ``ops.cost``; 0 if they are not counted.
+        memory_bytes: Allocated on the device at most, above what was allocated before; None if that is not known.
     """
 
     metrics: Mapping[str, float]
@@ -395,6 +397,8 @@ class UpdateResult:
     entropies: Sequence[FloatArray]
     fault: str = ""
     notice: str = ""
+    flops: int = 0
+    memory_bytes: int | None = None
 
 
 class Learner(Protocol):

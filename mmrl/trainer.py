@@ -58,6 +58,7 @@ class Trainer:
     Args:
         evaluation: Held-out prompts; None evaluates nothing.
         precision: ``float32`` or ``bfloat16``; decides how far sampler and learner may disagree.
+        peak_flops_per_s: Operations a second that the devices of all ranks do at most; None if that is not known.
         interruption: What signals do.
         watchdog: Watches every step, evaluation and checkpoint.
 
@@ -78,6 +79,7 @@ class Trainer:
         recorder: Recorder,
         *,
         precision: str,
+        peak_flops_per_s: float | None = None,
         interruption: Interruption,
         watchdog: Watchdog,
     ) -> None:
@@ -87,6 +89,7 @@ class Trainer:
         self._recorder, self._interruption, self._watchdog = recorder, interruption, watchdog
         self._updater = Updater(config, algorithm, collector.batch, recorder, interruption)
         self._agreement = Agreement(precision, config.trainer.on_mismatch, event=recorder.event)
+        self._peak_flops_per_s = peak_flops_per_s
         make = self._demonstrate if algorithm.source == "demonstrations" else encoder.encode
         self._prompts: Supply[Any] = Supply(train, train.order(config.trainer.seed), make)
         self._held_out: Sequence[EncodedPrompt] | None = None
@@ -231,7 +234,7 @@ class Trainer:
         values |= self._agreement.check_step(step, lesson.groups)
         if values.get("advantage/abs_mean") == 0:
             self._recorder.event("no_signal", message=f"step {step} taught nothing: every advantage is 0", step=step)
-        values |= clock.metrics(sum(sample.num_tokens for sample in experience.sampled))
+        values |= clock.metrics(sum(sample.num_tokens for sample in experience.sampled), self._peak_flops_per_s)
         with plugin_errors(self._algorithm, "observe"):
             return values | dict(self._algorithm.observe(dict(values)))
 

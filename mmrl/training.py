@@ -188,7 +188,8 @@ class TrainingRun:
                 stack.callback(engine.close)
                 self._interruption.renew()  # engines' packages take signals over
                 self._interruption.check()
-                directory.write_environment(environment(config, engine))
+                facts = environment(config, engine)
+                directory.write_environment(facts)
                 directory.write_config(to_yaml(config))
                 states = () if source else self._state.get("trackers", ())  # another run is not written on
                 trackers = stack.enter_context(tracking(config, directory, states))
@@ -206,6 +207,7 @@ class TrainingRun:
                     plan.evaluation,
                     recorder,
                     precision=engine.precision,
+                    peak_flops_per_s=_peak_of_all(facts, config),
                     interruption=self._interruption,
                     watchdog=Watchdog(
                         config.trainer.step_timeout_s,
@@ -337,6 +339,12 @@ class TrainingRun:
     def _tell(self, kind: str, **fields: Any) -> None:
         self._directory.event(kind, **fields)
         self._console.line(f"{kind}: {fields['message']}")
+
+
+def _peak_of_all(facts: Mapping[str, Any], config: Config) -> float | None:
+    """Operations a second that the devices of all ranks do at most, as environment.json tells of one."""
+    peak = facts["engine"].get("peak")
+    return None if peak is None else peak["flops_per_s"] * config.cluster.ranks
 
 
 def _checked_hash(name: Any, checkpoint: Checkpoint) -> str:

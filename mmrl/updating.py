@@ -22,6 +22,7 @@ from mmrl.types import (
     BoolArray,
     CreditedGroup,
     FloatArray,
+    IntArray,
     Rollout,
     Sample,
     ScoredGroup,
@@ -140,7 +141,7 @@ class Updater:
         advantages = advantages_per_token(credit, masks)
         self._interruption.check()
         with clock.phase("update"):
-            outcome = self._update(step, samples, batch, masks, advantages, credit.constants, learner)
+            outcome = self._update(step, samples, batch, masks, advantages, credit.constants, learner, clock)
         values = {**outcome.metrics, **credit.metrics, **metrics.advantage_metrics(masks, advantages)}
         return Lesson(values, _credited(experience.groups, batch, advantages, outcome))
 
@@ -162,6 +163,7 @@ class Updater:
         advantages: Sequence[FloatArray],
         constants: Mapping[str, float],
         learner: Learner,
+        clock: Clock,
     ) -> _Outcome:
         """Take the step's optimizer steps."""
         config = self._config.learner
@@ -169,8 +171,8 @@ class Updater:
         logprobs = list(batch.old_logprobs or [np.zeros(0, np.float32)] * len(samples))
         updates: list[list[UpdateTokens]] = [[] for _ in samples]
         steps: list[Mapping[str, float]] = []
-        skipped = 0
-        for part in minibatches(len(samples), config.minibatches, config.epochs, (self._config.trainer.seed, step)):
+        skipped, memory = 0, list[float]()
+        for part in minibatches(batch.group_ids, config.minibatches, config.epochs, (self._config.trainer.seed, step)):
             rows = training_rows(
                 samples,
                 masks,
@@ -183,6 +185,9 @@ class Updater:
                 constants=constants,
             )
             result = learner.update(list(rows.values()))
+            clock.count("update", sum(int(row.mask.sum()) for row in rows.values()))
+            clock.count_flops(result.flops)
+            memory += [] if result.memory_bytes is None else [float(result.memory_bytes)]
             if result.fault:
                 skipped += 1
                 self._report_fault(step, result.fault, list(rows.values()))
@@ -203,7 +208,9 @@ class Updater:
                 if batch.old_logprobs is None:
                     logprobs[index] = values[0]
             self._recorder.progress("update", len(steps), config.minibatches * config.epochs)
-        return _Outcome(metrics.average(steps) | {"policy/skipped_updates": float(skipped)}, logprobs, updates)
+        means = metrics.average(steps) | {"policy/skipped_updates": float(skipped)}
+        means |= {"perf/update_memory_bytes_max": max(memory)} if memory else {}
+        return _Outcome(means, logprobs, updates)
 
     def _report_fault(self, step: int, fault: str, rows: Sequence[TrainingRow]) -> None:
         """Note an optimizer step that came to nothing, with what it was made of.
@@ -231,13 +238,19 @@ class Updater:
             )
 
 
-def minibatches(num_samples: int, parts: int, epochs: int, seed: Sequence[int]) -> Iterator[list[int]]:
-    """Sample indices of each optimizer step: every epoch covers all, in an order of its own if there are parts."""
+def minibatches(group_ids: IntArray, parts: int, epochs: int, seed: Sequence[int]) -> Iterator[list[int]]:
+    """Sample indices of each optimizer step: every epoch covers all, in an order of its own if there are parts.
+
+    Groups stay whole, as their completions share a prompt; unless there are fewer than parts.
+    """
+    _, units = np.unique(group_ids, return_inverse=True)
+    if units.max(initial=0) + 1 < parts:
+        units = np.arange(len(group_ids))
     for epoch in range(epochs):
-        order = np.arange(num_samples)
+        order = np.arange(units.max(initial=-1) + 1)
         if parts > 1:
             np.random.default_rng([*seed, epoch]).shuffle(order)
-        yield from (sorted(part.tolist()) for part in np.array_split(order, parts) if len(part))
+        yield from (np.flatnonzero(np.isin(units, part)).tolist() for part in np.array_split(order, parts) if len(part))
 
 
 def _name(sample: Sample) -> tuple[int, str, int]:

@@ -42,6 +42,8 @@ from mmrl.watchdog import Watchdog
 from mmrl_algorithms.grpo import GRPO
 from mmrl_algorithms.sft import SFT
 
+PEAK, FLOPS = 1e9, 12_345
+
 
 @dataclass
 class FakeEngine:
@@ -109,7 +111,7 @@ class FakeEngine:
         entropies = [np.full_like(values, 2.0) for values in logprobs]
         partial = partial_loss(self.algorithm, rows, logprobs_T, torch.from_numpy(np.concatenate(entropies)))
         rank = {"lr": 0.1, "policy/grad_norm": 1.0}
-        return UpdateResult(reduce_partials([partial]) | rank, logprobs, entropies)
+        return UpdateResult(reduce_partials([partial]) | rank, logprobs, entropies, flops=FLOPS, memory_bytes=77)
 
 
 def faulty(*which: int) -> Callable[[FakeEngine, Sequence[Any]], UpdateResult]:
@@ -252,6 +254,7 @@ def run() -> Callable[..., Run]:
                 held_out,
                 recorder,
                 precision=precision,
+                peak_flops_per_s=PEAK,
                 interruption=Interruption(),
                 watchdog=Watchdog(None, bool, print),
             ),
@@ -262,7 +265,7 @@ def run() -> Callable[..., Run]:
 
 @pytest.mark.parametrize(("samples", "parts", "epochs"), [(8, 1, 1), (8, 4, 1), (7, 3, 2), (2, 5, 1)])
 def test_minibatches_cover_every_sample_once_per_epoch(samples, parts, epochs):
-    found = list(minibatches(samples, parts, epochs, (0, 1)))
+    found = list(minibatches(np.arange(samples), parts, epochs, (0, 1)))
     per_epoch = min(parts, samples)
     assert len(found) == per_epoch * epochs
     for epoch in range(epochs):
@@ -272,9 +275,17 @@ def test_minibatches_cover_every_sample_once_per_epoch(samples, parts, epochs):
 
 
 def test_minibatches_are_drawn_anew_each_step_and_epoch_and_repeat_with_the_seed():
-    draw = [list(minibatches(16, 2, 2, (0, step))) for step in (1, 2, 1)]
+    draw = [list(minibatches(np.arange(16), 2, 2, (0, step))) for step in (1, 2, 1)]
     assert draw[0] == draw[2] != draw[1]
     assert draw[0][:2] != draw[0][2:]
+
+
+def test_groups_stay_whole_in_minibatches_unless_there_are_too_few():
+    group_ids = np.array([7, 7, 3, 3, 3, 9, 7])
+    members = [{0, 1, 6}, {2, 3, 4}, {5}]
+    for part in minibatches(group_ids, 2, 3, (0, 1)):
+        assert all(group <= set(part) or not group & set(part) for group in members)
+    assert sorted(len(part) for part in minibatches(group_ids, 4, 1, (0, 1))) == [1, 2, 2, 2]
 
 
 def test_a_step_samples_checks_itself_and_updates_in_this_order(run):
@@ -432,7 +443,8 @@ CONTRACT = {
     "policy/clip_fraction_high", "policy/clip_fraction_low", "kl/reference", "mismatch/logprob_abs_mean",
     "mismatch/logprob_abs_max", "mismatch/kl", "length/completion_mean", "length/truncated_fraction", "loss/policy",
     "lr", "perf/step_s", "perf/sync_s", "perf/generate_s", "perf/score_s", "perf/logprob_s", "perf/update_s",
-    "perf/tokens_per_s", "perf/score_share", "reward/right_failed_fraction",
+    "perf/tokens_per_s", "perf/generate_tokens_per_s", "perf/update_tokens_per_s", "perf/score_share",
+    "perf/mfu", "perf/update_memory_bytes_max", "reward/right_failed_fraction",
     "policy/skipped_updates", "advantage/mean", "advantage/max", "group/all_correct_fraction",
     "group/all_wrong_fraction",
 }  # fmt: skip
@@ -450,6 +462,11 @@ def test_a_step_logs_every_metric_of_the_contract(run):
     assert values["advantage/max"] == pytest.approx(0.866, abs=1e-3) and abs(values["advantage/mean"]) < 0.866
     assert not any(name.startswith("rollout/") or name == "reward/greedy_mean" for name in values)
     assert values["group/zero_signal_fraction"] == 0 and values["mismatch/kl"] == 0
+    completion = sum(len(r.token_ids) for group in done.recorder.rolled[1] for r in group.scored.group.rollouts)
+    assert values["perf/generate_tokens_per_s"] == pytest.approx(completion / values["perf/generate_s"])
+    assert values["perf/update_tokens_per_s"] == pytest.approx(completion / values["perf/update_s"])
+    assert values["perf/mfu"] == pytest.approx(FLOPS / (values["perf/update_s"] * PEAK))
+    assert values["perf/update_memory_bytes_max"] == 77
     assert values["perf/score_share"] == pytest.approx(values["perf/score_s"] / values["perf/step_s"])
 
 

@@ -19,7 +19,7 @@ from mmrl.errors import MMRLError, RankLostError
 from mmrl.interfaces import Learner, Sampler, SamplingRequest, UpdateResult
 from mmrl.interruption import Stopped, held
 from mmrl.media import MediaStore
-from mmrl.ops.packing import balance
+from mmrl.ops.packing import Item, Unit, balance, units_of
 from mmrl.types import EncodedPrompt, FloatArray, RolloutGroup, Sample, TrainingRow
 
 AHEAD = 2
@@ -108,6 +108,7 @@ class RankGroup:
     """Implements ``interfaces.Engine`` over many ranks.
 
     Args:
+        cost: What the samples of a prompt cost the learner, by which ranks are balanced.
         tensor_parallel_size: Neighbouring ranks that sample together.
         facts: What the driver knows better than the ranks, for the description.
 
@@ -117,10 +118,16 @@ class RankGroup:
     """
 
     def __init__(
-        self, ranks: Ranks, media: MediaStore, *, tensor_parallel_size: int, facts: Mapping[str, Any] | None = None
+        self,
+        ranks: Ranks,
+        media: MediaStore,
+        cost: Callable[[Unit, EncodedPrompt], float],
+        *,
+        tensor_parallel_size: int,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         self._ranks, self._facts = ranks, facts or {}
-        self.media, self.tensor_parallel_size = media, tensor_parallel_size
+        self.media, self.cost, self.tensor_parallel_size = media, cost, tensor_parallel_size
         ids = [place.node for place in ranks.places]
         nodes = {place.node: Node(place.node, place.host, ids.index(place.node)) for place in ranks.places}
         self.nodes = [nodes[name] for name in ids]
@@ -380,7 +387,14 @@ class GroupLearner:
         shares = self._share([row.sample for row in rows])
         results: list[UpdateResult] = self._all("update", shares, rows, _bare_row)
         logprobs, entropies = ([getattr(each, name) for each in results] for name in ("logprobs", "entropies"))
-        return replace(results[0], logprobs=_merged(shares, logprobs), entropies=_merged(shares, entropies))
+        peaks = [each.memory_bytes for each in results if each.memory_bytes is not None]
+        return replace(
+            results[0],
+            logprobs=_merged(shares, logprobs),
+            entropies=_merged(shares, entropies),
+            flops=sum(each.flops for each in results),
+            memory_bytes=max(peaks, default=None),
+        )
 
     def save(self, folder: Path) -> None:
         node, target = self.group.nodes[0], str(folder.absolute())
@@ -397,13 +411,10 @@ class GroupLearner:
 
     def _share(self, samples: Sequence[Sample]) -> list[list[int]]:
         """Indices of each rank's samples."""
-        members: dict[str, list[int]] = {}
-        for index, sample in enumerate(samples):
-            members.setdefault(sample.prompt.id, []).append(index)
-        groups = list(members.values())
-        costs = [sum(samples[index].num_tokens for index in group) for group in groups]
+        units = units_of([Item.of(sample) for sample in samples])
+        costs = [self.group.cost(unit, samples[unit.indices[0]].prompt) for unit in units]
         shares = balance(costs, len(self.group.nodes))
-        return [[index for number in share for index in groups[number]] for share in shares]
+        return [[index for number in share for index in units[number].indices] for share in shares]
 
     def _all(
         self, method: str, shares: Sequence[Sequence[int]], rows: Sequence[Row], bare: Callable[[Row], Row], *args: Any

@@ -19,6 +19,7 @@ import torch
 from mmrl.config import LearnerConfig, LoraConfig
 from mmrl.engine import device
 from mmrl.engine.collation import Collator
+from mmrl.engine.counting import UnitCost, UpdateCost, UpdateMemory
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.learner_state import OptimizerState, SavedState, check_optimizer, save_state
 from mmrl.engine.policy import Policy
@@ -26,8 +27,9 @@ from mmrl.engine.vision import idle_sample
 from mmrl.engine.weights import Failures, save_adapter, save_model
 from mmrl.errors import DeviceMemoryError, MMRLError
 from mmrl.interfaces import Algorithm, UpdateResult
+from mmrl.ops.cost import imbalance
 from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials
-from mmrl.ops.packing import plan_microbatches
+from mmrl.ops.packing import Unit, plan_microbatches
 from mmrl.ops.schedule import learning_rate
 from mmrl.types import FloatArray, Sample, TrainingRow
 
@@ -42,6 +44,9 @@ class DeepSpeedLearner:
         settings: DeepSpeed's configuration; kept as ``settings``.
         total_steps: Optimizer steps of the run, for the schedule.
         lora: What the policy is adapted with; checkpoints then hold the adapters alone.
+
+    Attributes:
+        memory: Peaks of the device.
     """
 
     def __init__(
@@ -61,17 +66,22 @@ class DeepSpeedLearner:
         import deepspeed
 
         check_optimizer(settings)
+        self._cost = UpdateCost.of(policy, folder)
         if gradient_checkpointing:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+            policy.model.disable_input_require_grads()  # it is on now, and would take a gradient through a frozen tower
         trained = [p for p in policy.parameters() if p.requires_grad]
         self._engine, *_ = deepspeed.initialize(model=policy, model_parameters=trained, config=settings)
         self.settings = settings
         self._policy, self._reference = policy, reference
         self._collate, self._algorithm, self._config, self._folder = collator, algorithm, config, folder
         self._idle, self._lora = idle_sample(folder), lora
+        self._estimate = UnitCost(folder)
         self._total_steps, self._step = total_steps, 0
         self._budget = config.tokens_per_microbatch
         self._goes_backward = False
+        self._row_flops = list[int]()
+        self.memory = UpdateMemory(self._engine.device.type)
 
     @property
     def weight_version(self) -> int:
@@ -103,7 +113,7 @@ class DeepSpeedLearner:
             DeviceMemoryError: There is not enough memory; the learner cannot go on.
         """
         try:
-            return self._update(rows)
+            return self._measured_update(rows)
         except RuntimeError as error:
             if not device.is_out_of_memory(error):
                 raise
@@ -112,7 +122,7 @@ class DeepSpeedLearner:
         # Here, not in the handler: the error's traceback holds the activations.
         self._forget_update()
         notice = f"out of memory in the update ({reason}): learner.tokens_per_microbatch is {self._budget} from now on"
-        return replace(self._update(rows), notice=notice)
+        return replace(self._measured_update(rows), notice=notice)
 
     def save(self, folder: Path) -> None:
         """Write ``model/`` and ``state/``: rank 0 does, with what all ranks gather weight by weight."""
@@ -146,11 +156,18 @@ class DeepSpeedLearner:
         failures.settle()
         self._step = saved.optimizer_steps
 
+    def _measured_update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+        self._row_flops.clear()
+        with self.memory.measured():
+            result = self._update(rows)
+        return replace(result, flops=sum(self._row_flops), memory_bytes=self.memory.above)
+
     def _update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         rate = self._set_learning_rate()
         self._engine.train()
         plan = self._plan([row.sample for row in rows], self._budget)
         logprobs, entropies = ([np.zeros(0, np.float32)] * len(rows) for _ in range(2))
+        found: list[tuple[list[int], torch.Tensor, torch.Tensor]] = []
         partials: list[PartialLoss] = []
         strange: set[str] = set()
         for number, indices in enumerate(plan):
@@ -161,15 +178,19 @@ class DeepSpeedLearner:
             partials.append(partial)
             if not math.isfinite(partial.sums.get("loss/total", 0.0)):
                 strange.update(row.sample.prompt.id for row in part)
-            for i, *values in zip(indices, _split(logprobs_T, part), _split(entropy_T, part), strict=True):
-                logprobs[i], entropies[i] = values
+            found.append((indices, logprobs_T, entropy_T))
             if not last:
                 self._engine.step()
         if not plan:
             return UpdateResult({"lr": rate}, logprobs, entropies)
         grad_norm = self._finish_step()
-        partials, strange = _of_all_ranks(partials, strange)
+        for indices, *packed in found:  # only now: until here, a GPU never waits for what this process does
+            parts = [_split(values_T, [rows[i] for i in indices]) for values_T in packed]
+            for i, *values in zip(indices, *parts, strict=True):
+                logprobs[i], entropies[i] = values
+        partials, strange, costs = _of_all_ranks(partials, strange, self._row_flops)
         metrics = reduce_partials(partials) | {"lr": rate, "policy/grad_norm": grad_norm}
+        metrics |= {"perf/microbatches": float(len(plan)), "perf/imbalance": imbalance(costs)}
         if math.isfinite(grad_norm):
             self._step += 1
             return UpdateResult(metrics, logprobs, entropies)
@@ -181,7 +202,12 @@ class DeepSpeedLearner:
 
     def _plan(self, samples: Sequence[Sample], budget: int) -> list[list[int]]:
         """This rank's micro-batches, empty ones at the end where other ranks have more."""
-        plan = plan_microbatches([sample.num_tokens for sample in samples], budget)
+
+        def cost(unit: Unit) -> float:
+            return self._estimate(unit, samples[unit.indices[0]].prompt)
+
+        rows = plan_microbatches(self._collate.units(samples, budget), budget, cost)
+        plan = [[index for unit in row for index in unit.indices] for row in rows]
         most = torch.tensor(len(plan), device=self._engine.device)
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
         return plan + [[] for _ in range(int(most) - len(plan))]
@@ -194,7 +220,9 @@ class DeepSpeedLearner:
     def _backward(self, rows: Sequence[TrainingRow]) -> tuple[PartialLoss, torch.Tensor, torch.Tensor]:
         samples = [row.sample for row in rows]
         self._goes_backward = False
-        logprobs_T, entropy_T = self._engine(self._collate(samples + self._idles(samples)))
+        inputs = self._collate(samples + self._idles(samples))
+        self._row_flops.append(self._cost.flops(inputs) if rows else 0)
+        logprobs_T, entropy_T = self._engine(inputs)
         length = sum(len(row.mask) for row in rows)
         idle = 0.0 * logprobs_T[length:].sum()
         partial = PartialLoss(torch.zeros(()), {}, 0)
@@ -288,13 +316,16 @@ class DeepSpeedLearner:
         return logprobs
 
 
-def _of_all_ranks(partials: Sequence[PartialLoss], strange: set[str]) -> tuple[list[PartialLoss], set[str]]:
-    """Every rank's partial sums, without their losses, and the prompts that every rank has named."""
+def _of_all_ranks(
+    partials: Sequence[PartialLoss], strange: set[str], costs: Sequence[int]
+) -> tuple[list[PartialLoss], set[str], list[Sequence[int]]]:
+    """Every rank's partial sums, without their losses, the prompts that every rank has named, and every rank's costs
+    of its micro-batches."""
     sums: list[tuple[Mapping[str, float], int]] = [(partial.sums, partial.tokens) for partial in partials]
     ranks: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(ranks, (sums, strange))
-    found = [PartialLoss(torch.zeros(()), sums, tokens) for own, _ in ranks for sums, tokens in own]
-    return found, {name for _, names in ranks for name in names}
+    torch.distributed.all_gather_object(ranks, (sums, strange, costs))
+    found = [PartialLoss(torch.zeros(()), sums, tokens) for own, *_ in ranks for sums, tokens in own]
+    return found, {name for _, names, _ in ranks for name in names}, [costs for *_, costs in ranks]
 
 
 def _no_memory(reason: str) -> DeviceMemoryError:

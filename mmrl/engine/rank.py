@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ from mmrl.engine.collation import Collator
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.hf_sampler import HFSampler
 from mmrl.engine.learner import DeepSpeedLearner
+from mmrl.engine.peak import peak
 from mmrl.engine.policy import Policy, load_policy
+from mmrl.engine.shape import model_shape
 from mmrl.engine.vision import ImageInputs
 from mmrl.engine.vllm_sampler import VLLMSampler
 from mmrl.errors import ConfigError, MMRLError, ResourceError
@@ -59,6 +61,7 @@ class RankEngine:
         self._config, self._folder, self._media, self._kind = config, folder, media, kind
         self._precision = device.precision(kind, config.model.dtype)
         self._images = ImageInputs(folder, media)
+        self._shares_prefix = config.learner.share_prefix == "auto" and folder.family.shares_prefix
         self._in_use = ""
         # The group of all ranks first: vLLM would make one of its tensor-parallel ranks alone.
         _join_group(kind)
@@ -106,19 +109,28 @@ class RankEngine:
             "sampler": None if self._sampler is None else type(self._sampler).__name__,
             "learner": None if self._learner is None else type(self._learner).__name__,
             "attention": device.attention(self._kind, self._precision),
+            "shares_prefix": self._shares_prefix,
             "process_group": torch.distributed.get_backend(),
             "sampler_arguments": self._sampler.arguments if isinstance(self._sampler, VLLMSampler) else {},
             "sleep_level": device.sleep_level(self._kind),
             "learner_settings": {} if self._learner is None else self._learner.settings,
             "offload": self._config.learner.offload,
+            "peak": None if self._learner is None else self._peak(),
             "banned_token_ids": len(self._folder.vocabulary.banned),
             "eos_token_ids": list(self._folder.vocabulary.eos),
             "torch_threads": torch.get_num_threads(),
             "versions": {name: v for name in packages if (v := _version(name))},
         }
 
+    def _peak(self) -> dict[str, Any] | None:
+        """The most that this rank's device does."""
+        name = torch.cuda.get_device_name() if self._kind == "cuda" else "cpu"
+        found = peak(self._kind, name, self._precision, model_shape(self._folder.config))
+        return None if found is None else asdict(found)
+
     def memory_bytes_max(self) -> int:
-        return device.memory_bytes_max(self._kind)
+        before = 0 if self._learner is None else self._learner.memory.most
+        return max(device.memory_bytes_max(self._kind), before)
 
     def abandon(self, error: MMRLError) -> bool:
         """A call in this process cannot be stopped."""
@@ -182,7 +194,12 @@ class RankEngine:
         frozen = ("vision", "projector", "language")
         reference = self._load_policy(initial, frozen) if needs.reference_logprobs and lora is None else None
         collator = Collator(
-            self._folder, policy.model.base_model, self._images, torch_device, getattr(torch, self._precision)
+            self._folder,
+            policy.model.base_model,
+            self._images,
+            torch_device,
+            getattr(torch, self._precision),
+            share=self._shares_prefix,
         )
         settings = device.learner_config(
             self._kind,

@@ -102,13 +102,15 @@ class FakeRanks:
 def group_of(tmp_path) -> Callable[..., RankGroup]:
     def build(ranks: FakeRanks, tensor_parallel_size: int = 1) -> RankGroup:
         media = MediaStore(tmp_path / "media", ImageGrid(28, 3136, 50176))
-        return RankGroup(ranks, media, tensor_parallel_size=tensor_parallel_size)
+        cost = lambda unit, prompt: unit.tokens  # noqa: E731
+        return RankGroup(ranks, media, cost, tensor_parallel_size=tensor_parallel_size)
 
     return build
 
 
 def prompt(name: str, length: int = 4, images: Sequence[Any] = ()) -> EncodedPrompt:
-    return EncodedPrompt(name, (), "gold", {"large": "column"}, None, "", np.zeros(length, np.int32), tuple(images))
+    ids = np.full(length, sum(name.encode()), np.int32)
+    return EncodedPrompt(name, (), "gold", {"large": "column"}, None, "", ids, tuple(images))
 
 
 def sample(name: str, token: int, length: int = 1) -> Sample:

@@ -1,0 +1,114 @@
+"""What a learner's passes need: operations counted from the packed rows themselves, and memory beside what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+from mmrl.engine.collation import PackedInputs
+from mmrl.engine.family import Family
+from mmrl.engine.folder import ModelFolder
+from mmrl.engine.policy import Policy
+from mmrl.engine.shape import model_shape
+from mmrl.ops.cost import PARTS, Training
+from mmrl.ops.packing import Unit
+from mmrl.types import EncodedPrompt
+
+
+class UpdateCost:
+    """Operations that forward and backward of a packed row need; see ``ops.cost``.
+
+    Args:
+        config: The model's, of transformers.
+        training: What is trained.
+
+    Attributes:
+        shape: Of the model.
+    """
+
+    def __init__(self, config: Any, training: Training) -> None:
+        self.shape, self._training = model_shape(config), training
+
+    @classmethod
+    def of(cls, policy: Policy, folder: ModelFolder) -> UpdateCost:
+        """That of a policy; asked before its parameters are partitioned."""
+        sizes = {name: (p.numel(), p.requires_grad) for name, p in policy.model.named_parameters()}
+        return cls(folder.config, training_of(folder.family, sizes, adapted=bool(policy.adapted)))
+
+    def flops(self, inputs: PackedInputs) -> int:
+        """Of one row: what it shares is in it once, and counts once."""
+        work = self.shape.work(
+            tokens=int(inputs.model_inputs["input_ids"].shape[-1]),
+            pairs=inputs.model_inputs["layout"].pairs,
+            predicted=len(inputs.targets_T),
+            images=() if inputs.images is None else inputs.images.grids_U3.tolist(),
+        )
+        return self.shape.update_flops(work, self._training)
+
+
+class UnitCost:
+    """Estimated operations of the samples of a prompt that lie together in a row: what ranks and rows are balanced by.
+
+    Forward alone: the backward pass costs all of them the same factor more, or nearly.
+    """
+
+    def __init__(self, folder: ModelFolder) -> None:
+        self._shape = model_shape(folder.config)
+        self._patch = folder.image_factor // self._shape.tower.merge if self._shape.tower is not None else 1
+
+    def __call__(self, unit: Unit, prompt: EncodedPrompt) -> float:
+        work = self._shape.work(
+            tokens=unit.tokens,
+            pairs=unit.pairs,
+            predicted=sum(unit.completions) + len(unit.completions),
+            images=[(1, ref.height // self._patch, ref.width // self._patch) for ref in prompt.images],
+        )
+        return self._shape.forward_flops(work)
+
+
+def training_of(family: Family, sizes: Mapping[str, tuple[int, bool]], *, adapted: bool) -> Training:
+    """What a model's parameters say is trained.
+
+    Args:
+        sizes: Of each parameter by name its size, and whether it is trained.
+        adapted: Whether the trained ones are adapters.
+    """
+    trained = dict.fromkeys(PARTS, 0)
+    for name, (size, is_trained) in sizes.items():
+        trained[family.part_of(name)] += size * is_trained
+    if adapted:
+        return Training(adapters={part: size for part, size in trained.items() if size})
+    return Training(frozen=frozenset(part for part, size in trained.items() if not size))
+
+
+class UpdateMemory:
+    """Peak memory of a GPU, of updates alone and since the start.
+
+    Nothing is told of a CPU: what a process frees stays resident for a while, and would hide what the next update
+    takes.
+
+    Attributes:
+        most: Bytes allocated at most before the last measurement began.
+        above: Bytes allocated at most in the last block, above what was allocated before it; None on a CPU.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._measures = kind == "cuda"
+        self.most, self.above = 0, cast(int | None, None)
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Measure a block."""
+        if not self._measures:
+            yield
+            return
+        import torch
+
+        before = torch.cuda.memory_allocated()
+        self.most = max(self.most, torch.cuda.max_memory_allocated())
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            yield
+        finally:
+            self.above = torch.cuda.max_memory_allocated() - before

@@ -1,0 +1,42 @@
+"""A model's shape, for counting its operations, from its Hugging Face config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mmrl.ops.cost import ModelShape, TowerShape
+
+
+def model_shape(config: Any) -> ModelShape:
+    """That of a transformers config of any family in ``family.FAMILIES``."""
+    text, vision = config.get_text_config(), getattr(config, "vision_config", None)
+    return ModelShape(
+        layers=text.num_hidden_layers,
+        width=text.hidden_size,
+        heads=text.num_attention_heads,
+        kv_heads=text.num_key_value_heads,
+        head_size=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
+        mlp_width=text.intermediate_size,
+        vocabulary=text.vocab_size,
+        tower=None if vision is None else _tower(config.model_type, vision),
+    )
+
+
+def _tower(model_type: str, vision: Any) -> TowerShape:
+    if model_type == "qwen2_vl":  # here alone the hidden size is that of the language model
+        width, out, mlp_width = vision.embed_dim, vision.hidden_size, int(vision.embed_dim * vision.mlp_ratio)
+    else:
+        width, out, mlp_width = vision.hidden_size, vision.out_hidden_size, vision.intermediate_size
+    windowed = model_type == "qwen2_5_vl"
+    return TowerShape(
+        layers=vision.depth,
+        width=width,
+        mlp_width=mlp_width,
+        mlp_matrices=3 if windowed else 2,
+        patch_values=vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
+        merge=vision.spatial_merge_size,
+        out=out,
+        mergers=1 + len(getattr(vision, "deepstack_visual_indexes", ())),
+        windowed_layers=vision.depth - len(vision.fullatt_block_indexes) if windowed else 0,
+        window=vision.window_size // (vision.patch_size * vision.spatial_merge_size) if windowed else 0,
+    )

@@ -1,0 +1,244 @@
+"""Floating-point operations of a decoder with an optional vision tower: those that a pass needs, however it is packed.
+
+A product of (n, i) and (i, o) matrices is 2 n i o operations; norms, activations and softmax are left out, as usual
+(Kaplan et al., 2020, arXiv:2001.08361, section 2.1; Chowdhery et al., 2022, arXiv:2204.02311, appendix B). A query
+that attends to a key costs 4 D operations per head of size D, for the score and for the weighted value; pairs that
+causality or a window rules out cost nothing, though a kernel may compute them. The backward pass computes each
+product's gradients for its inputs and for its weights: twice the forward, without the weights' where these are frozen,
+and nothing before the first trained part. What gradient checkpointing computes again is not needed, and not counted:
+see ``ModelShape.recomputed_flops`` for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+PARTS = ("vision", "projector", "language")
+"""Parts of a model, in the order in which a forward pass goes through them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What passes through a model, in numbers that add up over samples, rows, steps and ranks.
+
+    Attributes:
+        tokens: Text and image tokens of the language model; a shared prefix counts once if it is computed once.
+        pairs: Attended pairs of query and key tokens; see ``causal_pairs``.
+        predicted: Positions whose hidden state meets the head.
+        patches: Vision patches, before they are merged.
+        image_pairs: Pairs of patches where a layer attends to the whole image.
+        window_pairs: Pairs of patches where it attends within windows; 0 for a tower without such layers.
+    """
+
+    tokens: int = 0
+    pairs: int = 0
+    predicted: int = 0
+    patches: int = 0
+    image_pairs: int = 0
+    window_pairs: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.tokens + other.tokens,
+            self.pairs + other.pairs,
+            self.predicted + other.predicted,
+            self.patches + other.patches,
+            self.image_pairs + other.image_pairs,
+            self.window_pairs + other.window_pairs,
+        )
+
+
+NOTHING = Work()
+
+
+def imbalance(costs: Sequence[Sequence[float]]) -> float:
+    """How much longer ranks that wait for each other in every micro-batch take than if all had the same: at least 1.
+
+    ``sum_m max_r c_rm / mean_r sum_m c_rm``, for the cost c of rank r's micro-batch m; 1 if nothing costs anything.
+    """
+    mean = sum(map(sum, costs)) / len(costs)
+    return sum(map(max, zip(*costs, strict=True))) / mean if mean else 1.0
+
+
+def causal_pairs(queries: int, prefix: int = 0) -> int:
+    """Pairs of tokens that attend to each other and to themselves causally, and to all of a prefix before them."""
+    return queries * (queries + 1) // 2 + queries * prefix
+
+
+@dataclass(frozen=True, slots=True)
+class TowerShape:
+    """A vision tower and what merges its patches into image tokens.
+
+    Attributes:
+        width: Hidden size.
+        mlp_width: Hidden size of a layer's MLP.
+        mlp_matrices: 3 if it is gated, else 2.
+        patch_values: Numbers of one patch.
+        merge: Both sides of a square of patches that becomes one token.
+        out: Width of an image token.
+        mergers: Projections of patches to tokens, those to deeper layers of the language model included.
+        windowed_layers: Layers that attend within windows; the others attend to the whole image.
+        window: Both sides of a window, in tokens.
+    """
+
+    layers: int
+    width: int
+    mlp_width: int
+    mlp_matrices: int
+    patch_values: int
+    merge: int
+    out: int
+    mergers: int = 1
+    windowed_layers: int = 0
+    window: int = 0
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of one layer's matrices: queries, keys, values, output, MLP."""
+        return 4 * self.width**2 + self.mlp_matrices * self.width * self.mlp_width
+
+    @property
+    def merger_weights(self) -> int:
+        """Weights of one merger's two matrices."""
+        merged = self.width * self.merge**2
+        return merged * (merged + self.out)
+
+    def work(self, grid: Sequence[int]) -> Work:
+        """Of one image's pass through the tower; ``grid`` is its temporal, vertical and horizontal patches."""
+        frames, height, width = grid
+        patches = height * width
+        windows = 0
+        if self.windowed_layers:
+            side = self.window * self.merge
+            windows = _squares(height, side) * _squares(width, side)
+        return Work(patches=frames * patches, image_pairs=frames * patches**2, window_pairs=frames * windows)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What a backward pass is for.
+
+    Attributes:
+        frozen: Parts whose weights have no gradient.
+        adapters: Weights of the low-rank adapters in each part; if there are any, nothing else is trained.
+    """
+
+    frozen: Collection[str] = ()
+    adapters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+    def trains(self, part: str) -> bool:
+        """Whether the part's own weights are trained."""
+        return not self.adapters and part not in self.frozen
+
+    def reaches(self, part: str) -> bool:
+        """Whether a gradient goes through the part: it is trained, or one before it is."""
+        return any(self.trains(each) or self.adapters.get(each) for each in PARTS[: PARTS.index(part) + 1])
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A decoder with grouped-query attention and gated MLPs.
+
+    Attributes:
+        width: Hidden size.
+        heads: Query heads.
+        kv_heads: Key-value heads.
+        vocabulary: Rows of the head.
+        tower: None for a text model.
+    """
+
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    mlp_width: int
+    vocabulary: int
+    tower: TowerShape | None = None
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of one layer's matrices: queries, keys, values, output, MLP."""
+        attention = self.width * self.head_size * (2 * self.heads + 2 * self.kv_heads)
+        return attention + 3 * self.width * self.mlp_width
+
+    def work(self, *, tokens: int, pairs: int, predicted: int, images: Sequence[Sequence[int]] = ()) -> Work:
+        """Of a row: see ``Work``; ``images`` are the grids of those that pass through the tower."""
+        assert self.tower is not None or not images, "a text model takes no images"
+        return sum((self.tower.work(grid) for grid in images if self.tower), Work(tokens, pairs, predicted))
+
+    def forward_flops(self, work: Work) -> int:
+        """Operations of a forward pass."""
+        linear, attention = self._linear(work), self._attention(work)
+        return sum(linear.values()) + sum(attention.values())
+
+    def backward_flops(self, work: Work, training: Training = Training()) -> int:
+        """Operations of the backward pass after it.
+
+        With adapters this is too much by part of the first adapted layer: what lies before an adapter there needs no
+        gradient.
+        """
+        linear, attention = self._linear(work), self._attention(work)
+        passes = {part: training.trains(part) + training.reaches(part) for part in PARTS}
+        flops = sum(passes[part] * linear[part] + 2 * training.reaches(part) * attention[part] for part in PARTS)
+        if self.tower is not None and passes["vision"]:  # pixels need no gradient
+            flops -= self._patch_flops(work)
+        return flops
+
+    def adapter_flops(self, work: Work, training: Training) -> int:
+        """Operations of the adapters' own matrices, forward and backward."""
+        rows = self._rows(work)
+        return sum(6 * rows[part] * weights for part, weights in training.adapters.items())
+
+    def update_flops(self, work: Work, training: Training = Training()) -> int:
+        """Operations that a forward and a backward pass need; what ``perf/mfu`` counts."""
+        return self.forward_flops(work) + self.backward_flops(work, training) + self.adapter_flops(work, training)
+
+    def recomputed_flops(self, work: Work, training: Training = Training()) -> int:
+        """Operations that gradient checkpointing of every layer does twice: the layers' forward, head and merger not.
+
+        The last matrix of a layer is not computed again: nothing in the backward pass needs its product.
+        """
+        flops = 0
+        if training.reaches("language"):
+            again = self.layer_weights - self.width * self.mlp_width
+            flops += 2 * work.tokens * self.layers * again + self._attention(work)["language"]
+        if (tower := self.tower) is not None and training.reaches("vision"):
+            again = tower.layer_weights - tower.width * tower.mlp_width
+            flops += 2 * work.patches * tower.layers * again + self._attention(work)["vision"]
+        return flops
+
+    def _rows(self, work: Work) -> dict[str, int]:
+        """Rows that pass through the layers of each part."""
+        merged = work.patches // self.tower.merge**2 if self.tower is not None else 0
+        return {"vision": work.patches, "projector": merged, "language": work.tokens}
+
+    def _linear(self, work: Work) -> dict[str, int]:
+        """Operations of the matrices, forward."""
+        rows = self._rows(work)
+        language = rows["language"] * self.layers * self.layer_weights + work.predicted * self.width * self.vocabulary
+        flops = {"vision": 0, "projector": 0, "language": 2 * language}
+        if (tower := self.tower) is not None:
+            layers = 2 * rows["vision"] * tower.layers * tower.layer_weights
+            flops["vision"] = layers + self._patch_flops(work)
+            flops["projector"] = 2 * rows["projector"] * tower.mergers * tower.merger_weights
+        return flops
+
+    def _patch_flops(self, work: Work) -> int:
+        return 2 * work.patches * self.tower.patch_values * self.tower.width if self.tower is not None else 0
+
+    def _attention(self, work: Work) -> dict[str, int]:
+        """Operations of scores and weighted values, forward."""
+        flops = {"vision": 0, "projector": 0, "language": 4 * work.pairs * self.layers * self.heads * self.head_size}
+        if (tower := self.tower) is not None:
+            whole = (tower.layers - tower.windowed_layers) * work.image_pairs
+            flops["vision"] = 4 * tower.width * (whole + tower.windowed_layers * work.window_pairs)
+        return flops
+
+
+def _squares(length: int, side: int) -> int:
+    """Sum of the squares of what ``length`` falls into: pieces of ``side``, and a rest."""
+    whole, rest = divmod(length, side)
+    return whole * side**2 + rest**2

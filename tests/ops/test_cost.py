@@ -1,0 +1,128 @@
+"""Counted operations against what torch counts while real models run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from mmrl.engine.family import FAMILIES, family_of
+from mmrl.engine.shape import model_shape
+from mmrl.ops.cost import ModelShape, Training, Work, causal_pairs
+
+GRIDS = ((1, 4, 6), (1, 18, 10))
+"""One image smaller than a window of 8 patches, one of whole windows and parts of them."""
+PREDICTED = 7
+
+
+@dataclass(frozen=True)
+class Counted:
+    shape: ModelShape
+    tokens: int
+    forward: int
+    backward: int
+
+    def work(self, pairs: int) -> Work:
+        images = GRIDS if self.shape.tower else ()
+        return self.shape.work(tokens=self.tokens, pairs=pairs, predicted=PREDICTED, images=images)
+
+
+@pytest.fixture
+def run(models: Callable[..., Path]) -> Callable[..., Counted]:
+    """Runs a family's tiny model on one sequence under torch's counter."""
+
+    def counted(family: str, freeze: Sequence[str] = (), *, checkpointing: bool = False) -> Counted:
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+        config = AutoConfig.from_pretrained(models(family))
+        vision = FAMILIES[family].vision
+        # The fused kernel of a CPU is not counted; plain products are, those above the diagonal included.
+        model = (AutoModelForImageTextToText if vision else AutoModelForCausalLM).from_pretrained(
+            models(family), attn_implementation="eager"
+        )
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(family_of(family, "").part_of(name) not in freeze)
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.disable_input_require_grads()
+        model.train()
+        inputs = _inputs(config, vision)
+        with FlopCounterMode(display=False) as forward:
+            hidden_SH = model.base_model(**inputs, use_cache=False).last_hidden_state[0]
+            loss = model.get_output_embeddings()(hidden_SH[-PREDICTED:]).sum()
+        with FlopCounterMode(display=False) as backward:
+            loss.backward()
+        tokens = inputs["input_ids"].shape[1]
+        return Counted(model_shape(config), tokens, forward.get_total_flops(), backward.get_total_flops())
+
+    return counted
+
+
+def _inputs(config: Any, vision: bool) -> dict[str, Any]:
+    torch.manual_seed(0)
+    text = torch.randint(20, 200, (1, 30))
+    if not vision:
+        return {"input_ids": text}
+    merged = [height * width // 4 for _, height, width in GRIDS]
+    images = torch.cat(
+        [torch.cat([torch.full((1, n), config.image_token_id), text[:, i : i + 1]], 1) for i, n in enumerate(merged)], 1
+    )
+    ids = torch.cat([text[:, :5], images, text[:, 5:]], 1)
+    patches = sum(height * width for _, height, width in GRIDS)
+    return {
+        "input_ids": ids,
+        "pixel_values": torch.randn(patches, 3 * 2 * 14 * 14),
+        "image_grid_thw": torch.tensor(GRIDS),
+        "mm_token_type_ids": (ids == config.image_token_id).int(),
+    }
+
+
+FROZEN = {
+    "nothing": (),
+    "vision": ("vision",),
+    "vision and projector": ("vision", "projector"),
+    "language": ("language",),
+    "projector": ("projector",),
+    "vision and language": ("vision", "language"),
+}
+CASES = [
+    pytest.param(family, freeze, id=f"{family}, {name} frozen")
+    for family, facts in FAMILIES.items()
+    for name, freeze in FROZEN.items()
+    if facts.vision or not freeze
+]
+
+
+@pytest.mark.parametrize(("family", "freeze"), CASES)
+def test_a_pass_costs_what_torch_counts(run: Callable[..., Counted], family: str, freeze: tuple[str, ...]) -> None:
+    found = run(family, freeze)
+    dense = found.work(found.tokens**2)
+    assert found.shape.forward_flops(dense) == found.forward
+    assert found.shape.backward_flops(dense, Training(freeze)) == found.backward
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llama"])
+def test_causality_saves_the_pairs_above_the_diagonal_and_nothing_else(
+    run: Callable[..., Counted], family: str
+) -> None:
+    found = run(family)
+    n, shape = found.tokens, found.shape
+    spared = 4 * shape.layers * shape.heads * shape.head_size * (n * (n - 1) // 2)
+    causal = found.work(causal_pairs(n))
+    assert shape.forward_flops(causal) == found.forward - spared
+    assert shape.update_flops(causal) == found.forward + found.backward - 3 * spared
+
+
+@pytest.mark.parametrize("freeze", [(), ("vision", "projector"), ("vision",)], ids=str)
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3"])
+def test_checkpointing_recomputes_what_is_told_apart(
+    run: Callable[..., Counted], family: str, freeze: tuple[str, ...]
+) -> None:
+    found, plain = run(family, freeze, checkpointing=True), run(family, freeze)
+    dense = found.work(found.tokens**2)
+    assert found.backward - plain.backward == found.shape.recomputed_flops(dense, Training(freeze))
