@@ -304,9 +304,13 @@ def _seal(folder: Path, step: int) -> None:
     def seal(path: Path) -> dict[str, Any]:
         return {"size": path.stat().st_size, "sha256": _sha256(path)}
 
-    sealed = dict(zip(files, _of_each(seal, list(files.values())), strict=True))
+    with ThreadPoolExecutor(1) as disk:  # it writes what the processor hashes
+        forced = disk.submit(force, folder)
+        sealed = dict(zip(files, _of_each(seal, list(files.values())), strict=True))
+        forced.result()
     (folder / _MANIFEST).write_text(_sealed(step, sealed), encoding="ascii")
-    force(folder)
+    sync(folder / _MANIFEST)
+    sync(folder)
 
 
 def _of_each(function: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:

@@ -14,7 +14,7 @@ from mmrl.clock import Clock
 from mmrl.config import Config
 from mmrl.errors import ConfigError, MMRLError, plugin_errors
 from mmrl.interfaces import Algorithm, PromptEncoder, Sampler, SamplingRequest
-from mmrl.prompts import PromptSource, request_seed
+from mmrl.prompts import request_seed
 from mmrl.scoring.failures import Failure, Failures, describe
 from mmrl.scoring.scorer import Scorer, Scoring
 from mmrl.types import Batch, EncodedPrompt, FloatArray, RolloutGroup, ScoredGroup
@@ -124,15 +124,14 @@ class Collector:
     def training_groups(
         self,
         algorithm: Algorithm,
-        source: PromptSource,
-        take: Callable[[int], Sequence[tuple[int, int]]],
+        draw: Callable[[int], Sequence[tuple[int, EncodedPrompt]]],
         wanted: int,
         clock: Clock,
     ) -> Collected:
         """Groups for the algorithm; where it selects, each one that it rejects is replaced by the next prompt's.
 
         Args:
-            take: The next so many (epoch, row) of the data order.
+            draw: The next so many prompts, each with the epoch that it is drawn in.
             wanted: Groups to keep; there are fewer if the rounds do not suffice.
 
         Raises:
@@ -144,8 +143,7 @@ class Collector:
         groups, kept, sizes = list[ScoredGroup](), list[bool](), list[int]()
         with self._sampling(clock) as sampler:
             while sum(kept) < wanted and len(sizes) < max_rounds:
-                drawn = source.draw(wanted - sum(kept), take, self._encoder.encode)
-                prompts = [replace(prompt, epoch=epoch) for epoch, prompt in drawn]
+                prompts = [replace(prompt, epoch=epoch) for epoch, prompt in draw(wanted - sum(kept))]
                 found = self._round(sampler, prompts, needs.greedy_rollout, clock, failures)
                 groups += found
                 kept += select(algorithm, found) if needs.refill else [True] * len(found)

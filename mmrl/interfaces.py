@@ -314,7 +314,9 @@ class DatasetLoader(Plugin):
 
     @abstractmethod
     def load(self) -> Sequence[Prompt]:
-        """A sequence with ``len`` and ``[i]``; rows may be read lazily.
+        """A sequence with ``len`` and ``[i]``; rows may be read lazily, and give the same whenever they are read.
+
+        One thread at a time reads them, not always the main one.
 
         Raises:
             DataError: The data cannot be read, or lacks the columns that are needed.

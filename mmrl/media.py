@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -165,7 +165,7 @@ def normalise(raw: RawImage, grid: ImageGrid) -> PILImage.Image:
 
 
 class MediaStore:
-    """A folder of normalised images, each under the hash of its pixels.
+    """A folder of normalised images, each under the hash of its pixels; may be used from several threads.
 
     Args:
         folder: Where the PNG files lie; created with the first image.
@@ -179,6 +179,7 @@ class MediaStore:
         self._cache_bytes = cache_bytes
         self._cached_bytes = 0
         self._cache: OrderedDict[str, PILImage.Image] = OrderedDict()
+        self._lock = threading.Lock()  # of the cache
         self._refs: dict[bytes, ImageRef] = {}
 
     def add(self, raw: RawImage) -> ImageRef:
@@ -209,12 +210,13 @@ class MediaStore:
         Raises:
             DataError: The file is gone, or does not hold these pixels.
         """
-        image = self._cache.get(ref.hash)
+        with self._lock:
+            image = self._cache.get(ref.hash)
+            if image is not None:
+                self._cache.move_to_end(ref.hash)
         if image is None:
             image = self._read(ref)
             self._remember(ref.hash, image)
-        else:
-            self._cache.move_to_end(ref.hash)
         return image
 
     def read_file(self, name: str) -> bytes:
@@ -255,13 +257,14 @@ class MediaStore:
         return image
 
     def _remember(self, name: str, image: PILImage.Image) -> None:
-        if name in self._cache:
-            return
-        self._cache[name] = image
-        self._cached_bytes += _num_bytes(image)
-        while self._cached_bytes > self._cache_bytes:
-            _, evicted = self._cache.popitem(last=False)
-            self._cached_bytes -= _num_bytes(evicted)
+        with self._lock:
+            if name in self._cache:
+                return
+            self._cache[name] = image
+            self._cached_bytes += _num_bytes(image)
+            while self._cached_bytes > self._cache_bytes:
+                _, evicted = self._cache.popitem(last=False)
+                self._cached_bytes -= _num_bytes(evicted)
 
 
 def _open(raw: RawImage) -> tuple[PILImage.Image, int]:
@@ -365,8 +368,10 @@ def _pillow_errors(label: str) -> Iterator[None]:
     """Whatever Pillow raises on foreign bytes, as a DataError; its warnings are about harmless metadata."""
     from PIL import UnidentifiedImageError
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with ExitStack() as stack:
+        if threading.current_thread() is threading.main_thread():  # filters are the process's, whoever sets them
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
         try:
             yield
         except DataError:

@@ -252,24 +252,14 @@ class PromptSource:
             raise DataError("No row is left: each one turned out to be of no use", where=self.name)
         return None
 
+    def make(self, index: int, make: Callable[[Prompt], _T]) -> _T | None:
+        """What ``make`` gives of a prompt, or raises; None for one that was of no use before. Leaves no trace."""
+        return None if index in self._broken else make(self[index])
+
     def each(self, make: Callable[[Prompt], _T], limit: int | None = None) -> list[_T]:
         """What ``make`` gives of the prompts that can be used, in order; of the first ``limit`` of these."""
         made = (self.attempt(index, make) for index in range(len(self)))
         return list(islice((value for value in made if value is not None), limit))
-
-    def draw(
-        self, count: int, take: Callable[[int], Sequence[tuple[int, int]]], make: Callable[[Prompt], _T]
-    ) -> list[tuple[int, _T]]:
-        """(epoch, what ``make`` gives) of ``count`` prompts; one of no use is replaced by the next.
-
-        Args:
-            take: The next so many (epoch, row) of the data order.
-        """
-        drawn: list[tuple[int, _T]] = []
-        while len(drawn) < count:
-            made = [(epoch, self.attempt(index, make)) for epoch, index in take(count - len(drawn))]
-            drawn += [(epoch, value) for epoch, value in made if value is not None]
-        return drawn
 
     def require(self, minimum_rows: int, what: str) -> None:
         """Check that there are at least ``minimum_rows``, which ``what`` asks for.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,9 +22,13 @@ from mmrl.interfaces import Algorithm, Engine, Learner, PromptEncoder
 from mmrl.interruption import Interruption, Stopped
 from mmrl.prompts import PromptSource
 from mmrl.rollout_records import group_records, read_groups
-from mmrl.types import CreditedGroup, RolloutGroup, ScoredGroup
+from mmrl.supply import Supply
+from mmrl.types import CreditedGroup, EncodedPrompt, Prompt, RolloutGroup, Sample, ScoredGroup
 from mmrl.updating import Experience, Lesson, Updater, UpdateRecorder
 from mmrl.watchdog import Watchdog
+
+MAX_HELD_OUT = 4096
+"""Encoded prompts of an evaluation that are kept for the next one, a few kB each; more are encoded again."""
 
 
 class Recorder(UpdateRecorder, Protocol):
@@ -58,7 +63,6 @@ class Trainer:
         watchdog: Watches every step, evaluation and checkpoint.
 
     Attributes:
-        consumed_prompts: Prompts taken from the data order so far: the position of the next one.
         carried_groups: Kept by the algorithm in steps that were skipped, to be used first in the next one. The weights
             have not moved since they were sampled.
     """
@@ -81,13 +85,14 @@ class Trainer:
     ) -> None:
         self._config, self._algorithm, self._engine = config, algorithm, engine
         self._encoder, self._collector = encoder, collector
-        self._train, self._evaluation = train, evaluation
+        self._evaluation = evaluation
         self._recorder, self._interruption, self._watchdog = recorder, interruption, watchdog
         self._updater = Updater(config, algorithm, collector.batch, recorder, interruption)
         self._agreement = Agreement(precision, config.trainer.on_mismatch, event=recorder.event)
         self._peak_flops_per_s = peak_flops_per_s
-        self._order = train.order(config.trainer.seed)
-        self.consumed_prompts = 0
+        make = self._demonstrate if algorithm.source == "demonstrations" else encoder.encode
+        self._prompts: Supply[Any] = Supply(train, train.order(config.trainer.seed), make)
+        self._held_out: Sequence[EncodedPrompt] | None = None
         self.carried_groups: list[ScoredGroup] = []
         self._saved: int | None = None
         self._is_checked = False
@@ -107,7 +112,7 @@ class Trainer:
             Stopped: A signal came; there is a checkpoint, unless a ResourceError tells that it cannot be written.
         """
         self._saved = done if is_saved else None
-        with self._interruption.deferred():
+        with self._interruption.deferred(), self._preparing():
             if done is None:
                 done, pending = 0, {}
                 seed_generators(self._config.trainer.seed)
@@ -118,6 +123,11 @@ class Trainer:
                 self._conclude(done, pending)
             for step in range(done + 1, self._config.trainer.steps + 1):
                 self._step(step)
+
+    @property
+    def consumed_prompts(self) -> int:
+        """Prompts taken from the data order so far: the position of the next one."""
+        return self._prompts.position
 
     def state(self) -> dict[str, Any]:
         """What ``restore`` needs besides weights and optimizer, as JSON can hold it."""
@@ -137,7 +147,7 @@ class Trainer:
             media: Where the images of carried groups are.
         """
         set_generators(state["generators"])
-        self.consumed_prompts = int(state["consumed_prompts"])
+        self._prompts.go_to(int(state["consumed_prompts"]))
         self._updater.updates = int(state["updates"])
         self._updater.faults_in_a_row = int(state["faults_in_a_row"])
         self.carried_groups = read_groups(state["carried_groups"], media)
@@ -207,6 +217,8 @@ class Trainer:
         with self._interruption.immediate():
             experience, lesson = self._collect(step, clock), Lesson()
         self._interruption.check()
+        if step < self._config.trainer.steps:
+            self._prompts.prepare(self._config.trainer.prompts_per_step - len(self.carried_groups))
         try:
             if not self._is_checked:
                 # By itself: a process that begins with this step must leave nothing behind that others have not.
@@ -231,17 +243,22 @@ class Trainer:
     def _evaluate(self) -> dict[str, float]:
         if self._evaluation is None:
             return {}
-        return dict(self._collector.evaluate(self._evaluation.each(self._encoder.encode)).metrics)
+        prompts = self._held_out
+        if prompts is None:
+            self._prompts.wait()  # both may read from one file
+            prompts = self._evaluation.each(self._encoder.encode)
+            self._held_out = prompts if len(prompts) <= MAX_HELD_OUT else None
+        return dict(self._collector.evaluate(prompts).metrics)
 
     def _collect(self, step: int, clock: Clock) -> Experience:
         count = self._config.trainer.prompts_per_step
         if self._algorithm.source == "demonstrations":
-            drawn = self._train.draw(count, self._take, lambda p: self._encoder.demonstrate(self._encoder.encode(p)))
+            drawn = self._prompts.draw(count)
             return Experience([replace(s, prompt=replace(s.prompt, epoch=epoch)) for epoch, s in drawn])
         carried, self.carried_groups = self.carried_groups, []
         wanted = count - len(carried)
         try:
-            found = self._collector.training_groups(self._algorithm, self._train, self._take, wanted, clock)
+            found = self._collector.training_groups(self._algorithm, self._prompts.draw, wanted, clock)
         except MMRLError:  # such as too many failures of rewards
             if lost := self._collector.generated:
                 unscored = [_not_trained_on(_unscored(group), False, (0, place)) for place, group in enumerate(lost)]
@@ -252,11 +269,17 @@ class Trainer:
             groups = self._starve(step, groups, found)
         return Experience.of_groups(groups, found)
 
-    def _take(self, count: int) -> list[tuple[int, int]]:
-        """The next (epoch, row) of the data order; they are consumed."""
-        rows = self._order.take(self.consumed_prompts, count)
-        self.consumed_prompts += count
-        return rows
+    def _demonstrate(self, prompt: Prompt) -> Sample:
+        return self._encoder.demonstrate(self._encoder.encode(prompt))
+
+    @contextmanager
+    def _preparing(self) -> Iterator[None]:
+        """Prompts may be prepared in this block, and not after it."""
+        try:
+            yield
+        finally:
+            with self._watchdog.watch("the prompts that were prepared"):
+                self._prompts.settle()
 
     def _starve(self, step: int, groups: list[ScoredGroup], found: Collected) -> list[ScoredGroup]:
         """What to train on where the algorithm rejected too much: it said itself what to do then.

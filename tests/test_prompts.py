@@ -226,44 +226,10 @@ def test_what_is_no_rows_fault_is_not_dropped() -> None:
         source([row(0, 1)], prompt_template="{{ row.unti ", max_bad_rows=1.0)
 
 
-def test_a_row_that_turns_out_bad_is_replaced_by_the_next_of_the_order() -> None:
-    prompts = source([row(index, 1) for index in range(200)])
-    events: list[tuple[str, str]] = []
-    prompts.listen(lambda *event: events.append(event))
-    order, position = prompts.order(seed=0), 0
-
-    def take(count: int) -> list[tuple[int, int]]:
-        nonlocal position
-        position += count
-        return order.take(position - count, count)
-
-    def decode(prompt: Prompt) -> str:
-        if prompt.id in broken:
-            raise DataError("The image cannot be decoded: truncated", where=f"{prompt.id}, images[0]")
-        return prompt.id
-
-    expected = [f"train/{index}" for _, index in order.take(0, 400)]
-    broken = {expected[1], expected[5]}
-    drawn = prompts.draw(4, take, decode)
-    assert drawn == [(0, expected[i]) for i in (0, 2, 3, 4)]
-    assert position == 5  # the row that was replaced is consumed
-    assert events == [(expected[1], f"The image cannot be decoded: truncated ({expected[1]}, images[0])")]
-    assert [name for _, name in prompts.draw(195, take, decode)] == expected[6:200] + expected[200:201]
-    second = [name for epoch, name in prompts.draw(198, take, decode) if epoch == 1]
-    assert set(second).isdisjoint(broken) and len(events) == 2  # one event each, however often it comes
-    assert prompts.num_usable == 198
-    broken = {expected[9]}
-    with pytest.raises(DataError, match="3 of 200 rows cannot be used"):
-        prompts.draw(200, take, decode)
-
-
-def test_rows_that_all_turn_out_bad_are_an_error_and_no_endless_search() -> None:
+def test_a_row_that_turns_out_bad_counts_until_there_are_too_many() -> None:
     def refuse(prompt: Prompt) -> str:
         raise DataError("truncated")
 
-    prompts = source([row(0, 1), row(1, 1)], max_bad_rows=1.0)
-    with pytest.raises(DataError, match="each one turned out to be of no use"):
-        prompts.draw(2, lambda count: [(0, 0), (0, 1)], refuse)
     with pytest.raises(DataError, match="truncated") as caught:
         source([row(0, 1)], on_bad_row="fail").attempt(0, refuse)
     assert caught.value.where == "data.train, row train/0"

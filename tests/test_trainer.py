@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -316,6 +318,59 @@ def test_evaluation_leaves_out_what_cannot_be_encoded(run):
     evaluated = [request.prompt.id for request in done.engine.requests if request.num_samples == 1]
     assert evaluated == ["p0", "p1", "p2", "p4"] * 2
     assert done.recorder.logged[0]["eval/accuracy"] == 1
+
+
+def test_prompts_of_an_evaluation_are_encoded_once_and_those_of_a_step_while_the_one_before_learns(run, monkeypatch):
+    encoded: list[tuple[str, bool]] = []
+    encode = FakeEncoder.encode
+
+    def noting(self: FakeEncoder, prompt: Prompt) -> EncodedPrompt:
+        encoded.append((prompt.id, threading.current_thread() is threading.main_thread()))
+        return encode(self, prompt)
+
+    monkeypatch.setattr(FakeEncoder, "encode", noting)
+    run(evaluate=True, trainer={"steps": 4, "eval_every": 2}).fit()
+    here = [name for name, is_here in encoded if is_here]
+    assert sorted(here[:5]) == ["p0", "p1", "p2", "p3", "p4"] and len(here) == 5 + 2  # three evaluations, and step 1
+    assert len(encoded) == 5 + 4 * 2 and not [t for t in threading.enumerate() if t.name == "mmrl-prompts"]
+
+
+@pytest.mark.parametrize("case", ["plain", "broken", "refill", "demonstrations"])
+def test_a_run_is_the_same_whether_its_prompts_were_prepared_or_not(run, monkeypatch, case):
+    def trained() -> tuple[Any, ...]:
+        options: dict[str, Any] = {"trainer": {"steps": 7, "prompts_per_step": 2, "save_every": 1}}
+        if case == "broken":
+            options["broken"] = frozenset({"p3"})
+        elif case == "refill":
+            options["algorithm"] = Picky(lambda group: group.group.prompt.id not in ("p0", "p2"), Refill())
+        elif case == "demonstrations":
+            options |= {"algorithm": SFT(SFT.Config()), "broken": frozenset({"p1"})}
+        done = run(**options).fit()
+        kept = {s: {k: v for k, v in m.items() if not k.startswith("perf/")} for s, m in done.recorder.logged.items()}
+        return kept, done.recorder.events, done.recorder.ledger, done.recorder.states
+
+    prepared = trained()
+    monkeypatch.setattr("mmrl.supply.Supply.prepare", lambda self, count: None)
+    assert prepared == trained()
+
+
+def test_a_step_waits_for_slow_rewards_only_as_long_as_they_take_beyond_generation(run, tmp_path, monkeypatch):
+    path = tmp_path / "rewards.py"
+    path.write_text("import time\n\ndef slow(rollouts):\n    time.sleep(0.2)\n    return [1.0] * len(rollouts)\n")
+    generate = FakeEngine.generate
+
+    def slowly(self: FakeEngine, requests: Any) -> Any:
+        for found in generate(self, requests):
+            time.sleep(0.25)  # before each group, and after the last
+            yield found
+        time.sleep(0.25)
+
+    monkeypatch.setattr(FakeEngine, "generate", slowly)
+    name = f"{path}:slow"
+    with Scorer([RewardSpec(name=name)], workers=1) as scorer:
+        done = run(scorer=scorer, rewards=[{"name": name}], trainer={"steps": 2, "prompts_per_step": 4}).fit()
+    # Four groups take 0.8 s to score one after the other, in which the next ones are generated.
+    assert done.recorder.logged[2]["perf/generate_s"] > 1.2 and done.recorder.logged[2]["perf/score_s"] < 0.4
 
 
 def test_one_optimizer_step_needs_no_old_logprobs(run):

@@ -16,7 +16,10 @@ from mmrl.types import EncodedPrompt, FloatArray, IntArray, Rollout, RolloutGrou
 
 
 class HFSampler:
-    """Implements ``interfaces.Sampler`` with a second copy of the weights, one prompt's group at a time."""
+    """Implements ``interfaces.Sampler`` with a second copy of the weights, one prompt's group at a time.
+
+    A prompt goes through the model once, alone; its group continues from what it left in the cache.
+    """
 
     def __init__(self, folder: ModelFolder, images: ImageInputs, *, device: str, dtype: str) -> None:
         from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
@@ -56,8 +59,9 @@ class HFSampler:
 
     @torch.no_grad()
     def _group(self, request: SamplingRequest) -> RolloutGroup:
-        inputs = self._inputs(request.prompt)
-        num_prompt_tokens = inputs["input_ids"].shape[1]
+        ids_1P = torch.from_numpy(np.asarray(request.prompt.token_ids, np.int64))[None].to(self._device)
+        num_prompt_tokens = ids_1P.shape[1]
+        inputs = self._continued(request, ids_1P)
         cuda = [self._device] if self._device.startswith("cuda") else []
         # Seeded by request, so that a rollout does not depend on what was generated before it.
         with torch.random.fork_rng(devices=cuda):
@@ -78,8 +82,27 @@ class HFSampler:
         )
         return RolloutGroup(request.prompt, rollouts)
 
-    def _inputs(self, prompt: EncodedPrompt) -> dict[str, torch.Tensor]:
-        ids_1P = torch.from_numpy(np.asarray(prompt.token_ids, np.int64))[None].to(self._device)
+    def _continued(self, request: SamplingRequest, ids_1P: torch.Tensor) -> dict[str, Any]:
+        """What ``generate`` goes on from: the group's prompts, all but their last token in the cache already.
+
+        ``num_return_sequences`` would send the prompt and its images through the model once for each member.
+        """
+        from transformers import GenerationConfig
+
+        ids_GP = ids_1P.repeat(request.num_samples, 1)
+        inputs: dict[str, Any] = {"input_ids": ids_GP, "attention_mask": torch.ones_like(ids_GP)}
+        if ids_1P.shape[1] == 1:
+            return inputs
+        # Greedy: it draws no random number. Its token is not used, and not in the cache.
+        settings = GenerationConfig(
+            do_sample=False, max_new_tokens=1, pad_token_id=self._folder.vocabulary.pad, return_dict_in_generate=True
+        )
+        prefilled = self._model.generate(**self._inputs(request.prompt, ids_1P[:, :-1]), generation_config=settings)
+        cache = prefilled.past_key_values
+        cache.batch_repeat_interleave(request.num_samples)
+        return {**inputs, "past_key_values": cache}
+
+    def _inputs(self, prompt: EncodedPrompt, ids_1P: torch.Tensor) -> dict[str, torch.Tensor]:
         inputs = {"input_ids": ids_1P, "attention_mask": torch.ones_like(ids_1P)}
         if self._folder.family.vision:
             inputs["mm_token_type_ids"] = (ids_1P == self._folder.image_token_id).int()
@@ -96,7 +119,6 @@ class HFSampler:
         sampling = {"temperature": request.temperature, "top_k": 0, "top_p": 1.0} if request.temperature > 0 else {}
         return GenerationConfig(
             do_sample=request.temperature > 0,
-            num_return_sequences=request.num_samples,
             max_new_tokens=request.max_new_tokens,
             eos_token_id=list(vocabulary.eos),
             pad_token_id=vocabulary.pad,

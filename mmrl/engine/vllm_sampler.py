@@ -112,7 +112,7 @@ class VLLMSampler:
         try:
             for index, request in enumerate(requests):
                 request_id = str(next(self._request_ids))
-                engine.add_request(request_id, self._prompt(request), self._params(request))
+                self._add(request_id, request)
                 pending[request_id] = index
             while engine.has_unfinished_requests():
                 for output in engine.step():
@@ -122,11 +122,22 @@ class VLLMSampler:
         finally:
             engine.abort_request(list(pending))
 
-    def _prompt(self, request: SamplingRequest) -> Any:
+    def _add(self, request_id: str, request: SamplingRequest) -> None:
+        """Enqueue a request; its images are read only if vLLM does not hold all of them preprocessed, by their hash."""
+        add, refs = self._llm.llm_engine.add_request, request.prompt.images
+        if refs and self.arguments["mm_processor_cache_gb"]:
+            try:
+                add(request_id, self._prompt(request, [None] * len(refs)), self._params(request))
+                return
+            except ValueError:  # one is missing, which vLLM does not tell before
+                pass
+        add(request_id, self._prompt(request, [self._media.load(ref) for ref in refs]), self._params(request))
+
+    def _prompt(self, request: SamplingRequest, images: Sequence[Any]) -> Any:
         prompt = request.prompt
         inputs: dict[str, Any] = {"prompt_token_ids": unexpanded(prompt, self._folder)}
         if prompt.images:
-            inputs["multi_modal_data"] = {"image": [self._media.load(ref) for ref in prompt.images]}
+            inputs["multi_modal_data"] = {"image": images}
             inputs["multi_modal_uuids"] = {"image": [ref.hash for ref in prompt.images]}
         return inputs
 

@@ -61,6 +61,31 @@ def test_its_logprobs_are_those_of_plain_transformers(family, sampling, plain):
             np.testing.assert_allclose(rollout.sampler_logprobs, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_a_prompt_goes_through_the_model_once_for_its_group_whatever_came_before(family, sampling, monkeypatch):
+    one = sampling(family)
+    alone = tokens(one(0))
+    model, tower = one.sampler._model, one.sampler._model.base_model.visual
+    rows: list[tuple[int, int]] = []
+    images: list[int] = []
+    hooks = [
+        model.base_model.language_model.register_forward_pre_hook(
+            lambda _, args, kwargs: rows.append(tuple(kwargs["inputs_embeds"].shape[:2])), with_kwargs=True
+        ),
+        tower.register_forward_pre_hook(
+            lambda _, args, kwargs: images.append(len(kwargs["grid_thw"])), with_kwargs=True
+        ),
+    ]
+    first = tokens(one(2))
+    for hook in hooks:
+        hook.remove()
+    length = len(one.bench.prompts[2].token_ids)
+    assert rows[:2] == [(1, length - 1), (4, 1)] and set(rows[1:]) == {(4, 1)}
+    assert images == [2]
+    assert tokens(one(0)) == alone  # the images' positions are not those of the next prompt
+    assert tokens(one(2)) == first
+
+
 def test_the_same_seed_gives_the_same_tokens_and_another_does_not(vision_sampling):
     state = torch.random.get_rng_state()
     first = tokens(vision_sampling(1))

@@ -358,6 +358,12 @@ def test_an_image_is_decoded_once_and_preprocessed_once_by_each_engine(
         update(rollouts)
     assert decoded == [raw.label for raw in raws]
     assert len(processed) == 2 * len(raws)
+    monkeypatch.setattr(vision.media, "load", lambda ref: pytest.fail("vLLM has this image already"))
+    again = flat(sample([replace(request_for(1), prompt=prompt) for prompt in prompts]))
+    assert [rollout.prompt.id for rollout in again] == [rollout.prompt.id for rollout in rollouts]
+    monkeypatch.undo()
+    both = replace(prompts[0], images=(prompts[0].images[0], vision.media.add(picture(112, 84, seed=79))))
+    assert len(sample([replace(request_for(1), prompt=both)])[0]) == 4  # one of two is new
 
 
 def test_a_prompt_that_the_sampler_reads_differently_is_refused(engine, sample, request_for, vision):
