@@ -49,7 +49,8 @@ class Policy(torch.nn.Module):
         self.register_buffer("banned_V", banned_V, persistent=False)
 
     def forward(self, inputs: PackedInputs | UniqueImages) -> Any:
-        """(T,) log-probs and (T,) entropies in nats of the row's completion tokens; of images alone their features.
+        """(T,) log-probs of the row's completion tokens, and with gradients (T,) entropies in nats; of images alone
+        their features.
 
         Both in one method, as DeepSpeed watches over this one.
         """
@@ -69,6 +70,7 @@ class Policy(torch.nn.Module):
             self.banned_V,
             self._temperature,
             chunk_tokens=self._chunk_tokens,
+            entropy=torch.is_grad_enabled(),  # only an update has a use for it
             entropy_gradient=self._entropy_gradient,
         )
 

@@ -25,10 +25,11 @@ def token_logprobs(
     banned_V: torch.Tensor,
     temperature: float,
     *,
+    entropy: bool = True,
     entropy_gradient: bool = False,
     overwrite: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(C,) log-probs of the targets, with gradient, and (C,) entropies in nats, with gradient only if asked.
+    """(C,) log-probs of the targets, with gradient, and (C,) entropies in nats, with gradient only if asked; or (0,).
 
     The softmax is that of the sampler: logits divided by the temperature, over the vocabulary that may be sampled.
 
@@ -36,13 +37,14 @@ def token_logprobs(
         logits_CV: In any precision; computed in float32 at least.
         banned_V: (V,) bool, True for ids that are never sampled.
         temperature: Greater than 0.
+        entropy: Whether they are asked for at all.
         overwrite: Whether the logits' memory may be used. Then one buffer of their size serves both passes.
     """
     scores_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
     if scores_CV is logits_CV and not overwrite:
         scores_CV = logits_CV.clone()
     apply: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _TokenLogprobs.apply  # torch has no types for it
-    return apply(scores_CV, targets_C, banned_V, temperature, entropy_gradient)
+    return apply(scores_CV, targets_C, banned_V, temperature, entropy, entropy_gradient)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -59,9 +61,10 @@ class _TokenLogprobs(torch.autograd.Function):
         targets_C: torch.Tensor,
         banned_V: torch.Tensor,
         temperature: float,
+        entropy: bool,
         entropy_gradient: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        log_sum_C, entropy_C = (scores_CV.new_empty(len(scores_CV)) for _ in range(2))
+        log_sum_C, entropy_C = (scores_CV.new_empty(size) for size in (len(scores_CV), entropy * len(scores_CV)))
         for part in _blocks(scores_CV):
             scores_BV = scores_CV[part]
             if temperature != 1.0:
@@ -71,7 +74,8 @@ class _TokenLogprobs(torch.autograd.Function):
             powers_BV = scores_BV.exp()
             sum_B = powers_BV.sum(-1)
             log_sum_C[part] = sum_B.log()
-            entropy_C[part] = log_sum_C[part] - powers_BV.mul_(scores_BV).sum(-1) / sum_B
+            if entropy:
+                entropy_C[part] = log_sum_C[part] - powers_BV.mul_(scores_BV).sum(-1) / sum_B
         logprobs_C = scores_CV.gather(-1, targets_C[:, None])[:, 0] - log_sum_C
         ctx.save_for_backward(scores_CV, targets_C, log_sum_C, entropy_C)
         ctx.temperature, ctx.entropy_gradient = temperature, entropy_gradient
@@ -94,7 +98,7 @@ class _TokenLogprobs(torch.autograd.Function):
             scores_BV.scatter_add_(-1, targets_C[part, None], gradient_B1)
             if ctx.temperature != 1.0:
                 scores_BV.div_(ctx.temperature)
-        return scores_CV, None, None, None, None
+        return scores_CV, None, None, None, None, None
 
 
 def _blocks(scores_CV: torch.Tensor) -> Iterator[slice]:
@@ -111,6 +115,7 @@ def chunked_logprobs(
     temperature: float,
     *,
     chunk_tokens: int,
+    entropy: bool = True,
     entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As ``token_logprobs``, from hidden states, holding the logits of one chunk at a time.
@@ -120,10 +125,8 @@ def chunked_logprobs(
     """
 
     def score(hidden_CH: torch.Tensor, targets_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits_CV = head(hidden_CH)
-        return token_logprobs(
-            logits_CV, targets_C, banned_V, temperature, entropy_gradient=entropy_gradient, overwrite=True
-        )
+        asked = {"entropy": entropy, "entropy_gradient": entropy_gradient}
+        return token_logprobs(head(hidden_CH), targets_C, banned_V, temperature, **asked, overwrite=True)
 
     if len(targets_T) <= chunk_tokens or not torch.is_grad_enabled():
         chunks = [score(h, t) for h, t in _chunks(hidden_TH, targets_T, chunk_tokens)]

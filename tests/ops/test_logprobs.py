@@ -60,6 +60,16 @@ def test_chunks_change_neither_values_nor_gradients(chunk_tokens):
     torch.testing.assert_close(found, torch.autograd.grad(picked, [hidden, head.weight]))
 
 
+def test_without_entropies_the_logprobs_and_their_gradient_are_the_same():
+    logits, targets = torch.randn(5, 7, requires_grad=True), torch.arange(5)
+    found = []
+    for entropy in (True, False):
+        logprobs, entropies = token_logprobs(logits, targets, NOTHING_BANNED, 0.7, entropy=entropy)
+        assert len(entropies) == 5 * entropy
+        found.append((logprobs, *torch.autograd.grad(logprobs.square().sum(), logits)))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 def test_entropies_have_a_gradient_only_if_asked():
     logits = torch.randn(5, 7, requires_grad=True)
     _, entropy = token_logprobs(logits, torch.arange(5), NOTHING_BANNED, 1.0)
