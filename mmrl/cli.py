@@ -14,7 +14,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import repeat
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from mmrl.interruption import Interruption
 
 _OVERRIDE = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*=.*|--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)
+_PROFILED = 2
+"""Steps that --profile traces by default."""
 _EXIT_CODES = """\
 exit codes: 0 done, 1 a bug, 2 bad config or usage, 3 data, 4 a plugin, 5 resources, 6 the numbers,
 10 stopped by a signal and ready to go on, 130 Ctrl-C"""
@@ -87,6 +89,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
     """The command and its arguments, with overrides and config files in any order."""
     parser = _parser()
     overrides: list[str] = []
+    # Its number may be left out, and then the next word is none of its own.
+    words = [f"{a}={_PROFILED}" if a == "--profile" and not b.isdecimal() else a for a, b in pairwise([*words, ""])]
     if words and words[0] in _OVERRIDABLE:
         words, overrides = _split_overrides(words)
     arguments, rest = parser.parse_known_args(words)
@@ -142,6 +146,8 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--strict-resume", action="store_true", help=text)
     text = "go on though this key has changed since the checkpoint; repeat for more"
     train.add_argument("--allow-change", action="append", default=[], metavar="KEY", help=text)
+    text = f"write a trace of rank 0 to RUN/profile, for Perfetto: of {_PROFILED} steps, or of STEPS"
+    train.add_argument("--profile", type=int, default=0, metavar="STEPS", help=text)
     add("check", _check, "check config, plugins and data, without a GPU", answers_json=True)
     add("show", _show, "print the resolved config and where each value was written", answers_json=True)
     _add_eval(add("eval", _eval, "evaluate a model, a run or a checkpoint on data.eval", answers_json=True))
@@ -284,6 +290,7 @@ def _train(arguments: argparse.Namespace) -> int:
                 resume=arguments.resume,
                 strict=arguments.strict_resume,
                 allowed=arguments.allow_change,
+                profiled_steps=arguments.profile,
             )
     except Stopped as stopped:
         goes_on = "--resume auto goes on" if arguments.resume == "never" else "the same command goes on"

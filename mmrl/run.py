@@ -34,6 +34,7 @@ def train(
     resume: str = "auto",
     strict: bool = False,
     allowed: Sequence[str] = (),
+    profiled_steps: int = 0,
 ) -> int:
     """Run the config, or go on with the run that its directory holds; returns the exit code.
 
@@ -43,6 +44,7 @@ def train(
         interruption: What signals do; by default what they did before.
         strict: Refuse to go on if the newest checkpoint is damaged, rather than from the one before.
         allowed: Keys whose change is no reason to refuse.
+        profiled_steps: Steps to write a trace of, to RUN/profile.
 
     Raises:
         MMRLError: See the exit codes in ``mmrl.errors``; also noted in RUN/events.jsonl once there is one.
@@ -53,7 +55,7 @@ def train(
     source = None if resume in ("auto", "never") else Path(resume)
     directory = RunDirectory.create(loaded.config.trainer.run_dir, new=resume == "never", source=source)
     try:
-        run = TrainingRun(loaded.config, directory, interruption)
+        run = TrainingRun(loaded.config, directory, interruption, profiled_steps=profiled_steps)
         if not run.find_start(resume, strict, allowed):
             return 0
         run.train()
