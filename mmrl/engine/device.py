@@ -12,7 +12,7 @@ SamplerMemory = Literal["weights", "kv_cache"]
 CPU_KV_CACHE_BYTES = 128 * 2**20
 CPU_MAX_SEQUENCES = 256
 CPU_BATCHED_TOKENS = 4096
-LOGITS_CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
+LOGITS_CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 512 * 2**20}
 
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",

@@ -1,11 +1,12 @@
 """Log-probs and entropy of completion tokens, from hidden states, without the logits of a whole row in memory.
 
-Letters: ``T`` completion tokens, ``H`` hidden size, ``V`` vocabulary, ``C`` tokens in a chunk.
+Letters: ``T`` completion tokens, ``H`` hidden size, ``V`` vocabulary, ``C`` tokens in a chunk, ``B`` in a block of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -13,6 +14,9 @@ from torch.utils.checkpoint import checkpoint
 BANNED_SCORE = -1e9
 """Its probability is 0 all the same, but 0 * -inf would be NaN; and so would be the entropy's gradient with the lowest
 finite number, which overflows in the product with the gradient from above."""
+
+BLOCK_BYTES = {"cpu": 2**21, "cuda": 2**26}
+"""Scores that are worked on at a time: on a CPU they stay in its cache, on a GPU what is temporary stays small."""
 
 
 def token_logprobs(
@@ -22,6 +26,7 @@ def token_logprobs(
     temperature: float,
     *,
     entropy_gradient: bool = False,
+    overwrite: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(C,) log-probs of the targets, with gradient, and (C,) entropies in nats, with gradient only if asked.
 
@@ -31,13 +36,70 @@ def token_logprobs(
         logits_CV: In any precision; computed in float32 at least.
         banned_V: (V,) bool, True for ids that are never sampled.
         temperature: Greater than 0.
+        overwrite: Whether the logits' memory may be used. Then one buffer of their size serves both passes.
     """
-    scores_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32)) / temperature
-    scores_CV = scores_CV.masked_fill(banned_V, BANNED_SCORE)
-    logprobs_CV = scores_CV.log_softmax(-1)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(-1)
-    return logprobs_CV.gather(-1, targets_C[:, None])[:, 0], entropy_C
+    scores_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
+    if scores_CV is logits_CV and not overwrite:
+        scores_CV = logits_CV.clone()
+    return _TokenLogprobs.apply(scores_CV, targets_C, banned_V, temperature, entropy_gradient)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """``token_logprobs`` in the memory of its first argument, which also becomes its gradient: no second backward.
+
+    With scores s and probabilities p, the gradient of a target's log-prob is (onehot - p), and that of the entropy H is
+    -p (log p + H).
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        scores_CV: torch.Tensor,
+        targets_C: torch.Tensor,
+        banned_V: torch.Tensor,
+        temperature: float,
+        entropy_gradient: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        log_sum_C, entropy_C = (scores_CV.new_empty(len(scores_CV)) for _ in range(2))
+        for part in _blocks(scores_CV):
+            scores_BV = scores_CV[part]
+            if temperature != 1.0:
+                scores_BV.div_(temperature)
+            scores_BV.masked_fill_(banned_V, BANNED_SCORE)
+            scores_BV.sub_(scores_BV.amax(-1, keepdim=True))
+            powers_BV = scores_BV.exp()
+            sum_B = powers_BV.sum(-1)
+            log_sum_C[part] = sum_B.log()
+            entropy_C[part] = log_sum_C[part] - powers_BV.mul_(scores_BV).sum(-1) / sum_B
+        logprobs_C = scores_CV.gather(-1, targets_C[:, None])[:, 0] - log_sum_C
+        ctx.save_for_backward(scores_CV, targets_C, log_sum_C, entropy_C)
+        ctx.temperature, ctx.entropy_gradient = temperature, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy_C)
+        return logprobs_C, entropy_C
+
+    @staticmethod
+    def backward(ctx: Any, from_logprobs_C: torch.Tensor, from_entropy_C: torch.Tensor) -> Any:  # type: ignore[override]
+        scores_CV, targets_C, log_sum_C, entropy_C = ctx.saved_tensors
+        for part in _blocks(scores_CV):
+            gradient_B1 = from_logprobs_C[part, None]
+            scores_BV = scores_CV[part].sub_(log_sum_C[part, None])
+            if ctx.entropy_gradient:
+                probabilities_BV = scores_BV.exp()
+                scores_BV.add_(entropy_C[part, None]).mul_(from_entropy_C[part, None]).add_(gradient_B1)
+                scores_BV.mul_(probabilities_BV).neg_()
+            else:
+                scores_BV.exp_().mul_(-gradient_B1)
+            scores_BV.scatter_add_(-1, targets_C[part, None], gradient_B1)
+            if ctx.temperature != 1.0:
+                scores_BV.div_(ctx.temperature)
+        return scores_CV, None, None, None, None
+
+
+def _blocks(scores_CV: torch.Tensor) -> Iterator[slice]:
+    size, width = scores_CV.shape
+    step = max(BLOCK_BYTES[scores_CV.device.type] // (width * scores_CV.element_size()), 1)
+    return (slice(start, start + step) for start in range(0, size, step))
 
 
 def chunked_logprobs(
@@ -52,11 +114,15 @@ def chunked_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As ``token_logprobs``, from hidden states, holding the logits of one chunk at a time.
 
-    The backward pass recomputes each chunk's logits, so peak memory is ``chunk_tokens * V`` in both passes.
+    The backward pass recomputes each chunk's logits, so peak memory is ``chunk_tokens * V`` in both passes; unless one
+    chunk is all there is.
     """
 
     def score(hidden_CH: torch.Tensor, targets_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return token_logprobs(head(hidden_CH), targets_C, banned_V, temperature, entropy_gradient=entropy_gradient)
+        logits_CV = head(hidden_CH)
+        return token_logprobs(
+            logits_CV, targets_C, banned_V, temperature, entropy_gradient=entropy_gradient, overwrite=True
+        )
 
     if len(targets_T) <= chunk_tokens or not torch.is_grad_enabled():
         chunks = [score(h, t) for h, t in _chunks(hidden_TH, targets_T, chunk_tokens)]

@@ -101,8 +101,7 @@ def units_of(items: Sequence[Item], budget: int | None = None, *, share: bool = 
         prompt = items[members[0]].prompt_tokens
         lengths = [items[index].completion_tokens - 1 for index in members]
         parts = [range(len(members))] if budget is None else map(sorted, first_fit(lengths, budget - prompt))
-        for part in parts:
-            units.append(Unit(tuple(members[i] for i in part), prompt, tuple(lengths[i] for i in part)))
+        units += [Unit(tuple(members[i] for i in part), prompt, tuple(lengths[i] for i in part)) for part in parts]
     return units
 
 
