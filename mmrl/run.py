@@ -12,6 +12,7 @@ from mmrl.cluster.process import prepare_process
 from mmrl.config import LoadedConfig
 from mmrl.errors import MMRLError, PluginError
 from mmrl.interruption import Interruption, Stopped
+from mmrl.planning.forecast import Assumptions, forecast
 from mmrl.run_directory import RunDirectory
 from mmrl.training import TrainingRun
 
@@ -25,6 +26,17 @@ def check(loaded: LoadedConfig) -> Report:
     prepare_process()
     with tempfile.TemporaryDirectory() as folder:
         return examine(loaded.config, Path(folder))
+
+
+def plan(loaded: LoadedConfig, assumptions: Assumptions) -> Report:
+    """Tell what a run takes in memory and, if it is to be measured, in time.
+
+    Raises:
+        MMRLError: The config does not fit its plugins, model or data.
+    """
+    prepare_process()
+    with tempfile.TemporaryDirectory() as folder:
+        return forecast(loaded.config, Path(folder), assumptions)
 
 
 def train(
