@@ -137,6 +137,7 @@ class ModelShape:
         heads: Query heads.
         kv_heads: Key-value heads.
         vocabulary: Rows of the head.
+        normed_heads: Whether queries and keys are normalised.
         tower: None for a text model.
     """
 
@@ -148,6 +149,7 @@ class ModelShape:
     mlp_width: int
     vocabulary: int
     tower: TowerShape | None = None
+    normed_heads: bool = False
 
     @property
     def layer_weights(self) -> int:

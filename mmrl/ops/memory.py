@@ -88,12 +88,13 @@ def states(
 def layer_activations(shape: ModelShape, width: int) -> int:
     """Bytes of one token that a layer of the language model keeps for its backward pass.
 
-    Two norms (their input in float32, what is normalised, what is given on), queries, keys and values, the attention's
+    Norms (their input in float32, what is normalised, what is given on), queries, keys and values, the attention's
     output as it is computed and in the row's order, and the MLP's two inner products, the activation and its product.
     """
     norms = 2 * shape.width * (4 + 2 * width)
     attention = shape.head_size * (3 * shape.heads + 2 * shape.kv_heads)
-    return norms + width * (attention + 4 * shape.mlp_width)
+    heads = shape.head_size * (shape.heads + shape.kv_heads) * (4 + width) * shape.normed_heads
+    return norms + heads + width * (attention + 4 * shape.mlp_width)
 
 
 def patch_activations(shape: ModelShape, width: int) -> int:
@@ -102,7 +103,8 @@ def patch_activations(shape: ModelShape, width: int) -> int:
         return 0
     norms = 2 * tower.width * (4 + 2 * width)
     inner = {2: 2, 3: 4}[tower.mlp_matrices] * tower.mlp_width
-    return norms + width * (5 * tower.width + inner)
+    # The values are a view of queries, keys and values as they were projected, which so stay as well.
+    return norms + width * (7 * tower.width + inner)
 
 
 def activations(
