@@ -192,7 +192,8 @@ class ModelShape:
     def recomputed_flops(self, work: Work, training: Training = Training()) -> int:
         """Operations that gradient checkpointing of every layer does twice: the layers' forward, head and merger not.
 
-        The last matrix of a layer is not computed again: nothing in the backward pass needs its product.
+        The last matrix of a layer is not computed again, as nothing in the backward pass needs its product; with ZeRO 3
+        it is, by DeepSpeed's own linear function.
         """
         flops = 0
         if training.reaches("language"):
