@@ -14,7 +14,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import repeat
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,11 +22,14 @@ from mmrl import __version__
 from mmrl.errors import ConfigError, MMRLError
 
 if TYPE_CHECKING:
+    from mmrl.checking.report import Report
     from mmrl.config import Kind, LoadedConfig
     from mmrl.evaluating.results import Results
     from mmrl.interruption import Interruption
 
 _OVERRIDE = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*=.*|--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)
+_PROFILED = 2
+"""Steps that --profile traces by default."""
 _EXIT_CODES = """\
 exit codes: 0 done, 1 a bug, 2 bad config or usage, 3 data, 4 a plugin, 5 resources, 6 the numbers,
 10 stopped by a signal and ready to go on, 130 Ctrl-C"""
@@ -87,6 +90,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
     """The command and its arguments, with overrides and config files in any order."""
     parser = _parser()
     overrides: list[str] = []
+    # Its number may be left out, and then the next word is none of its own.
+    words = [f"{a}={_PROFILED}" if a == "--profile" and not b.isdecimal() else a for a, b in pairwise([*words, ""])]
     if words and words[0] in _OVERRIDABLE:
         words, overrides = _split_overrides(words)
     arguments, rest = parser.parse_known_args(words)
@@ -142,7 +147,10 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--strict-resume", action="store_true", help=text)
     text = "go on though this key has changed since the checkpoint; repeat for more"
     train.add_argument("--allow-change", action="append", default=[], metavar="KEY", help=text)
+    text = f"write a trace of rank 0 to RUN/profile, for Perfetto: of {_PROFILED} steps, or of STEPS"
+    train.add_argument("--profile", type=int, default=0, metavar="STEPS", help=text)
     add("check", _check, "check config, plugins and data, without a GPU", answers_json=True)
+    _add_plan(add("plan", _plan, "tell what a run takes in memory and time, before it starts", answers_json=True))
     add("show", _show, "print the resolved config and where each value was written", answers_json=True)
     _add_eval(add("eval", _eval, "evaluate a model, a run or a checkpoint on data.eval", answers_json=True))
     _add_export(add("export", _export, "write a checkpoint as a model folder, and compare the two", answers_json=True))
@@ -175,6 +183,21 @@ def _add_eval(evaluate: argparse.ArgumentParser) -> None:
     evaluate.add_argument("--blank-images", action="store_true", help=text)
     text = "keep completions and results there; the same command goes on after a kill, without sampling any twice"
     evaluate.add_argument("--output", type=Path, metavar="FOLDER", help=text)
+
+
+def _add_plan(plan: argparse.ArgumentParser) -> None:
+    plan.add_argument("--memory", type=_positive, metavar="GB", help="of the GPU of each rank; by default the one here")
+    text = "assumed of every completion; by default sampler.max_new_tokens"
+    plan.add_argument("--completion-tokens", type=int, metavar="N", help=text)
+    text = "load the model on the device here, take two small steps, and estimate the seconds of a whole one"
+    plan.add_argument("--measure", action="store_true", help=text)
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1e6:
+        raise ValueError(text)
+    return value
 
 
 def _add_doctor(doctor: argparse.ArgumentParser) -> None:
@@ -249,7 +272,7 @@ def _add_init(init: argparse.ArgumentParser) -> None:
     plugin.add_argument("--path", type=Path, metavar="DIR", help="folder to write it to; by default NAME, which is new")
 
 
-_CONFIG_COMMANDS = {"train", "check", "show", "eval", "doctor"}
+_CONFIG_COMMANDS = {"train", "check", "plan", "show", "eval", "doctor"}
 _CONFIG_OPTIONAL = {"doctor", "eval"}
 _OVERRIDABLE = {*_CONFIG_COMMANDS, "replay"}
 
@@ -284,6 +307,7 @@ def _train(arguments: argparse.Namespace) -> int:
                 resume=arguments.resume,
                 strict=arguments.strict_resume,
                 allowed=arguments.allow_change,
+                profiled_steps=arguments.profile,
             )
     except Stopped as stopped:
         goes_on = "--resume auto goes on" if arguments.resume == "never" else "the same command goes on"
@@ -294,10 +318,33 @@ def _train(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     loaded = _load(arguments)
     from mmrl import run
+
+    return _tell(arguments, run.check(loaded))
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    loaded = _load(arguments)
+    from mmrl import run
+    from mmrl.planning.forecast import Assumptions
+
+    memory, tokens = arguments.memory, arguments.completion_tokens
+    if tokens is not None and not 0 < tokens <= loaded.config.sampler.max_new_tokens:
+        raise ConfigError(
+            f"completions cannot have {tokens} tokens",
+            where="--completion-tokens",
+            possible=f"1 to sampler.max_new_tokens: {loaded.config.sampler.max_new_tokens}",
+        )
+    if arguments.measure and memory is not None:
+        raise ConfigError("--measure is for the device that is here", where="--memory", remedy="leave one of them out")
+    assumptions = Assumptions(None if memory is None else int(memory * 1e9), tokens, arguments.measure)
+    return _tell(arguments, run.plan(loaded, assumptions))
+
+
+def _tell(arguments: argparse.Namespace, report: Report) -> int:
+    """Print a report, and its errors to stderr; returns its exit code."""
     from mmrl.console import visible
     from mmrl.redaction import Redactor
 
-    report = run.check(loaded)
     if getattr(arguments, "json", False):
         _print_json(Redactor().plain(report.complete()))
     else:

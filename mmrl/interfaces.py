@@ -482,6 +482,22 @@ class Engine(Protocol):
         """Make what is under way raise ``error``, called from another thread; False if it cannot be stopped."""
         ...
 
+    def start_trace(self) -> None:
+        """Begin to record what rank 0's process and its device do."""
+        ...
+
+    def stop_trace(self, path: Path | None) -> None:
+        """End the recording, and write it as a Chrome trace, ``.json.gz``; None drops it.
+
+        Raises:
+            OSError: It cannot be written; of another node, ``ResourceError``.
+        """
+        ...
+
+    def span(self, name: str) -> AbstractContextManager[object]:
+        """Marks a block of the caller's in the recording, if the caller is recorded: if rank 0 is its process."""
+        ...
+
     def memory_bytes_max(self) -> int:
         """Peak memory of the fullest rank so far: allocated on its device, or resident in its process."""
         ...

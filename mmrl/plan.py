@@ -32,13 +32,14 @@ class RunPlan:
 
     Args:
         media_folder: Where normalised images go.
+        with_weights: Whether a model's folder must hold its weights.
 
     Attributes:
         chosen: For each dataset that was loaded, by its key, what is known of it and what its loader chose.
     """
 
-    def __init__(self, config: Config, media_folder: Path) -> None:
-        self.config, self._media_folder = config, media_folder
+    def __init__(self, config: Config, media_folder: Path, *, with_weights: bool = True) -> None:
+        self.config, self._media_folder, self._with_weights = config, media_folder, with_weights
         self.chosen: dict[str, dict[str, str]] = {}
 
     @cached_property
@@ -105,7 +106,12 @@ class RunPlan:
         from mmrl.engine.folder import ModelFolder
 
         model = self.config.model
-        folder = ModelFolder.open(model.path, model.revision, trust_remote_code=model.trust_remote_code)
+        folder = ModelFolder.open(
+            model.path,
+            model.revision,
+            trust_remote_code=model.trust_remote_code,
+            with_weights=self._with_weights,
+        )
         longest = self.config.data.max_prompt_tokens + self.config.sampler.max_new_tokens
         if longest > folder.max_tokens:
             raise ConfigError(
@@ -178,9 +184,19 @@ class RunPlan:
         """
         if self.config.model.lora is None:
             return None
-        from mmrl.engine.adapters import num_weights
+        return sum(trained for trained, _ in self.part_sizes.values())
 
-        return num_weights(self.folder, self.config.model.lora)
+    @cached_property
+    def part_sizes(self) -> Mapping[str, tuple[int, int]]:
+        """Trained and frozen parameters of each part of the model, without its weights.
+
+        Raises:
+            ConfigError: ``model.lora.targets`` names what the model has not.
+        """
+        from mmrl.engine.sizes import part_sizes
+
+        model = self.config.model
+        return part_sizes(self.folder, model.freeze, model.lora)
 
     def num_weights(self) -> int | None:
         """Parameters that a checkpoint holds, from the files' headers; None if they are not here."""

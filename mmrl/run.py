@@ -12,6 +12,7 @@ from mmrl.cluster.process import prepare_process
 from mmrl.config import LoadedConfig
 from mmrl.errors import MMRLError, PluginError
 from mmrl.interruption import Interruption, Stopped
+from mmrl.planning.forecast import Assumptions, forecast
 from mmrl.run_directory import RunDirectory
 from mmrl.training import TrainingRun
 
@@ -27,6 +28,17 @@ def check(loaded: LoadedConfig) -> Report:
         return examine(loaded.config, Path(folder))
 
 
+def plan(loaded: LoadedConfig, assumptions: Assumptions) -> Report:
+    """Tell what a run takes in memory and, if it is to be measured, in time.
+
+    Raises:
+        MMRLError: The config does not fit its plugins, model or data.
+    """
+    prepare_process()
+    with tempfile.TemporaryDirectory() as folder:
+        return forecast(loaded.config, Path(folder), assumptions)
+
+
 def train(
     loaded: LoadedConfig,
     interruption: Interruption | None = None,
@@ -34,6 +46,7 @@ def train(
     resume: str = "auto",
     strict: bool = False,
     allowed: Sequence[str] = (),
+    profiled_steps: int = 0,
 ) -> int:
     """Run the config, or go on with the run that its directory holds; returns the exit code.
 
@@ -43,6 +56,7 @@ def train(
         interruption: What signals do; by default what they did before.
         strict: Refuse to go on if the newest checkpoint is damaged, rather than from the one before.
         allowed: Keys whose change is no reason to refuse.
+        profiled_steps: Steps to write a trace of, to RUN/profile.
 
     Raises:
         MMRLError: See the exit codes in ``mmrl.errors``; also noted in RUN/events.jsonl once there is one.
@@ -53,7 +67,7 @@ def train(
     source = None if resume in ("auto", "never") else Path(resume)
     directory = RunDirectory.create(loaded.config.trainer.run_dir, new=resume == "never", source=source)
     try:
-        run = TrainingRun(loaded.config, directory, interruption)
+        run = TrainingRun(loaded.config, directory, interruption, profiled_steps=profiled_steps)
         if not run.find_start(resume, strict, allowed):
             return 0
         run.train()

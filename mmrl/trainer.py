@@ -20,6 +20,7 @@ from mmrl.errors import MMRLError, NumericsError, RankLostError, ResourceError, 
 from mmrl.generators import generators, seed_generators, set_generators
 from mmrl.interfaces import Algorithm, Engine, Learner, PromptEncoder
 from mmrl.interruption import Interruption, Stopped
+from mmrl.profiling import Profiler
 from mmrl.prompts import PromptSource
 from mmrl.rollout_records import group_records, read_groups
 from mmrl.supply import Supply
@@ -61,6 +62,7 @@ class Trainer:
         peak_flops_per_s: Operations a second that the devices of all ranks do at most; None if that is not known.
         interruption: What signals do.
         watchdog: Watches every step, evaluation and checkpoint.
+        profiler: Records some steps; None records none.
 
     Attributes:
         carried_groups: Kept by the algorithm in steps that were skipped, to be used first in the next one. The weights
@@ -82,6 +84,7 @@ class Trainer:
         peak_flops_per_s: float | None = None,
         interruption: Interruption,
         watchdog: Watchdog,
+        profiler: Profiler | None = None,
     ) -> None:
         self._config, self._algorithm, self._engine = config, algorithm, engine
         self._encoder, self._collector = encoder, collector
@@ -89,6 +92,7 @@ class Trainer:
         self._recorder, self._interruption, self._watchdog = recorder, interruption, watchdog
         self._updater = Updater(config, algorithm, collector.batch, recorder, interruption)
         self._agreement = Agreement(precision, config.trainer.on_mismatch, event=recorder.event)
+        self._profiler = profiler or Profiler(engine, Path(), 0, 0, print)
         self._peak_flops_per_s = peak_flops_per_s
         make = self._demonstrate if algorithm.source == "demonstrations" else encoder.encode
         self._prompts: Supply[Any] = Supply(train, train.order(config.trainer.seed), make)
@@ -165,7 +169,7 @@ class Trainer:
         """A step, its checkpoint and its evaluation."""
         before, config = self.state(), self._config.trainer
         try:
-            with self._watchdog.watch(f"step {step}"):
+            with self._profiler.step(step), self._watchdog.watch(f"step {step}"):
                 values = self.train_step(step)
         except Stopped:  # no optimizer step was taken: the one before is where the run goes on
             if self._saved != step - 1:
@@ -213,7 +217,7 @@ class Trainer:
 
     def train_step(self, step: int) -> dict[str, float]:
         """Sample, score, assign credit, update; returns the step's metrics."""
-        clock, state = Clock(), self._algorithm_state()
+        clock, state = Clock(self._profiler.span), self._algorithm_state()
         with self._interruption.immediate():
             experience, lesson = self._collect(step, clock), Lesson()
         self._interruption.check()

@@ -19,6 +19,7 @@ from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, RankLostError
 from mmrl.interruption import Interruption, Stopped, end_process
 from mmrl.media import MediaStore
 from mmrl.plan import RunPlan
+from mmrl.profiling import Profiler
 from mmrl.recording import RUN_STATE, RunRecorder, best_scores, environment, prune, tracking
 from mmrl.resumption import Change, changed_config, changed_fingerprints, fingerprints, plain_config, refuse
 from mmrl.run_directory import RunDirectory, metrics_of
@@ -34,10 +35,17 @@ TELL_S = 5.0
 
 
 class TrainingRun:
-    """A run in its directory: from its start or its newest checkpoint to its end, through the loss of ranks."""
+    """A run in its directory: from its start or its newest checkpoint to its end, through the loss of ranks.
 
-    def __init__(self, config: Config, directory: RunDirectory, interruption: Interruption) -> None:
+    Args:
+        profiled_steps: Steps to write a trace of, in each attempt.
+    """
+
+    def __init__(
+        self, config: Config, directory: RunDirectory, interruption: Interruption, *, profiled_steps: int = 0
+    ) -> None:
         self._config, self._directory, self._interruption = config, directory, interruption
+        self._profiled_steps = profiled_steps
         self._plan = RunPlan(config, directory.media)
         self._checkpoints = Checkpoints(directory.checkpoints)
         self._console = Console(config.trainer.steps)
@@ -213,6 +221,13 @@ class TrainingRun:
                         config.trainer.step_timeout_s,
                         lambda what: engine.abandon(self._overdue(collector, what)),
                         lambda what: self._end(self._overdue(collector, what)),
+                    ),
+                    profiler=Profiler(
+                        engine,
+                        directory.path / "profile",
+                        self._profiled_steps,
+                        config.trainer.steps,
+                        lambda kind, message: self._tell(kind, message=message),
                     ),
                 )
                 if checkpoint is None:

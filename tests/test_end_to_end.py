@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 from collections.abc import Callable
@@ -114,7 +115,7 @@ def runs(configs: dict[str, Path], folder: Path, mmrl: Callable[..., Any]) -> di
     """All runs, two at a time."""
 
     def train(name: str) -> Run:
-        return Run(folder / name, mmrl("train", configs[name]))
+        return Run(folder / name, mmrl("train", configs[name], *(["--profile"] if name == "second" else [])))
 
     with ThreadPoolExecutor(2) as pool:
         found = dict(zip(("sft", "text"), pool.map(train, ("sft", "text")), strict=True))
@@ -190,6 +191,21 @@ def test_the_same_config_and_seed_give_the_same_numbers_to_the_last_digit(runs):
     assert one.numbers == other.numbers
     assert one.rollouts(2) == other.rollouts(2)
     assert one.numbers != runs["half"].numbers
+
+
+def test_a_profile_shows_the_phases_and_changes_nothing(runs):
+    """Nothing: the run before is the same without it."""
+    (trace,) = (runs["second"].path / "profile").iterdir()
+    assert trace.name == "steps-000002-000002-rank-0.json.gz"  # the first step is left out
+    assert str(trace) in runs["second"].process.stdout + runs["second"].process.stderr
+    with gzip.open(trace) as file:
+        events = json.load(file)["traceEvents"]
+    spans = {e["name"]: (e["ts"], e["ts"] + e["dur"]) for e in events if e["name"].startswith("mmrl.")}
+    assert spans.keys() == {f"mmrl.{n}" for n in ("step 2", "sync", "generate", "score", "logprob", "update")}
+    start, end = spans["mmrl.update"]
+    assert any(e["name"].startswith("aten::") and start < e["ts"] < end for e in events)
+    seconds = runs["second"].metrics[2]["perf/update_s"]
+    assert (end - start) / 1e6 == pytest.approx(seconds, rel=0.05)
 
 
 def test_a_run_learns_something_and_stays_in_agreement(runs):

@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -167,6 +167,25 @@ class RankGroup:
             for node, description in zip(self.nodes, self._descriptions, strict=True)
         ]
         return {**self._descriptions[0], **self._facts, "ranks": places}
+
+    def start_trace(self) -> None:
+        self.ask(0, "start_trace")
+
+    def stop_trace(self, path: Path | None) -> None:
+        node = self.nodes[0]
+        if path is None or node.shares_files:
+            self.ask(0, "stop_trace", "" if path is None else str(path.absolute()))
+            return
+        folder = node.path("profile")
+        try:
+            self.ask(0, "stop_trace", f"{folder}/{path.name}")
+            node.fetch(self.ask, folder, path.parent)
+        finally:
+            self.ask(node.leader, "remove_folder", folder)
+
+    def span(self, name: str) -> AbstractContextManager[object]:
+        """Ranks mark their verbs themselves."""
+        return nullcontext()
 
     def memory_bytes_max(self) -> int:
         """Also of a group that has failed: what was known last."""

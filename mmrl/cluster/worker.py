@@ -7,7 +7,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -206,7 +206,8 @@ class RankWorker:
 
     def enter(self, verb: Literal["sampling", "learning"]) -> None:
         """Give the device to the sampler, with the newest weights, or to the learner."""
-        self._owner = self._verb.enter_context(getattr(self._engine, verb)())
+        with self._engine.span("sync") if verb == "sampling" else nullcontext():
+            self._owner = self._verb.enter_context(getattr(self._engine, verb)())
 
     def leave(self) -> None:
         """Hand the device back; requests that are left are dropped."""
@@ -218,25 +219,30 @@ class RankWorker:
     def submit(self, requests: Sequence[SamplingRequest]) -> None:
         """Begin to sample; ``advance`` runs it."""
         sampler: Sampler = self._owner
-        self._groups = sampler.generate(requests)
+        with self._engine.span("generate"):
+            self._groups = sampler.generate(requests)
 
     def advance(self, answer: bool) -> tuple[int, RolloutGroup] | None:
         """Run until the next group is finished; without ``answer`` (a tensor-parallel peer answers) nothing is sent."""
         faults.point("rank.advance")
-        finished = next(self._groups, None)  # none is left after an error, which the call before this raised
+        with self._engine.span("generate"):
+            finished = next(self._groups, None)  # none is left after an error, which the call before this raised
         return finished if answer else None
 
     def logprobs(self, samples: Sequence[Sample], packed: bool) -> list[FloatArray]:
         learner: Learner = self._owner
-        return learner.logprobs(samples, packed=packed)
+        with self._engine.span("logprob"):
+            return learner.logprobs(samples, packed=packed)
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         learner: Learner = self._owner
-        return learner.reference_logprobs(samples)
+        with self._engine.span("logprob"):
+            return learner.reference_logprobs(samples)
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         learner: Learner = self._owner
-        return learner.update(rows)
+        with self._engine.span("update"):
+            return learner.update(rows)
 
     def save(self, folder: str) -> MMRLError | None:
         """What keeps the learner from saving is an answer, no failure: all ranks give it, none waits for another."""
@@ -246,6 +252,14 @@ class RankWorker:
         except (ResourceError, NumericsError) as error:
             return error
         return None
+
+    def start_trace(self) -> None:
+        self._engine.start_trace()
+
+    def stop_trace(self, path: str) -> None:
+        """An empty path drops the trace."""
+        with _of_this_node(path):
+            self._engine.stop_trace(Path(path) if path else None)
 
     def memory_bytes_max(self) -> int:
         return self._engine.memory_bytes_max()

@@ -78,22 +78,6 @@ def linear_layers(model: Any) -> dict[str, torch.nn.Linear]:
     return {name: module for name, module in modules if isinstance(module, torch.nn.Linear) and module is not head}
 
 
-def num_weights(folder: ModelFolder, lora: LoraConfig) -> int:
-    """Parameters of the adapters, without loading the model's weights.
-
-    Raises:
-        ConfigError: A target means no layer.
-    """
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
-    kind = AutoModelForImageTextToText if folder.family.vision else AutoModelForCausalLM
-    with torch.device("meta"):
-        model = kind.from_config(folder.config, trust_remote_code=folder.trust_remote_code)
-    layers = linear_layers(model)
-    chosen = [layers[name] for name in chosen_layers(list(layers), folder.family, lora.targets)]
-    return sum(lora.rank * (layer.in_features + layer.out_features) for layer in chosen)
-
-
 def chosen_layers(names: Sequence[str], family: Family, targets: Sequence[str]) -> list[str]:
     """Those that parts (``language``, ``vision``, ``projector``), names, ends of names or patterns mean.
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from mmrl.engine.collation import PackedInputs, UniqueImages
-from mmrl.engine.family import Family
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.policy import Policy
 from mmrl.engine.shape import model_shape
@@ -33,8 +32,10 @@ class UpdateCost:
     @classmethod
     def of(cls, policy: Policy, folder: ModelFolder) -> UpdateCost:
         """That of a policy; asked before its parameters are partitioned."""
-        sizes = {name: (p.numel(), p.requires_grad) for name, p in policy.model.named_parameters()}
-        return cls(folder.config, training_of(folder.family, sizes, adapted=bool(policy.adapted)))
+        trained = dict.fromkeys(folder.family.parts, 0)
+        for name, parameter in policy.model.named_parameters():
+            trained[folder.family.part_of(name)] += parameter.numel() * parameter.requires_grad
+        return cls(folder.config, training_of(trained, adapted=bool(policy.adapted)))
 
     def flops(self, inputs: PackedInputs) -> int:
         """Of one row: what it shares is in it once, and counts once."""
@@ -83,19 +84,11 @@ class UnitCost:
         return self._shape.forward_flops(work)
 
 
-def training_of(family: Family, sizes: Mapping[str, tuple[int, bool]], *, adapted: bool) -> Training:
-    """What a model's parameters say is trained.
-
-    Args:
-        sizes: Of each parameter by name its size, and whether it is trained.
-        adapted: Whether the trained ones are adapters.
-    """
-    trained = dict.fromkeys(PARTS, 0)
-    for name, (size, is_trained) in sizes.items():
-        trained[family.part_of(name)] += size * is_trained
+def training_of(trained: Mapping[str, int], *, adapted: bool) -> Training:
+    """What the number of trained parameters of each part says; ``adapted``: they are those of adapters."""
     if adapted:
         return Training(adapters={part: size for part, size in trained.items() if size})
-    return Training(frozen=frozenset(part for part, size in trained.items() if not size))
+    return Training(frozen=frozenset(PARTS) - {part for part, size in trained.items() if size})
 
 
 class UpdateMemory:

@@ -45,18 +45,21 @@ class ModelFolder:
     trust_remote_code: bool = False
 
     @classmethod
-    def open(cls, name: str, revision: str | None = None, *, trust_remote_code: bool = False) -> ModelFolder:
+    def open(
+        cls, name: str, revision: str | None = None, *, trust_remote_code: bool = False, with_weights: bool = True
+    ) -> ModelFolder:
         """Read a model's configuration files.
 
         Args:
             revision: Branch, tag or commit of a hub model; None for its default branch.
+            with_weights: Whether a folder must hold them; a hub model's are never fetched here.
 
         Raises:
             ConfigError: The folder is missing, incomplete or damaged, or the family is not supported.
             HubError: The name is a hub id, and the hub does not give it.
         """
         repo = HubRepo("model", name, revision).pinned() if _is_hub_id(name) else None
-        here = _local(name, revision) if repo is None else _configuration(repo)
+        here = _local(name, revision, with_weights) if repo is None else _configuration(repo)
         where = f"model.path: {name}" if repo is None else str(repo)
         from transformers import AutoConfig, AutoProcessor, AutoTokenizer, GenerationConfig, PreTrainedConfig
 
@@ -84,7 +87,7 @@ class ModelFolder:
         vocabulary = Vocabulary.of(family, config, generation, tokenizer)
         for missing in _missing(config, processor, tokenizer, vocabulary):
             raise ConfigError(missing, where=where, remedy="choose an instruction-tuned model")
-        if repo is None:
+        if repo is None and with_weights:
             _check_weights(here)
         processor = processor if family.vision else None
         commit = repo.revision if repo else None
@@ -147,7 +150,7 @@ def _is_hub_id(name: str) -> bool:
     return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None and not Path(name).parent.exists()
 
 
-def _local(name: str, revision: str | None) -> Path:
+def _local(name: str, revision: str | None, with_weights: bool) -> Path:
     """The folder of that name."""
     here = Path(name).expanduser()
     if (here / "adapter_config.json").is_file() and not (here / "config.json").is_file():
@@ -157,7 +160,7 @@ def _local(name: str, revision: str | None) -> Path:
             possible="the folder of a whole model; a run goes on from an adapter with --resume PATH",
             remedy="merge it into its model: `mmrl export`",
         )
-    if not ((here / "config.json").is_file() and any(here.glob("*.safetensors"))):
+    if not ((here / "config.json").is_file() and (any(here.glob("*.safetensors")) or not with_weights)):
         raise ConfigError(
             f"no model folder at {name}",
             where="model.path",

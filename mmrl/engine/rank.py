@@ -6,7 +6,7 @@ import io
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,6 +24,7 @@ from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.peak import peak
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.shape import model_shape
+from mmrl.engine.tracing import Tracer
 from mmrl.engine.vision import ImageInputs
 from mmrl.engine.vllm_sampler import VLLMSampler
 from mmrl.errors import ConfigError, MMRLError, ResourceError
@@ -63,6 +64,7 @@ class RankEngine:
         self._images = ImageInputs(folder, media)
         self._shares_prefix = config.learner.share_prefix == "auto" and folder.family.shares_prefix
         self._in_use = ""
+        self._tracer = Tracer(kind)
         # The group of all ranks first: vLLM would make one of its tensor-parallel ranks alone.
         _join_group(kind)
         # Then vLLM: it measures free memory, and gives it back when it sleeps.
@@ -130,6 +132,15 @@ class RankEngine:
         name = torch.cuda.get_device_name() if self._kind == "cuda" else "cpu"
         found = peak(self._kind, name, self._precision, model_shape(self._folder.config))
         return None if found is None else asdict(found)
+
+    def start_trace(self) -> None:
+        self._tracer.start()
+
+    def stop_trace(self, path: Path | None) -> None:
+        self._tracer.stop(path)
+
+    def span(self, name: str) -> AbstractContextManager[object]:
+        return self._tracer.span(name)
 
     def memory_bytes_max(self) -> int:
         before = 0 if self._learner is None else self._learner.memory.most

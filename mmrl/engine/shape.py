@@ -18,6 +18,7 @@ def model_shape(config: Any) -> ModelShape:
         head_size=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
         mlp_width=text.intermediate_size,
         vocabulary=text.vocab_size,
+        normed_heads=text.model_type.startswith("qwen3"),
         tower=None if vision is None else _tower(config.model_type, vision),
     )
 

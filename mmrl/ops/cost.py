@@ -146,6 +146,7 @@ class ModelShape:
         heads: Query heads.
         kv_heads: Key-value heads.
         vocabulary: Rows of the head.
+        normed_heads: Whether queries and keys are normalised.
         tower: None for a text model.
     """
 
@@ -157,6 +158,7 @@ class ModelShape:
     mlp_width: int
     vocabulary: int
     tower: TowerShape | None = None
+    normed_heads: bool = False
 
     @property
     def layer_weights(self) -> int:
@@ -199,7 +201,8 @@ class ModelShape:
     def recomputed_flops(self, work: Work, training: Training = Training()) -> int:
         """Operations that gradient checkpointing of every layer does twice: the layers' forward, head and merger not.
 
-        The last matrix of a layer is not computed again: nothing in the backward pass needs its product.
+        The last matrix of a layer is not computed again, as nothing in the backward pass needs its product; with ZeRO 3
+        it is, by DeepSpeed's own linear function.
         """
         flops = 0
         if training.reaches("language"):

@@ -21,6 +21,7 @@ from mmrl.engine.exporting import write_merged
 from mmrl.engine.family import FAMILIES
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.policy import load_policy
+from mmrl.engine.sizes import part_sizes
 from mmrl.engine.weights import Failures, save_adapter
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Aggregation
@@ -85,13 +86,17 @@ def test_targets_are_parts_names_ends_and_patterns(family, targets, count, bench
         assert {folder.family.part_of(f"{name}.") for name in names} <= set(targets), target
     assert sum(p.requires_grad for p in policy.parameters()) == 2 * count
     trained = sum(p.numel() for p in policy.parameters() if p.requires_grad)
-    assert adapters.num_weights(folder, lora) == trained
+    sizes = part_sizes(folder, lora=lora)
+    assert sum(count for count, _ in sizes.values()) == trained
+    assert sum(count for _, count in sizes.values()) == sum(
+        p.numel() for p in policy.parameters() if not p.requires_grad
+    )
 
 
 @pytest.mark.parametrize("targets", [["vision"], ["lm_head"], ["language", "qproj"], ["embed_tokens"], ["*.norm"]])
 def test_a_target_that_means_nothing_is_refused_with_what_there_is(targets, bench):
     with pytest.raises(ConfigError, match=r"q_proj") as caught:
-        adapters.num_weights(bench("qwen2").folder, LoraConfig(targets=tuple(targets)))
+        part_sizes(bench("qwen2").folder, lora=LoraConfig(targets=tuple(targets)))
     assert caught.value.where == "model.lora.targets" and repr(targets[-1]) in str(caught.value)
 
 

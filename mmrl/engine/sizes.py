@@ -1,0 +1,42 @@
+"""How many parameters a model has, part by part, from its config alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from mmrl.config import LoraConfig
+from mmrl.engine.adapters import chosen_layers, linear_layers
+from mmrl.engine.folder import ModelFolder
+
+
+def meta_model(folder: ModelFolder) -> Any:
+    """The model without storage for its weights."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    kind = AutoModelForImageTextToText if folder.family.vision else AutoModelForCausalLM
+    with torch.device("meta"):
+        return kind.from_config(folder.config, trust_remote_code=folder.trust_remote_code)
+
+
+def part_sizes(
+    folder: ModelFolder, freeze: Sequence[str] = (), lora: LoraConfig | None = None
+) -> dict[str, tuple[int, int]]:
+    """Of each part its trained and its frozen parameters; adapters count to the part of their layers.
+
+    Raises:
+        ConfigError: ``lora.targets`` means no layer.
+    """
+    model, family = meta_model(folder), folder.family
+    sizes = {part: [0, 0] for part in family.parts}
+    for name, parameter in model.named_parameters():
+        part = family.part_of(name)
+        sizes[part][part in freeze or lora is not None] += parameter.numel()
+    if lora is not None:
+        layers = linear_layers(model)
+        for name in chosen_layers(list(layers), family, lora.targets):
+            layer = layers[name]
+            sizes[family.part_of(f"{name}.")][0] += lora.rank * (layer.in_features + layer.out_features)
+    return {part: (trained, frozen) for part, (trained, frozen) in sizes.items()}

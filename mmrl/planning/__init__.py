@@ -1,0 +1,1 @@
+"""``mmrl plan``: what a run will take in memory and time, before it is launched."""
