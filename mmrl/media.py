@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -181,6 +181,10 @@ class MediaStore:
         self._cache: OrderedDict[str, PILImage.Image] = OrderedDict()
         self._lock = threading.Lock()  # of the cache
         self._refs: dict[bytes, ImageRef] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process has a cache of its own."""
+        return MediaStore, (self.folder, self.grid, self._cache_bytes)
 
     def add(self, raw: RawImage) -> ImageRef:
         """The reference of an image; decodes and writes each distinct one once.

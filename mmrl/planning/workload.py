@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
+import numpy as np
+
 from mmrl.config import Config
 from mmrl.ops.cost import NOTHING, ModelShape, Work
 from mmrl.ops.packing import Item, Unit, balance, plan_microbatches, units_of
@@ -61,7 +63,8 @@ def workload(
         share: Whether completions share their prompt in a row.
     """
     learner, prompts = config.learner, config.trainer.prompts_per_step
-    parts = list(minibatches(prompts * group_size, learner.minibatches, learner.epochs, (config.trainer.seed, 1)))
+    group_ids = np.repeat(np.arange(prompts), group_size)
+    parts = list(minibatches(group_ids, learner.minibatches, learner.epochs, (config.trainer.seed, 1)))
     # Of all members of a step, those of the first optimizer step by their prompts.
     members: dict[int, int] = {}
     for index in parts[0]:

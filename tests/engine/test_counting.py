@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from mmrl.engine.collation import PackedInputs, UniqueImages
 from mmrl.engine.counting import UpdateMemory
 from mmrl.engine.shape import model_shape
 from mmrl.interfaces import Aggregation
@@ -51,7 +52,10 @@ def test_an_update_counts_what_torch_counts_and_causal_attention(model, budget, 
         assert set(training.adapters) == {"language", "projector"}
     # The fused attention of a CPU is not counted by torch.
     tower = shape.tower
-    own = [tower.work(grid) for inputs in seen for grid in inputs.images.grids_U3.tolist()]
+    images = [each for each in seen if isinstance(each, UniqueImages)]  # a frozen tower sees them before the rows
+    seen = [each for each in seen if isinstance(each, PackedInputs)]
+    images += [inputs.images for inputs in seen if isinstance(inputs.images, UniqueImages)]
+    own = [tower.work(grid) for each in images for grid in each.grids_U3.tolist()]
     pairs = sum(inputs.model_inputs["layout"].pairs for inputs in seen)
     if len(seen) == 1:  # each prompt once, and of each completion all but its last token, which predicts nothing
         prompts = {row.sample.prompt.id: len(row.sample.prompt.token_ids) for row in rows}

@@ -134,7 +134,7 @@ class Recording:
         assert {p.dtype for p in model_parameters} == {next(model.parameters()).dtype}
         self.deepspeed_config = config
         self.log.append("DeepSpeed is built")
-        return SimpleNamespace(), None
+        return SimpleNamespace(device=torch.device("cpu")), None
 
     def _group(self, backend: str) -> None:
         self._patch(torch.distributed, "get_backend", lambda: backend)
