@@ -1,0 +1,93 @@
+"""What a measured process notes of itself: seconds by phase, memory of an update, and lines to the one who measures."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class Stopwatch:
+    """Seconds by phase, each moment in the innermost one; ``rest`` is what is in none. Counts the main thread only."""
+
+    def __init__(self) -> None:
+        self._open: list[str] = []
+        self._since = time.perf_counter()
+        self._seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self._charge()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._open.pop()
+
+    def time(self, owner: Any, method: str, name: str) -> None:
+        """Replace a method by one whose calls are a phase."""
+        original: Callable[..., Any] = getattr(owner, method)
+
+        @functools.wraps(original)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            with self.phase(name):
+                return original(*args, **kwargs)
+
+        setattr(owner, method, timed)
+
+    def take(self) -> dict[str, float]:
+        """Seconds since this was last called."""
+        self._charge()
+        seconds, self._seconds = dict(self._seconds), defaultdict(float)
+        return seconds
+
+    def _charge(self) -> None:
+        now = time.perf_counter()
+        self._seconds[self._open[-1] if self._open else "rest"] += now - self._since
+        self._since = now
+
+
+class Report:
+    """Lines of JSON to the process that measures this one."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._file = os.fdopen(descriptor, "w")
+        os.set_inheritable(descriptor, False)
+
+    def __call__(self, **values: Any) -> None:
+        self._file.write(json.dumps(values) + "\n")
+        self._file.flush()
+
+
+@contextmanager
+def peak_memory(found: dict[str, int]) -> Iterator[None]:
+    """Fill in ``before`` and ``peak``: resident bytes before the block, and at most in it (Linux).
+
+    What the allocator keeps of earlier blocks is given back first: it would be resident, and used again unseen.
+    """
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    found["before"] = _status("VmRSS")
+    try:
+        yield
+    finally:
+        found["peak"] = _status("VmHWM")
+
+
+def _status(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return 1024 * int(line.split()[1])
+    raise KeyError(key)
