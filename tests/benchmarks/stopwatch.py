@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,10 @@ class Stopwatch:
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
         return seconds
 
+    def skip(self) -> None:
+        """Leave out the time since the last phase began or ended."""
+        self._since = time.perf_counter()
+
     def _charge(self) -> None:
         now = time.perf_counter()
         self._seconds[self._open[-1] if self._open else "rest"] += now - self._since
@@ -60,15 +64,24 @@ class Stopwatch:
 
 
 class Report:
-    """Lines of JSON to the process that measures this one."""
+    """Lines of JSON to the process that measures this one, which then lets others run for a while.
 
-    def __init__(self, descriptor: int) -> None:
-        self._file = os.fdopen(descriptor, "w")
-        os.set_inheritable(descriptor, False)
+    Args:
+        descriptors: To read from and to write to.
+        watch: Does not count that while.
+    """
+
+    def __init__(self, descriptors: Sequence[int], watch: Stopwatch) -> None:
+        reading, writing = descriptors
+        self._go, self._lines, self._watch = os.fdopen(reading, "rb", 0), os.fdopen(writing, "w"), watch
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
 
     def __call__(self, **values: Any) -> None:
-        self._file.write(json.dumps(values) + "\n")
-        self._file.flush()
+        self._lines.write(json.dumps(values) + "\n")
+        self._lines.flush()
+        self._go.read(1)
+        self._watch.skip()
 
 
 @contextmanager
