@@ -203,6 +203,8 @@ class LearnerConfig(Section):
     """Passes over a rollout batch."""
     tokens_per_microbatch: Count = 8192
     """Tokens in one packed row: a matter of memory, not of results."""
+    share_prefix: Literal["auto", "off"] = "auto"
+    """auto: a prompt, its images too, is computed once per row for all of its completions; off: with each of them."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 3
     """What DeepSpeed shards over ranks: 1 optimizer states, 2 and gradients, 3 and parameters."""
     offload: Literal["none", "optimizer", "parameters"] = "none"

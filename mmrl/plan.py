@@ -74,6 +74,11 @@ class RunPlan:
                     errors.append(ConfigError(str(error), where=where))
         if errors:
             raise join_errors(errors)
+        if self.config.learner.share_prefix == "auto" and not self.folder.family.shares_prefix:
+            warnings.append(
+                f"learner.share_prefix: models of type {self.folder.family.model_type} cannot share a prompt, so each "
+                "completion is packed with a copy of its own"
+            )
         rate = self.config.learner.lr
         if self.config.model.lora is not None and rate < LORA_RATE:
             warnings.append(

@@ -28,7 +28,7 @@ MAY_CHANGE = (
     "cluster.*", "trackers", "trackers.*", "data.eval", "data.eval.*",
     "model.path", "model.revision", "model.trust_remote_code", "model.gradient_checkpointing",
     *(f"sampler.engine.{key}" for key in _MEMORY), "sampler.tensor_parallel_size", "sampler.memory_fraction",
-    "learner.tokens_per_microbatch", "learner.zero_stage", "learner.offload",
+    "learner.tokens_per_microbatch", "learner.share_prefix", "learner.zero_stage", "learner.offload",
     "rewards.*.timeout_s", "rewards.*.on_error", "rewards.*.workers",
     "data.train", "data.train.*", "data.mix", "data.mix.*", "data.prompt_template", "data.system_prompt",
     "data.max_prompt_tokens", "data.overlong", "data.on_bad_row", "data.max_bad_rows", "data.image_root",

@@ -1,102 +1,246 @@
-"""Causal attention over packed rows, registered with transformers under two names.
+"""Attention over packed rows whose spans may share a prefix, registered with transformers under two names.
 
-Letters: ``T`` packed tokens, ``H`` query heads, ``K`` key-value heads, ``D`` head size, ``N`` sequences of a length,
-``L`` that length.
+Letters: ``S`` tokens of the row, ``H`` query heads, ``K`` key-value heads, ``D`` head size; of a block: ``N`` entries,
+``L`` queries and ``M`` keys of each.
 
 Both functions take the layout of the row as keyword argument ``layout`` of the model call, and no mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
-from mmrl.ops.packing import offsets
+from mmrl.ops.packing import Span, offsets
+from mmrl.types import IntArray
+
+MASKED = 2
+"""A call may compute this many times as many pairs of query and key as are needed: beyond it, further calls with fewer
+masked pairs are faster (measured on a CPU; group sizes 5 to 8, completions of 32 to 550 tokens)."""
 
 
 @dataclass(frozen=True, slots=True)
-class PackedLayout:
-    """Where each sequence lies in a packed row.
+class Block:
+    """Spans that go into one call of scaled_dot_product_attention, padded to the largest.
 
     Attributes:
-        bounds: (num_sequences + 1,) int32 starts, and the row's end.
-        max_length: Longest sequence.
-        same_length: For each length, (N, L) int64 positions of the sequences that have it.
+        shape: N, L, M.
+        bias_N1LM: What is added to the scores: 0, or -inf where a query does not attend; None is a causal mask, L = M.
     """
 
-    bounds: torch.Tensor
-    max_length: int
-    same_length: tuple[torch.Tensor, ...]
+    shape: tuple[int, int, int]
+    bias_N1LM: torch.Tensor | None
 
-    @classmethod
-    def of(cls, lengths: Sequence[int], device: str) -> PackedLayout:
-        bounds = torch.tensor(offsets(lengths), dtype=torch.int32)
-        lengths_N = torch.tensor(lengths)
-        same = [
-            (bounds[:-1][lengths_N == length].long()[:, None] + torch.arange(int(length))).to(device)
-            for length in lengths_N.unique()
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A row as blocks, one after the other.
+
+    Attributes:
+        queries: Positions in the row of all blocks' queries, padding included.
+        keys: Likewise of their keys.
+        place_S: Where the queries' order has each position of the row.
+    """
+
+    blocks: tuple[Block, ...]
+    queries: torch.Tensor
+    keys: torch.Tensor
+    place_S: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """A row as torch's variable-length attention takes it.
+
+    Attributes:
+        queries: int32 starts of each span, and the row's end.
+        keys: Likewise of each span's keys, those of its prefix first, in the order of ``key_order``.
+        longest: Most queries and most keys of a span.
+        key_order: Positions in the row; None where that is the row itself.
+    """
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    longest: tuple[int, int]
+    key_order: torch.Tensor | None
+
+
+class PackedLayout:
+    """Where each span lies in a packed row; made ready for an attention function once, for all layers and passes.
+
+    Args:
+        spans: All tokens of the row, in order, each once; empty ones are left out.
+        dtype: That of queries, keys and values.
+    """
+
+    def __init__(self, spans: Sequence[Span], device: str, dtype: torch.dtype) -> None:
+        self._spans = [span for span in spans if span.length]
+        self._device, self._dtype = device, dtype
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a query and a key that it attends to."""
+        return sum(span.pairs for span in self._spans)
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        lengths = [span.length for span in self._spans]
+        keys = [span.prefix_length + span.length for span in self._spans]
+        shares = any(span.prefix_length for span in self._spans)
+        order = self._tensor(np.concatenate([_keys(span) for span in self._spans])) if shares else None
+        starts, key_starts = (self._tensor(offsets(sizes)).int() for sizes in (lengths, keys))
+        return Bounds(starts, key_starts, (max(lengths), max(keys)), order)
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        batches: dict[tuple[bool, int, int], list[list[Span]]] = {}
+        for chunk in _chunks(self._spans):
+            queries = sum(span.length for span in chunk)
+            size = rounded(queries), rounded(queries + chunk[0].prefix_length)
+            batches.setdefault((chunk[0].prefix_length == 0, *size), []).append(chunk)
+        made = [self._block(chunks) for chunks in batches.values()]
+        queries = np.concatenate([block_queries for _, block_queries, _ in made])
+        place_S = np.zeros(sum(span.length for span in self._spans), np.int64)
+        # Padding repeats positions: where one comes again, its first place has the right answer.
+        place_S[queries[::-1]] = np.arange(len(queries))[::-1]
+        keys = np.concatenate([block_keys for *_, block_keys in made])
+        return Blocks(tuple(block for block, *_ in made), *map(self._tensor, (queries, keys, place_S)))
+
+    def _block(self, chunks: Sequence[Sequence[Span]]) -> tuple[Block, IntArray, IntArray]:
+        """Chunks as one block, with the positions of its queries and keys."""
+        queries = [np.concatenate([_positions(span) for span in chunk]) for chunk in chunks]
+        keys = [
+            np.concatenate([np.arange(chunk[0].prefix_length) + chunk[0].prefix_start, positions])
+            for chunk, positions in zip(chunks, queries, strict=True)
         ]
-        return cls(bounds.to(device), max(lengths), tuple(same))
+        L, M = max(map(len, queries)), max(map(len, keys))
+        bias = None
+        if chunks[0][0].prefix_length:
+            allowed_NLM = np.zeros((len(chunks), L, M), bool)
+            for allowed_LM, chunk in zip(allowed_NLM, chunks, strict=True):
+                allowed_LM[:, : chunk[0].prefix_length] = True
+                for start, span in zip(offsets(span.length for span in chunk), chunk, strict=False):
+                    first = start + chunk[0].prefix_length
+                    own = np.tri(span.length, dtype=bool)
+                    allowed_LM[start : start + span.length, first : first + span.length] = own
+            masked = self._tensor(~allowed_NLM[:, None])
+            bias = torch.zeros(masked.shape, dtype=self._dtype, device=self._device).masked_fill_(masked, -torch.inf)
+        padded_queries, padded_keys = (
+            np.concatenate([np.pad(each, (0, size - len(each)), mode="edge") for each in found])
+            for found, size in ((queries, L), (keys, M))
+        )
+        return Block((len(chunks), L, M), bias), padded_queries, padded_keys
+
+    def _tensor(self, values: Any) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(values)).to(self._device)
+
+
+def rounded(size: int) -> int:
+    """A size at least as large, by less than a quarter of it or by less than 8: sizes that agree in it are padded to
+    one."""
+    step = max(8, 2 ** (size.bit_length() - 3))
+    return -(-size // step) * step
+
+
+def _chunks(spans: Sequence[Span]) -> Iterator[list[Span]]:
+    """Spans of the same prefix that one call computes together; those without a prefix one by one."""
+    chunk: list[Span] = []
+    for span in spans:
+        wider = [*chunk, span]
+        queries = sum(each.length for each in wider)
+        computed, needed = queries * (queries + span.prefix_length), sum(each.pairs for each in wider)
+        fits = chunk and span.prefix_length and span.prefix_start == chunk[0].prefix_start
+        if fits and chunk[0].prefix_length and computed <= MASKED * needed:
+            chunk = wider
+            continue
+        if chunk:
+            yield chunk
+        chunk = [span]
+    yield chunk
+
+
+def _positions(span: Span) -> IntArray:
+    return np.arange(span.start, span.start + span.length)
+
+
+def _keys(span: Span) -> IntArray:
+    return np.concatenate([np.arange(span.prefix_length) + span.prefix_start, _positions(span)])
 
 
 def packed_sdpa(
     module: torch.nn.Module,
-    query_1HTD: torch.Tensor,
-    key_1KTD: torch.Tensor,
-    value_1KTD: torch.Tensor,
+    query_1HSD: torch.Tensor,
+    key_1KSD: torch.Tensor,
+    value_1KSD: torch.Tensor,
     attention_mask: None,
     *,
     layout: PackedLayout,
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """(1, T, H, D): scaled dot-product attention, one batched call for all sequences of a length."""
-    query_HTD, key_KTD, value_KTD = query_1HTD[0], key_1KTD[0], value_1KTD[0]
-    order, outputs = [], []
-    for index_NL in layout.same_length:
-        q, k, v = (x[:, index_NL].transpose(0, 1) for x in (query_HTD, key_KTD, value_KTD))
+    """(1, S, H, D): scaled dot-product attention, one batched call for all chunks of spans of about one size."""
+    row = layout.blocks
+    queries = [N * L for N, L, _ in (block.shape for block in row.blocks)]
+    keys = [N * M for N, _, M in (block.shape for block in row.blocks)]
+    query, key, value = (x[0].transpose(0, 1) for x in (query_1HSD, key_1KSD, value_1KSD))
+    parts = (
+        query.index_select(0, row.queries).split(queries),
+        key.index_select(0, row.keys).split(keys),
+        value.index_select(0, row.keys).split(keys),
+    )
+    outputs = []
+    for block, *rows in zip(row.blocks, *parts, strict=True):
+        q, k, v = (x.unflatten(0, (block.shape[0], -1)).transpose(1, 2) for x in rows)
         out_NHLD = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True, scale=scaling, enable_gqa=query_HTD.shape[0] != key_KTD.shape[0]
+            q,
+            k,
+            v,
+            attn_mask=block.bias_N1LM,
+            is_causal=block.bias_N1LM is None,
+            scale=scaling,
+            enable_gqa=q.shape[1] != k.shape[1],
         )
         outputs.append(out_NHLD.transpose(1, 2).flatten(0, 1))
-        order.append(index_NL.flatten())
-    out_THD = torch.cat(outputs)[torch.cat(order).argsort()]
-    return out_THD[None], None
+    return torch.cat(outputs).index_select(0, row.place_S)[None], None
 
 
 def packed_varlen(
     module: torch.nn.Module,
-    query_1HTD: torch.Tensor,
-    key_1KTD: torch.Tensor,
-    value_1KTD: torch.Tensor,
+    query_1HSD: torch.Tensor,
+    key_1KSD: torch.Tensor,
+    value_1KSD: torch.Tensor,
     attention_mask: None,
     *,
     layout: PackedLayout,
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """(1, T, H, D): torch's variable-length attention (CUDA, half precision), one call for the whole row."""
+    """(1, S, H, D): torch's variable-length attention (CUDA, half precision), one call for the whole row."""
     from torch.nn.attention.varlen import varlen_attn
 
-    q, k, v = (x[0].transpose(0, 1) for x in (query_1HTD, key_1KTD, value_1KTD))
-    out_THD = varlen_attn(
+    row = layout.bounds
+    q, k, v = (x[0].transpose(0, 1) for x in (query_1HSD, key_1KSD, value_1KSD))
+    if row.key_order is not None:
+        k, v = (x.index_select(0, row.key_order) for x in (k, v))
+    out_SHD = varlen_attn(
         q,
         k,
         v,
-        layout.bounds,
-        layout.bounds,
-        layout.max_length,
-        layout.max_length,
+        row.queries,
+        row.keys,
+        *row.longest,
         scale=scaling,
-        window_size=(-1, 0),
+        window_size=(-1, 0),  # causal, aligned at the last query and the last key
         enable_gqa=q.shape[1] != k.shape[1],
     )
-    assert isinstance(out_THD, torch.Tensor)
-    return out_THD[None], None
+    assert isinstance(out_SHD, torch.Tensor)
+    return out_SHD[None], None
 
 
 def register() -> None:

@@ -1,6 +1,7 @@
 """Samples as one packed row of model inputs: tokens, positions, attention layout, image patches.
 
-Letters: ``S`` tokens of the row, ``P`` prompt tokens, ``T`` completion tokens.
+Letters: ``S`` tokens of the row, ``P`` prompt tokens, ``T`` completion tokens, ``I`` images of the row's prompts, ``U``
+different ones among them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import torch
 from mmrl.engine.attention import PackedLayout
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.vision import ImageInputs
-from mmrl.ops.packing import offsets
-from mmrl.types import EncodedPrompt, Sample
+from mmrl.ops.packing import Item, Unit, offsets, units_of
+from mmrl.types import EncodedPrompt, ImageRef, Sample
 
 KNOWN_POSITIONS = 4096
 """Prompts whose positions are kept."""
@@ -30,13 +31,28 @@ class PackedInputs:
         model_inputs: Keyword arguments of the model's body.
         predicting_T: int64 positions in the row whose hidden states predict the completion tokens.
         targets_T: int64 completion tokens.
-        completion_lengths: Completion tokens of each sample, in order.
+        images: The row's different images; None without any.
     """
 
     model_inputs: dict[str, Any]
     predicting_T: torch.Tensor
     targets_T: torch.Tensor
-    completion_lengths: list[int]
+    images: UniqueImages | None
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueImages:
+    """Images that each go through the vision tower once, whoever shares them.
+
+    Attributes:
+        pixels: Their patches, (sum of patches, C).
+        grids_U3: Temporal, vertical and horizontal patches of each.
+        places: I places among them, in the order of the row's prompts.
+    """
+
+    pixels: torch.Tensor
+    grids_U3: torch.Tensor
+    places: tuple[int, ...]
 
 
 class Collator:
@@ -44,60 +60,88 @@ class Collator:
 
     Args:
         body: The model without its head; a vision-language body computes its prompts' multimodal positions.
+        share: Whether samples of one prompt share it in the row.
     """
 
-    def __init__(self, folder: ModelFolder, body: Any, images: ImageInputs, device: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        folder: ModelFolder,
+        body: Any,
+        images: ImageInputs,
+        device: str,
+        dtype: torch.dtype,
+        *,
+        share: bool = True,
+    ) -> None:
         self._folder, self._body, self._images = folder, body, images
-        self._device, self._dtype = device, dtype
+        self._device, self._dtype, self._share = device, dtype, share
         self._known_positions: dict[tuple[Any, ...], torch.Tensor] = {}
 
+    def units(self, samples: Sequence[Sample], budget: int | None = None) -> list[Unit]:
+        """The samples by prompt, as they lie together in a row of at most ``budget`` tokens."""
+        items = [Item(_prompt_key(s.prompt), len(s.prompt.token_ids), len(s.token_ids)) for s in samples]
+        return units_of(items, budget, share=self._share)
+
     def __call__(self, samples: Sequence[Sample]) -> PackedInputs:
-        ids_S = np.concatenate([np.concatenate([s.prompt.token_ids, s.token_ids]) for s in samples])
-        starts = offsets([s.num_tokens for s in samples])
-        lengths = [len(s.token_ids) for s in samples]
-        predicting = [
-            start + len(s.prompt.token_ids) - 1 + np.arange(len(s.token_ids))
-            for start, s in zip(starts, samples, strict=False)
-        ]
+        """The log-probs that are computed from it are in the order of the samples."""
+        units = self.units(samples)
+        prompts = [samples[unit.indices[0]].prompt for unit in units]
+        ids, spans = list[Any](), []
+        predicting: list[Any] = [None] * len(samples)
+        for start, unit, prompt in zip(offsets(unit.tokens for unit in units), units, prompts, strict=False):
+            ids.append(prompt.token_ids)
+            spans += unit.spans(start)
+            first = start + unit.prompt_tokens
+            for index, begin, length in zip(unit.indices, offsets(unit.completions), unit.completions, strict=False):
+                ids.append(samples[index].token_ids[:length])
+                # The prompt's last token predicts the first of each completion.
+                predicting[index] = np.concatenate([[first - 1], first + begin + np.arange(length)])
+        ids_S = np.concatenate(ids)
         inputs = {
             "input_ids": self._tensor(ids_S)[None],
-            "position_ids": self._positions(samples),
-            "layout": PackedLayout.of([s.num_tokens for s in samples], self._device),
+            "position_ids": self._positions(units, prompts),
+            "layout": PackedLayout(spans, self._device, self._dtype),
         }
         if self._folder.family.vision:
-            inputs |= self._vision_inputs(samples, ids_S)
+            inputs["mm_token_type_ids"] = self._tensor(ids_S == self._folder.image_token_id)[None]
         return PackedInputs(
             inputs,
             self._tensor(np.concatenate(predicting)),
             self._tensor(np.concatenate([s.token_ids for s in samples])),
-            lengths,
+            self._unique_images([ref for prompt in prompts for ref in prompt.images]),
         )
 
     def _tensor(self, values: Any) -> torch.Tensor:
         return torch.from_numpy(np.asarray(values, np.int64)).to(self._device)
 
-    def _vision_inputs(self, samples: Sequence[Sample], ids_S: Any) -> dict[str, torch.Tensor]:
-        inputs = {"mm_token_type_ids": self._tensor(ids_S == self._folder.image_token_id)[None]}
-        entries = [self._images(ref) for s in samples for ref in s.prompt.images]
-        if entries:
-            pixels, grids = zip(*entries, strict=True)
-            inputs["pixel_values"] = torch.cat(pixels).to(self._device, self._dtype)
-            inputs["image_grid_thw"] = torch.stack(grids).to(self._device)
-        return inputs
+    def _unique_images(self, refs: Sequence[ImageRef]) -> UniqueImages | None:
+        unique = {ref.hash: ref for ref in refs}
+        if not unique:
+            return None
+        pixels, grids = zip(*map(self._images, unique.values()), strict=True)
+        place = {name: number for number, name in enumerate(unique)}
+        return UniqueImages(
+            torch.cat(pixels).to(self._device, self._dtype),
+            torch.stack(grids).to(self._device),
+            tuple(place[ref.hash] for ref in refs),
+        )
 
-    def _positions(self, samples: Sequence[Sample]) -> torch.Tensor:
+    def _positions(self, units: Sequence[Unit], prompts: Sequence[EncodedPrompt]) -> torch.Tensor:
         """(1, S) positions, or (4, 1, S) for a vision-language model: text, then temporal, height, width.
 
-        Each sequence starts at 0. The text row tells transformers that the sequences are packed.
+        Each prompt starts at 0, and each of its completions goes on after it. The text row tells transformers that
+        sequences are packed.
         """
-        text_S = torch.cat([torch.arange(s.num_tokens) for s in samples])
-        if not self._folder.family.vision:
+        text, columns = list[torch.Tensor](), list[torch.Tensor]()
+        for unit, prompt in zip(units, prompts, strict=True):
+            after_T = torch.cat([torch.arange(length) for length in unit.completions])
+            text += [torch.arange(unit.prompt_tokens), unit.prompt_tokens + after_T]
+            if self._folder.family.vision:
+                prompt_3P = self._cached_positions(prompt)
+                columns += [prompt_3P, (prompt_3P.max() + 1 + after_T).expand(3, -1)]
+        text_S = torch.cat(text)
+        if not columns:
             return text_S[None].to(self._device)
-        columns = []
-        for sample in samples:
-            prompt_3P = self._cached_positions(sample.prompt)
-            continued_T = prompt_3P.max() + 1 + torch.arange(len(sample.token_ids))
-            columns.append(torch.cat([prompt_3P, continued_T.expand(3, -1)], 1))
         return torch.cat([text_S[None], torch.cat(columns, 1)])[:, None].to(self._device)
 
     def _cached_positions(self, prompt: EncodedPrompt) -> torch.Tensor:
@@ -118,3 +162,8 @@ class Collator:
         types_P = (ids_P == self._folder.image_token_id).int()
         positions: torch.Tensor = self._body.get_rope_index(ids_P[None], types_P[None], grids)[0]
         return positions[:, 0]
+
+
+def _prompt_key(prompt: EncodedPrompt) -> tuple[bytes, tuple[str, ...]]:
+    """Equal for prompts that are the same to the model."""
+    return prompt.token_ids.tobytes(), tuple(ref.hash for ref in prompt.images)

@@ -21,6 +21,8 @@ class Family:
         vision: Whether prompts may hold images; positions are then multimodal (M-RoPE).
         parts: Name prefixes of the parameters of ``vision``, ``projector`` and ``language``; the longest wins.
         banned_tokens: Never sampled: the policy would otherwise write an image that does not exist.
+        shares_prefix: Whether completions of one prompt may share its keys and values in a packed row: not with layers
+            that hand a state from token to token, such as linear attention.
     """
 
     model_type: str
@@ -28,6 +30,7 @@ class Family:
     vision: bool = False
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({"language": ("",)}))
     banned_tokens: tuple[str, ...] = ()
+    shares_prefix: bool = True
 
     def part_of(self, parameter: str) -> str:
         """The part that a parameter belongs to."""

@@ -181,7 +181,9 @@ class DeepSpeedLearner:
 
     def _plan(self, samples: Sequence[Sample], budget: int) -> list[list[int]]:
         """This rank's micro-batches, empty ones at the end where other ranks have more."""
-        plan = plan_microbatches([sample.num_tokens for sample in samples], budget)
+        units = self._collate.units(samples, budget)
+        rows = plan_microbatches(units, budget, lambda unit: unit.tokens)
+        plan = [[index for unit in row for index in unit.indices] for row in rows]
         most = torch.tensor(len(plan), device=self._engine.device)
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
         return plan + [[] for _ in range(int(most) - len(plan))]

@@ -11,7 +11,7 @@ import torch
 
 from mmrl.config import LoraConfig
 from mmrl.engine import adapters, attention, device
-from mmrl.engine.collation import PackedInputs
+from mmrl.engine.collation import PackedInputs, UniqueImages
 from mmrl.engine.folder import ModelFolder
 from mmrl.errors import ConfigError
 from mmrl.ops.logprobs import chunked_logprobs
@@ -49,7 +49,8 @@ class Policy(torch.nn.Module):
 
     def forward(self, inputs: PackedInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """(T,) log-probs and (T,) entropies in nats of the row's completion tokens."""
-        outputs = self.model.base_model(**inputs.model_inputs, attention_mask=None, use_cache=False)
+        images = {} if inputs.images is None else {"mm_encoder_outputs": {"image": self._features(inputs.images)}}
+        outputs = self.model.base_model(**inputs.model_inputs, **images, attention_mask=None, use_cache=False)
         hidden_SH = outputs.last_hidden_state[0]
         return chunked_logprobs(
             self.model.get_output_embeddings(),
@@ -60,6 +61,18 @@ class Policy(torch.nn.Module):
             chunk_tokens=self._chunk_tokens,
             entropy_gradient=self._entropy_gradient,
         )
+
+    def _features(self, images: UniqueImages) -> Any:
+        """What the vision tower makes of the images, as transformers has it, one entry per image of the row."""
+        found = self.model.base_model.get_image_features(images.pixels, images.grids_U3, return_dict=True)
+
+        def placed(features: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return [features[place] for place in images.places]
+
+        found.pooler_output = placed(found.pooler_output)
+        if deepstack := getattr(found, "deepstack_features", None):
+            found.deepstack_features = [placed(level) for level in deepstack]
+        return found
 
     def without_adapters(self) -> AbstractContextManager[None]:
         """The model that is adapted."""

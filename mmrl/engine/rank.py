@@ -59,6 +59,7 @@ class RankEngine:
         self._config, self._folder, self._media, self._kind = config, folder, media, kind
         self._precision = device.precision(kind, config.model.dtype)
         self._images = ImageInputs(folder, media)
+        self._shares_prefix = config.learner.share_prefix == "auto" and folder.family.shares_prefix
         self._in_use = ""
         # The group of all ranks first: vLLM would make one of its tensor-parallel ranks alone.
         _join_group(kind)
@@ -106,6 +107,7 @@ class RankEngine:
             "sampler": None if self._sampler is None else type(self._sampler).__name__,
             "learner": None if self._learner is None else type(self._learner).__name__,
             "attention": device.attention(self._kind, self._precision),
+            "shares_prefix": self._shares_prefix,
             "process_group": torch.distributed.get_backend(),
             "sampler_arguments": self._sampler.arguments if isinstance(self._sampler, VLLMSampler) else {},
             "sleep_level": device.sleep_level(self._kind),
@@ -182,7 +184,12 @@ class RankEngine:
         frozen = ("vision", "projector", "language")
         reference = self._load_policy(initial, frozen) if needs.reference_logprobs and lora is None else None
         collator = Collator(
-            self._folder, policy.model.base_model, self._images, torch_device, getattr(torch, self._precision)
+            self._folder,
+            policy.model.base_model,
+            self._images,
+            torch_device,
+            getattr(torch, self._precision),
+            share=self._shares_prefix,
         )
         settings = device.learner_config(
             self._kind,

@@ -1,16 +1,124 @@
-"""Which samples go to which rank and micro-batch, and where each lies in its packed row."""
+"""Which samples go to which rank and micro-batch, and where each lies in its packed row.
+
+A row holds a prompt once for all of its completions: ``[prompt | completion 1 | ... | completion G]``.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 
 
-def plan_microbatches(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices of each micro-batch: at most ``budget`` tokens, every index once, longest first.
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Neighbours in a packed row: each attends to those before it, and to all of a prefix elsewhere in the row.
 
-    First-fit decreasing: deterministic, and within 22 % of the fewest possible. A sample longer than the budget is a
-    micro-batch of its own.
+    Attributes:
+        start: Position of the first token.
+        length: Tokens.
+        prefix_start: Position of the prefix's first token.
+        prefix_length: Tokens of the prefix; 0 for none.
+    """
+
+    start: int
+    length: int
+    prefix_start: int = 0
+    prefix_length: int = 0
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a query and a key that it attends to."""
+        return self.length * (self.length + 1) // 2 + self.length * self.prefix_length
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What planning knows of a sample.
+
+    Attributes:
+        prompt: Equal for samples that may share their prompt.
+        prompt_tokens: At least 1.
+        completion_tokens: At least 1.
+    """
+
+    prompt: Hashable
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Samples of one prompt that lie together, their prompt once.
+
+    Attributes:
+        indices: Of the samples.
+        prompt_tokens: Of their prompt.
+        completions: Tokens in the row of each completion: all but the last, which predicts nothing.
+    """
+
+    indices: tuple[int, ...]
+    prompt_tokens: int
+    completions: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in the row."""
+        return self.prompt_tokens + sum(self.completions)
+
+    def spans(self, start: int) -> list[Span]:
+        """Where the unit's tokens lie if it begins at ``start``: the prompt, then each completion; a single one goes
+        on in the prompt's span. Empty completions have spans too."""
+        if len(self.completions) == 1:
+            return [Span(start, self.tokens)]
+        starts = [start + self.prompt_tokens + offset for offset in offsets(self.completions)]
+        spans = [
+            Span(first, length, start, self.prompt_tokens)
+            for first, length in zip(starts, self.completions, strict=False)
+        ]
+        return [Span(start, self.prompt_tokens), *spans]
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a query and a key in its attention."""
+        return sum(span.pairs for span in self.spans(0))
+
+
+def units_of(items: Sequence[Item], budget: int | None = None, *, share: bool = True) -> list[Unit]:
+    """Samples that share a prompt as one unit, or as several where one would have more than ``budget`` tokens.
+
+    Args:
+        budget: None for any number of tokens. A sample that is longer is a unit of its own.
+        share: Whether to; else each sample is a unit.
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for index, item in enumerate(items):
+        groups.setdefault(item.prompt if share else index, []).append(index)
+    units = []
+    for members in groups.values():
+        prompt = items[members[0]].prompt_tokens
+        lengths = [items[index].completion_tokens - 1 for index in members]
+        parts = [range(len(members))] if budget is None else map(sorted, first_fit(lengths, budget - prompt))
+        for part in parts:
+            units.append(Unit(tuple(members[i] for i in part), prompt, tuple(lengths[i] for i in part)))
+    return units
+
+
+def plan_microbatches(units: Sequence[Unit], budget: int, cost: Callable[[Unit], float]) -> list[list[Unit]]:
+    """Units of each micro-batch: at most ``budget`` tokens, as few as first-fit finds, and of costs that are as equal
+    as may be within that; the most expensive micro-batch first, so that those of several ranks match."""
+    bins = [[units[i] for i in part] for part in first_fit([unit.tokens for unit in units], budget)]
+    even = [[units[i] for i in part] for part in balance([cost(unit) for unit in units], len(bins))]
+    if all(sum(unit.tokens for unit in part) <= budget or len(part) == 1 for part in even):
+        bins = even
+    return sorted(bins, key=lambda part: -sum(map(cost, part)))
+
+
+def first_fit(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices of each bin: at most ``budget`` tokens, every index once, longest first.
+
+    First-fit decreasing: deterministic, and within 22 % of the fewest possible. A length above the budget is in a bin
+    of its own.
     """
     bins: list[list[int]] = []
     room: list[int] = []
@@ -39,6 +147,6 @@ def balance(costs: Sequence[float], parts: int) -> list[list[int]]:
     return [sorted(share) for share in shares]
 
 
-def offsets(lengths: Sequence[int]) -> list[int]:
+def offsets(lengths: Iterable[int]) -> list[int]:
     """Start of each sample in a packed row, and the row's end: ``[0, l_0, l_0 + l_1, ...]``."""
     return list(itertools.accumulate(lengths, initial=0))

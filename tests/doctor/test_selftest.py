@@ -41,9 +41,10 @@ PACKS_ONE_SEQUENCE = """
 import sys
 from mmrl.doctor import tiny_run, trial
 from mmrl.engine.attention import PackedLayout
+from mmrl.ops.packing import Span
 
-sound = PackedLayout.of
-PackedLayout.of = lambda lengths, device: sound([sum(lengths)], device)
+sound = PackedLayout.__init__
+PackedLayout.__init__ = lambda self, spans, *args: sound(self, [Span(0, sum(s.length for s in spans))], *args)
 tiny_run.Installed.vllm = property(lambda self: "")
 trial.STEPS = 1
 trial.main(*sys.argv[1:])

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.attention.varlen
@@ -17,8 +18,17 @@ from mmrl.engine.device import DeviceKind
 from mmrl.engine.family import FAMILIES
 from mmrl.engine.policy import load_policy
 from mmrl.engine.vision import ImageInputs
+from mmrl.ops.packing import Span, Unit, offsets
 
 LENGTHS = [3, 1, 7, 3, 5]
+ALONE = [Span(start, length) for start, length in zip(offsets(LENGTHS), LENGTHS, strict=False)]
+PROMPTED = [
+    Span(0, 4), Span(4, 2, 0, 4), Span(6, 0, 0, 4), Span(6, 3, 0, 4),
+    Span(9, 1), Span(10, 1, 9, 1), Span(11, 5, 9, 1),
+    Span(16, 3),
+]  # fmt: skip
+"""Two prompts with completions, one of them empty, and a sequence of its own."""
+LAYOUTS = {"alone": ALONE, "prompted": PROMPTED}
 HEADS = [(4, 2), (4, 4), (6, 1)]
 
 
@@ -83,21 +93,28 @@ def varlen_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     return calls
 
 
-def masked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
-    """(1, T, H, D) by one call with a block-diagonal causal mask."""
-    sequence = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
-    mask = (sequence[:, None] == sequence) & torch.ones(sum(LENGTHS), sum(LENGTHS)).tril().bool()
+def masked(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spans: list[Span], scaling: float | None
+) -> torch.Tensor:
+    """(1, T, H, D) by one call with a mask of the whole row."""
+    mask = torch.zeros(query.shape[2], query.shape[2], dtype=torch.bool)
+    for span in spans:
+        own = slice(span.start, span.start + span.length)
+        mask[own, own] = torch.ones(span.length, span.length).tril().bool()
+        mask[own, span.prefix_start : span.prefix_start + span.prefix_length] = True
     attend = torch.nn.functional.scaled_dot_product_attention
     return attend(query, key, value, mask, scale=scaling, enable_gqa=True).transpose(1, 2)
 
 
 @pytest.mark.parametrize("scaling", [None, 0.3])
+@pytest.mark.parametrize("spans", LAYOUTS)
 @pytest.mark.parametrize("function", [packed_sdpa, packed_varlen])
-def test_values_and_gradients_are_those_of_a_block_diagonal_mask(function, scaling, qkv, varlen_on_cpu):
-    layout = PackedLayout.of(LENGTHS, "cpu")
+def test_values_and_gradients_are_those_of_a_mask(function, spans, scaling, qkv, varlen_on_cpu):
+    spans = LAYOUTS[spans]
+    layout = PackedLayout(spans, "cpu", torch.float64)
     output, weights = function(torch.nn.Identity(), *qkv, None, layout=layout, scaling=scaling)
     assert weights is None
-    expected = masked(*qkv, scaling)
+    expected = masked(*qkv, spans, scaling)
     torch.testing.assert_close(output, expected)
     direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=output.dtype)
     gradients = torch.autograd.grad((output * direction).sum(), qkv)
@@ -153,10 +170,37 @@ def test_in_bfloat16_the_kernel_gets_bfloat16_from_every_family(family, bench, v
     assert gradient_gap(gradients, expected) < 3e-2
 
 
-def test_a_layout_knows_bounds_and_sequences_of_one_length():
-    layout = PackedLayout.of(LENGTHS, "cpu")
-    assert layout.bounds.tolist() == [0, 3, 4, 11, 14, 19] and layout.bounds.dtype == torch.int32
-    assert layout.max_length == 7
-    assert [index.tolist() for index in layout.same_length] == [
-        [[3]], [[0, 1, 2], [11, 12, 13]], [[14, 15, 16, 17, 18]], [[4, 5, 6, 7, 8, 9, 10]],
-    ]  # fmt: skip
+def test_bounds_of_a_row_with_shared_prompts():
+    row = PackedLayout(PROMPTED, "cpu", torch.float32).bounds
+    assert row.queries.tolist() == [0, 4, 6, 9, 10, 11, 16, 19] and row.queries.dtype == torch.int32
+    assert row.keys.tolist() == [0, 4, 10, 17, 18, 20, 26, 29] and row.keys.dtype == torch.int32
+    assert row.longest == (5, 7)
+    assert row.key_order is not None
+    assert row.key_order[4:17].tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 6, 7, 8]
+    assert PackedLayout(ALONE, "cpu", torch.float32).bounds.key_order is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_row_of_prompts_and_completions_equals_a_mask(seed, varlen_on_cpu):
+    rng = np.random.default_rng(seed)
+    spans, start = list[Span](), 0
+    for _ in range(rng.integers(1, 6)):
+        unit = Unit((), int(rng.integers(1, 60)), tuple(map(int, rng.integers(0, 50, rng.integers(1, 9)))))
+        spans += unit.spans(start)
+        start += unit.tokens
+    qkv = [torch.from_numpy(rng.normal(size=(1, heads, start, 8))).requires_grad_() for heads in (4, 2, 2)]
+    expected = masked(*qkv, spans, None)
+    direction = torch.from_numpy(rng.normal(size=expected.shape))
+    gradients = torch.autograd.grad((expected * direction).sum(), qkv)
+    layout = PackedLayout(spans, "cpu", torch.float64)
+    for function in (packed_sdpa, packed_varlen):
+        output, _ = function(torch.nn.Identity(), *qkv, None, layout=layout)
+        torch.testing.assert_close(output, expected)
+        torch.testing.assert_close(torch.autograd.grad((output * direction).sum(), qkv), gradients)
+
+
+def test_completions_that_are_short_beside_their_prompt_are_one_call_and_long_ones_a_batch():
+    short = PackedLayout(Unit((), 300, (20,) * 8).spans(0), "cpu", torch.float32).blocks
+    assert [block.shape for block in short.blocks] == [(1, 300, 300), (1, 160, 460)]
+    long = PackedLayout(Unit((), 40, (97, 100, 104, 100)).spans(0), "cpu", torch.float32).blocks
+    assert [block.shape for block in long.blocks] == [(1, 40, 40), (4, 104, 144)]

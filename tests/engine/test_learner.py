@@ -15,9 +15,10 @@ import torch
 from deepspeed.utils import safe_get_full_optimizer_state
 
 from mmrl.cluster.launch import start_engine
+from mmrl.engine.collation import Collator
 from mmrl.interfaces import Aggregation, AggregationMode, Algorithm, Needs
 from mmrl.ops.objective import training_rows
-from mmrl.ops.packing import plan_microbatches
+from mmrl.ops.packing import Item, plan_microbatches, units_of
 from mmrl.types import TokenLoss, TrainingRow
 from mmrl_algorithms.grpo import GRPO
 
@@ -103,7 +104,9 @@ def exposed(request, start, rows) -> Any:
     """A learner whose optimizer shows the gradient; micro-batches of 1 or 4 parts, recomputing activations or not."""
     stage, parts = request.param
     budget = 4096 if parts == 1 else 70
-    assert len(plan_microbatches([row.sample.num_tokens for row in rows()], budget)) == parts
+    samples = [row.sample for row in rows()]
+    items = [Item(s.prompt.id, len(s.prompt.token_ids), len(s.token_ids)) for s in samples]
+    assert len(plan_microbatches(units_of(items, budget), budget, lambda unit: unit.tokens)) == parts
     learner = {"zero_stage": stage, "max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED}
     engine = start(learner={**learner, "tokens_per_microbatch": budget}, model={"gradient_checkpointing": stage == 3})
     with engine.learning() as learner:
@@ -276,13 +279,13 @@ def test_the_reference_stays_the_initial_policy(start, rows, vision, plain, case
 
 def test_logprobs_one_by_one_are_a_forward_each(exposed, case, monkeypatch):
     rows_of_a_forward = []
-    collate = exposed._collate
+    collate = Collator.__call__
 
-    def count(part: Any) -> Any:
+    def count(self: Collator, part: Any) -> Any:
         rows_of_a_forward.append(sum(sample is not exposed._idle for sample in part))
-        return collate(part)
+        return collate(self, part)
 
-    monkeypatch.setattr(exposed, "_collate", count)
+    monkeypatch.setattr(Collator, "__call__", count)
     single = exposed.logprobs(case.samples, packed=False)
     assert rows_of_a_forward == [1] * len(case.samples)
     packed = exposed.logprobs(case.samples)

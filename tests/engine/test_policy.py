@@ -20,6 +20,7 @@ from mmrl.engine.folder import ModelFolder
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.vision import ImageInputs, idle_sample
 from mmrl.errors import ConfigError
+from mmrl.ops.packing import Span
 
 LENGTHS = (5, 17, 9, 1, 12, 6, 21)
 TEMPERATURE = 0.8
@@ -95,7 +96,7 @@ def test_wrong_positions_or_a_lost_layout_are_noticed(family, build):
     with torch.no_grad():
         right_T, _ = policy(inputs)
         rows = inputs.model_inputs["position_ids"]
-        one_long = PackedLayout.of([rows.shape[-1]], "cpu")
+        one_long = PackedLayout([Span(0, rows.shape[-1])], "cpu", torch.float32)
         for wrong in ({"position_ids": 2 * rows}, {"layout": one_long}):
             wrong_T, _ = policy(replace(inputs, model_inputs=inputs.model_inputs | wrong))
             assert (wrong_T - right_T).abs().max() > 1e-3

@@ -1,4 +1,4 @@
-"""Micro-batches by token budget."""
+"""Units of samples that share a prompt, micro-batches by token budget, balanced parts."""
 
 from __future__ import annotations
 
@@ -6,34 +6,90 @@ import random
 
 import pytest
 
-from mmrl.ops.packing import offsets, plan_microbatches
+from mmrl.ops.packing import Item, Span, Unit, balance, first_fit, offsets, plan_microbatches, units_of
 
 
-def test_longest_first_each_into_the_first_that_has_room():
-    assert plan_microbatches([3, 7, 5, 2, 6], 10) == [[1, 0], [4, 3], [2]]
+def by_tokens(unit: Unit) -> float:
+    return unit.tokens
+
+
+def test_first_fit_takes_the_longest_first_each_into_the_first_that_has_room():
+    assert first_fit([3, 7, 5, 2, 6], 10) == [[1, 0], [4, 3], [2]]
 
 
 def test_equal_lengths_keep_their_order():
-    assert plan_microbatches([4, 4, 4, 4], 8) == [[0, 1], [2, 3]]
+    assert first_fit([4, 4, 4, 4], 8) == [[0, 1], [2, 3]]
 
 
-def test_a_sample_longer_than_the_budget_is_alone():
-    assert plan_microbatches([3, 50, 3], 10) == [[1], [0, 2]]
+def test_a_length_above_the_budget_is_alone():
+    assert first_fit([3, 50, 3], 10) == [[1], [0, 2]]
 
 
 def test_no_budget_means_one_by_one_and_no_samples_no_plan():
-    assert sorted(plan_microbatches([1, 2, 3], 0)) == [[0], [1], [2]]
-    assert plan_microbatches([], 10) == []
+    assert sorted(first_fit([1, 2, 3], 0)) == [[0], [1], [2]]
+    assert first_fit([], 10) == [] and units_of([], 10) == []
+    assert plan_microbatches([], 10, by_tokens) == []
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_index_once_within_budget_and_near_the_fewest_possible(seed):
     rng = random.Random(seed)
     lengths = [rng.randint(1, 100) for _ in range(rng.randint(1, 80))]
-    plan = plan_microbatches(lengths, 128)
+    plan = first_fit(lengths, 128)
     assert sorted(index for part in plan for index in part) == list(range(len(lengths)))
     assert all(sum(lengths[index] for index in part) <= 128 for part in plan)
     assert len(plan) <= 11 / 9 * -(-sum(lengths) // 128) + 4  # fewest possible is at least total / budget
+
+
+ITEMS = [Item("a", 10, 3), Item("b", 4, 6), Item("a", 10, 1), Item("a", 10, 8)]
+
+
+def test_samples_of_a_prompt_are_a_unit_whose_last_tokens_predict_nothing():
+    a, b = units_of(ITEMS)
+    assert a == Unit((0, 2, 3), 10, (2, 0, 7)) and b == Unit((1,), 4, (5,))
+    assert (a.tokens, b.tokens) == (19, 9)
+    assert a.spans(100) == [Span(100, 10), Span(110, 2, 100, 10), Span(112, 0, 100, 10), Span(112, 7, 100, 10)]
+    assert b.spans(119) == [Span(119, 9)]
+    assert a.pairs == 55 + (20 + 3) + 0 + (70 + 28) and b.pairs == 45
+
+
+def test_without_sharing_each_sample_is_a_unit():
+    assert [unit.indices for unit in units_of(ITEMS, share=False)] == [(0,), (1,), (2,), (3,)]
+
+
+def test_a_group_above_the_budget_is_split_and_its_prompt_repeated():
+    a, rest, b = units_of(ITEMS, 17)
+    assert (a.indices, rest.indices, b.indices) == ((2, 3), (0,), (1,))
+    assert (a.tokens, rest.tokens) == (17, 12)
+    assert sorted(unit.indices for unit in units_of(ITEMS, 5)) == [(0,), (1,), (2,), (3,)]  # nothing fits
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_keep_to_the_budget_are_as_few_as_first_fit_finds_and_the_dearest_comes_first(seed):
+    rng = random.Random(seed)
+    prompts = {name: rng.randint(1, 40) for name in range(rng.randint(1, 20))}
+    items = [
+        Item(name, tokens, rng.randint(1, 30)) for name, tokens in prompts.items() for _ in range(rng.randint(1, 9))
+    ]
+    rng.shuffle(items)
+    units = units_of(items, 100)
+    assert sorted(index for unit in units for index in unit.indices) == list(range(len(items)))
+    plan = plan_microbatches(units, 100, lambda unit: unit.pairs)
+    assert sorted(unit.indices for row in plan for unit in row) == sorted(unit.indices for unit in units)
+    assert all(sum(unit.tokens for unit in row) <= 100 for row in plan)
+    assert len(plan) == len(first_fit([unit.tokens for unit in units], 100))
+    costs = [sum(unit.pairs for unit in row) for row in plan]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_rows_of_one_budget_are_of_equal_cost():
+    units = [Unit((i,), size, (0,)) for i, size in enumerate([60, 60, 30, 30, 10, 10])]
+    plan = plan_microbatches(units, 110, by_tokens)
+    assert [sum(unit.tokens for unit in row) for row in plan] == [100, 100]  # first-fit alone: 110 and 90
+
+
+def test_parts_are_balanced():
+    assert balance([5, 1, 1, 4, 3], 2) == [[0, 1, 2], [3, 4]]
 
 
 def test_offsets_are_the_starts_and_the_end():
