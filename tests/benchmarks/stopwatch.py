@@ -6,6 +6,7 @@ import ctypes
 import functools
 import json
 import os
+import signal
 import threading
 import time
 from collections import defaultdict
@@ -13,6 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+
+_C = ctypes.CDLL(None)
+_PDEATHSIG = 1
 
 
 class Stopwatch:
@@ -66,6 +71,8 @@ class Stopwatch:
 class Report:
     """Lines of JSON to the process that measures this one, which then lets others run for a while.
 
+    Each line has the processor seconds of all threads since the one before: ``processor_s``.
+
     Args:
         descriptors: To read from and to write to.
         watch: Does not count that while.
@@ -76,9 +83,12 @@ class Report:
         self._go, self._lines, self._watch = os.fdopen(reading, "rb", 0), os.fdopen(writing, "w"), watch
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
+        _C.prctl(_PDEATHSIG, signal.SIGKILL)  # a stopped process would outlive the one that measures
+        self._processor = time.process_time()
 
     def __call__(self, **values: Any) -> None:
-        self._lines.write(json.dumps(values) + "\n")
+        used, self._processor = time.process_time() - self._processor, time.process_time()
+        self._lines.write(json.dumps({**values, "processor_s": used}) + "\n")
         self._lines.flush()
         self._go.read(1)
         self._watch.skip()
@@ -90,7 +100,7 @@ def peak_memory(found: dict[str, int]) -> Iterator[None]:
 
     What the allocator keeps of earlier blocks is given back first: it would be resident, and used again unseen.
     """
-    ctypes.CDLL(None).malloc_trim(0)
+    _C.malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     found["before"] = _status("VmRSS")
     try:

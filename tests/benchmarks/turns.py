@@ -117,7 +117,8 @@ def take_turns(contestants: Sequence[Contestant], timed: int, *, last_words: boo
                     contestant.memory = found["memory"]
                 elif step >= WARM_UP:
                     contestant.steps.append(found)
-                print(f"  step {step + 1:2d} {contestant.name:<24} {found['seconds']:8.2f} s", file=sys.stderr)
+                line = f"  step {step + 1:2d} {contestant.name:<24} {found['seconds']:8.2f} s"
+                print(f"{line}, of the processor {found['processor_s']:8.2f} s", file=sys.stderr)
         for contestant in contestants:
             if last_words:
                 contestant.last = contestant.turn()
@@ -158,6 +159,7 @@ def summary(contestant: Contestant) -> dict[str, Any]:
     """Medians over the timed steps, and their spread.
 
     - ``seconds``, ``least``, ``most``: of a step.
+    - ``processor_s``: median seconds of processor time, all threads together, which other work disturbs less.
     - ``phases``: median seconds of each phase.
     - ``tokens``, ``tokens_per_s``: completion tokens of a step, and all of them over all seconds.
     - ``memory_bytes``: peak of an update above what is resident before it.
@@ -175,6 +177,7 @@ def summary(contestant: Contestant) -> dict[str, Any]:
         "tokens": statistics.mean(tokens),
         "tokens_per_s": sum(tokens) / sum(seconds),
         "memory_bytes": None if memory is None else memory["peak"] - memory["before"],
+        "processor_s": statistics.median(step["processor_s"] for step in steps),
         "steps": seconds,
     }
 
