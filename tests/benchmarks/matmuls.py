@@ -23,12 +23,12 @@ class Matmuls(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.products: Counter[tuple[int, int, int, int]] = Counter()
         self.attention_flops = 0.0
 
     def __enter__(self) -> Self:
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     @property
@@ -55,9 +55,9 @@ def _attention(name: str, args: Any, kwargs: Any) -> float:
     """Two products forward, five backward."""
     backward = name.endswith("backward")
     q, k = (args[1], args[2]) if backward else (args[0], args[1])
-    pairs = q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2]
+    pairs = float(q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2])
     causal = kwargs.get("is_causal") or any(value is True for value in args)
-    return (5 if backward else 2) * 2.0 * pairs * q.shape[3] * (0.5 if causal else 1.0)
+    return float((5 if backward else 2) * 2 * pairs * q.shape[3] * (0.5 if causal else 1))
 
 
 def _fastest(shape: tuple[int, int, int, int], repeats: int) -> float:

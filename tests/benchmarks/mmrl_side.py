@@ -70,9 +70,9 @@ def run(job: dict[str, Any], watch: Stopwatch, report: Report) -> None:
         report(tokens=place["tokens"], phases=watch.take(), memory=memory or None)
         return values
 
-    def counted(self: Updater, step: int, experience: Any, *args: Any) -> Any:
+    def counted(self: Updater, step: int, experience: Any, learner: Any, clock: Any) -> Any:
         place["tokens"] = sum(len(sample.token_ids) for sample in experience.samples)
-        return learn(self, step, experience, *args)
+        return learn(self, step, experience, learner, clock)
 
     def measured(self: DeepSpeedLearner, rows: Any) -> Any:
         with peak_memory(memory) if place["step"] == job["steps"] else nullcontext():  # the last step is for memory

@@ -50,7 +50,7 @@ def measure(axis: str, folder: Path, timed: int, options: Mapping[str, Any]) -> 
             timed=timed,
             overrides=(*options["overrides"], *overrides),
             tiny=options["tiny"],
-            least=workload.lengths.most,
+            least=workload.lengths.least,
             count=axis != "ranks",  # the products of other processes are not seen
         )
         for name, (workload, overrides) in points.items()

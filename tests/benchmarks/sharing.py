@@ -38,7 +38,7 @@ def compare(workload: Workload, folder: Path, kind: str, timed: int, options: Ma
             timed=timed,
             overrides=(*options["overrides"], f"learner.share_prefix={mode}"),
             tiny=options["tiny"],
-            least=16 if workload.lengths.mean and workload.lengths.most <= 64 else least(workload),
+            least=workload.lengths.least,
             count=True,
         )
         for mode in MODES
@@ -51,11 +51,6 @@ def compare(workload: Workload, folder: Path, kind: str, timed: int, options: Ma
             found[mode] |= {key: side.last[key] for key in keys if key in side.last}
             found[mode]["grad_norms"] = [step["grad_norm"] for step in side.steps]
     return found
-
-
-def least(workload: Workload) -> int:
-    """The shortest of the random completions: all are as long as asked, or at least 300 of 800."""
-    return 300 if workload.lengths.mean else workload.lengths.most
 
 
 def tables(results: Mapping[str, Any]) -> str:
@@ -74,8 +69,7 @@ def tables(results: Mapping[str, Any]) -> str:
                 TARGETS.get(name, "") if kind == "updates" else "",
                 f"{auto['memory_bytes'] / off['memory_bytes']:.2f}",
             ]
-            for side in (off, auto):
-                row.append(f"{side['alone_s'] / side['seconds']:.2f}" if "alone_s" in side else "")
+            row += [f"{side['alone_s'] / side['seconds']:.2f}" if "alone_s" in side else "" for side in (off, auto)]
             if "work" in auto:
                 done = (auto["work"] + auto["attention"]) / auto["seconds"]
                 row += [f"{off['work'] / auto['work']:.1f}x", f"{done / 1e9:.0f}"]

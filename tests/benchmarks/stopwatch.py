@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-
 _C = ctypes.CDLL(None)
 _PDEATHSIG = 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -12,6 +13,11 @@ sys.path.append(sys.path.pop(0))
 
 from stopwatch import Report, Stopwatch, peak_memory
 from workloads import score
+
+
+def peer(module: str = "trl") -> Any:
+    """TRL, by its name: a checker of types would find this folder's."""
+    return importlib.import_module(module)
 
 
 def vowels(completions: list[Any], **_: Any) -> list[float]:
@@ -69,9 +75,8 @@ def settings(job: dict[str, Any], banned: list[int]) -> dict[str, Any]:
 def trainer_maker(watch: Stopwatch, report: Report, job: dict[str, Any]) -> Any:
     """TRL's trainer, with clocks around its parts."""
     from transformers import TrainerCallback
-    from trl import GRPOTrainer
 
-    class Timed(GRPOTrainer):  # type: ignore[misc]
+    class Timed(peer().GRPOTrainer):  # type: ignore[misc]
         memory: dict[str, int] | None = None
         completion_tokens = 0
 
@@ -115,9 +120,8 @@ def gate_class(job: dict[str, Any]) -> Any:
     """TRL's trainer, which writes its first batch down, with loss and gradient, and stops."""
     import numpy as np
     import torch
-    from trl import GRPOTrainer
 
-    class Recorded(GRPOTrainer):  # type: ignore[misc]
+    class Recorded(peer().GRPOTrainer):  # type: ignore[misc]
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             """With old log-probs that differ from the current ones: else the loss would be the mean advantage."""
             output = super()._generate_and_score_completions(inputs)
@@ -142,9 +146,9 @@ def gate_class(job: dict[str, Any]) -> Any:
         def training_step(self, model: Any, *args: Any, **kwargs: Any) -> Any:
             loss = super().training_step(model, *args, **kwargs)
             norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-            found = {"loss": np.asarray(loss), "grad_norm": np.asarray(norm)}
-            arrays = {key: value.float().numpy() for key, value in self.batch.items()}
-            np.savez(job["batch"], **arrays, **found)
+            arrays: dict[str, Any] = {key: value.float().numpy() for key, value in self.batch.items()}
+            arrays |= {"loss": np.asarray(loss), "grad_norm": np.asarray(norm)}
+            np.savez(job["batch"], **arrays)
             return loss
 
     return Recorded
@@ -155,14 +159,13 @@ def main() -> None:
     watch = Stopwatch()
     report = Report(job["report"], watch)
     import accelerate.optimizer
-    import datasets
     import transformers
-    import trl.trainer.utils
 
+    import datasets
     from mmrl.engine.family import VISION_TOKENS
 
     if job["completions_only"]:  # as on a GPU; elsewhere TRL scores every position
-        trl.trainer.utils._use_triton = lambda device: True
+        peer("trl.trainer.utils")._use_triton = lambda device: True
     processor = transformers.AutoProcessor.from_pretrained(job["model"])
     tokenizer = getattr(processor, "tokenizer", processor)
     known = tokenizer.get_vocab()
@@ -170,7 +173,7 @@ def main() -> None:
     arguments = {
         "model": job["model"],
         "reward_funcs": vowels,
-        "args": trl.GRPOConfig(**settings(job, banned)),
+        "args": peer().GRPOConfig(**settings(job, banned)),
         "train_dataset": dataset(Path(job["data"])),
         "processing_class": processor,
     }
