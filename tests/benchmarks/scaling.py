@@ -55,7 +55,13 @@ def measure(axis: str, folder: Path, timed: int, options: Mapping[str, Any]) -> 
         )
         for name, (workload, overrides) in points.items()
     ]
+    if axis == "ranks":  # they share the cores
+        for name, side in zip(points, sides, strict=True):
+            side.environment = {"OMP_NUM_THREADS": str(max(2 // int(name), 1))}
     take_turns(sides, timed, last_words=axis != "ranks")
+    if axis == "ranks":  # nor is their memory the driver's
+        for side in sides:
+            side.memory = None
     return {
         name: summary(side) | {key: side.last[key] for key in ("work", "attention", "alone_s") if side.last}
         for name, side in zip(points, sides, strict=True)
@@ -78,10 +84,10 @@ def tables(results: Mapping[str, Any], picture: Path) -> str:
             cost = 1000 * point["seconds"] / point["tokens"]
             with_sharing, without = tokens(workload)
             work = (point["work"] + point["attention"]) / point["tokens"] if "work" in point else math.nan
-            memory = point["memory_bytes"]
+            memory = "" if point["memory_bytes"] is None else f"{point['memory_bytes'] / 2**20:.0f}"
             rows.append([
                 name, f"{point['seconds']:.2f} ({point['least']:.2f} to {point['most']:.2f})", f"{cost:.2f}",
-                f"{work / 1e9:.3f}", f"{with_sharing:.1f}", f"{without:.1f}", f"{memory / 2**20:.0f}",
+                f"{work / 1e9:.3f}", f"{with_sharing:.1f}", f"{without:.1f}", memory,
                 f"{point['alone_s'] / point['seconds']:.2f}" if "alone_s" in point else "",
             ])  # fmt: skip
             costs.append(cost)
