@@ -87,7 +87,7 @@ def tables(results: Mapping[str, Any], picture: Path) -> str:
             memory = "" if point["memory_bytes"] is None else f"{point['memory_bytes'] / 2**20:.0f}"
             rows.append([
                 name, f"{point['seconds']:.2f} ({point['least']:.2f} to {point['most']:.2f})", f"{cost:.2f}",
-                f"{work / 1e9:.3f}", f"{with_sharing:.1f}", f"{without:.1f}", memory,
+                "" if math.isnan(work) else f"{work / 1e9:.3f}", f"{with_sharing:.1f}", f"{without:.1f}", memory,
                 f"{point['alone_s'] / point['seconds']:.2f}" if "alone_s" in point else "",
             ])  # fmt: skip
             costs.append(cost)

@@ -6,7 +6,6 @@ import ctypes
 import functools
 import json
 import os
-import signal
 import threading
 import time
 from collections import defaultdict
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 _C = ctypes.CDLL(None)
-_PDEATHSIG = 1
 
 
 class Stopwatch:
@@ -82,7 +80,6 @@ class Report:
         self._go, self._lines, self._watch = os.fdopen(reading, "rb", 0), os.fdopen(writing, "w"), watch
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
-        _C.prctl(_PDEATHSIG, signal.SIGKILL)  # a stopped process would outlive the one that measures
         self._processor = time.process_time()
 
     def __call__(self, **values: Any) -> None:

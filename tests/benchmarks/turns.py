@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import select
@@ -18,6 +19,15 @@ from typing import Any
 WARM_UP = 2
 """Steps that are not timed: the first one starts the process and loads the model."""
 HERE = Path(__file__).parent
+
+
+_C = ctypes.CDLL(None)
+_PDEATHSIG = 1
+
+
+def _end_with_parent() -> None:
+    """A stopped process would outlive a parent that is killed."""
+    _C.prctl(_PDEATHSIG, signal.SIGKILL)
 
 
 @dataclass
@@ -53,6 +63,7 @@ class Contestant:
                 stderr=subprocess.STDOUT,
                 env=environment,
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         os.close(told)
         os.close(heard)
