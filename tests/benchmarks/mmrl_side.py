@@ -1,0 +1,207 @@
+"""mmrl's side, in a process of its own: a whole run as `mmrl train`, updates alone, or one update on TRL's batch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from stopwatch import Report, Stopwatch, peak_memory
+
+
+def time_engine(watch: Stopwatch) -> None:
+    """Clocks around the parts of an update."""
+    import deepspeed
+
+    from mmrl.engine.collation import Collator
+
+    for method, name in (("forward", "forward"), ("backward", "backward"), ("step", "optimizer")):
+        watch.time(deepspeed.DeepSpeedEngine, method, name)
+    watch.time(Collator, "__call__", "collate")
+
+
+def time_run(watch: Stopwatch) -> None:
+    """Clocks around the other parts of a step."""
+    import transformers
+
+    from mmrl.clock import Clock
+    from mmrl.engine.encoding import Encoder
+    from mmrl.media import MediaStore
+    from mmrl.recording import RunRecorder
+
+    watch.time(Encoder, "encode", "data")
+    watch.time(MediaStore, "add", "images")
+    watch.time(MediaStore, "load", "images")
+    watch.time(transformers.Qwen2VLImageProcessor, "preprocess", "images")
+    watch.time(RunRecorder, "rollouts", "records")
+    watch.time(RunRecorder, "log", "records")
+    phase = Clock.phase
+
+    @contextmanager
+    def watched(self: Clock, name: str) -> Iterator[None]:
+        with phase(self, name), watch.phase(name):
+            yield
+
+    Clock.phase = watched  # type: ignore[method-assign]
+
+
+def run(job: dict[str, Any], watch: Stopwatch, report: Report) -> None:
+    """Train; a line after each step."""
+    from mmrl import registry
+    from mmrl.config import load_config
+    from mmrl.engine.learner import DeepSpeedLearner
+    from mmrl.run import train
+    from mmrl.trainer import Trainer
+    from mmrl.updating import Updater
+
+    loaded = load_config([Path(job["config"])], job["overrides"], options_class=registry.options_class)
+    time_engine(watch)
+    time_run(watch)
+    train_step, update, learn = Trainer.train_step, DeepSpeedLearner.update, Updater.learn
+    memory: dict[str, int] = {}
+    place = {"step": 0, "tokens": 0}
+
+    def one_step(self: Trainer, step: int) -> dict[str, float]:
+        place["step"] = step
+        values = train_step(self, step)
+        report(tokens=place["tokens"], phases=watch.take(), memory=memory or None)
+        return values
+
+    def counted(self: Updater, step: int, experience: Any, learner: Any, clock: Any) -> Any:
+        place["tokens"] = sum(len(sample.token_ids) for sample in experience.samples)
+        return learn(self, step, experience, learner, clock)
+
+    def measured(self: DeepSpeedLearner, rows: Any) -> Any:
+        with peak_memory(memory) if place["step"] == job["steps"] else nullcontext():  # the last step is for memory
+            return update(self, rows)
+
+    Trainer.train_step, DeepSpeedLearner.update, Updater.learn = (  # type: ignore[method-assign]
+        one_step,
+        measured,
+        counted,
+    )
+    train(loaded)
+
+
+def updates(job: dict[str, Any], watch: Stopwatch, report: Report) -> None:
+    """Updates on random completions; a line after each, and at the end one of the work in an update."""
+    import numpy as np
+    from matmuls import Matmuls
+
+    from mmrl.interfaces import Engine
+    from mmrl.types import Sample, Segment
+
+    def random_samples(plan: Any) -> list[Any]:
+        rng = np.random.default_rng(0)
+        samples = []
+        prompts = plan.training.each(plan.encoder.encode, job["prompts"])
+        for prompt in prompts:
+            for _ in range(job["group"]):
+                length = int(rng.integers(job["least"], job["completion"] + 1))
+                ids = rng.integers(300, plan.folder.vocabulary.size, length).astype(np.int32)
+                samples.append(Sample(prompt, (Segment(ids, True, np.zeros(length, np.float32)),)))
+        return samples
+
+    engine: Engine
+    with _engine(job) as (engine, plan):
+        samples = random_samples(plan)
+        advantages = [np.full(len(s.token_ids), (-1.0) ** i) for i, s in enumerate(samples)]
+        rows = list(_rows(plan.algorithm, samples, advantages, job["group"]).values())
+        tokens = sum(len(sample.token_ids) for sample in samples)
+        time_engine(watch)
+        for step in range(1, job["steps"] + 1):
+            memory: dict[str, int] = {}
+            last = step == job["steps"]
+            with engine.learning() as learner, peak_memory(memory) if last else nullcontext():
+                metrics = learner.update(rows).metrics
+            report(tokens=tokens, phases=watch.take(), memory=memory or None, grad_norm=metrics["policy/grad_norm"])
+        if job["count"]:
+            with engine.learning() as learner, Matmuls() as matmuls:
+                learner.update(rows)
+            report(work=matmuls.flops, alone_s=matmuls.seconds_alone(), attention=matmuls.attention_flops)
+
+
+def gate(job: dict[str, Any], report: Report) -> None:
+    """One update on TRL's batch; a line of how far the numbers are apart."""
+    import numpy as np
+
+    from mmrl.types import Sample, Segment
+
+    theirs = np.load(job["batch"])
+    with _engine(job) as (engine, plan):
+        prompts = {tuple(p.token_ids.tolist()): p for p in plan.training.each(plan.encoder.encode)}
+        samples, advantages, old, logprobs = [], [], [], []
+        for row in range(len(theirs["advantages"])):
+            prompt_ids = theirs["prompt_ids"][row][theirs["prompt_mask"][row] > 0]
+            found = prompts.get(tuple(int(i) for i in prompt_ids))
+            if found is None:
+                report(fault="TRL's prompt has other tokens than mmrl's")
+                return
+            written = theirs["completion_mask"][row] > 0
+            ids = theirs["completion_ids"][row][written].astype(np.int32)
+            samples.append(Sample(found, (Segment(ids, True, np.zeros(len(ids), np.float32)),)))
+            advantages.append(np.full(len(ids), theirs["advantages"][row], np.float64))
+            old.append(theirs["old_per_token_logps"][row][written])
+            logprobs.append(theirs["logprobs"][row][written])
+        rows = list(_rows(plan.algorithm, samples, advantages, job["group"], old).values())
+        with engine.learning() as learner:
+            result = learner.update(rows)
+        gaps = [np.abs(a - b).max() for a, b in zip(result.logprobs, logprobs, strict=True)]
+        report(
+            loss=[float(theirs["loss"]), result.metrics["loss/total"]],
+            grad_norm=[float(theirs["grad_norm"]), result.metrics["policy/grad_norm"]],
+            logprob_gap=float(max(gaps)),
+        )
+
+
+def _rows(
+    algorithm: Any, samples: Sequence[Any], advantages: Sequence[Any], group: int, old: Sequence[Any] | None = None
+) -> dict[int, Any]:
+    import numpy as np
+
+    from mmrl.ops.objective import training_rows
+
+    masks = [sample.mask for sample in samples]
+    groups = np.arange(len(samples)) // group
+    indices = range(len(samples))
+    return training_rows(samples, masks, advantages, groups, algorithm.aggregation, indices, old_logprobs=old)
+
+
+@contextmanager
+def _engine(job: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """An engine that does not sample, and the plan of the config's run."""
+    from mmrl import registry
+    from mmrl.cluster.launch import start_engine
+    from mmrl.cluster.process import prepare_process
+    from mmrl.config import load_config
+    from mmrl.plan import RunPlan
+
+    loaded = load_config([Path(job["config"])], job["overrides"], options_class=registry.options_class)
+    prepare_process()
+    plan = RunPlan(loaded.config, Path(loaded.config.trainer.run_dir) / "media")
+    engine = start_engine(
+        loaded.config, plan.folder, plan.media, plan.algorithm, max_images=plan.max_images, with_sampler=False
+    )
+    try:
+        yield engine, plan
+    finally:
+        engine.close()
+
+
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    watch = Stopwatch()
+    report = Report(job["report"], watch)
+    if job["kind"] == "run":
+        run(job, watch, report)
+    elif job["kind"] == "updates":
+        updates(job, watch, report)
+    else:
+        gate(job, report)
+
+
+if __name__ == "__main__":
+    main()

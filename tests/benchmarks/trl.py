@@ -1,0 +1,178 @@
+"""mmrl beside TRL 1.16's GRPOTrainer, the one peer that trains a vision-language model end to end on a CPU.
+
+    python tests/benchmarks/trl.py [WORKLOAD ...] [--quick] [--trl-python PYTHON] [--work FOLDER] [--out FILE]
+    python tests/benchmarks/trl.py --draw FILE
+
+TRL is installed beside mmrl's own packages, and without its dependencies: `pip install --no-deps trl==1.16.0`; in
+another environment, --trl-python names that one's Python. Both sides get the same model folder (30 M random
+parameters, float32, sdpa), processor, pixel limits and JPEG files, two threads, and one process runs at a time: each
+takes a step while the others are stopped. Nothing is timed before both agree on loss and gradient on TRL's own batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import charts
+from turns import HERE, WARM_UP, Contestant, ask, call, machine, summary, take_turns
+from workloads import MAX_PIXELS, MIN_PIXELS, SWEEP, TABLE, Workload, write_all
+
+TRL_VERSION = "1.16.0"
+RATE = 1e-6
+LOSS_TOLERANCE, NORM_TOLERANCE = 1e-5, 1e-4
+"""Of the loss, and of the gradient's norm relative to TRL's."""
+
+
+def config(workload: Workload, model: Path, data: Path, run_dir: Path, steps: int) -> dict[str, Any]:
+    """mmrl's config of a workload."""
+    return {
+        "model": {"path": str(model), "dtype": "float32", "gradient_checkpointing": False},
+        "data": {
+            "train": {"name": "table", "path": str(data), "prompt": "question"},
+            "max_prompt_tokens": workload.prompt_tokens + 8,
+            "min_pixels": MIN_PIXELS,
+            "max_pixels": MAX_PIXELS,
+        },
+        "rewards": [{"name": f"{HERE / 'workloads.py'}:reward", "label": "vowels"}],
+        "algorithm": {"name": "grpo"},
+        "sampler": {"group_size": workload.group, "max_new_tokens": workload.lengths.most},
+        "learner": {"lr": RATE, "zero_stage": 0, "tokens_per_microbatch": 65536},
+        "trainer": {
+            "steps": steps,
+            "prompts_per_step": workload.prompts,
+            "save_every": 10**6,
+            "run_dir": str(run_dir),
+        },
+    }
+
+
+def mmrl_side(kind: str, workload: Workload, folder: Path, *, name: str = "mmrl", timed: int = 0,
+              overrides: tuple[str, ...] = (), tiny: bool = False, **job: Any) -> Contestant:  # fmt: skip
+    """A process of mmrl's; see mmrl_side.py for the kinds."""
+    steps = WARM_UP + timed + 1
+    model, data = write_all(folder, workload, workload.prompts * steps, tiny=tiny)
+    run_dir = Path(tempfile.mkdtemp(prefix=f"{workload.name}-{name}-".replace(" ", "-"), dir=folder))
+    path = run_dir.with_suffix(".yaml")
+    path.write_text(json.dumps(config(workload, model, data, run_dir / "run", steps)))
+    values = {
+        "kind": kind,
+        "config": str(path),
+        "overrides": overrides,
+        "steps": steps,
+        "prompts": workload.prompts,
+        "group": workload.group,
+        "completion": workload.lengths.most,
+        **job,
+    }
+    return Contestant(name, "mmrl_side.py", values, run_dir.with_suffix(".log"))
+
+
+def trl_side(kind: str, workload: Workload, folder: Path, python: str, *, completions_only: bool, timed: int = 0,
+             tiny: bool = False, **job: Any) -> Contestant:  # fmt: skip
+    """A process of TRL's."""
+    steps = WARM_UP + timed + 1
+    model, data = write_all(folder, workload, workload.prompts * steps, tiny=tiny)
+    name = "TRL, completions" if completions_only else "TRL, every position"
+    values = {
+        "kind": kind,
+        "model": str(model),
+        "data": str(data),
+        "output": str(folder / "trl"),
+        "completions_only": completions_only,
+        "natural": bool(workload.lengths.mean),
+        "completion": workload.lengths.most,
+        "prompts": workload.prompts,
+        "group": workload.group,
+        "lr": RATE,
+        "steps": 1 if kind == "gate" else steps,
+        **job,
+    }
+    log = folder / f"{workload.name}-{name}-{kind}.log".replace(" ", "-").replace(",", "")
+    return Contestant(name, "trl_side.py", values, log, python)
+
+
+def parity(workload: Workload, folder: Path, python: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Both sides' loss and gradient on TRL's first batch.
+
+    Raises:
+        SystemExit: They disagree.
+    """
+    batch = str(folder / f"{workload.name}.npz")
+    call(trl_side("gate", workload, folder, python, completions_only=True, tiny=options["tiny"], batch=batch))
+    found = ask(mmrl_side("gate", workload, folder, name="parity", batch=batch, **options))
+    if "fault" in found:
+        raise SystemExit(f"{workload.name}: no timing, {found['fault']}")
+    (loss, ours), (norm, our_norm) = found["loss"], found["grad_norm"]
+    found["loss_gap"], found["norm_gap"] = abs(ours - loss), abs(our_norm / norm - 1)
+    print(f"{workload.name}: loss {loss:.7f} and {ours:.7f}, gradient norm {norm:.6f} and {our_norm:.6f}, "
+          f"log-probs up to {found['logprob_gap']:.1e} apart", file=sys.stderr)  # fmt: skip
+    if found["loss_gap"] > LOSS_TOLERANCE or found["norm_gap"] > NORM_TOLERANCE:
+        raise SystemExit(f"{workload.name}: no timing, the two sides do not compute the same")
+    return found
+
+
+def compare(workload: Workload, folder: Path, python: str, timed: int, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Parity, then both TRL rows and mmrl in turns."""
+    gate = parity(workload, folder, python, options)
+    contestants = [
+        trl_side("run", workload, folder, python, completions_only=only, timed=timed, tiny=options["tiny"])
+        for only in (False, True)
+    ]
+    contestants.append(mmrl_side("run", workload, folder, timed=timed, **options))
+    take_turns(contestants, timed)
+    return {"what": workload.what, "gate": gate, "sides": {each.name: summary(each) for each in contestants}}
+
+
+def check_trl(python: str) -> None:
+    """Raises SystemExit with what to do unless that Python has TRL as it is compared with."""
+    words = [python, "-P", "-c", "from importlib.metadata import version; print(version('trl'))"]
+    found = subprocess.run(words, capture_output=True, text=True, cwd="/")
+    version = found.stdout.strip() or "no TRL"
+    if version != TRL_VERSION:
+        raise SystemExit(
+            f"{python} has {version}, and the comparison needs TRL {TRL_VERSION}: beside mmrl's own packages, "
+            f"`pip install --no-deps trl=={TRL_VERSION}`, or name another environment's Python with --trl-python"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", help=f"{', '.join(TABLE)} (the default), sweep, {', '.join(SWEEP)}")
+    parser.add_argument("--quick", action="store_true", help="two timed steps of a tiny model: tries the script only")
+    parser.add_argument("--timed", type=int, default=10, help="timed steps of each side")
+    parser.add_argument("--sampler", default="vllm", choices=("vllm", "hf"), help="mmrl's")
+    parser.add_argument("--set", action="append", default=[], help="a further setting of mmrl's, section.key=value")
+    parser.add_argument("--trl-python", default=sys.executable, help="the Python that has TRL")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "mmrl-benchmarks")
+    parser.add_argument("--out", type=Path, default=Path("trl.json"), help="raw results; workloads there are kept")
+    parser.add_argument("--draw", type=Path, help="only draw table and picture from such a file")
+    args = parser.parse_args()
+    if args.draw:
+        print(charts.comparison(json.loads(args.draw.read_text()), args.draw.with_suffix(".svg")))
+        return
+    check_trl(args.trl_python)
+    known = TABLE | SWEEP
+    names = [name for word in args.workloads or TABLE for name in (SWEEP if word == "sweep" else [word])]
+    if unknown := set(names) - set(known):
+        raise SystemExit(f"no workload {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    args.work.mkdir(parents=True, exist_ok=True)
+    results = json.loads(args.out.read_text()) if args.out.exists() else {"workloads": {}}
+    results["machine"] = machine()
+    options = {"tiny": args.quick, "overrides": (f"sampler.name={args.sampler}", *args.set)}
+    timed = 2 if args.quick else args.timed
+    for name in names:
+        print(name, file=sys.stderr)
+        results["workloads"][name] = compare(known[name], args.work, args.trl_python, timed, options)
+        args.out.write_text(json.dumps(results, indent=1))
+    print(charts.comparison(results, args.out.with_suffix(".svg")))
+
+
+if __name__ == "__main__":
+    main()
