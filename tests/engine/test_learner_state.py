@@ -193,9 +193,12 @@ def two_ranks(vision, rows) -> Callable[[list[Job]], list[list[Told]]]:
 
 
 def assert_close(one: Shot, other: Shot) -> None:
-    """Weights after the same step from the same state, summed in another order."""
+    """Weights after the same step from the same state, summed in another order.
+
+    A key's bias has no gradient but for rounding, of which AdamW makes steps of up to 1e-3 of its rate.
+    """
     for name, tensor in one.tensors.items():
-        torch.testing.assert_close(tensor, other.tensors[name], rtol=1e-6, atol=2e-6, msg=name)
+        torch.testing.assert_close(tensor, other.tensors[name], rtol=1e-6, atol=5e-6, msg=lambda m: f"{name}: {m}")
 
 
 def grad_norm(updates: list[Any]) -> float:
