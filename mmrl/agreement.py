@@ -7,12 +7,14 @@ from typing import Literal
 
 from mmrl import metrics
 from mmrl.errors import NumericsError
-from mmrl.interfaces import Learner
+from mmrl.interfaces import Engine
+from mmrl.ops.packing import Item, units_of
 from mmrl.ops.parity import Gap
 from mmrl.types import CreditedGroup, FloatArray, Sample
 
-CHECKED_SAMPLES = 12
-"""Samples of the first batch that are computed one by one as well as packed."""
+CHECKED_SAMPLES, CHECKED_MEMBERS = 12, 3
+"""Samples of the first batch that are computed one by one as well as packed, and how many of one prompt, which share
+it in the packed row."""
 
 
 class Agreement:
@@ -27,8 +29,10 @@ class Agreement:
     def __init__(self, precision: str, on_mismatch: Literal["stop", "warn"], *, event: Callable[..., None]) -> None:
         self._precision, self._on_mismatch, self._event = precision, on_mismatch, event
 
-    def check_first(self, samples: Sequence[Sample], learner: Learner, *, has_sampler: bool) -> None:
+    def check_first(self, samples: Sequence[Sample], engine: Engine, *, has_sampler: bool) -> None:
         """On the first batch, before any update: packed against one by one, and sampler against learner.
+
+        Each takes the learner by itself: what is kept of images for as long does not serve both.
 
         Args:
             samples: What was sampled, kept or not; or demonstrations.
@@ -37,9 +41,14 @@ class Agreement:
         Raises:
             NumericsError: They are too far apart.
         """
-        samples = samples[:: max(len(samples) // CHECKED_SAMPLES, 1)][:CHECKED_SAMPLES]
-        packed = learner.logprobs(samples)
-        single = learner.logprobs(samples, packed=False)
+        members = [unit.indices[:CHECKED_MEMBERS] for unit in units_of([Item.of(sample) for sample in samples])]
+        count = max(CHECKED_SAMPLES // max(map(len, members)), 1)
+        chosen = members[:: max(len(members) // count, 1)][:count]
+        samples = [samples[index] for indices in chosen for index in indices]
+        with engine.learning() as learner:
+            packed = learner.logprobs(samples)
+        with engine.learning() as learner:
+            single = learner.logprobs(samples, packed=False)
         self._judge("packed and one-by-one log-probs disagree", Gap.between(single, packed))
         if has_sampler:
             self._judge("sampler and learner disagree before the first update", _sampler_gap(samples, packed))

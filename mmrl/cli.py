@@ -148,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "go on though this key has changed since the checkpoint; repeat for more"
     train.add_argument("--allow-change", action="append", default=[], metavar="KEY", help=text)
     text = f"write a trace of rank 0 to RUN/profile, for Perfetto: of {_PROFILED} steps, or of STEPS"
-    train.add_argument("--profile", type=int, default=0, metavar="STEPS", help=text)
+    train.add_argument("--profile", type=_steps, default=0, metavar="STEPS", help=text)
     add("check", _check, "check config, plugins and data, without a GPU", answers_json=True)
     _add_plan(add("plan", _plan, "tell what a run takes in memory and time, before it starts", answers_json=True))
     add("show", _show, "print the resolved config and where each value was written", answers_json=True)
@@ -194,10 +194,19 @@ def _add_plan(plan: argparse.ArgumentParser) -> None:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < 1e6:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is no number between 0 and a million")
     return value
+
+
+def _steps(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps, 1 or more")
+    return int(text)
 
 
 def _add_doctor(doctor: argparse.ArgumentParser) -> None:

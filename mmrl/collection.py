@@ -13,7 +13,7 @@ from mmrl import metrics
 from mmrl.clock import Clock
 from mmrl.config import Config
 from mmrl.errors import ConfigError, MMRLError, plugin_errors
-from mmrl.interfaces import Algorithm, PromptEncoder, Sampler, SamplingRequest
+from mmrl.interfaces import Algorithm, Sampler, SamplingRequest
 from mmrl.prompts import request_seed
 from mmrl.scoring.failures import Failure, Failures, describe
 from mmrl.scoring.scorer import Scorer, Scoring
@@ -95,7 +95,7 @@ class Evaluation:
 
 
 class Collector:
-    """Brings engine, encoder and scorer together.
+    """Brings engine and scorer together.
 
     Args:
         progress: Called with a phase, what is done and the total.
@@ -110,14 +110,13 @@ class Collector:
         self,
         config: Config,
         engine: SamplingEngine,
-        encoder: PromptEncoder,
         scorer: Scorer,
         progress: Callable[[str, int, int], None],
         penalties: frozenset[str] = frozenset(),
         *,
         event: Callable[..., None],
     ) -> None:
-        self._config, self._engine, self._encoder = config, engine, encoder
+        self._config, self._engine = config, engine
         self._scorer, self._progress, self._penalties, self._event = scorer, progress, penalties, event
         self.generated: list[RolloutGroup] = []
 

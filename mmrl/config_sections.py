@@ -198,7 +198,7 @@ class LearnerConfig(Section):
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """Gradients with a larger norm are scaled down to it."""
     minibatches: Count = 1
-    """Optimizer steps per pass over a rollout batch."""
+    """Optimizer steps per pass over a rollout batch; the completions of a prompt stay together if there are enough."""
     epochs: Count = 1
     """Passes over a rollout batch."""
     tokens_per_microbatch: Count = 8192

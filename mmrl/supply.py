@@ -10,6 +10,9 @@ from typing import Generic, TypeVar
 from mmrl.prompts import Order, PromptSource
 from mmrl.types import Prompt
 
+HANGS_S = 30.0
+"""Seconds after which a row that is being read is not waited for when a run ends."""
+
 _T = TypeVar("_T")
 
 
@@ -61,7 +64,9 @@ class Supply(Generic[_T]):
         # The filter of the thread that decodes beside this one would end with whichever of them is done first.
         warnings.filterwarnings("ignore", module=r"PIL\b")
         rows = [row for _, row in self._look_up(count)]
-        self._thread = threading.Thread(target=self._fill, args=(rows,), name="mmrl-prompts", daemon=True)
+        self._thread = threading.Thread(
+            target=self._fill, args=(rows, self._made, self._is_enough), name="mmrl-prompts", daemon=True
+        )
         self._thread.start()
 
     def wait(self) -> None:
@@ -71,11 +76,16 @@ class Supply(Generic[_T]):
             self._thread = None
 
     def settle(self) -> None:
-        """Prepare no more, and forget what was; after this no other thread reads or writes anything."""
+        """Prepare no more, and forget what was; after this no other thread reads or writes anything.
+
+        Unless a row hangs, on a file system that is gone perhaps: that one is left behind.
+        """
         self._is_enough.set()
-        self.wait()
-        self._is_enough.clear()
-        self._made.clear()
+        if self._thread is not None:
+            self._thread.join(HANGS_S)
+            self._thread = None
+        self._is_enough = threading.Event()
+        self._made = {}
 
     def _look_up(self, count: int) -> list[tuple[int, int]]:
         known = len(self._next)
@@ -87,13 +97,13 @@ class Supply(Generic[_T]):
         made = self._made.pop(row, None)
         return self._source.attempt(row, self._make) if made is None else made
 
-    def _fill(self, rows: Sequence[int]) -> None:
+    def _fill(self, rows: Sequence[int], found: dict[int, _T], is_enough: threading.Event) -> None:
         for row in rows:
-            if self._is_enough.is_set():
+            if is_enough.is_set():
                 return
             try:
                 made = self._source.make(row, self._make)
             except Exception:  # the draw makes it again, and tells
                 continue
             if made is not None:
-                self._made[row] = made
+                found[row] = made

@@ -225,11 +225,9 @@ class Trainer:
             self._prompts.prepare(self._config.trainer.prompts_per_step - len(self.carried_groups))
         try:
             if not self._is_checked:
-                # By itself: a process that begins with this step must leave nothing behind that others have not.
-                with self._engine.learning() as learner:
-                    has_sampler = experience.collected is not None
-                    self._agreement.check_first(experience.sampled, learner, has_sampler=has_sampler)
-                    self._is_checked = True
+                has_sampler = experience.collected is not None
+                self._agreement.check_first(experience.sampled, self._engine, has_sampler=has_sampler)
+                self._is_checked = True
             if experience.samples:
                 with self._engine.learning() as learner:
                     lesson = self._updater.learn(step, experience, learner, clock)

@@ -202,9 +202,7 @@ class TrainingRun:
                 states = () if source else self._state.get("trackers", ())  # another run is not written on
                 trackers = stack.enter_context(tracking(config, directory, states))
                 recorder = RunRecorder(config, directory, trackers, self._console, engine, self._fingerprints)
-                collector = Collector(
-                    config, engine, plan.encoder, scorer, recorder.progress, plan.penalties, event=recorder.event
-                )
+                collector = Collector(config, engine, scorer, recorder.progress, plan.penalties, event=recorder.event)
                 trainer = Trainer(
                     config,
                     algorithm,

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -630,6 +631,9 @@ def test_memory_descriptors_and_threads_are_flat_over_500_steps(fake_runs: Runs)
     process, taken = psutil.Process(), []
 
     def measure() -> None:
+        for thread in threading.enumerate():
+            if thread.name == "mmrl-prompts":  # it ends when the next step's prompts are made
+                thread.join()
         gc.collect()
         taken.append((process.memory_info().rss, process.num_fds(), process.num_threads()))
 

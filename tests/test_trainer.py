@@ -238,7 +238,7 @@ def run() -> Callable[..., Run]:
         source.listen(lambda prompt, reason: recorder.event("dropped", prompt=prompt, reason=reason))
         penalties = frozenset({"other"})
         collector = Collector(
-            config, fake, encoder, scorer or FakeScorer(score), recorder.progress, penalties, event=recorder.event
+            config, fake, scorer or FakeScorer(score), recorder.progress, penalties, event=recorder.event
         )
         held_out = source if evaluate else None
         return Run(

@@ -19,7 +19,7 @@ from mmrl.errors import MMRLError, RankLostError
 from mmrl.interfaces import Learner, Sampler, SamplingRequest, UpdateResult
 from mmrl.interruption import Stopped, held
 from mmrl.media import MediaStore
-from mmrl.ops.packing import Item, Unit, balance, units_of
+from mmrl.ops.packing import Item, Unit, balance, shares_of, units_of
 from mmrl.types import EncodedPrompt, FloatArray, RolloutGroup, Sample, TrainingRow
 
 AHEAD = 2
@@ -109,6 +109,7 @@ class RankGroup:
 
     Args:
         cost: What the samples of a prompt cost the learner, by which ranks are balanced.
+        shares_prefix: Whether they share it.
         tensor_parallel_size: Neighbouring ranks that sample together.
         facts: What the driver knows better than the ranks, for the description.
 
@@ -124,10 +125,12 @@ class RankGroup:
         cost: Callable[[Unit, EncodedPrompt], float],
         *,
         tensor_parallel_size: int,
+        shares_prefix: bool = True,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         self._ranks, self._facts = ranks, facts or {}
         self.media, self.cost, self.tensor_parallel_size = media, cost, tensor_parallel_size
+        self.shares_prefix = shares_prefix
         ids = [place.node for place in ranks.places]
         nodes = {place.node: Node(place.node, place.host, ids.index(place.node)) for place in ranks.places}
         self.nodes = [nodes[name] for name in ids]
@@ -390,7 +393,7 @@ class GroupSampler:
 
 @dataclass(frozen=True, slots=True)
 class GroupLearner:
-    """Implements ``interfaces.Learner``: samples of one prompt stay on one rank, costs are balanced."""
+    """Implements ``interfaces.Learner``: samples that share a prompt stay on one rank, costs are balanced."""
 
     group: RankGroup
 
@@ -430,10 +433,12 @@ class GroupLearner:
 
     def _share(self, samples: Sequence[Sample]) -> list[list[int]]:
         """Indices of each rank's samples."""
-        units = units_of([Item.of(sample) for sample in samples])
-        costs = [self.group.cost(unit, samples[unit.indices[0]].prompt) for unit in units]
-        shares = balance(costs, len(self.group.nodes))
-        return [[index for number in share for index in units[number].indices] for share in shares]
+
+        def cost(unit: Unit) -> float:
+            return self.group.cost(unit, samples[unit.indices[0]].prompt)
+
+        units = units_of([Item.of(sample) for sample in samples], share=self.group.shares_prefix)
+        return [[i for unit in share for i in unit.indices] for share in shares_of(units, len(self.group.nodes), cost)]
 
     def _all(
         self, method: str, shares: Sequence[Sequence[int]], rows: Sequence[Row], bare: Callable[[Row], Row], *args: Any

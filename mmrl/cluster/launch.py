@@ -13,6 +13,7 @@ from mmrl.cluster.group import Place, RankGroup
 from mmrl.cluster.nodes import PACKAGES, fingerprints, installed_versions, probe_file
 from mmrl.cluster.worker import Installation, RankJob, RankPlace
 from mmrl.config import Config
+from mmrl.engine.collation import shares_prefix
 from mmrl.engine.counting import UnitCost
 from mmrl.engine.folder import ModelFolder
 from mmrl.errors import PluginError, ResourceError
@@ -54,7 +55,12 @@ def start_engine(
     ranks = RayRanks(config.cluster)
     facts = {"model": folder.name, "model_commit": folder.commit}
     group = RankGroup(
-        ranks, media, UnitCost(folder), tensor_parallel_size=config.sampler.tensor_parallel_size, facts=facts
+        ranks,
+        media,
+        UnitCost(folder),
+        tensor_parallel_size=config.sampler.tensor_parallel_size,
+        shares_prefix=shares_prefix(config.learner, folder),
+        facts=facts,
     )
     try:
         check_sets(group)

@@ -189,9 +189,9 @@ def packed_sdpa(
     keys = [N * M for N, _, M in (block.shape for block in row.blocks)]
     query, key, value = (x[0].transpose(0, 1) for x in (query_1HSD, key_1KSD, value_1KSD))
     parts = (
-        query.index_select(0, row.queries).split(queries),
-        key.index_select(0, row.keys).split(keys),
-        value.index_select(0, row.keys).split(keys),
+        _rows(query, row.queries).split(queries),
+        _rows(key, row.keys).split(keys),
+        _rows(value, row.keys).split(keys),
     )
     outputs = []
     for block, *rows in zip(row.blocks, *parts, strict=True):
@@ -206,7 +206,7 @@ def packed_sdpa(
             enable_gqa=q.shape[1] != k.shape[1],
         )
         outputs.append(out_NHLD.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outputs).index_select(0, row.place_S)[None], None
+    return _rows(torch.cat(outputs), row.place_S)[None], None
 
 
 def packed_varlen(
@@ -226,7 +226,7 @@ def packed_varlen(
     row = layout.bounds
     q, k, v = (x[0].transpose(0, 1) for x in (query_1HSD, key_1KSD, value_1KSD))
     if row.key_order is not None:
-        k, v = (x.index_select(0, row.key_order) for x in (k, v))
+        k, v = _rows(k, row.key_order), _rows(v, row.key_order)
     out_SHD = varlen_attn(
         q,
         k,
@@ -240,6 +240,15 @@ def packed_varlen(
     )
     assert isinstance(out_SHD, torch.Tensor)
     return out_SHD[None], None
+
+
+def _rows(values_SHD: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The values of some positions, of which many may be one.
+
+    On a GPU the gradient of ``index_select`` is added up in any order, and in the values' own precision; that of
+    indexing is sorted first, and summed in float32. On a CPU the former is the faster one, and has an order.
+    """
+    return values_SHD[places] if values_SHD.is_cuda else values_SHD.index_select(0, places)
 
 
 def register() -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 
+from mmrl.config import LearnerConfig
 from mmrl.engine.attention import PackedLayout
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.vision import ImageInputs, attention_bounds
@@ -80,18 +82,18 @@ class Collator:
         share: bool = True,
     ) -> None:
         self._folder, self._body, self._images = folder, body, images
-        self._device, self._dtype, self._share = device, dtype, share
+        self._device, self._dtype, self.share = device, dtype, share
         self._known_positions: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def units(self, samples: Sequence[Sample], budget: int | None = None) -> list[Unit]:
         """The samples by prompt, as they lie together in a row of at most ``budget`` tokens."""
-        return units_of([Item.of(sample) for sample in samples], budget, share=self._share)
+        return units_of([Item.of(sample) for sample in samples], budget, share=self.share)
 
-    def __call__(self, samples: Sequence[Sample], known: Mapping[str, Features] | None = None) -> PackedInputs:
+    def __call__(self, samples: Sequence[Sample], known: Mapping[str, Features] = MappingProxyType({})) -> PackedInputs:
         """The log-probs that are computed from it are in the order of the samples.
 
         Args:
-            known: Features by the image's hash; of all the row's images, or of none.
+            known: Features by the image's hash; of all the row's images, or none at all.
         """
         units = self.units(samples)
         prompts = [samples[unit.indices[0]].prompt for unit in units]
@@ -117,7 +119,7 @@ class Collator:
             inputs,
             self._tensor(np.concatenate(predicting)),
             self._tensor(np.concatenate([s.token_ids for s in samples])),
-            self._known_images([ref for prompt in prompts for ref in prompt.images], known or {}),
+            self._known_images([ref for prompt in prompts for ref in prompt.images], known),
         )
 
     def _tensor(self, values: Any) -> torch.Tensor:
@@ -132,7 +134,7 @@ class Collator:
 
     def images(self, refs: Sequence[ImageRef]) -> UniqueImages:
         """Inputs of the vision tower for at least one image."""
-        names = [ref.hash if self._share else number for number, ref in enumerate(refs)]
+        names = [ref.hash if self.share else number for number, ref in enumerate(refs)]
         unique = dict(zip(names, refs, strict=True))
         pixels, grids = zip(*map(self._images, unique.values()), strict=True)
         place = {name: number for number, name in enumerate(unique)}
@@ -180,3 +182,8 @@ class Collator:
         types_P = (ids_P == self._folder.image_token_id).int()
         positions: torch.Tensor = self._body.get_rope_index(ids_P[None], types_P[None], grids)[0]
         return positions[:, 0]
+
+
+def shares_prefix(config: LearnerConfig, folder: ModelFolder) -> bool:
+    """Whether the samples of a prompt share it in their row."""
+    return config.share_prefix == "auto" and folder.family.shares_prefix

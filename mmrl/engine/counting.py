@@ -68,9 +68,13 @@ class UnitCost:
     """Estimated operations of the samples of a prompt that lie together in a row: what ranks and rows are balanced by.
 
     Forward alone: the backward pass costs all of them the same factor more, or nearly.
+
+    Args:
+        tower: Whether their images go through the vision tower with them.
     """
 
-    def __init__(self, folder: ModelFolder) -> None:
+    def __init__(self, folder: ModelFolder, *, tower: bool = True) -> None:
+        self._tower = tower
         self._shape = model_shape(folder.config)
         self._patch = folder.image_factor // self._shape.tower.merge if self._shape.tower is not None else 1
 
@@ -79,7 +83,7 @@ class UnitCost:
             tokens=unit.tokens,
             pairs=unit.pairs,
             predicted=sum(unit.completions) + len(unit.completions),
-            images=[(1, ref.height // self._patch, ref.width // self._patch) for ref in prompt.images],
+            images=[(1, ref.height // self._patch, ref.width // self._patch) for ref in prompt.images if self._tower],
         )
         return self._shape.forward_flops(work)
 

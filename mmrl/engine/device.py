@@ -185,7 +185,7 @@ decided by the learner, or have no use here. DeepSpeed itself accepts any name i
 OWNED_LEARNER_KEYS = (
     "zero_optimization.stage", "zero_optimization.offload_optimizer", "zero_optimization.offload_param",
     "zero_optimization.compute_grad_norm", "optimizer.params.lr", "optimizer.params.weight_decay",
-    "optimizer.params.fused", "optimizer.params.capturable", "data_types.grad_accum_dtype",
+    "optimizer.params.fused", "optimizer.params.foreach", "optimizer.params.capturable", "data_types.grad_accum_dtype",
 )  # fmt: skip
 """Settings within those that are mmrl's own."""
 

@@ -76,9 +76,9 @@ class DeepSpeedLearner:
         self._policy, self._reference = policy, reference
         self._collate, self._algorithm, self._config, self._folder = collator, algorithm, config, folder
         self._idle, self._lora = idle_sample(folder), lora
-        self._estimate = UnitCost(folder)
         self._features: dict[str, Features] = {}
-        self._keeps_features = folder.family.vision and not self._cost.trains_tower
+        self._keeps_features = collator.share and folder.family.vision and not self._cost.trains_tower
+        self._estimate = UnitCost(folder, tower=not self._keeps_features)
         self._total_steps, self._step = total_steps, 0
         self._budget = config.tokens_per_microbatch
         self._goes_backward = False
@@ -165,6 +165,7 @@ class DeepSpeedLearner:
         return replace(result, flops=sum(self._row_flops), memory_bytes=self.memory.above)
 
     def _update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+        self._goes_backward = False
         rate = self._set_learning_rate()
         self._remember_images([row.sample for row in rows])
         self._engine.train()
@@ -187,7 +188,7 @@ class DeepSpeedLearner:
         if not plan:
             return UpdateResult({"lr": rate}, logprobs, entropies)
         grad_norm = self._finish_step()
-        for indices, *packed in found:  # only now: until here, a GPU never waits for what this process does
+        for indices, *packed in found:  # only now: to copy them earlier would wait for each backward pass
             parts = [_split(values_T, [rows[i] for i in indices]) for values_T in packed]
             for i, *values in zip(indices, *parts, strict=True):
                 logprobs[i], entropies[i] = values
@@ -217,7 +218,7 @@ class DeepSpeedLearner:
 
     @torch.no_grad()
     def _remember_images(self, samples: Sequence[Sample]) -> None:
-        """Compute the features of new images, if the vision tower is not trained and there is room for them.
+        """Compute the features of new images, if the vision tower is not trained; none are kept if not all have room.
 
         The ranks do so together, in as many rounds as the one with most images needs. The reference has the same tower.
         """
@@ -248,7 +249,8 @@ class DeepSpeedLearner:
 
     def _idles(self, samples: Sequence[Sample]) -> list[Sample]:
         """What a packed row needs besides the samples; see ``idle_sample``."""
-        lacks = self._folder.family.vision and not any(sample.prompt.images for sample in samples)
+        reads = self._folder.family.vision and not self._features
+        lacks = reads and not any(sample.prompt.images for sample in samples)
         return [self._idle] if lacks or not samples else []
 
     def _backward(self, rows: Sequence[TrainingRow]) -> tuple[PartialLoss, torch.Tensor, torch.Tensor]:
@@ -318,6 +320,7 @@ class DeepSpeedLearner:
 
         With ZeRO, DeepSpeed does, as it drops a gradient that is not finite; the pass is brought to its end before.
         """
+        self.forget_images()
         if self._config.zero_stage == 0:
             self._engine.zero_grad()
             return

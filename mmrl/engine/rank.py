@@ -17,7 +17,7 @@ import torch
 from mmrl.config import Config, LoraConfig
 from mmrl.engine import device
 from mmrl.engine.adapters import is_adapter
-from mmrl.engine.collation import Collator
+from mmrl.engine.collation import Collator, shares_prefix
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.hf_sampler import HFSampler
 from mmrl.engine.learner import DeepSpeedLearner
@@ -62,7 +62,7 @@ class RankEngine:
         self._config, self._folder, self._media, self._kind = config, folder, media, kind
         self._precision = device.precision(kind, config.model.dtype)
         self._images = ImageInputs(folder, media)
-        self._shares_prefix = config.learner.share_prefix == "auto" and folder.family.shares_prefix
+        self._shares_prefix = shares_prefix(config.learner, folder)
         self._in_use = ""
         self._tracer = Tracer(kind)
         # The group of all ranks first: vLLM would make one of its tensor-parallel ranks alone.

@@ -99,7 +99,7 @@ def evaluate(
         engine = _OnDemand(config, plan, interruption, stack)
         console = Console(len(prompts), sys.stderr)
         stack.callback(console.close)
-        collector = Collector(config, engine, plan.encoder, scorer, console.progress, penalties, event=_show)
+        collector = Collector(config, engine, scorer, console.progress, penalties, event=_show)
 
         def run(prompts: Sequence[EncodedPrompt], name: str) -> Evaluation:
             if output is None:

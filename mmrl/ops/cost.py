@@ -54,7 +54,8 @@ NOTHING = Work()
 
 
 def imbalance(costs: Sequence[Sequence[float]]) -> float:
-    """How much longer ranks that wait for each other in every micro-batch take than if all had the same: at least 1.
+    """How much longer ranks that wait for each other in every micro-batch, as ZeRO 3 makes them, take than if all had
+    the same: at least 1.
 
     ``sum_m max_r c_rm / mean_r sum_m c_rm``, for the cost c of rank r's micro-batch m; 1 if nothing costs anything.
     """

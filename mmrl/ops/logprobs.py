@@ -35,6 +35,7 @@ def token_logprobs(
 
     Args:
         logits_CV: In any precision; computed in float32 at least.
+        targets_C: Ids that are not banned.
         banned_V: (V,) bool, True for ids that are never sampled.
         temperature: Greater than 0.
         entropy: Whether they are asked for at all.

@@ -58,6 +58,7 @@ def states(
     ranks: int,
     offload: str = "none",
     reference: bool = False,
+    fused: bool = False,
 ) -> States:
     """What training takes of each rank.
 
@@ -67,6 +68,7 @@ def states(
         width: Bytes of a weight: 4 or 2.
         offload: ``none``, ``optimizer`` or ``parameters``.
         reference: Whether a frozen model is held beside the policy, whole on each rank.
+        fused: Whether AdamW makes no intermediate values.
     """
     whole, share = trained + frozen, -(-trained // ranks) if zero_stage else trained
     weights = -(-whole // ranks) * width if zero_stage == 3 else whole * width
@@ -74,7 +76,7 @@ def states(
     has_master = width < 4 or zero_stage in (1, 2) or offload != "none"
     master, optimizer = 4 * share * has_master, 8 * share
     gradients = trained * width if zero_stage <= 1 else 4 * share
-    step = 4 * share * (zero_stage in (1, 2) or width < 4) + 8 * share
+    step = 4 * share * (zero_stage in (1, 2) or width < 4) + 8 * share * (not fused)
     gathered = min(LIVE, whole) * width if zero_stage == 3 else 0
     host = 0
     if offload != "none":

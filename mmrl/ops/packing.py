@@ -89,6 +89,12 @@ class Unit:
         ]
         return [Span(start, self.prompt_tokens), *spans]
 
+    def halves(self) -> list[Unit]:
+        """Two units of half of the completions each."""
+        middle = len(self.indices) // 2
+        parts = slice(middle), slice(middle, None)
+        return [Unit(self.indices[part], self.prompt_tokens, self.completions[part]) for part in parts]
+
     @property
     def pairs(self) -> int:
         """Pairs of a query and a key in its attention."""
@@ -112,6 +118,17 @@ def units_of(items: Sequence[Item], budget: int | None = None, *, share: bool = 
         parts = [range(len(members))] if budget is None else map(sorted, first_fit(lengths, budget - prompt))
         units += [Unit(tuple(members[i] for i in part), prompt, tuple(lengths[i] for i in part)) for part in parts]
     return units
+
+
+def shares_of(units: Sequence[Unit], parts: int, cost: Callable[[Unit], float]) -> list[list[Unit]]:
+    """Units of each part, balanced by cost; whole, unless there are fewer than parts."""
+    units = list(units)
+    while len(units) < parts and (dearest := max(units, key=lambda unit: len(unit.indices), default=None)):
+        if len(dearest.indices) == 1:
+            break
+        units.remove(dearest)
+        units += dearest.halves()
+    return [[units[i] for i in part] for part in balance([cost(unit) for unit in units], parts)]
 
 
 def plan_microbatches(units: Sequence[Unit], budget: int, cost: Callable[[Unit], float]) -> list[list[Unit]]:

@@ -88,13 +88,12 @@ def calibrate(config: Config, plan: RunPlan) -> Measured:
         }
     )
     count = min(PROMPTS, -(-config.trainer.prompts_per_step // config.cluster.ranks))
-    rows = [plan.training[place] for place in range(min(count, len(plan.training)))]
     samples_here = plan.algorithm.source == "rollouts"
     engine = start_engine(
         alone, plan.folder, plan.media, plan.algorithm, max_images=plan.max_images, with_sampler=samples_here
     )
     try:
-        prompts = [plan.encoder.encode(row) for row in rows]
+        prompts = plan.training.each(plan.encoder.encode, count)
         _step(alone, plan, engine, prompts[:1])  # warms up
         small, large = (_step(alone, plan, engine, part) for part in (prompts[:1], prompts))
     finally:

@@ -205,6 +205,7 @@ class _Forecast:
             ranks=config.cluster.ranks,
             offload=config.learner.offload,
             reference=needs.reference_logprobs and config.model.lora is None,
+            fused=self.kind == "cpu",
         )
         rows = [row for rank in self.work.rows for row in rank]
         taken = {
@@ -256,8 +257,11 @@ class _Forecast:
         per_token = cache_bytes_per_token(self.shape, width=self.width, tensor_parallel=sampler.tensor_parallel_size)
         longest = max(self.plan.training.lengths) + sampler.max_new_tokens
         memory, cache = self._memory(), None
-        if self.kind == "cpu":
-            cache = int(str(sampler.engine.get("kv_cache_memory_bytes", device.CPU_KV_CACHE_BYTES)))
+        if sampler.name != "vllm":
+            cache = None
+        elif self.kind == "cpu":
+            given = sampler.engine.get("kv_cache_memory_bytes")
+            cache = given if isinstance(given, int) else device.CPU_KV_CACHE_BYTES
         elif memory is not None:
             cache = int(memory * sampler.memory_fraction) - weights
         data: dict[str, Any] = {

@@ -72,7 +72,7 @@ def workload(
     numbers = list(members)
     chosen = [examples[number % len(examples)] for number in numbers]
     costs = [
-        example.prompt_tokens + members[number] * example.completion_tokens
+        example.prompt_tokens * (1 if share else members[number]) + members[number] * example.completion_tokens
         for number, example in zip(numbers, chosen, strict=True)
     ]
     rows = []
@@ -81,13 +81,14 @@ def workload(
         items = [Item(place, chosen[place].prompt_tokens, chosen[place].completion_tokens) for place in keys]
         units = units_of(items, learner.tokens_per_microbatch, share=share)
         packed = plan_microbatches(units, learner.tokens_per_microbatch, lambda unit: unit.tokens)
-        rows.append([_work(shape, row, keys, chosen) for row in packed])
+        rows.append([_work(shape, row, keys, chosen, share) for row in packed])
     return Workload(rows, len(parts))
 
 
-def _work(shape: ModelShape, row: Sequence[Unit], keys: Sequence[int], chosen: Sequence[Example]) -> Work:
-    """Of one row; each of its images goes through the tower once."""
-    places = dict.fromkeys(keys[unit.indices[0]] for unit in row)
+def _work(shape: ModelShape, row: Sequence[Unit], keys: Sequence[int], chosen: Sequence[Example], share: bool) -> Work:
+    """Of one row; what is shared goes through the tower once."""
+    places = [keys[unit.indices[0]] for unit in row]
+    places = list(dict.fromkeys(places)) if share else places
     return shape.work(
         tokens=sum(unit.tokens for unit in row),
         pairs=sum(unit.pairs for unit in row),

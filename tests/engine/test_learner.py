@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -267,6 +268,39 @@ def test_a_frozen_tower_sees_each_image_once_a_step(stage, start, rows, case, mo
     assert sum(passes) > 12
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", [2**30, 12_000, 0])
+def test_two_ranks_keep_features_of_different_images_in_step(room, vision, ray_address, rows, row_gradients, case):
+    """Room for all, for those of one rank, and for none."""
+    learner = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED, "zero_stage": 3, "tokens_per_microbatch": 60}
+    model = {"path": vision.folder.path, "dtype": "float32", "freeze": ["vision", "projector"]}
+    cluster = {"name": "ray", "ranks": 2, "address": ray_address}
+    config = vision.config(learner=learner, model=model, cluster=cluster)
+    grpo = GRPO(GRPO.Config())
+    group = start_engine(config, vision.folder, vision.media, grpo, max_images=2, with_sampler=False)
+    try:
+        for actor in group._ranks._actors:
+            ray.get(actor.__ray_call__.remote(partial(_limit_features, room=room)))
+        with group.learning() as learner:
+            before = learner.logprobs(case.samples)
+            result = learner.update(rows())
+            found = gradients(group)
+    finally:
+        group.close()
+    weights = expected_weights("token-mean", case.tokens)
+    expected = {name: value for name, value in weighted(row_gradients, weights).items() if name in found}
+    assert found and not any(".visual." in name for name in found)
+    assert norm({name: found[name] - expected[name] for name in expected}) < 1e-5 * norm(expected)
+    kept = [values for values, mask in zip(before, case.masks, strict=True) if mask.any()]
+    np.testing.assert_allclose(np.concatenate(result.logprobs), np.concatenate(kept), atol=1e-5)
+
+
+def _limit_features(_: Any, room: int) -> None:
+    from mmrl.engine import device
+
+    device.FEATURE_BYTES["cpu"] = room
 
 
 class EntropyBonus(Algorithm):

@@ -198,7 +198,7 @@ def assert_close(one: Shot, other: Shot) -> None:
     A key's bias has no gradient but for rounding, of which AdamW makes steps of up to 1e-3 of its rate.
     """
     for name, tensor in one.tensors.items():
-        torch.testing.assert_close(tensor, other.tensors[name], rtol=1e-6, atol=5e-6, msg=lambda m: f"{name}: {m}")
+        torch.testing.assert_close(tensor, other.tensors[name], rtol=1e-6, atol=5e-6, msg=name)
 
 
 def grad_norm(updates: list[Any]) -> float:

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mmrl.engine.family import FAMILIES, family_of
 from mmrl.engine.shape import model_shape
-from mmrl.ops.cost import ModelShape, Training, Work, causal_pairs
+from mmrl.ops.cost import ModelShape, Training, Work, causal_pairs, imbalance
 
 GRIDS = ((1, 4, 6), (1, 18, 10))
 """One image smaller than a window of 8 patches, one of whole windows and parts of them."""
@@ -128,3 +128,10 @@ def test_checkpointing_recomputes_what_is_told_apart(
     found, plain = run(family, freeze, checkpointing=True), run(family, freeze)
     dense = found.work(found.tokens**2)
     assert found.backward - plain.backward == found.shape.recomputed_flops(dense, Training(freeze))
+
+
+def test_ranks_wait_in_every_row_for_the_one_that_has_most():
+    assert imbalance([[4, 3], [4, 3]]) == 1.0
+    assert imbalance([[4, 2], [2, 4]]) == pytest.approx(8 / 6)
+    assert imbalance([[5, 1], [3, 0]]) == pytest.approx(6 / 4.5)
+    assert imbalance([[0], [0]]) == 1.0

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mmrl.ops.packing import Item, Span, Unit, balance, first_fit, offsets, plan_microbatches, units_of
+from mmrl.ops.packing import Item, Span, Unit, balance, first_fit, offsets, plan_microbatches, shares_of, units_of
 
 
 def by_tokens(unit: Unit) -> float:
@@ -86,6 +86,16 @@ def test_rows_of_one_budget_are_of_equal_cost():
     units = [Unit((i,), size, (0,)) for i, size in enumerate([60, 60, 30, 30, 10, 10])]
     plan = plan_microbatches(units, 110, by_tokens)
     assert [sum(unit.tokens for unit in row) for row in plan] == [100, 100]  # first-fit alone: 110 and 90
+
+
+def test_units_are_halved_where_there_are_fewer_than_ranks():
+    unit = Unit((4, 5, 6), 10, (1, 2, 3))
+    assert unit.halves() == [Unit((4,), 10, (1,)), Unit((5, 6), 10, (2, 3))]
+    assert sorted(u.indices for part in shares_of([unit], 2, by_tokens) for u in part) == [(4,), (5, 6)]
+    assert [len(part) for part in shares_of([unit], 5, by_tokens)] == [1, 1, 1, 0, 0]
+    two = [unit, Unit((7,), 3, (1,))]
+    assert shares_of(two, 2, by_tokens) == [[unit], [two[1]]]
+    assert shares_of([], 2, by_tokens) == [[], []]
 
 
 def test_parts_are_balanced():

@@ -87,6 +87,7 @@ def test_sharing_ranks_and_minibatches_change_the_rows(plan: Plan) -> None:
     _, found, _ = plan("--memory", "1", **sections, **ray)
     prompt = found["data"]["prompt_tokens"]["max"]
     assert found["step"]["row_tokens_per_update"] == 8 * (prompt + 9)  # two of three groups, nothing shared
+    assert found["step"]["patches_per_update"] == 8 * 24
     assert found["step"]["updates"] == 2 and found["step"]["microbatches_per_update"] >= 2
     total = sum(each["trained"] for each in found["model"]["parts"].values())
     assert found["model"]["precision"] == "bfloat16" and found["learner"]["weights"] == total  # half of 2 bytes each
