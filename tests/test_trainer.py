@@ -290,7 +290,7 @@ def test_groups_stay_whole_in_minibatches_unless_there_are_too_few():
 
 def test_a_step_samples_checks_itself_and_updates_in_this_order(run):
     done = run(trainer={"steps": 2}).fit()
-    first = ["sampling", "learning", "logprobs", "logprobs one by one", "learning", "update"]
+    first = ["sampling", "learning", "logprobs", "learning", "logprobs one by one", "learning", "update"]
     assert done.engine.verbs == ["learning", *first, "sampling", "learning", "update", "learning"]  # the ends: saves
 
 
