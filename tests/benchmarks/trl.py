@@ -16,7 +16,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,12 +118,13 @@ def parity(workload: Workload, folder: Path, python: str, options: Mapping[str, 
     return found
 
 
-def compare(workload: Workload, folder: Path, python: str, timed: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Parity, then both TRL rows and mmrl in turns."""
+def compare(workload: Workload, folder: Path, python: str, timed: int, rows: Sequence[bool],
+            options: Mapping[str, Any]) -> dict[str, Any]:  # fmt: skip
+    """Parity, then TRL's rows (whether they score completions only) and mmrl in turns."""
     gate = parity(workload, folder, python, options)
     contestants = [
         trl_side("run", workload, folder, python, completions_only=only, timed=timed, tiny=options["tiny"])
-        for only in (False, True)
+        for only in rows
     ]
     contestants.append(mmrl_side("run", workload, folder, timed=timed, **options))
     take_turns(contestants, timed)
@@ -147,6 +148,7 @@ def main() -> None:
     parser.add_argument("workloads", nargs="*", help=f"{', '.join(TABLE)} (the default), sweep, {', '.join(SWEEP)}")
     parser.add_argument("--quick", action="store_true", help="two timed steps of a tiny model: tries the script only")
     parser.add_argument("--timed", type=int, default=10, help="timed steps of each side")
+    parser.add_argument("--faster-row", action="store_true", help="TRL scoring completions only, the faster row, alone")
     parser.add_argument("--sampler", default="vllm", choices=("vllm", "hf"), help="mmrl's")
     parser.add_argument("--set", action="append", default=[], help="a further setting of mmrl's, section.key=value")
     parser.add_argument("--trl-python", default=sys.executable, help="the Python that has TRL")
@@ -166,10 +168,10 @@ def main() -> None:
     results = json.loads(args.out.read_text()) if args.out.exists() else {"workloads": {}}
     results["machine"] = machine()
     options = {"tiny": args.quick, "overrides": (f"sampler.name={args.sampler}", *args.set)}
-    timed = 2 if args.quick else args.timed
+    timed, rows = 2 if args.quick else args.timed, (True,) if args.faster_row else (False, True)
     for name in names:
         print(name, file=sys.stderr)
-        results["workloads"][name] = compare(known[name], args.work, args.trl_python, timed, options)
+        results["workloads"][name] = compare(known[name], args.work, args.trl_python, timed, rows, options)
         args.out.write_text(json.dumps(results, indent=1))
     print(charts.comparison(results, args.out.with_suffix(".svg")))
 
