@@ -75,17 +75,21 @@ class RunPlan:
                     errors.append(ConfigError(str(error), where=where))
         if errors:
             raise join_errors(errors)
-        if self.config.learner.share_prefix == "auto" and not self.folder.family.shares_prefix:
-            warnings.append(
-                f"learner.share_prefix: models of type {self.folder.family.model_type} cannot share a prompt, so each "
-                "completion is packed with a copy of its own"
-            )
         rate = self.config.learner.lr
         if self.config.model.lora is not None and rate < LORA_RATE:
             warnings.append(
                 f"learner.lr: {rate:g} moves adapters little; {LORA_RATE:g} to 2e-4 are usual with model.lora"
             )
         return warnings
+
+    @property
+    def model_warnings(self) -> list[str]:
+        """What the model makes of the config otherwise than it says."""
+        family = self.folder.family
+        if self.config.learner.share_prefix == "off" or family.shares_prefix:
+            return []
+        what = f"models of type {family.model_type} cannot share a prompt: each completion is packed with its own"
+        return [f"learner.share_prefix: {what}"]
 
     @cached_property
     def penalties(self) -> frozenset[str]:

@@ -143,7 +143,7 @@ class TrainingRun:
         with ExitStack() as stack:
             stack.callback(self._console.close)
             _ = plan.algorithm, plan.num_adapter_weights  # first: their errors come before anything starts
-            for warning in plan.warnings:
+            for warning in [*plan.warnings, *plan.model_warnings]:
                 self._tell("warning", message=warning)
             # Workers import their rewards while the engine starts.
             scorer = stack.enter_context(Scorer(config.rewards))
