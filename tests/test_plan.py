@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import yaml
 
 from mmrl.cli import main
 from mmrl.config import Config, from_mapping
+from mmrl.engine.family import FAMILIES
 from mmrl.errors import ConfigError, PluginError, ResourceError
 from mmrl.plan import RunPlan
 
@@ -93,6 +96,15 @@ def test_plugins_warn_of_a_run_that_they_know(plan):
         "algorithm: strict: 5 x 3 rollouts of 7 for ('plain', 'care')",
         "rewards.1: careful: beware",
     ]
+
+
+@pytest.mark.parametrize("asked", ["auto", "off"])
+@pytest.mark.parametrize("can", [True, False])
+def test_a_model_that_cannot_share_a_prompt_is_told_of(plan, asked, can):
+    made = plan(learner={"share_prefix": asked})
+    made.folder = SimpleNamespace(family=replace(FAMILIES["llama"], shares_prefix=can))
+    told = ["learner.share_prefix: models of type llama cannot share a prompt: each completion is packed with its own"]
+    assert made.model_warnings == (told if asked == "auto" and not can else [])
 
 
 def test_every_plugin_that_refuses_the_run_is_named_with_its_key(plan):
