@@ -189,7 +189,7 @@ def _add_plan(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("--memory", type=_positive, metavar="GB", help="of the GPU of each rank; by default the one here")
     text = "assumed of every completion; by default sampler.max_new_tokens"
     plan.add_argument("--completion-tokens", type=int, metavar="N", help=text)
-    text = "load the model on the device here, take two small steps, and estimate the seconds of a whole one"
+    text = "load the model on the device here, take three small steps, and estimate the seconds of a whole one"
     plan.add_argument("--measure", action="store_true", help=text)
 
 

@@ -82,7 +82,7 @@ class UnitCost:
         work = self._shape.work(
             tokens=unit.tokens,
             pairs=unit.pairs,
-            predicted=sum(unit.completions) + len(unit.completions),
+            predicted=unit.predicted,
             images=[(1, ref.height // self._patch, ref.width // self._patch) for ref in prompt.images if self._tower],
         )
         return self._shape.forward_flops(work)

@@ -85,7 +85,6 @@ def write_tokenizer(folder: Path, *, vision: bool, geometry: bool = False) -> An
     With ``geometry``, its merges are those of worked solutions.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -96,6 +95,13 @@ def write_tokenizer(folder: Path, *, vision: bool, geometry: bool = False) -> An
         vocab_size=500, special_tokens=SPECIAL_TOKENS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
     tokenizer.train_from_iterator(_geometry_corpus() if geometry else _corpus(), trainer)
+    return save_tokenizer(tokenizer, folder, vision=vision)
+
+
+def save_tokenizer(tokenizer: Any, folder: Path, *, vision: bool) -> Any:
+    """Write a tokenizer's files, with Qwen's special tokens and chat format; return it as transformers has it."""
+    from transformers import PreTrainedTokenizerFast
+
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",

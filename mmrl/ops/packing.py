@@ -77,6 +77,11 @@ class Unit:
         """Tokens in the row."""
         return self.prompt_tokens + sum(self.completions)
 
+    @property
+    def predicted(self) -> int:
+        """Completion tokens: as many positions meet the head."""
+        return sum(self.completions) + len(self.completions)
+
     def spans(self, start: int) -> list[Span]:
         """Where the unit's tokens lie if it begins at ``start``: the prompt, then each completion; a single one goes
         on in the prompt's span. Empty completions have spans too."""

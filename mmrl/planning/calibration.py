@@ -76,7 +76,7 @@ class _Unrecorded:
 
 
 def calibrate(config: Config, plan: RunPlan) -> Measured:
-    """Start one rank's engine here and take two small steps, with rewards that alternate.
+    """Start one rank's engine here and take two small steps after one to warm up, with rewards that alternate.
 
     Raises:
         MMRLError: The engine cannot start, or the algorithm fails.

@@ -14,6 +14,7 @@ from mmrl.checking.budget import gigabytes
 from mmrl.checking.report import Report
 from mmrl.config import Config
 from mmrl.engine import device
+from mmrl.engine.collation import shares_prefix
 from mmrl.engine.counting import training_of
 from mmrl.engine.shape import model_shape
 from mmrl.errors import ResourceError
@@ -65,7 +66,7 @@ class _Forecast:
         self.width = 2 if self.precision == "bfloat16" else 4
         self.samples = self.plan.algorithm.source == "rollouts"
         self.group_size = config.sampler.group_size if self.samples else 1
-        self.report.warnings += self.plan.warnings
+        self.report.warnings += [*self.plan.warnings, *self.plan.model_warnings]
         self.shape = model_shape(self.plan.folder.config)
         self._model()
         self._data()
@@ -107,7 +108,7 @@ class _Forecast:
         return Example(tokens, longest, tuple((1, height // side, width // side) for width, height in sizes))
 
     def _workload(self, examples: Sequence[Example]) -> Workload:
-        share = self.config.learner.share_prefix == "auto" and self.plan.folder.family.shares_prefix
+        share = shares_prefix(self.config.learner, self.plan.folder)
         return workload(self.config, self.shape, examples, group_size=self.group_size, share=share)
 
     @cached_property

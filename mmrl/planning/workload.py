@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -11,7 +11,7 @@ import numpy as np
 
 from mmrl.config import Config
 from mmrl.ops.cost import NOTHING, ModelShape, Work
-from mmrl.ops.packing import Item, Unit, balance, plan_microbatches, units_of
+from mmrl.ops.packing import Item, Unit, plan_microbatches, shares_of, units_of
 from mmrl.updating import minibatches
 
 
@@ -62,36 +62,37 @@ def workload(
         group_size: Completions of a prompt.
         share: Whether completions share their prompt in a row.
     """
-    learner, prompts = config.learner, config.trainer.prompts_per_step
-    group_ids = np.repeat(np.arange(prompts), group_size)
+    learner, budget = config.learner, config.learner.tokens_per_microbatch
+    group_ids = np.repeat(np.arange(config.trainer.prompts_per_step), group_size)
     parts = list(minibatches(group_ids, learner.minibatches, learner.epochs, (config.trainer.seed, 1)))
-    # Of all members of a step, those of the first optimizer step by their prompts.
-    members: dict[int, int] = {}
-    for index in parts[0]:
-        members[index // group_size] = members.get(index // group_size, 0) + 1
-    numbers = list(members)
-    chosen = [examples[number % len(examples)] for number in numbers]
-    costs = [
-        example.prompt_tokens * (1 if share else members[number]) + members[number] * example.completion_tokens
-        for number, example in zip(numbers, chosen, strict=True)
-    ]
+    samples = [(prompt, examples[prompt % len(examples)]) for prompt in group_ids[parts[0]].tolist()]
+
+    def cost_in(samples: Sequence[_Sample]) -> Callable[[Unit], float]:
+        return lambda unit: shape.forward_flops(_work(shape, [unit], samples, share))
+
     rows = []
-    for places in balance(costs, config.cluster.ranks):
-        keys = [place for place in places for _ in range(members[numbers[place]])]
-        items = [Item(place, chosen[place].prompt_tokens, chosen[place].completion_tokens) for place in keys]
-        units = units_of(items, learner.tokens_per_microbatch, share=share)
-        packed = plan_microbatches(units, learner.tokens_per_microbatch, lambda unit: unit.tokens)
-        rows.append([_work(shape, row, keys, chosen, share) for row in packed])
+    for units in shares_of(units_of(_items(samples), share=share), config.cluster.ranks, cost_in(samples)):
+        own = [samples[index] for unit in units for index in unit.indices]
+        packed = plan_microbatches(units_of(_items(own), budget, share=share), budget, cost_in(own))
+        rows.append([_work(shape, row, own, share) for row in packed])
     return Workload(rows, len(parts))
 
 
-def _work(shape: ModelShape, row: Sequence[Unit], keys: Sequence[int], chosen: Sequence[Example], share: bool) -> Work:
-    """Of one row; what is shared goes through the tower once."""
-    places = [keys[unit.indices[0]] for unit in row]
-    places = list(dict.fromkeys(places)) if share else places
+_Sample = tuple[int, Example]
+"""The number of a prompt, and what it takes."""
+
+
+def _items(samples: Sequence[_Sample]) -> list[Item]:
+    return [Item(prompt, example.prompt_tokens, example.completion_tokens) for prompt, example in samples]
+
+
+def _work(shape: ModelShape, row: Sequence[Unit], samples: Sequence[_Sample], share: bool) -> Work:
+    """Of one row of these samples; what is shared goes through the tower once."""
+    shown = [samples[unit.indices[0]] for unit in row]
+    seen = dict(shown).values() if share else [example for _, example in shown]
     return shape.work(
         tokens=sum(unit.tokens for unit in row),
         pairs=sum(unit.pairs for unit in row),
-        predicted=sum(length + 1 for unit in row for length in unit.completions),
-        images=[grid for place in places for grid in chosen[place].grids] if shape.tower is not None else (),
+        predicted=sum(unit.predicted for unit in row),
+        images=[grid for example in seen for grid in example.grids] if shape.tower is not None else (),
     )

@@ -10,18 +10,16 @@ does not for P + R; the matrix products that were really done are counted beside
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from charts import lines, markdown
 from trl import mmrl_side
-from turns import machine, summary, take_turns
+from turns import arguments, machine, summary, take_turns
 from workloads import Workload, grid
 
 AXES: dict[str, dict[str, tuple[Workload, tuple[str, ...]]]] = {
@@ -105,14 +103,7 @@ def tables(results: Mapping[str, Any], picture: Path) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("axes", nargs="*", help=f"{', '.join(AXES)}; by default all")
-    parser.add_argument("--quick", action="store_true", help="two timed steps of a tiny model: tries the script only")
-    parser.add_argument("--timed", type=int, default=5, help="timed updates of each point")
-    parser.add_argument("--set", action="append", default=[], help="a further setting, section.key=value")
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "mmrl-benchmarks")
-    parser.add_argument("--out", type=Path, default=Path("scaling.json"), help="raw results; what is there is kept")
-    parser.add_argument("--draw", type=Path, help="only draw tables and picture from such a file")
+    parser = arguments(str(__doc__), "axes", f"{', '.join(AXES)}; by default all", timed=5)
     args = parser.parse_args()
     if args.draw:
         print(tables(json.loads(args.draw.read_text()), args.draw.with_suffix(".svg")))

@@ -10,17 +10,15 @@ else would take.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from charts import markdown
 from trl import mmrl_side
-from turns import machine, summary, take_turns
+from turns import arguments, machine, summary, take_turns
 from workloads import TABLE, Workload
 
 MODES = ("off", "auto")
@@ -86,16 +84,9 @@ def tables(results: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", help=f"{', '.join(TABLE)}; by default all")
-    parser.add_argument("--quick", action="store_true", help="two timed steps of a tiny model: tries the script only")
-    parser.add_argument("--timed", type=int, default=10, help="timed steps of each mode")
+    parser = arguments(str(__doc__), "workloads", f"{', '.join(TABLE)}; by default all", timed=10)
     parser.add_argument("--steps-only", action="store_true", help="whole steps only")
     parser.add_argument("--updates-only", action="store_true", help="updates only")
-    parser.add_argument("--set", action="append", default=[], help="a further setting, section.key=value")
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "mmrl-benchmarks")
-    parser.add_argument("--out", type=Path, default=Path("sharing.json"), help="raw results; what is there is kept")
-    parser.add_argument("--draw", type=Path, help="only draw the table from such a file")
     args = parser.parse_args()
     if args.draw:
         print(tables(json.loads(args.draw.read_text())))

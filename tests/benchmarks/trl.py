@@ -11,7 +11,6 @@ takes a step while the others are stopped. Nothing is timed before both agree on
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import charts
-from turns import HERE, WARM_UP, Contestant, ask, call, machine, summary, take_turns
+from turns import HERE, WARM_UP, Contestant, arguments, ask, call, machine, summary, take_turns
 from workloads import MAX_PIXELS, MIN_PIXELS, SWEEP, TABLE, Workload, write_all
 
 TRL_VERSION = "1.16.0"
@@ -144,17 +143,11 @@ def check_trl(python: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", help=f"{', '.join(TABLE)} (the default), sweep, {', '.join(SWEEP)}")
-    parser.add_argument("--quick", action="store_true", help="two timed steps of a tiny model: tries the script only")
-    parser.add_argument("--timed", type=int, default=10, help="timed steps of each side")
+    what = f"{', '.join(TABLE)} (the default), sweep, {', '.join(SWEEP)}"
+    parser = arguments(str(__doc__), "workloads", what, timed=10)
     parser.add_argument("--faster-row", action="store_true", help="TRL scoring completions only, the faster row, alone")
     parser.add_argument("--sampler", default="vllm", choices=("vllm", "hf"), help="mmrl's")
-    parser.add_argument("--set", action="append", default=[], help="a further setting of mmrl's, section.key=value")
     parser.add_argument("--trl-python", default=sys.executable, help="the Python that has TRL")
-    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "mmrl-benchmarks")
-    parser.add_argument("--out", type=Path, default=Path("trl.json"), help="raw results; workloads there are kept")
-    parser.add_argument("--draw", type=Path, help="only draw table and picture from such a file")
     args = parser.parse_args()
     if args.draw:
         print(charts.comparison(json.loads(args.draw.read_text()), args.draw.with_suffix(".svg")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -206,3 +208,17 @@ def machine() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "deepspeed"))
     return f"{os.cpu_count()} cores ({cpu}), {memory:.0f} GiB, no GPU; {versions}"
+
+
+def arguments(doc: str, name: str, what: str, *, timed: int) -> argparse.ArgumentParser:
+    """The parser of a script that measures ``what``, named by positional arguments ``name``."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(name, nargs="*", help=what)
+    parser.add_argument("--quick", action="store_true", help="two timed steps of a tiny model: tries the script only")
+    parser.add_argument("--timed", type=int, default=timed, help="timed steps of each side")
+    parser.add_argument("--set", action="append", default=[], help="a further setting of mmrl's, section.key=value")
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "mmrl-benchmarks")
+    out = Path(f"{Path(sys.argv[0]).stem}.json")
+    parser.add_argument("--out", type=Path, default=out, help="raw results; what is there already is kept")
+    parser.add_argument("--draw", type=Path, help="only draw what such a file holds")
+    return parser

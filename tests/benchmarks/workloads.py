@@ -214,9 +214,8 @@ def _write_stages(model: Any, tokenizer: Any, lengths: Lengths) -> None:
 def _write_tokenizer(folder: Path, *, vision: bool) -> Any:
     """A byte-level BPE tokenizer of 32,000 tokens, learned from words of random syllables, in Qwen's chat format."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
-    from mmrl.engine.tiny_model import CHAT_TEMPLATE, SPECIAL_TOKENS, VISION_TOKENS
+    from mmrl.engine.tiny_model import SPECIAL_TOKENS, save_tokenizer
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -228,15 +227,7 @@ def _write_tokenizer(folder: Path, *, vision: bool) -> Any:
         show_progress=False,
     )
     tokenizer.train_from_iterator((" " + word for word in words(60000)), trainer)
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        **({"extra_special_tokens": VISION_TOKENS} if vision else {}),
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    fast.save_pretrained(folder)
-    return fast
+    return save_tokenizer(tokenizer, folder, vision=vision)
 
 
 def _write_processor(folder: Path, tokenizer: Any) -> None:
