@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from mmrl.config import LoraConfig
 from mmrl.engine import adapters, attention, device
@@ -43,7 +44,7 @@ class Policy(torch.nn.Module):
         super().__init__()
         self.model, self.adapted = model, tuple(adapted)
         self._temperature, self._entropy_gradient = temperature, entropy_gradient
-        self._chunk_tokens = max(chunk_bytes // (4 * folder.vocabulary.size), 1)
+        self.head = Head(model.get_output_embeddings(), max(chunk_bytes // (4 * folder.vocabulary.size), 1))
         banned_V = torch.zeros(folder.vocabulary.size, dtype=torch.bool)
         banned_V[list(folder.vocabulary.banned)] = True
         self.register_buffer("banned_V", banned_V, persistent=False)
@@ -63,13 +64,11 @@ class Policy(torch.nn.Module):
             images["mm_encoder_outputs"] = {"image": SimpleNamespace(pooler_output=first, deepstack_features=deeper)}
         outputs = self.model.base_model(**inputs.model_inputs, **images, attention_mask=None, use_cache=False)
         hidden_SH = outputs.last_hidden_state[0]
-        return chunked_logprobs(
-            self.model.get_output_embeddings(),
+        return self.head(
             hidden_SH[inputs.predicting_T],
             inputs.targets_T,
             self.banned_V,
             self._temperature,
-            chunk_tokens=self._chunk_tokens,
             entropy=torch.is_grad_enabled(),  # only an update has a use for it
             entropy_gradient=self._entropy_gradient,
         )
@@ -105,6 +104,35 @@ class Policy(torch.nn.Module):
                 weight = parameter.detach().to(dtype)
                 # A partitioned parameter's storage is freed on leaving; the receiver may keep what it was given.
                 yield plain, weight.clone() if _is_partitioned(parameter) else weight
+
+
+class Head(torch.nn.Module):
+    """A model's head, applied to one chunk of tokens after the other.
+
+    At ZeRO 3 the ranks gather a module's own parameters together whenever it is called, and drop them afterwards. So
+    this module owns the head's parameters and is called once in a row, by every rank, however many chunks its row has;
+    the model's own head module is never called. It is no leaf module of DeepSpeed: 0.19 reduces a leaf's gradients in
+    its backward hook, where a tied weight lacks the embedding's gradient.
+
+    Args:
+        linear: The model's head.
+
+    Attributes:
+        chunk_tokens: Tokens whose logits are in memory at a time.
+    """
+
+    def __init__(self, linear: torch.nn.Linear, chunk_tokens: int) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self.chunk_tokens = chunk_tokens
+
+    def forward(self, hidden_TH: torch.Tensor, *args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """As ``ops.logprobs.chunked_logprobs``."""
+
+        def logits(hidden_CH: torch.Tensor) -> torch.Tensor:
+            return F.linear(hidden_CH, self.weight, self.bias)
+
+        return chunked_logprobs(logits, hidden_TH, *args, chunk_tokens=self.chunk_tokens, **options)
 
 
 def load_policy(

@@ -59,17 +59,26 @@ def rows(case) -> Callable[..., list[TrainingRow]]:
 
 
 @pytest.fixture(scope="module")
-def row_gradients(case, vision, plain) -> list[dict[str, torch.Tensor]]:
-    """For each row, the gradient of ``-A sum_t m_t log pi_t`` by plain autograd."""
-    reference = plain(vision.folder.path)
-    found = []
-    for sample, mask, advantage in zip(case.samples, case.masks, ADVANTAGES, strict=True):
-        reference.model.zero_grad()
-        logprobs = reference.logprobs(sample, vision.media)
-        (-advantage * logprobs[torch.from_numpy(mask)].sum()).backward()
-        named = reference.model.named_parameters()  # a text row has no gradient in the vision tower
-        found.append({name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named})
-    return found
+def row_losses(case, vision) -> Callable[..., tuple[list[Any], list[dict[str, torch.Tensor]]]]:
+    """Each row's log-probs, and the gradient of its ``-A sum_t m_t log pi_t``, by plain autograd."""
+
+    def compute(reference: Any) -> tuple[list[Any], list[dict[str, torch.Tensor]]]:
+        values, found = [], []
+        for sample, mask, advantage in zip(case.samples, case.masks, ADVANTAGES, strict=True):
+            reference.model.zero_grad()
+            logprobs = reference.logprobs(sample, vision.media)
+            (-advantage * logprobs[torch.from_numpy(mask)].sum()).backward()
+            values.append(logprobs.detach().numpy())
+            named = reference.model.named_parameters()  # a text row has no gradient in the vision tower
+            found.append({name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named})
+        return values, found
+
+    return compute
+
+
+@pytest.fixture(scope="module")
+def row_gradients(row_losses, vision, plain) -> list[dict[str, torch.Tensor]]:
+    return row_losses(plain(vision.folder.path))[1]
 
 
 def first_moment(learner: Any) -> dict[str, torch.Tensor]:
@@ -414,6 +423,42 @@ def test_two_ranks_find_the_gradient_of_one(two_ranks, mode, prompts, rows, row_
     assert result.metrics["policy/grad_norm"] == pytest.approx(norm(expected), rel=1e-5)
     terms = zip(weights, ADVANTAGES, case.tokens, strict=True)
     assert result.metrics["loss/policy"] == pytest.approx(-sum(w * a * n for w, a, n in terms), rel=1e-5)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["tied", "untied"])
+def many_chunks(request, bench, ray_address, plain) -> Iterator[Any]:
+    """Two ranks at ZeRO 3 that compute four tokens' logits at a time, and drop every gathered weight after its use."""
+    setting = bench("qwen2_5_vl", request.param)
+    partition = {"stage3_param_persistence_threshold": 0, "reduce_bucket_size": 1000}
+    learner = {"max_grad_norm": 1e9, "lr": STILL, "zero_stage": 3, "tokens_per_microbatch": 70}
+    learner["deepspeed"] = EXPOSED | {"zero_optimization": partition}
+    config = setting.config(learner=learner, cluster={"name": "ray", "ranks": 2, "address": ray_address})
+    grpo = GRPO(GRPO.Config())
+    group = start_engine(config, setting.folder, setting.media, grpo, max_images=2, with_sampler=False)
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    reference = plain(setting.folder.path)
+    assert reference.model.get_output_embeddings().weight.numel() > partition["reduce_bucket_size"]
+    yield SimpleNamespace(group=group, reference=reference)
+    group.close()
+
+
+def _limit_chunks(worker: Any) -> None:
+    worker._owner.policy.head.chunk_tokens = 4
+
+
+def test_ranks_with_different_numbers_of_head_chunks_find_the_gradient_of_one(many_chunks, rows, case, row_losses):
+    """Each call of a module at ZeRO 3 is a collective: ranks with 3 and 2 chunks once waited for each other forever."""
+    with many_chunks.group.learning() as learner:
+        ray.get([actor.__ray_call__.remote(_limit_chunks) for actor in many_chunks.group._ranks._actors])
+        logprobs = learner.logprobs(case.samples)
+        result = learner.update(rows())
+        found = gradients(many_chunks.group)
+    single, gradients_of_rows = row_losses(many_chunks.reference)
+    np.testing.assert_allclose(np.concatenate(logprobs), np.concatenate(single), atol=1e-5)
+    expected = weighted(gradients_of_rows, expected_weights("token-mean", case.tokens))
+    assert found.keys() == expected.keys()
+    assert norm({name: found[name] - expected[name] for name in expected}) < 1e-5 * norm(expected)
+    assert result.metrics["policy/grad_norm"] == pytest.approx(norm(expected), rel=1e-5)
 
 
 def test_ranks_share_out_whole_groups(two_ranks, case):
