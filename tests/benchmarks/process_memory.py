@@ -14,6 +14,8 @@ import psutil
 
 INTERVAL_S = 1.0
 """Seconds between two looks: a process with 10 GB takes the kernel some 30 ms to add up."""
+END_S = 10
+"""Seconds for a command that is interrupted to end by itself."""
 SMALL = 2**27
 """Resident bytes below which what a process shares is not looked up, but left out."""
 RANK = "RayWorker"
@@ -65,8 +67,11 @@ def watch(command: Sequence[str], log: Path, checkpoints: Path, environment: Map
     finally:
         done.set()
         watcher.join()
-        if process.poll() is None:
+        if process.poll() is None:  # this process is to end, and so is the command
             process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
+            process.kill()
             process.wait()
     found.code, found.seconds = process.returncode, time.perf_counter() - start
     return printed, found

@@ -123,21 +123,21 @@ PROCESSOR = {
 def small(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config with two narrow layers, and the vocabulary as it is."""
     small = dict(config) | {
-        "hidden_size": 256,
-        "intermediate_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 256,
         "num_attention_heads": 4,
         "num_hidden_layers": 2,
     }
     if tower := config.get("vision_config"):
-        small["rope_scaling"] = {"type": "mrope", "mrope_section": [8, 12, 12]}
-        small["vision_config"] = tower | {"depth": 2, "num_heads": 4, "hidden_size": 256}
+        small["rope_scaling"] = {"type": "mrope", "mrope_section": [4, 6, 6]}
+        small["vision_config"] = tower | {"depth": 2, "num_heads": 4, "hidden_size": 128}
         if "embed_dim" in tower:
-            small["vision_config"] |= {"embed_dim": 128}
+            small["vision_config"] |= {"embed_dim": 64}
         else:
             small["vision_config"] |= {
-                "hidden_size": 128,
-                "intermediate_size": 256,
-                "out_hidden_size": 256,
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "out_hidden_size": 128,
                 "fullatt_block_indexes": [1],
             }
     return small

@@ -13,10 +13,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ from process_memory import Watched, watch
 from published import CONFIGS, small, write_data, write_model
 from turns import HERE, arguments, machine
 
-QUICK_GIB = 4, 2
+QUICK_GIB = 8, 2
 """Memory and disk of a rehearsal with small layers."""
+QUICK = {"prompts": 2, "group": 3}
+"""Its step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +64,9 @@ class Rehearsal:
 LORA = {"lora": {"rank": 16, "alpha": 32, "targets": ["language"]}}
 TWO_RANKS = {"name": "ray", "ranks": 2}
 SMALL_BUFFERS = {
-    "reduce_bucket_size": 100_000_000,
-    "stage3_prefetch_bucket_size": 20_000_000,
-    "stage3_max_live_parameters": 200_000_000,
+    "reduce_bucket_size": 50_000_000,
+    "stage3_prefetch_bucket_size": 10_000_000,
+    "stage3_max_live_parameters": 100_000_000,
 }
 """DeepSpeed's own are for a GPU of 80 GB. The head's weight is larger than this bucket."""
 HALF_B = {
@@ -76,7 +79,11 @@ TABLE: Mapping[str, Rehearsal] = {
     "qwen2_5_vl_3b": Rehearsal(
         "Qwen2.5-VL-3B, LoRA, bfloat16, one rank", "Qwen2.5-VL-3B-Instruct", "bfloat16",
         prompts=3, group=4, most=16, mean=40, prompt_tokens=1536, memory_gib=22, disk_gib=18,
-        settings={"model": LORA, "learner": {"lr": 1e-5, "zero_stage": 1, "tokens_per_microbatch": 2048}},
+        settings={
+            "model": LORA,
+            "sampler": {"engine": {"kv_cache_memory_bytes": 2**28}},
+            "learner": {"lr": 1e-5, "zero_stage": 1, "tokens_per_microbatch": 2048},
+        },
     ),
     "qwen2_5_0_5b": Rehearsal(
         "Qwen2.5-0.5B, float32, two ranks, ZeRO 3", "Qwen2.5-0.5B-Instruct", "float32",
@@ -89,7 +96,7 @@ TABLE: Mapping[str, Rehearsal] = {
     ),
     "qwen2_vl_2b": Rehearsal(
         "Qwen2-VL-2B, LoRA, bfloat16, two ranks, ZeRO 3, TP 2", "Qwen2-VL-2B-Instruct", "bfloat16",
-        prompts=3, group=4, most=64, mean=40, prompt_tokens=1536, memory_gib=20, disk_gib=12,
+        prompts=3, group=4, most=64, mean=40, prompt_tokens=1536, memory_gib=18, disk_gib=12,
         settings={
             "model": LORA,
             "sampler": {"tensor_parallel_size": 2},
@@ -126,17 +133,33 @@ def config(rehearsal: Rehearsal, model: Path, data: Path, run_dir: Path, steps: 
     return {**values, "rewards": [{"name": f"{HERE / 'workloads.py'}:reward", "label": "vowels"}]}
 
 
-def lacking(rehearsal: Rehearsal, work: Path, quick: bool) -> list[str]:
-    """What this machine has too little of."""
+def lacking(rehearsal: Rehearsal, work: Path, *, quick: bool, slow: bool) -> list[str]:
+    """What this machine has too little of.
+
+    Args:
+        slow: Whether it may take days.
+    """
     memory, disk = QUICK_GIB if quick else (rehearsal.memory_gib, rehearsal.disk_gib)
-    work.mkdir(parents=True, exist_ok=True)
-    free = {"memory": psutil.virtual_memory().available, f"disk at {work}": shutil.disk_usage(work).free}
     needed = {"memory": memory, f"disk at {work}": disk}
-    return [
+    free = {"memory": psutil.virtual_memory().available, f"disk at {work}": shutil.disk_usage(work).free}
+    missing = [
         f"{needed[what]:g} GiB of {what}, of which {size / 2**30:.1f} GiB are free"
         for what, size in free.items()
         if size < needed[what] * 2**30
     ]
+    if rehearsal.dtype == "bfloat16" and not (quick or slow) and not multiplies_bfloat16(Path("/proc/cpuinfo")):
+        missing.append(
+            "a processor with AVX-512 or AMX, as torch multiplies bfloat16 at a fiftieth of float32's rate on this one "
+            "(--slow tries all the same; --set data.max_pixels=50176 makes the images small)"
+        )
+    return missing
+
+
+def multiplies_bfloat16(cpuinfo: Path) -> bool:
+    """Whether oneDNN has kernels for it: on x86, from AVX-512 on; other processors are taken to have them."""
+    lines = (line for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
+    flags = next(lines, "").split()
+    return not flags or "avx512bw" in flags
 
 
 class _Stage:
@@ -272,7 +295,9 @@ def _other_row(found: Mapping[str, Any]) -> list[str]:
     return [
         found["what"],
         _seconds(_until(trained[0], commands["train"], found["steps"]) if trained else None),
-        f"{_seconds(checkpoints[-1])}; {_gigabytes(found['checkpoint'])}" if trained and checkpoints else "",
+        f"{_seconds(checkpoints[-1]) if checkpoints else 'below 1'}; {_gigabytes(found['checkpoint'])}"
+        if trained
+        else "",
         _seconds(_until(resumed[0], commands["resume"], found["steps"] + 1) if resumed else None),
         f"{_seconds(commands['export']['seconds'])}; {_gigabytes(found['exported'])}" if "exported" in found else "",
         f"{found['export']['gap']['abs_max']:.1e}" if "export" in found else "",
@@ -306,8 +331,10 @@ def main() -> None:
         quick="small layers, the vocabulary as it is: tries the script only",
     )  # fmt: skip
     parser.add_argument("--measure", action="store_true", help="let `mmrl plan` estimate seconds, from steps it takes")
+    parser.add_argument("--slow", action="store_true", help="begin on a processor without bfloat16 too")
     parser.add_argument("--keep", action="store_true", help="leave the model, the run and the logs in the work folder")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what it has started ends too
     if args.draw:
         print(tables(json.loads(args.draw.read_text())))
         return
@@ -316,16 +343,18 @@ def main() -> None:
     results = json.loads(args.out.read_text()) if args.out.exists() else {"rehearsals": {}}
     results["machine"] = machine()
     failed = False
+    args.work.mkdir(parents=True, exist_ok=True)
     for name in args.only or TABLE:
-        if missing := lacking(TABLE[name], args.work, args.quick):
+        if missing := lacking(TABLE[name], args.work, quick=args.quick, slow=args.slow):
             raise SystemExit(f"{name} does not begin: it needs {'; '.join(missing)}")
+        rehearsal = replace(TABLE[name], **QUICK) if args.quick else TABLE[name]
         print(name, file=sys.stderr)
         folder = args.work / f"{name}{'-quick' if args.quick else ''}"
         shutil.rmtree(folder / "run", ignore_errors=True)
         shutil.rmtree(folder / "exported", ignore_errors=True)
         found = results["rehearsals"][name] = {}
         try:
-            rehearse(TABLE[name], folder, args, found)
+            rehearse(rehearsal, folder, args, found)
         except RuntimeError as error:
             found["failed"], failed = str(error), True
             print(error, file=sys.stderr)
