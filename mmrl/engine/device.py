@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
 
 DeviceKind = Literal["cpu", "cuda"]
 SamplerMemory = Literal["weights", "kv_cache"]
@@ -193,6 +196,31 @@ OWNED_LEARNER_KEYS = (
 def attention(kind: DeviceKind, dtype: str) -> str:
     """The registered attention function over packed rows; CUDA's variable-length kernel takes half precision only."""
     return "mmrl_packed_varlen" if (kind, dtype) == ("cuda", "bfloat16") else "mmrl_packed_sdpa"
+
+
+def tower_attention(kind: DeviceKind, dtype: str) -> str:
+    """The attention function of a vision tower: all images or windows in one call, or transformers' loop over them,
+    which starts 2,240 kernels for an image of a megapixel."""
+    return "mmrl_flash_tower" if (kind, dtype) == ("cuda", "bfloat16") else "sdpa"
+
+
+def tower_bounds(torch_device: str, dtype: torch.dtype) -> str:
+    """The torch device on which a vision tower's attention looks for its bounds: a loop asks for them as plain numbers,
+    and would wait for a GPU in every layer."""
+    kind: DeviceKind = "cuda" if torch_device.startswith("cuda") else "cpu"
+    looped = tower_attention(kind, str(dtype).removeprefix("torch.")) == "sdpa"
+    return "cpu" if looped else torch_device
+
+
+def moved(values: torch.Tensor, torch_device: str) -> torch.Tensor:
+    """The values of the host's memory on a device.
+
+    A GPU copies them from pinned memory while the host goes on; from other memory the host would wait for all that is
+    under way there.
+    """
+    if torch_device.startswith("cuda"):
+        return values.pin_memory().to(torch_device, non_blocking=True)
+    return values.to(torch_device)
 
 
 def free_cache(kind: DeviceKind) -> None:

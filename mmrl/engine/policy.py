@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from mmrl.config import LoraConfig
 from mmrl.engine import adapters, attention, device
 from mmrl.engine.collation import Features, PackedInputs, UniqueImages
-from mmrl.engine.folder import ModelFolder
+from mmrl.engine.folder import ModelFolder, check_takes_features
 from mmrl.errors import ConfigError
 from mmrl.ops.logprobs import chunked_logprobs
 
@@ -76,7 +76,7 @@ class Policy(torch.nn.Module):
     def _features(self, images: UniqueImages) -> list[Features]:
         """What the vision tower makes of the images, one entry per place."""
         body = self.model.base_model
-        found = body.get_image_features(images.pixels, images.grids_U3, return_dict=True, **images.bounds)
+        found = body.get_image_features(images.pixels, images.grids_U3, return_dict=True, **images.derived)
         features = list(zip(found.pooler_output, *getattr(found, "deepstack_features", ()), strict=True))
         return [features[place] for place in images.places]
 
@@ -156,6 +156,7 @@ def load_policy(
 
     Raises:
         ConfigError: The files lack weights of the model, which transformers would draw at random.
+        ResourceError: transformers is too old for a model that reads images.
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
 
@@ -176,6 +177,10 @@ def load_policy(
             where=f"model.path: {folder.path}",
             remedy="name a complete folder of a model that generates text",
         )
+    if vision:
+        check_takes_features(model.base_model, f"model.path: {folder.name}")
+        # Not above: for a name with "flash" in it, transformers would there look for a package.
+        model.set_attn_implementation({"vision_config": device.tower_attention(kind, dtype)})
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(folder.family.part_of(name) not in freeze)
     adapted: Sequence[adapters.Adapter] = ()

