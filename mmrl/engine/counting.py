@@ -10,6 +10,7 @@ from mmrl.engine.collation import PackedInputs, UniqueImages
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.policy import Policy
 from mmrl.engine.shape import model_shape
+from mmrl.engine.weights import numel
 from mmrl.ops.cost import PARTS, Training
 from mmrl.ops.packing import Unit
 from mmrl.types import EncodedPrompt
@@ -31,10 +32,10 @@ class UpdateCost:
 
     @classmethod
     def of(cls, policy: Policy, folder: ModelFolder) -> UpdateCost:
-        """That of a policy; asked before its parameters are partitioned."""
+        """That of a policy."""
         trained = dict.fromkeys(folder.family.parts, 0)
         for name, parameter in policy.model.named_parameters():
-            trained[folder.family.part_of(name)] += parameter.numel() * parameter.requires_grad
+            trained[folder.family.part_of(name)] += numel(parameter) * parameter.requires_grad
         return cls(folder.config, training_of(trained, adapted=bool(policy.adapted)))
 
     def flops(self, inputs: PackedInputs) -> int:

@@ -269,6 +269,35 @@ def host_bytes_offloaded(trained: int, others: int, dtype: str, offload: str) ->
     return trained * (12 + 4) + ((trained + others) * width if offload == "parameters" else 0)
 
 
+def reference_place(kind: DeviceKind, zero_stage: int) -> Literal["sharded", "host", "device"]:
+    """Where the weights of the reference policy lie between its uses.
+
+    ``sharded`` over the ranks as the policy's are; else whole on every rank, in the ``host``'s memory beside a GPU. A
+    CPU is both, and nothing is moved.
+    """
+    if zero_stage == 3:
+        return "sharded"
+    return "host" if kind == "cuda" else "device"
+
+
+def reference_bytes(
+    kind: DeviceKind, parameters: int, dtype: str, *, zero_stage: int, offload: str, ranks: int
+) -> tuple[int, int]:
+    """Bytes of the reference policy's weights on a rank between its uses: on the device, and in the host's memory.
+
+    Where the host has them whole, the device has them as well while reference log-probs are computed.
+
+    Args:
+        parameters: Of the whole model.
+    """
+    whole = parameters * (2 if dtype == "bfloat16" else 4)
+    where = reference_place(kind, zero_stage)
+    if where == "sharded":
+        own = -(-whole // ranks)
+        return (0, own) if offload == "parameters" else (own, 0)
+    return (0, whole) if where == "host" else (whole, 0)
+
+
 def free_memory_bytes(kind: DeviceKind) -> tuple[int, int] | None:
     """(free, total) memory of the device, other processes' use counted; None on a CPU, where nothing is handed over."""
     if kind != "cuda":

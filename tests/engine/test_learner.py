@@ -16,6 +16,7 @@ import torch
 from deepspeed.utils import safe_get_full_optimizer_state
 
 from mmrl.cluster.launch import start_engine
+from mmrl.engine import device
 from mmrl.engine.collation import Collator
 from mmrl.engine.device import FEATURE_BYTES
 from mmrl.interfaces import Aggregation, AggregationMode, Algorithm, Needs
@@ -258,7 +259,7 @@ def test_a_frozen_tower_sees_each_image_once_a_step(stage, start, rows, case, mo
     def step(engine: Any) -> tuple[list[int], list[Any]]:
         with engine.learning() as learner:
             passes = count_images(learner.policy)
-            reference = count_images(learner._reference)
+            reference = count_images(learner._reference.policy)
             known = learner.logprobs(case.samples), learner.reference_logprobs(case.samples)
             weighted = [replace(row, constants={"kl_coef": 0.1}) for row in rows()]
             reference_of = {id(sample): values for sample, values in zip(case.samples, known[1], strict=True)}
@@ -398,7 +399,10 @@ def gradients(group: Any) -> dict[str, torch.Tensor]:
 def two_ranks(request, vision, ray_address) -> Iterator[Any]:
     learner = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED, "zero_stage": request.param}
     learner["tokens_per_microbatch"] = 60
-    config = vision.config(learner=learner, cluster={"name": "ray", "ranks": 2, "address": ray_address})
+    # In the reward, the KL is in no gradient; the reference is there all the same.
+    algorithm = {"name": "grpo", "kl": {"coef": 0.1, "where": "reward"}}
+    cluster = {"name": "ray", "ranks": 2, "address": ray_address}
+    config = vision.config(learner=learner, cluster=cluster, algorithm=algorithm)
     grpo = GRPO(GRPO.Config())
     group = start_engine(config, vision.folder, vision.media, grpo, max_images=2, with_sampler=False)
     yield group
@@ -467,3 +471,24 @@ def test_ranks_share_out_whole_groups(two_ranks, case):
     prompts = [{case.samples[index].prompt.id for index in share} for share in shares]
     assert sorted(index for share in shares for index in share) == list(range(7))
     assert not prompts[0] & prompts[1] and all(prompts)
+
+
+def test_two_ranks_score_as_one_with_a_reference_that_is_sharded_at_zero_3(two_ranks, case, vision, plain):
+    with two_ranks.learning() as learner:
+        found = [*learner.logprobs(case.samples), *learner.reference_logprobs(case.samples)]
+    alone = plain(vision.folder.path)
+    single = [alone.logprobs(sample, vision.media).detach().numpy() for sample in case.samples]
+    np.testing.assert_allclose(np.concatenate(found), np.concatenate(single * 2), atol=1e-5)
+    whole = sum(4 * parameter.numel() for parameter in alone.model.parameters())
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    held = [ray.get(actor.__ray_call__.remote(reference_bytes)) for actor in two_ranks._ranks._actors]
+    (stage,) = {stage for stage, _ in held}
+    expected, _ = device.reference_bytes("cpu", whole // 4, "float32", zero_stage=stage, offload="none", ranks=2)
+    assert [size for _, size in held] == pytest.approx([expected] * 2, rel=1e-3)
+    assert expected == (whole / 2 if stage == 3 else whole)
+
+
+def reference_bytes(worker: Any) -> tuple[int, int]:
+    """The ZeRO stage, and what a rank's reference has of the weights."""
+    own = [getattr(p, "ds_tensor", p) for p in worker._owner._reference.policy.parameters()]
+    return worker._owner._config.zero_stage, sum(tensor.nbytes for tensor in own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +15,10 @@ import torch
 import vllm
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from mmrl.engine import rank
 from mmrl.engine.device import DeviceKind
 from mmrl.engine.learner import DeepSpeedLearner
-from mmrl.engine.policy import Policy
+from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.rank import RankEngine
 from mmrl.errors import ResourceError
 from mmrl.interfaces import SamplingRequest
@@ -101,17 +103,22 @@ class Recording:
         self._patch(vllm, "LLM", self._llm)
         self._patch(deepspeed, "init_distributed", lambda **_: None)
         self._patch(deepspeed, "initialize", self._deepspeed)
-        self._patch(Policy, "to", lambda policy, device: self.log.append(f"a policy on {device}") or policy)
+        self._patch(rank, "load_policy", self._read)
+        self._patch(rank, "place", lambda policy, settings, device: self.log.append(f"a policy on {device}"))
+        self._patch(rank, "Reference", lambda policy, settings, kind: self.log.append(f"a reference on {kind}"))
         self._patch(DeepSpeedLearner, "weight_version", property(lambda _: self.version))
         self._patch(torch.cuda, "empty_cache", lambda: self.log.append("free the cache"))
         self._patch(torch.cuda, "get_device_name", lambda: "a fake")
         self._patch(torch.distributed, "is_initialized", lambda: False)
+        self._patch(torch.distributed, "get_rank", lambda: 0)
+        self._patch(torch.distributed, "get_world_size", lambda: 1)
+        self._patch(torch.distributed, "all_gather_object", lambda found, own: found.__setitem__(0, own))
         self._patch(torch.distributed, "init_process_group", self._group)
 
-    def engine(self, kind: DeviceKind, *, trains: bool = True, **sections: Any) -> RankEngine:
+    def engine(self, kind: DeviceKind, *, trains: bool = True, kl: float = 0.0, **sections: Any) -> RankEngine:
         bench = self._bench
         config = bench.config(**{"model": {"dtype": "auto"}} | sections)
-        algorithm = GRPO(GRPO.Config()) if trains else None
+        algorithm = GRPO(GRPO.Config.model_validate({"kl": {"coef": kl}})) if trains else None
         return RankEngine(config, bench.folder, bench.media, algorithm, kind, max_images=2, with_sampler=True)
 
     def sample(self, engine: RankEngine) -> None:
@@ -136,7 +143,11 @@ class Recording:
         self.log.append("DeepSpeed is built")
         return SimpleNamespace(device=torch.device("cpu")), None
 
-    def _group(self, backend: str) -> None:
+    def _read(self, *arguments: Any, **options: Any) -> Policy:
+        self.log.append("a model is read")
+        return load_policy(*arguments, **options)
+
+    def _group(self, backend: str, timeout: timedelta) -> None:
         self._patch(torch.distributed, "get_backend", lambda: backend)
         self.log.append(f"{backend} group")
 
@@ -154,8 +165,14 @@ def recording(monkeypatch: pytest.MonkeyPatch, vision: Any) -> Recording:
 
 def test_vllm_is_built_first_and_sleeps_while_the_learner_is_built(recording):
     recording.engine("cuda")
-    built = ["nccl group", "vLLM is built", "sleep 1", "a policy on cuda:0", "DeepSpeed is built"]
-    assert recording.since() == built
+    built = ["nccl group", "vLLM is built", "sleep 1", "a model is read", "a policy on cuda:0"]
+    assert recording.since() == [*built, "DeepSpeed is built"]
+
+
+def test_a_model_is_where_it_belongs_before_the_next_one_is_read(recording):
+    recording.engine("cuda", kl=0.1)
+    placed = ["a model is read", "a policy on cuda:0", "a model is read", "a reference on cuda"]
+    assert recording.since()[3:] == [*placed, "DeepSpeed is built"]
 
 
 def test_weights_wake_before_the_sync_and_the_cache_after_it(recording):
@@ -207,7 +224,7 @@ def test_without_a_learner_nothing_sleeps_and_the_folders_weights_stay(recording
 def test_on_a_cpu_nothing_sleeps(recording):
     engine = recording.engine("cpu")
     recording.sample(engine)
-    built = ["gloo group", "vLLM is built", "a policy on cpu", "DeepSpeed is built"]
+    built = ["gloo group", "vLLM is built", "a model is read", "a policy on cpu", "DeepSpeed is built"]
     assert recording.since() == [*built, *SYNC, *SAMPLE]
     assert {*recording.llm.received.values()} == {torch.float32}
 
@@ -251,6 +268,17 @@ def test_what_is_offloaded_must_fit_into_the_machines_memory(start, monkeypatch)
     monkeypatch.setattr("psutil.virtual_memory", lambda: real._replace(total=machine.total))
     with pytest.raises(ResourceError, match=r"what is offloaded takes 0.0 GB of .*'s memory") as caught:
         start(learner={"zero_stage": 1, "offload": "optimizer"})
-    assert caught.value.where == "learner.offload: optimizer"
+    assert caught.value.where == "learner.offload: optimizer; learner.zero_stage: 1"
     machine.total = 10_500_000
     start(learner={"zero_stage": 1, "offload": "optimizer"})
+
+
+def test_a_reference_beside_a_gpu_must_fit_into_the_machines_memory(recording, monkeypatch):
+    """2 bytes of bfloat16 for each of 0.6 million parameters; sharded, they are on the device."""
+    real = psutil.virtual_memory()
+    monkeypatch.setattr("psutil.virtual_memory", lambda: real._replace(total=1_000_000))
+    with pytest.raises(ResourceError, match=r"takes 0.0 GB") as caught:
+        recording.engine("cuda", kl=0.1, learner={"zero_stage": 2})
+    assert "learner.zero_stage: 3" in caught.value.remedy
+    recording.engine("cuda", kl=0.1, learner={"zero_stage": 3})
+    recording.engine("cuda", learner={"zero_stage": 2})
