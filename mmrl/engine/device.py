@@ -237,7 +237,13 @@ def learner_config(
         "zero_optimization": {"stage": zero_stage},
         "optimizer": {
             "type": "AdamW",
-            "params": {"lr": lr, "weight_decay": weight_decay, "betas": [0.9, 0.999], "torch_adam": True, "fused": True},
+            "params": {
+                "lr": lr,
+                "weight_decay": weight_decay,
+                "betas": [0.9, 0.999],
+                "torch_adam": True,
+                "fused": True,
+            },
         },
         "bf16": {"enabled": dtype == "bfloat16"},
         "steps_per_print": 2**31 - 1,

@@ -41,9 +41,15 @@ UNUSED = CudaFacts("2.13.0+cu130", "13.0", TOO_OLD, None, Driver("570.133.20"))
         ({}, ["driver 570.133.20 is too old for CUDA 13.0", "torch 2.13.0+cu130", "from 580 on", "update the driver"]),
         ({"visible": "3"}, ["driver 570.133.20 is too old"]),  # as in a rank, which Ray has given a GPU
         ({"torch": "2.13.0+cpu", "cuda": ""}, ["built without CUDA", "driver 570.133.20", "install mmrl[gpu]"]),
-        ({"driver": Driver("580.95.05"), "visible": "7", "error": ""}, ["torch does not say why", "DEVICES=7"]),
-        ({"driver": Driver("580.95.05"), "error": "CUDA unknown error"}, ["finds none: CUDA unknown error", "from 580"]),
-        ({"driver": Driver("", "Driver/library version mismatch", opens=True)}, ["unknown version", "smi fails: Driver"]),
+        ({"driver": Driver("580.95.05"), "visible": "7", "error": ""}, ["does not say why", "DEVICES=7"]),
+        (
+            {"driver": Driver("580.95.05"), "error": "CUDA unknown error"},
+            ["CUDA unknown error", "from 580"],
+        ),
+        (
+            {"driver": Driver("", "Driver/library version mismatch", opens=True)},
+            ["unknown version", "fails: Driver"],
+        ),
         ({"cuda": "14.1", "driver": Driver("580.95.05")}, ["torch finds none", "built for CUDA 14.1"]),
     ],
 )
