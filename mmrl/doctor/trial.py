@@ -167,7 +167,7 @@ class Trial:
     def _report_speed(self) -> None:
         seconds = ", ".join(f"{phase} {value:.2f}" for phase, value in self._seconds.items())
         rate = self._num_sampled / self._seconds["sample"]
-        peak = gibibytes(device.memory_bytes_max(self._kind))
+        peak = gibibytes(self._run.engine.memory_bytes_max())
         self._row("engine", "speed", "ok", f"{rate:.0f} sampled tokens/s; seconds: {seconds}; peak memory {peak}")
 
     @contextmanager

@@ -97,19 +97,18 @@ def training_of(trained: Mapping[str, int], *, adapted: bool) -> Training:
 
 
 class UpdateMemory:
-    """Peak memory of a GPU, of updates alone and since the start.
+    """Peak memory of updates on a GPU.
 
     Nothing is told of a CPU: what a process frees stays resident for a while, and would hide what the next update
     takes.
 
     Attributes:
-        most: Bytes allocated at most before the last measurement began.
         above: Bytes allocated at most in the last block, above what was allocated before it; None on a CPU.
     """
 
     def __init__(self, kind: str) -> None:
         self._measures = kind == "cuda"
-        self.most, self.above = 0, cast(int | None, None)
+        self.above = cast(int | None, None)
 
     @contextmanager
     def measured(self) -> Iterator[None]:
@@ -120,7 +119,6 @@ class UpdateMemory:
         import torch
 
         before = torch.cuda.memory_allocated()
-        self.most = max(self.most, torch.cuda.max_memory_allocated())
         torch.cuda.reset_peak_memory_stats()
         try:
             yield

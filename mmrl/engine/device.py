@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+from mmrl.engine.driver import Driver, oldest_driver
+from mmrl.errors import ResourceError
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +44,83 @@ def detect() -> DeviceKind:
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class CudaFacts:
+    """What tells a GPU that torch cannot use from a machine without one.
+
+    Attributes:
+        torch: Its version.
+        cuda: The CUDA version that torch is built for; empty for a CPU build.
+        error: Why torch finds no GPU, in its own words; empty if they are not known.
+        visible: The environment variable CUDA_VISIBLE_DEVICES; None if it is not set.
+    """
+
+    torch: str
+    cuda: str
+    error: str
+    visible: str | None
+    driver: Driver
+
+    @classmethod
+    def here(cls) -> CudaFacts:
+        """Those of this process, in which torch finds no GPU."""
+        import torch
+
+        visible, driver = os.environ.get("CUDA_VISIBLE_DEVICES"), Driver()
+        error = ""
+        if not hides_gpus(visible):
+            driver = Driver.here()
+        if driver.has_gpu and torch.version.cuda:
+            try:
+                torch.cuda.init()
+            except (RuntimeError, AssertionError) as problem:
+                error = str(problem).partition("\n")[0]
+        return cls(torch.__version__, torch.version.cuda or "", error, visible, driver)
+
+
+def hides_gpus(visible: str | None) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES says that no GPU is wanted; Slurm's word for it is ``NoDevFiles``."""
+    return visible is not None and visible.strip() in ("", "-1", "NoDevFiles")
+
+
+def unused_gpu(facts: CudaFacts) -> ResourceError | None:
+    """Why torch uses no GPU although there is one and nobody has said that a CPU is wanted; None if all is well."""
+    driver = facts.driver
+    if hides_gpus(facts.visible) or not driver.has_gpu:
+        return None
+    build = f"torch {facts.torch}, built for " + (f"CUDA {facts.cuda}" if facts.cuda else "CPUs")
+    where = f"NVIDIA's driver {driver.version or 'of unknown version'}; {build}"
+    on_cpu = "to train on the CPU all the same, set CUDA_VISIBLE_DEVICES to nothing (CUDA_VISIBLE_DEVICES= mmrl ...)"
+    if not facts.cuda:
+        return ResourceError(
+            "there is an NVIDIA GPU, and the installed torch is built without CUDA",
+            where=where,
+            remedy=f"install mmrl[gpu] in a new environment; {on_cpu}",
+        )
+    needed = oldest_driver(facts.cuda)
+    if needed is not None and driver.is_older_than(needed):
+        return ResourceError(
+            f"NVIDIA's driver {driver.version} is too old for CUDA {facts.cuda}",
+            where=where,
+            possible=f"a driver from {needed} on",
+            remedy=f"update the driver, or install a torch that is built for an older CUDA; {on_cpu}",
+        )
+    reasons = [facts.error or "torch does not say why", driver.error and f"nvidia-smi fails: {driver.error}"]
+    listed = "" if facts.visible is None else f"; CUDA_VISIBLE_DEVICES={facts.visible}"
+    return ResourceError(
+        f"there is an NVIDIA GPU, and torch finds none: {'; '.join(filter(None, reasons))}",
+        where=where + listed,
+        possible="" if needed is None else f"a driver from {needed} on",
+        remedy=f"repair the driver (nvidia-smi must work), and look at CUDA_VISIBLE_DEVICES; {on_cpu}",
+    )
+
+
+def check_gpu(kind: DeviceKind) -> None:
+    """Raises ResourceError if this process would train on a CPU although it has a GPU; see ``unused_gpu``."""
+    if kind == "cpu" and (error := unused_gpu(CudaFacts.here())):
+        raise error
 
 
 def environment(kind: DeviceKind) -> dict[str, str]:
@@ -140,8 +222,13 @@ def learner_config(
 ) -> dict[str, Any]:
     """DeepSpeed's configuration.
 
-    What is offloaded is stepped by torch's AdamW: DeepSpeed's own for hosts is compiled on first use, and a checkpoint
-    could not be read without it.
+    Weights are stepped by torch's AdamW, wherever they are, in one pass over the memory (``fused``): on a CPU that is
+    3.5 times faster than without, and on a GPU nothing temporary is made. DeepSpeed's own for hosts is compiled on
+    first use, and a checkpoint could not be read without it.
+
+    Gradients are reduced beside the backward pass at stage 3 only, which is DeepSpeed's default. At stages 1 and 2,
+    DeepSpeed 0.19.8 lets the backward pass wait for the reduction before, so that nothing is gained; and at stage 2 it
+    frees the gradient of a weight that is larger than a bucket while another stream still reads it.
 
     One micro-batch per DeepSpeed step is declared; the learner marks the boundary of an optimizer step itself, since
     the number of micro-batches differs from step to step.
@@ -153,7 +240,13 @@ def learner_config(
         "zero_optimization": {"stage": zero_stage},
         "optimizer": {
             "type": "AdamW",
-            "params": {"lr": lr, "weight_decay": weight_decay, "betas": [0.9, 0.999], "torch_adam": True},
+            "params": {
+                "lr": lr,
+                "weight_decay": weight_decay,
+                "betas": [0.9, 0.999],
+                "torch_adam": True,
+                "fused": True,
+            },
         },
         "bf16": {"enabled": dtype == "bfloat16"},
         "steps_per_print": 2**31 - 1,
@@ -162,10 +255,6 @@ def learner_config(
     if dtype == "bfloat16" and zero_stage >= 2:
         # In bfloat16, the sum over micro-batches would lose digits with their number.
         config["data_types"] = {"grad_accum_dtype": "fp32"}
-    if kind == "cuda":
-        config["zero_optimization"] |= {"overlap_comm": True, "contiguous_gradients": True}
-    else:
-        config["optimizer"]["params"]["fused"] = True  # one pass over the memory: on a CPU 3.5 times faster
     if offload != "none":
         place = {"device": "cpu", "pin_memory": kind == "cuda"}
         config["zero_optimization"] |= {"offload_optimizer": place}
@@ -240,12 +329,18 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "can't allocate memory" in said
 
 
-def memory_bytes_max(kind: DeviceKind) -> int:
-    """Peak memory: allocated on the device, or resident in this process."""
+def used_memory_bytes(kind: DeviceKind) -> int:
+    """Memory that is taken of the GPU, or was resident in this process at its peak.
+
+    Of a GPU the driver is asked, what other processes hold counts too: torch keeps what was freed, so that this is the
+    peak since its cache was emptied. torch's own peak is another: it counts vLLM's weights and KV cache while they are
+    asleep and hold no memory, since their tensors still exist.
+    """
     if kind == "cuda":
         import torch
 
-        return int(torch.cuda.max_memory_allocated())
+        free, total = torch.cuda.mem_get_info()
+        return int(total - free)
     import resource
     import sys
 

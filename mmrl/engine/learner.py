@@ -47,7 +47,7 @@ class DeepSpeedLearner:
         lora: What the policy is adapted with; checkpoints then hold the adapters alone.
 
     Attributes:
-        memory: Peaks of the device.
+        memory: Of updates, at their peak.
     """
 
     def __init__(

@@ -70,6 +70,7 @@ class RankEngine:
         self._images = ImageInputs(folder, media)
         self._shares_prefix = shares_prefix(config.learner, folder)
         self._in_use = ""
+        self._memory_bytes_max = 0
         self._tracer = Tracer(kind)
         # The group of all ranks first: vLLM would make one of its tensor-parallel ranks alone.
         _join_group(kind)
@@ -95,6 +96,7 @@ class RankEngine:
                 self._sync(sampler)
                 sampler.wake("kv_cache")  # last: a sync gathers and copies, and needs memory of its own
                 yield sampler
+                self.memory_bytes_max()  # before it sleeps
             finally:
                 if self._learner is not None:
                     sampler.sleep()
@@ -105,6 +107,7 @@ class RankEngine:
         with self._owning("learning"):
             try:
                 yield self._learner
+                self.memory_bytes_max()  # before the cache that its peak has left is emptied
             finally:
                 self._learner.forget_images()
 
@@ -149,8 +152,8 @@ class RankEngine:
         return self._tracer.span(name)
 
     def memory_bytes_max(self) -> int:
-        before = 0 if self._learner is None else self._learner.memory.most
-        return max(device.memory_bytes_max(self._kind), before)
+        self._memory_bytes_max = max(self._memory_bytes_max, device.used_memory_bytes(self._kind))
+        return self._memory_bytes_max
 
     def abandon(self, error: MMRLError) -> bool:
         """A call in this process cannot be stopped."""

@@ -33,6 +33,11 @@ STILL = 1e-30
 """A learning rate that moves no float32 weight."""
 EXPOSED = {"optimizer": {"params": {"betas": [0.0, 0.999]}}}
 """AdamW without memory: its first moment is the gradient."""
+SMALL = {
+    "reduce_bucket_size": 6000, "allgather_bucket_size": 6000, "stage3_prefetch_bucket_size": 2000,
+    "stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 40_000, "sub_group_size": 50_000,
+}  # fmt: skip
+"""Sizes of DeepSpeed that the tiny model exceeds: several buckets, weights larger than one, several groups."""
 
 
 @pytest.fixture(scope="module")
@@ -397,7 +402,8 @@ def gradients(group: Any) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module", params=[0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 3])
 def two_ranks(request, vision, ray_address) -> Iterator[Any]:
-    learner = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED, "zero_stage": request.param}
+    settings = EXPOSED | {"zero_optimization": SMALL}
+    learner = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": settings, "zero_stage": request.param}
     learner["tokens_per_microbatch"] = 60
     # In the reward, the KL is in no gradient; the reference is there all the same.
     algorithm = {"name": "grpo", "kl": {"coef": 0.1, "where": "reward"}}
@@ -463,6 +469,19 @@ def test_ranks_with_different_numbers_of_head_chunks_find_the_gradient_of_one(ma
     assert found.keys() == expected.keys()
     assert norm({name: found[name] - expected[name] for name in expected}) < 1e-5 * norm(expected)
     assert result.metrics["policy/grad_norm"] == pytest.approx(norm(expected), rel=1e-5)
+
+
+def test_messages_too_large_to_travel_in_rays_calls_arrive_whole(two_ranks, vision):
+    """Ray puts arguments and answers of 100 kB and more into its object store."""
+    samples = vision.samples([700, 20, 400] * 24)
+    assert len(ray.cloudpickle.dumps(samples)) > 2 * 3 * 100_000  # each rank's share, with room to spare
+    with two_ranks.learning() as learner:
+        whole = learner.logprobs(samples)
+        parts = [learner.logprobs(samples[start : start + 3]) for start in (0, 69)]
+    assert [len(values) for values in whole] == [len(sample.mask) for sample in samples]
+    for start, part in zip((0, 69), parts, strict=True):
+        for one, other in zip(whole[start : start + 3], part, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def test_ranks_share_out_whole_groups(two_ranks, case):

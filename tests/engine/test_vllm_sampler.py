@@ -184,6 +184,20 @@ def test_a_request_gives_the_same_tokens_whatever_else_is_in_the_batch(sample, r
     assert together == [alone[2], alone[0], alone[1]]
 
 
+def test_more_requests_and_prompt_tokens_than_one_step_takes_change_no_tokens(sample, request_for, vision):
+    """On a CPU vLLM is given room for 256 sequences and 4,096 prompt tokens at a time."""
+    few = [request_for(index, num_samples=2, max_new_tokens=3) for index in (0, 1, 2)]
+    texts = ["count " * 150 + str(number) for number in range(32)]
+    prompts = [vision.encoder.encode(Prompt(text, (Message("user", text),))) for text in texts]
+    assert sum(len(prompt.token_ids) for prompt in prompts) > 4096
+    many = [SamplingRequest(prompt, 9, TEMPERATURE, 3, (99 + i) << 16) for i, prompt in enumerate(prompts)]
+    assert sum(request.num_samples for request in many) > 256
+    alone = [tokens(group) for group in sample([*few, many[0], many[-1]])]
+    together = [tokens(group) for group in sample([*many, *few])]
+    assert [*together[-3:], together[0], together[31]] == alone
+    assert [len(group) for group in together] == [9] * 32 + [2] * 3
+
+
 def test_members_of_a_group_and_other_seeds_differ(sample, request_for):
     # The folder's generation defaults (top_k 1, temperature 0.1) would make the members equal.
     members = tokens(sample([request_for(1, num_samples=6)])[0])
