@@ -16,6 +16,8 @@ CUDA_MAX_SEQUENCES = (256, 1024)
 runner keeps four bytes a token of the vocabulary for each."""
 CPU_BATCHED_TOKENS = 4096
 LOGITS_CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 512 * 2**20}
+MERGED_AT_ONCE = {"cpu": 2**19, "cuda": 2**27}
+"""Elements of a weight into which an adapter is merged at once: what a CPU's cache holds, a whole matrix on a GPU."""
 FEATURE_BYTES = {"cpu": 512 * 2**20, "cuda": 2**31}
 """Image features that are kept for a step if the vision tower is not trained."""
 
@@ -56,8 +58,8 @@ def environment(kind: DeviceKind) -> dict[str, str]:
     }
     common["VLLM_USE_V2_MODEL_RUNNER"] = str(model_runner(kind) - 1)
     if kind == "cuda":
-        # Kernels of FlashInfer and of symmetric memory map the memory of other ranks' GPUs into a process. Each rank's
-        # process sees its own GPU only, as number 0: torch refuses that, FlashInfer does not look. NCCL is left.
+        # These map the memory of other ranks' GPUs into a process, and each rank's process sees its own only, as number
+        # 0: torch refuses two ranks on "overlapping devices", FlashInfer was not made for it. NCCL is left.
         return common | {"VLLM_ALLREDUCE_USE_FLASHINFER": "0", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
     return common | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
 
