@@ -19,8 +19,13 @@ SamplerMemory = Literal["weights", "kv_cache"]
 
 CPU_KV_CACHE_BYTES = 128 * 2**20
 CPU_MAX_SEQUENCES = 256
+CUDA_MAX_SEQUENCES = (256, 1024)
+"""Fewest and most that vLLM samples at once: an evaluation may have more requests than a step, and its second model
+runner keeps four bytes a token of the vocabulary for each."""
 CPU_BATCHED_TOKENS = 4096
 LOGITS_CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 512 * 2**20}
+MERGED_AT_ONCE = {"cpu": 2**19, "cuda": 2**27}
+"""Elements of a weight into which an adapter is merged at once: what a CPU's cache holds, a whole matrix on a GPU."""
 FEATURE_BYTES = {"cpu": 512 * 2**20, "cuda": 2**31}
 """Image features that are kept for a step if the vision tower is not trained."""
 
@@ -136,10 +141,21 @@ def environment(kind: DeviceKind) -> dict[str, str]:
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",  # the user's own may be 1, for another program: nothing here needs it
         "TOKENIZERS_PARALLELISM": "false",
     }
+    common["VLLM_USE_V2_MODEL_RUNNER"] = str(model_runner(kind) - 1)
     if kind == "cuda":
-        # vLLM 0.32 would choose its second model runner, which takes logits processors of another class.
-        return common | {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+        # These map the memory of other ranks' GPUs into a process, and each rank's process sees its own only, as number
+        # 0: torch refuses two ranks on "overlapping devices", FlashInfer was not made for it. NCCL is left.
+        return common | {"VLLM_ALLREDUCE_USE_FLASHINFER": "0", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
     return common | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
+
+
+def model_runner(kind: DeviceKind) -> Literal[1, 2]:
+    """The number of vLLM's model runner; each takes logits processors of a class of its own.
+
+    vLLM 0.32's first draws the noise of seeded requests one request after the other: on a GPU about 10 microseconds
+    each, at every token. Its second draws it in one kernel, and needs Triton, which has no CPU.
+    """
+    return 2 if kind == "cuda" else 1
 
 
 def rank_environment(
@@ -180,17 +196,30 @@ def process_group_backend(kind: DeviceKind) -> str:
 
 
 def sampler_arguments(
-    kind: DeviceKind, memory_fraction: float, max_tokens: int, tensor_parallel_size: int = 1
+    kind: DeviceKind, memory_fraction: float, max_tokens: int, num_sequences: int, tensor_parallel_size: int = 1
 ) -> dict[str, Any]:
     """Arguments of vLLM that depend on the device.
 
     On a CPU no prompt is prefilled in chunks: vLLM 0.32 would rewind the generator of a seeded request after an
     unfinished chunk, which only CUDA's generators can ("CPU Generator does not use offset").
-    vLLM's own all-reduce looks for peers among the GPUs that a process sees; each rank's process sees one.
+    vLLM's own all-reduce looks for peers among the GPUs that a process sees; each rank's process sees one. The fusion
+    of all-reduce and norm is FlashInfer's: see ``environment``.
+
+    Args:
+        num_sequences: Completions that a rank samples in a step.
     """
     if kind == "cuda":
-        alone = {} if tensor_parallel_size == 1 else {"disable_custom_all_reduce": True}
-        return {"gpu_memory_utilization": memory_fraction, "enable_sleep_mode": True, **alone}
+        alone: dict[str, Any] = {}
+        if tensor_parallel_size > 1:
+            alone["disable_custom_all_reduce"] = True
+            alone["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
+        fewest, most = CUDA_MAX_SEQUENCES
+        return {
+            "gpu_memory_utilization": memory_fraction,
+            "enable_sleep_mode": True,
+            "max_num_seqs": min(max(num_sequences, fewest), most),
+            **alone,
+        }
     return {
         "enforce_eager": True,
         "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,
@@ -203,8 +232,11 @@ def sampler_arguments(
 def sleep_level(kind: DeviceKind) -> int | None:
     """vLLM's sleep level while the learner owns the device; None where it need not sleep.
 
-    Level 1 keeps the weights in host memory: a policy that has not changed is not sent again. Level 2 drops them, and
-    every tensor that is neither parameter nor buffer.
+    Level 1 copies what was allocated while the model was loaded to pinned host memory, and back. Level 2 drops it and
+    keeps the model's buffers only. In vLLM 0.32 that loses what no sync sends: Qwen3-VL's deepstack embeddings, which
+    must be zero where no image is, and the second model runner's rotary positions, input embeddings and sampling
+    state, of which it reads more than it has written (``GPUModelRunner.load_model`` makes them; ``Worker.sleep`` saves
+    ``named_buffers`` of the model).
     """
     return 1 if kind == "cuda" else None
 
@@ -260,7 +292,7 @@ def learner_config(
         config["zero_optimization"] |= {"offload_optimizer": place}
         config["zero_optimization"] |= {"offload_param": place} if offload == "parameters" else {}
         config["zero_force_ds_cpu_optimizer"] = False
-    return _merge(config, overrides)
+    return merged(config, overrides)
 
 
 LEARNER_KEYS = frozenset(
@@ -405,9 +437,10 @@ def free_memory_bytes(kind: DeviceKind) -> tuple[int, int] | None:
     return int(free), int(total)
 
 
-def _merge(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
+def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the user's, which go into nested ones key by key."""
+    result = dict(base)
     for key, value in overrides.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
-    return merged
+        both = isinstance(value, Mapping) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if both else value
+    return result

@@ -98,7 +98,7 @@ class Policy(torch.nn.Module):
             plain = name.replace(".base_layer.", ".") if adapted else name
             if adapter := adapted.get(id(parameter)):
                 with gathered(parameter, *adapter.factors.values()):
-                    yield plain, adapter.merged().to(dtype)
+                    yield plain, adapter.merged(dtype)
                 continue
             with gathered(parameter):
                 weight = parameter.detach().to(dtype)

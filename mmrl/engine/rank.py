@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -182,6 +183,7 @@ class RankEngine:
 
     def _build_sampler(self, max_images: int) -> VLLMSampler | HFSampler:
         config = self._config
+        replicas = config.cluster.ranks // config.sampler.tensor_parallel_size
         if config.sampler.name == "hf":
             return HFSampler(self._folder, self._images, device=device.torch_device(self._kind), dtype=self._precision)
         return VLLMSampler(
@@ -192,6 +194,7 @@ class RankEngine:
             dtype=self._precision,
             max_images=max_images,
             max_tokens=config.data.max_prompt_tokens + config.sampler.max_new_tokens,
+            num_sequences=math.ceil(config.trainer.prompts_per_step / replicas) * config.sampler.group_size,
             seed=config.trainer.seed,
         )
 

@@ -99,8 +99,10 @@ def test_no_engine_starts_on_a_cpu_beside_an_unused_gpu(start, monkeypatch):
 def test_nothing_of_a_cpus_environment_reaches_cuda():
     cpu, cuda = device.environment("cpu"), device.environment("cuda")
     assert cpu.keys() - cuda.keys() == {"TORCHDYNAMO_DISABLE", "VLLM_CPU_OMP_THREADS_BIND"}
+    assert cuda.keys() - cpu.keys() == {"VLLM_ALLREDUCE_USE_FLASHINFER", "VLLM_ALLREDUCE_USE_SYMM_MEM"}
     assert not {name for name in cuda if "VLLM_CPU" in name or "DYNAMO" in name or "OFFLINE" in name}
-    assert {name for name in cpu.keys() & cuda.keys() if cpu[name] != cuda[name]} == {"DS_ACCELERATOR"}
+    different = {name for name in cpu.keys() & cuda.keys() if cpu[name] != cuda[name]}
+    assert different == {"DS_ACCELERATOR", "VLLM_USE_V2_MODEL_RUNNER"}
     assert cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
 
 
@@ -158,12 +160,32 @@ def test_devices_backends_and_attention():
     assert device.used_memory_bytes("cpu") > 2**27
 
 
+@pytest.mark.parametrize(("kind", "runner", "value"), [("cpu", 1, False), ("cuda", 2, True)])
+def test_vllm_reads_the_model_runner_that_its_logits_processor_is_for(kind, runner, value, monkeypatch):
+    from vllm import envs
+
+    assert device.model_runner(kind) == runner
+    for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_ALLREDUCE_USE_FLASHINFER", "VLLM_ALLREDUCE_USE_SYMM_MEM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, setting in device.environment(kind).items():
+        monkeypatch.setenv(name, setting)
+    assert envs.environment_variables["VLLM_USE_V2_MODEL_RUNNER"]() is value
+    for name in ("VLLM_ALLREDUCE_USE_FLASHINFER", "VLLM_ALLREDUCE_USE_SYMM_MEM"):
+        assert envs.environment_variables[name]() is (kind == "cpu")  # vLLM's default, which a CPU has no use for
+
+
 def test_a_gpu_compiles_sleeps_and_takes_its_share_of_memory():
-    assert device.sampler_arguments("cuda", 0.4, 3000) == {"gpu_memory_utilization": 0.4, "enable_sleep_mode": True}
-    cpu = device.sampler_arguments("cpu", 0.4, 9000)
+    cuda = device.sampler_arguments("cuda", 0.4, 3000, 320)
+    assert cuda == {"gpu_memory_utilization": 0.4, "enable_sleep_mode": True, "max_num_seqs": 320}
+    cpu = device.sampler_arguments("cpu", 0.4, 9000, 320)
     assert cpu["enforce_eager"] and cpu["kv_cache_memory_bytes"] == 128 * 2**20
     assert cpu["max_num_batched_tokens"] == 9000 and not cpu["enable_chunked_prefill"]
-    assert not device.sampler_arguments("cuda", 0.4, 3000).keys() & cpu.keys()
+    assert cuda.keys() & cpu.keys() == {"max_num_seqs"} and cpu["max_num_seqs"] == 256
+
+
+@pytest.mark.parametrize(("num_sequences", "expected"), [(8, 256), (320, 320), (5120, 1024)])
+def test_a_gpu_samples_the_completions_of_a_step_at_once_within_bounds(num_sequences, expected):
+    assert device.sampler_arguments("cuda", 0.4, 3000, num_sequences)["max_num_seqs"] == expected
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
@@ -171,9 +193,11 @@ def test_a_gpu_compiles_sleeps_and_takes_its_share_of_memory():
 def test_vllm_accepts_the_arguments_by_name(kind, family, bench):
     from vllm import EngineArgs
 
-    config = SamplerConfig(engine={"max_num_seqs": 7}, memory_fraction=0.3, tensor_parallel_size=2)
+    own = {"max_num_seqs": 7, "compilation_config": {"max_cudagraph_capture_size": 64}}
+    config = SamplerConfig(engine=own, memory_fraction=0.3, tensor_parallel_size=2)
     folder = bench(family).folder
-    arguments = engine_arguments(folder, config, kind, dtype="bfloat16", max_images=3, max_tokens=999, seed=2**40 + 5)
+    sizes = {"max_images": 3, "max_tokens": 999, "num_sequences": 640}
+    arguments = engine_arguments(folder, config, kind, dtype="bfloat16", **sizes, seed=2**40 + 5)
     built = EngineArgs(**arguments)
     assert built.max_model_len == 999 and built.seed == 5 and built.max_num_seqs == 7
     assert built.generation_config == "vllm" and built.logprobs_mode == "processed_logprobs"
@@ -181,6 +205,8 @@ def test_vllm_accepts_the_arguments_by_name(kind, family, bench):
     assert built.enforce_eager == (kind == "cpu")
     assert built.enable_sleep_mode == built.disable_custom_all_reduce == (kind == "cuda")
     assert (built.gpu_memory_utilization == 0.3) == (kind == "cuda")
+    assert built.compilation_config.max_cudagraph_capture_size == 64
+    assert (built.compilation_config.pass_config.fuse_allreduce_rms is False) == (kind == "cuda")
     assert (built.limit_mm_per_prompt == {"image": 3, "video": 0}) == (family == "qwen2_5_vl")
     assert arguments.keys() - {"model", "dtype"} <= {*EngineArgs.__dataclass_fields__}
     assert arguments["load_format"] == "safetensors"  # no pickles; a dummy load would leave buffers that no sync sends
@@ -192,8 +218,9 @@ def test_vllm_accepts_the_arguments_by_name(kind, family, bench):
 )
 def test_engine_settings_that_are_owned_or_unknown_are_refused(engine, message, vision):
     config = SamplerConfig(engine=engine)
+    sizes = {"max_images": 1, "max_tokens": 99, "num_sequences": 1}
     with pytest.raises(ConfigError, match=message) as caught:
-        engine_arguments(vision.folder, config, "cpu", dtype="float32", max_images=1, max_tokens=99, seed=0)
+        engine_arguments(vision.folder, config, "cpu", dtype="float32", **sizes, seed=0)
     assert caught.value.where == "sampler.engine"
 
 

@@ -13,9 +13,11 @@ import psutil
 import pytest
 import torch
 import vllm
+from vllm.logprobs import FlatLogprobs
+from vllm.utils.torch_utils import set_torch_threads_for_runtime
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from mmrl.engine import rank
+from mmrl.engine import device, rank
 from mmrl.engine.device import DeviceKind
 from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.policy import Policy, load_policy
@@ -81,9 +83,8 @@ class FakeLLM:
     def step(self) -> list[Any]:
         assert not self.asleep
         self.log.append("step")
-        choice = SimpleNamespace(
-            token_ids=[7], logprobs=[{7: SimpleNamespace(logprob=-1.0)}], index=0, finish_reason="stop"
-        )
+        logprobs = FlatLogprobs(start_indices=[0], end_indices=[1], token_ids=[7], logprobs=[-1.0])
+        choice = SimpleNamespace(token_ids=[7], logprobs=logprobs, index=0, finish_reason="stop")
         prompt = self.prompt.token_ids.tolist()
         return [
             SimpleNamespace(finished=True, request_id=self.requests.pop(), prompt_token_ids=prompt, outputs=[choice])
@@ -197,6 +198,40 @@ def test_only_new_weights_are_sent(recording):
     assert recording.since()[2:5] == SYNC
 
 
+def test_what_sleeps_at_level_2_is_sent_the_weights_each_time_it_wakes(recording, monkeypatch):
+    monkeypatch.setattr(device, "sleep_level", lambda kind: 2)
+    engine = recording.engine("cuda")
+    assert recording.since()[2] == "sleep 2"
+    for _ in range(2):  # the version stays 0: an evaluation before training, and one with no update in between
+        recording.sample(engine)
+        assert recording.since() == ["free the cache", "wake weights", *SYNC, "wake kv_cache", *SAMPLE, "sleep 2"]
+    recording.llm.fails = RuntimeError("no memory for a sync")
+    with pytest.raises(RuntimeError, match="no memory"), engine.sampling():
+        pytest.fail("there are no weights")
+    recording.llm.fails = None
+    recording.since()
+    recording.sample(engine)
+    assert recording.since()[1:5] == ["wake weights", *SYNC]
+
+
+def test_the_learner_keeps_the_threads_that_vllm_takes_for_itself(recording, monkeypatch):
+    """vLLM's own function, which its worker calls on a GPU once the model is loaded; torch's setting is a fake."""
+    threads = SimpleNamespace(number=6, before=None)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads.number)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: setattr(threads, "number", number))
+    build = recording._llm
+
+    def take(**arguments: Any) -> FakeLLM:
+        set_torch_threads_for_runtime()
+        threads.before = threads.number
+        return build(**arguments)
+
+    monkeypatch.setattr(vllm, "LLM", take)
+    recording.engine("cuda")
+    assert (threads.before, threads.number) == (1, 6)
+
+
 def test_an_error_hands_the_device_back(recording):
     engine = recording.engine("cuda")
     recording.sample(engine)
@@ -232,8 +267,9 @@ def test_on_a_cpu_nothing_sleeps(recording):
 def test_the_record_holds_what_a_gpu_was_asked_for(recording):
     engine = recording.engine(
         "cuda",
-        cluster={"name": "ray", "ranks": 2},
-        sampler={"memory_fraction": 0.35, "tensor_parallel_size": 2},
+        cluster={"name": "ray", "ranks": 4},
+        trainer={"prompts_per_step": 29},  # 15 for one of the two pairs of ranks
+        sampler={"memory_fraction": 0.35, "tensor_parallel_size": 2, "group_size": 20},
         learner={"zero_stage": 3},
     )
     described = json.loads(json.dumps(engine.describe()))
@@ -244,6 +280,7 @@ def test_the_record_holds_what_a_gpu_was_asked_for(recording):
     }.items()  # fmt: skip
     assert sampler.items() >= {
         "dtype": "bfloat16", "gpu_memory_utilization": 0.35, "enable_sleep_mode": True, "tensor_parallel_size": 2,
+        "max_num_seqs": 15 * 20,
     }.items()  # fmt: skip
     assert learner == recording.deepspeed_config
     assert learner["bf16"] == {"enabled": True} and learner["zero_optimization"]["stage"] == 3
@@ -256,7 +293,7 @@ def test_vllm_is_asked_for_nothing_that_only_a_cpu_needs(recording):
         recording.engine(kind)
         arguments[kind] = recording.llm.arguments.keys()
     assert arguments["cpu"] - arguments["cuda"] == {
-        "enforce_eager", "kv_cache_memory_bytes", "max_num_seqs", "enable_chunked_prefill", "max_num_batched_tokens",
+        "enforce_eager", "kv_cache_memory_bytes", "enable_chunked_prefill", "max_num_batched_tokens",
     }  # fmt: skip
     assert arguments["cuda"] - arguments["cpu"] == {"gpu_memory_utilization", "enable_sleep_mode"}
 
