@@ -315,10 +315,13 @@ class Household:
         """``mmrl`` with these arguments, to its end."""
         return self.call("-m", "mmrl", *arguments, folder=folder, **environment)
 
-    def call(self, *arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    def call(
+        self, *arguments: str, folder: Path, timeout_s: float = 300, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         """Python with these arguments, to its end."""
         command, env = [sys.executable, *arguments], self.environment | environment
-        return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
+        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": timeout_s, "check": False}
+        return subprocess.run(command, cwd=folder, env=env, **options)
 
     def start(self, *command: str, **options: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, env=self.environment, **options)

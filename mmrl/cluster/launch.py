@@ -37,7 +37,7 @@ def start_engine(
         checkpoint: A folder of ``model/`` and ``state/`` to go on from, as ``Learner.save`` writes it.
 
     Raises:
-        ResourceError: Too few devices, or nodes with other versions.
+        ResourceError: Too few devices, nodes with other versions, or a GPU that torch cannot use.
         PluginError: A node lacks a plugin, or has another version of it.
     """
     if config.cluster.name == "local":
@@ -65,6 +65,7 @@ def start_engine(
     try:
         check_sets(group)
         check_installations(group, config)
+        group.all("check_gpu")
         find_shared_files(group, media.folder)
         models, checkpoints = place_model(group, folder), place_checkpoint(group, checkpoint)
         places = place_ranks(group, ranks.places)

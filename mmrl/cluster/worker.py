@@ -99,6 +99,10 @@ class RankWorker:
         """Versions of what runs here, and of the plugins."""
         return Installation(installed_versions(PACKAGES), {plugin: _plugin_version(*plugin) for plugin in plugins})
 
+    def check_gpu(self) -> None:
+        """Raises ResourceError if this rank has a GPU, and torch cannot use it."""
+        device.check_gpu(self._kind)
+
     def cores(self) -> int:
         """Of this node, as far as this process may use them."""
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

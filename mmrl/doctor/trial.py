@@ -72,13 +72,18 @@ class Trial:
         return True
 
     def _check_attention(self) -> None:
-        from mmrl.engine.attention_error import LIMITS, attention_error
+        from mmrl.engine.attention_error import LIMITS, attention_error, tower_error
 
-        error, limit = attention_error(self._kind, self._precision), LIMITS[self._precision]
+        limit = LIMITS[self._precision]
         kernel = device.attention(self._kind, self._precision)
-        found = f"{kernel}: relative error {error:.1e} against plain attention, forward and backward (limit {limit:g})"
-        good = error <= limit
-        self._row("numbers", "attention", "ok" if good else "bad", found, "" if good else WRONG)
+        checks: list[tuple[str, Callable[..., float], str]] = [("attention", attention_error, kernel)]
+        if (tower := device.tower_attention(self._kind, self._precision)) != "sdpa":  # that one is transformers' own
+            checks.append(("vision attention", tower_error, tower))
+        for check, measure, kernel in checks:
+            error = measure(self._kind, self._precision)
+            found = f"{kernel}: relative error {error:.1e} against plain attention, forward and backward"
+            good = error <= limit
+            self._row("numbers", check, "ok" if good else "bad", f"{found} (limit {limit:g})", "" if good else WRONG)
 
     def _start(self) -> None:
         with self._timed("start"):
@@ -162,7 +167,7 @@ class Trial:
     def _report_speed(self) -> None:
         seconds = ", ".join(f"{phase} {value:.2f}" for phase, value in self._seconds.items())
         rate = self._num_sampled / self._seconds["sample"]
-        peak = gibibytes(device.memory_bytes_max(self._kind))
+        peak = gibibytes(self._run.engine.memory_bytes_max())
         self._row("engine", "speed", "ok", f"{rate:.0f} sampled tokens/s; seconds: {seconds}; peak memory {peak}")
 
     @contextmanager
