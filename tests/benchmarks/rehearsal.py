@@ -87,7 +87,7 @@ TABLE: Mapping[str, Rehearsal] = {
     ),
     "qwen2_5_0_5b": Rehearsal(
         "Qwen2.5-0.5B, float32, two ranks, ZeRO 3", "Qwen2.5-0.5B-Instruct", "float32",
-        prompts=4, group=4, most=500, mean=170, prompt_tokens=512, memory_gib=21, disk_gib=20, settings=HALF_B,
+        prompts=4, group=4, most=500, mean=170, prompt_tokens=512, memory_gib=22, disk_gib=20, settings=HALF_B,
     ),
     "qwen2_5_0_5b_tp2": Rehearsal(
         "Qwen2.5-0.5B, float32, two ranks, ZeRO 3, TP 2", "Qwen2.5-0.5B-Instruct", "float32",
