@@ -422,10 +422,11 @@ def test_two_ranks_find_the_gradient_of_one(two_ranks, mode, prompts, rows, row_
     assert result.metrics["loss/policy"] == pytest.approx(-sum(w * a * n for w, a, n in terms), rel=1e-5)
 
 
+@pytest.mark.parametrize("two_ranks", [0], indirect=True)
 def test_messages_too_large_to_travel_in_rays_calls_arrive_whole(two_ranks, vision):
     """Ray puts arguments and answers of 100 kB and more into its object store."""
     samples = vision.samples([700, 20, 400] * 24)
-    assert len(ray.cloudpickle.dumps(samples)) > 2 * 3 * 100_000  # each rank's share, with room to spare
+    assert len(ray.cloudpickle.dumps(samples)) > 250_000  # two shares of about one half
     with two_ranks.learning() as learner:
         whole = learner.logprobs(samples)
         parts = [learner.logprobs(samples[start : start + 3]) for start in (0, 69)]
