@@ -346,7 +346,8 @@ def test_ranks_with_a_gpu_that_torch_cannot_use_are_refused(folder, household, t
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     result = household.call("-m", "mmrl", *words, folder=folder, PATH=path)
     assert result.returncode == 5, result.stderr
-    assert "built without CUDA" in result.stderr and "580.95.05" in result.stderr and "(rank 0)" in result.stderr
+    assert "built without CUDA" in result.stderr and "580.95.05" in result.stderr
+    assert re.search(r"\(rank [01]\)", result.stderr)
 
 
 def test_an_address_that_nobody_answers_is_an_error_of_resources(folder, capsys, monkeypatch):
