@@ -1,4 +1,4 @@
-"""The GPU proof at sizes for a CPU: it finds nothing bad in sound code, something in broken code, and survives crashes."""
+"""The GPU proof at sizes for a CPU: nothing is bad in sound code, something in broken code, and crashes are rows."""
 
 from __future__ import annotations
 
