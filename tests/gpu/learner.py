@@ -65,6 +65,7 @@ def _update(
     peak = bench.peak_bytes(run.update)
     seconds = statistics.median(bench.all_seconds(run.update, repeats))
     most = run.engine.describe()["peak"]
+    run.release()
     mfu = "MFU not known on this device" if most is None else f"MFU {first.flops / seconds / most['flops_per_s']:.1%}"
     tokens = sum(row.sample.num_tokens for row in run.rows)
     value = (

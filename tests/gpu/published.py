@@ -266,6 +266,11 @@ class Run:
         with self.engine.learning() as learner:
             return learner.update(self.rows)
 
+    def release(self) -> None:
+        """Make room on the device for the next one."""
+        with self.engine.learning() as learner:
+            learner.release()
+
     def logprobs(self) -> list[Any]:
         with self.engine.learning() as learner:
             return list(learner.logprobs(self.samples))
