@@ -249,6 +249,14 @@ class DeepSpeedLearner:
         """Drop the features of images: the next step is computed as if this process had begun with it."""
         self._features.clear()
 
+    def release(self) -> None:
+        """Give weights and optimizer up, for another learner in this process; this one can do nothing any more.
+
+        With ZeRO, DeepSpeed's hooks keep all of it until they are taken off.
+        """
+        self.forget_images()
+        self._engine.destroy()
+
     def _idles(self, samples: Sequence[Sample]) -> list[Sample]:
         """What a packed row needs besides the samples; see ``idle_sample``."""
         reads = self._folder.family.vision and not self._features

@@ -48,6 +48,7 @@ def _save(bench: Bench, training: Training, stage: int, folder: Path, found: dic
         seconds = bench.all_seconds(lambda: learner.save(folder), 1)[0]
     run.update()
     found |= {"first": first, "second": run.logprobs()}
+    run.release()
     return bench.row(name, _rate(folder, seconds))
 
 
@@ -59,6 +60,7 @@ def _restore(bench: Bench, training: Training, stage: int, folder: Path, found: 
     found["first again"] = run.logprobs()
     run.update()
     found["second again"] = run.logprobs()
+    run.release()
     return bench.row(name, f"{_rate(folder, seconds)}, the engine's start included")
 
 

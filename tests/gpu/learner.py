@@ -7,6 +7,7 @@ change no gradient, and no ZeRO stage does. Then all layers.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -45,7 +46,7 @@ def run(bench: Bench) -> None:
     model = write(bench, bench.folder / "model", shallow(widths, layers), vision=not reason)
     training, norms = Training(bench, model, data, load), dict[str, float]()
     for name, changes in CASES.items():
-        bench.attempt(f"{layers} layers, {name}", partial(_update, bench, training, changes, norms, 3))
+        bench.attempt(f"{layers} layers, {name}", partial(_update, bench, training, changes, norms, 2))
     bench.attempt("gradient norms agree", partial(_compare, bench, norms))
     bench.attempt(f"{widths.layers} layers", partial(_deep, bench, training, model, not reason))
 
@@ -62,8 +63,9 @@ def _update(
         raise RuntimeError(first.fault or first.notice)
     norms[name] = first.metrics["policy/grad_norm"]
     peak = bench.peak_bytes(run.update)
-    seconds = bench.seconds(run.update, repeats)
+    seconds = statistics.median(bench.all_seconds(run.update, repeats))
     most = run.engine.describe()["peak"]
+    run.release()
     mfu = "MFU not known on this device" if most is None else f"MFU {first.flops / seconds / most['flops_per_s']:.1%}"
     tokens = sum(row.sample.num_tokens for row in run.rows)
     value = (

@@ -77,5 +77,6 @@ def _offloaded(bench: Bench, training: Training, name: str) -> Row:
         torch.set_num_threads(threads)
         found.append(f"{bench.seconds(run.update, 2):.3g} s with {threads} threads")
     torch.set_num_threads(before)
+    run.release()
     count = sum(trained for trained, _ in run.plan.part_sizes.values())
     return bench.row(name, f"{', '.join(found)} for {count / 1e9:.2g} G weights; by default {before} threads")

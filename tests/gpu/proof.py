@@ -3,7 +3,7 @@
     python -m tests.gpu.proof OUT [--sections NAME,...] [--device cpu|cuda] [--small] [--seconds N]
 
 Run it in the repository's root; nothing needs to be installed but the packages that the page beside this file names.
-OUT gets ``proof.jsonl`` (a row a line, as it is found), ``proof.md`` (the same as a table) and ``log`` (what the sections
+OUT gets ``proof.jsonl`` (a row a line, as it is found), ``proof.md`` (the same as a table) and ``log`` (what sections
 print). The exit code is 6 if a row is bad, else 0.
 """
 

@@ -69,7 +69,9 @@ def write(bench: Bench, folder: Path, widths: Widths, *, vision: bool, grown_fro
     shapes = {name: weight.shape for name, weight in model.named_parameters() if name not in places}
     for number, names in enumerate(_shards(shapes)):
         file = f"model-{widths.layers:02d}-{number:02d}.safetensors"
-        save_file({name: _drawn(name, shapes[name], bench.device).cpu() for name in names}, folder / file)
+        save_file(
+            {name: _drawn(name, shapes[name], bench.device).cpu() for name in names}, folder / file, {"format": "pt"}
+        )
         places |= dict.fromkeys(names, file)
     index = {"metadata": {}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -263,6 +265,11 @@ class Run:
         """One optimizer step."""
         with self.engine.learning() as learner:
             return learner.update(self.rows)
+
+    def release(self) -> None:
+        """Make room on the device for the next one."""
+        with self.engine.learning() as learner:
+            learner.release()
 
     def logprobs(self) -> list[Any]:
         with self.engine.learning() as learner:

@@ -1,8 +1,7 @@
-"""The GPU proof at sizes for a CPU: it finds nothing bad in sound code, something in broken code, and survives crashes."""
+"""The GPU proof at sizes for a CPU: nothing is bad in sound code, something in broken code, and crashes are rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,7 +36,7 @@ NEEDS = ("torch",)
 
 
 @pytest.fixture(scope="module")
-def spoiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
+def spoiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
     """Exit code and folder of a proof whose sections crash, hang, go wrong, lack a package, and go well."""
     folder = tmp_path_factory.mktemp("proof")
     for name, code in {"broken_kernel": BROKEN_KERNEL, "crash": CRASH, "hang": HANG}.items():
@@ -53,7 +52,8 @@ def spoiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Pat
         patch.setattr(proof, "SECTIONS", sections)
         patch.setenv("PYTHONPATH", str(folder))
         patch.setattr(proof.Proof, "_deadline", lambda self, section: 1.0 if section.name == "hang" else 100.0)
-        yield main([str(folder / "out"), "--small", "--device", "cpu"]), folder / "out"
+        code = main([str(folder / "out"), "--small", "--device", "cpu"])
+    return code, folder / "out"
 
 
 def rows_of(out: Path, area: str) -> list[Row]:

@@ -63,7 +63,7 @@ def _train(model: Path, data: Path, run_dir: Path, split: str, **sections: Any) 
             "max_pixels": 50176,
         },
         "rewards": [{"name": "exact"}],
-        "sampler": {"name": "hf", "max_new_tokens": 12},
+        "sampler": {"name": "hf", "max_new_tokens": 8},
         "learner": {"zero_stage": 0, "tokens_per_microbatch": 16384},
         "trainer": {"save_every": 10**6, "run_dir": str(run_dir)},
     }
