@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -422,3 +424,15 @@ def test_ranks_share_out_whole_groups(two_ranks, case):
     prompts = [{case.samples[index].prompt.id for index in share} for share in shares]
     assert sorted(index for share in shares for index in share) == list(range(7))
     assert not prompts[0] & prompts[1] and all(prompts)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_nothing_keeps_a_learner_that_was_released(stage, start, rows):
+    engine = start(learner={"zero_stage": stage})
+    with engine.learning() as learner:
+        learner.update(rows())
+        kept = weakref.ref(learner.policy)
+        learner.release()
+    del engine, learner
+    gc.collect()
+    assert kept() is None
