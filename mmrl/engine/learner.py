@@ -252,7 +252,8 @@ class DeepSpeedLearner:
     def release(self) -> None:
         """Give weights and optimizer up, for another learner in this process; this one can do nothing any more.
 
-        With ZeRO, DeepSpeed's hooks keep all of it until they are taken off.
+        At stages 1 and 2, DeepSpeed's hooks keep all of it until they are taken off; at stage 3 DeepSpeed 0.19 keeps
+        it all the same.
         """
         self.forget_images()
         self._engine.destroy()

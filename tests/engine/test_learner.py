@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -513,3 +515,15 @@ def reference_bytes(worker: Any) -> tuple[int, int]:
     """The ZeRO stage, and what a rank's reference has of the weights."""
     own = [getattr(p, "ds_tensor", p) for p in worker._owner._reference.policy.parameters()]
     return worker._owner._config.zero_stage, sum(tensor.nbytes for tensor in own)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_nothing_keeps_a_learner_that_was_released(stage, start, rows):
+    engine = start(learner={"zero_stage": stage})
+    with engine.learning() as learner:
+        learner.update(rows())
+        kept = weakref.ref(learner.policy)
+        learner.release()
+    del engine, learner
+    gc.collect()
+    assert kept() is None
