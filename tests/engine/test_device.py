@@ -117,7 +117,8 @@ print(json.dumps([kind, {name: value for name, value in os.environ.items() if be
 """
     clean = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH") if name in os.environ}
     done = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == ["cuda", device.environment("cuda") | device.QUIET | device.WAITING]
+    expected = device.environment("cuda") | device.QUIET | device.WAITING | device.PAGES
+    assert json.loads(done.stdout) == ["cuda", expected]
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
