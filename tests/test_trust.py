@@ -88,7 +88,8 @@ from mmrl.engine.folder import ModelFolder
 from mmrl.engine.hf_sampler import HFSampler
 from mmrl.engine.policy import load_policy
 folder = ModelFolder.open(sys.argv[1], trust_remote_code=sys.argv[2] == "True").fetched()
-load_policy(folder, "cpu", "float32", freeze=(), temperature=1.0)
+for with_weights in (True, False):
+    load_policy(folder, "cpu", "float32", freeze=(), temperature=1.0, with_weights=with_weights)
 HFSampler(folder, None, device="cpu", dtype="float32")
 """
 

@@ -21,7 +21,7 @@ def prepare_process() -> device.DeviceKind:
 
     Their notices stay off the console.
     """
-    for name, value in (device.WAITING | device.QUIET).items():
+    for name, value in (device.WAITING | device.PAGES | device.QUIET).items():
         os.environ.setdefault(name, value)
     forget_stale_builds()
     kind = device.detect()  # imports torch

@@ -42,10 +42,24 @@ class Trial:
     Args:
         folder: For the model and the images.
         emit: Takes each row as soon as it is known.
+        family: Of the model.
+        sampler: See ``TinyRun.start``.
+        is_last: Whether no other trial follows in this process, which then leaves its group of ranks.
     """
 
-    def __init__(self, precision: str, kind: device.DeviceKind, folder: Path, emit: Callable[[Finding], None]) -> None:
+    def __init__(
+        self,
+        precision: str,
+        kind: device.DeviceKind,
+        folder: Path,
+        emit: Callable[[Finding], None],
+        *,
+        family: str = "qwen2_5_vl",
+        sampler: str | None = None,
+        is_last: bool = True,
+    ) -> None:
         self._precision, self._kind, self._folder, self._emit = precision, kind, folder, emit
+        self._family, self._sampler, self._is_last = family, sampler, is_last
         self._seconds: dict[str, float] = {}
         self._versions: list[int] = []
         self._num_sampled = 0
@@ -87,7 +101,9 @@ class Trial:
 
     def _start(self) -> None:
         with self._timed("start"):
-            self._run = TinyRun.start(self._folder, self._kind, self._precision)
+            self._run = TinyRun.start(
+                self._folder, self._kind, self._precision, family=self._family, sampler=self._sampler
+            )
         engine = self._run.engine.describe()
         names = [str(engine[key]) for key in ("device_name", "sampler", "learner", "attention", "model_type")]
         self._row("engine", "engines", "ok", ", ".join(names))
@@ -131,7 +147,8 @@ class Trial:
         good = self._versions == list(range(STEPS + 1))
         found = f"sampled with versions {self._versions} of the weights"
         self._row("numbers", "weight sync", "ok" if good else "bad", found, "" if good else WRONG)
-        self._run.engine.close()
+        if self._is_last:
+            self._run.engine.close()
 
     def _sample_with_newest_weights(self, seed: int) -> list[Rollout]:
         begin = time.perf_counter()

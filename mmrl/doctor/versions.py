@@ -6,7 +6,7 @@ import platform
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 
 from packaging.requirements import Requirement
@@ -75,7 +75,7 @@ class Facts:
 
     installed: Installed
     probe: Probe
-    driver: Driver = Driver()
+    driver: Driver = field(default_factory=Driver)
     visible: str | None = None
     uses_ray: bool = False
     python: str = ".".join(platform.python_version_tuple()[:2])

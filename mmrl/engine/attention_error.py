@@ -19,17 +19,24 @@ SPANS = [*Unit((), 64, (5, 17, 1, 64)).spans(0), Span(151, 130)]
 """A prompt with completions, and a sequence of its own."""
 WINDOWS = [Span(0, 64), Span(64, 16), Span(80, 1), Span(81, 200)]
 """Images, or windows of them."""
-TOKENS = 281
 LIMITS = {"float32": 1e-5, "bfloat16": 2e-2}
 """Largest sound relative error: float32 sums in another order, and bfloat16 has 8 digits (2 ** -8 is 4e-3)."""
 
 
-def attention_error(kind: device.DeviceKind, precision: str, *, heads: int = 4, key_heads: int = 2) -> float:
+def attention_error(
+    kind: device.DeviceKind,
+    precision: str,
+    *,
+    heads: int = 4,
+    key_heads: int = 2,
+    head_size: int = 32,
+    spans: Sequence[Span] = SPANS,
+) -> float:
     """Largest relative error ``|a - b| / |b|`` of the output and of the gradients of query, key and value."""
-    layout = attention.PackedLayout(SPANS, device.torch_device(kind), getattr(torch, precision))
+    layout = attention.PackedLayout(spans, device.torch_device(kind), getattr(torch, precision))
     kernel = partial(attention.KERNELS[device.attention(kind, precision)], layout=layout)
     counts = heads, key_heads, key_heads
-    return _error(kernel, partial(_plain, SPANS, causal=True), kind, precision, counts, 32)
+    return _error(kernel, partial(_plain, spans, causal=True), kind, precision, counts, spans, head_size)
 
 
 def tower_error(kind: device.DeviceKind, precision: str, *, heads: int = 4) -> float:
@@ -38,7 +45,7 @@ def tower_error(kind: device.DeviceKind, precision: str, *, heads: int = 4) -> f
     ends, longest = ends.to(device.torch_device(kind)), max(span.length for span in WINDOWS)
     bounds = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}
     kernel = partial(attention.KERNELS[device.tower_attention(kind, precision)], **bounds)
-    return _error(kernel, partial(_plain, WINDOWS, causal=False), kind, precision, (heads,) * 3, 80)
+    return _error(kernel, partial(_plain, WINDOWS, causal=False), kind, precision, (heads,) * 3, WINDOWS, 80)
 
 
 def _error(
@@ -47,12 +54,14 @@ def _error(
     kind: device.DeviceKind,
     precision: str,
     heads: Sequence[int],
+    spans: Sequence[Span],
     size: int,
 ) -> float:
     where, dtype = device.torch_device(kind), getattr(torch, precision)
+    tokens = sum(span.length for span in spans)
     generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn((1, count, TOKENS, size), generator=generator).to(where, dtype) for count in heads]
-    upstream_1SHD = torch.randn(1, TOKENS, heads[0], size, generator=generator).to(where, dtype)
+    inputs = [torch.randn((1, count, tokens, size), generator=generator).to(where, dtype) for count in heads]
+    upstream_1SHD = torch.randn(1, tokens, heads[0], size, generator=generator).to(where, dtype)
 
     query, key, value = tested = [x.clone().requires_grad_() for x in inputs]
     output, _ = kernel(torch.nn.Module(), query, key, value, None, scaling=size**-0.5)

@@ -249,6 +249,15 @@ class DeepSpeedLearner:
         """Drop the features of images: the next step is computed as if this process had begun with it."""
         self._features.clear()
 
+    def release(self) -> None:
+        """Give weights and optimizer up, for another learner in this process; this one can do nothing any more.
+
+        At stages 1 and 2, DeepSpeed's hooks keep all of it until they are taken off; at stage 3 DeepSpeed 0.19 keeps
+        it all the same.
+        """
+        self.forget_images()
+        self._engine.destroy()
+
     def _idles(self, samples: Sequence[Sample]) -> list[Sample]:
         """What a packed row needs besides the samples; see ``idle_sample``."""
         reads = self._folder.family.vision and not self._features

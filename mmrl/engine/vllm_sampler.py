@@ -249,7 +249,7 @@ def sampled_logprobs(logprobs: Any, ids: IntArray) -> FloatArray:
     if flat is None:
         return np.array([entry[token].logprob for entry, token in zip(logprobs, ids.tolist(), strict=True)], np.float32)
     # The sampled token is the first of its position.
-    sampled = np.array(logprobs.logprobs, np.float32)[flat]
+    sampled: FloatArray = np.array(logprobs.logprobs, np.float32)[flat]
     assert np.array_equal(np.array(logprobs.token_ids)[flat], ids)
     return sampled
 

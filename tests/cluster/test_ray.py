@@ -337,12 +337,12 @@ def test_too_few_devices_are_shown_by_node(ray_address, monkeypatch):
     assert re.search(r"\(\S+\): 2 CPUs\n    free: 2", caught.value.possible)
 
 
-def test_ranks_with_a_gpu_that_torch_cannot_use_are_refused(folder, household, tmp_path):
+def test_a_rank_with_a_gpu_that_torch_cannot_use_is_refused(folder, household, tmp_path):
     if torch.version.cuda:
         pytest.skip("this torch is built for CUDA")
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 580.95.05\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    words = ["train", "text.yaml", "trainer.run_dir=unused", "cluster.name=ray", "cluster.ranks=2"]
+    words = ["train", "text.yaml", "trainer.run_dir=unused", "cluster.name=ray", "cluster.ranks=1"]
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     result = household.call("-m", "mmrl", *words, folder=folder, PATH=path)
     assert result.returncode == 5, result.stderr

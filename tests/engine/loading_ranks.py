@@ -3,18 +3,20 @@
     python loading_ranks.py MODEL BROKEN      # a model folder, and one whose files lack a weight
 
 Prints as JSON the bytes of the whole model, of its largest weight, of its buffers and of the rank's part; the resident
-bytes that loading took at most and left behind, and those that came to the device; a sum of the gathered weights; and
-what the rank says of the broken folder.
+bytes that loading took at most and left behind, and those that came to the device; a digest of each gathered weight;
+and what the rank says of the broken folder.
 """
 
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import os
 import re
 import sys
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,10 @@ def loaded(model: str, torch_device: str) -> Policy:
     return policy
 
 
+def digests(weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
+    return {name: hashlib.sha256(weight.numpy().tobytes()).hexdigest() for name, weight in weights}
+
+
 def resident_while_loaded(model: str) -> dict[str, Any]:
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
@@ -95,7 +101,7 @@ def resident_while_loaded(model: str) -> dict[str, Any]:
         "largest": max(sizes),
         "buffers": sum(buffer.nbytes for buffer in policy.buffers()),
         "part": sum(parameter.ds_tensor.nbytes for parameter in policy.parameters()),
-        "sum": sum(float(weight.double().sum()) for _, weight in policy.named_weights(torch.float32)),
+        "weights": digests(policy.named_weights(torch.float32, tied=False)),
     }
 
 

@@ -117,7 +117,8 @@ print(json.dumps([kind, {name: value for name, value in os.environ.items() if be
 """
     clean = {name: os.environ[name] for name in ("PATH", "HOME", "PYTHONPATH") if name in os.environ}
     done = subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == ["cuda", device.environment("cuda") | device.QUIET | device.WAITING]
+    expected = device.environment("cuda") | device.QUIET | device.WAITING | device.PAGES
+    assert json.loads(done.stdout) == ["cuda", expected]
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
@@ -316,3 +317,24 @@ def test_free_memory_is_the_gpus_after_unused_memory_was_given_back(monkeypatch)
     assert device.free_memory_bytes("cpu") is None and not calls
     assert device.free_memory_bytes("cuda") == (7, 9)
     assert calls == ["synchronize", "empty_cache", "ask"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "stage", "offload", "expected"),
+    [
+        ("cpu", 0, "none", (400, 0)),
+        ("cpu", 2, "optimizer", (400, 0)),
+        ("cuda", 0, "none", (0, 400)),
+        ("cuda", 2, "optimizer", (0, 400)),
+        ("cpu", 3, "none", (134, 0)),
+        ("cuda", 3, "optimizer", (134, 0)),
+        ("cuda", 3, "parameters", (0, 134)),
+    ],
+)
+def test_a_reference_is_sharded_at_zero_3_and_else_whole_in_a_gpus_host(kind, stage, offload, expected):
+    found = device.reference_bytes(kind, 100, "float32", zero_stage=stage, offload=offload, ranks=3)
+    assert found == expected
+    places = {(True, False): "device", (False, True): "host"}
+    assert device.reference_place(kind, stage) == ("sharded" if stage == 3 else places[found[0] > 0, found[1] > 0])
+    half = device.reference_bytes(kind, 100, "bfloat16", zero_stage=stage, offload=offload, ranks=3)
+    assert sum(half) == -(-sum(expected) // 2)

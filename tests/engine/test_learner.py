@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -471,10 +473,12 @@ def test_ranks_with_different_numbers_of_head_chunks_find_the_gradient_of_one(ma
     assert result.metrics["policy/grad_norm"] == pytest.approx(norm(expected), rel=1e-5)
 
 
+@pytest.mark.parametrize("two_ranks", [0], indirect=True)
 def test_messages_too_large_to_travel_in_rays_calls_arrive_whole(two_ranks, vision):
     """Ray puts arguments and answers of 100 kB and more into its object store."""
-    samples = vision.samples([700, 20, 400] * 24)
-    assert len(ray.cloudpickle.dumps(samples)) > 2 * 3 * 100_000  # each rank's share, with room to spare
+    samples = vision.samples([1100, 40, 560] * 24)  # groups stay whole: one rank has the first, the other has two
+    sizes = [len(ray.cloudpickle.dumps(part)) for part in (samples[::3], samples[1::3] + samples[2::3])]
+    assert min(sizes) > 110_000 and 4 * 1100 * 24 > 105_000
     with two_ranks.learning() as learner:
         whole = learner.logprobs(samples)
         parts = [learner.logprobs(samples[start : start + 3]) for start in (0, 69)]
@@ -493,14 +497,14 @@ def test_ranks_share_out_whole_groups(two_ranks, case):
 
 
 def test_two_ranks_score_as_one_with_a_reference_that_is_sharded_at_zero_3(two_ranks, case, vision, plain):
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with two_ranks.learning() as learner:
         found = [*learner.logprobs(case.samples), *learner.reference_logprobs(case.samples)]
+        held = [ray.get(actor.__ray_call__.remote(reference_bytes)) for actor in two_ranks._ranks._actors]
     alone = plain(vision.folder.path)
     single = [alone.logprobs(sample, vision.media).detach().numpy() for sample in case.samples]
     np.testing.assert_allclose(np.concatenate(found), np.concatenate(single * 2), atol=1e-5)
     whole = sum(4 * parameter.numel() for parameter in alone.model.parameters())
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    held = [ray.get(actor.__ray_call__.remote(reference_bytes)) for actor in two_ranks._ranks._actors]
     (stage,) = {stage for stage, _ in held}
     expected, _ = device.reference_bytes("cpu", whole // 4, "float32", zero_stage=stage, offload="none", ranks=2)
     assert [size for _, size in held] == pytest.approx([expected] * 2, rel=1e-3)
@@ -511,3 +515,15 @@ def reference_bytes(worker: Any) -> tuple[int, int]:
     """The ZeRO stage, and what a rank's reference has of the weights."""
     own = [getattr(p, "ds_tensor", p) for p in worker._owner._reference.policy.parameters()]
     return worker._owner._config.zero_stage, sum(tensor.nbytes for tensor in own)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_nothing_keeps_a_learner_that_was_released(stage, start, rows):
+    engine = start(learner={"zero_stage": stage})
+    with engine.learning() as learner:
+        learner.update(rows())
+        kept = weakref.ref(learner.policy)
+        learner.release()
+    del engine, learner
+    gc.collect()
+    assert kept() is None

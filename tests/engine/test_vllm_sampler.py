@@ -192,7 +192,7 @@ def test_a_request_gives_the_same_tokens_whatever_else_is_in_the_batch(sample, r
 def test_more_requests_and_prompt_tokens_than_one_step_takes_change_no_tokens(sample, request_for, vision):
     """On a CPU vLLM is given room for 256 sequences and 4,096 prompt tokens at a time."""
     few = [request_for(index, num_samples=2, max_new_tokens=3) for index in (0, 1, 2)]
-    texts = ["count " * 150 + str(number) for number in range(32)]
+    texts = ["count " * 100 + str(number) for number in range(32)]
     prompts = [vision.encoder.encode(Prompt(text, (Message("user", text),))) for text in texts]
     assert sum(len(prompt.token_ids) for prompt in prompts) > 4096
     many = [SamplingRequest(prompt, 9, TEMPERATURE, 3, (99 + i) << 16) for i, prompt in enumerate(prompts)]
