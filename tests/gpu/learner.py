@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ CASES: Mapping[str, dict[str, Any]] = {
 """What differs from ZeRO 1 with shared prompts and gradient checkpointing."""
 LAST = {"stage 3": {"learner": {"zero_stage": 3}}}
 """After all that needs memory: DeepSpeed 0.19 gives none of it back."""
+REPEATS = 2
 GOAL = "goal: MFU of 40 % with shared prompts"
 NORM_LIMIT = 0.05
 """Relative difference of two gradients' norms in bfloat16; a wrong mask or scale makes much more."""
@@ -45,28 +46,35 @@ def run(bench: Bench) -> None:
     widths, data = bench.pick(QWEN_3B, TRY), write_prompts(bench.folder / "data", load)
     layers = bench.pick(LAYERS, 2)
     model = write(bench, bench.folder / "model", shallow(widths, layers), vision=not reason)
-    training, norms = Training(bench, model, data, load), dict[str, float]()
+    training, updates = Training(bench, model, data, load), dict[str, Update]()
     for name, changes in CASES.items():
-        bench.attempt(f"{layers} layers, {name}", partial(_update, bench, training, changes, norms, 2))
+        bench.attempt(f"{layers} layers, {name}", partial(_update, bench, training, changes, updates))
     bench.attempt(f"{widths.layers} layers", partial(_deep, bench, training, model, not reason))
     for name, changes in LAST.items():
-        bench.attempt(f"{layers} layers, {name}", partial(_update, bench, training, changes, norms, 2))
-    bench.attempt("gradient norms agree", partial(_compare, bench, norms))
+        bench.attempt(f"{layers} layers, {name}", partial(_update, bench, training, changes, updates))
+    bench.attempt("gradient norms agree", partial(_compare, bench, updates))
+    bench.attempt("what sharing gains", partial(_gain, bench, updates, layers))
 
 
-def _update(
-    bench: Bench, training: Training, changes: Mapping[str, Any], norms: dict[str, float], repeats: int, name: str
-) -> Row:
-    """Time updates; the first one's gradient norm is kept."""
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The gradient's norm of the first one, and seconds of a later one."""
+
+    norm: float
+    seconds: float
+
+
+def _update(bench: Bench, training: Training, changes: Mapping[str, Any], updates: dict[str, Update], name: str) -> Row:
+    """Time updates, of which the first warms up."""
     config = training.config(**_settings(changes))
     planned = training.forecast(config)["peak"]
     run = training.start(config)
     first = run.update()
     if first.fault or first.notice:
         raise RuntimeError(first.fault or first.notice)
-    norms[name] = first.metrics["policy/grad_norm"]
     peak = bench.peak_bytes(run.update)
-    seconds = statistics.median(bench.all_seconds(run.update, repeats))
+    seconds = statistics.median(bench.all_seconds(run.update, REPEATS))
+    updates[name] = Update(first.metrics["policy/grad_norm"], seconds)
     most = run.engine.describe()["peak"]
     run.release()
     mfu = "MFU not known on this device" if most is None else f"MFU {first.flops / seconds / most['flops_per_s']:.1%}"
@@ -82,14 +90,22 @@ def _settings(changes: Mapping[str, Any]) -> dict[str, Any]:
     return {**changes, "learner": {"zero_stage": 1, **changes.get("learner", {})}}
 
 
-def _compare(bench: Bench, norms: Mapping[str, float], name: str) -> Row:
+def _compare(bench: Bench, updates: Mapping[str, Update], name: str) -> Row:
     """The same weights and the same rows: one gradient."""
+    norms = {each.partition(", ")[2]: update.norm for each, update in updates.items()}
     if len(norms) < 2:
         raise RuntimeError("fewer than two updates went well")
     far = max(norms.values()) / min(norms.values()) - 1
-    value = ", ".join(f"{each.partition(', ')[2]}: {norm:.5g}" for each, norm in norms.items())
+    value = "; ".join(f"{each} {norm:.5g}" for each, norm in norms.items())
     good = math.isfinite(far) and far <= NORM_LIMIT
     return bench.row(name, f"{far:.2%} apart ({value})", good=good, why=f"limit {NORM_LIMIT:.0%}")
+
+
+def _gain(bench: Bench, updates: Mapping[str, Update], layers: int, name: str) -> Row:
+    shared, repeated = (
+        updates[f"{layers} layers, {each}"].seconds for each in ("stage 1", "stage 1, prompts repeated")
+    )
+    return bench.row(name, f"{repeated / shared:.1f}x", why="goal: 5x")
 
 
 def _deep(bench: Bench, training: Training, base: Path, vision: bool, name: str) -> Row:
@@ -103,4 +119,4 @@ def _deep(bench: Bench, training: Training, base: Path, vision: bool, name: str)
     if memory is not None and needed > memory[0]:
         why = f"the plan says {gigabytes(needed)}, and {gigabytes(memory[0])} are free"
         return Row(bench.area, name, "skipped", "", why)
-    return _update(bench, deep, {}, {}, 2, name)
+    return _update(bench, deep, {}, {}, name)

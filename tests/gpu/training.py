@@ -53,12 +53,12 @@ def _write_sums(folder: Path, tests: int) -> None:
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
 
 
-def _train(model: Path, data: Path, run_dir: Path, split: str, **sections: Any) -> list[dict[str, Any]]:
+def _train(model: Path, table: Path, run_dir: Path, split: str, **sections: Any) -> list[dict[str, Any]]:
     """The lines of the run's metrics.jsonl."""
     base: dict[str, Any] = {
         "model": {"path": str(model), "gradient_checkpointing": False},
         "data": {
-            "train": {"name": "table", "path": str(data), "split": split},
+            "train": {"name": "table", "path": str(table), "split": split},
             "max_prompt_tokens": 64,
             "max_pixels": 50176,
         },
