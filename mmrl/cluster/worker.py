@@ -99,6 +99,10 @@ class RankWorker:
         """Versions of what runs here, and of the plugins."""
         return Installation(installed_versions(PACKAGES), {plugin: _plugin_version(*plugin) for plugin in plugins})
 
+    def device_memory(self) -> int | None:
+        """Bytes of this rank's GPU; None without one."""
+        return device.total_memory_bytes(self._kind)
+
     def cores(self) -> int:
         """Of this node, as far as this process may use them."""
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

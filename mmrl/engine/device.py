@@ -15,6 +15,17 @@ CPU_BATCHED_TOKENS = 4096
 LOGITS_CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 512 * 2**20}
 FEATURE_BYTES = {"cpu": 512 * 2**20, "cuda": 2**31}
 """Image features that are kept for a step if the vision tower is not trained."""
+RUNTIME_BYTES = {"cpu": 0, "cuda": 1_500_000_000}
+"""Allowed in a memory plan for what is no tensor: CUDA's context and libraries, NCCL's buffers, memory that torch's
+allocator has and cannot use."""
+SAMPLER_BYTES = {"cpu": 0, "cuda": 3_000_000_000}
+"""Allowed in a memory plan for what vLLM's share holds beside weights and KV cache: activations, CUDA graphs, the
+sampler's own arrays."""
+ASLEEP_BYTES = {"cpu": 0, "cuda": 1_500_000_000}
+"""Allowed in a memory plan for what vLLM keeps of that while it sleeps."""
+REDUCE_BUCKET = 10**8
+"""Gradients that DeepSpeed reduces at a time on CUDA. Its buffer is that large whatever the model, at stage 3 for the
+length of the run: 0.2 GB in bfloat16, where DeepSpeed's own 500 million take 1 GB. Messages are long enough."""
 
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -163,6 +174,8 @@ def learner_config(
         config["zero_optimization"] |= {"overlap_comm": True, "contiguous_gradients": True}
     else:
         config["optimizer"]["params"]["fused"] = True  # one pass over the memory: on a CPU 3.5 times faster
+    if kind == "cuda" and zero_stage:
+        config["zero_optimization"] |= {"reduce_bucket_size": REDUCE_BUCKET}
     if offload != "none":
         place = {"device": "cpu", "pin_memory": kind == "cuda"}
         config["zero_optimization"] |= {"offload_optimizer": place}
@@ -239,6 +252,12 @@ def host_bytes_offloaded(trained: int, others: int, dtype: str, offload: str) ->
         return 0
     width = 2 if dtype == "bfloat16" else 4
     return trained * (12 + 4) + ((trained + others) * width if offload == "parameters" else 0)
+
+
+def total_memory_bytes(kind: DeviceKind) -> int | None:
+    """Memory of the device; None on a CPU, where nothing is handed over."""
+    found = free_memory_bytes(kind)
+    return None if found is None else found[1]
 
 
 def free_memory_bytes(kind: DeviceKind) -> tuple[int, int] | None:
