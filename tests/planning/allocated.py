@@ -147,7 +147,8 @@ def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
         found = Allocated(learner)
         with found.watching():
             learner.update(rows)
-    answer = {name: dict(getattr(found, name)) for name in ("most", "stepping", "resident")}
+    answer: dict[str, Any] = {name: dict(getattr(found, name)) for name in ("most", "stepping", "resident")}
+    answer["settings"] = learner.settings
     sizes = [(p.requires_grad, getattr(p, "ds_numel", p.numel())) for p in learner.policy.parameters()]
     del learner, engine, algorithm
     return answer | {
