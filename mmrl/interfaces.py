@@ -499,7 +499,7 @@ class Engine(Protocol):
         ...
 
     def memory_bytes_max(self) -> int:
-        """Peak memory of the fullest rank so far: allocated on its device, or resident in its process."""
+        """Peak memory of the fullest rank so far: taken of its GPU by all processes, or resident in its own."""
         ...
 
     def close(self) -> None:

@@ -216,6 +216,13 @@ def test_rewards_are_summed_by_weight_and_kept_by_name(spec, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_messages_larger_than_a_pipe_reach_a_worker_and_come_back(spec):
+    lengths = [300_000, 3, 0]
+    assert score(spec("length"), of=group(texts=["a" * n for n in lengths])).rewards.tolist() == lengths
+    scored = score(spec("numpy_values"), of=group(num=20_000, text="a"))
+    assert scored.rewards.tolist() == list(range(20_000)) and scored.valid.all()
+
+
 def test_a_rollout_that_one_reward_cannot_score_is_invalid(spec):
     scored = score(spec("length"), unscored := spec("some"))
     assert scored.valid.tolist() == [True, False, True]

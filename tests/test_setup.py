@@ -17,6 +17,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from mmrl.engine.driver import oldest_driver
+
 ROOT = Path(__file__).resolve().parents[1]
 SETUP = ROOT / "examples/setup"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -210,9 +212,15 @@ def test_two_set_ups_at_once_install_once(set_up: Any, tmp_path: Path) -> None:
     assert sum("--no-deps -r" in call for call in calls(tmp_path)) == 1
 
 
+def write_driver(tmp_path: Path, version: str) -> None:
+    """An nvidia-smi that tells of two GPUs."""
+    script = f'[[ "$*" != *driver_version* ]] || printf "%s\\n" {version} {version}'
+    write_command(tmp_path / "commands/nvidia-smi", f"#!/usr/bin/env bash\n{script}\n")
+
+
 @pytest.fixture
 def gpu_at_hand(set_up: Any, tmp_path: Path) -> None:
-    write_command(tmp_path / "commands/nvidia-smi", "#!/usr/bin/env bash\n")
+    write_driver(tmp_path, "580.95.05")
 
 
 @pytest.mark.usefixtures("gpu_at_hand")
@@ -221,6 +229,38 @@ def test_with_a_gpu_its_lock_is_installed_and_nothing_of_the_cpus(set_up: Any, t
     installs = calls(tmp_path)
     assert any(call.endswith("--no-deps -r examples/setup/gpu.lock") for call in installs)
     assert not [call for call in installs if "cpu" in call or "torchvision_ops" in call]
+    assert finish(set_up())[0] == 0 and calls(tmp_path) == []
+
+
+@pytest.mark.parametrize("version", ["570.133.20", "80.1"])
+def test_a_driver_that_is_too_old_for_the_lock_is_refused_before_anything_is_installed(
+    version: str, set_up: Any, tmp_path: Path
+) -> None:
+    write_driver(tmp_path, version)
+    code, out, err = finish(set_up())
+    assert (code, out) == (5, "") and calls(tmp_path) == []
+    assert f"driver is {version}" in err and "580 or newer" in err and "CUDA_VISIBLE_DEVICES" in err
+    code, _, err = finish(set_up(CUDA_VISIBLE_DEVICES=""))
+    assert code == 0 and "nvidia-smi" not in err
+    assert any(f"torch=={LOCK['torch']}+cpu" in call for call in calls(tmp_path))
+
+
+def test_a_driver_without_a_version_is_no_reason_to_refuse(set_up: Any, tmp_path: Path) -> None:
+    write_driver(tmp_path, "[N/A]")
+    assert finish(set_up())[0] == 0
+
+
+def test_the_set_up_asks_for_the_driver_that_the_locks_cuda_needs() -> None:
+    (asked,) = re.findall(r"^oldest_driver=(\d+)", (SETUP / "install.sh").read_text(), re.MULTILINE)
+    assert int(asked) == oldest_driver(LOCKS["gpu"]["cuda-toolkit"]) == 580
+
+
+def test_an_environment_for_a_gpu_is_not_made_one_for_a_cpu(set_up: Any, tmp_path: Path) -> None:
+    write_driver(tmp_path, "580.95.05")
+    assert finish(set_up())[0] == 0
+    calls(tmp_path)
+    code, out, err = finish(set_up(CUDA_VISIBLE_DEVICES=""))
+    assert (code, out) == (2, "") and "was made for a gpu" in err and "MMRL_VENV" in err and calls(tmp_path) == []
     assert finish(set_up())[0] == 0 and calls(tmp_path) == []
 
 

@@ -335,6 +335,20 @@ def test_prompts_of_an_evaluation_are_encoded_once_and_those_of_a_step_while_the
     assert len(encoded) == 5 + 4 * 2 and not [t for t in threading.enumerate() if t.name == "mmrl-prompts"]
 
 
+@pytest.mark.parametrize(("kept", "times"), [(5, 1), (4, 3)])
+def test_an_evaluation_of_more_prompts_than_are_kept_encodes_them_again(kept, times, run, monkeypatch):
+    encoded: list[str] = []
+    encode = FakeEncoder.encode
+    monkeypatch.setattr(
+        FakeEncoder, "encode", lambda self, prompt: (encoded.append(prompt.id), encode(self, prompt))[1]
+    )
+    monkeypatch.setattr("mmrl.trainer.MAX_HELD_OUT", kept)
+    done = run(evaluate=True, trainer={"steps": 4, "eval_every": 2})
+    done.fit()
+    assert len(encoded) == times * 5 + 4 * 2  # three evaluations of five prompts, and four steps of two
+    assert [done.recorder.logged[step]["eval/accuracy"] for step in (0, 2, 4)] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("case", ["plain", "broken", "refill", "demonstrations"])
 def test_a_run_is_the_same_whether_its_prompts_were_prepared_or_not(run, monkeypatch, case):
     def trained() -> tuple[Any, ...]:

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Brings the virtual environment up to date; its Python's path is all that goes to stdout.
 #
-#   MMRL_VENV   where the environment is, or shall be (default: .venv in the repository)
+#   MMRL_VENV              where the environment is, or shall be (default: .venv in the repository)
+#   CUDA_VISIBLE_DEVICES   set to nothing, it asks for a CPU's environment where there is a GPU
 #
 # It installs the complete lock for a machine with a GPU, or for one without; on a Python that the locks are not for, the
 # extra `gpu` or `cpu`. When nothing has changed since the last time it does nothing.
@@ -15,7 +16,10 @@ python=$venv/bin/python
 done_mark=$venv/mmrl-installed # what was installed; written last
 begun_mark=$venv/mmrl-installing
 device=cpu
-if nvidia-smi >/dev/null 2>&1; then device=gpu; fi
+cpu_wanted=
+if [[ ${CUDA_VISIBLE_DEVICES-all} =~ ^(|-1|NoDevFiles)$ ]]; then cpu_wanted=yes; fi
+if [[ ! $cpu_wanted ]] && nvidia-smi >/dev/null 2>&1; then device=gpu; fi
+oldest_driver=580 # of CUDA 13, for which the lock's torch is built
 lock=examples/setup/$device.lock
 
 say() { echo "set-up: $*" >&2; }
@@ -69,11 +73,35 @@ install_extra() {
     return 5
 }
 
+check_driver() { # One that is too old would be found out after gigabytes, when torch sees no GPU.
+    local driver
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null) || return 0
+    driver=${driver%%$'\n'*}
+    [[ $driver =~ ^[0-9]+ ]] || return 0
+    ((BASH_REMATCH[0] < oldest_driver)) || return 0
+    say "NVIDIA's driver is $driver, and torch for CUDA 13 needs $oldest_driver or newer: update it;"
+    say "or, to install for a CPU and train on it, set CUDA_VISIBLE_DEVICES to nothing (export CUDA_VISIBLE_DEVICES=)"
+    return 5
+}
+
+check_made_for() { # Packages for a GPU and for a CPU write parts of the same folders.
+    local made
+    [[ -e $done_mark ]] || return 0
+    read -r made <"$done_mark"
+    [[ $made != *" $device" ]] || return 0
+    say "$venv was made for a ${made##* } and is now asked for a $device: remove it, or set MMRL_VENV to another folder"
+    return 2
+}
+
 install() {
     local found interrupted=
+    check_made_for
+    if [[ $device == gpu ]]; then check_driver; fi
     if [[ -e $begun_mark ]]; then interrupted=yes; fi
     touch "$begun_mark"
-    if [[ $device == cpu && -n $(command -v nvidia-smi) ]]; then say "nvidia-smi fails: installing for a CPU"; fi
+    if [[ $device$cpu_wanted == cpu && -n $(command -v nvidia-smi) ]]; then
+        say "nvidia-smi fails: installing for a CPU"
+    fi
     rm -f "$done_mark"
     if [[ ! -x $python || $interrupted ]]; then
         found=$(find_python)

@@ -40,7 +40,7 @@ def start_engine(
         least_memory: Bytes that a rank's GPU must have; asked where there are GPUs.
 
     Raises:
-        ResourceError: Too few devices, or nodes with other versions.
+        ResourceError: Too few devices, nodes with other versions, or a GPU that torch cannot use.
         PluginError: A node lacks a plugin, or has another version of it.
     """
     if config.cluster.name == "local":
@@ -70,6 +70,7 @@ def start_engine(
     try:
         check_sets(group)
         check_installations(group, config)
+        group.all("check_gpu")
         if least_memory is not None:
             hosts = [node.host for node in group.nodes]
             check_devices(list(zip(hosts, group.all("device_memory"), strict=True)), least_memory)

@@ -29,8 +29,13 @@ def start_engine(
     with_sampler: bool,
     checkpoint: Path | None = None,
 ) -> RankEngine:
-    """Prepare this process as rank 0 of 1 and build its engine; see ``RankEngine`` for the arguments."""
+    """Prepare this process as rank 0 of 1 and build its engine; see ``RankEngine`` for the arguments.
+
+    Raises:
+        ResourceError: There is a GPU, and torch cannot use it.
+    """
     kind = prepare_process()
+    device.check_gpu(kind)
     folder = folder.fetched()
     bound = socket.create_server(("127.0.0.1", 0))
     place = {"rank": 0, "node_rank": 0, "world_size": 1}

@@ -103,6 +103,10 @@ class RankWorker:
         """Bytes of this rank's GPU; None without one."""
         return device.total_memory_bytes(self._kind)
 
+    def check_gpu(self) -> None:
+        """Raises ResourceError if this rank has a GPU, and torch cannot use it."""
+        device.check_gpu(self._kind)
+
     def cores(self) -> int:
         """Of this node, as far as this process may use them."""
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

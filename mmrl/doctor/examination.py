@@ -16,8 +16,9 @@ from mmrl.doctor.nodes import node_findings
 from mmrl.doctor.probe import Probe, probe
 from mmrl.doctor.selftest import PRECISIONS, self_test
 from mmrl.doctor.settings import setting_findings
-from mmrl.doctor.versions import Driver, Facts, Installed, version_findings
+from mmrl.doctor.versions import Facts, Installed, version_findings
 from mmrl.engine.device import DeviceKind
+from mmrl.engine.driver import Driver
 from mmrl.errors import MMRLError
 
 T = TypeVar("T")
@@ -40,8 +41,9 @@ def _rows(config: Config | None, self_test_on: DeviceKind | None) -> Iterator[Fi
     seen = yield from _asked("torch", probe, Probe("not known"))
     installed = yield from _asked("packages", Installed.here, Installed({}, {}))
     driver = yield from _asked("driver", Driver.here, Driver())
-    facts = Facts(installed, seen, driver, uses_ray=cluster.name == "ray")
-    has_gpu = bool(driver.version or seen.gpus)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    facts = Facts(installed, seen, driver, visible, uses_ray=cluster.name == "ray")
+    has_gpu = driver.has_gpu or bool(seen.gpus)
     yield from _all_of("versions", lambda: version_findings(facts))
     yield from _all_of("machine", lambda: machine_findings(seen, os.environ, run_dir, cluster, driver.version))
     yield from _all_of("settings", lambda: setting_findings(os.environ, cluster, has_gpu=has_gpu))

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def self_test(
         with tempfile.TemporaryDirectory(prefix="mmrl-doctor-") as folder:
             rows, log = Path(folder, "rows"), Path(folder, "log")
             rows.touch()
-            how = _run([*command, kind, precision, str(rows)], trial_environment(os.environ, kind), log, timeout_s)
+            how = run([*command, kind, precision, str(rows)], trial_environment(os.environ, kind), log, timeout_s)
             yield from (Finding(**json.loads(line)) for line in rows.read_text("utf-8").splitlines())
             if how:
                 tail = [line.strip() for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
@@ -51,20 +52,41 @@ def trial_environment(environ: Mapping[str, str], kind: DeviceKind) -> dict[str,
     return {**WAITING, **environ} | ({"CUDA_VISIBLE_DEVICES": ""} if kind == "cpu" else {})
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], log: Path, timeout_s: float) -> str:
-    """Run to the end, its words into a file; returns how it ended if not well. Nothing it started outlives it."""
-    with log.open("wb") as file:
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    timeout_s: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> str:
+    """Run to the end, its words added to a file; returns how it ended if not well. Nothing it started outlives it.
+
+    Args:
+        meanwhile: Called every second, and once when it has ended.
+    """
+    deadline = time.monotonic() + timeout_s
+    with log.open("ab") as file:
         process = subprocess.Popen(
             command, env=dict(environment), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
         try:
-            status = process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return f"was still running after {timeout_s:g} s"
+            while (status := _status(process, min(1.0, max(deadline - time.monotonic(), 0.0)))) is None:
+                if time.monotonic() >= deadline:
+                    return f"was still running after {timeout_s:.0f} s"
+                meanwhile()
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            meanwhile()
     if status < 0:
         return f"was ended by {signal.Signals(-status).name}"
     return f"ended with exit status {status}" if status else ""
+
+
+def _status(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
+    """Its exit status; None if it has not ended in time."""
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return None

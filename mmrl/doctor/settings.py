@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from mmrl.config import ClusterConfig
 from mmrl.doctor.finding import Finding
+from mmrl.engine.device import hides_gpus
 from mmrl.redaction import names_a_secret
 
 PREFIXES = ("NCCL_", "GLOO_", "VLLM_", "HF_", "TRANSFORMERS_", "DS_", "RAY_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "OMP_")
@@ -29,7 +30,7 @@ def _remedies(environ: Mapping[str, str], cluster: ClusterConfig, has_gpu: bool)
         yield "RAY_ADDRESS", "cluster.address: auto joins that cluster: unset it unless you mean it"
     if environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         yield "HF_HUB_OFFLINE", "nothing is downloaded: models and datasets must be in the cache, or unset it"
-    if has_gpu and environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"):
+    if has_gpu and hides_gpus(environ.get("CUDA_VISIBLE_DEVICES")):
         yield "CUDA_VISIBLE_DEVICES", "it hides every GPU: unset it to train on one"
     if has_gpu and environ.get("TORCHDYNAMO_DISABLE") == "1":
         yield "TORCHDYNAMO_DISABLE", "vLLM then compiles nothing, and samples slowly on a GPU: unset it"

@@ -72,24 +72,30 @@ class TinyRun:
     sleeps: bool
 
     @classmethod
-    def start(cls, folder: Path, kind: DeviceKind, precision: str) -> TinyRun:
+    def start(
+        cls, folder: Path, kind: DeviceKind, precision: str, *, family: str = "qwen2_5_vl", sampler: str | None = None
+    ) -> TinyRun:
         """Write the model and build both engines, as a run does.
 
         Args:
             folder: For the model and the images.
+            family: Of the model; one without vision has the prompts without images alone.
+            sampler: ``vllm`` or ``hf``; by default vLLM, where the one for this kind of device is installed.
         """
         from mmrl.cluster.local import start_engine
         from mmrl.engine.encoding import Encoder
         from mmrl.engine.folder import ModelFolder
         from mmrl.engine.tiny_model import write_model
         from mmrl.media import ImageGrid, MediaStore
+        from mmrl.plan import TEXT_IMAGE_FACTOR
 
-        model = ModelFolder.open(str(write_model(folder / "model")))
-        media = MediaStore(folder / "media", ImageGrid(model.image_factor, 3136, 50176))
+        model = ModelFolder.open(str(write_model(folder / f"model-{family}", family)))
+        factor = model.image_factor if model.family.vision else TEXT_IMAGE_FACTOR
+        media = MediaStore(folder / "media", ImageGrid(factor, 3136, 50176))
         encoder = Encoder(model, media)
-        prompts = tuple(encoder.encode(prompt) for prompt in _prompts())
+        prompts = tuple(encoder.encode(prompt) for prompt in _prompts() if model.family.vision or not prompt.images)
         algorithm = PolicyGradient(PolicyGradient.Config())
-        config = _config(model.path, kind, precision)
+        config = _config(model.path, kind, precision, sampler)
         engine = start_engine(config, model, media, algorithm, max_images=2, with_sampler=True)
         return cls(engine, prompts, sleeps=config.sampler.name == "vllm" and sleep_level(kind) is not None)
 
@@ -110,20 +116,21 @@ def weighted_rows(rollouts: Sequence[Rollout]) -> list[TrainingRow]:
     return list(training_rows(rollouts, masks, advantages, groups, PolicyGradient.weighing, range(len(masks))).values())
 
 
-def _config(model: str, kind: DeviceKind, precision: str) -> Config:
-    installed = Installed.here()
-    fits = installed.vllm and installed.vllm_is_for_cpu == (kind == "cpu")
+def _config(model: str, kind: DeviceKind, precision: str, sampler: str | None) -> Config:
+    if sampler is None:
+        installed = Installed.here()
+        sampler = "vllm" if installed.vllm and installed.vllm_is_for_cpu == (kind == "cpu") else "hf"
     return from_mapping(
         {
             "model": {"path": model, "dtype": precision},
             "data": {"train": {"name": "drawn"}, "max_prompt_tokens": 256},
             "algorithm": {"name": "policy-gradient"},
             "sampler": {
-                "name": "vllm" if fits else "hf",
+                "name": sampler,
                 "group_size": GROUP_SIZE,
                 "max_new_tokens": NEW_TOKENS,
                 "temperature": TEMPERATURE,
-                "memory_fraction": MEMORY_FRACTION if fits else 0.5,
+                "memory_fraction": MEMORY_FRACTION if sampler == "vllm" else 0.5,
             },
             "learner": {"lr": 1e-2},
             "trainer": {"steps": 2},

@@ -42,10 +42,24 @@ class Trial:
     Args:
         folder: For the model and the images.
         emit: Takes each row as soon as it is known.
+        family: Of the model.
+        sampler: See ``TinyRun.start``.
+        is_last: Whether no other trial follows in this process, which then leaves its group of ranks.
     """
 
-    def __init__(self, precision: str, kind: device.DeviceKind, folder: Path, emit: Callable[[Finding], None]) -> None:
+    def __init__(
+        self,
+        precision: str,
+        kind: device.DeviceKind,
+        folder: Path,
+        emit: Callable[[Finding], None],
+        *,
+        family: str = "qwen2_5_vl",
+        sampler: str | None = None,
+        is_last: bool = True,
+    ) -> None:
         self._precision, self._kind, self._folder, self._emit = precision, kind, folder, emit
+        self._family, self._sampler, self._is_last = family, sampler, is_last
         self._seconds: dict[str, float] = {}
         self._versions: list[int] = []
         self._num_sampled = 0
@@ -72,17 +86,24 @@ class Trial:
         return True
 
     def _check_attention(self) -> None:
-        from mmrl.engine.attention_error import LIMITS, attention_error
+        from mmrl.engine.attention_error import LIMITS, attention_error, tower_error
 
-        error, limit = attention_error(self._kind, self._precision), LIMITS[self._precision]
+        limit = LIMITS[self._precision]
         kernel = device.attention(self._kind, self._precision)
-        found = f"{kernel}: relative error {error:.1e} against plain attention, forward and backward (limit {limit:g})"
-        good = error <= limit
-        self._row("numbers", "attention", "ok" if good else "bad", found, "" if good else WRONG)
+        checks: list[tuple[str, Callable[..., float], str]] = [("attention", attention_error, kernel)]
+        if (tower := device.tower_attention(self._kind, self._precision)) != "sdpa":  # that one is transformers' own
+            checks.append(("vision attention", tower_error, tower))
+        for check, measure, kernel in checks:
+            error = measure(self._kind, self._precision)
+            found = f"{kernel}: relative error {error:.1e} against plain attention, forward and backward"
+            good = error <= limit
+            self._row("numbers", check, "ok" if good else "bad", f"{found} (limit {limit:g})", "" if good else WRONG)
 
     def _start(self) -> None:
         with self._timed("start"):
-            self._run = TinyRun.start(self._folder, self._kind, self._precision)
+            self._run = TinyRun.start(
+                self._folder, self._kind, self._precision, family=self._family, sampler=self._sampler
+            )
         engine = self._run.engine.describe()
         names = [str(engine[key]) for key in ("device_name", "sampler", "learner", "attention", "model_type")]
         self._row("engine", "engines", "ok", ", ".join(names))
@@ -126,7 +147,8 @@ class Trial:
         good = self._versions == list(range(STEPS + 1))
         found = f"sampled with versions {self._versions} of the weights"
         self._row("numbers", "weight sync", "ok" if good else "bad", found, "" if good else WRONG)
-        self._run.engine.close()
+        if self._is_last:
+            self._run.engine.close()
 
     def _sample_with_newest_weights(self, seed: int) -> list[Rollout]:
         begin = time.perf_counter()
@@ -162,7 +184,7 @@ class Trial:
     def _report_speed(self) -> None:
         seconds = ", ".join(f"{phase} {value:.2f}" for phase, value in self._seconds.items())
         rate = self._num_sampled / self._seconds["sample"]
-        peak = gibibytes(device.memory_bytes_max(self._kind))
+        peak = gibibytes(self._run.engine.memory_bytes_max())
         self._row("engine", "speed", "ok", f"{rate:.0f} sampled tokens/s; seconds: {seconds}; peak memory {peak}")
 
     @contextmanager

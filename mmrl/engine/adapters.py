@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from mmrl.config import LoraConfig
+from mmrl.engine.device import MERGED_AT_ONCE
 from mmrl.engine.family import Family
 from mmrl.engine.folder import ModelFolder
 from mmrl.errors import ConfigError
@@ -60,15 +61,23 @@ class Adapter:
         """A (rank, in) and B (out, rank), by the ends of their names in files."""
         return {"lora_A.weight": self.layer.lora_A[_NAME].weight, "lora_B.weight": self.layer.lora_B[_NAME].weight}
 
-    def merged(self) -> torch.Tensor:
-        """(out, in) float32 ``W + (alpha / rank) B A``; of partitioned parameters, while they are gathered."""
+    def merged(self, dtype: torch.dtype) -> torch.Tensor:
+        """(out, in) ``W + (alpha / rank) B A``; of partitioned parameters, while they are gathered."""
         a, b = (factor.detach() for factor in self.factors.values())
-        return merged(self.weight.detach(), a, b, self.layer.scaling[_NAME])
+        return merged(self.weight.detach(), a, b, self.layer.scaling[_NAME], dtype)
 
 
-def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float) -> torch.Tensor:
-    """(out, in) float32 ``W + scaling * B A``: rounded once, when the caller casts it."""
-    return torch.addmm(weight.float(), b.float(), a.float(), alpha=scaling)
+def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float, dtype: torch.dtype) -> torch.Tensor:
+    """(out, in) ``W + scaling * B A``: computed in float32, some rows at a time, and rounded once.
+
+    Float32 copies of whole matrices are memory that a CPU has to fetch, and to clear, page by page.
+    """
+    a, b = a.float(), b.float()
+    rows = max(MERGED_AT_ONCE[weight.device.type] // weight.shape[1], 1)
+    result = torch.empty_like(weight, dtype=dtype)
+    for part, weight_part, b_part in zip(result.split(rows), weight.split(rows), b.split(rows), strict=True):
+        part.copy_(torch.addmm(weight_part.float(), b_part, a, alpha=scaling))
+    return result
 
 
 def linear_layers(model: Any) -> dict[str, torch.nn.Linear]:
@@ -223,7 +232,7 @@ def merge(model: Any, folder: Path) -> None:
     for name in lora.targets:
         a, b = (saved[f"{_PREFIX}{name}.lora_{letter}.weight"] for letter in "AB")
         weight = weights[f"{name}.weight"]
-        weight.copy_(merged(weight, a, b, lora.alpha / lora.rank))
+        weight.copy_(merged(weight, a, b, lora.alpha / lora.rank, weight.dtype))
 
 
 def dtype(folder: Path) -> torch.dtype:

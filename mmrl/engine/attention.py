@@ -1,22 +1,25 @@
-"""Attention over packed rows whose spans may share a prefix, registered with transformers under two names.
+"""Attention functions that are registered with transformers: two over packed rows whose spans may share a prefix, and
+one over the images or windows of a vision tower.
 
-Letters: ``S`` tokens of the row, ``H`` query heads, ``K`` key-value heads, ``D`` head size; of a block: ``N`` entries,
+Letters: ``S`` tokens or patches, ``H`` query heads, ``K`` key-value heads, ``D`` head size; of a block: ``N`` entries,
 ``L`` queries and ``M`` keys of each.
 
-Both functions take the layout of the row as keyword argument ``layout`` of the model call, and no mask.
+Those over rows take the row's layout as keyword argument ``layout`` of the model call, and none takes a mask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from mmrl.engine import device
 from mmrl.ops.packing import Span, offsets
 from mmrl.types import IntArray
 
@@ -137,7 +140,7 @@ class PackedLayout:
         return Block((len(chunks), L, M), bias), padded_queries, padded_keys
 
     def _tensor(self, values: Any) -> torch.Tensor:
-        return torch.from_numpy(np.asarray(values)).to(self._device)
+        return device.moved(torch.from_numpy(np.asarray(values)), self._device)
 
 
 def rounded(size: int) -> int:
@@ -221,25 +224,54 @@ def packed_varlen(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """(1, S, H, D): torch's variable-length attention (CUDA, half precision), one call for the whole row."""
-    from torch.nn.attention.varlen import varlen_attn
-
     row = layout.bounds
     q, k, v = (x[0].transpose(0, 1) for x in (query_1HSD, key_1KSD, value_1KSD))
     if row.key_order is not None:
         k, v = _rows(k, row.key_order), _rows(v, row.key_order)
-    out_SHD = varlen_attn(
-        q,
-        k,
-        v,
-        row.queries,
-        row.keys,
-        *row.longest,
-        scale=scaling,
-        window_size=(-1, 0),  # causal, aligned at the last query and the last key
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
+    # Causal, aligned at the last query and the last key.
+    return _varlen(q, k, v, row.queries, row.keys, *row.longest, scale=scaling, window_size=(-1, 0))[None], None
+
+
+def tower_varlen(
+    module: torch.nn.Module,
+    query_1HSD: torch.Tensor,
+    key_1HSD: torch.Tensor,
+    value_1HSD: torch.Tensor,
+    attention_mask: None,
+    *,
+    cu_seq_lens_q: torch.Tensor,
+    cu_seq_lens_k: torch.Tensor,
+    max_length_q: int,
+    max_length_k: int,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """(1, S, H, D): the same kernel, not causal: one call for all images, or for all their windows."""
+    q, k, v = (x[0].transpose(0, 1) for x in (query_1HSD, key_1HSD, value_1HSD))
+    bounds = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+    return _varlen(q, k, v, *bounds, scale=scaling, window_size=(-1, -1))[None], None
+
+
+def _varlen(
+    query_SHD: torch.Tensor, key_SKD: torch.Tensor, value_SKD: torch.Tensor, *bounds: Any, **options: Any
+) -> torch.Tensor:
+    """(S, H, D): ``varlen_attn``, with fewer heads of keys and values if there are."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    repeats = query_SHD.shape[1] // key_SKD.shape[1]
+    if repeats > 1 and _takes(varlen_attn, "enable_gqa"):
+        options["enable_gqa"] = True
+    elif repeats > 1:  # torch 2.11
+        key_SKD, value_SKD = (x.repeat_interleave(repeats, 1) for x in (key_SKD, value_SKD))
+    out_SHD = varlen_attn(query_SHD, key_SKD, value_SKD, *bounds, **options)
     assert isinstance(out_SHD, torch.Tensor)
-    return out_SHD[None], None
+    return out_SHD
+
+
+@cache
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function has a parameter of that name."""
+    return name in inspect.signature(function).parameters
 
 
 def _rows(values_SHD: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
@@ -251,11 +283,23 @@ def _rows(values_SHD: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     return values_SHD[places] if values_SHD.is_cuda else values_SHD.index_select(0, places)
 
 
+KERNELS: dict[str, Callable[..., tuple[torch.Tensor, None]]] = {
+    "mmrl_packed_sdpa": packed_sdpa,
+    "mmrl_packed_varlen": packed_varlen,
+    "mmrl_flash_tower": tower_varlen,
+}
+"""The functions by the names that ``device`` chooses from.
+
+In a vision tower, transformers gives the bounds of images and windows to a function whose name has ``flash`` in it; any
+other is called for one image or window after the other.
+"""
+
+
 def register() -> None:
-    """Make both functions known to transformers; a mask is never built for them."""
+    """Make the functions known to transformers; a mask is never built for them."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
-    for name, function in (("mmrl_packed_sdpa", packed_sdpa), ("mmrl_packed_varlen", packed_varlen)):
+    for name, function in KERNELS.items():
         AttentionInterface.register(name, function)
         AttentionMaskInterface.register(name, lambda *_, **__: None)

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 from mmrl.config import LearnerConfig
+from mmrl.engine import device as devices
 from mmrl.engine.attention import PackedLayout
 from mmrl.engine.folder import ModelFolder
-from mmrl.engine.vision import ImageInputs, attention_bounds
+from mmrl.engine.vision import ImageInputs, tower_inputs
 from mmrl.ops.packing import Item, Unit, offsets, units_of
 from mmrl.types import EncodedPrompt, ImageRef, Sample
 
@@ -52,14 +53,14 @@ class UniqueImages:
 
     Attributes:
         pixels: Their patches, (sum of patches, C).
-        grids_U3: Temporal, vertical and horizontal patches of each.
-        bounds: Where attention ends; see ``vision.attention_bounds``.
+        grids_U3: Temporal, vertical and horizontal patches of each, in the host's memory.
+        derived: What the tower needs of the grids; see ``vision.tower_inputs``.
         places: I places among them, in the order of the row's prompts.
     """
 
     pixels: torch.Tensor
     grids_U3: torch.Tensor
-    bounds: Mapping[str, torch.Tensor]
+    derived: Mapping[str, torch.Tensor | int]
     places: tuple[int, ...]
 
 
@@ -123,7 +124,7 @@ class Collator:
         )
 
     def _tensor(self, values: Any) -> torch.Tensor:
-        return torch.from_numpy(np.asarray(values, np.int64)).to(self._device)
+        return devices.moved(torch.from_numpy(np.asarray(values, np.int64)), self._device)
 
     def _known_images(
         self, refs: Sequence[ImageRef], known: Mapping[str, Features]
@@ -140,9 +141,9 @@ class Collator:
         place = {name: number for number, name in enumerate(unique)}
         grids_U3 = torch.stack(grids)
         return UniqueImages(
-            torch.cat(pixels).to(self._device, self._dtype),
-            grids_U3.to(self._device),
-            attention_bounds(self._folder.config.vision_config, grids_U3, self._device),
+            devices.moved(torch.cat(pixels).to(self._dtype), self._device),
+            grids_U3,
+            tower_inputs(self._body.visual, grids_U3, self._device, self._dtype),
             tuple(place[name] for name in names),
         )
 
@@ -161,8 +162,8 @@ class Collator:
                 columns += [prompt_3P, (prompt_3P.max() + 1 + after_T).expand(3, -1)]
         text_S = torch.cat(text)
         if not columns:
-            return text_S[None].to(self._device)
-        return torch.cat([text_S[None], torch.cat(columns, 1)])[:, None].to(self._device)
+            return devices.moved(text_S[None], self._device)
+        return devices.moved(torch.cat([text_S[None], torch.cat(columns, 1)])[:, None], self._device)
 
     def _cached_positions(self, prompt: EncodedPrompt) -> torch.Tensor:
         """``_prompt_positions``, which depend on the tokens and the images' sizes alone."""

@@ -10,6 +10,7 @@ from mmrl.engine.collation import PackedInputs, UniqueImages
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.policy import Policy
 from mmrl.engine.shape import model_shape
+from mmrl.engine.weights import numel
 from mmrl.ops.cost import PARTS, Training
 from mmrl.ops.packing import Unit
 from mmrl.types import EncodedPrompt
@@ -31,10 +32,10 @@ class UpdateCost:
 
     @classmethod
     def of(cls, policy: Policy, folder: ModelFolder) -> UpdateCost:
-        """That of a policy; asked before its parameters are partitioned."""
+        """That of a policy."""
         trained = dict.fromkeys(folder.family.parts, 0)
         for name, parameter in policy.model.named_parameters():
-            trained[folder.family.part_of(name)] += parameter.numel() * parameter.requires_grad
+            trained[folder.family.part_of(name)] += numel(parameter) * parameter.requires_grad
         return cls(folder.config, training_of(trained, adapted=bool(policy.adapted)))
 
     def flops(self, inputs: PackedInputs) -> int:
@@ -96,19 +97,18 @@ def training_of(trained: Mapping[str, int], *, adapted: bool) -> Training:
 
 
 class UpdateMemory:
-    """Peak memory of a GPU, of updates alone and since the start.
+    """Peak memory of updates on a GPU.
 
     Nothing is told of a CPU: what a process frees stays resident for a while, and would hide what the next update
     takes.
 
     Attributes:
-        most: Bytes allocated at most before the last measurement began.
         above: Bytes allocated at most in the last block, above what was allocated before it; None on a CPU.
     """
 
     def __init__(self, kind: str) -> None:
         self._measures = kind == "cuda"
-        self.most, self.above = 0, cast(int | None, None)
+        self.above = cast(int | None, None)
 
     @contextmanager
     def measured(self) -> Iterator[None]:
@@ -119,7 +119,6 @@ class UpdateMemory:
         import torch
 
         before = torch.cuda.memory_allocated()
-        self.most = max(self.most, torch.cuda.max_memory_allocated())
         torch.cuda.reset_peak_memory_stats()
         try:
             yield

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mmrl.engine.driver import Driver, oldest_driver
+from mmrl.errors import ResourceError
+
+if TYPE_CHECKING:
+    import torch
 
 DeviceKind = Literal["cpu", "cuda"]
 SamplerMemory = Literal["weights", "kv_cache"]
@@ -11,8 +19,13 @@ SamplerMemory = Literal["weights", "kv_cache"]
 
 CPU_KV_CACHE_BYTES = 128 * 2**20
 CPU_MAX_SEQUENCES = 256
+CUDA_MAX_SEQUENCES = (256, 1024)
+"""Fewest and most that vLLM samples at once: an evaluation may have more requests than a step, and its second model
+runner keeps four bytes a token of the vocabulary for each."""
 CPU_BATCHED_TOKENS = 4096
 LOGITS_CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 512 * 2**20}
+MERGED_AT_ONCE = {"cpu": 2**19, "cuda": 2**27}
+"""Elements of a weight into which an adapter is merged at once: what a CPU's cache holds, a whole matrix on a GPU."""
 FEATURE_BYTES = {"cpu": 512 * 2**20, "cuda": 2**31}
 """Image features that are kept for a step if the vision tower is not trained."""
 RUNTIME_BYTES = {"cpu": 0, "cuda": 1_500_000_000}
@@ -49,6 +62,83 @@ def detect() -> DeviceKind:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+@dataclass(frozen=True, slots=True)
+class CudaFacts:
+    """What tells a GPU that torch cannot use from a machine without one.
+
+    Attributes:
+        torch: Its version.
+        cuda: The CUDA version that torch is built for; empty for a CPU build.
+        error: Why torch finds no GPU, in its own words; empty if they are not known.
+        visible: The environment variable CUDA_VISIBLE_DEVICES; None if it is not set.
+    """
+
+    torch: str
+    cuda: str
+    error: str
+    visible: str | None
+    driver: Driver
+
+    @classmethod
+    def here(cls) -> CudaFacts:
+        """Those of this process, in which torch finds no GPU."""
+        import torch
+
+        visible, driver = os.environ.get("CUDA_VISIBLE_DEVICES"), Driver()
+        error = ""
+        if not hides_gpus(visible):
+            driver = Driver.here()
+        if driver.has_gpu and torch.version.cuda:
+            try:
+                torch.cuda.init()
+            except (RuntimeError, AssertionError) as problem:
+                error = str(problem).partition("\n")[0]
+        return cls(torch.__version__, torch.version.cuda or "", error, visible, driver)
+
+
+def hides_gpus(visible: str | None) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES says that no GPU is wanted; Slurm's word for it is ``NoDevFiles``."""
+    return visible is not None and visible.strip() in ("", "-1", "NoDevFiles")
+
+
+def unused_gpu(facts: CudaFacts) -> ResourceError | None:
+    """Why torch uses no GPU although there is one and nobody has said that a CPU is wanted; None if all is well."""
+    driver = facts.driver
+    if hides_gpus(facts.visible) or not driver.has_gpu:
+        return None
+    build = f"torch {facts.torch}, built for " + (f"CUDA {facts.cuda}" if facts.cuda else "CPUs")
+    where = f"NVIDIA's driver {driver.version or 'of unknown version'}; {build}"
+    on_cpu = "to train on the CPU all the same, set CUDA_VISIBLE_DEVICES to nothing (CUDA_VISIBLE_DEVICES= mmrl ...)"
+    if not facts.cuda:
+        return ResourceError(
+            "there is an NVIDIA GPU, and the installed torch is built without CUDA",
+            where=where,
+            remedy=f"install mmrl[gpu] in a new environment; {on_cpu}",
+        )
+    needed = oldest_driver(facts.cuda)
+    if needed is not None and driver.is_older_than(needed):
+        return ResourceError(
+            f"NVIDIA's driver {driver.version} is too old for CUDA {facts.cuda}",
+            where=where,
+            possible=f"a driver from {needed} on",
+            remedy=f"update the driver, or install a torch that is built for an older CUDA; {on_cpu}",
+        )
+    reasons = [facts.error or "torch does not say why", driver.error and f"nvidia-smi fails: {driver.error}"]
+    listed = "" if facts.visible is None else f"; CUDA_VISIBLE_DEVICES={facts.visible}"
+    return ResourceError(
+        f"there is an NVIDIA GPU, and torch finds none: {'; '.join(filter(None, reasons))}",
+        where=where + listed,
+        possible="" if needed is None else f"a driver from {needed} on",
+        remedy=f"repair the driver (nvidia-smi must work), and look at CUDA_VISIBLE_DEVICES; {on_cpu}",
+    )
+
+
+def check_gpu(kind: DeviceKind) -> None:
+    """Raises ResourceError if this process would train on a CPU although it has a GPU; see ``unused_gpu``."""
+    if kind == "cpu" and (error := unused_gpu(CudaFacts.here())):
+        raise error
+
+
 def environment(kind: DeviceKind) -> dict[str, str]:
     """Environment variables of a process, to be set before transformers, vLLM and DeepSpeed are imported.
 
@@ -62,10 +152,21 @@ def environment(kind: DeviceKind) -> dict[str, str]:
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",  # the user's own may be 1, for another program: nothing here needs it
         "TOKENIZERS_PARALLELISM": "false",
     }
+    common["VLLM_USE_V2_MODEL_RUNNER"] = str(model_runner(kind) - 1)
     if kind == "cuda":
-        # vLLM 0.32 would choose its second model runner, which takes logits processors of another class.
-        return common | {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+        # These map the memory of other ranks' GPUs into a process, and each rank's process sees its own only, as number
+        # 0: torch refuses two ranks on "overlapping devices", FlashInfer was not made for it. NCCL is left.
+        return common | {"VLLM_ALLREDUCE_USE_FLASHINFER": "0", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}
     return common | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
+
+
+def model_runner(kind: DeviceKind) -> Literal[1, 2]:
+    """The number of vLLM's model runner; each takes logits processors of a class of its own.
+
+    vLLM 0.32's first draws the noise of seeded requests one request after the other: on a GPU about 10 microseconds
+    each, at every token. Its second draws it in one kernel, and needs Triton, which has no CPU.
+    """
+    return 2 if kind == "cuda" else 1
 
 
 def rank_environment(
@@ -106,17 +207,30 @@ def process_group_backend(kind: DeviceKind) -> str:
 
 
 def sampler_arguments(
-    kind: DeviceKind, memory_fraction: float, max_tokens: int, tensor_parallel_size: int = 1
+    kind: DeviceKind, memory_fraction: float, max_tokens: int, num_sequences: int, tensor_parallel_size: int = 1
 ) -> dict[str, Any]:
     """Arguments of vLLM that depend on the device.
 
     On a CPU no prompt is prefilled in chunks: vLLM 0.32 would rewind the generator of a seeded request after an
     unfinished chunk, which only CUDA's generators can ("CPU Generator does not use offset").
-    vLLM's own all-reduce looks for peers among the GPUs that a process sees; each rank's process sees one.
+    vLLM's own all-reduce looks for peers among the GPUs that a process sees; each rank's process sees one. The fusion
+    of all-reduce and norm is FlashInfer's: see ``environment``.
+
+    Args:
+        num_sequences: Completions that a rank samples in a step.
     """
     if kind == "cuda":
-        alone = {} if tensor_parallel_size == 1 else {"disable_custom_all_reduce": True}
-        return {"gpu_memory_utilization": memory_fraction, "enable_sleep_mode": True, **alone}
+        alone: dict[str, Any] = {}
+        if tensor_parallel_size > 1:
+            alone["disable_custom_all_reduce"] = True
+            alone["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
+        fewest, most = CUDA_MAX_SEQUENCES
+        return {
+            "gpu_memory_utilization": memory_fraction,
+            "enable_sleep_mode": True,
+            "max_num_seqs": min(max(num_sequences, fewest), most),
+            **alone,
+        }
     return {
         "enforce_eager": True,
         "kv_cache_memory_bytes": CPU_KV_CACHE_BYTES,
@@ -129,8 +243,11 @@ def sampler_arguments(
 def sleep_level(kind: DeviceKind) -> int | None:
     """vLLM's sleep level while the learner owns the device; None where it need not sleep.
 
-    Level 1 keeps the weights in host memory: a policy that has not changed is not sent again. Level 2 drops them, and
-    every tensor that is neither parameter nor buffer.
+    Level 1 copies what was allocated while the model was loaded to pinned host memory, and back. Level 2 drops it and
+    keeps the model's buffers only. In vLLM 0.32 that loses what no sync sends: Qwen3-VL's deepstack embeddings, which
+    must be zero where no image is, and the second model runner's rotary positions, input embeddings and sampling
+    state, of which it reads more than it has written (``GPUModelRunner.load_model`` makes them; ``Worker.sleep`` saves
+    ``named_buffers`` of the model).
     """
     return 1 if kind == "cuda" else None
 
@@ -148,8 +265,13 @@ def learner_config(
 ) -> dict[str, Any]:
     """DeepSpeed's configuration.
 
-    What is offloaded is stepped by torch's AdamW: DeepSpeed's own for hosts is compiled on first use, and a checkpoint
-    could not be read without it.
+    Weights are stepped by torch's AdamW, wherever they are, in one pass over the memory (``fused``): on a CPU that is
+    3.5 times faster than without, and on a GPU nothing temporary is made. DeepSpeed's own for hosts is compiled on
+    first use, and a checkpoint could not be read without it.
+
+    Gradients are reduced beside the backward pass at stage 3 only, which is DeepSpeed's default. At stages 1 and 2,
+    DeepSpeed 0.19.8 lets the backward pass wait for the reduction before, so that nothing is gained; and at stage 2 it
+    frees the gradient of a weight that is larger than a bucket while another stream still reads it.
 
     One micro-batch per DeepSpeed step is declared; the learner marks the boundary of an optimizer step itself, since
     the number of micro-batches differs from step to step.
@@ -161,7 +283,13 @@ def learner_config(
         "zero_optimization": {"stage": zero_stage},
         "optimizer": {
             "type": "AdamW",
-            "params": {"lr": lr, "weight_decay": weight_decay, "betas": [0.9, 0.999], "torch_adam": True},
+            "params": {
+                "lr": lr,
+                "weight_decay": weight_decay,
+                "betas": [0.9, 0.999],
+                "torch_adam": True,
+                "fused": True,
+            },
         },
         "bf16": {"enabled": dtype == "bfloat16"},
         "steps_per_print": 2**31 - 1,
@@ -170,10 +298,6 @@ def learner_config(
     if dtype == "bfloat16" and zero_stage >= 2:
         # In bfloat16, the sum over micro-batches would lose digits with their number.
         config["data_types"] = {"grad_accum_dtype": "fp32"}
-    if kind == "cuda":
-        config["zero_optimization"] |= {"overlap_comm": True, "contiguous_gradients": True}
-    else:
-        config["optimizer"]["params"]["fused"] = True  # one pass over the memory: on a CPU 3.5 times faster
     if kind == "cuda" and zero_stage:
         config["zero_optimization"] |= {"reduce_bucket_size": REDUCE_BUCKET}
     if offload != "none":
@@ -181,7 +305,7 @@ def learner_config(
         config["zero_optimization"] |= {"offload_optimizer": place}
         config["zero_optimization"] |= {"offload_param": place} if offload == "parameters" else {}
         config["zero_force_ds_cpu_optimizer"] = False
-    return _merge(config, overrides)
+    return merged(config, overrides)
 
 
 LEARNER_KEYS = frozenset(
@@ -208,6 +332,31 @@ def attention(kind: DeviceKind, dtype: str) -> str:
     return "mmrl_packed_varlen" if (kind, dtype) == ("cuda", "bfloat16") else "mmrl_packed_sdpa"
 
 
+def tower_attention(kind: DeviceKind, dtype: str) -> str:
+    """The attention function of a vision tower: all images or windows in one call, or transformers' loop over them,
+    which starts 2,240 kernels for an image of a megapixel."""
+    return "mmrl_flash_tower" if (kind, dtype) == ("cuda", "bfloat16") else "sdpa"
+
+
+def tower_bounds(torch_device: str, dtype: torch.dtype) -> str:
+    """The torch device on which a vision tower's attention looks for its bounds: a loop asks for them as plain numbers,
+    and would wait for a GPU in every layer."""
+    kind: DeviceKind = "cuda" if torch_device.startswith("cuda") else "cpu"
+    looped = tower_attention(kind, str(dtype).removeprefix("torch.")) == "sdpa"
+    return "cpu" if looped else torch_device
+
+
+def moved(values: torch.Tensor, torch_device: str) -> torch.Tensor:
+    """The values of the host's memory on a device.
+
+    A GPU copies them from pinned memory while the host goes on; from other memory the host would wait for all that is
+    under way there.
+    """
+    if torch_device.startswith("cuda"):
+        return values.pin_memory().to(torch_device, non_blocking=True)
+    return values.to(torch_device)
+
+
 def free_cache(kind: DeviceKind) -> None:
     """Give memory that torch keeps for later back to the device, so that vLLM can have it."""
     if kind == "cuda":
@@ -225,12 +374,18 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "can't allocate memory" in said
 
 
-def memory_bytes_max(kind: DeviceKind) -> int:
-    """Peak memory: allocated on the device, or resident in this process."""
+def used_memory_bytes(kind: DeviceKind) -> int:
+    """Memory that is taken of the GPU, or was resident in this process at its peak.
+
+    Of a GPU the driver is asked, what other processes hold counts too: torch keeps what was freed, so that this is the
+    peak since its cache was emptied. torch's own peak is another: it counts vLLM's weights and KV cache while they are
+    asleep and hold no memory, since their tensors still exist.
+    """
     if kind == "cuda":
         import torch
 
-        return int(torch.cuda.max_memory_allocated())
+        free, total = torch.cuda.mem_get_info()
+        return int(total - free)
     import resource
     import sys
 
@@ -254,6 +409,35 @@ def host_bytes_offloaded(trained: int, others: int, dtype: str, offload: str) ->
     return trained * (12 + 4) + ((trained + others) * width if offload == "parameters" else 0)
 
 
+def reference_place(kind: DeviceKind, zero_stage: int) -> Literal["sharded", "host", "device"]:
+    """Where the weights of the reference policy lie between its uses.
+
+    ``sharded`` over the ranks as the policy's are; else whole on every rank, in the ``host``'s memory beside a GPU. A
+    CPU is both, and nothing is moved.
+    """
+    if zero_stage == 3:
+        return "sharded"
+    return "host" if kind == "cuda" else "device"
+
+
+def reference_bytes(
+    kind: DeviceKind, parameters: int, dtype: str, *, zero_stage: int, offload: str, ranks: int
+) -> tuple[int, int]:
+    """Bytes of the reference policy's weights on a rank between its uses: on the device, and in the host's memory.
+
+    Where the host has them whole, the device has them as well while reference log-probs are computed.
+
+    Args:
+        parameters: Of the whole model.
+    """
+    whole = parameters * (2 if dtype == "bfloat16" else 4)
+    where = reference_place(kind, zero_stage)
+    if where == "sharded":
+        own = -(-whole // ranks)
+        return (0, own) if offload == "parameters" else (own, 0)
+    return (0, whole) if where == "host" else (whole, 0)
+
+
 def total_memory_bytes(kind: DeviceKind) -> int | None:
     """Memory of the device; None on a CPU, where nothing is handed over."""
     found = free_memory_bytes(kind)
@@ -272,9 +456,10 @@ def free_memory_bytes(kind: DeviceKind) -> tuple[int, int] | None:
     return int(free), int(total)
 
 
-def _merge(base: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(base)
+def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with the user's, which go into nested ones key by key."""
+    result = dict(base)
     for key, value in overrides.items():
-        both = isinstance(value, Mapping) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
-    return merged
+        both = isinstance(value, Mapping) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if both else value
+    return result

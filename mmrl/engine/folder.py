@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from mmrl.engine.family import Family, family_of
 from mmrl.engine.vocabulary import Vocabulary
-from mmrl.errors import ConfigError, MMRLError
+from mmrl.errors import ConfigError, MMRLError, ResourceError
 from mmrl.hub import HubRepo
 
 CONFIGURATION = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
@@ -57,11 +59,19 @@ class ModelFolder:
         Raises:
             ConfigError: The folder is missing, incomplete or damaged, or the family is not supported.
             HubError: The name is a hub id, and the hub does not give it.
+            ResourceError: transformers is too old for a model that reads images.
         """
         repo = HubRepo("model", name, revision).pinned() if _is_hub_id(name) else None
         here = _local(name, revision, with_weights) if repo is None else _configuration(repo)
         where = f"model.path: {name}" if repo is None else str(repo)
-        from transformers import AutoConfig, AutoProcessor, AutoTokenizer, GenerationConfig, PreTrainedConfig
+        from transformers import (
+            MODEL_MAPPING,
+            AutoConfig,
+            AutoProcessor,
+            AutoTokenizer,
+            GenerationConfig,
+            PreTrainedConfig,
+        )
 
         options = {"trust_remote_code": trust_remote_code}
         try:
@@ -79,6 +89,9 @@ class ModelFolder:
                 where=where,
                 remedy="name a complete folder, or a hub id of one",
             ) from error
+        # Code of the folder's own is looked at once it is loaded.
+        if family.vision and (body := MODEL_MAPPING.get(type(config), None)):
+            check_takes_features(body, where)
         try:
             generation = GenerationConfig.from_pretrained(here)
         except OSError:
@@ -143,6 +156,27 @@ class ModelFolder:
         (self.processor or self.tokenizer).save_pretrained(folder)
         # Not ``save_pretrained``, which refuses settings that many folders have.
         self.generation_config.to_json_file(folder / "generation_config.json")
+
+
+def check_takes_features(body: Any, where: str) -> None:
+    """See that the body of a vision-language model takes what the vision tower has made of its images.
+
+    transformers before 5.18 drops it without a word, and the learner would train as if there were no images.
+
+    Args:
+        body: Class or instance.
+
+    Raises:
+        ResourceError: It does not.
+    """
+    if "mm_encoder_outputs" in inspect.signature(body.forward).parameters:
+        return
+    raise ResourceError(
+        f"transformers {version('transformers')} is too old to train a model that reads images: it would drop them",
+        where=where,
+        possible="transformers 5.18 or later; models of text alone train with this one too",
+        remedy="pip install 'transformers>=5.18,<5.20'",
+    )
 
 
 def _is_hub_id(name: str) -> bool:

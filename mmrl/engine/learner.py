@@ -22,6 +22,7 @@ from mmrl.engine.collation import Collator, Features
 from mmrl.engine.counting import UnitCost, UpdateCost, UpdateMemory
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.learner_state import OptimizerState, SavedState, check_optimizer, save_state
+from mmrl.engine.placement import Reference
 from mmrl.engine.policy import Policy
 from mmrl.engine.vision import BLANK, idle_sample
 from mmrl.engine.weights import Failures, save_adapter, save_model
@@ -46,13 +47,13 @@ class DeepSpeedLearner:
         lora: What the policy is adapted with; checkpoints then hold the adapters alone.
 
     Attributes:
-        memory: Peaks of the device.
+        memory: Of updates, at their peak.
     """
 
     def __init__(
         self,
         policy: Policy,
-        reference: Policy | None,
+        reference: Reference | None,
         collator: Collator,
         algorithm: Algorithm,
         config: LearnerConfig,
@@ -102,7 +103,8 @@ class DeepSpeedLearner:
             with self._policy.without_adapters():
                 return self._forward(self._engine, samples, self._budget)
         assert self._reference is not None, "the algorithm did not ask for a reference policy"
-        return self._forward(self._reference, samples, self._budget)
+        with self._reference.in_use() as reference:
+            return self._forward(reference, samples, self._budget)
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         """One optimizer step of all ranks; the metrics are theirs together, the log-probs those of the own rows.

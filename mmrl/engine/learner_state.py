@@ -103,7 +103,7 @@ class OptimizerState:
                 owned.copy_(value)
             else:
                 state = self._optimizer.state[owned]
-                state.setdefault("step", torch.zeros(()))
+                state.setdefault("step", torch.zeros((), device=value.device))  # where a fused step reads it
                 state[kind] = value.clone()  # it lies in the mapped file
         elif self._stage < 3:
             if kind == MASTER:

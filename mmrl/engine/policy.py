@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from mmrl.config import LoraConfig
 from mmrl.engine import adapters, attention, device
 from mmrl.engine.collation import Features, PackedInputs, UniqueImages
-from mmrl.engine.folder import ModelFolder
+from mmrl.engine.folder import ModelFolder, check_takes_features
 from mmrl.errors import ConfigError
 from mmrl.ops.logprobs import chunked_logprobs
 
@@ -76,7 +76,7 @@ class Policy(torch.nn.Module):
     def _features(self, images: UniqueImages) -> list[Features]:
         """What the vision tower makes of the images, one entry per place."""
         body = self.model.base_model
-        found = body.get_image_features(images.pixels, images.grids_U3, return_dict=True, **images.bounds)
+        found = body.get_image_features(images.pixels, images.grids_U3, return_dict=True, **images.derived)
         features = list(zip(found.pooler_output, *getattr(found, "deepstack_features", ()), strict=True))
         return [features[place] for place in images.places]
 
@@ -98,7 +98,7 @@ class Policy(torch.nn.Module):
             plain = name.replace(".base_layer.", ".") if adapted else name
             if adapter := adapted.get(id(parameter)):
                 with gathered(parameter, *adapter.factors.values()):
-                    yield plain, adapter.merged().to(dtype)
+                    yield plain, adapter.merged(dtype)
                 continue
             with gathered(parameter):
                 weight = parameter.detach().to(dtype)
@@ -146,43 +146,42 @@ def load_policy(
     lora: LoraConfig | None = None,
     adapter: Path | None = None,
     seed: int = 0,
+    with_weights: bool = True,
 ) -> Policy:
-    """Load a model's weights with packed attention in its language model.
+    """Load a model in the host's memory, with packed attention in its language model.
 
     Args:
         freeze: Parts without gradient.
         lora: Adapters to train in place of the weights.
         adapter: The folder that they go on from; new ones are drawn with ``seed`` without it.
+        with_weights: Whether to read them. Without, they have no content, and take no memory until they are filled.
 
     Raises:
-        ConfigError: The files lack weights of the model, which transformers would draw at random.
+        ConfigError: The files cannot be read, or lack weights of the model, which transformers would draw at random.
+        ResourceError: transformers is too old for a model that reads images.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
+    from transformers import GenerationConfig
 
     attention.register()
     packed = device.attention(kind, dtype)
-    vision = folder.family.vision
-    model, found = (AutoModelForImageTextToText if vision else AutoModelForCausalLM).from_pretrained(
-        folder.path,
-        dtype=getattr(torch, dtype),
-        attn_implementation={"text_config": packed, "vision_config": "sdpa"} if vision else packed,
-        trust_remote_code=folder.trust_remote_code,
-        use_safetensors=True,
-        output_loading_info=True,
-    )
-    if absent := sorted(found["missing_keys"]):
-        raise ConfigError(
-            f"the model's files lack {len(absent)} of its weights: {', '.join(absent[:5])}",
-            where=f"model.path: {folder.path}",
-            remedy="name a complete folder of a model that generates text",
-        )
+    options = {
+        "dtype": getattr(torch, dtype),
+        "attn_implementation": {"text_config": packed, "vision_config": "sdpa"} if folder.family.vision else packed,
+        "trust_remote_code": folder.trust_remote_code,
+    }
+    model = _read(folder, options) if with_weights else _empty(folder, options)
+    if folder.family.vision:
+        check_takes_features(model.base_model, f"model.path: {folder.name}")
+        # Not above: for a name with "flash" in it, transformers would there look for a package.
+        model.set_attn_implementation({"vision_config": device.tower_attention(kind, dtype)})
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(folder.family.part_of(name) not in freeze)
+        parameter.data = parameter.data.to(options["dtype"])  # some files keep a few in float32
     adapted: Sequence[adapters.Adapter] = ()
     if lora is not None:
         layers = adapters.chosen_layers(list(adapters.linear_layers(model)), folder.family, lora.targets)
         adapted = adapters.attach(model, layers, lora, seed)
-        if adapter is not None:
+        if adapter is not None and with_weights:
             adapters.load(adapted, adapter)
     # The folder's sampling defaults are kept as a file; here they would only be validated when the model is saved.
     model.generation_config = GenerationConfig()
@@ -194,6 +193,46 @@ def load_policy(
         entropy_gradient=entropy_gradient,
         adapted=adapted,
     )
+
+
+def _auto(folder: ModelFolder) -> Any:
+    """The class of transformers that finds the folder's."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if folder.family.vision else AutoModelForCausalLM
+
+
+def _read(folder: ModelFolder, options: dict[str, Any]) -> Any:
+    """The folder's model with its weights."""
+    try:
+        model, found = _auto(folder).from_pretrained(
+            folder.path, use_safetensors=True, output_loading_info=True, **options
+        )
+    except Exception as error:  # files of somebody else's: transformers raises whatever it stumbles over
+        raise ConfigError(
+            f"the model's weights cannot be read: {(str(error).splitlines() or [type(error).__name__])[0]}",
+            where=f"model.path: {folder.path}",
+            remedy="fetch the files again, or see that the machine has memory for the model",
+        ) from error
+    if absent := sorted(found["missing_keys"]):
+        raise ConfigError(
+            f"the model's files lack {len(absent)} of its weights: {', '.join(absent[:5])}",
+            where=f"model.path: {folder.path}",
+            remedy="name a complete folder of a model that generates text",
+        )
+    return model
+
+
+def _empty(folder: ModelFolder, options: dict[str, Any]) -> Any:
+    """The folder's model with memory for its weights that nothing has been written to."""
+    from transformers import AutoConfig
+    from transformers.initialization import no_init_weights
+
+    config = AutoConfig.from_pretrained(folder.path, trust_remote_code=folder.trust_remote_code)
+    with no_init_weights():
+        model = _auto(folder).from_config(config, **options)
+    model.tie_weights()
+    return model.eval()  # as a model that was read
 
 
 def gathered(*parameters: torch.nn.Parameter) -> AbstractContextManager[Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from dataclasses import asdict, replace
+from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,14 +24,19 @@ from mmrl.engine.folder import ModelFolder
 from mmrl.engine.hf_sampler import HFSampler
 from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.peak import peak
+from mmrl.engine.placement import Reference, place
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.shape import model_shape
 from mmrl.engine.tracing import Tracer
 from mmrl.engine.vision import ImageInputs
 from mmrl.engine.vllm_sampler import VLLMSampler
+from mmrl.engine.weights import Failures
 from mmrl.errors import ConfigError, MMRLError, ResourceError
 from mmrl.interfaces import Algorithm, Learner, Sampler
 from mmrl.media import MediaStore
+
+WAIT = timedelta(hours=1)
+"""How long ranks wait for each other: rank 0 alone reads the weights, which takes minutes from a slow disk."""
 
 
 class RankEngine:
@@ -64,6 +71,7 @@ class RankEngine:
         self._images = ImageInputs(folder, media)
         self._shares_prefix = shares_prefix(config.learner, folder)
         self._in_use = ""
+        self._memory_bytes_max = 0
         self._tracer = Tracer(kind)
         # The group of all ranks first: vLLM would make one of its tensor-parallel ranks alone.
         _join_group(kind)
@@ -89,6 +97,7 @@ class RankEngine:
                 self._sync(sampler)
                 sampler.wake("kv_cache")  # last: a sync gathers and copies, and needs memory of its own
                 yield sampler
+                self.memory_bytes_max()  # before it sleeps
             finally:
                 if self._learner is not None:
                     sampler.sleep()
@@ -99,6 +108,7 @@ class RankEngine:
         with self._owning("learning"):
             try:
                 yield self._learner
+                self.memory_bytes_max()  # before the cache that its peak has left is emptied
             finally:
                 self._learner.forget_images()
 
@@ -143,8 +153,8 @@ class RankEngine:
         return self._tracer.span(name)
 
     def memory_bytes_max(self) -> int:
-        before = 0 if self._learner is None else self._learner.memory.most
-        return max(device.memory_bytes_max(self._kind), before)
+        self._memory_bytes_max = max(self._memory_bytes_max, device.used_memory_bytes(self._kind))
+        return self._memory_bytes_max
 
     def abandon(self, error: MMRLError) -> bool:
         """A call in this process cannot be stopped."""
@@ -173,6 +183,7 @@ class RankEngine:
 
     def _build_sampler(self, max_images: int) -> VLLMSampler | HFSampler:
         config = self._config
+        replicas = config.cluster.ranks // config.sampler.tensor_parallel_size
         if config.sampler.name == "hf":
             return HFSampler(self._folder, self._images, device=device.torch_device(self._kind), dtype=self._precision)
         return VLLMSampler(
@@ -183,6 +194,7 @@ class RankEngine:
             dtype=self._precision,
             max_images=max_images,
             max_tokens=config.data.max_prompt_tokens + config.sampler.max_new_tokens,
+            num_sequences=math.ceil(config.trainer.prompts_per_step / replicas) * config.sampler.group_size,
             seed=config.trainer.seed,
         )
 
@@ -203,18 +215,6 @@ class RankEngine:
                 remedy="go on with the checkpoint's model.lora, or export it and start a new run from that folder",
             )
         trained = initial if lora or saved is None else replace(initial, path=str(saved))
-        policy = self._load_policy(trained, config.model.freeze, needs.entropy_gradient, lora, saved)
-        self._check_hosts(policy)
-        frozen = ("vision", "projector", "language")
-        reference = self._load_policy(initial, frozen) if needs.reference_logprobs and lora is None else None
-        collator = Collator(
-            self._folder,
-            policy.model.base_model,
-            self._images,
-            torch_device,
-            getattr(torch, self._precision),
-            share=self._shares_prefix,
-        )
         settings = device.learner_config(
             self._kind,
             dtype=self._precision,
@@ -224,6 +224,23 @@ class RankEngine:
             weight_decay=config.learner.weight_decay,
             offload=config.learner.offload,
             overrides=config.learner.deepspeed,
+        )
+        policy = self._load_policy(trained, config.model.freeze, needs.entropy_gradient, lora, saved)
+        has_reference = needs.reference_logprobs and lora is None
+        self._check_hosts(policy, has_reference)
+        # Each model is out of the host's memory, or has what it keeps of it, before the next one is read.
+        place(policy, settings, torch_device)
+        reference = None
+        if has_reference:
+            frozen = ("vision", "projector", "language")
+            reference = Reference(self._load_policy(initial, frozen), settings, self._kind)
+        collator = Collator(
+            self._folder,
+            policy.model.base_model,
+            self._images,
+            torch_device,
+            getattr(torch, self._precision),
+            share=self._shares_prefix,
         )
         steps = config.trainer.steps * config.learner.minibatches * config.learner.epochs
         learner = DeepSpeedLearner(
@@ -242,30 +259,34 @@ class RankEngine:
             learner.restore(checkpoint / "state")
         return learner
 
-    def _check_hosts(self, policy: Policy) -> None:
-        """See that every machine has memory for what its ranks offload: on all ranks, so that none waits for others.
+    def _check_hosts(self, policy: Policy, has_reference: bool) -> None:
+        """See that every machine has memory for what its ranks keep there: on all ranks, so that none waits for others.
 
         Raises:
             ResourceError: One has not; better told now than by the kernel in the first update.
         """
         import psutil
 
-        offload = self._config.learner.offload
-        if offload == "none":
-            return
+        learner, world_size = self._config.learner, torch.distributed.get_world_size()
         sizes = {True: 0, False: 0}
         for parameter in policy.parameters():
             sizes[parameter.requires_grad] += parameter.numel()
-        needed = device.host_bytes_offloaded(sizes[True], sizes[False], self._precision, offload)
-        ranks: list[Any] = [None] * torch.distributed.get_world_size()
+        kept = device.host_bytes_offloaded(sizes[True], sizes[False], self._precision, learner.offload) // world_size
+        if has_reference:
+            place = {"zero_stage": learner.zero_stage, "offload": learner.offload, "ranks": world_size}
+            kept += device.reference_bytes(self._kind, sum(sizes.values()), self._precision, **place)[1]
+        if not kept:
+            return
+        ranks: list[Any] = [None] * world_size
         torch.distributed.all_gather_object(ranks, (socket.gethostname(), psutil.virtual_memory().total))
         for host, total in sorted(set(ranks)):
-            here = needed * ranks.count((host, total)) // len(ranks)
+            here = kept * ranks.count((host, total))
             if here > total:
                 raise ResourceError(
                     f"what is offloaded takes {here / 1e9:.1f} GB of {host}'s memory, and it has {total / 1e9:.1f} GB",
-                    where=f"learner.offload: {offload}",
-                    remedy="use more machines, train adapters (model.lora), or set learner.offload: none",
+                    where=f"learner.offload: {learner.offload}; learner.zero_stage: {learner.zero_stage}",
+                    remedy="use more machines, train adapters (model.lora), set learner.offload: none, or, for the "
+                    "reference policy alone, learner.zero_stage: 3",
                 )
 
     def _load_policy(
@@ -275,26 +296,38 @@ class RankEngine:
         entropy_gradient: bool = False,
         lora: LoraConfig | None = None,
         saved: Path | None = None,
-    ) -> Any:
-        policy = load_policy(
-            folder,
-            self._kind,
-            self._precision,
-            freeze=freeze,
-            temperature=self._config.sampler.temperature,
-            entropy_gradient=entropy_gradient,
-            lora=lora,
-            adapter=saved,
-            seed=self._config.trainer.seed,
-        )
-        return policy.to(device.torch_device(self._kind))
+    ) -> Policy:
+        """Read a model on rank 0, and build it without content on the others; see ``placement``.
+
+        Raises:
+            MMRLError: Rank 0, or any other, cannot: on all of them.
+        """
+        failures, policy = Failures(), None
+        try:
+            policy = load_policy(
+                folder,
+                self._kind,
+                self._precision,
+                freeze=freeze,
+                temperature=self._config.sampler.temperature,
+                entropy_gradient=entropy_gradient,
+                lora=lora,
+                adapter=saved,
+                seed=self._config.trainer.seed,
+                with_weights=torch.distributed.get_rank() == 0,
+            )
+        except MMRLError as error:
+            failures.add(error)
+        failures.settle()
+        assert policy is not None
+        return policy
 
 
 def _join_group(kind: device.DeviceKind) -> None:
     if torch.distributed.is_initialized():
         return
     try:
-        torch.distributed.init_process_group(device.process_group_backend(kind))
+        torch.distributed.init_process_group(device.process_group_backend(kind), timeout=WAIT)
     except torch.distributed.DistError as error:
         raise ResourceError(
             f"the ranks do not find each other: {str(error).splitlines()[0]}",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmrl.engine import device
 from mmrl.engine.folder import ModelFolder
 from mmrl.media import MediaStore
 from mmrl.types import EncodedPrompt, ImageRef, Sample, Segment
@@ -58,23 +59,36 @@ class ImageInputs:
         return entry
 
 
-def attention_bounds(config: Any, grids_U3: torch.Tensor, device: str) -> dict[str, torch.Tensor]:
+def tower_inputs(tower: Any, grids_U3: torch.Tensor, where: str, dtype: torch.dtype) -> dict[str, torch.Tensor | int]:
     """What a vision tower would else work out from the grids, as its keyword arguments.
 
-    Every layer asks for the bounds as plain numbers: on a GPU each would wait for all that is under way, so they stay
-    in the host's memory.
+    It would ask for the grids as plain numbers: on a GPU the host would wait for all that is under way. Thus the grids
+    stay in the host's memory, and so do the bounds of attention where it asks for those (``device.tower_bounds``).
 
     Args:
-        config: The tower's, of transformers.
+        tower: Of transformers.
         grids_U3: In the host's memory.
+        where: The torch device of the tower.
+        dtype: Of the tower.
     """
-    from transformers.vision_utils import get_vision_cu_seqlens, get_vision_window_index
+    from transformers import vision_utils as grids
 
-    bounds = {"cu_seqlens": get_vision_cu_seqlens(grids_U3)}
-    if window := getattr(config, "window_size", None):
-        order, ends = get_vision_window_index(grids_U3, config.spatial_merge_size, window, config.patch_size)
-        bounds |= {"window_index": order.to(device), "cu_window_seqlens": ends}
-    return bounds
+    merge, bounded = tower.config.spatial_merge_size, device.tower_bounds(where, dtype)
+
+    def bounds(ends: torch.Tensor, suffix: str = "") -> dict[str, torch.Tensor | int]:
+        found = {f"cu{suffix}_seqlens": device.moved(ends, bounded)}
+        return {**found, f"max{suffix}_seqlen": int(ends.diff().max())}
+
+    inputs = bounds(grids.get_vision_cu_seqlens(grids_U3))
+    inputs["position_ids"] = device.moved(grids.get_vision_position_ids(grids_U3, merge), where)
+    if window := getattr(tower.config, "window_size", None):
+        order, ends = grids.get_vision_window_index(grids_U3, merge, window, tower.config.patch_size)
+        inputs |= {"window_index": device.moved(order, where), **bounds(ends, "_window")}
+    if side := getattr(tower, "num_grid_per_side", None):
+        how = (tower.interpolation_mode, tower.interpolation_align_corners)
+        places, weights = grids.get_vision_interpolation_indices_and_weights(grids_U3, side, *how, merge)
+        inputs |= {"interp_indices": device.moved(places, where), "interp_weights": device.moved(weights, where)}
+    return inputs
 
 
 def _blank(folder: ModelFolder) -> tuple[torch.Tensor, torch.Tensor]:

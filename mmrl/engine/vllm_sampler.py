@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from mmrl.engine.folder import ModelFolder
 from mmrl.errors import ConfigError, NumericsError, ResourceError
 from mmrl.interfaces import SamplingRequest
 from mmrl.media import MediaStore
-from mmrl.types import FinishReason, Rollout, RolloutGroup, Segment
+from mmrl.types import FinishReason, FloatArray, IntArray, Rollout, RolloutGroup, Segment
 
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
@@ -32,7 +32,10 @@ OWNED_KEYS = frozenset(
 """vLLM arguments that mmrl decides, or that have a key of their own in the config."""
 
 IMAGE_CACHE_GIB = 1
-"""Preprocessed images that vLLM keeps in the rank's memory; ``sampler.engine`` may say otherwise."""
+"""Preprocessed images that vLLM keeps in the rank's memory, until it sleeps; ``sampler.engine`` may say otherwise."""
+
+NO_VERSION = -1
+"""In place of a version: the next sync sends the weights, whichever they are."""
 
 
 class VLLMSampler:
@@ -41,9 +44,11 @@ class VLLMSampler:
     Args:
         max_images: Most images in one prompt.
         max_tokens: Longest prompt and completion together.
+        num_sequences: Completions that a rank samples in a step.
 
     Attributes:
         arguments: What vLLM was asked for, plain values.
+        weight_version: Of the weights that vLLM holds; ``NO_VERSION`` if it holds the folder's, or none.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class VLLMSampler:
         dtype: str,
         max_images: int,
         max_tokens: int,
+        num_sequences: int,
         seed: int,
     ) -> None:
         from vllm import LLM
@@ -63,28 +69,42 @@ class VLLMSampler:
         self._folder, self._media = folder, media
         self._sleep_level = device.sleep_level(kind)
         self._request_ids = itertools.count()
-        self.weight_version = -1
+        self.weight_version = NO_VERSION
         self.arguments = engine_arguments(
-            folder, config, kind, dtype=dtype, max_images=max_images, max_tokens=max_tokens, seed=seed
+            folder,
+            config,
+            kind,
+            dtype=dtype,
+            max_images=max_images,
+            max_tokens=max_tokens,
+            num_sequences=num_sequences,
+            seed=seed,
         )
         if folder.family.vision:
             grid = media.grid
             self.arguments["mm_processor_kwargs"] = {
                 "size": {"shortest_edge": grid.min_pixels, "longest_edge": grid.max_pixels}
             }
+        processor = banned_ids_processor(folder.vocabulary.banned, device.model_runner(kind))
+        threads = torch.get_num_threads()
         try:
-            self._llm = LLM(**self.arguments, logits_processors=[banned_ids_processor(folder.vocabulary.banned)])
+            self._llm = LLM(**self.arguments, logits_processors=[processor])
         except (ValueError, RuntimeError) as error:
             raise ResourceError(
                 f"vLLM does not start: {' '.join(str(error).split())[:600]}",
                 where="sampler",
                 remedy="look at sampler.engine, sampler.memory_fraction and data.max_prompt_tokens",
             ) from error
+        if torch.get_num_threads() != threads:
+            # vLLM's worker leaves one on a GPU, unless OMP_NUM_THREADS is set: no number for a learner beside it.
+            torch.set_num_threads(threads)
 
     def sleep(self) -> None:
         """Give the device's memory to the learner."""
         if self._sleep_level is not None:
             self._llm.sleep(self._sleep_level)
+            if self._sleep_level > 1:  # the weights are gone
+                self.weight_version = NO_VERSION
 
     def wake(self, part: device.SamplerMemory) -> None:
         """Take a part of the device's memory back; idempotent. Requests run once all parts are awake."""
@@ -94,7 +114,7 @@ class VLLMSampler:
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Replace all weights: one call with everything, then every cache that the old ones filled is dropped.
 
-        Preprocessed images stay: they come from pixels alone, and go by their hash.
+        Preprocessed images come from pixels alone, go by their hash, and stay. A sleep drops them too.
         """
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
         self._llm.llm_engine.reset_encoder_cache()
@@ -152,6 +172,7 @@ class VLLMSampler:
             seed=request.seed if request.temperature > 0 else None,
             stop_token_ids=list(self._folder.vocabulary.eos),
             logprobs=0,
+            flat_logprobs=True,  # three numbers a token in lists, and no dictionary
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
@@ -169,12 +190,10 @@ class VLLMSampler:
 
     def _rollout(self, request: SamplingRequest, completion: CompletionOutput) -> Rollout:
         ids = np.array(completion.token_ids, np.int32)
-        assert completion.logprobs is not None
-        logprobs = [entry[token].logprob for entry, token in zip(completion.logprobs, ids.tolist(), strict=True)]
         finish: FinishReason = "length" if completion.finish_reason == "length" else "stop"
         return Rollout(
             prompt=request.prompt,
-            segments=(Segment(ids, True, np.array(logprobs, np.float32)),),
+            segments=(Segment(ids, True, sampled_logprobs(completion.logprobs, ids)),),
             index=completion.index,
             text=self._folder.tokenizer.decode(ids, skip_special_tokens=True),
             finish_reason=finish,
@@ -190,6 +209,7 @@ def engine_arguments(
     dtype: str,
     max_images: int,
     max_tokens: int,
+    num_sequences: int,
     seed: int,
 ) -> dict[str, Any]:
     """Arguments of vLLM's ``LLM``, the config's own in ``sampler.engine`` last.
@@ -213,16 +233,34 @@ def engine_arguments(
         "disable_log_stats": True,
         "trust_remote_code": folder.trust_remote_code,
         "use_tqdm_on_load": False,
-        **device.sampler_arguments(kind, config.memory_fraction, max_tokens, config.tensor_parallel_size),
+        **device.sampler_arguments(
+            kind, config.memory_fraction, max_tokens, num_sequences, config.tensor_parallel_size
+        ),
     }
     if folder.family.vision:
         arguments["limit_mm_per_prompt"] = {"image": max_images, "video": 0}
         arguments["mm_processor_cache_gb"] = IMAGE_CACHE_GIB
-    return arguments | config.engine
+    return device.merged(arguments, config.engine)
 
 
-def banned_ids_processor(banned: Sequence[int]) -> type:
-    """A vLLM logits processor that gives the banned ids probability zero, in greedy sampling too."""
+def sampled_logprobs(logprobs: Any, ids: IntArray) -> FloatArray:
+    """(T,) float32 log-probs of the sampled tokens: of vLLM's ``FlatLogprobs``, or of a list of dictionaries."""
+    flat = getattr(logprobs, "start_indices", None)
+    if flat is None:
+        return np.array([entry[token].logprob for entry, token in zip(logprobs, ids.tolist(), strict=True)], np.float32)
+    # The sampled token is the first of its position.
+    sampled = np.array(logprobs.logprobs, np.float32)[flat]
+    assert np.array_equal(np.array(logprobs.token_ids)[flat], ids)
+    return sampled
+
+
+def banned_ids_processor(banned: Sequence[int], model_runner: Literal[1, 2]) -> type:
+    """A logits processor of vLLM's first or second model runner: the banned ids get probability zero, in greedy
+    sampling too."""
+    return _first_runners(banned) if model_runner == 1 else _second_runners(banned)
+
+
+def _first_runners(banned: Sequence[int]) -> type:
     from vllm.v1.sample.logits_processor import LogitsProcessor
 
     class BannedIds(LogitsProcessor):
@@ -237,6 +275,19 @@ def banned_ids_processor(banned: Sequence[int]) -> type:
 
         def update_state(self, batch_update: Any) -> None:
             """Every request has the same vocabulary."""
+
+    return BannedIds
+
+
+def _second_runners(banned: Sequence[int]) -> type:
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor
+
+    class BannedIds(LogitsProcessor):
+        def __init__(self, vllm_config: Any, req_states: Any) -> None:
+            self._banned = torch.tensor(banned, dtype=torch.int64, device=req_states.device)
+
+        def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:
+            return logits.index_fill_(-1, self._banned, float("-inf"))
 
     return BannedIds
 

@@ -76,15 +76,13 @@ class PlannedModel:
             offload=learner.offload,
             overrides=learner.deepspeed,
         )
-        places = {"cpu": "device", "cuda": "host"}
-        reference = "sharded" if learner.zero_stage == 3 else places[self.kind]
         return states(
             self.trained,
             self.frozen,
             width=self.width,
             zero=Zero.of(settings, config.cluster.ranks),
             largest=self.largest,
-            reference=reference if self.has_reference else None,
+            reference=device.reference_place(self.kind, learner.zero_stage) if self.has_reference else None,
         )
 
     def _logits(self, row: Work) -> int:

@@ -36,7 +36,7 @@ def measure(folder: str, settings: dict[str, Any]) -> None:
 
     from mmrl.cluster.local import start_engine
     from mmrl.config import from_mapping
-    from mmrl.engine.device import memory_bytes_max
+    from mmrl.engine.device import used_memory_bytes
     from mmrl.engine.encoding import Encoder
     from mmrl.engine.folder import ModelFolder
     from mmrl.interfaces import Aggregation
@@ -73,7 +73,7 @@ def measure(folder: str, settings: dict[str, Any]) -> None:
                     rows = [replace(row, reference_logprobs=v, constants={"kl_coef": 0.1}) for row, v in known]
                 learner.update(rows)
         after = psutil.Process().memory_info().rss
-    print(json.dumps([after - before, memory_bytes_max("cpu") - before]))
+    print(json.dumps([after - before, used_memory_bytes("cpu") - before]))
 
 
 def main() -> None:

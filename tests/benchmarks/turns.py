@@ -210,12 +210,25 @@ def machine() -> str:
     return f"{os.cpu_count()} cores ({cpu}), {memory:.0f} GiB, no GPU; {versions}"
 
 
-def arguments(doc: str, name: str, what: str, *, timed: int) -> argparse.ArgumentParser:
-    """The parser of a script that measures ``what``, named by positional arguments ``name``."""
+def arguments(
+    doc: str,
+    name: str,
+    what: str,
+    *,
+    timed: int,
+    counted: tuple[str, str] = ("--timed", "timed steps of each side"),
+    quick: str = "two timed steps of a tiny model: tries the script only",
+) -> argparse.ArgumentParser:
+    """The parser of a script that measures ``what``, named by arguments ``name``.
+
+    Args:
+        timed: By default, of the steps whose option and help are ``counted``.
+        quick: The help of --quick.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(name, nargs="*", help=what)
-    parser.add_argument("--quick", action="store_true", help="two timed steps of a tiny model: tries the script only")
-    parser.add_argument("--timed", type=int, default=timed, help="timed steps of each side")
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument(counted[0], type=int, default=timed, help=counted[1])
     parser.add_argument("--set", action="append", default=[], help="a further setting of mmrl's, section.key=value")
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "mmrl-benchmarks")
     out = Path(f"{Path(sys.argv[0]).stem}.json")

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 from safetensors.numpy import load_file
@@ -334,6 +335,19 @@ def test_too_few_devices_are_shown_by_node(ray_address, monkeypatch):
     with pytest.raises(ResourceError, match="9 ranks need 9 CPUs") as caught:
         RayRanks(ClusterConfig(name="ray", ranks=9, address=ray_address))
     assert re.search(r"\(\S+\): 2 CPUs\n    free: 2", caught.value.possible)
+
+
+def test_ranks_with_a_gpu_that_torch_cannot_use_are_refused(folder, household, tmp_path):
+    if torch.version.cuda:
+        pytest.skip("this torch is built for CUDA")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 580.95.05\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    words = ["train", "text.yaml", "trainer.run_dir=unused", "cluster.name=ray", "cluster.ranks=2"]
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    result = household.call("-m", "mmrl", *words, folder=folder, PATH=path)
+    assert result.returncode == 5, result.stderr
+    assert "built without CUDA" in result.stderr and "580.95.05" in result.stderr
+    assert re.search(r"\(rank [01]\)", result.stderr)
 
 
 def test_an_address_that_nobody_answers_is_an_error_of_resources(folder, capsys, monkeypatch):

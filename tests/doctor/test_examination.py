@@ -16,7 +16,7 @@ from mmrl.doctor import examination
 from mmrl.doctor.examination import examine
 from mmrl.doctor.finding import Finding
 from mmrl.doctor.probe import GPU, Probe
-from mmrl.doctor.versions import Driver
+from mmrl.engine.driver import Driver
 from mmrl.errors import ResourceError
 
 PROBE = Probe("", torch="2.13.0+cpu", threads=2)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mmrl.doctor.finding import Finding, exit_code
-from mmrl.doctor.selftest import self_test, trial_environment
+from mmrl.doctor.selftest import run, self_test, trial_environment
 
 ROW = Finding("numbers", "fp32 attention", "ok", "fine")
 
@@ -142,3 +142,11 @@ def test_a_trial_never_moves_to_another_device_than_asked_for():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_two_steps_on_the_gpu_agree_in_every_number():
     assert [row for row in self_test("cuda") if row.status == "bad"] == []
+
+
+def test_something_can_be_done_while_a_process_runs(tmp_path):
+    seen: list[str] = []
+    log = tmp_path / "log"
+    code = "import time; print('begun', flush=True); time.sleep(1.5)"
+    assert run([sys.executable, "-c", code], {}, log, 20, lambda: seen.append(log.read_text())) == ""
+    assert seen[-1] == "begun\n" and len(seen) >= 2

@@ -59,6 +59,15 @@ def test_an_inexact_attention_of_the_learner_is_bad_on_a_gpu_too(monkeypatch, tm
     assert [row.status for row in rows] == ["bad"]
 
 
+def test_the_kernel_of_vision_towers_is_judged_too_where_there_is_one(monkeypatch, tmp_path):
+    monkeypatch.setattr(attention_error, "attention_error", lambda *_: 1e-3)
+    monkeypatch.setattr(attention_error, "tower_error", lambda *_: 0.5)
+    rows: list[Finding] = []
+    Trial("bfloat16", "cuda", tmp_path, rows.append)._check_attention()
+    assert [(row.check, row.status) for row in rows] == [("bf16 attention", "ok"), ("bf16 vision attention", "bad")]
+    assert rows[1].found.startswith("mmrl_flash_tower: relative error 5.0e-01")
+
+
 def greedy(ids: list[int], logprobs: list[float]) -> SimpleNamespace:
     return SimpleNamespace(token_ids=np.array(ids), sampler_logprobs=np.array(logprobs, np.float32))
 

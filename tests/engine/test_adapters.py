@@ -57,6 +57,17 @@ def merged(learner: Any) -> dict[str, torch.Tensor]:
     return {name: weight.clone() for name, weight in learner.policy.named_weights(torch.float32)}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_adapter_is_merged_some_rows_at_a_time_and_rounded_once(dtype, monkeypatch):
+    monkeypatch.setitem(adapters.MERGED_AT_ONCE, "cpu", 3 * 16 + 5)  # three rows of 16, and of ten the last alone
+    generator = torch.Generator().manual_seed(0)
+    weight, a, b = (torch.randn(shape, generator=generator).to(dtype) for shape in ((10, 16), (4, 16), (10, 4)))
+    expected = (weight.double() + 1.5 * b.double() @ a.double()).to(dtype)
+    found = adapters.merged(weight, a, b, 1.5, dtype)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, expected, atol=1e-6 if dtype == torch.float32 else 0, rtol=0)
+
+
 def plain_with(plain: Any, folder: str, weights: dict[str, torch.Tensor]) -> Any:
     """The model in plain transformers, with these weights."""
     reference = plain(folder)

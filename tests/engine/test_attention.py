@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +13,13 @@ import torch
 import torch.nn.attention.varlen
 from torch.nn.attention.varlen import AuxRequest
 
+from mmrl.engine import device
 from mmrl.engine.attention import PackedLayout, packed_sdpa, packed_varlen
 from mmrl.engine.collation import Collator
 from mmrl.engine.device import DeviceKind
 from mmrl.engine.family import FAMILIES
 from mmrl.engine.policy import load_policy
-from mmrl.engine.vision import ImageInputs
+from mmrl.engine.vision import ImageInputs, tower_inputs
 from mmrl.ops.packing import Span, Unit, offsets
 
 LENGTHS = [3, 1, 7, 3, 5]
@@ -30,6 +32,8 @@ PROMPTED = [
 """Two prompts with completions, one of them empty, and a sequence of its own."""
 LAYOUTS = {"alone": ALONE, "prompted": PROMPTED}
 HEADS = [(4, 2), (4, 4), (6, 1)]
+VISION = [name for name, family in FAMILIES.items() if family.vision]
+TOWER_LAYERS = 2
 
 
 @pytest.fixture(params=HEADS, ids=lambda heads: f"{heads[0]}q{heads[1]}kv")
@@ -65,7 +69,7 @@ def varlen_attn(
     assert cu_seq_q[0] == cu_seq_k[0] == 0 and cu_seq_q[-1] == len(query) and cu_seq_k[-1] == len(key)
     assert type(max_q) is type(max_k) is int
     assert max_q == cu_seq_q.diff().max() and max_k == cu_seq_k.diff().max()
-    assert window_size == (-1, 0), "causal"
+    assert window_size in {(-1, 0), (-1, -1)}, "causal, or everything"
     assert return_aux is seqused_k is block_table is num_splits is None, "not written here"
     repeats = query.shape[1] // key.shape[1]
     assert enable_gqa == (repeats > 1)
@@ -75,7 +79,9 @@ def varlen_attn(
         q, k, v = (x.to(dtype) for x in (query[start_q:end_q], key[start_k:end_k], value[start_k:end_k]))
         k, v = (x.repeat_interleave(repeats, 1) for x in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) * (scale or q.shape[-1] ** -0.5)
-        allowed = torch.ones(len(q), len(k)).tril(len(k) - len(q)).bool()  # aligned at the bottom right
+        allowed = torch.ones(len(q), len(k)).bool()
+        if window_size == (-1, 0):
+            allowed = allowed.tril(len(k) - len(q))  # aligned at the bottom right
         outputs.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(~allowed, -torch.inf).softmax(-1), v))
     return torch.cat(outputs).to(query.dtype)
 
@@ -89,8 +95,28 @@ def varlen_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
         calls.append(query.dtype)
         return varlen_attn(query, *args, **options)
 
-    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", recorded)
+    # As a function with torch's own signature: what is asked for depends on it.
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", functools.wraps(varlen_attn)(recorded))
     return calls
+
+
+def varlen_attn_of_torch_2_11(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: AuxRequest | None = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """The oldest allowed version's, which knows one number of heads."""
+    assert query.shape[1] == key.shape[1] == value.shape[1]
+    lengths = (cu_seq_q, cu_seq_k, max_q, max_k)
+    return varlen_attn(query, key, value, *lengths, return_aux=return_aux, scale=scale, window_size=window_size)
 
 
 def masked(
@@ -120,6 +146,18 @@ def test_values_and_gradients_are_those_of_a_mask(function, spans, scaling, qkv,
     gradients = torch.autograd.grad((output * direction).sum(), qkv)
     torch.testing.assert_close(gradients, torch.autograd.grad((expected * direction).sum(), qkv))
     assert len(varlen_on_cpu) == (function is packed_varlen)
+
+
+@pytest.mark.parametrize("spans", LAYOUTS)
+def test_torch_2_11_gets_as_many_heads_of_keys_and_values_as_of_queries(spans, qkv, monkeypatch):
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", varlen_attn_of_torch_2_11)
+    layout = PackedLayout(LAYOUTS[spans], "cpu", torch.float64)
+    output, _ = packed_varlen(torch.nn.Identity(), *qkv, None, layout=layout)
+    expected = masked(*qkv, LAYOUTS[spans], None)
+    torch.testing.assert_close(output, expected)
+    direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=output.dtype)
+    gradients = torch.autograd.grad((output * direction).sum(), qkv)
+    torch.testing.assert_close(gradients, torch.autograd.grad((expected * direction).sum(), qkv))
 
 
 def test_the_reference_has_the_signature_of_torchs_function():
@@ -155,7 +193,7 @@ def test_a_whole_model_loaded_for_cuda_computes_what_the_cpus_does(family, bench
     one, gradients = run(bench(family), "cuda", torch.float32)
     layers = len(varlen_on_cpu)
     other, expected = run(bench(family), "cpu", torch.float32)
-    assert layers == len(varlen_on_cpu) == 2
+    assert layers == len(varlen_on_cpu) == 2 + TOWER_LAYERS * (family in VISION)
     torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
     assert gradient_gap(gradients, expected) < 1e-5
 
@@ -168,6 +206,75 @@ def test_in_bfloat16_the_kernel_gets_bfloat16_from_every_family(family, bench, v
     gap = (one - other).abs()
     assert gap.mean() < 4e-3 and gap.max() < 2e-2
     assert gradient_gap(gradients, expected) < 3e-2
+
+
+def tower(setting: Any, kind: DeviceKind) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Everything that a tower loaded for a device makes of images of three sizes, and its gradients."""
+    policy = load_policy(setting.folder, kind, "bfloat16", freeze=(), temperature=1.0).float()
+    body = policy.model.base_model
+    collate = Collator(setting.folder, body, ImageInputs(setting.folder, setting.media), "cpu", torch.float32)
+    features = policy(collate.images([ref for prompt in setting.prompts for ref in prompt.images]))
+    values = torch.cat([level.flatten() for image in features for level in image])
+    (values * torch.randn(values.shape, generator=torch.Generator().manual_seed(3))).sum().backward()
+    return values.detach(), {name: p.grad for name, p in body.visual.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("family", VISION)
+def test_a_tower_loaded_for_cuda_computes_in_one_call_a_layer_what_the_cpus_loop_does(
+    family, bench, varlen_on_cpu, monkeypatch
+):
+    one, gradients = tower(bench(family), "cuda")
+    assert len(varlen_on_cpu) == TOWER_LAYERS
+    looped: list[int] = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def counted(query: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        looped.append(query.shape[2])
+        return attend(query, *args, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
+    other, expected = tower(bench(family), "cpu")
+    assert len(varlen_on_cpu) == TOWER_LAYERS
+    # Every image by itself in a layer; Qwen2.5-VL's first layer has more windows than that.
+    assert len(looped) > 2 * 3 if family == "qwen2_5_vl" else len(looped) == TOWER_LAYERS * 3
+    torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+    assert gradient_gap(gradients, expected) < 1e-5
+
+
+@pytest.mark.parametrize("family", VISION)
+def test_a_tower_on_a_gpu_never_waits_for_it(family, bench, monkeypatch):
+    """A tensor without values stands for one whose values the host would have to wait for."""
+
+    def shaped(query: torch.Tensor, key: Any, value: Any, starts: Any, ends: Any, *longest: int, **_: Any) -> Any:
+        assert starts is ends and starts.is_meta and starts.dtype == torch.int32
+        assert [type(length) for length in longest] == [int, int]
+        return torch.empty_like(query)
+
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", shaped)
+    monkeypatch.setattr(device, "tower_bounds", lambda where, dtype: where)
+    setting = bench(family)
+    body = load_policy(setting.folder, "cuda", "bfloat16", freeze=(), temperature=1.0).model.base_model
+    body.visual.to("meta")
+    collate = Collator(setting.folder, body, ImageInputs(setting.folder, setting.media), "meta", torch.bfloat16)
+    images = collate.images([ref for prompt in setting.prompts for ref in prompt.images])
+    assert images.pixels.is_meta
+    found = body.get_image_features(images.pixels, images.grids_U3, return_dict=True, **images.derived)
+    assert [len(each) for each in found.pooler_output] == [int(grid.prod()) // 4 for grid in images.grids_U3]
+    lacking = {name: value for name, value in images.derived.items() if name != "max_seqlen"}
+    with pytest.raises(RuntimeError, match="meta"):
+        body.get_image_features(images.pixels, images.grids_U3, return_dict=True, **lacking)
+
+
+@pytest.mark.parametrize("family", VISION)
+def test_what_a_tower_is_given_is_what_it_would_work_out_itself(family, bench):
+    setting = bench(family)
+    visual = load_policy(setting.folder, "cpu", "float32", freeze=(), temperature=1.0).model.base_model.visual
+    grids = torch.tensor([[1, 4, 6], [1, 12, 10], [1, 2, 2]])
+    patches = torch.randn(int(grids.prod(1).sum()), 3 * 2 * visual.config.patch_size**2)
+    derived = tower_inputs(visual, grids, "cpu", torch.float32)
+    given, alone = visual(patches, grids, **derived), visual(patches, grids)
+    assert torch.equal(given.pooler_output, alone.pooler_output)
+    assert derived["cu_seqlens"].tolist() == [0, 24, 144, 148] and derived["max_seqlen"] == 120
 
 
 def test_bounds_of_a_row_with_shared_prompts():

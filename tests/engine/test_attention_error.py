@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmrl.engine import attention
-from mmrl.engine.attention_error import LIMITS, attention_error
+from mmrl.engine.attention_error import LIMITS, attention_error, tower_error
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -21,7 +21,7 @@ def test_a_kernel_that_is_wrong_in_one_row_is_found_out(precision, monkeypatch):
         output, _ = sound(module, query, key, value, mask, **options)
         return torch.cat([output[:, :-1], output[:, -2:-1]], 1), None
 
-    monkeypatch.setattr(attention, "packed_sdpa", off_by_one)
+    monkeypatch.setitem(attention.KERNELS, "mmrl_packed_sdpa", off_by_one)
     assert attention_error("cpu", precision) > 2 * LIMITS[precision]
 
 
@@ -30,3 +30,9 @@ def test_a_kernel_that_is_wrong_in_one_row_is_found_out(precision, monkeypatch):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_the_gpus_kernel_is_within_its_limit(precision):
     assert attention_error("cuda", precision) < LIMITS[precision]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_the_gpus_kernel_of_vision_towers_is_within_its_limit():
+    assert tower_error("cuda", "bfloat16") < LIMITS["bfloat16"]

@@ -6,14 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 from mmrl.config import SamplerConfig
 from mmrl.engine import device
+from mmrl.engine.device import CudaFacts
+from mmrl.engine.driver import Driver
 from mmrl.engine.vllm_sampler import OWNED_KEYS, engine_arguments
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, ResourceError
 
 LEARNER = {"dtype": "bfloat16", "zero_stage": 3, "max_grad_norm": 0.5, "lr": 1e-4, "weight_decay": 0.1, "overrides": {}}
 
@@ -27,11 +30,79 @@ def test_a_rank_knows_its_place(kind, local_rank):
     }  # fmt: skip
 
 
+TOO_OLD = "The NVIDIA driver on your system is too old (found version 12080)."
+UNUSED = CudaFacts("2.13.0+cu130", "13.0", TOO_OLD, None, Driver("570.133.20"))
+"""A machine whose driver does not know the CUDA that torch is built for."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({}, ["driver 570.133.20 is too old for CUDA 13.0", "torch 2.13.0+cu130", "from 580 on", "update the driver"]),
+        ({"visible": "3"}, ["driver 570.133.20 is too old"]),  # as in a rank, which Ray has given a GPU
+        ({"torch": "2.13.0+cpu", "cuda": ""}, ["built without CUDA", "driver 570.133.20", "install mmrl[gpu]"]),
+        ({"driver": Driver("580.95.05"), "visible": "7", "error": ""}, ["does not say why", "DEVICES=7"]),
+        (
+            {"driver": Driver("580.95.05"), "error": "CUDA unknown error"},
+            ["CUDA unknown error", "from 580"],
+        ),
+        (
+            {"driver": Driver("", "Driver/library version mismatch", opens=True)},
+            ["unknown version", "fails: Driver"],
+        ),
+        ({"cuda": "14.1", "driver": Driver("580.95.05")}, ["torch finds none", "built for CUDA 14.1"]),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use_is_no_silent_cpu(changes, parts):
+    message = str(device.unused_gpu(replace(UNUSED, **changes)))
+    assert all(part in message for part in parts), message
+    assert "CUDA_VISIBLE_DEVICES= mmrl" in message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"visible": ""},
+        {"visible": "-1"},
+        {"visible": "NoDevFiles"},
+        {"driver": Driver()},
+        {"driver": Driver(error="it could not communicate with the driver")},
+        {"driver": Driver("580.95.05", "No devices were found", opens=True)},
+    ],
+)
+def test_a_machine_without_a_gpu_or_a_user_who_wants_none_gets_the_cpu(changes):
+    assert device.unused_gpu(replace(UNUSED, **changes)) is None
+
+
+@pytest.fixture
+def gpu_beside_a_cpu_build(tmp_path, monkeypatch):
+    """An nvidia-smi that tells of a GPU, on the PATH of this process and of those that it starts."""
+    if torch.version.cuda:
+        pytest.skip("this torch is built for CUDA")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 580.95.05\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.usefixtures("gpu_beside_a_cpu_build")
+def test_no_engine_starts_on_a_cpu_beside_an_unused_gpu(start, monkeypatch):
+    monkeypatch.setattr("mmrl.cluster.local.RankEngine", None)  # it would fail otherwise
+    with pytest.raises(ResourceError, match="the installed torch is built without CUDA") as caught:
+        start()
+    assert "580.95.05" in caught.value.where and torch.__version__ in caught.value.where
+    device.check_gpu("cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    device.check_gpu("cpu")
+
+
 def test_nothing_of_a_cpus_environment_reaches_cuda():
     cpu, cuda = device.environment("cpu"), device.environment("cuda")
     assert cpu.keys() - cuda.keys() == {"TORCHDYNAMO_DISABLE", "VLLM_CPU_OMP_THREADS_BIND"}
+    assert cuda.keys() - cpu.keys() == {"VLLM_ALLREDUCE_USE_FLASHINFER", "VLLM_ALLREDUCE_USE_SYMM_MEM"}
     assert not {name for name in cuda if "VLLM_CPU" in name or "DYNAMO" in name or "OFFLINE" in name}
-    assert {name for name in cpu.keys() & cuda.keys() if cpu[name] != cuda[name]} == {"DS_ACCELERATOR"}
+    different = {name for name in cpu.keys() & cuda.keys() if cpu[name] != cuda[name]}
+    assert different == {"DS_ACCELERATOR", "VLLM_USE_V2_MODEL_RUNNER"}
     assert cpu["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
 
 
@@ -65,23 +136,56 @@ def test_precision(kind, requested, expected):
     assert device.precision(kind, requested) == expected
 
 
+def test_a_gpu_copies_from_pinned_memory_while_the_host_goes_on(monkeypatch):
+    values, steps = torch.arange(3), []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: steps.append("pin") or self)
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *where, **how: steps.append((*where, how)) or self)
+    assert device.moved(values, "cuda:0") is values and steps == ["pin", ("cuda:0", {"non_blocking": True})]
+    steps.clear()
+    assert device.moved(values, "cpu") is values and steps == [("cpu", {})]
+
+
 def test_devices_backends_and_attention():
     assert [device.torch_device(kind) for kind in ("cpu", "cuda")] == ["cpu", "cuda:0"]
     assert [device.process_group_backend(kind) for kind in ("cpu", "cuda")] == ["gloo", "nccl"]
     assert device.attention("cuda", "bfloat16") == "mmrl_packed_varlen"
     assert device.attention("cuda", "float32") == device.attention("cpu", "bfloat16") == "mmrl_packed_sdpa"
+    assert device.tower_attention("cuda", "bfloat16") == "mmrl_flash_tower"
+    assert device.tower_attention("cuda", "float32") == device.tower_attention("cpu", "bfloat16") == "sdpa"
+    kinds = [("cuda:0", torch.bfloat16), ("cuda:0", torch.float32), ("cpu", torch.bfloat16)]
+    assert [device.tower_bounds(*each) for each in kinds] == ["cuda:0", "cpu", "cpu"]
     assert [device.sleep_level(kind) for kind in ("cpu", "cuda")] == [None, 1]
     assert device.LOGITS_CHUNK_BYTES.keys() == {"cpu", "cuda"}
     assert device.detect() == ("cuda" if torch.cuda.is_available() else "cpu")
-    assert device.memory_bytes_max("cpu") > 2**27
+    assert device.used_memory_bytes("cpu") > 2**27
+
+
+@pytest.mark.parametrize(("kind", "runner", "value"), [("cpu", 1, False), ("cuda", 2, True)])
+def test_vllm_reads_the_model_runner_that_its_logits_processor_is_for(kind, runner, value, monkeypatch):
+    from vllm import envs
+
+    assert device.model_runner(kind) == runner
+    for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_ALLREDUCE_USE_FLASHINFER", "VLLM_ALLREDUCE_USE_SYMM_MEM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, setting in device.environment(kind).items():
+        monkeypatch.setenv(name, setting)
+    assert envs.environment_variables["VLLM_USE_V2_MODEL_RUNNER"]() is value
+    for name in ("VLLM_ALLREDUCE_USE_FLASHINFER", "VLLM_ALLREDUCE_USE_SYMM_MEM"):
+        assert envs.environment_variables[name]() is (kind == "cpu")  # vLLM's default, which a CPU has no use for
 
 
 def test_a_gpu_compiles_sleeps_and_takes_its_share_of_memory():
-    assert device.sampler_arguments("cuda", 0.4, 3000) == {"gpu_memory_utilization": 0.4, "enable_sleep_mode": True}
-    cpu = device.sampler_arguments("cpu", 0.4, 9000)
+    cuda = device.sampler_arguments("cuda", 0.4, 3000, 320)
+    assert cuda == {"gpu_memory_utilization": 0.4, "enable_sleep_mode": True, "max_num_seqs": 320}
+    cpu = device.sampler_arguments("cpu", 0.4, 9000, 320)
     assert cpu["enforce_eager"] and cpu["kv_cache_memory_bytes"] == 128 * 2**20
     assert cpu["max_num_batched_tokens"] == 9000 and not cpu["enable_chunked_prefill"]
-    assert not device.sampler_arguments("cuda", 0.4, 3000).keys() & cpu.keys()
+    assert cuda.keys() & cpu.keys() == {"max_num_seqs"} and cpu["max_num_seqs"] == 256
+
+
+@pytest.mark.parametrize(("num_sequences", "expected"), [(8, 256), (320, 320), (5120, 1024)])
+def test_a_gpu_samples_the_completions_of_a_step_at_once_within_bounds(num_sequences, expected):
+    assert device.sampler_arguments("cuda", 0.4, 3000, num_sequences)["max_num_seqs"] == expected
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
@@ -89,9 +193,11 @@ def test_a_gpu_compiles_sleeps_and_takes_its_share_of_memory():
 def test_vllm_accepts_the_arguments_by_name(kind, family, bench):
     from vllm import EngineArgs
 
-    config = SamplerConfig(engine={"max_num_seqs": 7}, memory_fraction=0.3, tensor_parallel_size=2)
+    own = {"max_num_seqs": 7, "compilation_config": {"max_cudagraph_capture_size": 64}}
+    config = SamplerConfig(engine=own, memory_fraction=0.3, tensor_parallel_size=2)
     folder = bench(family).folder
-    arguments = engine_arguments(folder, config, kind, dtype="bfloat16", max_images=3, max_tokens=999, seed=2**40 + 5)
+    sizes = {"max_images": 3, "max_tokens": 999, "num_sequences": 640}
+    arguments = engine_arguments(folder, config, kind, dtype="bfloat16", **sizes, seed=2**40 + 5)
     built = EngineArgs(**arguments)
     assert built.max_model_len == 999 and built.seed == 5 and built.max_num_seqs == 7
     assert built.generation_config == "vllm" and built.logprobs_mode == "processed_logprobs"
@@ -99,6 +205,8 @@ def test_vllm_accepts_the_arguments_by_name(kind, family, bench):
     assert built.enforce_eager == (kind == "cpu")
     assert built.enable_sleep_mode == built.disable_custom_all_reduce == (kind == "cuda")
     assert (built.gpu_memory_utilization == 0.3) == (kind == "cuda")
+    assert built.compilation_config.max_cudagraph_capture_size == 64
+    assert (built.compilation_config.pass_config.fuse_allreduce_rms is False) == (kind == "cuda")
     assert (built.limit_mm_per_prompt == {"image": 3, "video": 0}) == (family == "qwen2_5_vl")
     assert arguments.keys() - {"model", "dtype"} <= {*EngineArgs.__dataclass_fields__}
     assert arguments["load_format"] == "safetensors"  # no pickles; a dummy load would leave buffers that no sync sends
@@ -110,8 +218,9 @@ def test_vllm_accepts_the_arguments_by_name(kind, family, bench):
 )
 def test_engine_settings_that_are_owned_or_unknown_are_refused(engine, message, vision):
     config = SamplerConfig(engine=engine)
+    sizes = {"max_images": 1, "max_tokens": 99, "num_sequences": 1}
     with pytest.raises(ConfigError, match=message) as caught:
-        engine_arguments(vision.folder, config, "cpu", dtype="float32", max_images=1, max_tokens=99, seed=0)
+        engine_arguments(vision.folder, config, "cpu", dtype="float32", **sizes, seed=0)
     assert caught.value.where == "sampler.engine"
 
 
@@ -136,7 +245,27 @@ def test_deepspeed_accepts_the_settings_for_many_ranks(kind, dtype, stage, start
     assert built.grad_accum_dtype == ("fp32" if dtype == "bfloat16" and stage >= 2 else None)
     assert built.optimizer_name == "adamw" and built.optimizer_params["lr"] == 1e-4
     assert built.zero_config.offload_optimizer is built.zero_config.offload_param is None
-    assert ("overlap_comm" in settings["zero_optimization"]) == (kind == "cuda")
+    assert built.zero_config.overlap_comm == (stage == 3) and built.zero_config.contiguous_gradients
+    assert built.optimizer_params["torch_adam"] and built.optimizer_params["fused"]
+
+
+@pytest.mark.parametrize("offload", ["none", "optimizer"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_deepspeed_steps_with_torchs_fused_adamw(stage, offload, start):
+    import deepspeed
+
+    if stage == 0 and offload != "none":
+        pytest.skip("there is nothing to offload without ZeRO")
+    start()
+    layer = torch.nn.Linear(8, 8, dtype=torch.bfloat16)
+    settings = device.learner_config("cpu", **LEARNER | {"zero_stage": stage, "offload": offload})
+    engine, *_ = deepspeed.initialize(model=layer, model_parameters=layer.parameters(), config=settings)
+    engine.backward(engine(torch.ones(2, 8, dtype=torch.bfloat16)).float().sum())
+    engine.step()
+    groups = engine.optimizer.param_groups
+    assert groups and all(group["fused"] for group in groups)
+    stepped = [state for state in engine.optimizer.state.values() if "exp_avg" in state]
+    assert stepped and all(state["exp_avg"].dtype == torch.float32 and state["step"] >= 1 for state in stepped)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
@@ -169,8 +298,14 @@ def test_settings_of_the_user_are_merged_into_the_defaults():
     settings = device.learner_config("cuda", **{**LEARNER, "overrides": overrides})
     assert settings["zero_optimization"]["stage"] == 3 and settings["zero_optimization"]["reduce_bucket_size"] == 9
     assert settings["optimizer"]["params"] == {
-        "lr": 1e-4, "weight_decay": 0.1, "betas": [0.9, 0.999], "torch_adam": True, "eps": 1e-6,
+        "lr": 1e-4, "weight_decay": 0.1, "betas": [0.9, 0.999], "torch_adam": True, "fused": True, "eps": 1e-6,
     }  # fmt: skip
+
+
+def test_the_memory_that_is_taken_of_a_gpu_is_asked_of_the_driver(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3, 10))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 99)  # vLLM's tensors, asleep
+    assert device.used_memory_bytes("cuda") == 7
 
 
 def test_free_memory_is_the_gpus_after_unused_memory_was_given_back(monkeypatch):

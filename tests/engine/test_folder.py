@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from mmrl.engine.family import FAMILIES
 from mmrl.engine.folder import ModelFolder
-from mmrl.errors import ConfigError, HubUnreachableError
+from mmrl.engine.policy import load_policy
+from mmrl.errors import ConfigError, HubUnreachableError, ResourceError
 
 
 def test_a_missing_folder_is_a_config_error(tmp_path):
@@ -34,6 +36,27 @@ def test_a_folder_has_no_revisions(models):
 def test_a_folder_is_fetched_as_it_is(models):
     folder = ModelFolder.open(str(models("qwen2")))
     assert folder.fetched() is folder and folder.commit is None
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_transformers_that_would_drop_images_is_refused_for_models_that_read_them(family, models, monkeypatch):
+    import transformers
+
+    path = str(models(family))
+    folder = ModelFolder.open(path)
+    body = transformers.MODEL_MAPPING[type(folder.config)]
+    # As in transformers 5.16.1 to 5.17: a name that is not known is no error.
+    monkeypatch.setattr(body, "forward", lambda self, input_ids=None, position_ids=None, **kwargs: None)
+    if not folder.family.vision:
+        assert ModelFolder.open(path).family is folder.family
+        return
+    version = transformers.__version__
+    with pytest.raises(ResourceError, match=f"transformers {version} is too old .* it would drop them") as caught:
+        ModelFolder.open(path, with_weights=False)
+    assert caught.value.exit_code == 5 and path in caught.value.where
+    assert "5.18" in caught.value.possible and "transformers>=5.18" in caught.value.remedy
+    with pytest.raises(ResourceError, match="too old"):
+        load_policy(folder, "cpu", "float32", freeze=(), temperature=1.0)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "preprocessor_config.json"])

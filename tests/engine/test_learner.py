@@ -16,6 +16,7 @@ import torch
 from deepspeed.utils import safe_get_full_optimizer_state
 
 from mmrl.cluster.launch import start_engine
+from mmrl.engine import device
 from mmrl.engine.collation import Collator
 from mmrl.engine.device import FEATURE_BYTES
 from mmrl.interfaces import Aggregation, AggregationMode, Algorithm, Needs
@@ -32,6 +33,11 @@ STILL = 1e-30
 """A learning rate that moves no float32 weight."""
 EXPOSED = {"optimizer": {"params": {"betas": [0.0, 0.999]}}}
 """AdamW without memory: its first moment is the gradient."""
+SMALL = {
+    "reduce_bucket_size": 6000, "allgather_bucket_size": 6000, "stage3_prefetch_bucket_size": 2000,
+    "stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 40_000, "sub_group_size": 50_000,
+}  # fmt: skip
+"""Sizes of DeepSpeed that the tiny model exceeds: several buckets, weights larger than one, several groups."""
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +264,7 @@ def test_a_frozen_tower_sees_each_image_once_a_step(stage, start, rows, case, mo
     def step(engine: Any) -> tuple[list[int], list[Any]]:
         with engine.learning() as learner:
             passes = count_images(learner.policy)
-            reference = count_images(learner._reference)
+            reference = count_images(learner._reference.policy)
             known = learner.logprobs(case.samples), learner.reference_logprobs(case.samples)
             weighted = [replace(row, constants={"kl_coef": 0.1}) for row in rows()]
             reference_of = {id(sample): values for sample, values in zip(case.samples, known[1], strict=True)}
@@ -396,9 +402,13 @@ def gradients(group: Any) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module", params=[0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 3])
 def two_ranks(request, vision, ray_address) -> Iterator[Any]:
-    learner = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED, "zero_stage": request.param}
+    settings = EXPOSED | {"zero_optimization": SMALL}
+    learner = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": settings, "zero_stage": request.param}
     learner["tokens_per_microbatch"] = 60
-    config = vision.config(learner=learner, cluster={"name": "ray", "ranks": 2, "address": ray_address})
+    # In the reward, the KL is in no gradient; the reference is there all the same.
+    algorithm = {"name": "grpo", "kl": {"coef": 0.1, "where": "reward"}}
+    cluster = {"name": "ray", "ranks": 2, "address": ray_address}
+    config = vision.config(learner=learner, cluster=cluster, algorithm=algorithm)
     grpo = GRPO(GRPO.Config())
     group = start_engine(config, vision.folder, vision.media, grpo, max_images=2, with_sampler=False)
     yield group
@@ -461,9 +471,45 @@ def test_ranks_with_different_numbers_of_head_chunks_find_the_gradient_of_one(ma
     assert result.metrics["policy/grad_norm"] == pytest.approx(norm(expected), rel=1e-5)
 
 
+@pytest.mark.parametrize("two_ranks", [0], indirect=True)
+def test_messages_too_large_to_travel_in_rays_calls_arrive_whole(two_ranks, vision):
+    """Ray puts arguments and answers of 100 kB and more into its object store."""
+    samples = vision.samples([1100, 40, 560] * 24)  # groups stay whole: one rank has the first, the other has two
+    sizes = [len(ray.cloudpickle.dumps(part)) for part in (samples[::3], samples[1::3] + samples[2::3])]
+    assert min(sizes) > 110_000 and 4 * 1100 * 24 > 105_000
+    with two_ranks.learning() as learner:
+        whole = learner.logprobs(samples)
+        parts = [learner.logprobs(samples[start : start + 3]) for start in (0, 69)]
+    assert [len(values) for values in whole] == [len(sample.mask) for sample in samples]
+    for start, part in zip((0, 69), parts, strict=True):
+        for one, other in zip(whole[start : start + 3], part, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+
+
 def test_ranks_share_out_whole_groups(two_ranks, case):
     with two_ranks.learning() as learner:
         shares = learner._share(case.samples)
     prompts = [{case.samples[index].prompt.id for index in share} for share in shares]
     assert sorted(index for share in shares for index in share) == list(range(7))
     assert not prompts[0] & prompts[1] and all(prompts)
+
+
+def test_two_ranks_score_as_one_with_a_reference_that_is_sharded_at_zero_3(two_ranks, case, vision, plain):
+    with two_ranks.learning() as learner:
+        found = [*learner.logprobs(case.samples), *learner.reference_logprobs(case.samples)]
+    alone = plain(vision.folder.path)
+    single = [alone.logprobs(sample, vision.media).detach().numpy() for sample in case.samples]
+    np.testing.assert_allclose(np.concatenate(found), np.concatenate(single * 2), atol=1e-5)
+    whole = sum(4 * parameter.numel() for parameter in alone.model.parameters())
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    held = [ray.get(actor.__ray_call__.remote(reference_bytes)) for actor in two_ranks._ranks._actors]
+    (stage,) = {stage for stage, _ in held}
+    expected, _ = device.reference_bytes("cpu", whole // 4, "float32", zero_stage=stage, offload="none", ranks=2)
+    assert [size for _, size in held] == pytest.approx([expected] * 2, rel=1e-3)
+    assert expected == (whole / 2 if stage == 3 else whole)
+
+
+def reference_bytes(worker: Any) -> tuple[int, int]:
+    """The ZeRO stage, and what a rank's reference has of the weights."""
+    own = [getattr(p, "ds_tensor", p) for p in worker._owner._reference.policy.parameters()]
+    return worker._owner._config.zero_stage, sum(tensor.nbytes for tensor in own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +13,14 @@ import psutil
 import pytest
 import torch
 import vllm
+from vllm.logprobs import FlatLogprobs
+from vllm.utils.torch_utils import set_torch_threads_for_runtime
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from mmrl.engine import device, rank
 from mmrl.engine.device import DeviceKind
 from mmrl.engine.learner import DeepSpeedLearner
-from mmrl.engine.policy import Policy
+from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.rank import RankEngine
 from mmrl.errors import ResourceError
 from mmrl.interfaces import SamplingRequest
@@ -79,9 +83,8 @@ class FakeLLM:
     def step(self) -> list[Any]:
         assert not self.asleep
         self.log.append("step")
-        choice = SimpleNamespace(
-            token_ids=[7], logprobs=[{7: SimpleNamespace(logprob=-1.0)}], index=0, finish_reason="stop"
-        )
+        logprobs = FlatLogprobs(start_indices=[0], end_indices=[1], token_ids=[7], logprobs=[-1.0])
+        choice = SimpleNamespace(token_ids=[7], logprobs=logprobs, index=0, finish_reason="stop")
         prompt = self.prompt.token_ids.tolist()
         return [
             SimpleNamespace(finished=True, request_id=self.requests.pop(), prompt_token_ids=prompt, outputs=[choice])
@@ -101,17 +104,22 @@ class Recording:
         self._patch(vllm, "LLM", self._llm)
         self._patch(deepspeed, "init_distributed", lambda **_: None)
         self._patch(deepspeed, "initialize", self._deepspeed)
-        self._patch(Policy, "to", lambda policy, device: self.log.append(f"a policy on {device}") or policy)
+        self._patch(rank, "load_policy", self._read)
+        self._patch(rank, "place", lambda policy, settings, device: self.log.append(f"a policy on {device}"))
+        self._patch(rank, "Reference", lambda policy, settings, kind: self.log.append(f"a reference on {kind}"))
         self._patch(DeepSpeedLearner, "weight_version", property(lambda _: self.version))
         self._patch(torch.cuda, "empty_cache", lambda: self.log.append("free the cache"))
         self._patch(torch.cuda, "get_device_name", lambda: "a fake")
         self._patch(torch.distributed, "is_initialized", lambda: False)
+        self._patch(torch.distributed, "get_rank", lambda: 0)
+        self._patch(torch.distributed, "get_world_size", lambda: 1)
+        self._patch(torch.distributed, "all_gather_object", lambda found, own: found.__setitem__(0, own))
         self._patch(torch.distributed, "init_process_group", self._group)
 
-    def engine(self, kind: DeviceKind, *, trains: bool = True, **sections: Any) -> RankEngine:
+    def engine(self, kind: DeviceKind, *, trains: bool = True, kl: float = 0.0, **sections: Any) -> RankEngine:
         bench = self._bench
         config = bench.config(**{"model": {"dtype": "auto"}} | sections)
-        algorithm = GRPO(GRPO.Config()) if trains else None
+        algorithm = GRPO(GRPO.Config.model_validate({"kl": {"coef": kl}})) if trains else None
         return RankEngine(config, bench.folder, bench.media, algorithm, kind, max_images=2, with_sampler=True)
 
     def sample(self, engine: RankEngine) -> None:
@@ -136,7 +144,11 @@ class Recording:
         self.log.append("DeepSpeed is built")
         return SimpleNamespace(device=torch.device("cpu")), None
 
-    def _group(self, backend: str) -> None:
+    def _read(self, *arguments: Any, **options: Any) -> Policy:
+        self.log.append("a model is read")
+        return load_policy(*arguments, **options)
+
+    def _group(self, backend: str, timeout: timedelta) -> None:
         self._patch(torch.distributed, "get_backend", lambda: backend)
         self.log.append(f"{backend} group")
 
@@ -154,8 +166,14 @@ def recording(monkeypatch: pytest.MonkeyPatch, vision: Any) -> Recording:
 
 def test_vllm_is_built_first_and_sleeps_while_the_learner_is_built(recording):
     recording.engine("cuda")
-    built = ["nccl group", "vLLM is built", "sleep 1", "a policy on cuda:0", "DeepSpeed is built"]
-    assert recording.since() == built
+    built = ["nccl group", "vLLM is built", "sleep 1", "a model is read", "a policy on cuda:0"]
+    assert recording.since() == [*built, "DeepSpeed is built"]
+
+
+def test_a_model_is_where_it_belongs_before_the_next_one_is_read(recording):
+    recording.engine("cuda", kl=0.1)
+    placed = ["a model is read", "a policy on cuda:0", "a model is read", "a reference on cuda"]
+    assert recording.since()[3:] == [*placed, "DeepSpeed is built"]
 
 
 def test_weights_wake_before_the_sync_and_the_cache_after_it(recording):
@@ -178,6 +196,40 @@ def test_only_new_weights_are_sent(recording):
     recording.version = 1
     recording.sample(engine)
     assert recording.since()[2:5] == SYNC
+
+
+def test_what_sleeps_at_level_2_is_sent_the_weights_each_time_it_wakes(recording, monkeypatch):
+    monkeypatch.setattr(device, "sleep_level", lambda kind: 2)
+    engine = recording.engine("cuda")
+    assert recording.since()[2] == "sleep 2"
+    for _ in range(2):  # the version stays 0: an evaluation before training, and one with no update in between
+        recording.sample(engine)
+        assert recording.since() == ["free the cache", "wake weights", *SYNC, "wake kv_cache", *SAMPLE, "sleep 2"]
+    recording.llm.fails = RuntimeError("no memory for a sync")
+    with pytest.raises(RuntimeError, match="no memory"), engine.sampling():
+        pytest.fail("there are no weights")
+    recording.llm.fails = None
+    recording.since()
+    recording.sample(engine)
+    assert recording.since()[1:5] == ["wake weights", *SYNC]
+
+
+def test_the_learner_keeps_the_threads_that_vllm_takes_for_itself(recording, monkeypatch):
+    """vLLM's own function, which its worker calls on a GPU once the model is loaded; torch's setting is a fake."""
+    threads = SimpleNamespace(number=6, before=None)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads.number)
+    monkeypatch.setattr(torch, "set_num_threads", lambda number: setattr(threads, "number", number))
+    build = recording._llm
+
+    def take(**arguments: Any) -> FakeLLM:
+        set_torch_threads_for_runtime()
+        threads.before = threads.number
+        return build(**arguments)
+
+    monkeypatch.setattr(vllm, "LLM", take)
+    recording.engine("cuda")
+    assert (threads.before, threads.number) == (1, 6)
 
 
 def test_an_error_hands_the_device_back(recording):
@@ -207,7 +259,7 @@ def test_without_a_learner_nothing_sleeps_and_the_folders_weights_stay(recording
 def test_on_a_cpu_nothing_sleeps(recording):
     engine = recording.engine("cpu")
     recording.sample(engine)
-    built = ["gloo group", "vLLM is built", "a policy on cpu", "DeepSpeed is built"]
+    built = ["gloo group", "vLLM is built", "a model is read", "a policy on cpu", "DeepSpeed is built"]
     assert recording.since() == [*built, *SYNC, *SAMPLE]
     assert {*recording.llm.received.values()} == {torch.float32}
 
@@ -215,8 +267,9 @@ def test_on_a_cpu_nothing_sleeps(recording):
 def test_the_record_holds_what_a_gpu_was_asked_for(recording):
     engine = recording.engine(
         "cuda",
-        cluster={"name": "ray", "ranks": 2},
-        sampler={"memory_fraction": 0.35, "tensor_parallel_size": 2},
+        cluster={"name": "ray", "ranks": 4},
+        trainer={"prompts_per_step": 29},  # 15 for one of the two pairs of ranks
+        sampler={"memory_fraction": 0.35, "tensor_parallel_size": 2, "group_size": 20},
         learner={"zero_stage": 3},
     )
     described = json.loads(json.dumps(engine.describe()))
@@ -227,6 +280,7 @@ def test_the_record_holds_what_a_gpu_was_asked_for(recording):
     }.items()  # fmt: skip
     assert sampler.items() >= {
         "dtype": "bfloat16", "gpu_memory_utilization": 0.35, "enable_sleep_mode": True, "tensor_parallel_size": 2,
+        "max_num_seqs": 15 * 20,
     }.items()  # fmt: skip
     assert learner == recording.deepspeed_config
     assert learner["bf16"] == {"enabled": True} and learner["zero_optimization"]["stage"] == 3
@@ -239,7 +293,7 @@ def test_vllm_is_asked_for_nothing_that_only_a_cpu_needs(recording):
         recording.engine(kind)
         arguments[kind] = recording.llm.arguments.keys()
     assert arguments["cpu"] - arguments["cuda"] == {
-        "enforce_eager", "kv_cache_memory_bytes", "max_num_seqs", "enable_chunked_prefill", "max_num_batched_tokens",
+        "enforce_eager", "kv_cache_memory_bytes", "enable_chunked_prefill", "max_num_batched_tokens",
     }  # fmt: skip
     assert arguments["cuda"] - arguments["cpu"] == {"gpu_memory_utilization", "enable_sleep_mode"}
 
@@ -251,6 +305,17 @@ def test_what_is_offloaded_must_fit_into_the_machines_memory(start, monkeypatch)
     monkeypatch.setattr("psutil.virtual_memory", lambda: real._replace(total=machine.total))
     with pytest.raises(ResourceError, match=r"what is offloaded takes 0.0 GB of .*'s memory") as caught:
         start(learner={"zero_stage": 1, "offload": "optimizer"})
-    assert caught.value.where == "learner.offload: optimizer"
+    assert caught.value.where == "learner.offload: optimizer; learner.zero_stage: 1"
     machine.total = 10_500_000
     start(learner={"zero_stage": 1, "offload": "optimizer"})
+
+
+def test_a_reference_beside_a_gpu_must_fit_into_the_machines_memory(recording, monkeypatch):
+    """2 bytes of bfloat16 for each of 0.6 million parameters; sharded, they are on the device."""
+    real = psutil.virtual_memory()
+    monkeypatch.setattr("psutil.virtual_memory", lambda: real._replace(total=1_000_000))
+    with pytest.raises(ResourceError, match=r"takes 0.0 GB") as caught:
+        recording.engine("cuda", kl=0.1, learner={"zero_stage": 2})
+    assert "learner.zero_stage: 3" in caught.value.remedy
+    recording.engine("cuda", kl=0.1, learner={"zero_stage": 3})
+    recording.engine("cuda", learner={"zero_stage": 2})

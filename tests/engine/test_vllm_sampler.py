@@ -7,16 +7,21 @@ import hashlib
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from vllm import SamplingParams
+from vllm.logprobs import append_logprobs_for_next_position, create_sample_logprobs
+from vllm.v1.sample.logits_processor import validate_logits_processors_parameters
+from vllm.v1.worker.gpu.sample.logits_processor import build_custom_logits_processors
 
 from mmrl import media
 from mmrl.engine import device
-from mmrl.engine.vllm_sampler import VLLMSampler
+from mmrl.engine.vllm_sampler import VLLMSampler, banned_ids_processor, sampled_logprobs
 from mmrl.errors import NumericsError
 from mmrl.interfaces import Aggregation, SamplingRequest
 from mmrl.ops.objective import training_rows
@@ -182,6 +187,20 @@ def test_a_request_gives_the_same_tokens_whatever_else_is_in_the_batch(sample, r
     alone = [tokens(sample([request_for(index)])[0]) for index in (0, 1, 2)]
     together = [tokens(group) for group in sample([request_for(index) for index in (2, 0, 1)])]
     assert together == [alone[2], alone[0], alone[1]]
+
+
+def test_more_requests_and_prompt_tokens_than_one_step_takes_change_no_tokens(sample, request_for, vision):
+    """On a CPU vLLM is given room for 256 sequences and 4,096 prompt tokens at a time."""
+    few = [request_for(index, num_samples=2, max_new_tokens=3) for index in (0, 1, 2)]
+    texts = ["count " * 100 + str(number) for number in range(32)]
+    prompts = [vision.encoder.encode(Prompt(text, (Message("user", text),))) for text in texts]
+    assert sum(len(prompt.token_ids) for prompt in prompts) > 4096
+    many = [SamplingRequest(prompt, 9, TEMPERATURE, 3, (99 + i) << 16) for i, prompt in enumerate(prompts)]
+    assert sum(request.num_samples for request in many) > 256
+    alone = [tokens(group) for group in sample([*few, many[0], many[-1]])]
+    together = [tokens(group) for group in sample([*many, *few])]
+    assert [*together[-3:], together[0], together[31]] == alone
+    assert [len(group) for group in together] == [9] * 32 + [2] * 3
 
 
 def test_members_of_a_group_and_other_seeds_differ(sample, request_for):
@@ -403,6 +422,56 @@ def test_the_two_verbs_exclude_each_other(engine):
         pass
     with engine.sampling(), pytest.raises(AssertionError, match="learning inside sampling"), engine.learning():
         pass
+
+
+def second_runners_state(vocabulary: int) -> Any:
+    """As much of vLLM's ``RequestState`` as it hands on to a logits processor."""
+    names = ("all_token_ids", "prompt_len", "prefill_len", "total_len")
+    sizes = {"max_num_reqs": 4, "vocab_size": vocabulary}
+    return SimpleNamespace(device=torch.device("cpu"), **sizes, **dict.fromkeys(names))
+
+
+@pytest.mark.parametrize("model_runner", [1, 2])
+def test_banned_ids_have_no_probability_and_the_others_keep_their_logits(model_runner):
+    banned, vocabulary = [0, 3, 9], 10
+    logits = torch.randn(4, vocabulary, generator=torch.Generator().manual_seed(0))
+    logits[:, 3] = 50.0  # greedy sampling would take it
+    kind = banned_ids_processor(banned, model_runner)
+    if model_runner == 1:
+        processor = kind(None, torch.device("cpu"), False)
+        assert not processor.is_argmax_invariant()
+        answer = processor.apply(logits.clone())
+    else:
+        (processor,) = build_custom_logits_processors(None, second_runners_state(vocabulary), False, [kind])
+        for row, temperature in enumerate((0.0, 0.0, 0.8, 1.0)):
+            # vLLM leaves the logits alone if no request of the batch needs anything done to them.
+            assert processor.add_request(row, SamplingParams(temperature=temperature))
+        answer = processor.apply(logits.clone(), SimpleNamespace())
+    allowed = [token for token in range(vocabulary) if token not in banned]
+    assert torch.equal(answer[:, allowed], logits[:, allowed])
+    assert (answer[:, banned] == float("-inf")).all()
+    assert not set(answer.argmax(1).tolist()) & set(banned)
+    plain = logits[:, allowed].log_softmax(1)
+    torch.testing.assert_close(answer.log_softmax(1)[:, allowed], plain, atol=1e-6, rtol=0)
+
+
+def test_each_model_runner_refuses_the_other_ones_logits_processor():
+    first, second = (banned_ids_processor([1], model_runner) for model_runner in (1, 2))
+    with pytest.raises(ValueError, match="not a subclass"):
+        build_custom_logits_processors(None, second_runners_state(4), False, [first])
+    with pytest.raises(ValueError, match="not a subclass"):
+        validate_logits_processors_parameters([second], SamplingParams())
+
+
+def test_the_log_probs_of_sampled_tokens_are_read_from_both_of_vllms_forms():
+    ids, rng = [5, 2, 2], np.random.default_rng(0)
+    forms = [create_sample_logprobs(flat) for flat in (False, True)]
+    expected = rng.normal(size=3).astype(np.float32)
+    for token, logprob in zip(ids, expected.tolist(), strict=True):
+        for form in forms:  # the sampled token, and two more likely ones
+            append_logprobs_for_next_position(form, [token, 7, 8], [logprob, -0.1, -0.2], [None] * 3, 3, 2)
+    for form in forms:
+        assert np.array_equal(sampled_logprobs(form, np.array(ids, np.int32)), expected)
 
 
 def test_the_engine_says_what_really_runs(engine):

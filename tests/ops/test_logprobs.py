@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from mmrl.engine.device import LOGITS_CHUNK_BYTES
+from mmrl.ops import logprobs as module
 from mmrl.ops.logprobs import chunked_logprobs, token_logprobs
 
 NOTHING_BANNED = torch.zeros(7, dtype=torch.bool)
@@ -127,3 +129,44 @@ def test_never_more_than_a_chunk_of_logits_at_once(grad):
     if grad:
         logprobs.sum().backward()
         assert sorted(sizes) == [2, 2, 4, 4, 4, 4]  # once more in the backward pass, not kept
+
+
+@pytest.mark.parametrize("block_tokens", [1, 3, 4, 5])
+def test_blocks_of_a_chunk_change_neither_values_nor_gradients(block_tokens, monkeypatch):
+    logits, targets = torch.randn(10, 7, requires_grad=True), torch.randint(0, 7, (10,))
+
+    def scored():
+        logprobs, entropy = token_logprobs(logits, targets, NOTHING_BANNED, 0.8, entropy_gradient=True)
+        return logprobs, entropy, torch.autograd.grad((logprobs * entropy.square()).sum(), logits)[0]
+
+    whole = scored()
+    monkeypatch.setitem(module.BLOCK_BYTES, "cpu", block_tokens * 7 * 4)
+    assert len(list(module._blocks(logits))) == -(-10 // block_tokens)
+    assert all(torch.equal(one, other) for one, other in zip(whole, scored(), strict=True))
+
+
+def test_chunks_and_blocks_of_a_published_vocabulary_are_a_plain_softmax():
+    vocabulary, width = 151_936, 8
+    chunk_tokens = LOGITS_CHUNK_BYTES["cpu"] // (4 * vocabulary)
+    rows = chunk_tokens + 7
+    generator = torch.Generator().manual_seed(0)
+    head = torch.nn.Linear(width, vocabulary, bias=False)
+    hidden = torch.randn(rows, width, generator=generator, requires_grad=True)
+    targets = torch.randint(0, vocabulary - 300, (rows,), generator=generator)
+    weights = torch.randn(rows, generator=generator)
+    banned = torch.arange(vocabulary) >= vocabulary - 300
+    blocks = list(module._blocks(torch.empty(chunk_tokens, vocabulary, device="cpu")))
+    assert len(blocks) > 100 and blocks[-1].start < chunk_tokens  # of three tokens each
+    logprobs, entropy = chunked_logprobs(head, hidden, targets, banned, 0.7, chunk_tokens=chunk_tokens)
+    found = torch.autograd.grad((logprobs * weights).sum(), [hidden, head.weight])
+    expected = [torch.zeros_like(hidden), torch.zeros_like(head.weight)]
+    for part in torch.arange(rows).split(64):
+        table = (head(hidden[part])[:, ~banned] / 0.7).log_softmax(-1)
+        picked = table.gather(1, targets[part, None])[:, 0]
+        torch.testing.assert_close(logprobs[part], picked, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(entropy[part], -(table.exp() * table).sum(-1), atol=1e-4, rtol=1e-5)
+        gradients = torch.autograd.grad((picked * weights[part]).sum(), [hidden, head.weight])
+        for whole, gradient in zip(expected, gradients, strict=True):
+            whole += gradient
+    for one, other in zip(found, expected, strict=True):
+        assert float((one - other).norm() / other.norm()) < 1e-5

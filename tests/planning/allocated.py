@@ -59,8 +59,8 @@ class Allocated:
             gradients += [each for group in getattr(optimizer, name, {}).values() for each in group or ()]
         yield from (("gradients", gradient) for gradient in gradients if gradient is not None)
         if self._reference is not None:
-            reference = getattr(self._reference, "module", self._reference)
-            yield from (("reference", getattr(p, "ds_tensor", p.data)) for p in reference.parameters())
+            frozen = self._reference.policy.parameters()
+            yield from (("reference", getattr(p, "ds_tensor", p.data)) for p in frozen)
 
     def look(self, into: dict[str, int]) -> dict[int, int]:
         """Add up what there is now; returns the storages that were met."""

@@ -94,6 +94,13 @@ def test_sharing_ranks_and_minibatches_change_the_rows(plan: Plan) -> None:
     assert found["learner"]["optimizer"] == 4 * total
 
 
+def test_a_plan_looks_at_no_more_rows_than_it_samples(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = plan()[1]["data"]["prompt_tokens"]
+    monkeypatch.setattr("mmrl.planning.forecast.SAMPLED", ROWS - 2)
+    code, found, _ = plan()
+    assert code == 0 and found["data"]["prompt_tokens"] == whole  # its rows are of one length
+
+
 def test_sizes_come_from_the_config_where_no_weights_are(plan: Plan, models: Callable[[str], Path], tmp_path) -> None:
     bare = tmp_path / "bare_vl"
     shutil.copytree(models("qwen2_5_vl"), bare, ignore=shutil.ignore_patterns("*.safetensors"))

@@ -1,0 +1,143 @@
+"""One of two ranks, in a process of its own, that load a model at ZeRO 3; its place comes from the environment.
+
+    python loading_ranks.py MODEL BROKEN      # a model folder, and one whose files lack a weight
+
+Prints as JSON the bytes of the whole model, of its largest weight, of its buffers and of the rank's part; the resident
+bytes that loading took at most and left behind, and those that came to the device; a sum of the gathered weights; and
+what the rank says of the broken folder.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import re
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "OMP_NUM_THREADS": "1"}
+
+import torch
+from deepspeed.accelerator import get_accelerator
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mmrl.config import from_mapping
+from mmrl.engine.device import learner_config
+from mmrl.engine.folder import ModelFolder
+from mmrl.engine.placement import place
+from mmrl.engine.policy import Policy, load_policy
+from mmrl.engine.rank import RankEngine
+from mmrl.errors import MMRLError
+from mmrl.media import ImageGrid, MediaStore
+from mmrl_algorithms.grpo import GRPO
+
+SETTINGS = {"max_grad_norm": 1.0, "lr": 1e-3, "weight_decay": 0.0, "overrides": {}}
+
+
+OTHER = "cpu:0"
+"""To torch another device than "cpu": tensors are copied when they are moved there."""
+
+
+class Arrivals(TorchDispatchMode):
+    """Tensors that are made on ``OTHER``.
+
+    Attributes:
+        most: Their bytes, at most at a time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
+        found = function(*args, **(options or {}))
+        if (options or {}).get("device") == torch.device(OTHER):
+            storage = found.untyped_storage()
+            self._add(storage.nbytes())
+            weakref.finalize(storage, self._add, -storage.nbytes())
+        return found
+
+    def _add(self, size: int) -> None:
+        self.now += size
+        self.most = max(self.most, self.now)
+
+
+def resident(kind: str) -> int:
+    """Bytes of this process: ``VmRSS`` now, ``VmHWM`` at most."""
+    found = re.search(rf"{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def loaded(model: str, torch_device: str) -> Policy:
+    """A policy of which this rank has its part."""
+    folder = ModelFolder.open(model)
+    reads = torch.distributed.get_rank() == 0
+    policy = load_policy(folder, "cpu", "float32", freeze=(), temperature=1.0, with_weights=reads)
+    place(policy, learner_config("cpu", dtype="float32", zero_stage=3, **SETTINGS), torch_device)
+    return policy
+
+
+def resident_while_loaded(model: str) -> dict[str, Any]:
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    before = resident("VmRSS")
+    policy = loaded(model, "cpu")
+    gc.collect()
+    memory = {"most": resident("VmHWM") - before, "left": resident("VmRSS") - before}
+    sizes = [4 * parameter.ds_numel for parameter in policy.parameters()]
+    return memory | {
+        "whole": sum(sizes),
+        "largest": max(sizes),
+        "buffers": sum(buffer.nbytes for buffer in policy.buffers()),
+        "part": sum(parameter.ds_tensor.nbytes for parameter in policy.parameters()),
+        "sum": sum(float(weight.double().sum()) for _, weight in policy.named_weights(torch.float32)),
+    }
+
+
+def arrived_while_loaded(model: str) -> int:
+    """Bytes on the device, at most."""
+    accelerator = type(get_accelerator())
+    accelerator.device_name = lambda self, index=None: OTHER
+    with Arrivals() as arrivals:
+        loaded(model, OTHER)
+    return arrivals.most
+
+
+def said_of(model: str) -> str:
+    """What the engine raises."""
+    sections = {
+        "model": {"path": model, "dtype": "float32"},
+        "data": {"train": {"name": "table"}},
+        "algorithm": {"name": "grpo"},
+    }
+    media = MediaStore(Path("media").absolute(), ImageGrid(28, 3136, 50176))
+    try:
+        RankEngine(
+            from_mapping(sections),
+            ModelFolder.open(model),
+            media,
+            GRPO(GRPO.Config()),
+            "cpu",
+            max_images=0,
+            with_sampler=False,
+        )
+    except MMRLError as error:
+        return str(error)
+    return ""
+
+
+def main(model: str, broken: str) -> None:
+    torch.distributed.init_process_group("gloo")
+    said = said_of(broken)  # first: it imports what loading needs
+    found = resident_while_loaded(model) | {"arrived": arrived_while_loaded(model), "said": said}
+    print("\n" + json.dumps(found))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,36 @@
+"""What a packed row is made of, where the caches behind it are full."""
+
+from __future__ import annotations
+
+import torch
+
+from mmrl.engine import collation
+from mmrl.engine.collation import Collator
+from mmrl.engine.policy import load_policy
+from mmrl.engine.vision import ImageInputs
+from mmrl.types import ImageRef
+
+
+def test_positions_are_the_same_when_more_prompts_come_than_are_remembered(vision, monkeypatch):
+    body = load_policy(vision.folder, "cpu", "float32", freeze=(), temperature=1.0).model.base_model
+    collate = Collator(vision.folder, body, ImageInputs(vision.folder, vision.media), "cpu", torch.float32)
+    samples = vision.samples([4, 7, 5, 3, 2, 6])
+    expected = [collate([sample]).model_inputs["position_ids"] for sample in samples]
+    monkeypatch.setattr(collation, "KNOWN_POSITIONS", 2)
+    collate._known_positions.clear()
+    for _ in range(2):
+        found = [collate([sample]).model_inputs["position_ids"] for sample in samples]
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+        assert 0 < len(collate._known_positions) <= 2
+
+
+def test_patches_are_the_same_when_more_images_come_than_are_remembered(vision, picture):
+    refs: list[ImageRef] = [vision.media.add(picture(56, 84, seed)) for seed in range(4)]
+    whole = ImageInputs(vision.folder, vision.media)
+    expected = [whole(ref) for ref in refs]
+    small = ImageInputs(vision.folder, vision.media, cache_bytes=2 * expected[0][0].nbytes)
+    for _ in range(2):
+        for ref, (patches, grid) in zip(refs, expected, strict=True):
+            found = small(ref)
+            assert torch.equal(found[0], patches) and torch.equal(found[1], grid)
+            assert small._used_bytes <= 2 * patches.nbytes and len(small._cache) <= 2
