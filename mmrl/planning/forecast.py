@@ -17,13 +17,14 @@ from mmrl.engine import device
 from mmrl.engine.collation import shares_prefix
 from mmrl.errors import HubUnreachableError, ResourceError
 from mmrl.media import normalised_size
-from mmrl.ops.cost import Training, Work
+from mmrl.ops.cost import Training
 from mmrl.ops.memory import cache_bytes_per_token
 from mmrl.plan import RunPlan
 from mmrl.planning.calibration import calibrate, estimate
 from mmrl.planning.footprint import KINDS, PHASES, Footprint, PlannedModel, bound
-from mmrl.planning.proposal import fits, propose
+from mmrl.planning.proposal import propose
 from mmrl.planning.workload import Example, Workload, workload
+from mmrl.prompts import PromptSource
 from mmrl.types import Prompt
 
 SAMPLED = 256
@@ -72,7 +73,7 @@ class _Forecast:
         self.report.warnings += [*self.plan.warnings, *self.plan.model_warnings]
         self.model = PlannedModel(config, self.plan.folder, self.plan.part_sizes, self.plan.algorithm, self.kind)
         self.shape = self.model.shape
-        self._rows: dict[int, Sequence[Work]] = {}
+        self._works: dict[int, Workload] = {}
         self._model()
         self._data()
         self._step()
@@ -91,21 +92,24 @@ class _Forecast:
     @cached_property
     def examples(self) -> list[Example]:
         """Training prompts, evenly spread over the data."""
-        try:
-            source = self.plan.prompts
-        except HubUnreachableError as error:
-            self.report.notes.append(f"{error}\n  prompts of data.max_prompt_tokens are assumed")
+        if (source := self.source) is None:
             return [self._longest_example()]
         places = np.unique(np.linspace(0, len(source) - 1, min(len(source), SAMPLED)).astype(int)).tolist()
         return [self._example(source[place], source.lengths[place]) for place in places]
 
     @cached_property
+    def source(self) -> PromptSource | None:
+        """The training prompts; None, with a note, if their hub cannot be asked."""
+        try:
+            return self.plan.prompts
+        except HubUnreachableError as error:
+            self.report.notes.append(f"{error}\n  prompts of data.max_prompt_tokens are assumed")
+            return None
+
+    @cached_property
     def longest_prompt(self) -> int:
         """Tokens."""
-        try:
-            return max(self.plan.prompts.lengths)
-        except HubUnreachableError:
-            return self.config.data.max_prompt_tokens
+        return self.config.data.max_prompt_tokens if self.source is None else max(self.source.lengths)
 
     def _longest_example(self) -> Example:
         """A prompt of as many tokens as there may be, most of them of an image if the model reads any."""
@@ -131,13 +135,16 @@ class _Forecast:
             longest = len(encoder.demonstrate(encoder.encode(prompt)).token_ids)
         return Example(tokens, longest, tuple((1, height // side, width // side) for width, height in sizes))
 
-    def _workload(self, examples: Sequence[Example], config: Config | None = None) -> Workload:
-        share = shares_prefix(self.config.learner, self.plan.folder)
-        return workload(config or self.config, self.shape, examples, group_size=self.group_size, share=share)
+    def _workload(self, config: Config, examples: Sequence[Example]) -> Workload:
+        share = shares_prefix(config.learner, self.plan.folder)
+        return workload(config, self.shape, examples, group_size=self.group_size, share=share)
 
-    @cached_property
-    def work(self) -> Workload:
-        return self._workload(self.examples)
+    def _work(self, config: Config) -> Workload:
+        """Of a config that differs in its micro-batches at most."""
+        budget = config.learner.tokens_per_microbatch
+        if budget not in self._works:
+            self._works[budget] = self._workload(config, self.examples)
+        return self._works[budget]
 
     def _model(self) -> None:
         parts = {
@@ -157,6 +164,7 @@ class _Forecast:
         prompts = [example.prompt_tokens for example in self.examples]
         patches = [sum(t * h * w for t, h, w in example.grids) for example in self.examples]
         merged = self.shape.tower.merge**2 if self.shape.tower is not None else 1
+        known = "unknown" if self.source is None else len(self.source)
         found: dict[str, Any] = {
             "prompts_looked_at": len(prompts),
             "prompt_tokens": _spread(prompts),
@@ -164,7 +172,7 @@ class _Forecast:
             "patches": _spread(patches),
         }
         lines = [
-            f"{len(prompts)} of {self._num_prompts()} prompts: mean {np.mean(prompts):.0f} tokens, most {max(prompts)}",
+            f"{len(prompts)} of {known} prompts: mean {np.mean(prompts):.0f} tokens, most {max(prompts)}",
         ]
         if any(patches):
             tokens = found["image_tokens"]
@@ -174,14 +182,8 @@ class _Forecast:
             )
         self.report.add("data", found, lines)
 
-    def _num_prompts(self) -> int | str:
-        try:
-            return len(self.plan.prompts)
-        except HubUnreachableError:
-            return "unknown"
-
     def _step(self) -> None:
-        work, config = self.work, self.config
+        work, config = self._work(self.config), self.config
         one, unshared = (
             work.total,
             sum(example.prompt_tokens + example.completion_tokens for example in self._step_examples()),
@@ -215,16 +217,18 @@ class _Forecast:
         return [self.examples[number % len(self.examples)] for number in prompts for _ in range(self.group_size)]
 
     def _footprint(self, config: Config) -> Footprint:
-        budget = config.learner.tokens_per_microbatch
-        if budget not in self._rows:
-            self._rows[budget] = [row for rank in self._workload(self.examples, config).rows for row in rank]
-        return self.model.footprint(config, self._rows[budget], self.longest_prompt + config.sampler.max_new_tokens)
+        rows = [row for rank in self._work(config).rows for row in rank]
+        return self.model.footprint(config, rows, self.longest_prompt + config.sampler.max_new_tokens)
 
     def _learner(self) -> None:
         config, found = self.config, self.footprint
-        held, budget = found.states, config.learner.tokens_per_microbatch
+        held = found.states
         taken = {
-            checkpointing: max(self.model.activations(row, checkpointing=checkpointing) for row in self._rows[budget])
+            checkpointing: max(
+                self.model.activations(row, checkpointing=checkpointing)
+                for rank in self._work(config).rows
+                for row in rank
+            )
             for checkpointing in (False, True)
         }
         data = {
@@ -316,7 +320,6 @@ class _Forecast:
         lines += [f"{PHASES[name]} {gigabytes(sum(kinds.values()))}" for name, kinds in phases.items() if name != phase]
         data = {"memory": memory, "most": most, "phase": phase, "kind": kind, "phases": phases}
         self.report.add("memory", data, lines)
-        carries = most <= memory and (not samples or fits(config, found, memory))
         try:
             smallest = self.longest_prompt + max(self._lengths())
             proposal = propose(config, self.shape, self._footprint, memory, samples=samples, smallest=smallest)
@@ -327,7 +330,7 @@ class _Forecast:
         if self.assumptions.gpus is not None:
             changes = {f"cluster.{n}": getattr(config.cluster, n) for n in ("name", "ranks")} | changes
         self.report.add("proposal", changes, [" ".join(f"{key}={_plain(value)}" for key, value in changes.items())])
-        if not carries:
+        if proposal.changes:
             self._too_much(memory, most, phase, changes)
 
     def _too_much(self, memory: int, most: int, phase: str, changes: Mapping[str, Any]) -> None:
@@ -350,7 +353,7 @@ class _Forecast:
         if self.samples:
             mean = max(round(found.completion_tokens), 1)
             examples = [replace(example, completion_tokens=mean) for example in examples]
-        work = self._workload(examples)
+        work = self._workload(self.config, examples)
         seconds = estimate(self.config, self.shape, self.training, work, found)
         data = {"measured": asdict(found), **{f"{n}_s": v for n, v in asdict(seconds).items()}, "step_s": seconds.step}
         lines = [

@@ -12,10 +12,12 @@ from mmrl.config import Config
 from mmrl.errors import ResourceError
 from mmrl.ops.cost import ModelShape, Work, causal_pairs
 from mmrl.plan import RunPlan
-from mmrl.planning.footprint import Footprint, PlannedModel, bound, ceil2, floor2
+from mmrl.planning.footprint import KINDS, PHASES, Footprint, PlannedModel, bound, ceil2, floor2
 
 SEQUENCES = 8
 """Of the longest, that a proposal leaves room for in the sampler's cache if it can."""
+NODE = 8
+"""Ranks at most that a proposal lets share one copy of the sampler's weights: they must be on one node."""
 LORA = "train adapters (model.lora)"
 
 _Take = Callable[[Config], Footprint]
@@ -118,7 +120,8 @@ def _changes(config: Config, shape: ModelShape, smallest: int) -> Iterator[dict[
         tokens.append(tokens[-1] // 2)
     stages = [learner.zero_stage, *(stage for stage in (3, 2) if stage != learner.zero_stage)]
     data_parallel = config.sampler.engine.get("mm_encoder_tp_mode") == "data"
-    sizes = [n for n in range(1, ranks + 1) if ranks % n == 0 and not shape.indivisible(n, whole_tower=data_parallel)]
+    sizes = [n for n in range(1, min(ranks, NODE) + 1) if ranks % n == 0]
+    sizes = [n for n in sizes if not shape.indivisible(n, whole_tower=data_parallel)]
     sizes = [n for n in sizes if n >= size] or sizes
     offloads = [(learner.offload, 0), ("optimizer", 16), ("parameters", 32)]
     recomputing = [(config.model.gradient_checkpointing, 0), (True, 3)]
@@ -143,13 +146,16 @@ def _nothing_fits(memory: int, needed: int, config: Config, found: Footprint, *,
     learner = config.learner
     advice = [] if config.model.lora is not None else [LORA]
     advice += ["raise cluster.ranks", "take GPUs with more memory"]
-    tokens = min(learner.tokens_per_microbatch, config.data.max_prompt_tokens + config.sampler.max_new_tokens)
-    if "activations" in kind:
+    if kind == "activations":
         advice.insert(0, "lower data.max_prompt_tokens or sampler.max_new_tokens")
+    setting = [
+        f"ZeRO {learner.zero_stage}, offload {learner.offload}",
+        f"{config.cluster.ranks} rank(s), {config.sampler.tensor_parallel_size} of them share a sampler",
+        f"micro-batches of {learner.tokens_per_microbatch} tokens",
+    ]
     return ResourceError(
         f"the smallest setting needs {gigabytes(needed)} of each GPU, which has {gigabytes(memory)}: "
         f"{gigabytes(needed - memory)} are missing",
-        where=f"{phase}, most of it {kind}; ZeRO {learner.zero_stage}, offload {learner.offload}, tensor parallel "
-        f"{config.sampler.tensor_parallel_size}, micro-batches of {tokens} tokens, {config.cluster.ranks} rank(s)",
+        where="; ".join([f"{PHASES[phase]}, most of it {KINDS.get(kind, kind)}", *setting]),
         remedy="; ".join(advice),
     )

@@ -39,7 +39,7 @@ def config(tmp_path: Path) -> Callable[..., Path]:
             "trainer": {"prompts_per_step": 3, "steps": 2, "run_dir": str(tmp_path / "run")},
         }
         for key, value in sections.items():
-            base[key] = {**base.get(key, {}), **value}
+            base[key] = {**base.get(key, {}), **value} if isinstance(value, dict) else value
         path = tmp_path / "config.yaml"
         path.write_text(yaml.safe_dump(base))
         return path
