@@ -186,6 +186,8 @@ def _add_eval(evaluate: argparse.ArgumentParser) -> None:
 
 
 def _add_plan(plan: argparse.ArgumentParser) -> None:
+    text = "plan for so many ranks with a GPU each; by default cluster.ranks"
+    plan.add_argument("--gpus", type=int, metavar="N", help=text)
     plan.add_argument("--memory", type=_positive, metavar="GB", help="of the GPU of each rank; by default the one here")
     text = "assumed of every completion; by default sampler.max_new_tokens"
     plan.add_argument("--completion-tokens", type=int, metavar="N", help=text)
@@ -336,7 +338,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     from mmrl import run
     from mmrl.planning.forecast import Assumptions
 
-    memory, tokens = arguments.memory, arguments.completion_tokens
+    gpus, memory, tokens = arguments.gpus, arguments.memory, arguments.completion_tokens
     if tokens is not None and not 0 < tokens <= loaded.config.sampler.max_new_tokens:
         raise ConfigError(
             f"completions cannot have {tokens} tokens",
@@ -345,7 +347,11 @@ def _plan(arguments: argparse.Namespace) -> int:
         )
     if arguments.measure and memory is not None:
         raise ConfigError("--measure is for the device that is here", where="--memory", remedy="leave one of them out")
-    assumptions = Assumptions(None if memory is None else int(memory * 1e9), tokens, arguments.measure)
+    if gpus is not None and (gpus < 1 or memory is None):
+        raise ConfigError(
+            f"--gpus {gpus} plans for GPUs", where="--gpus", remedy="name 1 or more, and --memory GB of each"
+        )
+    assumptions = Assumptions(gpus, None if memory is None else int(memory * 1e9), tokens, arguments.measure)
     return _tell(arguments, run.plan(loaded, assumptions))
 
 

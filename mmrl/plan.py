@@ -123,6 +123,7 @@ class RunPlan:
                 where="data.max_prompt_tokens + sampler.max_new_tokens",
                 remedy="lower one of them",
             )
+        self._check_sampler(folder)
         parts, frozen = set(folder.family.parts), set(model.freeze)
         if not frozen < parts:
             raise ConfigError(
@@ -147,10 +148,15 @@ class RunPlan:
     @cached_property
     def training(self) -> PromptSource:
         """The training prompts, enough for one step."""
+        self.prompts.require(self.config.trainer.prompts_per_step, "trainer.prompts_per_step")
+        return self.prompts
+
+    @cached_property
+    def prompts(self) -> PromptSource:
+        """The training prompts, however few."""
         data, scored = self.config.data, self.algorithm.source == "rollouts"
         source = self._source((data.train, *data.mix), "data.train", scored=scored)
         self._check_reward_sources(source)
-        source.require(self.config.trainer.prompts_per_step, "trainer.prompts_per_step")
         if self.algorithm.source == "demonstrations" and source.without_demonstration:
             ids = source.without_demonstration
             raise DataError(
@@ -173,7 +179,7 @@ class RunPlan:
     @property
     def max_images(self) -> int:
         """Most images in one prompt."""
-        return max(source.max_images for source in (self.training, self.evaluation) if source is not None)
+        return max(source.max_images for source in (self.prompts, self.evaluation) if source is not None)
 
     def num_rows(self, key: str, spec: DatasetSpec) -> int:
         """Rows of a dataset as its loader gives them, which needs no model."""
@@ -316,6 +322,29 @@ class RunPlan:
                 where="learner.deepspeed",
                 possible=f"{', '.join(sorted(LEARNER_KEYS))}, without {', '.join(OWNED_LEARNER_KEYS)}",
                 remedy="check the name, or look among mmrl's own keys of the learner section: `mmrl schema`",
+            )
+
+    def _check_sampler(self, folder: ModelFolder) -> None:
+        """See that vLLM can divide the model's layers among the ranks that sample together.
+
+        Raises:
+            ConfigError: Names the number that stands in the way, and the sizes that are possible.
+        """
+        from mmrl.engine.shape import model_shape
+
+        config = self.config
+        size, ranks = config.sampler.tensor_parallel_size, config.cluster.ranks
+        shape, whole_tower = model_shape(folder.config), config.sampler.engine.get("mm_encoder_tp_mode") == "data"
+        if reason := shape.indivisible(size, whole_tower=whole_tower):
+            sizes = [
+                n for n in range(1, ranks + 1) if ranks % n == 0 and not shape.indivisible(n, whole_tower=whole_tower)
+            ]
+            raise ConfigError(
+                f"{size} ranks cannot share one copy of the sampler's weights: {reason}",
+                where=f"sampler.tensor_parallel_size: {size}",
+                possible=f"{', '.join(map(str, sizes))} (with cluster.ranks: {ranks})",
+                remedy="set one of these"
+                + ("; or sampler.engine.mm_encoder_tp_mode: data, a whole tower on each rank" * ("tower" in reason)),
             )
 
     def _check_demonstrations(self) -> None:

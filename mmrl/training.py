@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, RankLostError
 from mmrl.interruption import Interruption, Stopped, end_process
 from mmrl.media import MediaStore
 from mmrl.plan import RunPlan
+from mmrl.planning.proposal import least_memory
 from mmrl.profiling import Profiler
 from mmrl.recording import RUN_STATE, RunRecorder, best_scores, environment, prune, tracking
 from mmrl.resumption import Change, changed_config, changed_fingerprints, fingerprints, plain_config, refuse
@@ -192,6 +194,7 @@ class TrainingRun:
                     max_images=plan.max_images,
                     with_sampler=plan.with_sampler,
                     checkpoint=None if checkpoint is None else checkpoint.path,
+                    least_memory=partial(least_memory, config, plan),
                 )
                 stack.callback(engine.close)
                 self._interruption.renew()  # engines' packages take signals over

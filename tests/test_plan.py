@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from mmrl.cli import main
+from mmrl.cluster.launch import check_devices
 from mmrl.config import Config, from_mapping
 from mmrl.engine.family import FAMILIES
 from mmrl.errors import ConfigError, PluginError, ResourceError
@@ -211,3 +212,30 @@ def test_a_reward_for_rows_that_are_not_there_is_an_error(mixed):
         _ = mixed(None, ["summs"]).training
     assert caught.value.possible == "products, sums"
     assert len(mixed(None, ["held"], limit=2).training) == 6
+
+
+@pytest.mark.parametrize("command", ["check", "plan", "train"])
+def test_heads_that_the_sampler_cannot_divide_are_refused_with_the_sizes_that_it_can(config_file, capsys, command):
+    sizes = ["sampler.tensor_parallel_size=3", "cluster.name=ray", "cluster.ranks=6"]
+    assert main([command, config_file, *sizes]) == 2
+    error = capsys.readouterr().err
+    assert "3 ranks cannot share one copy of the sampler's weights: the model has 4 attention heads" in error
+    assert "1, 2 (with cluster.ranks: 6)" in error
+
+
+def test_a_gpu_too_small_for_any_setting_is_refused_before_an_engine_starts(config_file, capsys, monkeypatch):
+    monkeypatch.setattr("mmrl.cluster.local.start_engine", lambda *_, **__: pytest.fail("an engine starts"))
+    monkeypatch.setattr("mmrl.engine.device.total_memory_bytes", lambda kind: 3 * 10**9)
+    assert main(["train", config_file]) == 5
+    error = capsys.readouterr().err
+    # CUDA is allowed 1.5 GB, the sampler 3 beside its weights; the model is nothing.
+    assert "a GPU of this machine has 3.0 GB, and the smallest setting needs about 4.5 GB: 1.5 GB are missing" in error
+    assert "model.lora" in error
+
+
+def test_ranks_of_a_cluster_are_asked_for_their_gpus():
+    ask = [("a", None), ("b", 9 * 10**9), ("c", 7 * 10**9)]
+    with pytest.raises(ResourceError, match=r"a GPU of c has 7\.0 GB, .*8\.0 GB: 1\.0 GB are missing"):
+        check_devices(ask, lambda: 8 * 10**9)
+    check_devices(ask, lambda: 7 * 10**9)
+    check_devices([("a", None)], lambda: pytest.fail("nobody has a GPU"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from mmrl.cluster.group import Place, RankGroup
 from mmrl.cluster.nodes import PACKAGES, fingerprints, installed_versions, probe_file
 from mmrl.cluster.worker import Installation, RankJob, RankPlace
 from mmrl.config import Config
+from mmrl.engine import device
 from mmrl.engine.collation import shares_prefix
 from mmrl.engine.counting import UnitCost
 from mmrl.engine.folder import ModelFolder
@@ -30,17 +31,21 @@ def start_engine(
     max_images: int,
     with_sampler: bool,
     checkpoint: Path | None = None,
+    least_memory: Callable[[], int] | None = None,
 ) -> Engine:
     """The engine that ``cluster`` asks for; see ``RankEngine`` for the arguments.
 
     Args:
         checkpoint: A folder of ``model/`` and ``state/`` to go on from, as ``Learner.save`` writes it.
+        least_memory: Bytes that a rank's GPU must have; asked where there are GPUs.
 
     Raises:
         ResourceError: Too few devices, nodes with other versions, or a GPU that torch cannot use.
         PluginError: A node lacks a plugin, or has another version of it.
     """
     if config.cluster.name == "local":
+        if least_memory is not None:
+            check_devices([("this machine", device.total_memory_bytes(device.detect()))], least_memory)
         return local.start_engine(
             config,
             folder,
@@ -66,6 +71,9 @@ def start_engine(
         check_sets(group)
         check_installations(group, config)
         group.all("check_gpu")
+        if least_memory is not None:
+            hosts = [node.host for node in group.nodes]
+            check_devices(list(zip(hosts, group.all("device_memory"), strict=True)), least_memory)
         find_shared_files(group, media.folder)
         models, checkpoints = place_model(group, folder), place_checkpoint(group, checkpoint)
         places = place_ranks(group, ranks.places)
@@ -91,6 +99,29 @@ def start_engine(
         group.close()
         raise
     return group
+
+
+def check_devices(devices: Sequence[tuple[str, int | None]], least_memory: Callable[[], int]) -> None:
+    """Refuse a GPU that no setting fits, before anything is loaded.
+
+    Args:
+        devices: Of each rank, its host and the bytes of its GPU; None if it has none.
+
+    Raises:
+        ResourceError: Says how much is missing.
+    """
+    found = [(memory, host) for host, memory in devices if memory is not None]
+    if not found:
+        return
+    (memory, host), needed = min(found), least_memory()
+    if memory < needed:
+        raise ResourceError(
+            f"a GPU of {host} has {memory / 1e9:.1f} GB, and the smallest setting needs about {needed / 1e9:.1f} GB: "
+            f"{(needed - memory) / 1e9:.1f} GB are missing",
+            where="model.path, cluster.ranks",
+            remedy="train adapters (model.lora), raise cluster.ranks, lower data.max_prompt_tokens or "
+            "sampler.max_new_tokens, or take larger GPUs; `mmrl plan CONFIG --gpus N --memory GB` tells what fits",
+        )
 
 
 def check_sets(group: RankGroup) -> None:

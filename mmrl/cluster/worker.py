@@ -99,6 +99,10 @@ class RankWorker:
         """Versions of what runs here, and of the plugins."""
         return Installation(installed_versions(PACKAGES), {plugin: _plugin_version(*plugin) for plugin in plugins})
 
+    def device_memory(self) -> int | None:
+        """Bytes of this rank's GPU; None without one."""
+        return device.total_memory_bytes(self._kind)
+
     def check_gpu(self) -> None:
         """Raises ResourceError if this rank has a GPU, and torch cannot use it."""
         device.check_gpu(self._kind)

@@ -28,6 +28,17 @@ MERGED_AT_ONCE = {"cpu": 2**19, "cuda": 2**27}
 """Elements of a weight into which an adapter is merged at once: what a CPU's cache holds, a whole matrix on a GPU."""
 FEATURE_BYTES = {"cpu": 512 * 2**20, "cuda": 2**31}
 """Image features that are kept for a step if the vision tower is not trained."""
+RUNTIME_BYTES = {"cpu": 0, "cuda": 1_500_000_000}
+"""Allowed in a memory plan for what is no tensor: CUDA's context and libraries, NCCL's buffers, memory that torch's
+allocator has and cannot use."""
+SAMPLER_BYTES = {"cpu": 0, "cuda": 3_000_000_000}
+"""Allowed in a memory plan for what vLLM's share holds beside weights and KV cache: activations, CUDA graphs, the
+sampler's own arrays."""
+ASLEEP_BYTES = {"cpu": 0, "cuda": 1_500_000_000}
+"""Allowed in a memory plan for what vLLM keeps of that while it sleeps."""
+REDUCE_BUCKET = 10**8
+"""Gradients that DeepSpeed reduces at a time on CUDA. Its buffer is that large whatever the model, at stage 3 for the
+length of the run: 0.2 GB in bfloat16, where DeepSpeed's own 500 million take 1 GB. Messages are long enough."""
 
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -292,6 +303,8 @@ def learner_config(
     if dtype == "bfloat16" and zero_stage >= 2:
         # In bfloat16, the sum over micro-batches would lose digits with their number.
         config["data_types"] = {"grad_accum_dtype": "fp32"}
+    if kind == "cuda" and zero_stage:
+        config["zero_optimization"] |= {"reduce_bucket_size": REDUCE_BUCKET}
     if offload != "none":
         place = {"device": "cpu", "pin_memory": kind == "cuda"}
         config["zero_optimization"] |= {"offload_optimizer": place}
@@ -428,6 +441,12 @@ def reference_bytes(
         own = -(-whole // ranks)
         return (0, own) if offload == "parameters" else (own, 0)
     return (0, whole) if where == "host" else (whole, 0)
+
+
+def total_memory_bytes(kind: DeviceKind) -> int | None:
+    """Memory of the device; None on a CPU, where nothing is handed over."""
+    found = free_memory_bytes(kind)
+    return None if found is None else found[1]
 
 
 def free_memory_bytes(kind: DeviceKind) -> tuple[int, int] | None:

@@ -39,5 +39,6 @@ def _tower(model_type: str, vision: Any) -> TowerShape:
         out=out,
         mergers=1 + len(getattr(vision, "deepstack_visual_indexes", ())),
         windowed_layers=vision.depth - len(vision.fullatt_block_indexes) if windowed else 0,
+        heads=vision.num_heads,
         window=vision.window_size // (vision.patch_size * vision.spatial_merge_size) if windowed else 0,
     )

@@ -82,6 +82,7 @@ class TowerShape:
         mergers: Projections of patches to tokens, those to deeper layers of the language model included.
         windowed_layers: Layers that attend within windows; the others attend to the whole image.
         window: Both sides of a window, in tokens.
+        heads: Of a layer's attention.
     """
 
     layers: int
@@ -94,6 +95,7 @@ class TowerShape:
     mergers: int = 1
     windowed_layers: int = 0
     window: int = 0
+    heads: int = 1
 
     @property
     def layer_weights(self) -> int:
@@ -166,6 +168,28 @@ class ModelShape:
         """Weights of one layer's matrices: queries, keys, values, output, MLP."""
         attention = self.width * self.head_size * (2 * self.heads + 2 * self.kv_heads)
         return attention + 3 * self.width * self.mlp_width
+
+    def indivisible(self, parts: int, *, whole_tower: bool = False) -> str:
+        """Why the layers cannot be divided among ``parts`` as vLLM does; empty if they can.
+
+        A rank has a whole number of query heads, and of key-value heads or one of them; of the tower, whole heads and
+        as many columns of the MLP as the others.
+
+        Args:
+            whole_tower: Whether each part has all of the tower.
+        """
+        if self.heads % parts:
+            return f"the model has {self.heads} attention heads"
+        if max(self.kv_heads, parts) % min(self.kv_heads, parts):
+            return f"the model has {self.kv_heads} key-value heads"
+        if self.mlp_width % parts:
+            return f"the model's MLP has {self.mlp_width} columns"
+        if (tower := self.tower) is not None and not whole_tower:
+            if tower.heads % parts:
+                return f"the vision tower has {tower.heads} attention heads"
+            if tower.mlp_width % parts:
+                return f"the vision tower's MLP has {tower.mlp_width} columns"
+        return ""
 
     def work(self, *, tokens: int, pairs: int, predicted: int, images: Sequence[Sequence[int]] = ()) -> Work:
         """Of a row: see ``Work``; ``images`` are the grids of those that pass through the tower."""

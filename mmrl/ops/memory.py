@@ -1,18 +1,66 @@
 """Bytes that a rank holds: what DeepSpeed keeps of the parameters, what a micro-batch leaves for its backward pass.
 
-The states follow Rajbhandari et al., 2020 (arXiv:1910.02054, section 5) and the code of DeepSpeed 0.19, which keeps
-float32 copies of float32 weights too at stages 1 and 2. Activations are the tensors that autograd keeps, layer by
-layer.
+The states follow Rajbhandari et al., 2020 (arXiv:1910.02054, section 5) and the code of DeepSpeed 0.19.8 (``runtime/``:
+``zero/stage_1_and_2.py``, ``zero/stage3.py``, ``zero/partition_parameters.py``, ``fp16/unfused_optimizer.py``). It
+keeps float32 copies of float32 weights too at stages 1 to 3. ``tests/planning/test_allocated.py`` counts what is really
+allocated. Activations are the tensors that autograd keeps, layer by layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mmrl.ops.cost import ModelShape, Work
 
-LIVE = 10**9
-"""Parameters that ZeRO 3 keeps gathered at most; DeepSpeed's ``stage3_max_live_parameters``."""
+_BUCKET, _REUSE, _SUB_GROUP = 5 * 10**8, 10**9, 10**9
+"""DeepSpeed's defaults of ``reduce_bucket_size``, ``stage3_max_reuse_distance`` and ``sub_group_size``."""
+_ALLREDUCED = 5 * 10**8
+"""Gradients that DeepSpeed copies at a time to add them up over ranks without ZeRO."""
+
+
+@dataclass(frozen=True, slots=True)
+class Zero:
+    """What decides about the states, from DeepSpeed's configuration.
+
+    Attributes:
+        offloads: ``none``, ``optimizer`` or ``parameters``.
+        reduce_bucket: Gradients that are reduced at a time; the buffer is that large however few gradients there are.
+        reuse: Parameters between two uses of one for which stage 3 keeps it gathered.
+        sub_group: Parameters that stage 3 steps at a time.
+        buffers: Such buffers at stages 1 and 2.
+        float32_sums: Whether gradients are added up in float32.
+        fused: Whether AdamW makes no intermediate values.
+    """
+
+    stage: int
+    ranks: int
+    offloads: str = "none"
+    reduce_bucket: int = _BUCKET
+    reuse: int = _REUSE
+    sub_group: int = _SUB_GROUP
+    buffers: int = 1
+    float32_sums: bool = False
+    fused: bool = True
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any], ranks: int) -> Zero:
+        """That of a configuration; what it leaves out is DeepSpeed's default."""
+        zero = settings["zero_optimization"]
+        offloads = "parameters" if "offload_param" in zero else "optimizer" if "offload_optimizer" in zero else "none"
+        contiguous = zero.get("contiguous_gradients", True) or offloads != "none"
+        return cls(
+            zero["stage"],
+            ranks,
+            offloads,
+            reduce_bucket=int(zero.get("reduce_bucket_size", _BUCKET)) * contiguous,
+            reuse=int(zero.get("stage3_max_reuse_distance", _REUSE)),
+            sub_group=int(zero.get("sub_group_size", _SUB_GROUP)),
+            buffers=1 + bool(zero.get("overlap_comm")),
+            float32_sums=settings.get("data_types", {}).get("grad_accum_dtype") == "fp32",
+            fused=bool(settings["optimizer"]["params"].get("fused")),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,41 +72,45 @@ class States:
         master: float32 copies of the trained weights.
         optimizer: AdamW's two averages.
         gradients: As they are added up over micro-batches.
-        reference: A second, frozen model.
-        gathered: Weights that are whole only while they are in use.
+        buckets: Buffers in which gradients wait to be reduced.
+        reduced: A copy of a bucket while ranks add it up.
+        reference: A second, frozen model between its uses.
+        reference_used: What it takes more while it computes.
+        gathered: Weights that are whole only while they are in use, at most.
         step: What the optimizer step takes besides: gradients in float32, and AdamW's intermediate values.
         host: What is in the host's memory instead.
+        keeps_gradients: Whether gradients and buckets stay between optimizer steps.
     """
 
     weights: int
     master: int
     optimizer: int
     gradients: int
+    buckets: int
+    reduced: int
     reference: int
+    reference_used: int
     gathered: int
     step: int
     host: int
+    keeps_gradients: bool
+
+    @property
+    def kept(self) -> dict[str, int]:
+        """By kind, what stays on the device from step to step."""
+        found = {name: getattr(self, name) for name in ("weights", "master", "optimizer", "reference")}
+        if self.keeps_gradients:
+            found |= {"gradients": self.gradients, "buckets": self.buckets}
+        return {name: count for name, count in found.items() if count}
 
     @property
     def resident(self) -> int:
         """What stays on the device from step to step."""
-        return self.weights + self.master + self.optimizer + self.reference
-
-    def peak(self, activations: int) -> int:
-        """The most of an update: in a backward pass, or in the optimizer step after it."""
-        return self.resident + self.gradients + max(self.gathered + activations, self.step)
+        return sum(self.kept.values())
 
 
 def states(
-    trained: int,
-    frozen: int,
-    *,
-    width: int,
-    zero_stage: int,
-    ranks: int,
-    offload: str = "none",
-    reference: bool = False,
-    fused: bool = False,
+    trained: int, frozen: int, *, width: int, zero: Zero, largest: int = 0, reference: str | None = None
 ) -> States:
     """What training takes of each rank.
 
@@ -66,25 +118,70 @@ def states(
         trained: Parameters with a gradient.
         frozen: Parameters without.
         width: Bytes of a weight: 4 or 2.
-        offload: ``none``, ``optimizer`` or ``parameters``.
-        reference: Whether a frozen model is held beside the policy, whole on each rank.
-        fused: Whether AdamW makes no intermediate values.
+        largest: Parameters of the largest weight.
+        reference: Where a frozen model beside the policy is between its uses: ``sharded`` over the ranks, in the
+            ``host``'s memory or on the ``device``; None if there is none.
     """
-    whole, share = trained + frozen, -(-trained // ranks) if zero_stage else trained
-    weights = -(-whole // ranks) * width if zero_stage == 3 else whole * width
-    # Stage 0 trains float32 weights in place, and so does stage 3 unless the copy is elsewhere.
-    has_master = width < 4 or zero_stage in (1, 2) or offload != "none"
-    master, optimizer = 4 * share * has_master, 8 * share
-    gradients = trained * width if zero_stage <= 1 else 4 * share
-    step = 4 * share * (zero_stage in (1, 2) or width < 4) + 8 * share * (not fused)
-    gathered = min(LIVE, whole) * width if zero_stage == 3 else 0
+    whole, stage = trained + frozen, zero.stage
+    share = -(-trained // zero.ranks) if stage else trained
+    own = -(-whole // zero.ranks) * width
+    weights = own if stage == 3 else whole * width
+    master, optimizer = 4 * share * (width < 4 or stage > 0), 8 * share
+    # Stage 2 in float32 holds what is added up, and what the last micro-batch adds; in bfloat16 it adds in place.
+    adds_in_place = stage == 2 and width < 4 and zero.float32_sums
+    gradients = {0: trained * width, 1: trained * width, 2: 4 * share * (1 if adds_in_place else 2), 3: 4 * share}[
+        stage
+    ]
+    buckets = zero.reduce_bucket * width * {0: 0, 1: zero.buffers, 2: zero.buffers, 3: 1}[stage]
+    reduced = min(zero.reduce_bucket, trained) * width * (stage > 0 and zero.ranks > 1)
+    gathers = stage == 3 and (zero.ranks > 1 or zero.offloads == "parameters")
+    gathered = min(zero.reuse + largest, whole) * width * gathers
     host = 0
-    if offload != "none":
-        host, master, optimizer, step = master + optimizer + step, 0, 0, 0
-        gradients, host = (gradients, host + 4 * share) if zero_stage == 1 else (0, host + gradients)
-    if offload == "parameters":
+    if zero.offloads == "none":
+        step = _step(share, width, zero, largest, copies=not adds_in_place)
+    else:
+        # The step is the host's, with gradients of its own in float32; at stages 1 and 2 it holds new weights, too.
+        step, host = 0, master + optimizer + 4 * share + (share + largest) * width * (stage < 3)
+        master = optimizer = 0
+        buckets += largest * width * (stage < 3)  # for the one that is under way
+        if stage != 1 and not adds_in_place:
+            host, gradients = host + 4 * share, 0
+        elif stage == 1:
+            host += share * width
+    if zero.offloads == "parameters":
         host, weights = host + weights, 0
-    return States(weights, master, optimizer, gradients, whole * width * reference, gathered, step, host)
+    places = {"sharded": own, "device": whole * width, "host": whole * width, None: 0}
+    held = places[reference]
+    is_away = reference == "host" or (reference == "sharded" and zero.offloads == "parameters")
+    return States(
+        weights,
+        master,
+        optimizer,
+        gradients,
+        buckets,
+        reduced,
+        reference=held * (not is_away),
+        reference_used=held * (reference == "host"),
+        gathered=gathered,
+        step=step,
+        host=host + held * is_away,
+        keeps_gradients=stage == 3,
+    )
+
+
+def _step(share: int, width: int, zero: Zero, largest: int, *, copies: bool) -> int:
+    """What an optimizer step takes beside the gradients.
+
+    Args:
+        copies: Whether gradients are copied before they are used, at stages 1 and 2.
+    """
+    at_once = share
+    if zero.stage == 3:
+        at_once = min(share, zero.sub_group + largest // zero.ranks)
+    elif zero.stage == 0:
+        copies = width < 4
+    step = 4 * at_once * copies + 8 * at_once * (not zero.fused)
+    return max(step, min(_ALLREDUCED, share) * width) if zero.stage == 0 and zero.ranks > 1 else step
 
 
 def layer_activations(shape: ModelShape, width: int) -> int:
@@ -135,3 +232,9 @@ def activations(
 def cache_bytes_per_token(shape: ModelShape, *, width: int, tensor_parallel: int = 1) -> int:
     """Bytes of a token's keys and values on one of the ranks that sample together; a head is never split."""
     return 2 * shape.layers * max(shape.kv_heads // tensor_parallel, 1) * shape.head_size * width
+
+
+def forward_activations(shape: ModelShape, work: Work, *, width: int, logits_bytes: int) -> int:
+    """Bytes that a pass without gradients holds at most: of one layer at a time."""
+    layer, patch = layer_activations(shape, width) * work.tokens, patch_activations(shape, width) * work.patches
+    return max(layer, patch) + logits_bytes

@@ -93,7 +93,7 @@ def calibrate(config: Config, plan: RunPlan) -> Measured:
         alone, plan.folder, plan.media, plan.algorithm, max_images=plan.max_images, with_sampler=samples_here
     )
     try:
-        prompts = plan.training.each(plan.encoder.encode, count)
+        prompts = plan.prompts.each(plan.encoder.encode, count)
         _step(alone, plan, engine, prompts[:1])  # warms up
         small, large = (_step(alone, plan, engine, part) for part in (prompts[:1], prompts))
     finally:

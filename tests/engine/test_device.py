@@ -269,8 +269,9 @@ def test_deepspeed_steps_with_torchs_fused_adamw(stage, offload, start):
     assert stepped and all(state["exp_avg"].dtype == torch.float32 and state["step"] >= 1 for state in stepped)
 
 
+@pytest.mark.parametrize("bucket", [None, 16])  # a weight may be larger than a bucket
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_with_the_settings_for_cuda_steps_too_small_for_bfloat16_are_not_lost(stage, start):
+def test_with_the_settings_for_cuda_steps_too_small_for_bfloat16_are_not_lost(stage, bucket, start):
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param
 
@@ -278,6 +279,8 @@ def test_with_the_settings_for_cuda_steps_too_small_for_bfloat16_are_not_lost(st
     layer = torch.nn.Linear(8, 8, bias=False, dtype=torch.bfloat16)
     before = layer.weight.detach().float()
     settings = device.learner_config("cuda", **LEARNER | {"zero_stage": stage, "lr": 1e-6, "weight_decay": 0.0})
+    if bucket is not None:
+        settings["zero_optimization"]["reduce_bucket_size"] = bucket
     engine, *_ = deepspeed.initialize(model=layer, model_parameters=layer.parameters(), config=settings)
     for _ in range(3):
         engine.backward(engine(torch.ones(2, 8, dtype=torch.bfloat16)).float().sum())
@@ -338,3 +341,21 @@ def test_a_reference_is_sharded_at_zero_3_and_else_whole_in_a_gpus_host(kind, st
     assert device.reference_place(kind, stage) == ("sharded" if stage == 3 else places[found[0] > 0, found[1] > 0])
     half = device.reference_bytes(kind, 100, "bfloat16", zero_stage=stage, offload=offload, ranks=3)
     assert sum(half) == -(-sum(expected) // 2)
+
+
+def test_buckets_are_small_on_cuda_and_the_users_come_first():
+    def bucket(kind, stage, **zero):
+        overrides = {"zero_optimization": zero}
+        settings = device.learner_config(kind, **LEARNER | {"zero_stage": stage, "overrides": overrides})
+        return settings["zero_optimization"].get("reduce_bucket_size")
+
+    assert [bucket("cuda", stage) for stage in range(4)] == [None, 10**8, 10**8, 10**8]
+    assert bucket("cpu", 3) is None and bucket("cuda", 3, reduce_bucket_size=7) == 7
+
+
+def test_a_plan_allows_memory_for_what_is_no_tensor_on_cuda_alone(monkeypatch):
+    for allowed in (device.RUNTIME_BYTES, device.SAMPLER_BYTES, device.ASLEEP_BYTES):
+        assert allowed["cpu"] == 0 < allowed["cuda"] < 5 * 10**9
+    assert device.ASLEEP_BYTES["cuda"] <= device.SAMPLER_BYTES["cuda"]
+    monkeypatch.setattr(device, "free_memory_bytes", lambda kind: None if kind == "cpu" else (7, 9))
+    assert [device.total_memory_bytes(kind) for kind in ("cpu", "cuda")] == [None, 9]

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mmrl.engine.family import FAMILIES, family_of
 from mmrl.engine.shape import model_shape
-from mmrl.ops.cost import ModelShape, Training, Work, causal_pairs, imbalance
+from mmrl.ops.cost import ModelShape, TowerShape, Training, Work, causal_pairs, imbalance
 
 GRIDS = ((1, 4, 6), (1, 18, 10))
 """One image smaller than a window of 8 patches, one of whole windows and parts of them."""
@@ -135,3 +135,29 @@ def test_ranks_wait_in_every_row_for_the_one_that_has_most():
     assert imbalance([[4, 2], [2, 4]]) == pytest.approx(8 / 6)
     assert imbalance([[5, 1], [3, 0]]) == pytest.approx(6 / 4.5)
     assert imbalance([[0], [0]]) == 1.0
+
+
+TOWER = TowerShape(layers=32, width=1280, mlp_width=3420, mlp_matrices=3, patch_values=1176, merge=2, out=1, heads=16)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "mlp_width", "sizes", "stands"),
+    [
+        (16, 2, 11008, [1, 2, 4], "the vision tower's MLP has 3420 columns"),  # Qwen2.5-VL-3B at 8
+        (28, 4, 18944, [1, 2, 4], "the model has 28 attention heads"),  # 7B at 8
+        (40, 8, 27648, [1, 2, 4], "the vision tower's MLP has 3420 columns"),
+        (48, 6, 27648, [1, 2], "the model has 6 key-value heads"),
+    ],
+)
+def test_layers_are_divided_by_whole_heads_and_columns(heads, kv_heads, mlp_width, sizes, stands):
+    text = {"heads": heads, "kv_heads": kv_heads, "mlp_width": mlp_width}
+    shape = ModelShape(layers=1, width=1, head_size=128, vocabulary=1, tower=TOWER, **text)
+    assert stands == shape.indivisible(8)
+    assert [n for n in (1, 2, 3, 4, 8) if not shape.indivisible(n)] == sizes
+
+
+def test_a_tower_that_each_rank_has_whole_stands_in_no_way():
+    shape = ModelShape(
+        layers=1, width=1, heads=16, kv_heads=2, head_size=128, mlp_width=11008, vocabulary=1, tower=TOWER
+    )
+    assert shape.indivisible(8) and not shape.indivisible(8, whole_tower=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,28 +11,105 @@ import pytest
 import torch
 
 from mmrl.engine.shape import model_shape
-from mmrl.ops.memory import States, activations, cache_bytes_per_token, layer_activations, patch_activations, states
+from mmrl.ops.memory import (
+    States,
+    Zero,
+    activations,
+    cache_bytes_per_token,
+    layer_activations,
+    patch_activations,
+    states,
+)
 
 M = 10**6
 
 
+def held(found: States) -> dict[str, int]:
+    """What is not zero, in millions of bytes."""
+    return {name: value // M for name, value in asdict(found).items() if value and name != "keeps_gradients"}
+
+
 @pytest.mark.parametrize(
-    ("width", "zero_stage", "ranks", "offload", "expected"),
+    ("width", "zero", "expected"),
     [
-        (4, 0, 2, "none", States(12 * M, 0, 16 * M, 8 * M, 0, 0, 16 * M, 0)),
-        (2, 1, 2, "none", States(6 * M, 4 * M, 8 * M, 4 * M, 0, 0, 12 * M, 0)),
-        (2, 2, 2, "none", States(6 * M, 4 * M, 8 * M, 4 * M, 0, 0, 12 * M, 0)),
-        (4, 3, 4, "none", States(3 * M, 0, 4 * M, 2 * M, 0, 12 * M, 4 * M, 0)),
-        (2, 3, 2, "optimizer", States(3 * M, 0, 0, 0, 0, 6 * M, 0, 28 * M)),
-        (2, 3, 2, "parameters", States(0, 0, 0, 0, 0, 6 * M, 0, 31 * M)),
+        (4, Zero(0, 1), {"weights": 12, "optimizer": 16, "gradients": 8}),
+        (2, Zero(0, 1), {"weights": 6, "master": 8, "optimizer": 16, "gradients": 4, "step": 8}),
+        (
+            2,
+            Zero(1, 2, reduce_bucket=M),
+            {"weights": 6, "master": 4, "optimizer": 8, "gradients": 4, "buckets": 2, "reduced": 2, "step": 4},
+        ),
+        (  # the second buffer is filled while the first is reduced
+            2,
+            Zero(2, 2, reduce_bucket=M, buffers=2, float32_sums=True),
+            {"weights": 6, "master": 4, "optimizer": 8, "gradients": 4, "buckets": 4, "reduced": 2},
+        ),
+        (  # what is added up, and what the last micro-batch adds
+            4,
+            Zero(2, 2, reduce_bucket=M, fused=False),
+            {"weights": 12, "master": 4, "optimizer": 8, "gradients": 8, "buckets": 4, "reduced": 4, "step": 12},
+        ),
+        (
+            2,
+            Zero(3, 2, reduce_bucket=M, sub_group=M // 2),
+            {
+                "weights": 3, "master": 4, "optimizer": 8, "gradients": 4, "buckets": 2, "reduced": 2, "gathered": 6,
+                "step": 2,
+            },
+        ),
+        (2, Zero(3, 1, reduce_bucket=M), {"weights": 6, "master": 8, "optimizer": 16, "gradients": 8, "buckets": 2,
+                                          "step": 8}),
+        (2, Zero(3, 2, "optimizer", reduce_bucket=M), {"weights": 3, "buckets": 2, "reduced": 2, "gathered": 6,
+                                                       "host": 20}),
+        (2, Zero(3, 2, "parameters", reduce_bucket=M), {"buckets": 2, "reduced": 2, "gathered": 6, "host": 23}),
+    ],
+)  # fmt: skip
+def test_states_of_two_million_trained_and_one_million_frozen_weights(width, zero, expected):
+    assert held(states(2 * M, M, width=width, zero=zero)) == expected
+
+
+def test_only_stage_3_keeps_gradients_between_steps_and_buckets_are_as_large_as_asked():
+    found = [states(2 * M, 0, width=2, zero=Zero(stage, 2, float32_sums=stage > 1)) for stage in range(4)]
+    assert [each.keeps_gradients for each in found] == [False, False, False, True]
+    assert [each.buckets for each in found] == [0, 1000 * M, 1000 * M, 1000 * M]
+    kinds = {"weights", "master", "optimizer"}
+    assert [each.kept.keys() - kinds for each in found] == [set(), set(), set(), {"gradients", "buckets"}]
+
+
+def test_what_is_gathered_is_what_is_used_again_soon_and_the_largest_weight():
+    zero = Zero(3, 8, reuse=M)
+    assert states(9 * M, 0, width=2, zero=zero, largest=3 * M).gathered == 8 * M
+    assert states(9 * M, 0, width=2, zero=Zero(3, 1, reuse=M), largest=3 * M).gathered == 0
+
+
+@pytest.mark.parametrize(
+    ("stage", "place", "offloads", "expected"),
+    [
+        (3, "sharded", "none", (M, 0, 0)),
+        (3, "sharded", "parameters", (0, 0, M)),
+        (2, "host", "none", (0, 8 * M, 8 * M)),
+        (2, "device", "none", (8 * M, 0, 0)),
     ],
 )
-def test_states_of_two_million_trained_and_one_million_frozen_weights(width, zero_stage, ranks, offload, expected):
-    assert states(2 * M, M, width=width, zero_stage=zero_stage, ranks=ranks, offload=offload) == expected
+def test_a_reference_is_sharded_or_comes_from_the_host_while_it_computes(stage, place, offloads, expected):
+    with_it, without = (
+        states(4 * M, 0, width=2, zero=Zero(stage, 8, offloads), reference=where) for where in (place, None)
+    )
+    assert (with_it.reference, with_it.reference_used, with_it.host - without.host) == expected
 
 
-def test_a_reference_is_whole_on_every_rank():
-    assert states(2 * M, M, width=2, zero_stage=3, ranks=8, reference=True).reference == 6 * M
+def test_settings_of_deepspeed_say_what_is_allocated():
+    settings = {
+        "zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5e6, "sub_group_size": 7},
+        "optimizer": {"params": {"fused": True}},
+        "data_types": {"grad_accum_dtype": "fp32"},
+    }
+    assert Zero.of(settings, 4) == Zero(2, 4, "none", 5 * M, 10**9, 7, 2, float32_sums=True, fused=True)
+    place = {"device": "cpu"}
+    plain = {"zero_optimization": {"stage": 3, "offload_optimizer": place}, "optimizer": {"params": {}}}
+    assert Zero.of(plain, 1) == Zero(3, 1, "optimizer", 500 * M, fused=False)
+    plain["zero_optimization"]["offload_param"] = place
+    assert Zero.of(plain, 1).offloads == "parameters"
 
 
 def kept_bytes(model: Any, inputs: dict[str, Any]) -> int:

@@ -39,7 +39,7 @@ def config(tmp_path: Path) -> Callable[..., Path]:
             "trainer": {"prompts_per_step": 3, "steps": 2, "run_dir": str(tmp_path / "run")},
         }
         for key, value in sections.items():
-            base[key] = {**base.get(key, {}), **value}
+            base[key] = {**base.get(key, {}), **value} if isinstance(value, dict) else value
         path = tmp_path / "config.yaml"
         path.write_text(yaml.safe_dump(base))
         return path
@@ -110,16 +110,37 @@ def test_sizes_come_from_the_config_where_no_weights_are(plan: Plan, models: Cal
 
 
 def test_what_does_not_fit_is_an_error_with_what_to_do(plan: Plan) -> None:
-    code, found, err = plan("--memory", "0.005")
-    assert code == 5 and "an update may take" in err and "tokens_per_microbatch" in err
-    assert {each["exit_code"] for each in found["errors"]} == {5}
-    code, _, err = plan("--memory", "0.0001")
-    assert "not one sequence" in err
+    code, found, err = plan("--memory", "3")  # CUDA and vLLM are allowed more
+    assert code == 5 and "the smallest setting needs" in err and "GB are missing" in err
+    assert {each["exit_code"] for each in found["errors"]} == {5} and "proposal" not in found
+    code, found, err = plan("--memory", "8", "--gpus", "2", sampler={"memory_fraction": 0.9})
+    assert code == 5 and "sampling may take" in err and "set cluster.name=ray, cluster.ranks=2" in err
+    assert found["memory"]["phase"] == "sample" and found["memory"]["kind"] == "sampler"
+    assert found["proposal"].keys() == {"cluster.name", "cluster.ranks", "sampler.memory_fraction"}
+    code, _, err = plan("--memory", "8", sampler={"memory_fraction": 0.1})
+    assert code == 5 and "not one sequence" in err
+
+
+def test_a_step_may_have_more_prompts_than_there_are(plan: Plan) -> None:
+    code, found, _ = plan("--completion-tokens", "6", trainer={"prompts_per_step": 50})
+    assert code == 0 and found["data"]["prompts_looked_at"] == ROWS and found["step"]["completions"] == 200
+
+
+def test_without_its_data_a_plan_assumes_the_longest_prompts(plan: Plan) -> None:
+    data = {"train": {"name": "geometry3k"}, "max_prompt_tokens": 100}
+    code, found, _ = plan(data=data, rewards=[{"name": "math"}])
+    assert code == 0 and "prompts of data.max_prompt_tokens are assumed" in found["notes"][0]
+    assert found["data"]["prompt_tokens"]["max"] == 100 and 0 < found["data"]["image_tokens"]["max"] <= 75
+    assert found["sampler"]["longest_sequence"] == 110
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(("--completion-tokens", "11"), "1 to sampler.max_new_tokens"), (("--memory", "8", "--measure"), "leave one")],
+    [
+        (("--completion-tokens", "11"), "1 to sampler.max_new_tokens"),
+        (("--memory", "8", "--measure"), "leave one"),
+        (("--gpus", "2"), "and --memory GB of each"),
+    ],
 )
 def test_assumptions_that_cannot_be_are_refused(words: tuple[str, ...], said: str, plan: Plan) -> None:
     code, _, err = plan(*words)
