@@ -17,6 +17,7 @@ os.environ.update(
     HF_HUB_DISABLE_PROGRESS_BARS="1",
     HF_HUB_OFFLINE="1",
     RAY_AUTH_MODE="disabled",
+    RAY_worker_niceness="0",  # else ranks wait for the tests beside them
     OMP_NUM_THREADS="1",  # tiny layers: threads that wait for each other on busy cores cost a hundred times more
     TOKENIZERS_PARALLELISM="false",
     TORCHDYNAMO_DISABLE="1",

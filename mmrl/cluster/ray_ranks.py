@@ -35,8 +35,13 @@ CLUSTER_S = 40
 """Seconds for Ray to find a cluster by itself and to connect."""
 CAUSE_S = 2
 """Seconds for Ray, and for a rank's node, to say why the rank's process ended."""
-SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-"""Environment variables, unless the user has set them: no statistics are sent, and nothing is said about CPU actors."""
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",
+}
+"""Environment variables, unless the user has set them: no statistics are sent, nothing is said about CPU actors, and the
+ranks of a cluster that starts here have the priority of other processes (Ray's own is 15, the last but four)."""
 T = TypeVar("T")
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """How a client of gRPC begins: HTTP/2's preface and empty settings (RFC 9113, section 3.4)."""
