@@ -40,8 +40,8 @@ SETTINGS = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_worker_niceness": "0",
 }
-"""Environment variables, unless the user has set them: no statistics are sent, nothing is said about CPU actors, and the
-ranks of a cluster that starts here have the priority of other processes (Ray's own is 15, the last but four)."""
+"""Environment variables, unless the user has set them: no statistics are sent, nothing is said about CPU actors, and
+the ranks of a cluster that starts here have the priority of other processes (Ray would start them at niceness 15)."""
 T = TypeVar("T")
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """How a client of gRPC begins: HTTP/2's preface and empty settings (RFC 9113, section 3.4)."""
