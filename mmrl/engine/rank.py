@@ -267,8 +267,15 @@ class RankEngine:
             sizes[parameter.requires_grad] += parameter.numel()
         kept = device.host_bytes_offloaded(sizes[True], sizes[False], self._precision, learner.offload) // world_size
         if has_reference:
-            place = {"zero_stage": learner.zero_stage, "offload": learner.offload, "ranks": world_size}
-            kept += device.reference_bytes(self._kind, sum(sizes.values()), self._precision, **place)[1]
+            _, reference = device.reference_bytes(
+                self._kind,
+                sum(sizes.values()),
+                self._precision,
+                zero_stage=learner.zero_stage,
+                offload=learner.offload,
+                ranks=world_size,
+            )
+            kept += reference
         if not kept:
             return
         ranks: list[Any] = [None] * world_size

@@ -431,12 +431,12 @@ def test_ranks_share_out_whole_groups(two_ranks, case):
 def test_two_ranks_score_as_one_with_a_reference_that_is_sharded_at_zero_3(two_ranks, case, vision, plain):
     with two_ranks.learning() as learner:
         found = [*learner.logprobs(case.samples), *learner.reference_logprobs(case.samples)]
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        held = [ray.get(actor.__ray_call__.remote(reference_bytes)) for actor in two_ranks._ranks._actors]
     alone = plain(vision.folder.path)
     single = [alone.logprobs(sample, vision.media).detach().numpy() for sample in case.samples]
     np.testing.assert_allclose(np.concatenate(found), np.concatenate(single * 2), atol=1e-5)
     whole = sum(4 * parameter.numel() for parameter in alone.model.parameters())
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    held = [ray.get(actor.__ray_call__.remote(reference_bytes)) for actor in two_ranks._ranks._actors]
     (stage,) = {stage for stage, _ in held}
     expected, _ = device.reference_bytes("cpu", whole // 4, "float32", zero_stage=stage, offload="none", ranks=2)
     assert [size for _, size in held] == pytest.approx([expected] * 2, rel=1e-3)
