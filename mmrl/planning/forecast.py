@@ -113,7 +113,8 @@ class _Forecast:
 
     def _longest_example(self) -> Example:
         """A prompt of as many tokens as there may be, most of them of an image if the model reads any."""
-        data, grids = self.config.data, ()
+        data = self.config.data
+        grids: tuple[tuple[int, int, int], ...] = ()
         if (tower := self.shape.tower) is not None:
             factor = self.plan.media.grid.factor
             tokens = min(data.max_pixels // factor**2, data.max_prompt_tokens * 3 // 4)
