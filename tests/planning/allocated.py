@@ -91,7 +91,6 @@ class Allocated:
                 stack.callback(register(lambda *_: void(self.look(self.stepping))).remove)
             yield
         known = self.look(self.resident)
-        gc.collect()
         self.unknown = sum(_others(known).values())
 
 
@@ -104,7 +103,7 @@ def _others(known: dict[int, int]) -> dict[int, int]:
 
     found = dict[int, int]()
     for each in gc.get_objects():
-        if isinstance(each, torch.Tensor) and each.layout == torch.strided and each.device.type == "cpu":
+        if type(each) in (torch.Tensor, torch.nn.Parameter) and each.layout == torch.strided and not each.is_meta:
             storage = each.untyped_storage()
             if storage.data_ptr() not in known:
                 found[storage.data_ptr()] = storage.nbytes()
@@ -132,7 +131,7 @@ def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
     config = from_mapping(base | options | {"model": {"path": folder, **options.get("model", {})}})
     media = MediaStore(Path(folder, f"media-{os.environ['RANK']}"), ImageGrid(28, 3136, 50176))
     prompt = Encoder(model, media).encode(Prompt("p", (Message("user", "what is 3+4?"),)))
-    ids = np.arange(20, 84, dtype=np.int32)
+    ids = np.arange(20, 52, dtype=np.int32)
     samples = [Sample(prompt, (Segment(ids, True, np.zeros(len(ids), np.float32)),)) for _ in range(4)]
     advantages = [np.full(len(ids), (-1.0) ** i) for i in range(4)]
     masks = [sample.mask for sample in samples]
@@ -155,6 +154,7 @@ def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
         "unknown": found.unknown,
         "trained": sum(size for trained, size in sizes if trained),
         "frozen": sum(size for trained, size in sizes if not trained),
+        "small": sum(size for _, size in sizes if size <= 10**5),
         "largest": max(size for _, size in sizes),
     }
 
