@@ -100,6 +100,15 @@ class PlannedModel:
             logits_bytes=self._logits(row),
         )
 
+    def _features(self, config: Config, rows: Sequence[Work]) -> int:
+        """Of the images that a rank keeps for a step, where the tower is not trained; see ``device.FEATURE_BYTES``."""
+        if (tower := self.shape.tower) is None or self.training.reaches("projector"):
+            return 0
+        tokens = (
+            sum(row.patches for row in rows) * config.learner.minibatches // (config.cluster.ranks * tower.merge**2)
+        )
+        return min(tokens * tower.mergers * tower.out * self.width, device.FEATURE_BYTES[self.kind])
+
     def footprint(self, config: Config, rows: Sequence[Work], longest: int) -> Footprint:
         """Of one rank.
 
@@ -116,6 +125,7 @@ class PlannedModel:
             self.states(config),
             max(self.activations(row, checkpointing=checkpointing) for row in rows),
             max(forward),
+            self._features(config, rows),
             device.RUNTIME_BYTES[self.kind],
             device.ASLEEP_BYTES[self.kind] if self.kind == "cuda" and config.sampler.name == "vllm" else 0,
             self.sampled_weights // tensor_parallel,
@@ -132,6 +142,7 @@ class Footprint:
         states: What DeepSpeed holds.
         activations: Of the largest micro-batch.
         forward: Of the largest micro-batch without gradients.
+        features: Of images, kept for the length of a step.
         runtime: Allowed for what is no tensor.
         asleep: Allowed for a sampler that sleeps.
         sampler_weights: Of the sampler's copy, as far as this rank has it.
@@ -142,6 +153,7 @@ class Footprint:
     states: States
     activations: int
     forward: int
+    features: int
     runtime: int
     asleep: int
     sampler_weights: int
@@ -152,6 +164,7 @@ class Footprint:
         """By phase and kind, while the learner owns the device."""
         held, kept = self.states, self.states.kept
         runtime = {"runtime": self.runtime + self.asleep}
+        kept |= {"image features": self.features}
         used = kept | {"reference": held.reference + held.reference_used}
         own = {"gradients": held.gradients, "buckets": held.buckets}
         buckets = own | {"buckets": held.buckets + held.reduced}

@@ -152,7 +152,7 @@ def footprint(activations_per_token: int = 0) -> Callable[[Any], Footprint]:
         zero = Zero(learner.zero_stage, config.cluster.ranks, learner.offload, reduce_bucket=0, float32_sums=True)
         held = states(GB, 0, width=2, zero=zero)
         activations = activations_per_token * learner.tokens_per_microbatch
-        return Footprint(held, activations, 0, 0, 0, 2 * GB, 0, GB // 8)
+        return Footprint(held, activations, 0, 0, 0, 0, 2 * GB, 0, GB // 8)
 
     return take
 
