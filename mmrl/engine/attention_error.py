@@ -42,7 +42,7 @@ def attention_error(
     query, key, value = tested = [x.clone().requires_grad_() for x in inputs]
     output, _ = kernel(torch.nn.Module(), query, key, value, None, layout=layout, scaling=head_size**-0.5)
     exact = [x.double().requires_grad_() for x in inputs]
-    expected = _plain(*exact, spans)
+    expected = _plain(spans, *exact)
     gradients = torch.autograd.grad(output, tested, upstream_1SHD)
     exact_gradients = torch.autograd.grad(expected, exact, upstream_1SHD.double())
     pairs = zip((output, *gradients), (expected, *exact_gradients), strict=True)
@@ -50,7 +50,7 @@ def attention_error(
 
 
 def _plain(
-    query_1HSD: torch.Tensor, key_1KSD: torch.Tensor, value_1KSD: torch.Tensor, spans: Sequence[Span]
+    spans: Sequence[Span], query_1HSD: torch.Tensor, key_1KSD: torch.Tensor, value_1KSD: torch.Tensor
 ) -> torch.Tensor:
     """(1, S, H, D): one span at a time, by the formula."""
     repeats = query_1HSD.shape[1] // key_1KSD.shape[1]
