@@ -87,7 +87,7 @@ def test_greedy_completions_are_compared_up_to_the_first_other_token():
     ("error", "area"), [(ResourceError("vLLM does not start"), "engine"), (NumericsError("stale"), "numbers")]
 )
 def test_a_stage_that_fails_is_a_row_and_ends_what_builds_on_it(error, area, monkeypatch, tmp_path):
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(trial.TinyRun, "start", fail)

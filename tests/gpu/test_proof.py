@@ -15,7 +15,7 @@ from mmrl.engine import attention
 from tests.gpu import kernels
 
 sound = attention.packed_sdpa
-attention.packed_sdpa = lambda *args, scaling, **options: sound(*args, scaling=1.1 * scaling, **options)
+attention.KERNELS["mmrl_packed_sdpa"] = lambda *args, scaling, **options: sound(*args, scaling=1.1 * scaling, **options)
 run = kernels.run
 """
 CRASH = """
