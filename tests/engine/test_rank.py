@@ -110,6 +110,7 @@ class Recording:
         self._patch(DeepSpeedLearner, "weight_version", property(lambda _: self.version))
         self._patch(torch.cuda, "empty_cache", lambda: self.log.append("free the cache"))
         self._patch(torch.cuda, "get_device_name", lambda: "a fake")
+        self._patch(torch.cuda, "mem_get_info", lambda: (3, 10))
         self._patch(torch.distributed, "is_initialized", lambda: False)
         self._patch(torch.distributed, "get_rank", lambda: 0)
         self._patch(torch.distributed, "get_world_size", lambda: 1)
