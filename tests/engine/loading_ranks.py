@@ -27,6 +27,7 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mmrl.cluster.process import forget_stale_builds
 from mmrl.config import from_mapping
 from mmrl.engine.device import learner_config
 from mmrl.engine.folder import ModelFolder
@@ -138,6 +139,7 @@ def said_of(model: str) -> str:
 
 
 def main(model: str, broken: str) -> None:
+    forget_stale_builds()
     torch.distributed.init_process_group("gloo")
     said = said_of(broken)  # first: it imports what loading needs
     found = resident_while_loaded(model) | {"arrived": arrived_while_loaded(model), "said": said}

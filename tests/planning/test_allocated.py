@@ -68,7 +68,7 @@ def run(ranks: int, folder: Path, settings: list[dict[str, Any]]) -> list[dict[s
         for rank in range(ranks)
     ]
     try:
-        outputs = [process.communicate(timeout=240) for process in processes]
+        outputs = [process.communicate(timeout=600) for process in processes]
     finally:
         for process in processes:
             process.kill()
