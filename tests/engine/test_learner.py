@@ -402,42 +402,8 @@ def gradients(group: Any) -> dict[str, torch.Tensor]:
     return first
 
 
-@pytest.fixture(scope="module", params=[0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 3])
-def two_ranks(request, vision, ray_address) -> Iterator[Any]:
-    settings = EXPOSED | {"zero_optimization": SMALL}
-    learner = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": settings, "zero_stage": request.param}
-    learner["tokens_per_microbatch"] = 60
-    # In the reward, the KL is in no gradient; the reference is there all the same.
-    algorithm = {"name": "grpo", "kl": {"coef": 0.1, "where": "reward"}}
-    cluster = {"name": "ray", "ranks": 2, "address": ray_address}
-    config = vision.config(learner=learner, cluster=cluster, algorithm=algorithm)
-    grpo = GRPO(GRPO.Config())
-    group = start_engine(config, vision.folder, vision.media, grpo, max_images=2, with_sampler=False)
-    yield group
-    group.close()
-
-
-@pytest.mark.parametrize("prompts", [{"text"}, {"text", "one"}, {"text", "one", "two"}])
-@pytest.mark.parametrize("mode", get_args(AggregationMode))
-def test_two_ranks_find_the_gradient_of_one(two_ranks, mode, prompts, rows, row_gradients, case):
-    constant = 32.0 if mode.endswith("norm") else None
-    part = [row for row in rows(mode, constant) if row.sample.prompt.id in prompts]
-    present = [sample.prompt.id in prompts for sample in case.samples]
-    weights = [w * p for w, p in zip(expected_weights(mode, case.tokens), present, strict=True)]
-    with two_ranks.learning() as learner:
-        result = learner.update(part)
-        found = gradients(two_ranks)
-        np.testing.assert_allclose(
-            np.concatenate(result.logprobs), np.concatenate(learner.logprobs([row.sample for row in part])), atol=1e-6
-        )
-    expected = weighted(row_gradients, weights)
-    assert norm({name: found[name] - expected[name] for name in expected}) < 1e-5 * norm(expected)
-    assert result.metrics["policy/grad_norm"] == pytest.approx(norm(expected), rel=1e-5)
-    terms = zip(weights, ADVANTAGES, case.tokens, strict=True)
-    assert result.metrics["loss/policy"] == pytest.approx(-sum(w * a * n for w, a, n in terms), rel=1e-5)
-
-
-@pytest.fixture(scope="module", params=[False, True], ids=["tied", "untied"])
+# Before the tests of `two_ranks`, which keeps this process's connection to Ray.
+@pytest.fixture(params=[False, True], ids=["tied", "untied"])
 def many_chunks(request, bench, ray_address, plain) -> Iterator[Any]:
     """Two ranks at ZeRO 3 that compute four tokens' logits at a time, and drop every gathered weight after its use."""
     setting = bench("qwen2_5_vl", request.param)
@@ -471,6 +437,41 @@ def test_ranks_with_different_numbers_of_head_chunks_find_the_gradient_of_one(ma
     assert found.keys() == expected.keys()
     assert norm({name: found[name] - expected[name] for name in expected}) < 1e-5 * norm(expected)
     assert result.metrics["policy/grad_norm"] == pytest.approx(norm(expected), rel=1e-5)
+
+
+@pytest.fixture(scope="module", params=[0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 3])
+def two_ranks(request, vision, ray_address) -> Iterator[Any]:
+    settings = EXPOSED | {"zero_optimization": SMALL}
+    learner = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": settings, "zero_stage": request.param}
+    learner["tokens_per_microbatch"] = 60
+    # In the reward, the KL is in no gradient; the reference is there all the same.
+    algorithm = {"name": "grpo", "kl": {"coef": 0.1, "where": "reward"}}
+    cluster = {"name": "ray", "ranks": 2, "address": ray_address}
+    config = vision.config(learner=learner, cluster=cluster, algorithm=algorithm)
+    grpo = GRPO(GRPO.Config())
+    group = start_engine(config, vision.folder, vision.media, grpo, max_images=2, with_sampler=False)
+    yield group
+    group.close()
+
+
+@pytest.mark.parametrize("prompts", [{"text"}, {"text", "one"}, {"text", "one", "two"}])
+@pytest.mark.parametrize("mode", get_args(AggregationMode))
+def test_two_ranks_find_the_gradient_of_one(two_ranks, mode, prompts, rows, row_gradients, case):
+    constant = 32.0 if mode.endswith("norm") else None
+    part = [row for row in rows(mode, constant) if row.sample.prompt.id in prompts]
+    present = [sample.prompt.id in prompts for sample in case.samples]
+    weights = [w * p for w, p in zip(expected_weights(mode, case.tokens), present, strict=True)]
+    with two_ranks.learning() as learner:
+        result = learner.update(part)
+        found = gradients(two_ranks)
+        np.testing.assert_allclose(
+            np.concatenate(result.logprobs), np.concatenate(learner.logprobs([row.sample for row in part])), atol=1e-6
+        )
+    expected = weighted(row_gradients, weights)
+    assert norm({name: found[name] - expected[name] for name in expected}) < 1e-5 * norm(expected)
+    assert result.metrics["policy/grad_norm"] == pytest.approx(norm(expected), rel=1e-5)
+    terms = zip(weights, ADVANTAGES, case.tokens, strict=True)
+    assert result.metrics["loss/policy"] == pytest.approx(-sum(w * a * n for w, a, n in terms), rel=1e-5)
 
 
 @pytest.mark.parametrize("two_ranks", [0], indirect=True)
