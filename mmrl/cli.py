@@ -78,7 +78,7 @@ def _run(words: list[str]) -> int:
 
 
 def _drop_broken_streams() -> None:
-    """What stdout and stderr could not take is dropped, or the interpreter's last flush would change the exit code."""
+    """Drop what stdout and stderr could not take, as the interpreter's last flush would change the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -105,7 +105,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 
 def _split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What argparse is to see, and the overrides: ``a.b=v``, ``--a.b=v`` or ``--a.b v``."""
+    """The words for argparse, and the overrides among them: ``a.b=v``, ``--a.b=v`` or ``--a.b v``."""
     others: list[str] = []
     overrides: list[str] = []
     remaining = iter(words)

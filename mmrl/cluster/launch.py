@@ -167,7 +167,7 @@ def check_installations(group: RankGroup, config: Config) -> None:
 
 
 def place_ranks(group: RankGroup, places: Sequence[Place]) -> list[RankPlace]:
-    """What each rank must know of itself and the others."""
+    """Each rank's number, address, threads and place on its node, and where rank 0 listens."""
     address, across = places[0].address, len({place.address for place in places}) > 1
     port = group.ask(0, "reserve_port", address)
     shares = [cores // group.nodes.count(node) for node, cores in zip(group.nodes, group.all("cores"), strict=True)]
@@ -196,7 +196,7 @@ def find_shared_files(group: RankGroup, folder: Path) -> None:
 
 
 def place_model(group: RankGroup, model: ModelFolder) -> list[str]:
-    """Of each rank, the model's folder on its node: fetched from the hub once, seen there too, or sent."""
+    """Each rank's path of the model: on its node, fetched from the hub once, seen there too, or sent."""
     if model.commit is not None:
         nodes = list(dict.fromkeys(group.nodes))
         wanted = model.name, model.commit, model.trust_remote_code
@@ -209,7 +209,7 @@ def place_model(group: RankGroup, model: ModelFolder) -> list[str]:
 
 
 def place_checkpoint(group: RankGroup, checkpoint: Path | None) -> list[str]:
-    """Of each rank, the checkpoint's folder on its node: seen there too, or its ``model/`` and ``state/`` are sent."""
+    """Each rank's path of the checkpoint: on its node, seen there too, or with ``model/`` and ``state/`` sent."""
     if checkpoint is None:
         return [""] * len(group.nodes)
     files = sorted(path for part in ("model", "state") for path in (checkpoint / part).rglob("*") if path.is_file())
@@ -217,7 +217,7 @@ def place_checkpoint(group: RankGroup, checkpoint: Path | None) -> list[str]:
 
 
 def _place_folder(group: RankGroup, folder: Path, files: Sequence[str], name: str) -> list[str]:
-    """Of each rank, a folder on its node with these files of a folder here."""
+    """Each rank's path, on its node, of a folder with these files of a folder here."""
     folder = folder.absolute()
     expected = fingerprints(str(folder), files)
     where = {}
