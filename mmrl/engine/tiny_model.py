@@ -140,7 +140,7 @@ def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny",
         values = {f"{name}_id": ids[token] for name, token in VISION_TOKENS.items()}
         tower = {**VISION[family], **SIZES[size].vision(family)}
         values |= {"text_config": text, "vision_config": tower, "tie_word_embeddings": True}
-        _write_processor(folder, family)
+        write_processor(folder, family)
     torch.manual_seed(seed)
     head = "ForConditionalGeneration" if vision else "ForCausalLM"
     config = getattr(transformers, f"{STEMS[family]}Config")(**values)
@@ -158,12 +158,15 @@ def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny",
     return folder
 
 
-def _write_processor(folder: Path, family: str) -> None:
+def write_processor(
+    folder: Path, family: str, *, max_pixels: int = 50176, patch_size: int = TOWER["patch_size"]
+) -> None:
+    """Write the image processor's settings of a vision-language family."""
     settings = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": f"{STEMS[family]}Processor",
-        "size": {"shortest_edge": 3136, "longest_edge": 50176},
-        "patch_size": TOWER["patch_size"],
+        "size": {"shortest_edge": 3136, "longest_edge": max_pixels},
+        "patch_size": patch_size,
         "temporal_patch_size": 2,
         "merge_size": 2,
         "image_mean": [0.48, 0.45, 0.40],

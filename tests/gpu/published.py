@@ -6,7 +6,7 @@ Weights are drawn on the device and written as a Hugging Face folder, so that al
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,8 @@ def write(bench: Bench, folder: Path, widths: Widths, *, vision: bool, grown_fro
     import transformers
     from safetensors.torch import save_file
 
-    from mmrl.engine.tiny_model import SPECIAL_TOKENS, write_tokenizer
+    from mmrl.engine.tiny_model import SPECIAL_TOKENS, write_processor, write_tokenizer
+    from mmrl.engine.weights import shards
 
     folder.mkdir(parents=True)
     tokenizer = write_tokenizer(folder, vision=vision)
@@ -57,7 +58,7 @@ def write(bench: Bench, folder: Path, widths: Widths, *, vision: bool, grown_fro
     stem, head = ("Qwen2_5_VL", "ForConditionalGeneration") if vision else ("Qwen2", "ForCausalLM")
     config = getattr(transformers, f"{stem}Config")(**_values(widths, ids, vision))
     if vision:
-        _write_processor(folder)
+        write_processor(folder, "qwen2_5_vl", max_pixels=2_000_000)
     with torch.device("meta"):
         model = getattr(transformers, stem + head)(config)
     model.to(torch.bfloat16).config.save_pretrained(folder)
@@ -67,7 +68,8 @@ def write(bench: Bench, folder: Path, widths: Widths, *, vision: bool, grown_fro
         for file in set(places.values()):
             (folder / file).symlink_to(grown_from / file)
     shapes = {name: weight.shape for name, weight in model.named_parameters() if name not in places}
-    for number, names in enumerate(_shards(shapes)):
+    sizes = {name: 2 * shape.numel() for name, shape in shapes.items()}
+    for number, names in enumerate(shards(sizes, SHARD_BYTES)):
         file = f"model-{widths.layers:02d}-{number:02d}.safetensors"
         save_file(
             {name: _drawn(name, shapes[name], bench.device).cpu() for name in names}, folder / file, {"format": "pt"}
@@ -117,30 +119,6 @@ def _values(widths: Widths, ids: Mapping[str, int], vision: bool) -> dict[str, A
     }
     tokens = {f"{name}_id": ids[token] for name, token in VISION_TOKENS.items()}
     return {**tokens, "text_config": text, "vision_config": tower, "tie_word_embeddings": True}
-
-
-def _write_processor(folder: Path) -> None:
-    settings = {
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "processor_class": "Qwen2_5_VLProcessor",
-        "size": {"shortest_edge": 3136, "longest_edge": 2_000_000},
-        "patch_size": 14,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-
-
-def _shards(shapes: Mapping[str, Sequence[int]]) -> Iterator[list[str]]:
-    names, size = list[str](), 0
-    for name, shape in shapes.items():
-        names.append(name)
-        size += 2 * int(np.prod(shape))
-        if size >= SHARD_BYTES:
-            yield names
-            names, size = [], 0
-    if names:
-        yield names
 
 
 def _drawn(name: str, shape: Sequence[int], where: str) -> Any:

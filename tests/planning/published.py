@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from mmrl.engine.tiny_model import SPECIAL_TOKENS, STEMS, VISION_TOKENS, _write_processor, write_tokenizer
+from mmrl.engine.tiny_model import SPECIAL_TOKENS, STEMS, VISION_TOKENS, write_processor, write_tokenizer
 
 
 def _text(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocabulary: int, tied: bool) -> dict[str, Any]:
@@ -66,8 +65,6 @@ def write_published(folder: Path, name: str) -> Path:
         values = {f"{name}_id": ids[token] for name, token in VISION_TOKENS.items()}
         values |= {"text_config": text | {"rope_parameters": rope}, "tie_word_embeddings": text["tie_word_embeddings"]}
         values["vision_config"] = tower | {"out_hidden_size": text["hidden_size"]}
-        _write_processor(folder, family)
-        settings = json.loads((folder / "preprocessor_config.json").read_text())
-        (folder / "preprocessor_config.json").write_text(json.dumps(settings | {"patch_size": tower["patch_size"]}))
+        write_processor(folder, family, patch_size=tower["patch_size"])
     getattr(transformers, f"{STEMS[family]}Config")(**values).save_pretrained(folder)
     return folder
