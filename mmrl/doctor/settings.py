@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from mmrl.config import ClusterConfig
 from mmrl.doctor.finding import Finding
-from mmrl.engine.device import hides_gpus
+from mmrl.engine.driver import hides_gpus
 from mmrl.redaction import names_a_secret
 
 PREFIXES = ("NCCL_", "GLOO_", "VLLM_", "HF_", "TRANSFORMERS_", "DS_", "RAY_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "OMP_")

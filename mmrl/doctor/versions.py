@@ -16,8 +16,7 @@ from packaging.utils import canonicalize_name
 from mmrl import registry
 from mmrl.doctor.finding import Finding, Status
 from mmrl.doctor.probe import Probe
-from mmrl.engine.device import CudaFacts, unused_gpu
-from mmrl.engine.driver import Driver
+from mmrl.engine.driver import CudaFacts, Driver, unused_gpu
 
 TESTED_PYTHON = "3.11"
 """The Python of the lock file that every test runs on."""

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mmrl.engine.driver import Driver, oldest_driver
-from mmrl.errors import ResourceError
+from mmrl.engine import driver
 
 if TYPE_CHECKING:
     import torch
@@ -67,80 +64,9 @@ def detect() -> DeviceKind:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@dataclass(frozen=True, slots=True)
-class CudaFacts:
-    """What tells a GPU that torch cannot use from a machine without one.
-
-    Attributes:
-        torch: Its version.
-        cuda: The CUDA version that torch is built for; empty for a CPU build.
-        error: Why torch finds no GPU, in its own words; empty if they are not known.
-        visible: The environment variable CUDA_VISIBLE_DEVICES; None if it is not set.
-    """
-
-    torch: str
-    cuda: str
-    error: str
-    visible: str | None
-    driver: Driver
-
-    @classmethod
-    def here(cls) -> CudaFacts:
-        """Those of this process, in which torch finds no GPU."""
-        import torch
-
-        visible, driver = os.environ.get("CUDA_VISIBLE_DEVICES"), Driver()
-        error = ""
-        if not hides_gpus(visible):
-            driver = Driver.here()
-        if driver.has_gpu and torch.version.cuda:
-            try:
-                torch.cuda.init()
-            except (RuntimeError, AssertionError) as problem:
-                error = str(problem).partition("\n")[0]
-        return cls(torch.__version__, torch.version.cuda or "", error, visible, driver)
-
-
-def hides_gpus(visible: str | None) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES says that no GPU is wanted; Slurm's word for it is ``NoDevFiles``."""
-    return visible is not None and visible.strip() in ("", "-1", "NoDevFiles")
-
-
-def unused_gpu(facts: CudaFacts) -> ResourceError | None:
-    """Why torch uses no GPU although there is one and nobody has said that a CPU is wanted; None if all is well."""
-    driver = facts.driver
-    if hides_gpus(facts.visible) or not driver.has_gpu:
-        return None
-    build = f"torch {facts.torch}, built for " + (f"CUDA {facts.cuda}" if facts.cuda else "CPUs")
-    where = f"NVIDIA's driver {driver.version or 'of unknown version'}; {build}"
-    on_cpu = "to train on the CPU all the same, set CUDA_VISIBLE_DEVICES to nothing (CUDA_VISIBLE_DEVICES= mmrl ...)"
-    if not facts.cuda:
-        return ResourceError(
-            "there is an NVIDIA GPU, and the installed torch is built without CUDA",
-            where=where,
-            remedy=f"install mmrl[gpu] in a new environment; {on_cpu}",
-        )
-    needed = oldest_driver(facts.cuda)
-    if needed is not None and driver.is_older_than(needed):
-        return ResourceError(
-            f"NVIDIA's driver {driver.version} is too old for CUDA {facts.cuda}",
-            where=where,
-            possible=f"a driver from {needed} on",
-            remedy=f"update the driver, or install a torch that is built for an older CUDA; {on_cpu}",
-        )
-    reasons = [facts.error or "torch does not say why", driver.error and f"nvidia-smi fails: {driver.error}"]
-    listed = "" if facts.visible is None else f"; CUDA_VISIBLE_DEVICES={facts.visible}"
-    return ResourceError(
-        f"there is an NVIDIA GPU, and torch finds none: {'; '.join(filter(None, reasons))}",
-        where=where + listed,
-        possible="" if needed is None else f"a driver from {needed} on",
-        remedy=f"repair the driver (nvidia-smi must work), and look at CUDA_VISIBLE_DEVICES; {on_cpu}",
-    )
-
-
 def check_gpu(kind: DeviceKind) -> None:
-    """Raises ResourceError if this process would train on a CPU although it has a GPU; see ``unused_gpu``."""
-    if kind == "cpu" and (error := unused_gpu(CudaFacts.here())):
+    """Raises ResourceError if this process would train on a CPU although it has a GPU; see ``driver.unused_gpu``."""
+    if kind == "cpu" and (error := driver.unused_gpu(driver.CudaFacts.here())):
         raise error
 
 

@@ -1,4 +1,4 @@
-"""NVIDIA's driver: which one is here, whether it has a GPU for this process, and which one a build of CUDA needs."""
+"""NVIDIA's driver: which one is here, whether it has a GPU for this process, and why torch does not use that GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+from mmrl.errors import ResourceError
 
 OLDEST = {11: 450, 12: 525, 13: 580}
 """The oldest driver of each major version of CUDA (CUDA's release notes, "CUDA minor version compatibility")."""
@@ -59,6 +61,77 @@ class Driver:
         """Whether its version is known, and below a major version."""
         major = self.version.partition(".")[0]
         return major.isdigit() and int(major) < needed
+
+
+@dataclass(frozen=True, slots=True)
+class CudaFacts:
+    """What tells a GPU that torch cannot use from a machine without one.
+
+    Attributes:
+        torch: Its version.
+        cuda: The CUDA version that torch is built for; empty for a CPU build.
+        error: Why torch finds no GPU, in its own words; empty if they are not known.
+        visible: The environment variable CUDA_VISIBLE_DEVICES; None if it is not set.
+    """
+
+    torch: str
+    cuda: str
+    error: str
+    visible: str | None
+    driver: Driver
+
+    @classmethod
+    def here(cls) -> CudaFacts:
+        """Those of this process, in which torch finds no GPU."""
+        import torch
+
+        visible, driver = os.environ.get("CUDA_VISIBLE_DEVICES"), Driver()
+        error = ""
+        if not hides_gpus(visible):
+            driver = Driver.here()
+        if driver.has_gpu and torch.version.cuda:
+            try:
+                torch.cuda.init()
+            except (RuntimeError, AssertionError) as problem:
+                error = str(problem).partition("\n")[0]
+        return cls(torch.__version__, torch.version.cuda or "", error, visible, driver)
+
+
+def hides_gpus(visible: str | None) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES says that no GPU is wanted; Slurm's word for it is ``NoDevFiles``."""
+    return visible is not None and visible.strip() in ("", "-1", "NoDevFiles")
+
+
+def unused_gpu(facts: CudaFacts) -> ResourceError | None:
+    """Why torch uses no GPU although there is one and nobody has said that a CPU is wanted; None if all is well."""
+    driver = facts.driver
+    if hides_gpus(facts.visible) or not driver.has_gpu:
+        return None
+    build = f"torch {facts.torch}, built for " + (f"CUDA {facts.cuda}" if facts.cuda else "CPUs")
+    where = f"NVIDIA's driver {driver.version or 'of unknown version'}; {build}"
+    on_cpu = "to train on the CPU all the same, set CUDA_VISIBLE_DEVICES to nothing (CUDA_VISIBLE_DEVICES= mmrl ...)"
+    if not facts.cuda:
+        return ResourceError(
+            "there is an NVIDIA GPU, and the installed torch is built without CUDA",
+            where=where,
+            remedy=f"install mmrl[gpu] in a new environment; {on_cpu}",
+        )
+    needed = oldest_driver(facts.cuda)
+    if needed is not None and driver.is_older_than(needed):
+        return ResourceError(
+            f"NVIDIA's driver {driver.version} is too old for CUDA {facts.cuda}",
+            where=where,
+            possible=f"a driver from {needed} on",
+            remedy=f"update the driver, or install a torch that is built for an older CUDA; {on_cpu}",
+        )
+    reasons = [facts.error or "torch does not say why", driver.error and f"nvidia-smi fails: {driver.error}"]
+    listed = "" if facts.visible is None else f"; CUDA_VISIBLE_DEVICES={facts.visible}"
+    return ResourceError(
+        f"there is an NVIDIA GPU, and torch finds none: {'; '.join(filter(None, reasons))}",
+        where=where + listed,
+        possible="" if needed is None else f"a driver from {needed} on",
+        remedy=f"repair the driver (nvidia-smi must work), and look at CUDA_VISIBLE_DEVICES; {on_cpu}",
+    )
 
 
 def oldest_driver(cuda: str) -> int | None:

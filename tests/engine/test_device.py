@@ -6,17 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
 
 from mmrl.config import SamplerConfig
 from mmrl.engine import device
-from mmrl.engine.device import CudaFacts
-from mmrl.engine.driver import Driver
 from mmrl.engine.vllm_sampler import OWNED_KEYS, engine_arguments
-from mmrl.errors import ConfigError, ResourceError
+from mmrl.errors import ConfigError
 
 LEARNER = {"dtype": "bfloat16", "zero_stage": 3, "max_grad_norm": 0.5, "lr": 1e-4, "weight_decay": 0.1, "overrides": {}}
 
@@ -28,72 +25,6 @@ def test_a_rank_knows_its_place(kind, local_rank):
         "RANK": "9", "LOCAL_RANK": local_rank, "WORLD_SIZE": "16", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1234",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }  # fmt: skip
-
-
-TOO_OLD = "The NVIDIA driver on your system is too old (found version 12080)."
-UNUSED = CudaFacts("2.13.0+cu130", "13.0", TOO_OLD, None, Driver("570.133.20"))
-"""A machine whose driver does not know the CUDA that torch is built for."""
-
-
-@pytest.mark.parametrize(
-    ("changes", "parts"),
-    [
-        ({}, ["driver 570.133.20 is too old for CUDA 13.0", "torch 2.13.0+cu130", "from 580 on", "update the driver"]),
-        ({"visible": "3"}, ["driver 570.133.20 is too old"]),  # as in a rank, which Ray has given a GPU
-        ({"torch": "2.13.0+cpu", "cuda": ""}, ["built without CUDA", "driver 570.133.20", "install mmrl[gpu]"]),
-        ({"driver": Driver("580.95.05"), "visible": "7", "error": ""}, ["does not say why", "DEVICES=7"]),
-        (
-            {"driver": Driver("580.95.05"), "error": "CUDA unknown error"},
-            ["CUDA unknown error", "from 580"],
-        ),
-        (
-            {"driver": Driver("", "Driver/library version mismatch", opens=True)},
-            ["unknown version", "fails: Driver"],
-        ),
-        ({"cuda": "14.1", "driver": Driver("580.95.05")}, ["torch finds none", "built for CUDA 14.1"]),
-    ],
-)
-def test_a_gpu_that_torch_cannot_use_is_no_silent_cpu(changes, parts):
-    message = str(device.unused_gpu(replace(UNUSED, **changes)))
-    assert all(part in message for part in parts), message
-    assert "CUDA_VISIBLE_DEVICES= mmrl" in message
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"visible": ""},
-        {"visible": "-1"},
-        {"visible": "NoDevFiles"},
-        {"driver": Driver()},
-        {"driver": Driver(error="it could not communicate with the driver")},
-        {"driver": Driver("580.95.05", "No devices were found", opens=True)},
-    ],
-)
-def test_a_machine_without_a_gpu_or_a_user_who_wants_none_gets_the_cpu(changes):
-    assert device.unused_gpu(replace(UNUSED, **changes)) is None
-
-
-@pytest.fixture
-def gpu_beside_a_cpu_build(tmp_path, monkeypatch):
-    """An nvidia-smi that tells of a GPU, on the PATH of this process and of those that it starts."""
-    if torch.version.cuda:
-        pytest.skip("this torch is built for CUDA")
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 580.95.05\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
-@pytest.mark.usefixtures("gpu_beside_a_cpu_build")
-def test_no_engine_starts_on_a_cpu_beside_an_unused_gpu(start, monkeypatch):
-    monkeypatch.setattr("mmrl.cluster.local.RankEngine", None)  # it would fail otherwise
-    with pytest.raises(ResourceError, match="the installed torch is built without CUDA") as caught:
-        start()
-    assert "580.95.05" in caught.value.where and torch.__version__ in caught.value.where
-    device.check_gpu("cuda")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    device.check_gpu("cpu")
 
 
 def test_nothing_of_a_cpus_environment_reaches_cuda():
