@@ -35,6 +35,8 @@ lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitl
 accuracy = [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]
 print(f"\n== Held-out exact match: {accuracy[0]:.1%} before, {accuracy[-1]:.1%} after reinforcement learning")
 print(f"""
+(A loss of about 0 is right: with one update per batch its value vanishes and its gradient does not.)
+
 run          {run}
 every step   {run}/metrics.jsonl
 every answer {run}/rollouts/
