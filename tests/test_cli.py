@@ -252,7 +252,7 @@ def test_show_prints_a_config_that_loads_again_with_origins(
 
 def test_plugins_lists_the_installed_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins"]) == 0
-    assert ["algorithm", "grpo", "mmrl", mmrl.__version__, "installed"] in [
+    assert ["algorithm", "grpo", mmrl.DISTRIBUTION, mmrl.__version__, "installed"] in [
         line.split() for line in capsys.readouterr().out.split("\n")
     ]
     assert main(["plugins", "--json"]) == 0

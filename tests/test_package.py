@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import ast
 import io
+import os
 import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tokenize
 import tomllib
+import venv
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import mmrl
+
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PLUGINS = PYPROJECT["project"]["entry-points"]
+PLUGIN_PACKAGES = {target.partition(".")[0] for group in PLUGINS.values() for target in group.values()}
+ORIGINS = "import importlib.util as u, sys; print(*[u.find_spec(name).origin for name in sys.argv[1:]], sep='\\n')"
+"""A program that says where packages are."""
 SOURCES = ("mmrl", "plugins", "datasets")
 TEMPLATE = Path("mmrl/plugin_template")
 HEAVY = {"PIL", "datasets", "deepspeed", "math_verify", "pyarrow", "ray", "sklearn", "swanlab", "tensorboard", "torch"}
@@ -26,9 +35,9 @@ COMMON_WORDS = {"exact", "format", "length", "math", "numeric", "overlong", "rel
 CORE_WORDS = {"choice", "code", "count", "http", "model"}
 
 
-def run(*command: str, cwd: Path = ROOT) -> str:
+def run(*command: str, cwd: Path = ROOT, env: dict[str, str] | None = None) -> str:
     """The output of a command, which fails the test if the command fails."""
-    done = subprocess.run(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(command, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -44,8 +53,7 @@ def modules(*folders: str) -> list[Path]:
 
 
 def plugin_names() -> set[str]:
-    groups = PYPROJECT["project"]["entry-points"].values()
-    return {name for group in groups for name in group}
+    return {name for group in PLUGINS.values() for name in group}
 
 
 def test_ruff_finds_nothing() -> None:
@@ -118,19 +126,69 @@ def top_level_imports(path: Path) -> set[str]:
     return found
 
 
-def test_one_wheel_holds_every_package(tmp_path: Path) -> None:
-    source, wheels = tmp_path / "source", tmp_path / "wheels"
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheel and the sdist, built without a network from the files that are tracked or to be."""
+    source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
     for path in visible_files():
         if path.parts[0] in {*SOURCES, "pyproject.toml", "README.md", "LICENSE"}:
             (source / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / path, source / path)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-qq"]
-    run(*command, "--wheel-dir", str(wheels), str(source))
-    (wheel,) = wheels.iterdir()
-    carried = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    pip("wheel", "--wheel-dir", str(built), str(source))
+    run(sys.executable, "-c", f"from hatchling.build import build_sdist; build_sdist({str(built)!r})", cwd=source)
+    (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    return {"wheel": wheel, "sdist": sdist}
+
+
+def pip(command: str, *words: str) -> None:
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "-qq"]
+    run(sys.executable, "-m", "pip", command, *options, *words)
+
+
+def test_one_wheel_holds_every_package(packages: dict[str, Path]) -> None:
+    carried = {name for name in zipfile.ZipFile(packages["wheel"]).namelist() if ".dist-info/" not in name}
     sources = {path for path in visible_files() if path.parts[0] in SOURCES}
     written = {path.as_posix() for path in sources if path.suffix not in {".md", ".svg"} or TEMPLATE in path.parents}
     assert carried == {re.sub(r"^(plugins|datasets)/", "", path) for path in written}
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_a_package_works_without_the_checkout(kind: str, packages: dict[str, Path], tmp_path: Path) -> None:
+    """Installed into a folder of its own, and used from another one."""
+    site, work = tmp_path / "site", tmp_path / "work"
+    work.mkdir()
+    pip("install", "--target", str(site), str(packages[kind]))
+    assert {path.name for path in site.glob("*.dist-info")} == {f"mmrl_train-{mmrl.__version__}.dist-info"}
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+
+    def python(*words: str) -> str:
+        return run(sys.executable, *words, cwd=work, env=environment)
+
+    found = python("-c", ORIGINS, "mmrl", *sorted(PLUGIN_PACKAGES)).splitlines()
+    assert len(found) == 5 and all(Path(origin).is_relative_to(site) for origin in found)
+    assert python("-m", "mmrl", "--version") == f"mmrl {mmrl.__version__}\n"
+    rows = [line.split() for line in python("-m", "mmrl", "plugins").splitlines()]
+    assert {row[1] for row in rows if "mmrl-train" in row} == plugin_names()
+    python("-m", "mmrl", "init", "plugin", "new-rl")
+    assert '"mmrl-train"' in (work / "new-rl/pyproject.toml").read_text()
+
+
+def test_a_checkout_called_mmrl_works_from_the_folder_that_holds_it(tmp_path: Path) -> None:
+    """There ``mmrl/`` could be a namespace package; an editable install puts the checkout itself on the path."""
+    (tmp_path / "mmrl").symlink_to(ROOT)
+    venv.create(tmp_path / "venv")
+    (site,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    pip("install", "--target", str(site), "--editable", str(tmp_path / "mmrl"))
+    (site / "required.pth").write_text(sysconfig.get_path("purelib"))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+    def python(*words: str) -> str:
+        return run(str(tmp_path / "venv/bin/python"), *words, cwd=tmp_path, env=environment)
+
+    assert python("-m", "mmrl", "--version") == f"mmrl {mmrl.__version__}\n"
+    packages = ["mmrl", "datasets", *sorted(PLUGIN_PACKAGES)]
+    found = [Path(origin).resolve() for origin in python("-c", ORIGINS, *packages).splitlines()]
+    assert [path.is_relative_to(ROOT) for path in found] == [name != "datasets" for name in packages]
 
 
 def test_the_top_level_stays_small() -> None:

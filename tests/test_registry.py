@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mmrl import DISTRIBUTION
 from mmrl.config import PluginSpec, RewardSpec, from_mapping
 from mmrl.errors import ConfigError, PluginError
 from mmrl.interfaces import API_VERSION, Reward
@@ -33,7 +34,7 @@ def test_listing_shows_every_package_and_imports_none(package) -> None:
     module = package("raise RuntimeError('imported')")
     found = list_plugins()
     assert PluginInfo("reward", "length", "thirdparty", "1.2", f"{module}:Length") in found
-    assert {info.distribution for info in found} >= {"mmrl", "thirdparty"}
+    assert {info.distribution for info in found} >= {"mmrl-train", "thirdparty"}
     assert module not in sys.modules
 
 
@@ -62,6 +63,7 @@ def test_an_unknown_name_gets_a_suggestion_and_the_installed_ones(package) -> No
     assert "did you mean length?" in text
     assert "possible:" in text
     assert "`mmrl plugins`" in refusal("zzzzzz")
+    assert "did you mean mmrl-train:exact?" in refusal("mmrl:exact")
 
 
 def test_a_name_of_two_packages_must_be_selected_and_only_when_asked_for(package) -> None:
@@ -154,9 +156,9 @@ def test_used_plugins_are_told_once_each(package) -> None:
         }
     )
     assert [(info.kind, info.name, info.distribution) for info in used_plugins(config)] == [
-        ("dataset", "table", "mmrl"),
+        ("dataset", "table", "mmrl-train"),
         ("reward", "length", "thirdparty"),
-        ("algorithm", "sft", "mmrl"),
+        ("algorithm", "sft", "mmrl-train"),
     ]
 
 
@@ -234,7 +236,7 @@ def test_a_file_that_is_missing_or_no_reward_is_refused(file) -> None:
     assert "an installed plugin" in refusal(file(), "tracker")
 
 
-@pytest.mark.parametrize("info", [info for info in list_plugins() if info.distribution == "mmrl"], ids=str)
+@pytest.mark.parametrize("info", [info for info in list_plugins() if info.distribution == DISTRIBUTION], ids=str)
 def test_every_first_party_plugin_fits_its_interface(info: PluginInfo) -> None:
     assert resolve(info.kind, info.name).__name__ == info.target.rpartition(":")[2]
 

@@ -206,6 +206,18 @@ def test_an_interrupted_set_up_is_done_again_over_what_it_left(set_up: Any, tmp_
     assert finish(set_up())[0] == 0 and calls(tmp_path) == []
 
 
+def test_a_package_of_the_old_name_is_removed_before_the_new_one_is_installed(set_up: Any, tmp_path: Path) -> None:
+    old = tmp_path / "venv/lib/python3.11/site-packages/mmrl-0.2.0.dist-info"
+    old.mkdir(parents=True)
+    assert finish(set_up())[0] == 0
+    asked = [call.split("-qq ")[-1] for call in calls(tmp_path) if "pip" in call]
+    assert asked.index("uninstall --yes mmrl") < asked.index("install --no-deps --no-build-isolation -e .")
+    old.rmdir()
+    (tmp_path / "venv/mmrl-installed").unlink()
+    assert finish(set_up())[0] == 0
+    assert not any("uninstall" in call for call in calls(tmp_path))
+
+
 def test_two_set_ups_at_once_install_once(set_up: Any, tmp_path: Path) -> None:
     results = [finish(process) for process in [set_up(), set_up()]]
     assert [code for code, _, _ in results] == [0, 0]

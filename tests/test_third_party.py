@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import yaml
 
+from mmrl import DISTRIBUTION
 from mmrl.cli import main
 from mmrl.interfaces import API_VERSION
 
@@ -125,14 +126,14 @@ def test_installed_packages_are_checked_whatever_their_neighbours(site: Path, fa
     found = household.run("plugins", "--check", "--json", folder=site, PYTHONPATH=path_with(site, faulty))
     assert found.returncode == 4, found.stderr
     rows = {(row["distribution"], row["kind"], row["name"]): row for row in json.loads(found.stdout)}
-    assert {key for key, row in rows.items() if row["status"] == "ok" and key[0] != "mmrl"} == {
+    assert {key for key, row in rows.items() if row["status"] == "ok" and key[0] != DISTRIBUTION} == {
         ("mmrl-lite-ppo", "algorithm", "lite_ppo"),
         ("mmrl-lite-ppo", "reward", "repetition"),
         ("acme-rl", "algorithm", "acme_rl"),
         ("acme-rl", "reward", "acme_rl"),
         ("faulty", "algorithm", "lite_ppo"),
     }
-    assert {row["version"] for key, row in rows.items() if key[0] != "mmrl"} == {"0.1.0"}
+    assert {row["version"] for key, row in rows.items() if key[0] != DISTRIBUTION} == {"0.1.0"}
     for distribution in ("mmrl-lite-ppo", "faulty"):
         note = f"name taken twice, use {distribution}:lite_ppo"
         assert rows[distribution, "algorithm", "lite_ppo"]["note"] == note

@@ -73,6 +73,11 @@ install_extra() {
     return 5
 }
 
+remove_old_name() { # The package was once called mmrl. Beside it every plugin would be there twice.
+    if compgen -G "$venv/lib/python*/site-packages/mmrl-*.dist-info" >/dev/null; then pip uninstall --yes mmrl; fi
+    rm -rf mmrl.egg-info
+}
+
 check_driver() { # One that is too old would be found out after gigabytes, when torch sees no GPU.
     local driver
     driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null) || return 0
@@ -109,6 +114,7 @@ install() {
         "$found" -m venv "$venv"
         pip install --upgrade pip || true # a recent one installs the lock in two thirds of the time
     fi
+    remove_old_name
     options=(--no-compile) # modules compile when first imported; most never are
     if [[ $interrupted ]]; then options+=(--ignore-installed); fi # half-written packages look installed to pip
     if [[ $(version "$python") == 311 ]]; then

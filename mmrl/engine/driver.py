@@ -114,7 +114,7 @@ def unused_gpu(facts: CudaFacts) -> ResourceError | None:
         return ResourceError(
             "there is an NVIDIA GPU, and the installed torch is built without CUDA",
             where=where,
-            remedy=f"install mmrl[gpu] in a new environment; {on_cpu}",
+            remedy=f"install mmrl-train[gpu] in a new environment; {on_cpu}",
         )
     needed = oldest_driver(facts.cuda)
     if needed is not None and driver.is_older_than(needed):

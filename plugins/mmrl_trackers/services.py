@@ -37,5 +37,5 @@ def require(module: str, extra: str) -> None:
         raise PluginError(
             f"the tracker {extra} needs a package that is not installed: {module}",
             where="trackers",
-            remedy=f'pip install "mmrl[{extra}]"',
+            remedy=f'pip install "mmrl-train[{extra}]"',
         )

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mmrl import DISTRIBUTION, __version__
 from mmrl.cluster import guard
 from mmrl.cluster.files import Node
 from mmrl.cluster.group import DeadRankError, Place, RankGroup
@@ -301,16 +302,16 @@ def test_other_versions_on_a_node_are_named(group_of, vision):
         plugins = {(kind, spec.name): plugin for _, kind, spec in vision.config().plugins()}
         return {"installation": lambda: Installation(versions, plugins)}
 
-    here = installed_versions(["torch", "transformers", "deepspeed", "mmrl"])
-    same = answers(here, f"mmrl {__import__('mmrl').__version__}")
+    here = installed_versions(["torch", "transformers", "deepspeed", DISTRIBUTION])
+    same = answers(here, f"{DISTRIBUTION} {__version__}")
     check_installations(group_of(FakeRanks(["a", "b"], {0: same, 1: same})), vision.config())
-    other = answers({**here, "torch": "2.11"}, f"mmrl {__import__('mmrl').__version__}")
+    other = answers({**here, "torch": "2.11"}, f"{DISTRIBUTION} {__version__}")
     with pytest.raises(ResourceError, match="node host-b has another version of torch than host-a") as caught:
         check_installations(group_of(FakeRanks(["a", "b"], {0: same, 1: other})), vision.config())
     assert caught.value.where == f"2.11 and {here['torch']}"
     with pytest.raises(ResourceError, match="node host-a has another version of torch"):  # than the driver
         check_installations(group_of(FakeRanks(["a", "b"], {0: other, 1: other})), vision.config())
-    old = answers(here, "mmrl 0.0.1")
+    old = answers(here, f"{DISTRIBUTION} 0.0.1")
     with pytest.raises(PluginError, match=r"node host-b has another \w+ plugin"):
         check_installations(group_of(FakeRanks(["a", "b"], {0: same, 1: old})), vision.config())
 

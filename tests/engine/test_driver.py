@@ -82,7 +82,7 @@ def test_versions_are_compared_as_numbers():
     [
         ({}, ["driver 570.133.20 is too old for CUDA 13.0", "torch 2.13.0+cu130", "from 580 on", "update the driver"]),
         ({"visible": "3"}, ["driver 570.133.20 is too old"]),  # as in a rank, which Ray has given a GPU
-        ({"torch": "2.13.0+cpu", "cuda": ""}, ["built without CUDA", "driver 570.133.20", "install mmrl[gpu]"]),
+        ({"torch": "2.13.0+cpu", "cuda": ""}, ["built without CUDA", "driver 570.133.20", "install mmrl-train[gpu]"]),
         ({"driver": Driver("580.95.05"), "visible": "7", "error": ""}, ["does not say why", "DEVICES=7"]),
         (
             {"driver": Driver("580.95.05"), "error": "CUDA unknown error"},

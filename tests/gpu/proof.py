@@ -132,16 +132,17 @@ def _absent(modules: Sequence[str]) -> list[str]:
 
 def _environment(kind: str, folder: Path) -> dict[str, str]:
     """That of a section: this repository's code, whatever is installed; where mmrl is not, its plugins' names too."""
+    from mmrl import DISTRIBUTION
     from mmrl.doctor.selftest import trial_environment
 
     paths = [ROOT, ROOT / "plugins", ROOT / "datasets"]
     try:
-        metadata.version("mmrl")
+        metadata.version(DISTRIBUTION)
     except metadata.PackageNotFoundError:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-        info = folder / "mmrl-0.dist-info"
+        info = folder / f"{DISTRIBUTION.replace('-', '_')}-0.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mmrl\nVersion: 0\n")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: 0\n")
         lines = [
             f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in names.items())
             for group, names in project["entry-points"].items()

@@ -291,10 +291,10 @@ def test_wandb_online_without_a_login_is_an_error_and_no_question(tmp_path, monk
 @pytest.mark.parametrize(("name", "missing"), [("wandb", "wandb"), ("mlflow", "mlflow.tracking")])
 def test_a_missing_package_is_said_with_its_extra_before_anything_starts(name, missing, fake_runs, monkeypatch, capsys):
     monkeypatch.setattr(services, "find_spec", lambda module: None if module == missing else True)
-    config = fake_runs.config(trackers=[{"name": f"mmrl:{name}"}])
+    config = fake_runs.config(trackers=[{"name": f"mmrl-train:{name}"}])
     for command in (["check", str(config)], ["train", str(config)]):
         assert main(command) == 4
         error = capsys.readouterr().err
         assert f"the tracker {name} needs a package that is not installed: {missing}" in error
-        assert f'pip install "mmrl[{name}]"' in error and "Traceback" not in error
+        assert f'pip install "mmrl-train[{name}]"' in error and "Traceback" not in error
     assert not (fake_runs.folder / "run" / "metrics.jsonl").exists()
