@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SETUP = ROOT / "examples/setup"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCKS = {
-    kind: dict(line.split("==") for line in (SETUP / f"{kind}.lock").read_text().splitlines())
+    kind: dict(line.partition(" ")[0].split("==") for line in (SETUP / f"{kind}.lock").read_text().splitlines())
     for kind in ("cpu", "gpu")
 }
 LOCK = LOCKS["cpu"]
@@ -62,6 +64,38 @@ def test_a_lock_satisfies_what_pyproject_asks_for(kind: str) -> None:
     lock = LOCKS[kind]
     wrong = [each for each in direct_requirements(kind) if lock[canonicalize_name(each.name)] not in each.specifier]
     assert wrong == []
+
+
+@pytest.mark.parametrize("kind", LOCKS)
+def test_every_line_of_a_lock_has_the_hash_of_one_file(kind: str) -> None:
+    lines = (SETUP / f"{kind}.lock").read_text().splitlines()
+    assert [line for line in lines if not re.fullmatch(r"[a-z0-9-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}", line)] == []
+
+
+def test_the_locks_have_the_same_hash_where_they_have_the_same_version() -> None:
+    cpu, gpu = (set((SETUP / f"{kind}.lock").read_text().splitlines()) for kind in ("cpu", "gpu"))
+    assert len(cpu & gpu) == sum(LOCKS["gpu"].get(name) == version for name, version in LOCK.items()) > 150
+
+
+def test_pip_refuses_a_file_that_is_not_the_locks(tmp_path: Path) -> None:
+    """With a hash in the file, as install.sh calls it, one changed byte is enough."""
+    wheel = tmp_path / "thing-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("thing.py", "")
+        archive.writestr("thing-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n")
+        archive.writestr("thing-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("thing-1.0.dist-info/RECORD", "")
+    lock = tmp_path / "lock"
+    lock.write_text(f"thing==1.0 --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n")
+    (words,) = re.findall(
+        r"^locked\(\) \{ pip install .* (--no-deps .*) -r ", (SETUP / "install.sh").read_text(), re.MULTILINE
+    )
+    command = [sys.executable, "-m", "pip", "install", "--no-index", "--find-links", str(tmp_path), *words.split()]
+    command += ["--target", str(tmp_path / "site"), "-r", str(lock)]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    wheel.write_bytes(wheel.read_bytes() + b"!")
+    done = subprocess.run([*command, "--upgrade"], capture_output=True, text=True)
+    assert done.returncode != 0 and "DO NOT MATCH" in done.stderr
 
 
 def test_the_cpus_lock_holds_no_package_that_needs_cuda() -> None:
@@ -133,7 +167,7 @@ case "$*" in
 "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
 esac
 echo "$*" >>"$FAKE_LOG"
-[[ "$*" != *" -r "* ]] || sleep 0.2
+[[ "$*" != *" -r "* ]] || { cat "${!#}" >>"$FAKE_LOG-locked"; sleep 0.2; }
 [[ -z ${FAKE_FAILURE:-} || "$*" != *$FAKE_FAILURE* ]]
 """
 
@@ -185,7 +219,7 @@ def test_set_up_installs_the_lock_once_and_prints_the_python(set_up: Any, tmp_pa
     first = calls(tmp_path)
     assert first[0] == f"-m venv {tmp_path}/venv"
     assert any(f"torch=={LOCK['torch']}+cpu" in call for call in first)
-    assert any("--no-deps -r " in call for call in first)
+    assert any("--no-deps --require-hashes -r " in call for call in first)
     assert "examples/setup/torchvision_ops.py" in first
     assert finish(set_up())[:2] == (0, out) and calls(tmp_path) == []
 
@@ -193,16 +227,20 @@ def test_set_up_installs_the_lock_once_and_prints_the_python(set_up: Any, tmp_pa
 def test_set_up_takes_the_builds_at_hand_where_no_cpu_builds_are_found(set_up: Any, tmp_path: Path) -> None:
     code, _, err = finish(set_up(FAKE_FAILURE="+cpu"))
     assert code == 0, err
-    asked = [call.split()[-1] for call in calls(tmp_path) if "torch" in call and "pip" in call]
-    torch, vision = f"torch=={LOCK['torch']}", f"torchvision=={LOCK['torchvision']}"
-    assert asked == [f"{torch}+cpu", torch, f"{vision}+cpu", vision]
+    asked = [call.split("--no-deps ")[1].split()[0] for call in calls(tmp_path) if "--no-deps" in call]
+    hashed = "--require-hashes"
+    torch, vision = f"torch=={LOCK['torch']}+cpu", f"torchvision=={LOCK['torchvision']}+cpu"
+    assert asked == [torch, hashed, vision, hashed, hashed, "--no-build-isolation"]
+    lines = (tmp_path / "log-locked").read_text().splitlines()
+    assert [line.partition("==")[0] for line in lines[:2]] == ["torch", "torchvision"]
+    assert sorted(lines) == sorted((SETUP / "cpu.lock").read_text().splitlines())
 
 
 def test_an_interrupted_set_up_is_done_again_over_what_it_left(set_up: Any, tmp_path: Path) -> None:
-    assert finish(set_up(FAKE_FAILURE="--no-deps -r"))[0] != 0
+    assert finish(set_up(FAKE_FAILURE="--require-hashes -r"))[0] != 0
     assert not any("--ignore-installed" in call for call in calls(tmp_path))
     assert finish(set_up())[0] == 0
-    assert any("--ignore-installed" in call and "--no-deps -r" in call for call in calls(tmp_path))
+    assert any("--ignore-installed" in call and "--require-hashes -r" in call for call in calls(tmp_path))
     assert finish(set_up())[0] == 0 and calls(tmp_path) == []
 
 
@@ -221,7 +259,7 @@ def test_a_package_of_the_old_name_is_removed_before_the_new_one_is_installed(se
 def test_two_set_ups_at_once_install_once(set_up: Any, tmp_path: Path) -> None:
     results = [finish(process) for process in [set_up(), set_up()]]
     assert [code for code, _, _ in results] == [0, 0]
-    assert sum("--no-deps -r" in call for call in calls(tmp_path)) == 1
+    assert sum("--require-hashes -r" in call for call in calls(tmp_path)) == 1
 
 
 def write_driver(tmp_path: Path, version: str) -> None:
@@ -239,7 +277,7 @@ def gpu_at_hand(set_up: Any, tmp_path: Path) -> None:
 def test_with_a_gpu_its_lock_is_installed_and_nothing_of_the_cpus(set_up: Any, tmp_path: Path) -> None:
     assert finish(set_up())[0] == 0
     installs = calls(tmp_path)
-    assert any(call.endswith("--no-deps -r examples/setup/gpu.lock") for call in installs)
+    assert any(call.endswith("--no-deps --require-hashes -r examples/setup/gpu.lock") for call in installs)
     assert not [call for call in installs if "cpu" in call or "torchvision_ops" in call]
     assert finish(set_up())[0] == 0 and calls(tmp_path) == []
 
@@ -283,11 +321,14 @@ def test_a_gpu_whose_driver_fails_is_not_passed_over_in_silence(set_up: Any, tmp
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
-def test_another_python_gets_the_extras_and_a_notice(kind: str, set_up: Any, tmp_path: Path, request: Any) -> None:
+@pytest.mark.parametrize("other", [{"FAKE_VERSION": "312"}, {"HOSTTYPE": "aarch64"}, {"OSTYPE": "darwin24"}])
+def test_another_python_or_machine_gets_the_extras_and_a_notice(
+    kind: str, other: dict[str, str], set_up: Any, tmp_path: Path, request: Any
+) -> None:
     if kind == "gpu":
         request.getfixturevalue("gpu_at_hand")
-    code, _, err = finish(set_up(FAKE_VERSION="312"))
-    assert code == 0 and "the locks are for Python 3.11" in err
+    code, _, err = finish(set_up(**other))
+    assert code == 0 and "the locks are for Python 3.11 on Linux and x86-64" in err
     assert any(call.endswith(f".[{kind},ray,dev]") for call in calls(tmp_path))
 
 

@@ -4,8 +4,8 @@
 #   MMRL_VENV              where the environment is, or shall be (default: .venv in the repository)
 #   CUDA_VISIBLE_DEVICES   set to nothing, it asks for a CPU's environment where there is a GPU
 #
-# It installs the complete lock for a machine with a GPU, or for one without; on a Python that the locks are not for, the
-# extra `gpu` or `cpu`. When nothing has changed since the last time it does nothing.
+# It installs the complete lock for a machine with a GPU, or for one without, and compares each file with the lock's hash;
+# on a Python or machine that the locks are not for, it installs the extra `gpu` or `cpu`. When nothing has changed since the last time it does nothing.
 set -euo pipefail
 
 venv=${MMRL_VENV:-.venv}
@@ -45,21 +45,26 @@ wanted() { # Whatever the environment depends on.
 
 up_to_date() { wanted | cmp -s - "$done_mark"; }
 
-pin() { grep "^$1==" "$lock"; }
+locked() { pip install "${options[@]}" --no-deps --require-hashes -r "$1"; }
 
-install_pinned() { # The CPU build of a locked package, else the build at hand.
-    pip install "${options[@]}" --no-deps "$(pin "$1")+cpu" 2>/dev/null ||
-        pip install "${options[@]}" --no-deps "$(pin "$1")"
+pin() { # name==version of a locked package
+    local line
+    line=$(grep "^$1==" "$lock")
+    echo "${line%% *}"
+}
+
+install_pinned() { # The CPU build of a locked package, for which the lock has no hash, else the lock's own.
+    pip install "${options[@]}" --no-deps "$(pin "$1")+cpu" 2>/dev/null || locked <(grep "^$1==" "$lock")
 }
 
 install_lock() {
     say "installing the $(wc -l <"$lock") packages of $lock, a few minutes"
     if [[ $device == gpu ]]; then
-        pip install "${options[@]}" --no-deps -r "$lock"
+        locked "$lock"
     else
         install_pinned torch
         install_pinned torchvision
-        pip install "${options[@]}" --no-deps -r <(grep -vE '^torch(vision)?==' "$lock")
+        locked <(grep -vE '^torch(vision)?==' "$lock")
         # Where the build at hand is linked to CUDA, it needs CUDA's libraries even without a GPU.
         "$python" -c 'import torch' 2>/dev/null || pip install "$(pin torch)"
     fi
@@ -117,10 +122,10 @@ install() {
     remove_old_name
     options=(--no-compile) # modules compile when first imported; most never are
     if [[ $interrupted ]]; then options+=(--ignore-installed); fi # half-written packages look installed to pip
-    if [[ $(version "$python") == 311 ]]; then
+    if [[ $(version "$python") == 311 && $OSTYPE-$HOSTTYPE == linux-gnu-x86_64 ]]; then
         install_lock
     else
-        say "the locks are for Python 3.11, this is another"
+        say "the locks are for Python 3.11 on Linux and x86-64; this is another Python or machine"
         install_extra
     fi
     [[ $device == gpu ]] || "$python" examples/setup/torchvision_ops.py

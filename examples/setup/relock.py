@@ -8,6 +8,9 @@ Versions that are locked already stay as they are unless ``--upgrade``; what bot
 On a CPU three kinds of packages are left out, because nothing here imports them and beside a CPU torch they do not
 load: torchaudio, torchcodec, and the CUDA libraries of a torch that is linked to CUDA. The GPU's lock is resolved
 against the package index alone: what pip's configuration adds may hold CPU builds, which ask for no CUDA library.
+
+Each line has the hash of the file that the index has for this Python and machine, which is what the locks are for:
+CPython 3.11 on Linux, x86-64. CPU builds of torch and torchvision are not on that index, and have no hash.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,27 +55,40 @@ def locked(extra: str) -> dict[str, str]:
     """The versions that the lock holds, by package."""
     lock = SETUP / f"{extra}.lock"
     lines = lock.read_text().splitlines() if lock.exists() else []
-    return dict(line.split("==") for line in lines)
+    return dict(line.partition(" ")[0].split("==") for line in lines)
 
 
-def resolve(extra: str, pinned: str) -> Any:
-    """pip's report of what it would install into an empty environment."""
+def report(words: Sequence[str], lines: str, *, index_alone: bool) -> list[Any]:
+    """What pip would install into an empty environment; ``words`` end with an option that takes a file of ``lines``."""
     environment = dict(os.environ)
-    if extra == "gpu":
+    if index_alone:
         environment = {k: v for k, v in environment.items() if k not in LOCAL_SOURCES} | {"PIP_CONFIG_FILE": os.devnull}
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "-qq", "--report", "-"]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write(pinned)
+        file.write(lines)
         file.flush()
-        command += ["--use-feature=fast-deps", "--constraint", file.name, *requirements(extra)]
-        return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment).stdout)
+        command += ["--use-feature=fast-deps", *words, file.name]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
+    packages: list[Any] = json.loads(done.stdout)["install"]
+    return packages
 
 
-def pins(report: Any, left_out: re.Pattern[str]) -> list[str]:
+def pins(packages: Sequence[Any], left_out: re.Pattern[str]) -> list[str]:
     """Sorted ``name==version`` lines, local versions (``+cpu``) stripped."""
-    found = [package["metadata"] for package in report["install"]]
-    names = {re.sub(r"[-_.]+", "-", each["name"]).lower(): each["version"].split("+")[0] for each in found}
-    return [f"{name}=={version}" for name, version in sorted(names.items()) if not left_out.fullmatch(name)]
+    versions = {canonical(each): each["metadata"]["version"].split("+")[0] for each in packages}
+    return [f"{name}=={version}" for name, version in sorted(versions.items()) if not left_out.fullmatch(name)]
+
+
+def with_hashes(lines: Sequence[str]) -> list[str]:
+    """The lines, each with the hash of the index's own file."""
+    packages = report(["--no-deps", "--requirement"], "\n".join(lines), index_alone=True)
+    hashes = {canonical(each): each["download_info"]["archive_info"]["hashes"]["sha256"] for each in packages}
+    return [f"{line} --hash=sha256:{hashes[line.partition('==')[0]]}" for line in lines]
+
+
+def canonical(package: Any) -> str:
+    """The name of a package in a report, as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", package["metadata"]["name"]).lower()
 
 
 def main() -> None:
@@ -80,8 +97,9 @@ def main() -> None:
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions that fit")
     options = parser.parse_args()
     for extra in [options.extra] if options.extra else EXTRAS:
-        report = resolve(extra, constraints(extra, options.upgrade))
-        lines = pins(report, LEFT_OUT[extra])
+        words = [*requirements(extra), "--constraint"]
+        packages = report(words, constraints(extra, options.upgrade), index_alone=extra == "gpu")
+        lines = with_hashes(pins(packages, LEFT_OUT[extra]))
         (SETUP / f"{extra}.lock").write_text("".join(f"{line}\n" for line in lines))
 
 
