@@ -115,7 +115,7 @@ def test_the_readmes_config_for_ones_own_data_is_complete(tmp_path: Path, monkey
     section = README.partition("## Your own data\n")[2].partition("\n## ")[0]
     (config,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
     (row,) = re.findall(r"```json\n(.*?)```", section, re.DOTALL)
-    assert len(config.splitlines()) <= 24 and set(yaml.safe_load(config)) >= {"model", "data", "rewards", "algorithm"}
+    assert len(config.splitlines()) <= 20 and set(yaml.safe_load(config)) >= {"model", "data", "rewards", "algorithm"}
     (tmp_path / "mine.yaml").write_text(config)
     for name in ("train.jsonl", "test.jsonl"):
         (tmp_path / name).write_text(row)
