@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TextIO
 
@@ -39,10 +39,16 @@ class Console:
         self._redact = Redactor()
 
     def line(self, text: str) -> None:
-        """Print one line; control characters in it are shown, not obeyed, and secrets are not."""
+        """Print a line, further ones of the text below it, indented; control characters are shown, secrets are not."""
         self.close()
+        shown = visible(self._redact(text), keep="\n").replace("\n", "\n  ")
         with suppress(OSError):
-            print(visible(self._redact(text)), file=self._stream, flush=True)
+            print(shown, file=self._stream, flush=True)
+
+    def lines(self, lines: Iterable[str]) -> None:
+        """Print a block."""
+        for line in lines:
+            self.line(line)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print what a step came to, of the metrics that are there."""

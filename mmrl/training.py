@@ -6,6 +6,7 @@ import math
 import re
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl import registry
+from mmrl.checking.report import INDENT
 from mmrl.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
 from mmrl.config import Config, to_yaml
 from mmrl.console import Console
@@ -26,6 +28,7 @@ from mmrl.recording import RUN_STATE, RunRecorder, best_scores, environment, pru
 from mmrl.resumption import Change, changed_config, changed_fingerprints, fingerprints, plain_config, refuse
 from mmrl.run_directory import RunDirectory, metrics_of
 from mmrl.scoring.scorer import Scorer
+from mmrl.summary import closing, opening
 from mmrl.types import ImageRef
 from mmrl.watchdog import Watchdog
 
@@ -94,7 +97,7 @@ class TrainingRun:
                 self._start_anew()
                 return True
             if self._checkpoint.step >= self._config.trainer.steps and self._unlogged_metrics() is None:
-                self._console.line(f"{self._directory.path} is finished: it has {self._checkpoint.step} steps")
+                self._tell_finished()
                 self._prune()
                 return False
         for change in self._changes:
@@ -152,6 +155,7 @@ class TrainingRun:
             for source in (plan.training, plan.evaluation):
                 if source is not None:
                     source.listen(lambda prompt, reason: directory.event("dropped", prompt=prompt, reason=reason))
+            self._console.lines(opening(config, plan, directory.path, self._begins()))
             self._fingerprints = self._fingerprints or fingerprints(plan)
             left = config.trainer.max_restarts
             while True:
@@ -165,6 +169,26 @@ class TrainingRun:
                         raise
                     self._tell("restart", message=str(error), restarts_left=left)
                     self._go_back()
+            if (newest := self._checkpoints.all()) and newest[-1].step >= config.trainer.steps:
+                self._console.lines(closing(config, directory.path, directory.metrics(), newest[-1].path))
+
+    def _begins(self) -> str:
+        """Where the run begins."""
+        if self._checkpoint is None:
+            return "new"
+        where = f"{self._checkpoint.path}" if self._source else f"step {self._checkpoint.step}"
+        return f"begins from {where}" if self._source else f"goes on after {where}"
+
+    def _tell_finished(self) -> None:
+        """Say that nothing is left to do, and which changes of the config have no effect therefore."""
+        assert self._checkpoint is not None
+        step = self._checkpoint.step
+        self._console.line(
+            f"{self._directory.path} is finished: it has {step} steps; nothing was done. "
+            f"To go on, set trainer.steps above {step}; to train anew, choose another trainer.run_dir"
+        )
+        for change in self._changes:
+            self._console.line(f"changed, without effect: {change}")
 
     def _attempt(self, scorer: Scorer) -> None:
         """One engine from its start to its end."""
@@ -186,6 +210,7 @@ class TrainingRun:
         try:
             with ExitStack() as stack:
                 algorithm = registry.create("algorithm", config.algorithm)
+                start = time.monotonic()
                 engine = start_engine(
                     config,
                     plan.folder,
@@ -195,11 +220,16 @@ class TrainingRun:
                     with_sampler=plan.with_sampler,
                     checkpoint=None if checkpoint is None else checkpoint.path,
                     least_memory=partial(least_memory, config, plan),
+                    progress=lambda text: self._console.line(f"{'':{INDENT}}{text}"),
                 )
                 stack.callback(engine.close)
                 self._interruption.renew()  # engines' packages take signals over
                 self._interruption.check()
                 facts = environment(config, engine)
+                self._console.line(
+                    f"{'':{INDENT}}ready after {time.monotonic() - start:.0f} s: {facts['engine']['device_name']}, "
+                    f"{engine.precision}"
+                )
                 directory.write_environment(facts)
                 directory.write_config(to_yaml(config))
                 states = () if source else self._state.get("trackers", ())  # another run is not written on
@@ -343,7 +373,7 @@ class TrainingRun:
 
         def tell() -> None:
             print(f"mmrl: {error}", file=sys.stderr, flush=True)
-            self._tell("error", message=str(error), exit_code=error.exit_code)
+            self._directory.event("error", message=str(error), exit_code=error.exit_code)
             self._directory.end_attempt(error.exit_code, str(error))
 
         # It may hang in a write, and hold the lock that this needs.
