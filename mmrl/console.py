@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import unicodedata
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TextIO
 
 from tqdm import tqdm
@@ -73,6 +75,39 @@ class Console:
         if bar is not None:
             with suppress(OSError):
                 bar.close()
+
+
+@contextmanager
+def diverted(log: Path) -> Iterator[None]:
+    """Send what libraries write to the process's standard error in a block to a file; ``sys.stderr`` stays.
+
+    If the block raises, the file's text is written to standard error after all.
+    """
+    sys.stderr.flush()
+    kept, before = os.dup(2), sys.stderr
+    with log.open("a+b") as file:
+        begin = file.seek(0, os.SEEK_END)
+        os.dup2(file.fileno(), 2)
+        if _writes_to(before, 2):
+            sys.stderr = os.fdopen(os.dup(kept), "w", buffering=1, errors="backslashreplace")
+        try:
+            yield
+        except BaseException:
+            file.seek(begin)
+            os.write(kept, file.read())
+            raise
+        finally:
+            if sys.stderr is not before:
+                sys.stderr.close()
+                sys.stderr = before
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def _writes_to(stream: TextIO, descriptor: int) -> bool:
+    with suppress(OSError, ValueError):
+        return stream.fileno() == descriptor
+    return False
 
 
 def visible(text: str, keep: str = "") -> str:

@@ -50,7 +50,7 @@ def closing(config: Config, directory: Path, metrics: Mapping[int, Mapping[str, 
     for name in dict.fromkeys([name for name in [config.trainer.best_metric] if name] + [*MET]):
         values = {step: values[name] for step, values in metrics.items() if _is_number(values.get(name))}
         if values:
-            report.show(name, [_course(values, name)])
+            report.show("outcome", [f"{name}: {_course(values, name)}"])
             break
     report.show("policy", [str(policy / "model")])
     next_steps = [f"mmrl export {directory} FOLDER", f"mmrl replay {directory}"]

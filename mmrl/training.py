@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from mmrl import registry
 from mmrl.checking.report import INDENT
 from mmrl.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
+from mmrl.cluster.process import garbage_kept
 from mmrl.config import Config, to_yaml
-from mmrl.console import Console
+from mmrl.console import Console, diverted
 from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, RankLostError, ResourceError
 from mmrl.interruption import Interruption, Stopped, end_process
 from mmrl.media import MediaStore
@@ -44,13 +45,20 @@ class TrainingRun:
 
     Args:
         profiled_steps: Steps to write a trace of, in each attempt.
+        verbose: Whether what the engines' libraries write while they start is shown, and not kept in RUN/engines.log.
     """
 
     def __init__(
-        self, config: Config, directory: RunDirectory, interruption: Interruption, *, profiled_steps: int = 0
+        self,
+        config: Config,
+        directory: RunDirectory,
+        interruption: Interruption,
+        *,
+        profiled_steps: int = 0,
+        verbose: bool = False,
     ) -> None:
         self._config, self._directory, self._interruption = config, directory, interruption
-        self._profiled_steps = profiled_steps
+        self._profiled_steps, self._verbose = profiled_steps, verbose
         self._plan = RunPlan(config, directory.media)
         self._checkpoints = Checkpoints(directory.checkpoints)
         self._console = Console(config.trainer.steps)
@@ -155,7 +163,9 @@ class TrainingRun:
             for source in (plan.training, plan.evaluation):
                 if source is not None:
                     source.listen(lambda prompt, reason: directory.event("dropped", prompt=prompt, reason=reason))
-            self._console.lines(opening(config, plan, directory.path, self._begins()))
+            with garbage_kept():
+                block = opening(config, plan, directory.path, self._begins())
+            self._console.lines(block)
             self._fingerprints = self._fingerprints or fingerprints(plan)
             left = config.trainer.max_restarts
             while True:
@@ -211,17 +221,19 @@ class TrainingRun:
             with ExitStack() as stack:
                 algorithm = registry.create("algorithm", config.algorithm)
                 start = time.monotonic()
-                engine = start_engine(
-                    config,
-                    plan.folder,
-                    plan.media,
-                    algorithm,
-                    max_images=plan.max_images,
-                    with_sampler=plan.with_sampler,
-                    checkpoint=None if checkpoint is None else checkpoint.path,
-                    least_memory=partial(least_memory, config, plan),
-                    progress=lambda text: self._console.line(f"{'':{INDENT}}{text}"),
-                )
+                noise = nullcontext() if self._verbose else diverted(directory.path / "engines.log")
+                with noise, garbage_kept():
+                    engine = start_engine(
+                        config,
+                        plan.folder,
+                        plan.media,
+                        algorithm,
+                        max_images=plan.max_images,
+                        with_sampler=plan.with_sampler,
+                        checkpoint=None if checkpoint is None else checkpoint.path,
+                        least_memory=partial(least_memory, config, plan),
+                        progress=lambda text: self._console.line(f"{'':{INDENT}}{text}"),
+                    )
                 stack.callback(engine.close)
                 self._interruption.renew()  # engines' packages take signals over
                 self._interruption.check()
