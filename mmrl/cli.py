@@ -148,6 +148,8 @@ def _parser() -> argparse.ArgumentParser:
     text = "go on though this key has changed since the checkpoint; repeat for more"
     train.add_argument("--allow-change", action="append", default=[], metavar="KEY", help=text)
     text = f"write a trace of rank 0 to RUN/profile, for Perfetto: of {_PROFILED} steps, or of STEPS"
+    verbose = "show what the engines' libraries write; without it, RUN/engines.log has what they write while they start"
+    train.add_argument("--verbose", action="store_true", help=verbose)
     train.add_argument("--profile", type=_steps, default=0, metavar="STEPS", help=text)
     add("check", _check, "check config, plugins and data, without a GPU", answers_json=True)
     _add_plan(add("plan", _plan, "tell what a run takes in memory and time, before it starts", answers_json=True))
@@ -319,6 +321,7 @@ def _train(arguments: argparse.Namespace) -> int:
                 strict=arguments.strict_resume,
                 allowed=arguments.allow_change,
                 profiled_steps=arguments.profile,
+                verbose=arguments.verbose,
             )
     except Stopped as stopped:
         goes_on = "--resume auto goes on" if arguments.resume == "never" else "the same command goes on"

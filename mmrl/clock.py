@@ -11,7 +11,7 @@ Span = Callable[[str], AbstractContextManager[object]]
 
 
 class Clock:
-    """Adds up seconds by phase, from its creation.
+    """Adds up seconds by phase, from its creation. Phases follow each other: none runs within another.
 
     Args:
         span: Entered with the name of each phase as it begins.
@@ -46,6 +46,7 @@ class Clock:
         """``perf/*`` of a step.
 
         - ``perf/<phase>_s``, ``perf/step_s``: seconds by phase, and from the clock's creation to now.
+        - ``perf/other_s``: seconds of the step outside every phase, so that all of these sum to ``perf/step_s``.
         - ``perf/score_share``: ``perf/score_s / perf/step_s``, the share of the step in which nothing was left to do
           but wait for scores; what is scored while others are generated costs nothing.
         - ``perf/tokens_per_s``: prompt and completion tokens over ``perf/step_s``.
@@ -66,4 +67,5 @@ class Clock:
             rates["perf/score_share"] = self._seconds["score"] / elapsed
         if self._flops and peak_flops_per_s:
             rates["perf/mfu"] = self._flops / (self._seconds["update"] * peak_flops_per_s)
+        seconds["perf/other_s"] = elapsed - sum(seconds.values())
         return {**seconds, **rates, "perf/step_s": elapsed, "perf/tokens_per_s": tokens / elapsed}

@@ -142,10 +142,12 @@ class Collector:
         groups, kept, sizes = list[ScoredGroup](), list[bool](), list[int]()
         with self._sampling(clock) as sampler:
             while sum(kept) < wanted and len(sizes) < max_rounds:
-                prompts = [replace(prompt, epoch=epoch) for epoch, prompt in draw(wanted - sum(kept))]
+                with clock.phase("prompts"):
+                    prompts = [replace(prompt, epoch=epoch) for epoch, prompt in draw(wanted - sum(kept))]
                 found = self._round(sampler, prompts, needs.greedy_rollout, clock, failures)
                 groups += found
-                kept += select(algorithm, found) if needs.refill else [True] * len(found)
+                with clock.phase("credit"):
+                    kept += select(algorithm, found) if needs.refill else [True] * len(found)
                 sizes.append(len(found))
         return Collected(groups, kept, sizes, failures.fractions(self._rewards))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import unicodedata
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TextIO
 
 from tqdm import tqdm
@@ -39,10 +41,16 @@ class Console:
         self._redact = Redactor()
 
     def line(self, text: str) -> None:
-        """Print one line; control characters in it are shown, not obeyed, and secrets are not."""
+        """Print a line, further ones of the text below it, indented; control characters are shown, secrets are not."""
         self.close()
+        shown = visible(self._redact(text), keep="\n").replace("\n", "\n  ")
         with suppress(OSError):
-            print(visible(self._redact(text)), file=self._stream, flush=True)
+            print(shown, file=self._stream, flush=True)
+
+    def lines(self, lines: Iterable[str]) -> None:
+        """Print a block."""
+        for line in lines:
+            self.line(line)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print what a step came to, of the metrics that are there."""
@@ -67,6 +75,39 @@ class Console:
         if bar is not None:
             with suppress(OSError):
                 bar.close()
+
+
+@contextmanager
+def diverted(log: Path) -> Iterator[None]:
+    """Send what libraries write to the process's standard error in a block to a file; ``sys.stderr`` stays.
+
+    If the block raises, the file's text is written to standard error after all.
+    """
+    sys.stderr.flush()
+    kept, before = os.dup(2), sys.stderr
+    with log.open("a+b") as file:
+        begin = file.seek(0, os.SEEK_END)
+        os.dup2(file.fileno(), 2)
+        if _writes_to(before, 2):
+            sys.stderr = os.fdopen(os.dup(kept), "w", buffering=1, errors="backslashreplace")
+        try:
+            yield
+        except BaseException:
+            file.seek(begin)
+            os.write(kept, file.read())
+            raise
+        finally:
+            if sys.stderr is not before:
+                sys.stderr.close()
+                sys.stderr = before
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def _writes_to(stream: TextIO, descriptor: int) -> bool:
+    with suppress(OSError, ValueError):
+        return stream.fileno() == descriptor
+    return False
 
 
 def visible(text: str, keep: str = "") -> str:

@@ -155,19 +155,26 @@ def handlers_kept() -> Iterator[None]:
 def prepare_exit() -> Callable[[int], None]:
     """To be called first thing in a process; what it returns, with the exit code once that is known.
 
-    The interpreter takes seconds to take torch and vLLM down. Until its last exit function a signal then ends the
-    process at once with that code; after it Python would let it end as if it had failed, so signals are ignored.
+    The interpreter would take seconds to take torch and vLLM down: the process ends after its last exit function. A
+    signal before that ends it at once, with the same code.
     """
+    codes = list[int]()
 
     def settle(code: int) -> None:
+        codes.append(code)
         for number in SIGNALS:
             signal.signal(number, lambda *_: os._exit(code))
 
-    def ignore() -> None:
+    def leave() -> None:
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
+        if codes:
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(codes[-1])
 
-    atexit.register(ignore)  # what is registered first is called last
+    atexit.register(leave)  # what is registered first is called last
     return settle
 
 

@@ -208,6 +208,11 @@ class PromptSource:
         overlong = Counter({OVERLONG: len(self.overlong_lengths)} if self.overlong_lengths else {})
         return sum((bad.causes for bad in self._bad), overlong)
 
+    def shown_dropped(self, limit: int) -> list[str]:
+        """Lines that name the first ``limit`` rows that were dropped, and count the others."""
+        lines = [f"  {prompt}: {reason}" for prompt, reason in self.dropped[:limit]]
+        return [*lines, *([f"  and {len(self.dropped) - limit} more"] if len(self.dropped) > limit else [])]
+
     @property
     def shares(self) -> list[tuple[str, int, float]]:
         """Of each dataset its source, its prompts, and the share of a run's prompts that are drawn from it."""

@@ -47,6 +47,7 @@ def train(
     strict: bool = False,
     allowed: Sequence[str] = (),
     profiled_steps: int = 0,
+    verbose: bool = False,
 ) -> int:
     """Run the config, or go on with the run that its directory holds; returns the exit code.
 
@@ -57,17 +58,18 @@ def train(
         strict: Refuse to go on if the newest checkpoint is damaged, rather than from the one before.
         allowed: Keys whose change is no reason to refuse.
         profiled_steps: Steps to write a trace of, to RUN/profile.
+        verbose: Show what the engines' libraries write.
 
     Raises:
         MMRLError: See the exit codes in ``mmrl.errors``; also noted in RUN/events.jsonl once there is one.
         Stopped: A signal ended the run; it can go on.
     """
     interruption = interruption or Interruption()
-    prepare_process()
+    prepare_process(verbose=verbose)
     source = None if resume in ("auto", "never") else Path(resume)
     directory = RunDirectory.create(loaded.config.trainer.run_dir, new=resume == "never", source=source)
     try:
-        run = TrainingRun(loaded.config, directory, interruption, profiled_steps=profiled_steps)
+        run = TrainingRun(loaded.config, directory, interruption, profiled_steps=profiled_steps, verbose=verbose)
         if not run.find_start(resume, strict, allowed):
             return 0
         run.train()

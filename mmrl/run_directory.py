@@ -45,6 +45,7 @@ class RunDirectory:
     RUN/rollouts/step-000001.jsonl  every rollout, rejected and greedy ones too
     RUN/events.jsonl                append-only: faults, dropped samples
     RUN/attempts.jsonl              append-only: where each attempt began, and how it ended
+    RUN/engines.log                 what the engines' libraries wrote to standard error while they started
     RUN/ledger.jsonl                append-only: which samples entered which optimizer step; see ``read_ledger``
     RUN/media/, RUN/checkpoints/    written by others
 

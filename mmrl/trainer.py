@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -177,11 +178,13 @@ class Trainer:
             raise
         needed = step == config.steps or self._interruption.stopped is not None
         if needed or step % config.save_every == 0:  # before the evaluation: whatever fails there, they are kept
+            start = time.perf_counter()
             try:
                 self._save(step, values, self.state(), needed=needed)
             except BaseException:
                 self._recorder.log(step, values)
                 raise
+            values["perf/save_s"] = time.perf_counter() - start
         self._conclude(step, values)
         self._interruption.check()
 
@@ -201,11 +204,13 @@ class Trainer:
     def _conclude(self, step: int, values: Mapping[str, float]) -> None:
         """Evaluate a finished step if that is due, and log it."""
         is_due = self._evaluation is not None and self._config.trainer.evaluates(step)
-        found: Mapping[str, float] = {}
+        found = dict[str, float]()
         try:
             if is_due:
+                start = time.perf_counter()
                 with self._watchdog.watch(f"the evaluation of step {step}"), self._interruption.immediate():
                     found = self._evaluate()
+                found["perf/eval_s"] = time.perf_counter() - start
         except Stopped:  # the run goes on with this evaluation
             if self._saved != step:
                 self._save(step, values, self.state(), needed=True)
@@ -226,14 +231,16 @@ class Trainer:
         try:
             if not self._is_checked:
                 has_sampler = experience.collected is not None
-                self._agreement.check_first(experience.sampled, self._engine, has_sampler=has_sampler)
+                with clock.phase("check"):
+                    self._agreement.check_first(experience.sampled, self._engine, has_sampler=has_sampler)
                 self._is_checked = True
             if experience.samples:
                 with self._engine.learning() as learner:
                     lesson = self._updater.learn(step, experience, learner, clock)
         finally:  # what was sampled is on disk before its numbers can stop the run
             if experience.collected is not None:
-                self._recorder.rollouts(step, _all_groups(experience.collected, lesson.groups), state)
+                with clock.phase("record"):
+                    self._recorder.rollouts(step, _all_groups(experience.collected, lesson.groups), state)
         values = {**lesson.metrics, **self._describe(step, experience)}
         values |= self._agreement.check_step(step, lesson.groups)
         if values.get("advantage/abs_mean") == 0:
@@ -255,7 +262,8 @@ class Trainer:
     def _collect(self, step: int, clock: Clock) -> Experience:
         count = self._config.trainer.prompts_per_step
         if self._algorithm.source == "demonstrations":
-            drawn = self._prompts.draw(count)
+            with clock.phase("prompts"):
+                drawn = self._prompts.draw(count)
             return Experience([replace(s, prompt=replace(s.prompt, epoch=epoch)) for epoch, s in drawn])
         carried, self.carried_groups = self.carried_groups, []
         wanted = count - len(carried)

@@ -6,16 +6,19 @@ import math
 import re
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmrl import registry
+from mmrl.checking.report import INDENT
 from mmrl.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
+from mmrl.cluster.process import garbage_kept
 from mmrl.config import Config, to_yaml
-from mmrl.console import Console
+from mmrl.console import Console, diverted
 from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, RankLostError, ResourceError
 from mmrl.interruption import Interruption, Stopped, end_process
 from mmrl.media import MediaStore
@@ -26,6 +29,7 @@ from mmrl.recording import RUN_STATE, RunRecorder, best_scores, environment, pru
 from mmrl.resumption import Change, changed_config, changed_fingerprints, fingerprints, plain_config, refuse
 from mmrl.run_directory import RunDirectory, metrics_of
 from mmrl.scoring.scorer import Scorer
+from mmrl.summary import closing, opening
 from mmrl.types import ImageRef
 from mmrl.watchdog import Watchdog
 
@@ -41,13 +45,20 @@ class TrainingRun:
 
     Args:
         profiled_steps: Steps to write a trace of, in each attempt.
+        verbose: Whether what the engines' libraries write while they start is shown, and not kept in RUN/engines.log.
     """
 
     def __init__(
-        self, config: Config, directory: RunDirectory, interruption: Interruption, *, profiled_steps: int = 0
+        self,
+        config: Config,
+        directory: RunDirectory,
+        interruption: Interruption,
+        *,
+        profiled_steps: int = 0,
+        verbose: bool = False,
     ) -> None:
         self._config, self._directory, self._interruption = config, directory, interruption
-        self._profiled_steps = profiled_steps
+        self._profiled_steps, self._verbose = profiled_steps, verbose
         self._plan = RunPlan(config, directory.media)
         self._checkpoints = Checkpoints(directory.checkpoints)
         self._console = Console(config.trainer.steps)
@@ -94,7 +105,7 @@ class TrainingRun:
                 self._start_anew()
                 return True
             if self._checkpoint.step >= self._config.trainer.steps and self._unlogged_metrics() is None:
-                self._console.line(f"{self._directory.path} is finished: it has {self._checkpoint.step} steps")
+                self._tell_finished()
                 self._prune()
                 return False
         for change in self._changes:
@@ -152,6 +163,9 @@ class TrainingRun:
             for source in (plan.training, plan.evaluation):
                 if source is not None:
                     source.listen(lambda prompt, reason: directory.event("dropped", prompt=prompt, reason=reason))
+            with garbage_kept():
+                block = opening(config, plan, directory.path, self._begins())
+            self._console.lines(block)
             self._fingerprints = self._fingerprints or fingerprints(plan)
             left = config.trainer.max_restarts
             while True:
@@ -165,6 +179,26 @@ class TrainingRun:
                         raise
                     self._tell("restart", message=str(error), restarts_left=left)
                     self._go_back()
+            if (newest := self._checkpoints.all()) and newest[-1].step >= config.trainer.steps:
+                self._console.lines(closing(config, directory.path, directory.metrics(), newest[-1].path))
+
+    def _begins(self) -> str:
+        """Where the run begins."""
+        if self._checkpoint is None:
+            return "new"
+        where = f"{self._checkpoint.path}" if self._source else f"step {self._checkpoint.step}"
+        return f"begins from {where}" if self._source else f"goes on after {where}"
+
+    def _tell_finished(self) -> None:
+        """Say that nothing is left to do, and which changes of the config have no effect therefore."""
+        assert self._checkpoint is not None
+        step = self._checkpoint.step
+        self._console.line(
+            f"{self._directory.path} is finished: it has {step} steps; nothing was done. "
+            f"To go on, set trainer.steps above {step}; to train anew, choose another trainer.run_dir"
+        )
+        for change in self._changes:
+            self._console.line(f"changed, without effect: {change}")
 
     def _attempt(self, scorer: Scorer) -> None:
         """One engine from its start to its end."""
@@ -186,20 +220,28 @@ class TrainingRun:
         try:
             with ExitStack() as stack:
                 algorithm = registry.create("algorithm", config.algorithm)
-                engine = start_engine(
-                    config,
-                    plan.folder,
-                    plan.media,
-                    algorithm,
-                    max_images=plan.max_images,
-                    with_sampler=plan.with_sampler,
-                    checkpoint=None if checkpoint is None else checkpoint.path,
-                    least_memory=partial(least_memory, config, plan),
-                )
+                start = time.monotonic()
+                noise = nullcontext() if self._verbose else diverted(directory.path / "engines.log")
+                with noise, garbage_kept():
+                    engine = start_engine(
+                        config,
+                        plan.folder,
+                        plan.media,
+                        algorithm,
+                        max_images=plan.max_images,
+                        with_sampler=plan.with_sampler,
+                        checkpoint=None if checkpoint is None else checkpoint.path,
+                        least_memory=partial(least_memory, config, plan),
+                        progress=lambda text: self._console.line(f"{'':{INDENT}}{text}"),
+                    )
                 stack.callback(engine.close)
                 self._interruption.renew()  # engines' packages take signals over
                 self._interruption.check()
                 facts = environment(config, engine)
+                self._console.line(
+                    f"{'':{INDENT}}ready after {time.monotonic() - start:.0f} s: {facts['engine']['device_name']}, "
+                    f"{engine.precision}"
+                )
                 directory.write_environment(facts)
                 directory.write_config(to_yaml(config))
                 states = () if source else self._state.get("trackers", ())  # another run is not written on
@@ -343,7 +385,7 @@ class TrainingRun:
 
         def tell() -> None:
             print(f"mmrl: {error}", file=sys.stderr, flush=True)
-            self._tell("error", message=str(error), exit_code=error.exit_code)
+            self._directory.event("error", message=str(error), exit_code=error.exit_code)
             self._directory.end_attempt(error.exit_code, str(error))
 
         # It may hang in a write, and hold the lock that this needs.

@@ -136,9 +136,10 @@ class Updater:
         samples = experience.samples
         with clock.phase("logprob"):
             batch = self._with_logprobs(experience, learner)
-        credit = assign_credit(self._algorithm, batch)
-        masks = loss_masks(batch, credit)
-        advantages = advantages_per_token(credit, masks)
+        with clock.phase("credit"):
+            credit = assign_credit(self._algorithm, batch)
+            masks = loss_masks(batch, credit)
+            advantages = advantages_per_token(credit, masks)
         self._interruption.check()
         with clock.phase("update"):
             outcome = self._update(step, samples, batch, masks, advantages, credit.constants, learner, clock)

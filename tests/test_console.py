@@ -1,6 +1,8 @@
 import errno
 import io
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -73,3 +75,36 @@ def test_a_stream_that_takes_nothing_any_more_stops_nothing(number):
     stream.is_gone = False
     console.line("back")
     assert stream.getvalue().endswith("back\n") and "reward" not in stream.getvalue()
+
+
+DIVERTING = """\
+import os, sys
+from pathlib import Path
+from mmrl.console import diverted
+
+with diverted(Path(sys.argv[1])):
+    os.write(2, b"noise of a library\\n")
+    print("from mmrl", file=sys.stderr)
+    if len(sys.argv) > 2:
+        raise OSError("it failed")
+os.write(2, b"after\\n")
+print("later", file=sys.stderr)
+"""
+
+
+def diverting(*words: str) -> subprocess.CompletedProcess[str]:
+    words = (sys.executable, "-c", DIVERTING, *words)
+    return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+def test_noise_goes_to_a_file_and_messages_of_mmrl_do_not(tmp_path):
+    done = diverting(str(tmp_path / "log"))
+    assert done.stderr == "from mmrl\nafter\nlater\n" and done.returncode == 0
+    assert (tmp_path / "log").read_text() == "noise of a library\n"
+
+
+def test_noise_is_shown_after_all_where_the_block_fails(tmp_path):
+    (tmp_path / "log").write_text("of an earlier attempt\n")
+    done = diverting(str(tmp_path / "log"), "fail")
+    assert done.stderr.startswith("from mmrl\nnoise of a library\n") and "it failed" in done.stderr
+    assert "an earlier attempt" not in done.stderr and done.returncode == 1

@@ -457,6 +457,7 @@ CONTRACT = {
     "policy/clip_fraction_high", "policy/clip_fraction_low", "kl/reference", "mismatch/logprob_abs_mean",
     "mismatch/logprob_abs_max", "mismatch/kl", "length/completion_mean", "length/truncated_fraction", "loss/policy",
     "lr", "perf/step_s", "perf/sync_s", "perf/generate_s", "perf/score_s", "perf/logprob_s", "perf/update_s",
+    "perf/prompts_s", "perf/credit_s", "perf/check_s", "perf/record_s", "perf/other_s", "perf/eval_s", "perf/save_s",
     "perf/tokens_per_s", "perf/generate_tokens_per_s", "perf/update_tokens_per_s", "perf/score_share",
     "perf/mfu", "perf/update_memory_bytes_max", "reward/right_failed_fraction",
     "policy/skipped_updates", "advantage/mean", "advantage/max", "group/all_correct_fraction",
@@ -482,6 +483,22 @@ def test_a_step_logs_every_metric_of_the_contract(run):
     assert values["perf/mfu"] == pytest.approx(FLOPS / (values["perf/update_s"] * PEAK))
     assert values["perf/update_memory_bytes_max"] == 77
     assert values["perf/score_share"] == pytest.approx(values["perf/score_s"] / values["perf/step_s"])
+
+
+def test_phases_sum_to_the_step(run):
+    class Slow(GRPO):
+        def credit(self, batch):
+            time.sleep(0.3)
+            return super().credit(batch)
+
+    done = run(algorithm=Slow(GRPO.Config()), trainer={"steps": 2}).fit()
+    beside = {"perf/step_s", "perf/eval_s", "perf/save_s"}
+    for values in (done.recorder.logged[1], done.recorder.logged[2]):
+        phases = {k: v for k, v in values.items() if k.startswith("perf/") and k.endswith("_s")}
+        phases = {k: v for k, v in phases.items() if "tokens" not in k and k not in beside}
+        assert sum(phases.values()) == pytest.approx(values["perf/step_s"])
+        assert values["perf/credit_s"] >= 0.3 and min(phases.values()) >= 0
+    assert "perf/check_s" not in done.recorder.logged[2]
 
 
 def test_unscored_rollouts_leave_statistics_and_loss(run):

@@ -32,6 +32,8 @@ TRIED = 8
 """Prompts of a source that rewards are tried on until they can score one."""
 ENCODED = 32
 """Prompts whose images are decoded, evenly spread over the data."""
+SHOWN_ROWS = 5
+"""Dropped rows of a dataset that are shown."""
 _SHOWN_CHARACTERS = 4000
 
 
@@ -110,7 +112,7 @@ class _Examination:
             lines += [key] if len(chosen) > 1 else []
             lines += [f"{label}: {value}" for label, value in values.items()]
         lines.append(f"{len(source)} of {source.num_rows} rows kept" + (f"; dropped: {causes}" if causes else ""))
-        lines += [f"  {prompt_id}: {reason}" for prompt_id, reason in source.dropped[:5]]
+        lines += source.shown_dropped(SHOWN_ROWS)
         if len(data["sources"]) > 1:
             lines.append(f"sources    {counted(data['sources'])}")
         self.report.add(name, data, [*lines, *found.lines()])

@@ -9,7 +9,8 @@ from typing import Any
 
 from mmrl.errors import HubUnreachableError, MMRLError
 
-_INDENT = 11
+INDENT = 11
+"""Columns of a section's title."""
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class Report:
 
     def show(self, title: str, lines: Sequence[str]) -> None:
         """Lines under each other, the first one after the title."""
-        self.lines += [f"{title if not i else '':<{_INDENT}}{line}".rstrip() for i, line in enumerate(lines)]
+        self.lines += [f"{title if not i else '':<{INDENT}}{line}".rstrip() for i, line in enumerate(lines)]
 
     def add(self, name: str, data: Any, lines: Sequence[str], *, title: str | None = None) -> None:
         """One section: its data, and its lines, the first one after the title, by default the name."""
@@ -73,7 +74,7 @@ class Report:
 
     def text(self) -> list[str]:
         """The lines with warnings and notes; errors are for stderr."""
-        warnings = [f"{'warning':<{_INDENT}}{warning}" for warning in self.warnings]
+        warnings = [f"{'warning':<{INDENT}}{warning}" for warning in self.warnings]
         notes = [f"not checked, because a hub cannot be asked:\n{note}" for note in self.notes]
         return [*self.lines, *warnings, *notes]
 

@@ -32,12 +32,14 @@ def start_engine(
     with_sampler: bool,
     checkpoint: Path | None = None,
     least_memory: Callable[[], int] | None = None,
+    progress: Callable[[str], object] = lambda text: None,
 ) -> Engine:
     """The engine that ``cluster`` asks for; see ``RankEngine`` for the arguments.
 
     Args:
         checkpoint: A folder of ``model/`` and ``state/`` to go on from, as ``Learner.save`` writes it.
         least_memory: Bytes that a rank's GPU must have; asked where there are GPUs.
+        progress: Called with what begins.
 
     Raises:
         ResourceError: Too few devices, nodes with other versions, or a GPU that torch cannot use.
@@ -54,9 +56,11 @@ def start_engine(
             max_images=max_images,
             with_sampler=with_sampler,
             checkpoint=checkpoint,
+            progress=progress,
         )
     from mmrl.cluster.ray_ranks import RayRanks
 
+    progress(f"{config.cluster.ranks} ranks start")
     ranks = RayRanks(config.cluster)
     facts = {"model": folder.name, "model_commit": folder.commit}
     group = RankGroup(
@@ -91,6 +95,7 @@ def start_engine(
             )
             for node, place, model, state in zip(group.nodes, places, models, checkpoints, strict=True)
         ]
+        progress("engines start on every rank")
         group.start(jobs)
         for node in {node for node in group.nodes if node.folder}:
             group.ask(node.leader, "remove_folder", node.path("checkpoint"))

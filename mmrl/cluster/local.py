@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def start_engine(
     max_images: int,
     with_sampler: bool,
     checkpoint: Path | None = None,
+    progress: Callable[[str], object] = lambda text: None,
 ) -> RankEngine:
     """Prepare this process as rank 0 of 1 and build its engine; see ``RankEngine`` for the arguments.
 
@@ -52,4 +54,5 @@ def start_engine(
         max_images=max_images,
         with_sampler=with_sampler,
         checkpoint=checkpoint,
+        progress=progress,
     )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
+import logging
 import os
 import socket
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +20,40 @@ LOCK_S = 30
 """Seconds after which a lock that no process of this machine holds is nobody's: other machines may share the folder."""
 
 
-def prepare_process() -> device.DeviceKind:
+def prepare_process(*, verbose: bool = False) -> device.DeviceKind:
     """Set what torch, transformers, vLLM and DeepSpeed read when they are imported; tell the device.
 
-    Their notices stay off the console.
+    Their notices stay off the console, unless ``verbose`` is set, here or in an earlier call.
     """
+    if verbose:
+        for name, value in device.VERBOSE.items():
+            os.environ.setdefault(name, value)
     for name, value in (device.WAITING | device.PAGES | device.QUIET).items():
         os.environ.setdefault(name, value)
+    if os.environ["VLLM_LOGGING_LEVEL"] == device.QUIET["VLLM_LOGGING_LEVEL"]:
+        logging.getLogger("vllm").setLevel(logging.ERROR)  # vLLM warns before it reads that variable
     forget_stale_builds()
     kind = device.detect()  # imports torch
     os.environ.update(device.environment(kind))
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.simplefilter("ignore", category)
     return kind
+
+
+@contextlib.contextmanager
+def garbage_kept() -> Iterator[None]:
+    """No garbage collection in a block that imports and builds what stays, nor of that later: each one takes a second.
+
+    Blocks do not lie within each other.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+        atexit.unregister(gc.unfreeze)
+        atexit.register(gc.unfreeze)  # extensions complain of what is never collected
 
 
 def host_meeting(bound: socket.socket) -> Any:

@@ -44,6 +44,13 @@ QUIET = {
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
 """Environment variables, unless the user has set them: errors are shown, progress and advice are not."""
+VERBOSE = {
+    "HF_HUB_DISABLE_PROGRESS_BARS": "0",
+    "TORCH_CPP_LOG_LEVEL": "WARNING",
+    "TRANSFORMERS_VERBOSITY": "warning",
+    "VLLM_LOGGING_LEVEL": "INFO",
+}
+"""Instead of ``QUIET``, for who wants to see it all."""
 
 
 WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}

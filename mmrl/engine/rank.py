@@ -6,7 +6,7 @@ import io
 import math
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -48,6 +48,7 @@ class RankEngine:
         with_sampler: Whether anything will be sampled.
         checkpoint: What ``Learner.save`` wrote, for the learner to go on from; the reference is the folder's all the
             same.
+        progress: Called with what begins.
 
     Raises:
         ConfigError: The checkpoint is that of another model, of other trained parts or of another precision.
@@ -65,6 +66,7 @@ class RankEngine:
         max_images: int,
         with_sampler: bool,
         checkpoint: Path | None = None,
+        progress: Callable[[str], object] = lambda text: None,
     ) -> None:
         self._config, self._folder, self._media, self._kind = config, folder, media, kind
         self._precision = device.precision(kind, config.model.dtype)
@@ -76,9 +78,13 @@ class RankEngine:
         # The group of all ranks first: vLLM would make one of its tensor-parallel ranks alone.
         _join_group(kind)
         # Then vLLM: it measures free memory, and gives it back when it sleeps.
+        if with_sampler:
+            progress("the sampler starts")
         self._sampler = self._build_sampler(max_images) if with_sampler else None
         if self._sampler is not None and algorithm is not None:
             self._sampler.sleep()
+        if algorithm is not None:
+            progress("the learner starts")
         self._learner = self._build_learner(algorithm, checkpoint) if algorithm is not None else None
 
     @property

@@ -251,8 +251,8 @@ def tables(results: Mapping[str, Any]) -> str:
                 "of them not files", "resuming", "exporting"]  # fmt: skip
         parts.append(markdown(head, rows))
     steps = [step for found in done for step in [*found.get("trained", []), *found.get("resumed", [])]]
-    phases = [name for name in _phases(steps) if name != "step"]
-    head = ["seconds of a step", "step", *phases, "rest", "whole", "tokens of a completion", "mismatch, mean", "max"]
+    phases = [name for name in _phases(steps) if name not in ("step", "save", "eval")]
+    head = ["seconds of a step", "step", *phases, "whole", "tokens of a completion", "mismatch, mean", "max"]
     parts.append(markdown(head, [row for found in done for row in _step_rows(found, phases)]))
     head = ["seconds, and GB written", "until step 1", "checkpoint", "until the resumed step", "export", "its gap"]
     parts.append(markdown(head, [_other_row(found) for found in done]))
@@ -276,15 +276,14 @@ def _step_rows(found: Mapping[str, Any], phases: Sequence[str]) -> list[list[str
     planned = found.get("plan", {}).get("time")
     if planned:
         seconds = [planned.get(f"{phase}_s") for phase in phases]
-        rows.append([found["what"], "planned", *map(_seconds, seconds), "", _seconds(planned["step_s"]), "", "", ""])
+        rows.append([found["what"], "planned", *map(_seconds, seconds), _seconds(planned["step_s"]), "", "", ""])
     for step in [*found.get("trained", []), *found.get("resumed", [])]:
         seconds = [step.get(f"perf/{phase}_s") for phase in phases]
-        rest = step["perf/step_s"] - sum(value or 0.0 for value in seconds)
         name = f"{step['step']}{', resumed' if step['attempt'] > 1 else ''}"
         lengths = f"{step['length/completion_mean']:.0f}, at most {step['length/completion_max']:.0f}"
         gaps = [f"{step[f'mismatch/logprob_abs_{kind}']:.1e}" for kind in ("mean", "max")]
         whole = _seconds(step["perf/step_s"])
-        rows.append([found["what"], name, *map(_seconds, seconds), _seconds(rest), whole, lengths, *gaps])
+        rows.append([found["what"], name, *map(_seconds, seconds), whole, lengths, *gaps])
     return rows
 
 

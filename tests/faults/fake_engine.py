@@ -53,7 +53,7 @@ class FakeEngine:
         yield self
 
     def describe(self) -> Mapping[str, Any]:
-        return {"device": "fake"}
+        return {"device": "fake", "device_name": "fake"}
 
     def memory_bytes_max(self) -> int:
         return 1

@@ -1,0 +1,110 @@
+"""The blocks that a run prints before its first step and after its last one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmrl.checking.budget import Arithmetic
+from mmrl.checking.examination import SHOWN_ROWS
+from mmrl.checking.report import Report, counted
+from mmrl.config import Config
+from mmrl.plan import RunPlan
+from mmrl.prompts import PromptSource
+
+MET = "eval/accuracy", "reward/mean", "loss/total"
+"""Metrics that tell how a run went: the first one that it has is shown."""
+
+
+def opening(config: Config, plan: RunPlan, directory: Path, begins: str) -> list[str]:
+    """The lines before anything starts: folder, model, data, arithmetic of a step, where to look, engines.
+
+    Args:
+        begins: Where the run begins, such as ``new``.
+    """
+    report = Report()
+    report.show("run", [f"{directory} ({begins})"])
+    report.show("model", [_model(config, plan)])
+    for source in (plan.training, plan.evaluation):
+        if source is not None:
+            report.show(source.name.removeprefix("data."), _rows(source))
+    evaluated = 0 if plan.evaluation is None else len(plan.evaluation)
+    report.show("batches", Arithmetic(config, plan.training.shares, max(plan.training.lengths), evaluated).lines())
+    report.show("files", ["metrics.jsonl has the curves, rollouts/ the completions, events.jsonl what happened"])
+    report.show("Ctrl-C", ["saves a checkpoint and stops; the same command goes on"])
+    report.show("engines", [_engines(config, plan)])
+    return report.lines
+
+
+def closing(config: Config, directory: Path, metrics: Mapping[int, Mapping[str, Any]], policy: Path) -> list[str]:
+    """The lines after the last step: how the run went, where the policy is, and what to do next.
+
+    Args:
+        metrics: Of each step, as metrics.jsonl has them.
+        policy: The last checkpoint.
+    """
+    report = Report()
+    report.show("done", [f"{config.trainer.steps} steps; {directory}"])
+    for name in dict.fromkeys([name for name in [config.trainer.best_metric] if name] + [*MET]):
+        values = {step: values[name] for step, values in metrics.items() if _is_number(values.get(name))}
+        if values:
+            report.show("outcome", [f"{name}: {_course(values, name)}"])
+            break
+    report.show("policy", [str(policy / "model")])
+    next_steps = [f"mmrl export {directory} FOLDER", f"mmrl replay {directory}"]
+    if config.data.eval is not None:
+        next_steps.insert(0, f"mmrl eval --model {directory}")
+    report.show("next", [*next_steps, "raise trainer.steps, and the same command goes on"])
+    return report.lines
+
+
+def _course(values: Mapping[int, float], name: str) -> str:
+    """First, best and last value."""
+    first, last = min(values), max(values)
+    text = f"{values[first]:.3g} at step {first}, {values[last]:.3g} at step {last}"
+    if name.startswith("loss/"):
+        return text
+    best = max(values, key=lambda step: (values[step], -step))
+    return f"{text}; most {values[best]:.3g} at step {best}"
+
+
+def _is_number(value: Any) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _model(config: Config, plan: RunPlan) -> str:
+    """Such as ``qwen2_5_vl, 3.75 billion parameters, all of them trained``."""
+    model, adapters = config.model, plan.num_adapter_weights
+    name = f"{model.path} ({plan.folder.family.model_type})"
+    if adapters is not None:
+        assert model.lora is not None
+        return f"{name}; adapters of rank {model.lora.rank} are trained, {_count(adapters)} parameters"
+    size = plan.num_weights()
+    whole = name if size is None else f"{name}, {_count(size)} parameters"
+    return f"{whole}; {', '.join(model.freeze)} frozen" if model.freeze else f"{whole}; all are trained"
+
+
+def _count(parameters: int) -> str:
+    for size, unit in ((1e9, "billion"), (1e6, "million")):
+        if parameters >= size:
+            return f"{parameters / size:.3g} {unit}"
+    return str(parameters)
+
+
+def _rows(source: PromptSource) -> Sequence[str]:
+    """How many rows are kept, and why the others are not."""
+    causes = counted(source.causes)
+    lines = [f"{len(source)} of {source.num_rows} rows kept" + (f"; dropped: {causes}" if causes else "")]
+    return [*lines, *source.shown_dropped(SHOWN_ROWS)]
+
+
+def _engines(config: Config, plan: RunPlan) -> str:
+    ranks = config.cluster.ranks
+    where = "1 rank in this process" if config.cluster.name == "local" else f"{ranks} ranks on {config.cluster.name}"
+    sampler = f"{config.sampler.name} samples"
+    if config.sampler.tensor_parallel_size > 1:
+        sampler += f" ({config.sampler.tensor_parallel_size} ranks together)"
+    parts = [where, *([sampler] if plan.with_sampler else []), f"DeepSpeed learns (ZeRO {config.learner.zero_stage})"]
+    return ", ".join(parts)

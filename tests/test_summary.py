@@ -1,0 +1,54 @@
+"""What a run says before its first step and after its last one."""
+
+from __future__ import annotations
+
+from tests.faults.runs import Runs, events, records
+
+
+def test_a_run_tells_its_folder_model_data_and_arithmetic_before_its_first_step(fake_runs: Runs, capsys):
+    config = fake_runs.config(data={"max_prompt_tokens": 50}, trainer={"steps": 2})
+    assert fake_runs.train(config) == 0
+    run = fake_runs.folder / "run"
+    kept = 8 - len(events(run, "dropped"))
+    lines = capsys.readouterr().out.splitlines()
+    before = lines[: next(i for i, line in enumerate(lines) if line.startswith("step 1/2"))]
+    text = "\n".join(before)
+    assert before[0] == f"run        {run} (new)"
+    assert f"{fake_runs.model} (" in text and "parameters; all are trained" in text
+    assert 0 < kept < 8 and f"train      {kept} of 8 rows kept; dropped: longer than data.max_prompt_tokens" in text
+    assert "batches    3 prompts x 4 = 12 completions a step; 1 optimizer step of 12" in text
+    assert "1 rank in this process, vllm samples, DeepSpeed learns" in text
+    assert "ready after 0 s" in text
+
+
+def test_a_run_tells_how_it_went_and_what_is_next_after_its_last_step(fake_runs: Runs, capsys):
+    config = fake_runs.config(trainer={"steps": 3})
+    assert fake_runs.train(config) == 0
+    run = fake_runs.folder / "run"
+    rewards = {line["step"]: line["reward/mean"] for line in records(run / "metrics.jsonl") if line["step"]}
+    text = capsys.readouterr().out.partition("\nstep 3/3")[2]
+    assert f"{rewards[1]:.3g} at step 1, {rewards[3]:.3g} at step 3; most {max(rewards.values()):.3g} at step" in text
+    assert f"policy     {run / 'checkpoints' / 'step-000003' / 'model'}" in text
+    assert f"mmrl export {run} FOLDER" in text
+
+
+def test_a_finished_run_says_what_to_raise_and_which_changes_have_no_effect(fake_runs: Runs, capsys):
+    config = fake_runs.config(trainer={"steps": 2})
+    assert fake_runs.train(config) == 0
+    capsys.readouterr()
+    assert fake_runs.train(config, "learner.lr=0.5") == 0
+    out = capsys.readouterr().out
+    assert "is finished: it has 2 steps; nothing was done. To go on, set trainer.steps above 2" in out
+    assert "changed, without effect: learner.lr: 0.01 -> 0.5" in out
+
+
+def test_a_run_that_goes_on_says_from_where(fake_runs: Runs, capsys):
+    config = fake_runs.config()
+    fake_runs.killed(config, "fake.generate", 3)
+    capsys.readouterr()
+    assert fake_runs.train(config) == 0
+    assert f"run        {fake_runs.folder / 'run'} (goes on after step 2)" in capsys.readouterr().out
+    out = fake_runs.folder / "other"
+    source = fake_runs.folder / "run" / "checkpoints" / "step-000003"
+    assert fake_runs.train(config, "--resume", source, f"trainer.run_dir={out}") == 0
+    assert f"run        {out} (begins from {source})" in capsys.readouterr().out
