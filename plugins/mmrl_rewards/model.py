@@ -6,7 +6,7 @@ policy spells out in text are broken up, so that neither can end a turn. Rollout
 unscorable: a cut answer is another answer. Rollouts with images are refused unless ``images: drop``; a reward model
 that sees images, or one too large for this machine, is served elsewhere (see ``http`` in plugins/README.md).
 
-A causal model's score is read at the text's last token, as vLLM reads it. transformers itself reads it at the last token
+A causal model's score is read at the last token of the text, as vLLM reads it. transformers reads it at the last token
 that is not the padding token, which is another one where a text ends in that token. A checkpoint whose config.json has
 the same token for padding and for the end of a text was trained like that, so its score is read as transformers does;
 vLLM's answer for it may differ. Encoders are asked as they are.
