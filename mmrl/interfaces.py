@@ -112,6 +112,10 @@ class RunFacts:
     rewards: tuple[str, ...]
     accuracy: str | None = None
 
+    def has_component(self, name: str) -> bool:
+        """Whether it is a reward's component, or may be one of several that a reward answers: ``<reward>/<name>``."""
+        return any(name == reward or name.startswith(f"{reward}/") for reward in self.rewards)
+
 
 Starvation = Literal["train_partial", "skip", "stop"]
 
@@ -231,7 +235,7 @@ class Algorithm(Plugin):
 
 
 Scores = Sequence[Score | None]
-"""One finite number per rollout, in order, or None where it cannot be scored."""
+"""One score per rollout, in order, or None where it cannot be scored."""
 
 
 class Reward(Plugin):
@@ -254,7 +258,7 @@ class Reward(Plugin):
         return
 
     def score_one(self, rollout: Rollout) -> Score | Awaitable[Score | None] | None:
-        """A finite number; None takes the rollout out of statistics and loss.
+        """A finite number, or several by name (see ``Score``); None takes the rollout out of statistics and loss.
 
         Override this where each rollout is scored by itself: a call that hangs then costs one rollout. With
         ``async def`` all rollouts of a group are scored side by side. Random numbers repeat with the rollout if they
@@ -263,7 +267,7 @@ class Reward(Plugin):
         raise NotImplementedError(f"{type(self).__name__} defines neither score_one nor score")
 
     def score(self, rollouts: Sequence[Rollout]) -> Scores | Awaitable[Scores]:
-        """One number or None per rollout, in order.
+        """One number, or several by name, or None per rollout, in order.
 
         Override this, with ``def`` or ``async def``, where rollouts are scored together: those of one group, or of
         several with ``groups_per_call``.

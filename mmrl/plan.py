@@ -96,7 +96,7 @@ class RunPlan:
         """Names of the rewards that are penalties."""
         kinds: dict[str, set[bool]] = {}
         for spec in self.config.rewards:
-            kinds.setdefault(spec.metric, set()).add(cast(type[Reward], registry.resolve("reward", spec.name)).penalty)
+            kinds.setdefault(spec.metric, set()).add(cast(type[Reward], registry.resolve("reward", spec)).penalty)
         for name in (name for name, found in kinds.items() if len(found) > 1):
             raise ConfigError(
                 f"one of the rewards called {name!r} is a penalty, and another is none",
@@ -240,7 +240,7 @@ class RunPlan:
         """
         yield f"algorithm: {self.config.algorithm.name}", self.algorithm
         for key, kind, spec in self.config.plugins():
-            if kind != "algorithm" and registry.resolve(kind, spec.name).check is not Plugin.check:
+            if kind != "algorithm" and registry.resolve(kind, spec).check is not Plugin.check:
                 yield f"{key}: {spec.name}", registry.create(kind, spec)
 
     def _source(self, specs: Sequence[DatasetSpec], name: str, *, scored: bool) -> PromptSource:

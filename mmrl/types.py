@@ -25,8 +25,13 @@ FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.integer[Any]]
 BoolArray = npt.NDArray[np.bool_]
 
-Score = float
-"""One reward's value for one rollout: any finite number."""
+Score = float | Mapping[str, Any]
+"""One reward's value for one rollout: any finite number, or several by name.
+
+Of several, ``overall`` or ``score`` is the value where there is one, else their sum, or what ``rewards[].weights``
+says. The others are components ``<label>/<name>`` of weight 0: logged and recorded, in no sum. Beside an ``overall`` or
+``score``, what is no number is left aside. A component may be None where it does not apply.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +239,8 @@ class ScoredGroup:
     Attributes:
         rewards: (G,) float64 weighted sums of the components; 0 where invalid.
         valid: (G,) False where any reward answered None or failed: such a rollout enters neither statistics nor loss.
-        components: Raw value of every reward, (G,) float64 each, NaN for None, and for rewards of other sources.
+        components: Raw value of every reward, (G,) float64 each, NaN for None, and for rewards of other sources; and of
+            rewards that answer several values, each of these as ``<label>/<name>``.
         greedy: The prompt's one rollout at temperature 0, if the algorithm needs it; enters no loss. Where it could not
             be scored, none of the group's rollouts is valid.
         answers: Of each reward that reads answers (``Reward.answer_of``), what each rollout answers.
@@ -246,6 +252,10 @@ class ScoredGroup:
     components: Mapping[str, FloatArray]
     greedy: ScoredGroup | None = None
     answers: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
+
+    def component(self, name: str) -> FloatArray:
+        """(G,) values of a component; NaN where no reward has answered one of that name."""
+        return self.components.get(name, np.full(len(self.rewards), np.nan))
 
 
 @dataclass(frozen=True)
@@ -260,7 +270,7 @@ class Batch:
         truncated: (B,) completions cut at the length limit.
         components: Raw value of each reward by name, (B,) float64; NaN in a valid row means that no reward of that name
             scores rows of its source, and leaves it out of the sum.
-        weights: Factor of each component in ``rewards``.
+        weights: Factor of each component in ``rewards``; 0 of those that are a part of another, ``<label>/<name>``.
         penalties: Names of the components that are penalties (``Reward.penalty``).
         greedy_components: Components of the greedy rollout of each row's prompt, (B,) float64; None unless ``needs``
             asked.
@@ -282,6 +292,10 @@ class Batch:
     weights: Mapping[str, float] = field(default_factory=dict)
     penalties: frozenset[str] = frozenset()
     greedy_components: Mapping[str, FloatArray] | None = None
+
+    def component(self, name: str) -> FloatArray:
+        """(B,) values of a component; NaN where no reward has answered one of that name."""
+        return self.components.get(name, np.full(len(self.rewards), np.nan))
 
 
 @dataclass(frozen=True, slots=True)
