@@ -18,7 +18,8 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args
+from types import new_class
+from typing import Any, ClassVar, cast, get_args
 
 from pydantic import TypeAdapter, create_model
 
@@ -47,7 +48,7 @@ _GOLD = ("solution", "answer", "ground_truth")
 """Columns in whose place the gold is given where the row has no such column."""
 
 Answers = Callable[[Any, Any], Any]
-"""From a reward's options and a rollout, or a list of them, to the score, or a list of scores, or an awaitable."""
+"""See ``FunctionReward.answers``."""
 
 
 class FunctionReward(Reward):
@@ -57,8 +58,12 @@ class FunctionReward(Reward):
         style: How the function is called.
     """
 
-    style: ClassVar[RewardStyle]
-    answers: ClassVar[Answers]
+    style: ClassVar[RewardStyle] = "mmrl"
+
+    @staticmethod
+    def answers(config: Any, given: Any) -> Any:
+        """The score of a rollout, or those of a list of them, or an awaitable; ``config`` has the reward's options."""
+        raise NotImplementedError
 
 
 class _Together(FunctionReward):
@@ -104,8 +109,7 @@ def adapt(function: Callable[..., Any], style: RewardStyle | None = None) -> typ
         "style": style,
         "answers": staticmethod(answers),
     }
-    made: type[FunctionReward] = type(base)(name, (base,), members)
-    return made
+    return cast(type[FunctionReward], new_class(name, (base,), {}, lambda namespace: namespace.update(members)))
 
 
 def _recognised(function: Callable[..., Any]) -> RewardStyle:
@@ -229,7 +233,9 @@ def _trl(function: Callable[..., Any], signature: inspect.Signature) -> _Adapted
         as_messages = getattr(config, "conversational", None)
         if as_messages is None:
             as_messages = _is_conversational(rollouts[0])
-        found = {} if "prompts" not in takes else {"prompts": [_prompt(each, as_messages) for each in rollouts]}
+        found: dict[str, Any] = (
+            {} if "prompts" not in takes else {"prompts": [_prompt(each, as_messages) for each in rollouts]}
+        )
         texts = [each.text for each in rollouts]
         found |= {
             "completions": [[{"role": "assistant", "content": text}] for text in texts] if as_messages else texts,

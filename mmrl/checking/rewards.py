@@ -118,7 +118,9 @@ class RewardTrial:
         totals = self.totals()
         yield ""
         mean = "" if totals["mean"] is None else f", mean {totals['mean']:.4g}"
-        parts = ", ".join(f"{name} {_number(value)}" for name, value in totals["components"].items())
+        parts = ", ".join(
+            f"{name} {'-' if value is None else f'{value:.4g}'}" for name, value in totals["components"].items()
+        )
         mean += visible(f" ({parts})") if parts else ""
         scored = f"{totals['rollouts']} rollouts: {totals['scored']} scored{mean}"
         aside = f"; {self.other_sources} of other sources" if self.other_sources else ""
