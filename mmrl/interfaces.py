@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from mmrl.errors import MMRLError
+from mmrl.errors import MMRLError, contract_error, plugin_errors
 from mmrl.types import (
     Batch,
     Credit,
@@ -149,6 +149,11 @@ class Needs:
         greedy_rollout: One more rollout per prompt at temperature 0, scored and never trained on.
         entropy_gradient: ``PackedTokens.entropy_T`` with gradient.
         refill: ``select`` is asked, and what it rejects is replaced; None trains on whatever was sampled.
+        values: ``Batch.values``, of a critic that is trained beside the policy. Not served yet, as all that follow: an
+            algorithm that asks for one is refused.
+        before_update: Of ``logprobs`` and ``entropy``, those of all rows of an optimizer step before its loss.
+        whole_groups: The rows of a group are in one micro-batch.
+        last_state: Rows keep the last token of their completion; ``Batch.final_values``.
     """
 
     reference_logprobs: bool = False
@@ -157,6 +162,18 @@ class Needs:
     greedy_rollout: bool = False
     entropy_gradient: bool = False
     refill: Refill | None = None
+    values: bool = False
+    before_update: frozenset[Literal["logprobs", "entropy"]] = frozenset()
+    whole_groups: bool = False
+    last_state: bool = False
+
+    @property
+    def unserved(self) -> tuple[str, ...]:
+        """Those asked for that this version does not serve."""
+        return tuple(name for name in _UNSERVED if getattr(self, name))
+
+
+_UNSERVED = ("values", "before_update", "whole_groups", "last_state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +249,20 @@ class Algorithm(Plugin):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state`` answered, in the run that goes on; called only if that was not empty."""
         raise NotImplementedError(f"{type(self).__name__} has a state and does not restore it")
+
+
+def served_needs(algorithm: Algorithm) -> Needs:
+    """An algorithm's ``needs``.
+
+    Raises:
+        PluginError: It fails, or asks for what this version does not serve.
+    """
+    with plugin_errors(algorithm, "needs"):
+        needs = algorithm.needs()
+        if needs.unserved:
+            what = f"asks for {', '.join(needs.unserved)}, which this version of mmrl does not serve"
+            raise contract_error(algorithm, "needs", what, "use a version that does, or an algorithm without")
+    return needs
 
 
 Scores = Sequence[Score | None]

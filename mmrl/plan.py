@@ -12,7 +12,7 @@ from mmrl import registry
 from mmrl.config import Config, DatasetSpec
 from mmrl.config_files import join_errors
 from mmrl.errors import ConfigError, DataError, plugin_errors
-from mmrl.interfaces import Algorithm, DatasetLoader, Needs, Plugin, Reward, RunFacts
+from mmrl.interfaces import Algorithm, DatasetLoader, Needs, Plugin, Reward, RunFacts, served_needs
 from mmrl.media import ImageGrid, MediaStore
 from mmrl.prompts import Part, PromptSource
 from mmrl.types import Prompt
@@ -47,8 +47,7 @@ class RunPlan:
         """The algorithm, its needs checked against the config."""
         self._check_learner()
         algorithm = registry.create("algorithm", self.config.algorithm)
-        with plugin_errors(algorithm, "needs"):
-            needs = algorithm.needs()
+        needs = served_needs(algorithm)
         with plugin_errors(algorithm, "aggregation"):
             _ = algorithm.aggregation
         if algorithm.source == "rollouts":

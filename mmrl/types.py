@@ -76,6 +76,21 @@ IMAGE_PLACEHOLDER = "<image>"
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A completion that the dataset gives to be compared with others. Nothing reads it yet.
+
+    Attributes:
+        text: The completion.
+        score: How good it is, such as 1 for a chosen and 0 for a rejected one; None if nobody has said.
+        images: Those that it shows itself.
+    """
+
+    text: str
+    score: float | None = None
+    images: tuple[RawImage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """One dataset row, as a loader gives it.
 
@@ -88,6 +103,7 @@ class Prompt:
         demonstration: A completion to imitate (supervised training); None if the dataset has none.
         source: Which dataset it is from, which decides about the rewards that score it; empty is the one of the config.
         choices: The answers that the question offers, in the order of their letters A, B, ...
+        candidates: Completions to compare; empty today.
     """
 
     id: str
@@ -98,6 +114,7 @@ class Prompt:
     demonstration: str | None = None
     source: str = ""
     choices: tuple[str, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -148,11 +165,13 @@ class Segment:
         token_ids: (T,) int32.
         by_policy: Whether the policy wrote it; other segments (tool results) get no gradient.
         sampler_logprobs: (T,) float32 log-probs under the distribution that was sampled; zeros if not sampled.
+        weight_version: Which version of the weights sampled it; None is the rollout's, as it always is today.
     """
 
     token_ids: IntArray
     by_policy: bool
     sampler_logprobs: FloatArray
+    weight_version: int | None = None
 
 
 @dataclass(frozen=True)
@@ -278,6 +297,11 @@ class Batch:
             optimizer steps follow.
         reference_logprobs: B arrays (T_i,); None unless ``needs`` asked.
         sampler_logprobs: B arrays (T_i,) as the sampler reported them.
+        values: B arrays (T_i,), the critic's for each position that predicts a token; None unless ``needs`` asked, and
+            always today, as are all that follow.
+        final_values: (B,) the critic's after the last token.
+        turns: B arrays (T_i,) int, the turn of an episode that each token belongs to.
+        turn_rewards: B arrays with the reward of each turn.
     """
 
     rewards: FloatArray
@@ -292,6 +316,10 @@ class Batch:
     weights: Mapping[str, float] = field(default_factory=dict)
     penalties: frozenset[str] = frozenset()
     greedy_components: Mapping[str, FloatArray] | None = None
+    values: Sequence[FloatArray] | None = None
+    final_values: FloatArray | None = None
+    turns: Sequence[IntArray] | None = None
+    turn_rewards: Sequence[FloatArray] | None = None
 
     def component(self, name: str) -> FloatArray:
         """(B,) values of a component; NaN where no reward has answered one of that name."""
@@ -307,12 +335,14 @@ class Credit:
         keep: (B,) rows that enter the loss; None keeps all valid ones. Acts before weights are computed.
         metrics: Further numbers to log.
         constants: Numbers of this step for ``loss``, which other processes compute.
+        returns: B arrays (T_i,) that the critic learns; there is none today, and they are read by nothing.
     """
 
     values: FloatArray | Sequence[FloatArray]
     keep: BoolArray | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     constants: Mapping[str, float] = field(default_factory=dict)
+    returns: Sequence[FloatArray] | None = None
 
 
 @dataclass(frozen=True, slots=True)
