@@ -194,7 +194,13 @@ class Collector:
         return values | {f"eval/{key}": value for key, value in lengths.items()}
 
     def _check_accuracy(self, batch: Batch) -> None:
-        if batch.valid.any() and np.isnan(batch.components[self.accuracy_of]).all():
+        if batch.valid.any() and np.isnan(batch.component(self.accuracy_of)).all():
+            if self.accuracy_of not in batch.components:
+                raise ConfigError(
+                    f"no reward answers a component {self.accuracy_of!r}, whose mean is to be eval/accuracy",
+                    where="trainer.eval_metric",
+                    possible=", ".join(batch.components),
+                )
             raise ConfigError(
                 f"reward {self.accuracy_of!r}, whose mean is eval/accuracy, scores no row of data.eval",
                 where="trainer.eval_metric, rewards[].sources",
@@ -335,9 +341,10 @@ def batch_of(
 
     Args:
         groups: At least one; all of them with a greedy rollout, or none.
-        weights: Factor of each component in the rewards.
+        weights: Factor of each component in the rewards; that of others is 0.
         penalties: Names of the components that are penalties.
     """
+    components = _components(groups)
     rollouts = [rollout for group in groups for rollout in group.group.rollouts]
     sizes = [len(group.group.rollouts) for group in groups]
     greedy = [group.greedy for group in groups if group.greedy is not None]
@@ -347,11 +354,11 @@ def batch_of(
         group_ids=np.repeat(np.arange(len(groups)), sizes),
         masks=[rollout.mask for rollout in rollouts],
         truncated=np.array([rollout.finish_reason == "length" for rollout in rollouts]),
-        components=_components(groups),
+        components=components,
         old_logprobs=None,
         reference_logprobs=None,
         sampler_logprobs=[rollout.sampler_logprobs for rollout in rollouts],
-        weights=weights,
+        weights={**dict.fromkeys(components, 0.0), **weights},
         penalties=penalties,
         greedy_components={name: np.repeat(values, sizes) for name, values in _components(greedy).items()}
         if greedy
@@ -360,7 +367,8 @@ def batch_of(
 
 
 def _components(groups: Sequence[ScoredGroup]) -> dict[str, FloatArray]:
-    return {name: np.concatenate([group.components[name] for group in groups]) for name in groups[0].components}
+    names = dict.fromkeys(name for group in groups for name in group.components)
+    return {name: np.concatenate([group.component(name) for group in groups]) for name in names}
 
 
 def with_greedy(scored: ScoredGroup, greedy: ScoredGroup) -> ScoredGroup:

@@ -26,9 +26,11 @@ from mmrl.config_sections import (
     ModelConfig,
     PluginSpec,
     RewardSpec,
+    RewardStyle,
     SamplerConfig,
     TrainerConfig,
     contradictions,
+    is_component,
     is_section,
 )
 from mmrl.errors import ConfigError, MMRLError, PluginError
@@ -45,17 +47,19 @@ __all__ = [
     "ModelConfig",
     "PluginSpec",
     "RewardSpec",
+    "RewardStyle",
     "SamplerConfig",
     "TrainerConfig",
     "from_mapping",
+    "is_component",
     "load_config",
     "options_errors",
     "suggestion",
     "to_yaml",
 ]
 
-OptionsClass = Callable[[Kind, str], type[BaseModel]]
-"""(kind, name) -> the class that validates the plugin's options; raises PluginError."""
+OptionsClass = Callable[[Kind, PluginSpec], type[BaseModel]]
+"""(kind, entry) -> the class that validates the plugin's options; raises PluginError."""
 
 _Path = tuple[str | int, ...]
 
@@ -197,7 +201,7 @@ def _complete_options(
     """One plugin's options with its defaults, and what is wrong with them."""
     place = tree.nearest((*key.split("."), "name")).origin
     try:
-        model = options_class(kind, spec.name)
+        model = options_class(kind, spec)
         validated = model.model_validate(spec.options)
         options = validated.model_dump(mode="json", by_alias=True)
         if model.model_validate(options).model_dump_json() != validated.model_dump_json():

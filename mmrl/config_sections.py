@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import Annotated, Any, Literal
 
@@ -12,6 +12,9 @@ from mmrl.config_files import to_flow
 
 Kind = Literal["algorithm", "reward", "dataset", "tracker"]
 """The four kinds of plugins; the entry-point group of a kind is `mmrl.<kind>s`."""
+
+RewardStyle = Literal["mmrl", "trl", "easyr1", "verl"]
+"""How a reward function is called; see `mmrl.foreign_rewards`."""
 
 NONE = "(none)"
 """The name of a plugin that a command has no use for, where the config does not name one."""
@@ -90,6 +93,12 @@ class RewardSpec(PluginSpec):
     """What to do when it raises: stop, or leave the rollout unscored, up to 5 % of a step."""
     workers: Annotated[int, Field(ge=1, le=256)] | None = None
     """Processes of its own; null shares those of the other rewards, unless the reward says otherwise."""
+
+    style: RewardStyle | None = None
+    """How a file's function is called: as mmrl, trl, easyr1 or verl do; null tells it by its parameters."""
+    weights: Annotated[dict[Text, float], Field(min_length=1)] | None = None
+    """Of a reward that answers several components by name: factor of each in its score; null is `overall` or `score`
+    where it has one, else their sum."""
 
     label: Text | None = None
     """What metrics and `trainer.eval_metric` call it; by default the name without distribution or file."""
@@ -296,6 +305,11 @@ class Config(Section):
             yield f"trackers.{index}", "tracker", tracker
 
 
+def is_component(name: str, rewards: Iterable[str]) -> bool:
+    """Whether it is one of these labels of rewards, or may be a component of one: `<label>/<name>`."""
+    return any(name == label or name.startswith(f"{label}/") for label in rewards)
+
+
 def is_section(annotation: Any) -> bool:
     """Whether a field of ``Config`` is a section, as opposed to a plugin or a list of them."""
     return isinstance(annotation, type) and issubclass(annotation, Section) and not issubclass(annotation, PluginSpec)
@@ -315,7 +329,7 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]
     yield from _mixed_data(data)
     if data.eval and not names:
         yield ("data.eval", "rewards"), "evaluation needs at least one reward", "add to rewards, or set data.eval: null"
-    if trainer.eval_metric and trainer.eval_metric not in names:
+    if trainer.eval_metric and not is_component(trainer.eval_metric, names):
         what = f"trainer.eval_metric is {trainer.eval_metric!r}, which is no reward"
         yield ("trainer.eval_metric", "rewards"), what, f"name one of: {', '.join(names) or '(there are no rewards)'}"
     for key in ("eval_every", "eval_samples", "eval_metric"):

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, Protocol, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from mmrl.errors import MMRLError
+from mmrl.errors import MMRLError, contract_error, plugin_errors
 from mmrl.types import (
     Batch,
     Credit,
@@ -112,6 +112,10 @@ class RunFacts:
     rewards: tuple[str, ...]
     accuracy: str | None = None
 
+    def has_component(self, name: str) -> bool:
+        """Whether it is a reward's component, or may be one of several that a reward answers: ``<reward>/<name>``."""
+        return any(name == reward or name.startswith(f"{reward}/") for reward in self.rewards)
+
 
 Starvation = Literal["train_partial", "skip", "stop"]
 
@@ -145,6 +149,11 @@ class Needs:
         greedy_rollout: One more rollout per prompt at temperature 0, scored and never trained on.
         entropy_gradient: ``PackedTokens.entropy_T`` with gradient.
         refill: ``select`` is asked, and what it rejects is replaced; None trains on whatever was sampled.
+        values: ``Batch.values``, of a critic that is trained beside the policy. Not served yet, as all that follow: an
+            algorithm that asks for one is refused.
+        before_update: Of ``logprobs`` and ``entropy``, those of all rows of an optimizer step before its loss.
+        whole_groups: The rows of a group are in one micro-batch.
+        last_state: Rows keep the last token of their completion; ``Batch.final_values``.
     """
 
     reference_logprobs: bool = False
@@ -153,6 +162,18 @@ class Needs:
     greedy_rollout: bool = False
     entropy_gradient: bool = False
     refill: Refill | None = None
+    values: bool = False
+    before_update: frozenset[Literal["logprobs", "entropy"]] = frozenset()
+    whole_groups: bool = False
+    last_state: bool = False
+
+    @property
+    def unserved(self) -> tuple[str, ...]:
+        """Those asked for that this version does not serve."""
+        return tuple(name for name in _UNSERVED if getattr(self, name))
+
+
+_UNSERVED = ("values", "before_update", "whole_groups", "last_state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +251,22 @@ class Algorithm(Plugin):
         raise NotImplementedError(f"{type(self).__name__} has a state and does not restore it")
 
 
+def served_needs(algorithm: Algorithm) -> Needs:
+    """An algorithm's ``needs``.
+
+    Raises:
+        PluginError: It fails, or asks for what this version does not serve.
+    """
+    with plugin_errors(algorithm, "needs"):
+        needs = algorithm.needs()
+        if needs.unserved:
+            what = f"asks for {', '.join(needs.unserved)}, which this version of mmrl does not serve"
+            raise contract_error(algorithm, "needs", what, "use a version that does, or an algorithm without")
+    return needs
+
+
 Scores = Sequence[Score | None]
-"""One finite number per rollout, in order, or None where it cannot be scored."""
+"""One score per rollout, in order, or None where it cannot be scored."""
 
 
 class Reward(Plugin):
@@ -254,7 +289,7 @@ class Reward(Plugin):
         return
 
     def score_one(self, rollout: Rollout) -> Score | Awaitable[Score | None] | None:
-        """A finite number; None takes the rollout out of statistics and loss.
+        """A finite number, or several by name (see ``Score``); None takes the rollout out of statistics and loss.
 
         Override this where each rollout is scored by itself: a call that hangs then costs one rollout. With
         ``async def`` all rollouts of a group are scored side by side. Random numbers repeat with the rollout if they
@@ -263,7 +298,7 @@ class Reward(Plugin):
         raise NotImplementedError(f"{type(self).__name__} defines neither score_one nor score")
 
     def score(self, rollouts: Sequence[Rollout]) -> Scores | Awaitable[Scores]:
-        """One number or None per rollout, in order.
+        """One number, or several by name, or None per rollout, in order.
 
         Override this, with ``def`` or ``async def``, where rollouts are scored together: those of one group, or of
         several with ``groups_per_call``.

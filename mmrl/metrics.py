@@ -16,7 +16,7 @@ def reward_metrics(batch: Batch, accuracy_of: str) -> dict[str, float]:
 
     - ``reward/mean``, ``reward/std``: of the weighted sums over valid rollouts (std of the population).
     - ``reward/<name>_mean``: of each component's raw values, over the rows of the sources that it scores; left out
-      where there are valid rollouts, and none of such a source.
+      where there are valid rollouts, and none of such a source. A part of a reward is ``reward/<label>/<name>_mean``.
     - ``reward/greedy_mean``: of the weighted sums over greedy rollouts, one per prompt with a valid rollout, where
       there are any.
     - ``reward/unscored_fraction``: rollouts that a reward could not score.
@@ -27,7 +27,7 @@ def reward_metrics(batch: Batch, accuracy_of: str) -> dict[str, float]:
     See ``failure_metrics`` for ``reward/<name>_failed_fraction``.
     """
     valid = batch.rewards[batch.valid]
-    right = batch.components[accuracy_of]
+    right = batch.component(accuracy_of)
     told = batch.valid & ~np.isnan(right)
     groups = [right[told & (batch.group_ids == g)] for g in np.unique(batch.group_ids[told])]
     return {
@@ -117,7 +117,7 @@ def evaluation_metrics(
     """
     return {
         "eval/unscored_fraction": float(1 - valid.mean()),
-        "eval/accuracy": _mean(components[accuracy_of]),
+        "eval/accuracy": _mean(components.get(accuracy_of, np.zeros(0))),
         "eval/reward_mean": _mean(rewards[valid]),
         **_component_means("eval", components, np.ones_like(valid)),
     }

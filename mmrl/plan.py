@@ -12,7 +12,7 @@ from mmrl import registry
 from mmrl.config import Config, DatasetSpec
 from mmrl.config_files import join_errors
 from mmrl.errors import ConfigError, DataError, plugin_errors
-from mmrl.interfaces import Algorithm, DatasetLoader, Needs, Plugin, Reward, RunFacts
+from mmrl.interfaces import Algorithm, DatasetLoader, Needs, Plugin, Reward, RunFacts, served_needs
 from mmrl.media import ImageGrid, MediaStore
 from mmrl.prompts import Part, PromptSource
 from mmrl.types import Prompt
@@ -47,8 +47,7 @@ class RunPlan:
         """The algorithm, its needs checked against the config."""
         self._check_learner()
         algorithm = registry.create("algorithm", self.config.algorithm)
-        with plugin_errors(algorithm, "needs"):
-            needs = algorithm.needs()
+        needs = served_needs(algorithm)
         with plugin_errors(algorithm, "aggregation"):
             _ = algorithm.aggregation
         if algorithm.source == "rollouts":
@@ -96,7 +95,7 @@ class RunPlan:
         """Names of the rewards that are penalties."""
         kinds: dict[str, set[bool]] = {}
         for spec in self.config.rewards:
-            kinds.setdefault(spec.metric, set()).add(cast(type[Reward], registry.resolve("reward", spec.name)).penalty)
+            kinds.setdefault(spec.metric, set()).add(cast(type[Reward], registry.resolve("reward", spec)).penalty)
         for name in (name for name, found in kinds.items() if len(found) > 1):
             raise ConfigError(
                 f"one of the rewards called {name!r} is a penalty, and another is none",
@@ -240,7 +239,7 @@ class RunPlan:
         """
         yield f"algorithm: {self.config.algorithm.name}", self.algorithm
         for key, kind, spec in self.config.plugins():
-            if kind != "algorithm" and registry.resolve(kind, spec.name).check is not Plugin.check:
+            if kind != "algorithm" and registry.resolve(kind, spec).check is not Plugin.check:
                 yield f"{key}: {spec.name}", registry.create(kind, spec)
 
     def _source(self, specs: Sequence[DatasetSpec], name: str, *, scored: bool) -> PromptSource:

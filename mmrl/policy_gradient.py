@@ -240,7 +240,7 @@ class PolicyGradient(Algorithm):
         if self.config.dynamic_sampling is None:
             return ()
         metric = self.config.dynamic_sampling.metric or run.rewards[0]
-        if metric not in run.rewards:
+        if not run.has_component(metric):
             raise ValueError(f"dynamic_sampling.metric is {metric!r}, and the rewards are {', '.join(run.rewards)}")
         if metric != run.accuracy:
             return [f"dynamic_sampling selects by {metric!r}, and what tells right from wrong is {run.accuracy!r}"]
@@ -252,7 +252,7 @@ class PolicyGradient(Algorithm):
         name = self.config.dynamic_sampling.metric
 
         def mixed(group: ScoredGroup) -> bool:
-            scores = [group.components[name]] if name else []
+            scores = [group.component(name)] if name else []
             scores += group.components.values()
             values = next((each for each in scores if not np.isnan(each[group.valid]).any()), scores[0])
             return bool(mixed_groups(values, np.zeros(len(values), int), group.valid).any())

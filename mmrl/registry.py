@@ -12,17 +12,18 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, overload
 
-from pydantic import BaseModel, ValidationError, create_model
+from pydantic import BaseModel, ValidationError
 
-from mmrl.config import Config, DatasetSpec, Kind, PluginSpec, RewardSpec, options_errors, suggestion
+from mmrl.config import Config, DatasetSpec, Kind, PluginSpec, RewardSpec, RewardStyle, options_errors, suggestion
 from mmrl.config_files import join_errors
 from mmrl.errors import ConfigError, MMRLError, PluginError
+from mmrl.foreign_rewards import adapt
 from mmrl.interfaces import (
     API_VERSION,
     Algorithm,
@@ -30,10 +31,8 @@ from mmrl.interfaces import (
     Plugin,
     PluginConfig,
     Reward,
-    Scores,
     Tracker,
 )
-from mmrl.types import Rollout
 
 INTERFACES: Mapping[Kind, type[Plugin]] = {
     "algorithm": Algorithm,
@@ -96,26 +95,33 @@ def locate(kind: Kind, name: str) -> PluginInfo:
     return _locate(kind, name)[0]
 
 
-def resolve(kind: Kind, name: str) -> type[Plugin]:
+def resolve(kind: Kind, plugin: str | PluginSpec) -> type[Plugin]:
     """The class of a plugin, imported and checked against its interface.
+
+    Args:
+        plugin: Its name, or its entry in a config, which may say how a file's function is called.
 
     Raises:
         PluginError: It is not installed, is registered twice, cannot be imported, or does not fit.
     """
+    name, style = (plugin, None) if isinstance(plugin, str) else (plugin.name, getattr(plugin, "style", None))
     info, entry = _locate(kind, name)
+    if entry and kind == "reward" and style:
+        what = f"{info} has style: {style}, which says how a file's function is called"
+        raise PluginError(what, where=info.target, remedy="leave style out")
     try:
-        plugin = entry.load() if entry else _file_reward(info)
+        found = entry.load() if entry else _file_reward(info, style)
     except PluginError:
         raise
     except (Exception, SystemExit) as error:
         raise _failure(info, "cannot be imported", error) from error
-    _check_class(info, plugin)
-    return plugin
+    _check_class(info, found)
+    return found
 
 
-def options_class(kind: Kind, name: str) -> type[BaseModel]:
-    """The class that validates a plugin's options; raises as ``resolve``."""
-    return resolve(kind, name).Config
+def options_class(kind: Kind, plugin: str | PluginSpec) -> type[BaseModel]:
+    """The class that validates a plugin's options; takes and raises what ``resolve`` does."""
+    return resolve(kind, plugin).Config
 
 
 @overload
@@ -133,7 +139,7 @@ def create(kind: Kind, spec: PluginSpec) -> Plugin:
         ConfigError: The options do not fit.
         PluginError: As ``resolve``; or its constructor failed.
     """
-    return _construct(locate(kind, spec.name), resolve(kind, spec.name), spec.options)
+    return _construct(locate(kind, spec.name), resolve(kind, spec), spec.options)
 
 
 @overload
@@ -142,7 +148,9 @@ def given(
 ) -> Algorithm: ...
 @overload
 def given(
-    kind: Literal["reward"], plugin: str | type[Reward] | Reward, options: Mapping[str, Any] | None = None
+    kind: Literal["reward"],
+    plugin: str | type[Reward] | Reward | Callable[..., Any],
+    options: Mapping[str, Any] | None = None,
 ) -> Reward: ...
 @overload
 def given(
@@ -153,6 +161,8 @@ def given(
 def given(kind: Kind, plugin: Any, options: Mapping[str, Any] | None = None) -> Plugin:
     """The plugin of that name, of that class (which need not be registered), or that very one, checked as any.
 
+    A function is a reward.
+
     Raises:
         ConfigError: The options do not fit.
         PluginError: As ``create``.
@@ -160,6 +170,8 @@ def given(kind: Kind, plugin: Any, options: Mapping[str, Any] | None = None) -> 
     """
     if isinstance(plugin, str):
         return _construct(locate(kind, plugin), resolve(kind, plugin), options or {})
+    if kind == "reward" and callable(plugin) and not isinstance(plugin, type | Reward):
+        plugin = adapt(plugin)
     is_class = isinstance(plugin, type)
     if options and not is_class:
         raise ValueError("options go with the name or the class of a plugin; this one has its options")
@@ -316,8 +328,8 @@ def _locate_file(kind: Kind, name: str) -> PluginInfo:
     return PluginInfo(kind, name, "file", version, name)
 
 
-def _file_reward(info: PluginInfo) -> type[Reward]:
-    """A reward class around ``function(rollouts, **options)``, sync or async; its other arguments are the options.
+def _file_reward(info: PluginInfo, style: RewardStyle | None) -> type[Reward]:
+    """A reward class around a file's function; see ``mmrl.foreign_rewards``.
 
     Raises:
         PluginError: The file has no such function, or its arguments cannot be options.
@@ -330,37 +342,13 @@ def _file_reward(info: PluginInfo) -> type[Reward]:
     sys.modules[spec.name] = module  # as an import does: dataclasses look their module up
     spec.loader.exec_module(module)
     function: Any = getattr(module, name, None)
-    if not inspect.isfunction(function):
+    if not callable(function) or isinstance(function, type):
         functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         remedy = suggestion(name, functions) or f"the file has: {', '.join(functions) or 'no function'}"
         _misfit(info, f"the file has no function {name}", remedy)
-    options = _keyword_options(info, inspect.signature(function, eval_str=True))
-
-    class FileReward(Reward):
-        Config = options  # type: ignore[assignment]
-
-        def score(self, rollouts: Sequence[Rollout]) -> Scores | Awaitable[Scores]:
-            scores: Scores | Awaitable[Scores] = function(rollouts, **{key: getattr(self.config, key) for key in names})
-            return scores
-
-    names = list(options.model_fields)
-    return FileReward
-
-
-def _keyword_options(info: PluginInfo, signature: inspect.Signature) -> type[PluginConfig]:
-    """An options class with a field for every named argument but the first, which is for the rollouts."""
-    parameters = list(signature.parameters.values())
-    first = parameters[0] if parameters else None
-    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
-        _misfit(
-            info, f"function{signature} cannot be called with one argument, the rollouts", "def name(rollouts): ..."
-        )
-    fields: dict[str, Any] = {
-        each.name: (
-            Any if each.annotation is each.empty else each.annotation,
-            ... if each.default is each.empty else each.default,
-        )
-        for each in parameters[1:]
-        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-    }
-    return create_model("Config", __base__=PluginConfig, **fields)
+    try:
+        return adapt(function, style)
+    except PluginError as error:
+        raise PluginError(
+            f"{info} does not fit: {error.what}", where=info.target, possible=error.possible, remedy=error.remedy
+        ) from error

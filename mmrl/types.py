@@ -25,8 +25,13 @@ FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.integer[Any]]
 BoolArray = npt.NDArray[np.bool_]
 
-Score = float
-"""One reward's value for one rollout: any finite number."""
+Score = float | Mapping[str, Any]
+"""One reward's value for one rollout: any finite number, or several by name.
+
+Of several, ``overall`` or ``score`` is the value where there is one, else their sum, or what ``rewards[].weights``
+says. The others are components ``<label>/<name>`` of weight 0: logged and recorded, in no sum. Beside an ``overall`` or
+``score``, what is no number is left aside. A component may be None where it does not apply.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,21 @@ IMAGE_PLACEHOLDER = "<image>"
 
 
 @dataclass(frozen=True, slots=True)
+class Candidate:
+    """A completion that the dataset gives to be compared with others. Nothing reads it yet.
+
+    Attributes:
+        text: The completion.
+        score: How good it is, such as 1 for a chosen and 0 for a rejected one; None if nobody has said.
+        images: Those that it shows itself.
+    """
+
+    text: str
+    score: float | None = None
+    images: tuple[RawImage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """One dataset row, as a loader gives it.
 
@@ -83,6 +103,7 @@ class Prompt:
         demonstration: A completion to imitate (supervised training); None if the dataset has none.
         source: Which dataset it is from, which decides about the rewards that score it; empty is the one of the config.
         choices: The answers that the question offers, in the order of their letters A, B, ...
+        candidates: Completions to compare; empty today.
     """
 
     id: str
@@ -93,6 +114,7 @@ class Prompt:
     demonstration: str | None = None
     source: str = ""
     choices: tuple[str, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,11 +165,13 @@ class Segment:
         token_ids: (T,) int32.
         by_policy: Whether the policy wrote it; other segments (tool results) get no gradient.
         sampler_logprobs: (T,) float32 log-probs under the distribution that was sampled; zeros if not sampled.
+        weight_version: Which version of the weights sampled it; None is the rollout's, as it always is today.
     """
 
     token_ids: IntArray
     by_policy: bool
     sampler_logprobs: FloatArray
+    weight_version: int | None = None
 
 
 @dataclass(frozen=True)
@@ -234,7 +258,8 @@ class ScoredGroup:
     Attributes:
         rewards: (G,) float64 weighted sums of the components; 0 where invalid.
         valid: (G,) False where any reward answered None or failed: such a rollout enters neither statistics nor loss.
-        components: Raw value of every reward, (G,) float64 each, NaN for None, and for rewards of other sources.
+        components: Raw value of every reward, (G,) float64 each, NaN for None, and for rewards of other sources; and of
+            rewards that answer several values, each of these as ``<label>/<name>``.
         greedy: The prompt's one rollout at temperature 0, if the algorithm needs it; enters no loss. Where it could not
             be scored, none of the group's rollouts is valid.
         answers: Of each reward that reads answers (``Reward.answer_of``), what each rollout answers.
@@ -246,6 +271,10 @@ class ScoredGroup:
     components: Mapping[str, FloatArray]
     greedy: ScoredGroup | None = None
     answers: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
+
+    def component(self, name: str) -> FloatArray:
+        """(G,) values of a component; NaN where no reward has answered one of that name."""
+        return self.components.get(name, np.full(len(self.rewards), np.nan))
 
 
 @dataclass(frozen=True)
@@ -260,7 +289,7 @@ class Batch:
         truncated: (B,) completions cut at the length limit.
         components: Raw value of each reward by name, (B,) float64; NaN in a valid row means that no reward of that name
             scores rows of its source, and leaves it out of the sum.
-        weights: Factor of each component in ``rewards``.
+        weights: Factor of each component in ``rewards``; 0 of those that are a part of another, ``<label>/<name>``.
         penalties: Names of the components that are penalties (``Reward.penalty``).
         greedy_components: Components of the greedy rollout of each row's prompt, (B,) float64; None unless ``needs``
             asked.
@@ -268,6 +297,11 @@ class Batch:
             optimizer steps follow.
         reference_logprobs: B arrays (T_i,); None unless ``needs`` asked.
         sampler_logprobs: B arrays (T_i,) as the sampler reported them.
+        values: B arrays (T_i,), the critic's for each position that predicts a token; None unless ``needs`` asked, and
+            always today, as are all that follow.
+        final_values: (B,) the critic's after the last token.
+        turns: B arrays (T_i,) int, the turn of an episode that each token belongs to.
+        turn_rewards: B arrays with the reward of each turn.
     """
 
     rewards: FloatArray
@@ -282,6 +316,14 @@ class Batch:
     weights: Mapping[str, float] = field(default_factory=dict)
     penalties: frozenset[str] = frozenset()
     greedy_components: Mapping[str, FloatArray] | None = None
+    values: Sequence[FloatArray] | None = None
+    final_values: FloatArray | None = None
+    turns: Sequence[IntArray] | None = None
+    turn_rewards: Sequence[FloatArray] | None = None
+
+    def component(self, name: str) -> FloatArray:
+        """(B,) values of a component; NaN where no reward has answered one of that name."""
+        return self.components.get(name, np.full(len(self.rewards), np.nan))
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,12 +335,14 @@ class Credit:
         keep: (B,) rows that enter the loss; None keeps all valid ones. Acts before weights are computed.
         metrics: Further numbers to log.
         constants: Numbers of this step for ``loss``, which other processes compute.
+        returns: B arrays (T_i,) that the critic learns; there is none today, and they are read by nothing.
     """
 
     values: FloatArray | Sequence[FloatArray]
     keep: BoolArray | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     constants: Mapping[str, float] = field(default_factory=dict)
+    returns: Sequence[FloatArray] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -539,7 +539,11 @@ def test_rewards_test_needs_no_record(capsys: pytest.CaptureFixture[str]) -> Non
     [
         (["exact", "--set", "extrac=whole"], 2, "did you mean extract?"),
         (["exact", "--set", "labl=right"], 2, "did you mean label?"),
-        (["exact", "--set", "nothing_like_it=1"], 2, "weight, timeout_s, sources, on_error, workers, label"),
+        (
+            ["exact", "--set", "nothing_like_it=1"],
+            2,
+            "weight, timeout_s, sources, on_error, workers, style, weights, label",
+        ),
         (["exact", "--set", "weight=much"], 2, "weight should be a number"),
         (["exact", "--limit", "0"], 2, "--limit is 0"),
         (["exact", "--timeout", "-1"], 2, "timeout_s"),

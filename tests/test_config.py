@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from mmrl.config import Config, from_mapping, load_config, to_yaml
+from mmrl.config import Config, PluginSpec, from_mapping, load_config, to_yaml
 from mmrl.config_files import MAX_BYTES, MAX_DEPTH
 from mmrl.config_sections import is_section
 from mmrl.config_starter import starter
@@ -344,7 +344,8 @@ class Anything(PluginConfig):
     model_config = ConfigDict(extra="allow")
 
 
-def options_of(kind: str, name: str) -> type[BaseModel]:
+def options_of(kind: str, plugin: PluginSpec) -> type[BaseModel]:
+    name = plugin.name
     if name == "missing":
         raise PluginError(f"no {kind} plugin is called {name!r}", remedy="install it")
     return {"learn": Rules}.get(name, Anything)
@@ -380,7 +381,7 @@ def test_an_unknown_option_is_compared_with_the_frameworks_own_keys_too(write) -
     class Strict(PluginConfig):
         bonus: float = 0.0
 
-    def options(kind: str, name: str) -> type[BaseModel]:
+    def options(kind: str, plugin: PluginSpec) -> type[BaseModel]:
         return Strict if kind in ("reward", "dataset") else Anything
 
     path = write("model: {path: m}\ndata: {train: {name: rows, wieght: 2}}\nalgorithm: {name: x}\n")
@@ -389,7 +390,8 @@ def test_an_unknown_option_is_compared_with_the_frameworks_own_keys_too(write) -
     text = str(caught.value)
     assert "possible: bonus, label, weight\n  do:       did you mean weight?" in text
     assert (
-        "possible: bonus, weight, timeout_s, sources, on_error, workers, label\n  do:       did you mean label?" in text
+        "possible: bonus, weight, timeout_s, sources, on_error, workers, style, weights, label\n"
+        "  do:       did you mean label?" in text
     )
 
 

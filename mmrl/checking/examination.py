@@ -18,7 +18,7 @@ from mmrl.checking.budget import Arithmetic, disk
 from mmrl.checking.golds import check_golds
 from mmrl.checking.profile import Profile, profile
 from mmrl.checking.report import Report, counted, excerpt
-from mmrl.config import Config
+from mmrl.config import Config, is_component
 from mmrl.errors import DataError, MMRLError
 from mmrl.interfaces import Reward
 from mmrl.plan import RunPlan
@@ -125,7 +125,8 @@ class _Examination:
         if name == "train" and self.plan.algorithm.source != "rollouts":
             return
         reports = list[dict[str, Any]]()
-        specs = [spec for spec in self.config.rewards if spec.metric == self.config.accuracy]
+        accuracy = self.config.accuracy
+        specs = [spec for spec in self.config.rewards if accuracy and is_component(accuracy, [spec.metric])]
         for spec in specs:
             rows = [i for i, each in enumerate(row_sources) if spec.sources is None or each in spec.sources]
             if not rows:
@@ -135,7 +136,7 @@ class _Examination:
                 if len(specs) == 1
                 else f"{spec.metric!r} ({spec.name}, {', '.join(spec.sources or ())})"
             )
-            if cast(type[Reward], registry.resolve("reward", spec.name)).workers is not None:
+            if cast(type[Reward], registry.resolve("reward", spec)).workers is not None:
                 self.report.show("", [f"golds      not graded: reward {shown} is tried on one row alone"])
                 continue
             places = np.linspace(0, len(rows) - 1, min(len(rows), GRADED)).astype(int).tolist()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain, groupby, islice
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from mmrl import registry
-from mmrl.config import RewardSpec, options_errors
+from mmrl.config import RewardSpec, is_component, options_errors
 from mmrl.config_files import Located, join_errors, read_tree
 from mmrl.console import visible
 from mmrl.errors import DataError
@@ -23,7 +23,7 @@ from mmrl.scoring.failures import Failures, RewardError
 from mmrl.scoring.scorer import reward_pools
 from mmrl.testing.rollouts import sample_groups
 
-_ROWS_SHOWN, _WIDTH = 40, 48
+_ROWS_SHOWN, _WIDTH, _COLUMNS = 40, 48, 5
 _TOLERANCE = 1e-6
 
 
@@ -33,9 +33,10 @@ class TriedRollout:
 
     Attributes:
         value: None where it is unscored.
+        components: The values that the reward answers beside it, by name.
         recorded: The record's value of the same component; None where that was unscored, or there is none.
         failure: How the reward failed on it; empty if it did not.
-        agrees: Whether value and record are the same, within 1e-6; None where there is nothing to compare.
+        agrees: Whether value, components and record are the same, within 1e-6; None where there is nothing to compare.
     """
 
     where: str
@@ -47,6 +48,7 @@ class TriedRollout:
     seconds: float
     failure: str
     agrees: bool | None
+    components: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,14 @@ class RewardTrial:
     def disagreeing(self) -> list[TriedRollout]:
         return [each for each in self.rollouts if each.agrees is False]
 
+    def means(self) -> dict[str, float | None]:
+        """Of each value that the reward answers beside its score, over the rollouts that have one."""
+        found: dict[str, list[float]] = {}
+        for each in self.rollouts:
+            for name, value in each.components.items():
+                found.setdefault(name, []).extend([] if value is None else [value])
+        return {name: sum(values) / len(values) if values else None for name, values in found.items()}
+
     def totals(self) -> dict[str, Any]:
         """Counts, and seconds per rollout."""
         values = [each.value for each in self.rollouts if each.value is not None]
@@ -86,6 +96,7 @@ class RewardTrial:
             "failed": len(self.failed),
             "other_sources": self.other_sources,
             "mean": sum(values) / len(values) if values else None,
+            "components": self.means(),
             "compared": sum(each.agrees is not None for each in self.rollouts),
             "disagreements": len(self.disagreeing),
             "recorded_components": list(self.recorded_components),
@@ -101,12 +112,16 @@ class RewardTrial:
 
     def lines(self) -> Iterator[str]:
         """The same for a person."""
-        yield from _table(self.rollouts[:_ROWS_SHOWN])
+        yield from _table(self.rollouts[:_ROWS_SHOWN], list(self.means()))
         if len(self.rollouts) > _ROWS_SHOWN:
             yield f"... and {len(self.rollouts) - _ROWS_SHOWN} more (--json has all)"
         totals = self.totals()
         yield ""
         mean = "" if totals["mean"] is None else f", mean {totals['mean']:.4g}"
+        parts = ", ".join(
+            f"{name} {'-' if value is None else f'{value:.4g}'}" for name, value in totals["components"].items()
+        )
+        mean += visible(f" ({parts})") if parts else ""
         scored = f"{totals['rollouts']} rollouts: {totals['scored']} scored{mean}"
         aside = f"; {self.other_sources} of other sources" if self.other_sources else ""
         yield f"{scored}, {totals['unscored']} unscored, {totals['failed']} failed{aside}"
@@ -114,7 +129,7 @@ class RewardTrial:
         yield visible(f"time per rollout: {times} ({totals['slowest']})")
         if totals["compared"]:
             yield f"record: {totals['disagreements']} of {totals['compared']} disagree with {self.component!r}"
-            yield from _table(self.disagreeing[:_ROWS_SHOWN])
+            yield from _table(self.disagreeing[:_ROWS_SHOWN], list(self.means()))
         elif self.recorded_components:
             known = ", ".join(self.recorded_components)
             yield visible(f"record: it has no {self.component!r} to compare with, but {known} (--set label=NAME)")
@@ -140,7 +155,7 @@ def reward_spec(name: str, settings: Sequence[str] = (), timeout_s: float | None
     try:
         model: Any = RewardSpec
         spec = RewardSpec.model_validate({**given, "on_error": "skip"})
-        model = registry.options_class("reward", name)
+        model = registry.options_class("reward", spec)
         model.model_validate(spec.options)
     except ValidationError as error:
         place = Located.of(given, f"reward {name}")
@@ -204,11 +219,13 @@ def _tried(
     try:
         answer = future.result()[0]
         scores, seconds, reason = answer.scores, answer.seconds, ""
+        parts = answer.parts or [{}] * len(group)
     except RewardError as error:
         errors.append(error)
         scores, seconds, reason = [None] * len(group), [0.0] * len(group), error.what
+        parts = [{}] * len(group)
     causes = {id(failure.rollout): failure.cause for failure in failures.since(0)}
-    for each, value, took in zip(group, scores, seconds, strict=True):
+    for each, value, took, beside in zip(group, scores, seconds, parts, strict=True):
         rollout, recorded, failure = each.rollout, each.rewards.get(name), reason or causes.get(id(each.rollout), "")
         # Without a value, and valid all the same: no reward of that name was asked.
         comparable = name in each.rewards and not (recorded is None and each.valid) and not failure
@@ -221,8 +238,17 @@ def _tried(
             recorded=recorded,
             seconds=took,
             failure=failure,
-            agrees=_same(value, recorded) if comparable else None,
+            agrees=_agrees(name, value, beside, each.rewards) if comparable else None,
+            components=beside,
         )
+
+
+def _agrees(
+    label: str, value: float | None, parts: Mapping[str, float | None], recorded: Mapping[str, float | None]
+) -> bool:
+    """Whether the record has the same value and, of those beside it that it knows, the same too."""
+    now = {label: value, **{f"{label}/{name}": part for name, part in parts.items()}}
+    return all(_same(now.get(name), recorded[name]) for name in recorded if is_component(name, [label]))
 
 
 def _same(value: float | None, recorded: float | None) -> bool:
@@ -231,15 +257,19 @@ def _same(value: float | None, recorded: float | None) -> bool:
     return math.isclose(value, recorded, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
 
 
-def _table(rollouts: Sequence[TriedRollout]) -> Iterator[str]:
-    form = "{:<20}  {:>7}  {:>9}  {:>9}  {:>9}  {}"
+def _table(rollouts: Sequence[TriedRollout], components: Sequence[str] = ()) -> Iterator[str]:
+    """One line for each rollout, with a column for each value beside the score, of up to ``_COLUMNS``."""
+    names = components[:_COLUMNS]
+    titles = [_short(name, 12) for name in names]
+    form = "{:<20}  {:>7}  {:>9}" + "".join(f"  {{:>{max(8, len(each))}}}" for each in titles) + "  {:>9}  {:>9}  {}"
     if rollouts:
-        yield form.format("prompt", "rollout", "value", "recorded", "time", "completion")
+        yield form.format("prompt", "rollout", "value", *titles, "recorded", "time", "completion")
     for each in rollouts:
         value = "failed" if each.failure else _number(each.value)
         recorded = "" if each.agrees is None else _number(each.recorded)
         prompt, text = _short(each.prompt, 20), _short(each.completion, _WIDTH)
-        yield form.format(prompt, each.member, value, recorded, _ms(each.seconds), text).rstrip()
+        parts = ["" if (part := each.components.get(name)) is None else _number(part) for name in names]
+        yield form.format(prompt, each.member, value, *parts, recorded, _ms(each.seconds), text).rstrip()
 
 
 def _short(text: str, width: int) -> str:

@@ -29,7 +29,7 @@ def estimates(
         values: Of the batch, as a run logs them. Accuracy is left out where no such reward scores any row.
     """
     found = {name: Estimate(value) for name, value in values.items()}
-    if np.isnan(batch.components[accuracy_of]).all():
+    if np.isnan(batch.component(accuracy_of)).all():
         del found["eval/accuracy"]
     scores_by_metric = rewards_by_metric(batch, accuracy_of)
     scores_by_metric["eval/length/truncated_fraction"] = batch.truncated.astype(np.float64)
@@ -50,7 +50,7 @@ def rewards_by_metric(batch: Batch, accuracy_of: str) -> dict[str, FloatArray]:
     """(B,) what accuracy, the sum of the rewards and each component are the means of; NaN where one does not count."""
     components = {f"eval/{name}_mean": values for name, values in batch.components.items()}
     reward = np.where(batch.valid, batch.rewards, np.nan)
-    return {"eval/accuracy": batch.components[accuracy_of], "eval/reward_mean": reward, **components}
+    return {"eval/accuracy": batch.component(accuracy_of), "eval/reward_mean": reward, **components}
 
 
 def differences(one: Batch, other: Batch, accuracy_of: str) -> dict[str, Estimate]:
@@ -61,6 +61,8 @@ def differences(one: Batch, other: Batch, accuracy_of: str) -> dict[str, Estimat
     pairs = [rewards_by_metric(batch, accuracy_of) for batch in (one, other)]
     found = {}
     for name, scores in pairs[0].items():
+        if name not in pairs[1]:
+            continue
         difference = scores - pairs[1][name]
         rows: BoolArray = ~np.isnan(difference)
         if rows.any():
@@ -74,17 +76,17 @@ def sample_sizes(num_samples: int) -> list[int]:
 
 
 def _at_k(groups: Sequence[ScoredGroup], penalties: frozenset[str], k: int) -> Iterator[tuple[str, Estimate]]:
-    for name in groups[0].components:
+    for name in dict.fromkeys(name for group in groups for name in group.components):
         passes, majorities = list[float](), list[float]()
         for group in groups:
-            scored = ~np.isnan(group.components[name])
-            scores = group.components[name][scored]
+            scored = ~np.isnan(group.component(name))
+            scores = group.component(name)[scored]
             if len(scores) < k:
                 continue
             passes.append(pass_at_k(len(scores), int((scores >= 1 - TOLERANCE).sum()), k))
             if (answers := group.answers.get(name)) is not None:
                 majorities.append(majority_at_k([answers[i] for i in np.flatnonzero(scored)], scores, k))
-        if passes and name not in penalties:
+        if passes and not penalties & {name, name.rpartition("/")[0]}:
             yield f"eval/{name}_pass@{k}", score_estimate(np.array(passes), np.arange(len(passes)))
         if majorities:
             yield f"eval/{name}_majority@{k}", score_estimate(np.array(majorities), np.arange(len(majorities)))

@@ -122,8 +122,9 @@ _NOTES = {"unscored": "completions unscored", "dropped": "rows dropped"}
 
 def _rewards(metrics: Estimates) -> list[str]:
     """The components' means, and that of their sum where there are several."""
-    found = [name for name in metrics if name.endswith("_mean") and name.count("/") == 1 and name != _SUM]
-    return [*found, _SUM] if len(found) > 1 else found
+    aside = (_SUM, *_LENGTHS.values())
+    found = [name for name in metrics if name.endswith("_mean") and name not in aside]
+    return [*found, _SUM] if sum(name.count("/") == 1 for name in found) > 1 else found
 
 
 def _short(metric: str) -> str:

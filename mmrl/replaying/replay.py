@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mmrl import __version__, registry
 from mmrl.collection import with_greedy
-from mmrl.config import Config, Kind, load_config
+from mmrl.config import Config, Kind, PluginSpec, load_config
 from mmrl.errors import ConfigError, DataError
 from mmrl.plan import RunPlan
 from mmrl.redaction import remember_secrets
@@ -331,7 +331,7 @@ class _Player:
             for first, second in _both(self._now[place], again):
                 for name, values in first.components.items():
                     for member, rollout in enumerate(first.group.rollouts):
-                        pair = float(values[member]), float(second.components[name][member])
+                        pair = float(values[member]), float(second.component(name)[member])
                         if not close(*pair):
                             unstable[id(rollout), name] = pair
         return Explanations(self._run.failures(), failed, unstable, versions)
@@ -350,8 +350,8 @@ class _AsWritten(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-def _options(kind: Kind, name: str) -> type[BaseModel]:
-    return registry.options_class(kind, name) if kind in ("algorithm", "reward") else _AsWritten
+def _options(kind: Kind, plugin: PluginSpec) -> type[BaseModel]:
+    return registry.options_class(kind, plugin) if kind in ("algorithm", "reward") else _AsWritten
 
 
 def _load(path: Path, files: Sequence[Path] = (), overrides: Sequence[str] = ()) -> Config:

@@ -40,11 +40,13 @@ class Answer:
         scores: None for what could not be scored.
         seconds: What each took; for rollouts that are scored together, its share.
         answers: What each completion answers; None of a reward that does not read answers.
+        parts: What it answers about each beside its score, by name; empty of a reward that answers a number alone.
     """
 
     scores: Sequence[float | None]
     seconds: Sequence[float]
     answers: Sequence[str | None] | None = None
+    parts: Sequence[Mapping[str, float | None]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,7 @@ class _Call:
         self._scores: dict[int, float | None] = {}
         self._seconds: dict[int, float] = {}
         self._answers: dict[int, str | None] = {}
+        self._parts: dict[int, Mapping[str, float | None]] = {}
         self._fault: tuple[Reply, Sequence[int]] | None = None
         self.num_groups = len(tasks)
         self.blobs = [pickle.dumps(rollout, pickle.HIGHEST_PROTOCOL) for rollout in self._rollouts]
@@ -235,6 +238,7 @@ class _Call:
         if "values" in reply:
             self._scores |= zip(places, reply["values"], strict=True)
             self._answers |= zip(places, reply.get("answers", ()), strict=False)
+            self._parts |= zip(places, reply.get("parts", ()), strict=False)
         elif reply["skip"]:
             self._fail(places, " at ".join(filter(None, [reply["what"], reply.get("place")])), reply["details"])
         elif self._fault is None:
@@ -263,6 +267,7 @@ class _Call:
                 [self._scores[place] for place in part],
                 [self._seconds[place] for place in part],
                 [self._answers.get(place) for place in part] if self._answers else None,
+                [self._parts.get(place, {}) for place in part] if self._parts else (),
             )
             for part in parts
         ]

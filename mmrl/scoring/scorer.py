@@ -125,19 +125,32 @@ class Scoring:
         for place, spec in enumerate(self.rewards):
             if place not in found:
                 continue
-            values = np.array([np.nan if score is None else score for score in found[place].scores], np.float64)
+            values = _array(found[place].scores)
             answers |= {} if (read := found[place].answers) is None else {spec.metric: read}
             components[spec.metric] = values
+            components |= self._parts(spec.metric, found[place])
             total += spec.weight * values
             valid &= ~np.isnan(values)
         return ScoredGroup(self.group, np.where(valid, total, 0.0), valid, components, answers=answers)
+
+    def _parts(self, label: str, answer: Answer) -> dict[str, FloatArray]:
+        """What a reward answers beside its score."""
+        names = dict.fromkeys(name for parts in answer.parts for name in parts)
+        found = {f"{label}/{name}": _array([parts.get(name) for parts in answer.parts]) for name in names}
+        for name in found.keys() & {spec.metric for spec in self.rewards}:
+            raise ConfigError(
+                f"reward {label!r} answers a component {name!r}, and a reward is called so too",
+                where="rewards[].label",
+                remedy="give one of them another label",
+            )
+        return found
 
 
 def reward_pools(
     rewards: Sequence[RewardSpec], workers: int = DEFAULT_WORKERS, *, max_growth_bytes: int = MAX_GROWTH_BYTES
 ) -> list[tuple[Sequence[int], RewardPool]]:
     """The pools of some rewards, each with the places of its own; see ``Scorer``."""
-    classes = [cast(type[Reward], registry.resolve("reward", spec.name)) for spec in rewards]
+    classes = [cast(type[Reward], registry.resolve("reward", spec)) for spec in rewards]
     own = [spec.workers or cls.workers for spec, cls in zip(rewards, classes, strict=True)]
     shared = [place for place, count in enumerate(own) if count is None]
     pools = [(shared, workers)] if shared else []
@@ -154,6 +167,10 @@ def reward_pools(
         )
         for places, count in pools
     ]
+
+
+def _array(scores: Sequence[float | None]) -> FloatArray:
+    return np.array([np.nan if score is None else score for score in scores], np.float64)
 
 
 def _raise_unscored(group: RolloutGroup, rewards: Sequence[RewardSpec]) -> NoReturn:

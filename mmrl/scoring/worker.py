@@ -17,9 +17,10 @@ import random
 import re
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,8 +28,12 @@ from mmrl import registry
 from mmrl.child import Line, Reply
 from mmrl.config import RewardSpec
 from mmrl.errors import MMRLError
+from mmrl.foreign_rewards import FunctionReward
 from mmrl.interfaces import Reward
 from mmrl.types import Rollout
+
+_TOTALS = ("overall", "score")
+"""Names of the component that is the score, in this order."""
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -92,9 +97,9 @@ class _Call:
         rollouts = self._copies(start, stop)
         _seed(rollouts[0])
         began = time.perf_counter()
+        reply: Reply
         try:
-            values = check_scores(call(self._reward, rollouts, self._run), stop - start)
-            reply: Reply = {"values": values, **self._answers(start, stop)}
+            reply = self._values(call(self._reward, rollouts, self._run), start, stop)
         except BaseException as error:
             reply = self._fault(error)
         return self._send(start, stop, began, reply)
@@ -104,16 +109,23 @@ class _Call:
             (rollout,) = self._copies(place, place + 1)
             _seed(rollout)
             began, deadline = time.perf_counter(), asyncio.timeout(self._spec.timeout_s)
+            reply: Reply
             try:
                 async with deadline:
                     answer: Any = self._reward.score_one(rollout)
-                    reply: Reply = {"values": check_scores([await answer], 1), **self._answers(place, place + 1)}
+                    reply = self._values([await answer], place, place + 1)
             except BaseException as error:
                 late = {"what": f"did not answer within {self._spec.timeout_s:g} s", "details": "", "skip": True}
                 reply = late if deadline.expired() else self._fault(error)
             self._send(place, place + 1, began, reply)
 
         await asyncio.gather(*map(score, range(len(self._blobs))))
+
+    def _values(self, answer: object, start: int, stop: int) -> Reply:
+        """What the reward has answered, if it is scores."""
+        scores = check_scores(answer, stop - start, self._spec.weights)
+        parts = {"parts": [score.parts for score in scores]} if any(score.parts for score in scores) else {}
+        return {"values": [score.value for score in scores], **parts, **self._answers(start, stop)}
 
     def _answers(self, start: int, stop: int) -> Reply:
         """What the completions answer, of a reward that reads answers."""
@@ -139,7 +151,7 @@ class _Call:
         if isinstance(error, BadScores):
             return {"what": f"answered {error.got}", "possible": error.expected, "index": error.index, "skip": False}
         reply = _raised(error)
-        if registry.is_file(self._spec.name) and _takes_one(error):
+        if isinstance(self._reward, FunctionReward) and self._reward.style == "mmrl" and _takes_one(error):
             reply["what"] += " (a file's function is given a list of rollouts and returns one number for each)"
             reply["remedy"] = "write it as def name(rollouts): return [... for rollout in rollouts]"
         return {**reply, "skip": self._spec.on_error == "skip"}
@@ -199,10 +211,20 @@ async def _all(answers: Sequence[Any]) -> list[Any]:
     return [await answer if inspect.isawaitable(answer) else answer for answer in answers]
 
 
-def check_scores(values: object, count: int) -> list[float | None]:
-    """The scores of a group as plain floats, None where the reward could not score.
+class CheckedScore(NamedTuple):
+    """A rollout's score as a plain float, None where the reward could not score, and what it answers beside it."""
+
+    value: float | None
+    parts: Mapping[str, float | None] = MappingProxyType({})
+
+
+def check_scores(values: object, count: int, weights: Mapping[str, float] | None = None) -> list[CheckedScore]:
+    """The scores of a group, each a number or several by name; see ``mmrl.types.Score``.
 
     Lists, tuples and arrays of Python or numpy numbers and booleans are accepted.
+
+    Args:
+        weights: Factors of the components in the score, of which each must then be there.
 
     Raises:
         BadScores: Anything else, with the place of the first fault.
@@ -213,7 +235,7 @@ def check_scores(values: object, count: int) -> list[float | None]:
         raise BadScores(None, f"a list of {count} numbers", f"{type(values).__name__} {_excerpt(values)}")
     if len(values) != count:
         raise BadScores(None, f"{count} scores, one per rollout", f"{len(values)} scores")
-    return [_check_score(index, value) for index, value in enumerate(values)]
+    return [_check_score(index, value, weights) for index, value in enumerate(values)]
 
 
 class BadScores(Exception):
@@ -224,18 +246,55 @@ class BadScores(Exception):
         self.index, self.expected, self.got = index, expected, got
 
 
-def _check_score(index: int, value: object) -> float | None:
+def _check_score(index: int, value: object, weights: Mapping[str, float] | None) -> CheckedScore:
     if value is None:
-        return None
+        return CheckedScore(None)
+    if isinstance(value, Mapping):
+        return _check_components(index, value, weights)
+    if weights:
+        expected = f"the components that weights names: {', '.join(weights)}"
+        raise BadScores(index, expected, f"{type(value).__name__} {_excerpt(value)}")
+    return CheckedScore(_check_number(index, value))
+
+
+def _check_components(index: int, given: Mapping[Any, object], weights: Mapping[str, float] | None) -> CheckedScore:
+    """Several values by name; without one that is the score, and without weights, they are summed."""
+    total = None if weights else next((name for name in _TOTALS if name in given), None)
+    parts: dict[str, float | None] = {}
+    for name, value in given.items():
+        if total is None or name == total or value is None or _is_number(value):
+            parts[str(name)] = None if value is None else _check_number(index, value, f" under {name!r}")
+    missing = [name for name in weights or () if name not in parts]
+    if missing or not parts:
+        expected = f"components {', '.join(missing)}, which weights names" if missing else "at least one component"
+        raise BadScores(index, expected, f"components {', '.join(map(str, given)) or '(none)'}")
+    if total is not None:
+        return CheckedScore(parts.pop(total), parts)
+    terms = [(factor, parts[name]) for name, factor in (weights or dict.fromkeys(parts, 1.0)).items()]
+    known = [factor * value for factor, value in terms if value is not None]
+    return CheckedScore(sum(known) if len(known) == len(terms) else None, parts)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(_plain(value), numbers.Real | np.bool_)
+
+
+def _plain(value: Any) -> object:
+    """A number out of an array or a tensor without dimensions."""
+    return value.tolist() if getattr(value, "ndim", None) == 0 and hasattr(value, "tolist") else value
+
+
+def _check_number(index: int, value: object, where: str = "") -> float:
+    value = _plain(value)
     expected = "a finite number, or None for a rollout that cannot be scored"
     if not isinstance(value, numbers.Real | np.bool_):
-        raise BadScores(index, expected, f"{type(value).__name__} {_excerpt(value)}")
+        raise BadScores(index, expected, f"{type(value).__name__} {_excerpt(value)}{where}")
     try:
         score = float(value)
     except OverflowError:
         score = math.inf
     if not math.isfinite(score):
-        raise BadScores(index, expected, _excerpt(value))
+        raise BadScores(index, expected, f"{_excerpt(value)}{where}")
     return score
 
 

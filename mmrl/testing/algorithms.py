@@ -12,7 +12,7 @@ import numpy as np
 
 from mmrl import registry
 from mmrl.errors import PluginError, plugin_errors
-from mmrl.interfaces import Aggregation, Algorithm, Needs, RunFacts
+from mmrl.interfaces import Aggregation, Algorithm, Needs, RunFacts, served_needs
 from mmrl.policy_gradient import PolicyGradient
 from mmrl.testing.batches import odd_batches, padded, polluted, random_batch, reordered, without
 from mmrl.testing.playback import RecordedBatch, Replay, play, replay
@@ -98,6 +98,7 @@ class _Subject:
         algorithm = self.algorithm
         if not isinstance(self.needs, Needs):
             raise broken(algorithm, "needs() answers Needs", repr(self.needs), "return mmrl.interfaces.Needs(...)")
+        served_needs(algorithm)
         if type(algorithm).select not in (Algorithm.select, PolicyGradient.select) and self._never_refills():
             remedy = "let needs() return Needs(refill=Refill(...))"
             raise broken(algorithm, "select is asked", "needs() has no refill, whatever the options", remedy)

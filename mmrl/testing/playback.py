@@ -11,7 +11,7 @@ import numpy as np
 
 from mmrl import registry
 from mmrl.errors import contract_error, plugin_errors
-from mmrl.interfaces import Algorithm, Needs
+from mmrl.interfaces import Algorithm, Needs, served_needs
 from mmrl.testing.recorded import read_batch
 from mmrl.types import Batch, BoolArray, EncodedPrompt, FloatArray, IntArray, Sample, Segment
 
@@ -94,8 +94,7 @@ def play(
         training_rows,
     )
 
-    with plugin_errors(algorithm, "needs"):
-        needs = algorithm.needs()
+    needs = served_needs(algorithm)
     arrays = RecordedBatch(batch, needs)
     credit = assign_credit(algorithm, arrays.batch)
     masks = loss_masks(arrays.batch, credit)

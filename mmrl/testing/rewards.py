@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Any
@@ -13,28 +13,29 @@ import numpy as np
 from mmrl import registry
 from mmrl.errors import MMRLError, plugin_errors
 from mmrl.interfaces import Reward
-from mmrl.scoring.worker import BadScores, call, check_scores
+from mmrl.scoring.worker import BadScores, CheckedScore, call, check_scores
 from mmrl.testing.rollouts import OTHER_GOLDS, sample_groups
 from mmrl.testing.rules import Untried, broken, failed
-from mmrl.types import Rollout, Score
+from mmrl.types import Rollout
 
 
 def check_reward(
-    reward: str | type[Reward] | Reward,
+    reward: str | type[Reward] | Reward | Callable[..., Any],
     *,
     options: Mapping[str, Any] | None = None,
     rollouts: Sequence[Rollout] | None = None,
 ) -> None:
     """Raise at the first rule of rewards that this one breaks.
 
-    The rules: one finite number or None for each rollout, in order; the same again for the same rollouts, and in
-    another order for another order; rollouts are not modified; no rollouts give no scores; what a rollout answers
-    (``answer_of``) is a text or None, and the same again. By default rollouts are
+    The rules: one finite number, or several by name, or None for each rollout, in order; the same again for the same
+    rollouts, and in another order for another order; rollouts are not modified; no rollouts give no scores; what a
+    rollout answers (``answer_of``) is a text or None, and the same again. By default rollouts are
     right, wrong, empty, cut-off and odd answers to a question in text. Where their gold is no text but a list, a number
     or missing, a reward that is not made for it may raise.
 
     Args:
-        reward: A registered name, a class, a reward, or a file's function as ``path/to/file.py:function``.
+        reward: A registered name, a class, a reward, a function (see ``mmrl.foreign_rewards``), or that of a file as
+            ``path/to/file.py:function``.
         options: The reward's options, unless it is made already.
         rollouts: What to score instead, those of a prompt side by side: ``make_rollouts`` makes them, for a reward
             that needs columns or images.
@@ -74,7 +75,7 @@ def _check_group(reward: Reward, group: tuple[Rollout, ...]) -> None:
         again = _scores(reward, tuple(group[place] for place in places))
         for place, score in zip(places, again, strict=True):
             if score != scores[place]:
-                found = f"{_show(group[place])} got {scores[place]}, then {score}"
+                found = f"{_show(group[place])} got {_score(scores[place])}, then {_score(score)}"
                 raise broken(reward, rule, found, remedy)
 
 
@@ -87,7 +88,7 @@ def _check_answer(reward: Reward, rollout: Rollout) -> None:
         raise broken(reward, "answer_of answers with a text or None", found, remedy)
 
 
-def _scores(reward: Reward, group: tuple[Rollout, ...]) -> list[Score | None]:
+def _scores(reward: Reward, group: tuple[Rollout, ...]) -> list[CheckedScore]:
     try:
         with plugin_errors(reward, "score"):
             values = call(reward, group)
@@ -104,6 +105,11 @@ def _scores(reward: Reward, group: tuple[Rollout, ...]) -> list[Score | None]:
         where = "" if error.index is None else f"; {_show(group[error.index])}"
         remedy = "return a list with a finite number, or None, for each rollout"
         raise broken(reward, f"score answers {error.expected}", f"it answered {error.got}{where}", remedy) from error
+
+
+def _score(score: CheckedScore) -> str:
+    parts = ", ".join(f"{name} {value}" for name, value in score.parts.items())
+    return f"{score.value} ({parts})" if parts else f"{score.value}"
 
 
 def _content(group: Sequence[Rollout]) -> list[str]:

@@ -6,6 +6,11 @@ policy spells out in text are broken up, so that neither can end a turn. Rollout
 unscorable: a cut answer is another answer. Rollouts with images are refused unless ``images: drop``; a reward model
 that sees images, or one too large for this machine, is served elsewhere (see ``http`` in plugins/README.md).
 
+A causal model's score is read at the last token of the text, as vLLM reads it. transformers reads it at the last token
+that is not the padding token, which is another one where a text ends in that token. A checkpoint whose config.json has
+the same token for padding and for the end of a text was trained like that, so its score is read as transformers does;
+vLLM's answer for it may differ. Encoders are asked as they are.
+
 One process (``workers`` 1) holds the model and is given the rollouts of up to 16 groups at once. They are batched by
 length, so that padding is small and a batch does not depend on the order of what came; scores of one rollout in another
 company agree to float rounding. It is loaded before the first call, outside ``timeout_s``.
@@ -93,16 +98,28 @@ class Model(Reward):
         """The scores of one batch, padded on the right."""
         import torch
 
-        longest, padding = max(map(len, ids)), self._model.config.pad_token_id
+        model = self._model
+        longest, padding = max(map(len, ids)), model.config.get_text_config().pad_token_id
         padded = [sequence + [padding] * (longest - len(sequence)) for sequence in ids]
         mask = [[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in ids]
-        device = self._model.device
+        inputs = {
+            "input_ids": torch.tensor(padded, device=model.device),
+            "attention_mask": torch.tensor(mask, device=model.device),
+        }
         with torch.inference_mode():
-            outputs: torch.Tensor = self._model(
-                input_ids=torch.tensor(padded, device=device), attention_mask=torch.tensor(mask, device=device)
-            ).logits
+            outputs: torch.Tensor
+            if self._reads_last_token:
+                rows, places = list(range(len(ids))), [self._last(sequence) for sequence in ids]
+                outputs = model.score(model.base_model(**inputs).last_hidden_state[rows, places])
+            else:
+                outputs = model(**inputs).logits
         scores: list[float] = outputs[:, self.config.output or 0].float().tolist()
         return scores
+
+    def _last(self, ids: Sequence[int]) -> int:
+        """The place at which the score of a text is read."""
+        places = (place for place in reversed(range(len(ids))) if ids[place] != self._skipped)
+        return next(places, 0)
 
     def _ids(self, rollout: Rollout) -> list[int]:
         if rollout.images and self.config.images == "refuse":
@@ -158,6 +175,24 @@ class Model(Reward):
         return folder
 
     @cached_property
+    def _skipped(self) -> int | None:
+        """The token behind which the checkpoint was trained to look; None if it has one of its own for padding."""
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(self._folder, trust_remote_code=self.config.trust_remote_code)
+        padding: int | None = config.get_text_config().pad_token_id
+        ends = config.get_text_config().eos_token_id
+        return padding if padding in (ends if isinstance(ends, list) else [ends]) else None
+
+    @property
+    def _reads_last_token(self) -> bool:
+        """Whether the model is a decoder with a linear layer on one position; encoders pool in ways of their own."""
+        import torch
+
+        is_linear = isinstance(getattr(self._model, "score", None), torch.nn.Linear)
+        return is_linear and not self._model.config.is_encoder_decoder
+
+    @cached_property
     def _tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
@@ -191,8 +226,9 @@ class Model(Reward):
             raise self._unfit(
                 f"it has {outputs} outputs and output is {self.config.output}", f"output 0 to {outputs - 1}"
             )
-        if model.config.pad_token_id is None:
-            model.config.pad_token_id = _padding(self._tokenizer)
+        text = model.config.get_text_config()
+        if text.pad_token_id is None:
+            text.pad_token_id = _padding(self._tokenizer)
         return model.eval().to(self._device)
 
     def _unfit(self, what: str, possible: str) -> ConfigError:

@@ -22,24 +22,27 @@ SIZES = {
     "num_key_value_heads": 2, "max_position_embeddings": 512,
 }  # fmt: skip
 
+ENDS_IN_PADDING = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<|endoftext|>{% endfor %}"
 
-def written(folder, stem, labels=1, template=True, head=True):
+
+def written(folder, stem, labels=1, template=True, head=True, **tokens):
     import torch
     import transformers
 
     folder.mkdir()
     tokenizer = write_tokenizer(folder, vision=False)
-    if not template:
-        tokenizer.chat_template = None
+    if template is not True:
+        tokenizer.chat_template = template or None
         (folder / "chat_template.jinja").unlink()
         tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     values = {**SIZES, "vocab_size": len(tokenizer), "num_labels": labels, "pad_token_id": tokenizer.pad_token_id}
+    values |= {name: value and tokenizer.convert_tokens_to_ids(value) for name, value in tokens.items()}
     config = getattr(transformers, f"{stem}Config")(**values)
     kind = "ForSequenceClassification" if head else "ForCausalLM"
     model = getattr(transformers, stem + kind)(config)
     if head:
-        torch.nn.init.normal_(model.score.weight, std=1.0)
+        torch.nn.init.normal_((model.score if hasattr(model, "score") else model.classifier).weight, std=1.0)
     model.save_pretrained(folder)
     return str(folder)
 
@@ -52,6 +55,10 @@ def folders(tmp_path_factory):
         "llama": written(root / "llama", "Llama", template=False),
         "two": written(root / "two", "Qwen2", labels=2),
         "headless": written(root / "headless", "Qwen2", head=False),
+        "ends_in_padding": written(root / "ends", "Qwen2", template=ENDS_IN_PADDING, eos_token_id="<|im_end|>"),
+        "pad_is_eos": written(root / "eos", "Qwen2", template=ENDS_IN_PADDING, eos_token_id="<|endoftext|>"),
+        "no_pad": written(root / "no_pad", "Llama", template=ENDS_IN_PADDING, pad_token_id=None),
+        "bert": written(root / "bert", "Bert", template=ENDS_IN_PADDING),
     }
 
 
@@ -90,6 +97,51 @@ def test_the_score_is_the_models_own_for_its_own_template(folders):
     with torch.no_grad():
         expected = model(**ids).logits.item()
     assert made(folders["qwen2"]).score(rollouts("7")) == pytest.approx([expected], abs=1e-5)
+
+
+def hidden_states(folder, ids):
+    """Scores at every position of one text, by plain transformers."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        return model.score(model.model(torch.tensor([ids])).last_hidden_state)[0, :, 0].tolist()
+
+
+@pytest.mark.parametrize(("name", "place"), [("ends_in_padding", -1), ("no_pad", -1), ("pad_is_eos", -2)])
+def test_a_text_that_ends_in_the_padding_token_is_scored_at_its_last_token_or_as_it_was_trained(folders, name, place):
+    reward, given = made(folders[name], batch_size=8), rollouts(*TEXTS)
+    scores = reward.score(given)
+    for rollout, score in zip(given, scores, strict=True):
+        ids = reward._ids(rollout)
+        assert ids[-1] == reward._tokenizer.pad_token_id != ids[-2]
+        assert score == pytest.approx(hidden_states(folders[name], ids)[place], abs=1e-5)
+    alone = made(folders[name], batch_size=1)
+    assert scores == pytest.approx([alone.score([each])[0] for each in given], abs=1e-5)
+
+
+def test_a_checkpoint_with_one_token_for_padding_and_end_is_scored_as_transformers_does(folders):
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    reward = made(folders["pad_is_eos"])
+    model = AutoModelForSequenceClassification.from_pretrained(folders["pad_is_eos"], dtype=torch.float32)
+    for rollout in rollouts(*TEXTS):
+        with torch.no_grad():
+            expected = model(torch.tensor([reward._ids(rollout)])).logits.item()
+        assert reward.score([rollout]) == pytest.approx([expected], abs=1e-5)
+
+
+def test_an_encoder_answers_by_itself(folders):
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    reward, given = made(folders["bert"], batch_size=8), rollouts(*TEXTS)
+    model = AutoModelForSequenceClassification.from_pretrained(folders["bert"], dtype=torch.float32)
+    with torch.no_grad():
+        expected = [model(torch.tensor([reward._ids(each)])).logits.item() for each in given]
+    assert reward.score(given) == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_special_token_that_is_spelled_out_ends_no_turn(folders):

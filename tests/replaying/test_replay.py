@@ -164,6 +164,31 @@ def test_skipped_updates_unscored_rollouts_and_seeded_rewards_are_no_difference(
     assert any(len(each) == 0 for record in found for each in record["update_entropy"])
 
 
+@pytest.mark.parametrize(
+    "algorithm", [{"name": "remax"}, {"name": "grpo", "reward_norm": "group", "reward_clip": [-9.0, 9.0]}]
+)
+def test_components_of_a_reward_are_logged_and_replayed(algorithm, runs: Runs, replay, tmp_path):
+    (tmp_path / "easy.py").write_text(
+        "def compute_score(reward_inputs):\n"
+        "    return [one(each['response']) if each['response'] else None for each in reward_inputs]\n\n"
+        "def one(text):\n"
+        "    return {'overall': len(text) / 9, 'early': float(text[:1] < 'd')}\n"
+    )
+    name = f"components-{algorithm['name']}"
+    rewards = [{"name": f"{tmp_path / 'easy.py'}:compute_score", "label": "easy"}]
+    rows = {"name": "table", "path": str(runs.rows)}
+    sections = {"data": {"train": rows, "eval": rows}, "trainer": {"eval_metric": "easy/early", "eval_every": 1}}
+    run = trained(runs, replay, name, rewards=rewards, algorithm=algorithm, **sections)
+    found = records(run / "rollouts" / "step-000002.jsonl")
+    early = [each["rewards"]["easy/early"] for each in found if not each["greedy"] and each["valid"]]
+    assert {*early} == {0.0, 1.0} and all(
+        each["reward"] == pytest.approx(each["rewards"]["easy"]) for each in found if each["valid"]
+    )
+    step = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][-1]
+    assert step["reward/easy/early_mean"] == pytest.approx(np.mean(early))
+    assert step["eval/accuracy"] == step["eval/easy/early_mean"] != step["eval/easy_mean"]
+
+
 def test_after_a_reward_has_changed_the_right_rows_are_told(runs: Runs, replay, tmp_path, fresh_workers, capsys):
     file = tmp_path / "own.py"
     file.write_text("def own(rollouts):\n    return [float(len(r.text)) for r in rollouts]\n")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mmrl.collection import batch_of
+from mmrl.config import from_mapping
 from mmrl.errors import ConfigError, PluginError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, PluginConfig, Refill
 from mmrl.ops.credit import group_advantages
+from mmrl.plan import RunPlan
 from mmrl.policy_gradient import PolicyGradient
-from mmrl.testing import check_algorithm
-from mmrl.types import Credit, TokenLoss
+from mmrl.testing import check_algorithm, make_rollouts, replay
+from mmrl.testing.rollouts import scored_groups
+from mmrl.types import Candidate, Credit, Prompt, TokenLoss
 
 
 class Good(Algorithm):
@@ -508,3 +512,49 @@ def test_a_class_is_checked_against_its_interface_and_its_options_first() -> Non
         check_algorithm(type("Newer", (Good,), {"api_version": 99}))
     with pytest.raises(PluginError, match="no installed package has an algorithm plugin called 'none_such'"):
         check_algorithm("none_such")
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [
+        Needs(values=True),
+        Needs(before_update=frozenset({"logprobs"})),
+        Needs(whole_groups=True),
+        Needs(last_state=True),
+    ],
+)
+def test_what_is_not_served_yet_is_refused_by_name(needs) -> None:
+    class Early(Good):
+        def needs(self):
+            return needs
+
+    (name,) = needs.unserved
+    for run in (check_algorithm, lambda algorithm: replay(algorithm, {})):
+        with pytest.raises(
+            PluginError, match=f"Early.needs asks for {name}, which this version of mmrl does not serve"
+        ):
+            run(Early)
+    assert Needs().unserved == () and Needs(True, True, 2, True, True, Refill()).unserved == ()
+
+
+def test_a_run_of_an_algorithm_that_asks_for_what_is_not_served_does_not_start(package, tmp_path) -> None:
+    code = "from mmrl.interfaces import Needs\nfrom mmrl_algorithms.grpo import GRPO\n\nclass Early(GRPO):\n"
+    package(f"{code}    def needs(self): return Needs(values=True)\n", "early = {module}:Early", group="algorithms")
+    config = from_mapping(
+        {
+            "model": {"path": "m"},
+            "data": {"train": {"name": "table"}},
+            "rewards": [{"name": "exact"}],
+            "algorithm": {"name": "early"},
+        }
+    )
+    with pytest.raises(PluginError, match=r"Early\.needs asks for values"):
+        _ = RunPlan(config, tmp_path).algorithm
+
+
+def test_what_later_versions_fill_is_optional_and_empty() -> None:
+    rollout = make_rollouts(["7"])[0]
+    assert rollout.segments[0].weight_version is None and Prompt("p", ()).candidates == ()
+    assert Candidate("7").score is None and Credit(np.zeros(1)).returns is None
+    batch = batch_of(scored_groups(with_greedy=False), {"reward": 1.0})
+    assert batch.values is batch.final_values is batch.turns is batch.turn_rewards is None
