@@ -271,10 +271,11 @@ def _add_init(init: argparse.ArgumentParser) -> None:
 
     config = add("config", _init_config, "write a first config to edit")
     config.add_argument("path", type=Path, metavar="PATH", help="file to write; an existing one is left alone")
-    config.add_argument("--model", default="<model>", metavar="PATH", help="model.path")
-    config.add_argument("--dataset", default="<dataset>", metavar="NAME", help="data.train.name")
+    config.add_argument("--model", metavar="PATH", help="model.path")
+    text = "data.train.name; by default the installed one that reads files of your own"
+    config.add_argument("--dataset", metavar="NAME", help=text)
     config.add_argument("--data", metavar="PATH", help="data.train.path")
-    config.add_argument("--algorithm", default="<algorithm>", metavar="NAME", help="algorithm.name")
+    config.add_argument("--algorithm", metavar="NAME", help="algorithm.name")
     for name in ("reward", "tracker"):
         text = f"a {name}'s name; repeat for more"
         config.add_argument(f"--{name}", action="append", default=[], metavar="NAME", help=text)
@@ -576,24 +577,17 @@ def _schema(arguments: argparse.Namespace) -> int:
 
 
 def _init_config(arguments: argparse.Namespace) -> int:
-    from mmrl.config_starter import starter
+    from mmrl.first_config import write_config
 
-    dataset = {"name": arguments.dataset} | ({"path": arguments.data} if arguments.data else {})
-    values: dict[str, Any] = {
-        "model": {"path": arguments.model},
-        "data": {"train": dataset},
-        "algorithm": {"name": arguments.algorithm},
-    }
-    lists = {"rewards": arguments.reward, "trackers": arguments.tracker}
-    values |= {key: [{"name": name} for name in names] for key, names in lists.items() if names}
-    try:
-        with arguments.path.open("x", encoding="utf-8") as file:
-            file.write(starter(values))
-    except FileExistsError as error:
-        raise ConfigError("the file exists", where=str(arguments.path), remedy="name another, or remove it") from error
-    except OSError as error:
-        raise ConfigError(f"cannot write the config: {error.strerror}", where=str(arguments.path)) from error
-    print(f"wrote {arguments.path}; complete it, then: mmrl check {arguments.path}")
+    values: dict[str, Any] = {"model": {}, "data": {"train": {}}, "algorithm": {}}
+    values["model"] |= {"path": arguments.model} if arguments.model else {}
+    values["data"]["train"] |= {"name": arguments.dataset} if arguments.dataset else {}
+    values["data"]["train"] |= {"path": arguments.data} if arguments.data else {}
+    values["algorithm"] |= {"name": arguments.algorithm} if arguments.algorithm else {}
+    for key, names in {"rewards": arguments.reward, "trackers": arguments.tracker}.items():
+        values |= {key: [{"name": name} for name in names]} if names else {}
+    write_config(arguments.path, values)
+    print(f"wrote {arguments.path}; replace its <placeholders>, then: mmrl check {arguments.path}")
     return 0
 
 

@@ -6,14 +6,16 @@ The sections are in ``config_sections``, the reading of YAML in ``config_files``
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from mmrl.config_files import Located, join_errors, merge, read_tree, to_lines
+from mmrl.config_files import Located, join_errors, merge, read_tree, to_flow, to_lines
 from mmrl.config_sections import (
     NONE,
     ClusterConfig,
@@ -58,6 +60,7 @@ OptionsClass = Callable[[Kind, str], type[BaseModel]]
 """(kind, name) -> the class that validates the plugin's options; raises PluginError."""
 
 _Path = tuple[str | int, ...]
+_PLACEHOLDER = re.compile(r"<([^<>\n]+)>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,9 @@ def suggestion(word: str, known: Iterable[str], *, nearness: float = 0.6) -> str
 
 def _resolve(tree: Located, problems: list[MMRLError], options_class: OptionsClass | None) -> LoadedConfig:
     config, found, wrong = _validate(tree)
-    problems = problems + found
+    blanks = list(_placeholders(tree))
+    problems = [*problems, *found, *([_to_be_replaced(blanks)] if blanks else [])]
+    wrong |= {key.rpartition(".")[0] for key, _ in blanks if key.endswith(".name")}
     if options_class:
         config, found = _complete(config, tree, options_class, wrong)
         problems += found
@@ -213,6 +218,28 @@ def _complete_options(
         return {}, [PluginError(what, where=place, remedy="report this to the plugin's authors")]
 
 
+def _placeholders(tree: Located, path: _Path = ()) -> Iterator[tuple[str, Located]]:
+    """Dotted key and value of every name, path and required option that still says ``<what is to be written>``."""
+    if isinstance(tree.value, dict | list):
+        items = tree.value.items() if isinstance(tree.value, dict) else enumerate(tree.value)
+        for key, item in items:
+            yield from _placeholders(item, (*path, key))
+        return
+    match = _PLACEHOLDER.fullmatch(tree.value) if isinstance(tree.value, str) else None
+    if match and path[-1] in ("name", "path", match[1]):
+        yield ".".join(map(str, path)), tree
+
+
+def _to_be_replaced(blanks: Sequence[tuple[str, Located]]) -> ConfigError:
+    shown = "".join(f"\n    {key}: {blank.value}" for key, blank in blanks)
+    return ConfigError(
+        f"the config has placeholders to replace:{shown}",
+        where=", ".join(dict.fromkeys(blank.origin for _, blank in blanks)),
+        remedy="replace each placeholder: `mmrl plugins` lists names of datasets, rewards, algorithms and trackers; "
+        "model.path is a folder or a name on the hub",
+    )
+
+
 def _contradictions(config: Config, tree: Located, wrong: set[str]) -> list[MMRLError]:
     """What fits its own key but not the others."""
     problems: list[MMRLError] = []
@@ -252,14 +279,16 @@ def _problem(
     if details["type"] == "value_error":
         return ConfigError(f"{key} {context['error']}", where=where)
     wording = _WORDING.get(details["type"], details["msg"].removeprefix("Input "))
+    if details["type"] in ("model_type", "model_attributes_type"):
+        wording = f"should be a mapping such as {_example(model, loc)}"
     remedy = _ONE_DATASET if key == "data.train" and isinstance(value, list) else ""
     return ConfigError(f"{key} {wording}, not {_shown(value)}", where=where, remedy=remedy)
 
 
+_SHOWN_KEYS = 3
+"""Keys of a section that an example of it shows."""
 _ONE_DATASET = "name one dataset here, and those to mix with it in data.mix: [{name: ...}, ...]"
 _WORDING: Mapping[str, str] = {
-    "model_type": "should be a mapping such as {name: ...}",
-    "model_attributes_type": "should be a mapping such as {name: ...}",
     "dict_type": "should be a mapping",
     "tuple_type": "should be a list",
     "list_type": "should be a list",
@@ -277,8 +306,28 @@ def _shown(value: Any) -> str:
     return "a mapping" if isinstance(value, Mapping) else "a list" if isinstance(value, list | tuple) else "that"
 
 
+def _example(model: type[BaseModel], loc: _Path) -> str:
+    """What may be written under ``loc`` of ``model``: some keys with their defaults, or a plugin's name."""
+    inner = _class_at(model, loc)
+    if inner is None or ("name" in inner.model_fields and inner.model_fields["name"].is_required()):
+        return "{name: ...}"
+    defaults = {
+        field.alias or name: field.get_default(call_default_factory=True, validated_data={})
+        for name, field in inner.model_fields.items()
+    }
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()}
+    shown = {key: value for key, value in plain.items() if value and isinstance(value, str | int | float | list)}
+    return to_flow(dict(islice(shown.items(), _SHOWN_KEYS)))
+
+
 def _keys(model: type[BaseModel], loc: _Path) -> list[str]:
     """The keys that the class under ``loc`` of ``model`` knows; empty if there is no single such class."""
+    inner = _class_at(model, loc)
+    return [] if inner is None else [field.alias or name for name, field in inner.model_fields.items()]
+
+
+def _class_at(model: type[BaseModel], loc: _Path) -> type[BaseModel] | None:
+    """The class under ``loc`` of ``model``; None if there is no single one."""
     for part in loc:
         if isinstance(part, int):
             continue
@@ -286,9 +335,9 @@ def _keys(model: type[BaseModel], loc: _Path) -> list[str]:
         candidates = [field.annotation, *get_args(field.annotation)] if field else []
         nested = [each for each in candidates if isinstance(each, type) and issubclass(each, BaseModel)]
         if len(nested) != 1:
-            return []
+            return None
         model = nested[0]
-    return [field.alias or name for name, field in model.model_fields.items()]
+    return model
 
 
 def _elsewhere(word: str) -> str:

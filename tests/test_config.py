@@ -241,6 +241,11 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("model.lora={rank: 0}", "greater than or equal to 1"),
         ("model.lora={targets: []}", "at least 1"),
         ("model.lora={r: 8}", "possible: rank, alpha, targets"),
+        (
+            "model.lora=true",
+            "model.lora should be a mapping such as {rank: 16, alpha: 32, targets: [language]}, not True",
+        ),
+        ("data.eval=rows", "data.eval should be a mapping such as {name: ...}, not 'rows'"),
         ("model={lora: {rank: 8}, freeze: [vision]}", "nothing to freeze"),
         ("model.gradient_checkpointing=yes", "should be true or false, not 'yes'"),
         ("model.freeze=[vision, projector, language]", "nothing to train"),
@@ -330,6 +335,20 @@ def test_files_that_cannot_be_read_are_all_named(tmp_path: Path, write) -> None:
     assert "directory" in text
     assert "not UTF-8" in text
     assert "not valid YAML" in text
+
+
+def test_placeholders_are_one_error_beside_the_others(write) -> None:
+    path = write(BASE.replace("some/model", "<model>").replace("name: right", "name: <reward>"))
+    with pytest.raises(ConfigError) as caught:
+        load_config([path], ["learner.lr=-1", "rewards.1.path=<path>"], options_class=options_of)
+    text = str(caught.value)
+    assert text.startswith("2 errors in the config")
+    assert "    model.path: <model>\n    rewards.0.name: <reward>\n    rewards.1.path: <path>\n" in text
+    assert f"where:    {path}:2, {path}:7, override rewards.1.path=<path>\n" in text
+
+
+def test_a_template_with_angle_brackets_is_no_placeholder(write) -> None:
+    assert load(write(BASE), "data.system_prompt=<think>", "algorithm.end=<eos>").data.system_prompt == "<think>"
 
 
 class Rules(PluginConfig):
