@@ -279,6 +279,8 @@ def _add_init(init: argparse.ArgumentParser) -> None:
     for name in ("reward", "tracker"):
         text = f"a {name}'s name; repeat for more"
         config.add_argument(f"--{name}", action="append", default=[], metavar="NAME", help=text)
+    text = "translate these, as far as that goes: a YAML config of EasyR1, and KEY=VALUE of its words over it"
+    config.add_argument("--from", dest="source", nargs="+", default=[], metavar="FILE", help=text)
     plugin = add("plugin", _init_plugin, "write a package with an algorithm, a reward and their tests, to edit")
     plugin.add_argument("name", metavar="NAME", help="of the package, such as my-rewards")
     plugin.add_argument("--path", type=Path, metavar="DIR", help="folder to write it to; by default NAME, which is new")
@@ -296,6 +298,8 @@ def _load(arguments: argparse.Namespace, optional: Sequence[str] = ()) -> Loaded
 
     loaded = load_config(arguments.config, arguments.overrides, options_class=options_class, optional=optional)
     remember_secrets(loaded.config.model_dump(mode="json"))
+    for warning in loaded.warnings:
+        _print_error(f"mmrl: warning: {warning}\n")
     return loaded
 
 
@@ -577,16 +581,19 @@ def _schema(arguments: argparse.Namespace) -> int:
 
 
 def _init_config(arguments: argparse.Namespace) -> int:
-    from mmrl.first_config import write_config
+    from mmrl.first_config import translated, write_config
 
-    values: dict[str, Any] = {"model": {}, "data": {"train": {}}, "algorithm": {}}
-    values["model"] |= {"path": arguments.model} if arguments.model else {}
-    values["data"]["train"] |= {"name": arguments.dataset} if arguments.dataset else {}
-    values["data"]["train"] |= {"path": arguments.data} if arguments.data else {}
-    values["algorithm"] |= {"name": arguments.algorithm} if arguments.algorithm else {}
+    values, left_out = translated(arguments.source) if arguments.source else ({}, [])
+    train = values.setdefault("data", {}).setdefault("train", {})
+    train |= {"name": arguments.dataset} if arguments.dataset else {}
+    train |= {"path": arguments.data} if arguments.data else {}
+    for key, name, value in (("model", "path", arguments.model), ("algorithm", "name", arguments.algorithm)):
+        values[key] = {**values.get(key, {}), **({name: value} if value else {})}
     for key, names in {"rewards": arguments.reward, "trackers": arguments.tracker}.items():
         values |= {key: [{"name": name} for name in names]} if names else {}
-    write_config(arguments.path, values)
+    heading = ["Not translated:", *(f"  {line}" for line in left_out)] if left_out else []
+    write_config(arguments.path, values, heading)
+    print("\n".join(heading + [""] * bool(heading)), end="")
     print(f"wrote {arguments.path}; replace its <placeholders>, then: mmrl check {arguments.path}")
     return 0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,21 @@ class Located:
         """The value under ``path``, or the last one on the way there."""
         inner = self.child(path[0]) if path else None
         return inner.nearest(path[1:]) if inner else self
+
+    def without(self, path: Sequence[str | int]) -> Located:
+        """A copy that does not hold the value under ``path``."""
+        if not self.holds(path) or not isinstance(self.value, dict):
+            return self
+        first, *rest = path
+        items = {key: item.without(rest) if key == first else item for key, item in self.value.items()}
+        return replace(self, value=items if rest else {key: item for key, item in items.items() if key != first})
+
+
+def nested(path: Sequence[str], value: Located) -> Located:
+    """A tree that holds nothing but ``value``, under ``path``."""
+    for part in reversed(path):
+        value = Located({part: value}, value.origin)
+    return value
 
 
 def join_errors(errors: Sequence[MMRLError]) -> MMRLError:
@@ -169,9 +184,7 @@ def _read_overrides(tokens: Sequence[str], errors: list[MMRLError]) -> Located:
     tree = Located({}, "overrides")
     for key, text, origin in _split_overrides(tokens):
         value = _parse(text, lambda line, origin=origin: origin, errors, top=None)  # type: ignore[misc]
-        for part in reversed(key.split(".")):
-            value = Located({part: value}, origin)
-        tree = merge(tree, value)
+        tree = merge(tree, nested(key.split("."), value))
     return tree
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -9,11 +10,14 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from mmrl.config import Kind
+from mmrl.config_files import join_errors, read_tree
 from mmrl.config_starter import starter
 from mmrl.errors import ConfigError, MMRLError
 from mmrl.registry import list_plugins, options_class
+from mmrl.translation import translate
 
 _LISTS: Mapping[Kind, str] = {"reward": "rewards", "tracker": "trackers"}
+_OVERRIDE = re.compile(r"[\w-]+(\.[\w-]+)+=")
 _FUNCTION = "or a function of your own: path/to/file.py:function"
 
 
@@ -51,6 +55,35 @@ def first_config(values: Mapping[str, Any], heading: Sequence[str] = ()) -> str:
         if (model := _options(kind, entry["name"])) is not None:
             options[key] = model
     return starter(filled, options, notes, heading)
+
+
+def translated(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The values of another trainer's config in mmrl's words, and a line for each of its keys that was left out.
+
+    Args:
+        words: YAML files, and ``a.b=v`` to go over them.
+
+    Raises:
+        ConfigError: A file cannot be read.
+    """
+    overrides = [word for word in words if _OVERRIDE.match(word)]
+    files = [Path(word) for word in words if word not in overrides]
+    tree, problems = read_tree(files, overrides)
+    if problems:
+        raise join_errors(problems)
+    names = {kind: [info.name for info in list_plugins() if info.kind == kind] for kind in get_args(Kind)}
+    found = translate(
+        tree.plain(),
+        dataset=dataset_of_files() or "<dataset>",
+        algorithms=names["algorithm"],
+        trackers=names["tracker"],
+        near=files[0].parent if files else Path(),
+    )
+    algorithm = found.values.get("algorithm", {})
+    model = _options("algorithm", algorithm["name"]) if "name" in algorithm else None
+    for option in [key for key in algorithm if key != "name" and model is not None and key not in model.model_fields]:
+        found.left_out.append((f"algorithm.{option}", algorithm.pop(option), f"{algorithm['name']} has no such option"))
+    return found.values, found.lines()
 
 
 def dataset_of_files() -> str | None:

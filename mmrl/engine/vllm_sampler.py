@@ -93,7 +93,7 @@ class VLLMSampler:
             raise ResourceError(
                 f"vLLM does not start: {' '.join(str(error).split())[:600]}",
                 where="sampler",
-                remedy="look at sampler.engine, sampler.memory_fraction and data.max_prompt_tokens",
+                remedy="look at sampler.engine, sampler.gpu_memory_utilization and data.max_prompt_tokens",
             ) from error
         if torch.get_num_threads() != threads:
             # vLLM's worker leaves one on a GPU, unless OMP_NUM_THREADS is set: no number for a learner beside it.
@@ -234,7 +234,7 @@ def engine_arguments(
         "trust_remote_code": folder.trust_remote_code,
         "use_tqdm_on_load": False,
         **device.sampler_arguments(
-            kind, config.memory_fraction, max_tokens, num_sequences, config.tensor_parallel_size
+            kind, config.gpu_memory_utilization, max_tokens, num_sequences, config.tensor_parallel_size
         ),
     }
     if folder.family.vision:

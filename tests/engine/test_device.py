@@ -126,7 +126,7 @@ def test_vllm_accepts_the_arguments_by_name(kind, family, bench):
     from vllm import EngineArgs
 
     own = {"max_num_seqs": 7, "compilation_config": {"max_cudagraph_capture_size": 64}}
-    config = SamplerConfig(engine=own, memory_fraction=0.3, tensor_parallel_size=2)
+    config = SamplerConfig(engine=own, gpu_memory_utilization=0.3, tensor_parallel_size=2)
     folder = bench(family).folder
     sizes = {"max_images": 3, "max_tokens": 999, "num_sequences": 640}
     arguments = engine_arguments(folder, config, kind, dtype="bfloat16", **sizes, seed=2**40 + 5)
