@@ -46,11 +46,12 @@ class TrainingRun:
     def __init__(
         self, config: Config, directory: RunDirectory, interruption: Interruption, *, profiled_steps: int = 0
     ) -> None:
-        self._config, self._directory, self._interruption = config, directory, interruption
-        self._profiled_steps = profiled_steps
         self._plan = RunPlan(config, directory.media)
+        self._config = self._plan.count_steps()
+        self._directory, self._interruption = directory, interruption
+        self._profiled_steps = profiled_steps
         self._checkpoints = Checkpoints(directory.checkpoints)
-        self._console = Console(config.trainer.steps)
+        self._console = Console(self._config.trainer.steps)
         self._checkpoint: Checkpoint | None = None
         self._source: Checkpoint | None = None  # of another run, until this one has a checkpoint of its own
         self._state: Mapping[str, Any] = {}
@@ -95,6 +96,9 @@ class TrainingRun:
                 return True
             if self._checkpoint.step >= self._config.trainer.steps and self._unlogged_metrics() is None:
                 self._console.line(f"{self._directory.path} is finished: it has {self._checkpoint.step} steps")
+                self._prune()
+                return False
+            if self._has_learned_enough():
                 self._prune()
                 return False
         for change in self._changes:
@@ -297,6 +301,17 @@ class TrainingRun:
             return None
         values: Mapping[str, float | None] = self._state["metrics"] or metrics_of(logged)
         return {name: math.nan if value is None else value for name, value in values.items()}
+
+    def _has_learned_enough(self) -> bool:
+        """Whether the checkpoint's step fulfils ``trainer.stop_when``, which is told then."""
+        assert self._checkpoint is not None
+        condition, step = self._config.trainer.stop_condition, self._checkpoint.step
+        values = self._directory.metrics().get(step, {})
+        if condition is None or self._unlogged_metrics() is not None or not condition.holds(values):
+            return False
+        told = f"{self._directory.path} has ended after step {step} by trainer.stop_when: {condition.told(values)}"
+        self._console.line(f"{told}; change trainer.stop_when to go on")
+        return True
 
     def _has_no_finished_step(self) -> bool:
         """Whether no step was ever finished."""

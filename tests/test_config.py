@@ -148,6 +148,13 @@ def test_the_written_config_loads_again_unchanged(write) -> None:
     assert again.data.train.options == odd
 
 
+def test_a_config_of_epochs_is_written_without_the_steps_that_it_has_not(write) -> None:
+    config = load(write(BASE), "trainer.steps=null", "trainer.epochs=1.5")
+    assert config.trainer.epochs == 1.5
+    assert "steps" not in to_yaml(config).partition("trainer:")[2].replace("warmup_steps", "")
+    assert load(write(to_yaml(config), "b.yaml")) == config
+
+
 def test_comments_of_origins_do_not_change_the_config(write) -> None:
     loaded = load_config([write(BASE)])
     text = to_yaml(loaded.config, loaded.origins)
@@ -225,7 +232,7 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("sampler.group_size=8.5", "sampler.group_size should be a whole number, not 8.5"),
         ("sampler.name=vlm", "did you mean vllm?"),
         ("sampler.tensor_parallel_size=2", "does not divide 1 (cluster.ranks)"),
-        ("sampler.memory_fraction=0", "greater than 0"),
+        ("sampler.gpu_memory_utilization=0", "greater than 0"),
         ("cluster.name=ray", ""),
         ("cluster.ranks=2", "cluster.name: local is one rank"),
         ("learner.offload=cpu", "possible: none, optimizer, parameters"),
@@ -265,6 +272,17 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("rewards.0.weight=.inf", "rewards.0.weight should be a finite number"),
         ("rewards.2.weight=1", "rewards has no entry 2"),
         ("trainer.eval_metric=speed", "trainer.eval_metric is 'speed', which is no reward"),
+        ("trainer.eval_every=0", ""),
+        ("trainer.save_every=0", ""),
+        ("trainer.save_every=-1", "greater than or equal to 0"),
+        ("trainer.epochs=2", "trainer.steps and trainer.epochs are both set"),
+        ("trainer={steps: null, epochs: 0.5}", ""),
+        ("trainer={steps: null, epochs: 0}", "greater than 0"),
+        ("trainer.stop_when=eval/accuracy >= 0.9", ""),
+        ("trainer={stop_when: eval/accuracy >= 0.9, eval_every: 0}", "and nothing is evaluated"),
+        ("trainer.stop_when=loss", "should be a metric, one of >=, <=, >, <, and a number, not 'loss'"),
+        ("trainer.stop_when=__import__('os') > 1", ""),
+        ("trainer.stop_when=a > 1 or b > 2", "not 'a > 1 or b > 2'"),
         ("trainer.on_mismatch=ignore", "possible: stop, warn"),
         ("trainer=5", "trainer should be a mapping"),
         ("trainer.seed=", "trainer.seed should be a whole number, not None"),

@@ -201,7 +201,7 @@ class _Examination:
         return {"id": prompt.id, "source": prompt.source, "answers": [answer.data() for answer in answers]}
 
     def _batches(self) -> None:
-        source = self.plan.training
+        source, self.config = self.plan.training, self.plan.count_steps()
         evaluated = len(self.plan.evaluation) if self.plan.evaluation is not None else 0
         arithmetic = Arithmetic(self.config, source.shares, max(source.lengths), evaluated)
         self.report.add("batches", arithmetic.data(), arithmetic.lines())
