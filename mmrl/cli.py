@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 _OVERRIDE = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*=.*|--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)
 _PROFILED = 2
 """Steps that --profile traces by default."""
+_OVERRIDES = """\
+section.key=VALUE changes one value, which is YAML. A plugin that is written whole, with its name, replaces the earlier
+one and all of its options: data.train={name: NAME, path: PATH}; without a name the mapping changes options."""
 _EXIT_CODES = """\
 exit codes: 0 done, 1 a bug, 2 bad config or usage, 3 data, 4 a plugin, 5 resources, 6 the numbers,
 10 stopped by a signal and ready to go on, 130 Ctrl-C"""
@@ -134,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
             command.usage = f"mmrl {name} [options] CONFIG... [section.key=VALUE | --section.key VALUE]..."
             some = "*" if name in _CONFIG_OPTIONAL else "+"
             command.add_argument("config", nargs=some, type=Path, metavar="CONFIG", help="YAML files, later ones win")
+            command.epilog = _OVERRIDES
         if answers_json:
             command.add_argument("--json", action="store_true", help="answer in JSON")
         return command

@@ -119,6 +119,28 @@ def test_another_plugin_does_not_inherit_the_options_of_the_one_it_replaces(writ
     assert load(first, "algorithm.name=learn", "algorithm.more=1").algorithm.options == {"clip": 0.2, "more": 1}
 
 
+def test_a_plugin_written_with_its_name_replaces_the_one_of_the_file(write) -> None:
+    first = write(BASE.replace("path: train.json", "path: train.json, split: odd"))
+    assert load(first, "data.train={name: rows, path: x}").data.train.options == {"path": "x"}
+    assert load(first, "data.train={path: x}").data.train.options == {"path": "x", "split": "odd"}
+    assert load(first, "data.train.path=x").data.train.options == {"path": "x", "split": "odd"}
+    assert load(first, "data.train.name=rows").data.train.options == {"path": "train.json", "split": "odd"}
+    whole, part = "data.train={name: rows, path: x}", "data.train.split=even"
+    assert load(first, whole, part).data.train.options == {"path": "x", "split": "even"}
+    assert load(first, part, whole).data.train.options == {"path": "x"}
+    assert load(first, "rewards.0={name: right}").rewards[0].weight == 1.0
+    second = write("algorithm: {name: learn, other: 1}\n", "b.yaml")
+    assert load_config([first, second]).config.algorithm.options == {"other": 1}
+    third = write("algorithm: {other: 1}\n", "c.yaml")
+    assert load_config([first, third]).config.algorithm.options == {"clip": 0.2, "other": 1}
+
+
+def test_a_plugin_of_a_mix_is_replaced_by_its_place(write) -> None:
+    path = write(BASE.replace("data:\n", "data:\n  mix: [{name: more, a: 1}]\n"))
+    assert load(path, "data.mix.0={name: more, b: 2}").data.mix[0].options == {"b": 2}
+    assert load(path, "data.mix.0.b=2").data.mix[0].options == {"a": 1, "b": 2}
+
+
 def test_changing_the_name_of_a_section_keeps_its_other_keys(write) -> None:
     first, second = write(BASE + "sampler: {group_size: 3}\n"), write("sampler: {name: hf}\n", "b.yaml")
     assert load_config([first, second]).config.sampler.group_size == 3
