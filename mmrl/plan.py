@@ -47,6 +47,10 @@ class RunPlan:
     def algorithm(self) -> Algorithm:
         """The algorithm, its needs checked against the config."""
         self._check_learner()
+        if self.config.sampler.name == "vllm":
+            from mmrl.engine.vllm_arguments import check_engine_keys
+
+            check_engine_keys(self.config.sampler.engine)
         algorithm = registry.create("algorithm", self.config.algorithm)
         with plugin_errors(algorithm, "needs"):
             needs = algorithm.needs()

@@ -23,6 +23,7 @@ from mmrl.errors import DataError, MMRLError
 from mmrl.interfaces import Reward
 from mmrl.plan import RunPlan
 from mmrl.prompts import PromptSource
+from mmrl.run_directory import check_place
 from mmrl.scoring.scorer import Scorer
 from mmrl.types import EncodedPrompt
 
@@ -53,6 +54,8 @@ class _Examination:
         self.plan = RunPlan(config, media_folder)
         self._profiles: dict[str, Profile] = {}
         self._plugins()
+        with self.report.guarded():
+            check_place(Path(config.trainer.run_dir).expanduser())
         with self.report.guarded():
             folder = self.plan.folder
             line = f"{folder.family.model_type}, {folder.vocabulary.size} token ids"

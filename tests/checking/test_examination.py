@@ -264,3 +264,19 @@ def test_adapters_take_the_room_that_they_take_and_their_targets_are_looked_for(
     assert code == 0 and 0 < found["disk"]["checkpoints"] < whole["disk"]["checkpoints"] / 20
     code, _, error = check(rows(), model={"lora": {"targets": ["eyes"]}})
     assert code == 2 and "no linear layer of the model is meant by 'eyes'" in error
+
+
+def test_what_train_would_refuse_is_refused_before_it(check: Check, tmp_path: Path) -> None:
+    sampler = {"engine": {"max_num_seq": 4, "enforce_eager": True}}
+    code, _, error = check(rows(), sampler=sampler)
+    assert code == 2 and "vLLM has no argument max_num_seq" in error and "did you mean max_num_seqs?" in error
+    (tmp_path / "file").write_text("")
+    code, _, error = check(rows(), trainer={"run_dir": str(tmp_path / "file" / "run")})
+    assert code == 2 and f"run cannot be made: {tmp_path / 'file'} is not a folder" in error
+    code, _, error = check(rows(), trainer={"run_dir": str(tmp_path)})  # it has the config and the rows
+    assert code == 2 and "holds other files, and no run" in error
+
+
+def test_epochs_are_told_in_steps(check: Check) -> None:
+    code, found, _ = check(rows(), trainer={"steps": None, "epochs": 1.5})
+    assert code == 0 and (found["batches"]["steps"], found["batches"]["epochs_of_data"]) == (8, 1.6)
