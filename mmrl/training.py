@@ -154,6 +154,8 @@ class TrainingRun:
             # Workers import their rewards while the engine starts.
             scorer = stack.enter_context(Scorer(config.rewards))
             for source in (plan.training, plan.evaluation):
+                for warning in source.warnings if source is not None else ():
+                    self._tell("warning", message=warning)
                 if source is not None:
                     source.listen(lambda prompt, reason: directory.event("dropped", prompt=prompt, reason=reason))
             self._fingerprints = self._fingerprints or fingerprints(plan)
