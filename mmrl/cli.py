@@ -23,6 +23,7 @@ from mmrl.errors import ConfigError, MMRLError
 
 if TYPE_CHECKING:
     from mmrl.checking.report import Report
+    from mmrl.checkpoints import Checkpoint
     from mmrl.config import Kind, LoadedConfig
     from mmrl.evaluating.results import Results
     from mmrl.interruption import Interruption
@@ -412,19 +413,31 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 def _evaluated(arguments: argparse.Namespace, interruption: Interruption) -> Results:
-    from mmrl.evaluating.subject import OPTIONAL, subject
+    from mmrl.evaluating.subject import subject
 
-    found = None
-    if arguments.model is not None:
-        found = subject(arguments.model, lambda damaged, error: _complain(error))
-        arguments.config = arguments.config or ([found.config] if found.config else [])
-        arguments.overrides = [*found.overrides, *arguments.overrides]
+    if arguments.model is None:
+        return _evaluated_as_configured(arguments, interruption, None)
+    found = subject(arguments.model, lambda damaged, error: _complain(error))
+    has_own = bool(arguments.config)
+    arguments.config = arguments.config or ([found.config] if found.config else [])
+    arguments.overrides = [*found.overrides, *arguments.overrides]
+    try:
+        return _evaluated_as_configured(arguments, interruption, found.checkpoint)
+    except MMRLError as error:
+        misplaced = None if has_own else found.misplaced(arguments.overrides)
+        raise misplaced or error from error
+
+
+def _evaluated_as_configured(
+    arguments: argparse.Namespace, interruption: Interruption, checkpoint: Checkpoint | None
+) -> Results:
+    from mmrl.evaluating.subject import OPTIONAL
+
     loaded = _load(arguments, OPTIONAL)
     from mmrl.evaluating import evaluation
 
     names = ("samples", "temperature", "max_new_tokens", "limit", "blank_images", "output")
     options = evaluation.Options(**{name: getattr(arguments, name) for name in names})
-    checkpoint = None if found is None else found.checkpoint
     return evaluation.evaluate(loaded.config, options, checkpoint=checkpoint, interruption=interruption)
 
 

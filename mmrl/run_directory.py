@@ -158,6 +158,7 @@ class RunDirectory:
         if step is not None or (self.path / "ledger.jsonl").exists():
             self._append("ledger.jsonl", {"attempt": self.attempt, "resumed_from": step or 0})
         record = {"attempt": self.attempt, "time": time.time(), "resumed_from": step, "pid": os.getpid()}
+        record |= {"folder": str(Path.cwd())}
         self._append("attempts.jsonl", {**record, "host": socket.gethostname(), **fields})
 
     def end_attempt(self, exit_code: int, message: str = "") -> None:
