@@ -394,8 +394,9 @@ def _in_our_words(leaves: Sequence[_Path], tree: Located) -> str:
 def _in_place_of(key: str, tree: Located) -> str:
     """For a required key: what to write it in place of, if its section has a word of others for it."""
     *parents, last = key.split(".")
-    siblings = tree.nearest(parents).value if tree.holds(parents) else None
-    ours = {word: _ours(".".join([*parents, word])) for word in siblings} if isinstance(siblings, dict) else {}
+    section = tree.nearest(parents).value if tree.holds(parents) else None
+    siblings: Mapping[str, Located] = section if isinstance(section, dict) else {}
+    ours = {word: _ours(".".join([*parents, word])) for word in siblings}
     for word in ours:
         if ours[word] == key:
             others = "".join(f"; {other} is {found}" for other, found in ours.items() if found and other != word)

@@ -185,9 +185,9 @@ class Trainer:
             except BaseException:
                 self._recorder.log(step, values)
                 raise
-        values = self._conclude(step, values)
+        everything = self._conclude(step, values)
         self._interruption.check()
-        return values
+        return everything
 
     def _is_enough(self, step: int, values: Mapping[str, float]) -> bool:
         """Whether a step that is logged fulfils ``trainer.stop_when``; then it has a checkpoint."""

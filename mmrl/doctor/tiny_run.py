@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 GROUP_SIZE = 8
 NEW_TOKENS = 24
 TEMPERATURE = 0.8
-GPU_MEMORY_UTILIZATION = 0.3
+MEMORY_FRACTION = 0.3
 """Of the GPU, for the sampler while it is awake: much more than the tiny model needs, so that sleeping shows."""
 QUESTIONS = (
     ("what is 3+4?", ()),
@@ -130,7 +130,7 @@ def _config(model: str, kind: DeviceKind, precision: str, sampler: str | None) -
                 "group_size": GROUP_SIZE,
                 "max_new_tokens": NEW_TOKENS,
                 "temperature": TEMPERATURE,
-                "gpu_memory_utilization": GPU_MEMORY_UTILIZATION if sampler == "vllm" else 0.5,
+                "gpu_memory_utilization": MEMORY_FRACTION if sampler == "vllm" else 0.5,
             },
             "learner": {"lr": 1e-2},
             "trainer": {"steps": 2},
