@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Literal
 
 from mmrl.errors import DataError
@@ -11,7 +12,9 @@ from mmrl.errors import DataError
 OnBadRow = Literal["drop", "fail"]
 
 _SHOWN = 3
-"""Rows and causes that a message names."""
+"""Causes that a message names, and rows where there is one cause alone."""
+_SHOWN_ROWS = 10
+"""Rows that a message names."""
 
 
 class BadRows:
@@ -46,7 +49,7 @@ class BadRows:
             where = f"{self._where}, {place}"
             raise DataError(error.what, where=where, possible=error.possible, remedy=remedy) from error
         # Texts alone: an error holds on to the frames that it came through, with the bytes of an image in them.
-        if len(self._examples) < _SHOWN:
+        if len(self._examples) < _SHOWN_ROWS:
             self._examples.append(place)
         self._advice = self._advice if any(self._advice) else (error.possible, error.remedy)
         return error.what if error.where in ("", row) else f"{error.what} ({error.where})"
@@ -62,8 +65,8 @@ class BadRows:
             return
         causes = [f"{number} x {cause}" for cause, number in self.causes.most_common(_SHOWN)]
         possible, remedy = self._advice
-        more = ", ..." if len(self.causes) > _SHOWN else ""
-        rest = "; ..." if count > len(self._examples) else ""
+        more = f", and {len(self.causes) - _SHOWN} more" if len(self.causes) > _SHOWN else ""
+        shown = self._examples
         what = (
             f"{count} of {self._num_rows} rows cannot be used, more than data.max_bad_rows = {self._max_share:g}: "
             f"{', '.join(causes)}{more}"
@@ -71,12 +74,20 @@ class BadRows:
         leave_out = "raise data.max_bad_rows, and they are left out"
         if count == self._num_rows > 1 and len(self.causes) == 1:
             what, leave_out = f"all {count} rows cannot be used, for one cause: {next(iter(self.causes))}", ""
+            shown = shown[:_SHOWN]
+        rest = [f"and {count - len(shown)} more"] if count > len(shown) else []
         raise DataError(
             what,
-            where=f"{self._where}, {'; '.join(self._examples)}{rest}",
+            where=f"{self._where}, {'; '.join([*shown, *rest])}",
             possible=possible,
             remedy=_or(remedy, leave_out),
         )
+
+
+def listed(names: Sequence[str], separator: str = ", ") -> str:
+    """The first names, and how many more there are."""
+    more = [f"and {len(names) - _SHOWN_ROWS} more"] if len(names) > _SHOWN_ROWS else []
+    return separator.join([*names[:_SHOWN_ROWS], *more])
 
 
 def _place(row: str, where: str) -> str:

@@ -23,6 +23,7 @@ from mmrl.errors import ConfigError, MMRLError
 
 if TYPE_CHECKING:
     from mmrl.checking.report import Report
+    from mmrl.checkpoints import Checkpoint
     from mmrl.config import Kind, LoadedConfig
     from mmrl.evaluating.results import Results
     from mmrl.interruption import Interruption
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 _OVERRIDE = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*=.*|--[A-Za-z_][\w-]*(\.[\w-]+)+(=.*)?", re.DOTALL)
 _PROFILED = 2
 """Steps that --profile traces by default."""
+_OVERRIDES = """\
+section.key=VALUE changes one value, which is YAML. A plugin that is written whole, with its name, replaces the earlier
+one and all of its options: data.train={name: NAME, path: PATH}; without a name the mapping changes options."""
 _EXIT_CODES = """\
 exit codes: 0 done, 1 a bug, 2 bad config or usage, 3 data, 4 a plugin, 5 resources, 6 the numbers,
 10 stopped by a signal and ready to go on, 130 Ctrl-C"""
@@ -134,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
             command.usage = f"mmrl {name} [options] CONFIG... [section.key=VALUE | --section.key VALUE]..."
             some = "*" if name in _CONFIG_OPTIONAL else "+"
             command.add_argument("config", nargs=some, type=Path, metavar="CONFIG", help="YAML files, later ones win")
+            command.epilog = _OVERRIDES
         if answers_json:
             command.add_argument("--json", action="store_true", help="answer in JSON")
         return command
@@ -273,13 +278,16 @@ def _add_init(init: argparse.ArgumentParser) -> None:
 
     config = add("config", _init_config, "write a first config to edit")
     config.add_argument("path", type=Path, metavar="PATH", help="file to write; an existing one is left alone")
-    config.add_argument("--model", default="<model>", metavar="PATH", help="model.path")
-    config.add_argument("--dataset", default="<dataset>", metavar="NAME", help="data.train.name")
+    config.add_argument("--model", metavar="PATH", help="model.path")
+    text = "data.train.name; by default the installed one that reads files of your own"
+    config.add_argument("--dataset", metavar="NAME", help=text)
     config.add_argument("--data", metavar="PATH", help="data.train.path")
-    config.add_argument("--algorithm", default="<algorithm>", metavar="NAME", help="algorithm.name")
+    config.add_argument("--algorithm", metavar="NAME", help="algorithm.name")
     for name in ("reward", "tracker"):
         text = f"a {name}'s name; repeat for more"
         config.add_argument(f"--{name}", action="append", default=[], metavar="NAME", help=text)
+    text = "translate these, as far as that goes: a YAML config of EasyR1, and KEY=VALUE of its words over it"
+    config.add_argument("--from", dest="source", nargs="+", default=[], metavar="FILE", help=text)
     plugin = add("plugin", _init_plugin, "write a package with an algorithm, a reward and their tests, to edit")
     plugin.add_argument("name", metavar="NAME", help="of the package, such as my-rewards")
     plugin.add_argument("--path", type=Path, metavar="DIR", help="folder to write it to; by default NAME, which is new")
@@ -297,6 +305,8 @@ def _load(arguments: argparse.Namespace, optional: Sequence[str] = ()) -> Loaded
 
     loaded = load_config(arguments.config, arguments.overrides, options_class=options_class, optional=optional)
     remember_secrets(loaded.config.model_dump(mode="json"))
+    for warning in loaded.warnings:
+        _print_error(f"mmrl: warning: {warning}\n")
     return loaded
 
 
@@ -406,19 +416,31 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 def _evaluated(arguments: argparse.Namespace, interruption: Interruption) -> Results:
-    from mmrl.evaluating.subject import OPTIONAL, subject
+    from mmrl.evaluating.subject import subject
 
-    found = None
-    if arguments.model is not None:
-        found = subject(arguments.model, lambda damaged, error: _complain(error))
-        arguments.config = arguments.config or ([found.config] if found.config else [])
-        arguments.overrides = [*found.overrides, *arguments.overrides]
+    if arguments.model is None:
+        return _evaluated_as_configured(arguments, interruption, None)
+    found = subject(arguments.model, lambda damaged, error: _complain(error))
+    has_own = bool(arguments.config)
+    arguments.config = arguments.config or ([found.config] if found.config else [])
+    arguments.overrides = [*found.overrides, *arguments.overrides]
+    try:
+        return _evaluated_as_configured(arguments, interruption, found.checkpoint)
+    except MMRLError as error:
+        misplaced = None if has_own else found.misplaced(arguments.overrides)
+        raise misplaced or error from error
+
+
+def _evaluated_as_configured(
+    arguments: argparse.Namespace, interruption: Interruption, checkpoint: Checkpoint | None
+) -> Results:
+    from mmrl.evaluating.subject import OPTIONAL
+
     loaded = _load(arguments, OPTIONAL)
     from mmrl.evaluating import evaluation
 
     names = ("samples", "temperature", "max_new_tokens", "limit", "blank_images", "output")
     options = evaluation.Options(**{name: getattr(arguments, name) for name in names})
-    checkpoint = None if found is None else found.checkpoint
     return evaluation.evaluate(loaded.config, options, checkpoint=checkpoint, interruption=interruption)
 
 
@@ -579,24 +601,20 @@ def _schema(arguments: argparse.Namespace) -> int:
 
 
 def _init_config(arguments: argparse.Namespace) -> int:
-    from mmrl.config_starter import starter
+    from mmrl.first_config import translated, write_config
 
-    dataset = {"name": arguments.dataset} | ({"path": arguments.data} if arguments.data else {})
-    values: dict[str, Any] = {
-        "model": {"path": arguments.model},
-        "data": {"train": dataset},
-        "algorithm": {"name": arguments.algorithm},
-    }
-    lists = {"rewards": arguments.reward, "trackers": arguments.tracker}
-    values |= {key: [{"name": name} for name in names] for key, names in lists.items() if names}
-    try:
-        with arguments.path.open("x", encoding="utf-8") as file:
-            file.write(starter(values))
-    except FileExistsError as error:
-        raise ConfigError("the file exists", where=str(arguments.path), remedy="name another, or remove it") from error
-    except OSError as error:
-        raise ConfigError(f"cannot write the config: {error.strerror}", where=str(arguments.path)) from error
-    print(f"wrote {arguments.path}; complete it, then: mmrl check {arguments.path}")
+    values, left_out = translated(arguments.source) if arguments.source else ({}, [])
+    train = values.setdefault("data", {}).setdefault("train", {})
+    train |= {"name": arguments.dataset} if arguments.dataset else {}
+    train |= {"path": arguments.data} if arguments.data else {}
+    for key, name, value in (("model", "path", arguments.model), ("algorithm", "name", arguments.algorithm)):
+        values[key] = {**values.get(key, {}), **({name: value} if value else {})}
+    for key, names in {"rewards": arguments.reward, "trackers": arguments.tracker}.items():
+        values |= {key: [{"name": name} for name in names]} if names else {}
+    heading = ["Not translated:", *(f"  {line}" for line in left_out)] if left_out else []
+    write_config(arguments.path, values, heading)
+    print("\n".join(heading + [""] * bool(heading)), end="")
+    print(f"wrote {arguments.path}; replace its <placeholders>, then: mmrl check {arguments.path}")
     return 0
 
 

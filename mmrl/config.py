@@ -6,16 +6,20 @@ The sections are in ``config_sections``, the reading of YAML in ``config_files``
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
+from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from mmrl.config_files import Located, join_errors, merge, read_tree, to_lines
+from mmrl.config_files import Located, join_errors, merge, nested, read_tree, to_flow, to_lines
 from mmrl.config_sections import (
     NONE,
+    RENAMED,
     ClusterConfig,
     Config,
     DataConfig,
@@ -34,6 +38,7 @@ from mmrl.config_sections import (
     is_section,
 )
 from mmrl.errors import ConfigError, MMRLError, PluginError
+from mmrl.synonyms import spelled, synonym
 
 __all__ = [
     "ClusterConfig",
@@ -62,14 +67,20 @@ OptionsClass = Callable[[Kind, PluginSpec], type[BaseModel]]
 """(kind, entry) -> the class that validates the plugin's options; raises PluginError."""
 
 _Path = tuple[str | int, ...]
+_PLACEHOLDER = re.compile(r"<([^<>\n]+)>")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A config and, by dotted key, where each of its values was written: ``file:line``, override, or ``default``."""
+    """A config and, by dotted key, where each of its values was written: ``file:line``, override, or ``default``.
+
+    Attributes:
+        warnings: Old names of keys that are in use.
+    """
 
     config: Config
     origins: Mapping[str, str]
+    warnings: Sequence[str] = ()
 
 
 def load_config(
@@ -108,7 +119,10 @@ def from_mapping(mapping: Mapping[str, Any], *, options_class: OptionsClass | No
 
 def to_yaml(config: Config, origins: Mapping[str, str] | None = None) -> str:
     """The config with its defaults as YAML that loads again; ``origins`` become comments."""
-    lines = to_lines(config.model_dump(mode="json"), lambda key: (origins or {}).get(key, ""))
+    values = config.model_dump(mode="json")
+    if config.trainer.epochs is not None:
+        del values["trainer"]["steps"]  # it follows from the data
+    lines = to_lines(values, lambda key: (origins or {}).get(key, ""))
     return "\n".join(lines) + "\n"
 
 
@@ -136,8 +150,13 @@ def suggestion(word: str, known: Iterable[str], *, nearness: float = 0.6) -> str
 
 
 def _resolve(tree: Located, problems: list[MMRLError], options_class: OptionsClass | None) -> LoadedConfig:
+    tree, warnings, found = _renamed(tree)
+    tree, twice = _one_length(tree)
+    problems = [*problems, *found, *twice]
     config, found, wrong = _validate(tree)
-    problems = problems + found
+    blanks = list(_placeholders(tree))
+    problems = [*problems, *found, *([_to_be_replaced(blanks)] if blanks else [])]
+    wrong |= {key.rpartition(".")[0] for key, _ in blanks if key.endswith(".name")}
     if options_class:
         config, found = _complete(config, tree, options_class, wrong)
         problems += found
@@ -145,7 +164,37 @@ def _resolve(tree: Located, problems: list[MMRLError], options_class: OptionsCla
     if problems:
         raise join_errors(problems)
     origins = {".".join(map(str, path)): _origin(tree, path) for path in _leaves(config.model_dump(mode="json"))}
-    return LoadedConfig(config, origins)
+    return LoadedConfig(config, origins, warnings)
+
+
+def _renamed(tree: Located) -> tuple[Located, list[str], list[MMRLError]]:
+    """The tree with the new names of keys in place of old ones, a warning for each, and an error where both are set."""
+    warnings, problems = list[str](), list[MMRLError]()
+    for old, new in RENAMED.items():
+        was, now = old.split("."), new.split(".")
+        if not tree.holds(was):
+            continue
+        value, tree = tree.nearest(was), tree.without(was)
+        if tree.holds(now):
+            where = f"{value.origin}, {tree.nearest(now).origin}"
+            problems.append(ConfigError(f"{old} is now {new}, and both are set", where=where, remedy=f"remove {old}"))
+        else:
+            tree = merge(tree, nested(now, value))
+            warnings.append(f"{old} is now called {new}, and the old name is for this version only ({value.origin})")
+    return tree, warnings, problems
+
+
+def _one_length(tree: Located) -> tuple[Located, list[MMRLError]]:
+    """The tree without a ``trainer.steps: null`` beside ``trainer.epochs``, and an error where both say a number."""
+    steps, epochs = ("trainer", "steps"), ("trainer", "epochs")
+    if not (tree.holds(steps) and tree.holds(epochs)) or tree.nearest(epochs).value is None:
+        return tree, []
+    found = tree.nearest(steps)
+    if found.value is None:
+        return tree.without(steps), []
+    where = f"{found.origin}, {tree.nearest(epochs).origin}"
+    remedy = "keep one of them; trainer.steps=null takes back the steps of a file"
+    return tree, [ConfigError("trainer.steps and trainer.epochs are both set", where=where, remedy=remedy)]
 
 
 def _validate(tree: Located) -> tuple[Config, list[MMRLError], set[str]]:
@@ -217,6 +266,28 @@ def _complete_options(
         return {}, [PluginError(what, where=place, remedy="report this to the plugin's authors")]
 
 
+def _placeholders(tree: Located, path: _Path = ()) -> Iterator[tuple[str, Located]]:
+    """Dotted key and value of every name, path and required option that still says ``<what is to be written>``."""
+    if isinstance(tree.value, dict | list):
+        items = tree.value.items() if isinstance(tree.value, dict) else enumerate(tree.value)
+        for key, item in items:
+            yield from _placeholders(item, (*path, key))
+        return
+    match = _PLACEHOLDER.fullmatch(tree.value) if isinstance(tree.value, str) else None
+    if match and path[-1] in ("name", "path", match[1]):
+        yield ".".join(map(str, path)), tree
+
+
+def _to_be_replaced(blanks: Sequence[tuple[str, Located]]) -> ConfigError:
+    shown = "".join(f"\n    {key}: {blank.value}" for key, blank in blanks)
+    return ConfigError(
+        f"the config has placeholders to replace:{shown}",
+        where=", ".join(dict.fromkeys(blank.origin for _, blank in blanks)),
+        remedy="replace each placeholder: `mmrl plugins` lists names of datasets, rewards, algorithms and trackers; "
+        "model.path is a folder or a name on the hub",
+    )
+
+
 def _contradictions(config: Config, tree: Located, wrong: set[str]) -> list[MMRLError]:
     """What fits its own key but not the others."""
     problems: list[MMRLError] = []
@@ -244,10 +315,13 @@ def _problem(
         path = path[:-1]  # pydantic ends some paths with the name of a type
     key, where = ".".join(map(str, path)), tree.nearest(path).origin
     if details["type"] == "missing":
-        return ConfigError(f"{key} is required", where=where)
+        return ConfigError(f"{key} is required", where=where, remedy=_in_place_of(key, tree))
     if details["type"] == "extra_forbidden":
         known = [*_keys(model, loc[:-1]), *(beside if len(loc) == 1 else ())]
-        hint = suggestion(str(loc[-1]), known) or (_elsewhere(str(loc[-1])) if model is Config else "")
+        leaves = [path] if not isinstance(value, Mapping) else [(*path, *leaf) for leaf in _leaves(value)]
+        if len(leaves) == 1 and len(leaves[0]) > len(path):
+            key, value = ".".join(map(str, leaves[0])), tree.nearest(leaves[0]).plain()
+        hint = _hint(key, value, known, prefix) if len(leaves) == 1 else _in_our_words(leaves, tree)
         return ConfigError(f"unknown key {key}", where=where, possible=", ".join(known), remedy=hint)
     if details["type"] == "literal_error":
         choices = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
@@ -256,14 +330,94 @@ def _problem(
     if details["type"] == "value_error":
         return ConfigError(f"{key} {context['error']}", where=where)
     wording = _WORDING.get(details["type"], details["msg"].removeprefix("Input "))
+    if details["type"] in ("model_type", "model_attributes_type"):
+        wording = f"should be a mapping such as {_example(model, loc)}"
     remedy = _ONE_DATASET if key == "data.train" and isinstance(value, list) else ""
     return ConfigError(f"{key} {wording}, not {_shown(value)}", where=where, remedy=remedy)
 
 
+def _hint(key: str, value: Any, known: Sequence[str], prefix: _Path) -> str:
+    """What may be meant by an unknown key: a key beside it, or anywhere; the word of another trainer first."""
+    word, here = key.rpartition(".")[2], ".".join(map(str, prefix))
+    found, note = _ours(key, value), _note(key)
+    ours = found.removeprefix(f"{here}.")
+    if here and not _is_known(ours, known):
+        if near := suggestion(word, known):
+            return near
+        ours = found
+    hint = f"did you mean {ours}?" if ours else suggestion(word, known)
+    if not hint and not note:
+        hint = ("" if here else _elsewhere(word)) or _named_algorithm(value)
+    return f"{hint} ({note})" if hint and note else hint or note
+
+
+def _is_known(option: str, known: Sequence[str]) -> bool:
+    first = option.partition(".")[0].partition(":")[0]
+    return first == "name" or first in known
+
+
+def _ours(key: str, value: Any = None) -> str:
+    """mmrl's key for one of others, for an algorithm with its value; empty if there is none."""
+    found = synonym(key)
+    if found is None or not found.key:
+        return ""
+    ours = found.key
+    section = ".".join(key.split(".")[:2])
+    if ours.startswith("data.train.") and (section == "data.eval" or section.startswith("data.mix")):
+        ours = ours.replace("data.train", section if section == "data.eval" else ".".join(key.split(".")[:3]))
+    named = _named_algorithm(value) if ours == "algorithm.name" else ""
+    return f"algorithm.name: {spelled(value)}" if named else ours
+
+
+def _note(key: str) -> str:
+    found = synonym(key)
+    return "" if found is None else found.note
+
+
+def _named_algorithm(value: Any) -> str:
+    """A question whether an installed algorithm is meant that is called like the value."""
+    if not isinstance(value, str):
+        return ""
+    installed = {entry.name for entry in entry_points(group="mmrl.algorithms")}
+    return f"did you mean algorithm.name: {spelled(value)}?" if spelled(value) in installed else ""
+
+
+def _in_our_words(leaves: Sequence[_Path], tree: Located) -> str:
+    """For a section of another trainer: which of its keys mmrl has."""
+    shown = list[str]()
+    for leaf in leaves:
+        key = ".".join(map(str, leaf))
+        if found := _ours(key, tree.nearest(leaf).plain()) or _elsewhere_exactly(str(leaf[-1])):
+            shown.append(f"{key} is {found}")
+    if not shown:
+        return ""
+    more = f"; and {len(shown) - _SHOWN_WORDS} more" if len(shown) > _SHOWN_WORDS else ""
+    return f"{'; '.join(shown[:_SHOWN_WORDS])}{more}"
+
+
+def _in_place_of(key: str, tree: Located) -> str:
+    """For a required key: what to write it in place of, if its section has a word of others for it."""
+    *parents, last = key.split(".")
+    section = tree.nearest(parents).value if tree.holds(parents) else None
+    siblings: Mapping[str, Located] = section if isinstance(section, dict) else {}
+    ours = {word: _ours(".".join([*parents, word])) for word in siblings}
+    for word in ours:
+        if ours[word] == key:
+            others = "".join(f"; {other} is {found}" for other, found in ours.items() if found and other != word)
+            return f"write {last}: {_shown_plain(siblings[word].plain())} in place of {word}{others}"
+    return ""
+
+
+def _shown_plain(value: Any) -> str:
+    return spelled(value) if _named_algorithm(value) else to_flow(value) if isinstance(value, str | int) else "..."
+
+
+_SHOWN_WORDS = 12
+"""Keys of another trainer's section that are translated in a message."""
+_SHOWN_KEYS = 3
+"""Keys of a section that an example of it shows."""
 _ONE_DATASET = "name one dataset here, and those to mix with it in data.mix: [{name: ...}, ...]"
 _WORDING: Mapping[str, str] = {
-    "model_type": "should be a mapping such as {name: ...}",
-    "model_attributes_type": "should be a mapping such as {name: ...}",
     "dict_type": "should be a mapping",
     "tuple_type": "should be a list",
     "list_type": "should be a list",
@@ -281,8 +435,28 @@ def _shown(value: Any) -> str:
     return "a mapping" if isinstance(value, Mapping) else "a list" if isinstance(value, list | tuple) else "that"
 
 
+def _example(model: type[BaseModel], loc: _Path) -> str:
+    """What may be written under ``loc`` of ``model``: some keys with their defaults, or a plugin's name."""
+    inner = _class_at(model, loc)
+    if inner is None or ("name" in inner.model_fields and inner.model_fields["name"].is_required()):
+        return "{name: ...}"
+    defaults = {
+        field.alias or name: field.get_default(call_default_factory=True, validated_data={})
+        for name, field in inner.model_fields.items()
+    }
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()}
+    shown = {key: value for key, value in plain.items() if value and isinstance(value, str | int | float | list)}
+    return to_flow(dict(islice(shown.items(), _SHOWN_KEYS)))
+
+
 def _keys(model: type[BaseModel], loc: _Path) -> list[str]:
     """The keys that the class under ``loc`` of ``model`` knows; empty if there is no single such class."""
+    inner = _class_at(model, loc)
+    return [] if inner is None else [field.alias or name for name, field in inner.model_fields.items()]
+
+
+def _class_at(model: type[BaseModel], loc: _Path) -> type[BaseModel] | None:
+    """The class under ``loc`` of ``model``; None if there is no single one."""
     for part in loc:
         if isinstance(part, int):
             continue
@@ -290,20 +464,29 @@ def _keys(model: type[BaseModel], loc: _Path) -> list[str]:
         candidates = [field.annotation, *get_args(field.annotation)] if field else []
         nested = [each for each in candidates if isinstance(each, type) and issubclass(each, BaseModel)]
         if len(nested) != 1:
-            return []
+            return None
         model = nested[0]
-    return [field.alias or name for name, field in model.model_fields.items()]
+    return model
 
 
-def _elsewhere(word: str) -> str:
-    """A hint if ``word`` is, or nearly is, a key of some section."""
-    dotted = {
+def _elsewhere_exactly(word: str) -> str:
+    """The dotted key of some section whose last word it is; empty if there is none."""
+    return _by_last_word().get(word, "")
+
+
+def _by_last_word() -> dict[str, str]:
+    return {
         name: f"{section}.{name}"
         for section, field in Config.model_fields.items()
         if is_section(field.annotation)
         for name in _keys(Config, (section,))
         if name not in {"name", "path"}
     }
+
+
+def _elsewhere(word: str) -> str:
+    """A hint if ``word`` is, or nearly is, a key of some section."""
+    dotted = _by_last_word()
     near = difflib.get_close_matches(word, dotted, n=1, cutoff=0.75)
     return f"did you mean {dotted[near[0]]}?" if near else ""
 

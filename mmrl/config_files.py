@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,15 @@ _SCALARS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A value and where it was written; mappings and lists hold further ``Located``."""
+    """A value and where it was written; mappings and lists hold further ``Located``.
+
+    Attributes:
+        is_whole: Whether it was written as one, unlike what dotted keys of overrides make up.
+    """
 
     value: Any
     origin: str
+    is_whole: bool = False
 
     @classmethod
     def of(cls, value: Any, origin: str) -> Located:
@@ -72,6 +77,21 @@ class Located:
         """The value under ``path``, or the last one on the way there."""
         inner = self.child(path[0]) if path else None
         return inner.nearest(path[1:]) if inner else self
+
+    def without(self, path: Sequence[str | int]) -> Located:
+        """A copy that does not hold the value under ``path``."""
+        if not self.holds(path) or not isinstance(self.value, dict):
+            return self
+        first, *rest = path
+        items = {key: item.without(rest) if key == first else item for key, item in self.value.items()}
+        return replace(self, value=items if rest else {key: item for key, item in items.items() if key != first})
+
+
+def nested(path: Sequence[str], value: Located) -> Located:
+    """A tree that holds nothing but ``value``, under ``path``."""
+    for part in reversed(path):
+        value = Located({part: value}, value.origin)
+    return value
 
 
 def join_errors(errors: Sequence[MMRLError]) -> MMRLError:
@@ -111,18 +131,19 @@ def read_tree(paths: Sequence[Path], overrides: Sequence[str]) -> tuple[Located,
 def merge(base: Located, over: Located, path: tuple[str, ...] = ()) -> Located:
     """``base`` with ``over`` on top: mappings merge, an index replaces a list's entry, all else is replaced.
 
-    A plugin of another name replaces the earlier one with its options; an empty section leaves the earlier one.
+    A plugin that is written with its name, or gets another one, replaces the earlier one with its options; an empty
+    section leaves the earlier one.
     """
     if isinstance(base.value, list) and isinstance(over.value, dict) and over.value and _indices(over.value):
         return _merge_entries(base, over, path)
     if isinstance(base.value, dict) and over.value is None and len(path) == 1:
         return base
-    if not isinstance(base.value, dict) or not isinstance(over.value, dict) or _other_plugin(base, over, path):
+    if not isinstance(base.value, dict) or not isinstance(over.value, dict) or _is_replaced(base, over, path):
         return over
     merged = dict(base.value)
     for key, item in over.value.items():
         merged[key] = merge(merged[key], item, (*path, key)) if key in merged else item
-    return Located(merged, base.origin)
+    return Located(merged, base.origin, base.is_whole)
 
 
 def _indices(mapping: Mapping[str, Any]) -> bool:
@@ -143,12 +164,13 @@ def _merge_entries(base: Located, over: Located, path: tuple[str, ...]) -> Locat
     return Located(entries, base.origin)
 
 
-def _other_plugin(base: Located, over: Located, path: tuple[str, ...]) -> bool:
+def _is_replaced(base: Located, over: Located, path: tuple[str, ...]) -> bool:
+    """Whether a plugin takes the place of another one, of whose options none is left."""
     is_plugin = path in {("algorithm",), ("data", "train"), ("data", "eval")} or (
-        len(path) == 2 and path[0] in {"rewards", "trackers"}
+        (len(path) == 2 and path[0] in {"rewards", "trackers"}) or (len(path) == 3 and path[:2] == ("data", "mix"))
     )
     old, new = base.child("name"), over.child("name")
-    return is_plugin and old is not None and new is not None and old.value != new.value
+    return is_plugin and new is not None and (over.is_whole or (old is not None and old.value != new.value))
 
 
 def _read(path: Path) -> str:
@@ -169,9 +191,7 @@ def _read_overrides(tokens: Sequence[str], errors: list[MMRLError]) -> Located:
     tree = Located({}, "overrides")
     for key, text, origin in _split_overrides(tokens):
         value = _parse(text, lambda line, origin=origin: origin, errors, top=None)  # type: ignore[misc]
-        for part in reversed(key.split(".")):
-            value = Located({part: value}, origin)
-        tree = merge(tree, value)
+        tree = merge(tree, nested(key.split("."), value))
     return tree
 
 
@@ -212,7 +232,7 @@ def _parse(text: str, origin: Callable[[int], str], errors: list[MMRLError], top
 
 def _convert(node: yaml.Node, origin: Callable[[int], str], place: str, errors: list[MMRLError]) -> Located:
     if isinstance(node, yaml.MappingNode):
-        return Located(_convert_mapping(node, origin, errors), place)
+        return Located(_convert_mapping(node, origin, errors), place, is_whole=True)
     if isinstance(node, yaml.SequenceNode):
         return Located([_convert(item, origin, origin(item.start_mark.line + 1), errors) for item in node.value], place)
     _, construct = _SCALARS.get(node.tag.removeprefix(_TAG), ("", str))

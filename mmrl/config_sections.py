@@ -9,17 +9,21 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
 from mmrl.config_files import to_flow
+from mmrl.stop_condition import StopCondition
 
 Kind = Literal["algorithm", "reward", "dataset", "tracker"]
 """The four kinds of plugins; the entry-point group of a kind is `mmrl.<kind>s`."""
 
 RewardStyle = Literal["mmrl", "trl", "easyr1", "verl"]
 """How a reward function is called; see `mmrl.foreign_rewards`."""
+RENAMED = {"sampler.memory_fraction": "sampler.gpu_memory_utilization"}
+"""By old name, the new one of each key that was renamed in this version, in which the old one still works."""
 
 NONE = "(none)"
 """The name of a plugin that a command has no use for, where the config does not name one."""
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
+CountOrNever = Annotated[int, Field(ge=0, le=10**9)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 Text = Annotated[str, Field(min_length=1)]
 
@@ -33,6 +37,11 @@ def _only(accepted: object, why: str) -> Any:
         return value
 
     return check
+
+
+def _condition(text: str) -> str:
+    StopCondition.read(text)
+    return text
 
 
 _TRUNCATED = (
@@ -187,7 +196,7 @@ class SamplerConfig(Section):
     """Only -1 (all tokens): the learner cannot reproduce a truncated distribution."""
     tensor_parallel_size: Count = 1
     """Ranks that share one copy of the sampler's weights."""
-    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.5
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Share of the device's memory that the sampler may use while it samples."""
 
 
@@ -225,16 +234,21 @@ class TrainerConfig(Section):
 
     steps: Count = 200
     """Rollout batches to train on."""
+    epochs: Annotated[float, Field(gt=0, le=10**6)] | None = None
+    """In place of `steps`: passes over the training rows that are kept, also a part of one."""
+    stop_when: Annotated[str, AfterValidator(_condition)] | None = None
+    """End earlier, after a step whose metrics fulfil this, such as `eval/accuracy >= 0.9`: a metric, a comparison (>=,
+    <=, >, <) and a number."""
     prompts_per_step: Count = 128
     """Prompts in a rollout batch."""
-    eval_every: Count = 10
-    """Steps between evaluations; there is always one before the first and one after the last step."""
+    eval_every: CountOrNever = 10
+    """Steps between evaluations; there is also one before the first and one after the last step. 0: none at all."""
     eval_samples: Annotated[int, Field(ge=1, le=4096)] = 1
     """Completions per evaluation prompt: 1 is greedy, more are sampled at the sampler's temperature."""
     eval_metric: str | None = None
     """The reward whose mean is eval/accuracy; null for the first."""
-    save_every: Count = 20
-    """Steps between checkpoints."""
+    save_every: CountOrNever = 20
+    """Steps between checkpoints; there is also one before the first and one after the last step. 0: those alone."""
     keep_checkpoints: Count = 3
     """Checkpoints kept, the newest ones."""
     best_metric: str | None = None
@@ -252,9 +266,18 @@ class TrainerConfig(Section):
     max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
     """Times that ranks which were lost, hang or ran out of memory are started again from the last checkpoint."""
 
+    @property
+    def stop_condition(self) -> StopCondition | None:
+        """What ends the run before its last step; None for nothing."""
+        return None if self.stop_when is None else StopCondition.read(self.stop_when)
+
     def evaluates(self, step: int) -> bool:
         """Whether an evaluation is due after ``step`` (0: before the first), if there is data for it."""
-        return step in (0, self.steps) or step % self.eval_every == 0
+        return self.eval_every > 0 and (step in (0, self.steps) or step % self.eval_every == 0)
+
+    def saves(self, step: int) -> bool:
+        """Whether a checkpoint is due after ``step``, which has been taken."""
+        return step == self.steps or (self.save_every > 0 and step % self.save_every == 0)
 
 
 class ClusterConfig(Section):
@@ -333,7 +356,8 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]
         what = f"trainer.eval_metric is {trainer.eval_metric!r}, which is no reward"
         yield ("trainer.eval_metric", "rewards"), what, f"name one of: {', '.join(names) or '(there are no rewards)'}"
     for key in ("eval_every", "eval_samples", "eval_metric"):
-        if not data.eval and getattr(trainer, key) != TrainerConfig.model_fields[key].default:
+        value = getattr(trainer, key)
+        if not data.eval and value != TrainerConfig.model_fields[key].default and value != 0:
             what = f"trainer.{key} is set, but data.eval is null"
             yield (f"trainer.{key}", "data.eval"), what, f"set data.eval, or remove trainer.{key}"
     if sampler.name != "vllm" and sampler.engine:
@@ -343,8 +367,12 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]
         what = f"learner.minibatches is {learner.minibatches}, but a step has fewer completions"
         keys = ("learner.minibatches", "trainer.prompts_per_step", "sampler.group_size")
         yield keys, what, "raise trainer.prompts_per_step or sampler.group_size"
+    stop = trainer.stop_condition
+    if stop is not None and stop.metric.startswith("eval/") and not (data.eval and trainer.eval_every):
+        what = f"trainer.stop_when waits for {stop.metric}, and nothing is evaluated"
+        yield ("trainer.stop_when", "data.eval", "trainer.eval_every"), what, "set data.eval and trainer.eval_every"
     updates = trainer.steps * learner.minibatches * learner.epochs
-    if learner.warmup_steps >= updates:
+    if learner.warmup_steps >= updates and trainer.epochs is None:  # else it is checked when steps are known
         what = f"learner.warmup_steps is {learner.warmup_steps}, but there are only {updates} optimizer steps"
         yield ("learner.warmup_steps", "trainer.steps"), what, "warm up for fewer optimizer steps than there are"
     if data.min_pixels > data.max_pixels:

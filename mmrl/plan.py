@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -46,6 +47,10 @@ class RunPlan:
     def algorithm(self) -> Algorithm:
         """The algorithm, its needs checked against the config."""
         self._check_learner()
+        if self.config.sampler.name == "vllm":
+            from mmrl.engine.vllm_arguments import check_engine_keys
+
+            check_engine_keys(self.config.sampler.engine)
         algorithm = registry.create("algorithm", self.config.algorithm)
         needs = served_needs(algorithm)
         with plugin_errors(algorithm, "aggregation"):
@@ -149,6 +154,27 @@ class RunPlan:
         """The training prompts, enough for one step."""
         self.prompts.require(self.config.trainer.prompts_per_step, "trainer.prompts_per_step")
         return self.prompts
+
+    def count_steps(self) -> Config:
+        """The config with ``trainer.steps``, also where ``trainer.epochs`` leaves their number to the data.
+
+        Raises:
+            ConfigError: They are too few for the warm-up.
+        """
+        trainer, learner = self.config.trainer, self.config.learner
+        if trainer.epochs is None:
+            return self.config
+        drawn = Fraction(str(trainer.epochs)) * len(self.training)  # 1.1 is meant, and not the float beside it
+        steps = math.ceil(drawn / trainer.prompts_per_step)
+        if learner.warmup_steps >= (updates := steps * learner.minibatches * learner.epochs):
+            raise ConfigError(
+                f"learner.warmup_steps is {learner.warmup_steps}, but there are only {updates} optimizer steps",
+                where=f"trainer.epochs: {trainer.epochs:g} of {len(self.training)} rows are {steps} steps",
+                remedy="warm up for fewer optimizer steps than there are",
+            )
+        counted = trainer.model_copy(update={"steps": steps, "epochs": None})
+        self.config = self.config.model_copy(update={"trainer": counted})
+        return self.config
 
     @cached_property
     def prompts(self) -> PromptSource:

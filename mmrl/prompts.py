@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from mmrl.bad_rows import BadRows, OnBadRow
+from mmrl.bad_rows import BadRows, OnBadRow, listed
 from mmrl.errors import DataError, HubError, plugin_errors
 from mmrl.interfaces import PromptEncoder
 from mmrl.templates import PromptTemplate
@@ -25,6 +25,9 @@ from mmrl.types import IntArray, Message, Prompt
 MAX_GROUP_SIZE = 2**16
 OVERLONG = "longer than data.max_prompt_tokens"
 """The cause of rows that are dropped for their length."""
+
+_FEW = 0.1
+"""Share of a dataset's rows up to which those that differ from all others may be mistakes."""
 
 _T = TypeVar("_T")
 
@@ -147,6 +150,7 @@ class PromptSource:
         sources: Rows of each source among those that were kept.
         max_images: Most images in one of them.
         without_demonstration: Ids of those that have no completion to imitate.
+        without_image: Of each dataset, ids of those that have no image.
         dropped: (prompt id, or row where it has none, and reason) of each one that was not.
 
     Raises:
@@ -179,6 +183,7 @@ class PromptSource:
         self.sources: Counter[str] = Counter()
         self.max_images = 0
         self.without_demonstration: list[str] = []
+        self.without_image: list[list[str]] = [[] for _ in self._parts]
         self._kept: list[tuple[int, int]] = []
         self._broken: set[int] = set()
         self._digest = hashlib.sha256(repr((system_prompt, self._template and self._template.text)).encode())
@@ -208,17 +213,23 @@ class PromptSource:
         overlong = Counter({OVERLONG: len(self.overlong_lengths)} if self.overlong_lengths else {})
         return sum((bad.causes for bad in self._bad), overlong)
 
-    def shown_dropped(self, limit: int) -> list[str]:
-        """Lines that name the first ``limit`` rows that were dropped, and count the others."""
-        lines = [f"  {prompt}: {reason}" for prompt, reason in self.dropped[:limit]]
-        return [*lines, *([f"  and {len(self.dropped) - limit} more"] if len(self.dropped) > limit else [])]
-
     @property
     def shares(self) -> list[tuple[str, int, float]]:
         """Of each dataset its source, its prompts, and the share of a run's prompts that are drawn from it."""
         sizes = Counter(part for part, _ in self._kept)
         weights = [sizes[i] if part.weight is None else part.weight for i, part in enumerate(self._parts)]
         return [(p.source, sizes[i], weights[i] / sum(weights)) for i, p in enumerate(self._parts)]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Rows without an image in datasets of which nearly every row has one: an empty cell may be a mistake."""
+        found, sizes = list[str](), Counter(part for part, _ in self._kept)
+        for part, ids in enumerate(self.without_image):
+            if ids and sizes[part] > 2 and len(ids) <= max(1, _FEW * sizes[part]):
+                where = f"{self._where(self._parts[part])}: {len(ids)} of {sizes[part]} rows"
+                have = "has no image, as the others have" if len(ids) == 1 else "have no image, as the others have"
+                found.append(f"{where} {have}: {listed(ids)}")
+        return found
 
     @property
     def fingerprint(self) -> str:
@@ -333,6 +344,7 @@ class PromptSource:
             self.sources[prompt.source] += 1
             self.max_images = max(self.max_images, len(prompt.images))
             self.without_demonstration += [prompt.id] if prompt.demonstration is None else []
+            self.without_image[part] += [] if prompt.images else [prompt.id]
         self._bad[part].check()
         if len(self._kept) == before:
             causes = "".join(f", {count} rows: {cause}" for cause, count in self._bad[part].causes.most_common())

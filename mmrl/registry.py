@@ -33,6 +33,7 @@ from mmrl.interfaces import (
     Reward,
     Tracker,
 )
+from mmrl.synonyms import spelled
 
 INTERFACES: Mapping[Kind, type[Plugin]] = {
     "algorithm": Algorithm,
@@ -233,7 +234,7 @@ def _normal(distribution: str) -> str:
 def _raise_unknown(kind: Kind, name: str, installed: Sequence[PluginInfo]) -> NoReturn:
     names = sorted({info.name for info in installed} | {f"{i.distribution}:{i.name}" for i in installed if ":" in name})
     install = "install the package that has it (pip install ...); `mmrl plugins` lists what is installed"
-    hint = suggestion(name, names)
+    hint = suggestion(spelled(name), names) or suggestion(name, names)
     raise PluginError(
         f"no installed package has {_article(kind)} plugin called {name!r}",
         possible=", ".join(names) or f"none: no {kind} plugin is installed",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmrl.config import Config
 from mmrl.config_files import to_flow
+from mmrl.config_sections import RENAMED
 from mmrl.errors import ConfigError
 from mmrl.plan import RunPlan
 from mmrl.redaction import Redactor
@@ -25,9 +26,10 @@ _MEMORY = (
 MAY_CHANGE = (
     "trainer.run_dir", "trainer.eval_*", "trainer.save_every", "trainer.keep_checkpoints", "trainer.best_*",
     "trainer.on_mismatch", "trainer.step_timeout_s", "trainer.max_restarts", "trainer.steps",
+    "trainer.epochs", "trainer.stop_when",
     "cluster.*", "trackers", "trackers.*", "data.eval", "data.eval.*",
     "model.path", "model.revision", "model.trust_remote_code", "model.gradient_checkpointing",
-    *(f"sampler.engine.{key}" for key in _MEMORY), "sampler.tensor_parallel_size", "sampler.memory_fraction",
+    *(f"sampler.engine.{key}" for key in _MEMORY), "sampler.tensor_parallel_size", "sampler.gpu_memory_utilization",
     "learner.tokens_per_microbatch", "learner.share_prefix", "learner.zero_stage", "learner.offload",
     "rewards.*.timeout_s", "rewards.*.on_error", "rewards.*.workers",
     "data.train", "data.train.*", "data.mix", "data.mix.*", "data.prompt_template", "data.system_prompt",
@@ -80,7 +82,7 @@ def model_fingerprint(folder: ModelFolder) -> str:
 
 def changed_config(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
     """Differences between two resolved configs, as ``plain_config`` gives them."""
-    old, new = dict(_flat(before)), dict(_flat(now))
+    old, new = {RENAMED.get(key, key): value for key, value in _flat(before)}, dict(_flat(now))
     keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
     decays = now["learner"]["schedule"] != "constant"  # towards the last step
     return [

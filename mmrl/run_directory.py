@@ -30,6 +30,10 @@ _HALF = re.compile(r"\..+\.\d+(-\d+)?")
 _HISTORIES = ("metrics.jsonl", "ledger.jsonl", "events.jsonl", "attempts.jsonl")
 _CLAIMS = ("config.yaml", "metrics.jsonl")
 """A folder that has one of these holds a run."""
+_SIGNS = (_LOCK, *_HISTORIES, "environment.json", "rollouts")
+"""A folder that has one of these was a run's, if only of a start that failed."""
+_SHOWN = 3
+"""Files that a message names."""
 
 
 class RunDirectory:
@@ -83,16 +87,13 @@ class RunDirectory:
         """
         path = Path(path).expanduser()
         try:
-            path.mkdir(parents=True, exist_ok=True)
             found = _run_in(path)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise ConfigError(f"{path} is not a folder", where="trainer.run_dir", remedy="choose another") from error
+            if found and new:
+                raise _occupied(path, found)
+            check_place(path)
+            path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ResourceError(f"cannot make {path}: {error.strerror}", where="trainer.run_dir") from error
-        if found and new:
-            raise _occupied(path, found)
-        if not os.access(path, os.W_OK | os.X_OK):
-            raise ResourceError(f"cannot write to {path}", where="trainer.run_dir", remedy="choose another")
         lock = locked(path)
         try:
             directory = cls(path, lock)
@@ -158,6 +159,7 @@ class RunDirectory:
         if step is not None or (self.path / "ledger.jsonl").exists():
             self._append("ledger.jsonl", {"attempt": self.attempt, "resumed_from": step or 0})
         record = {"attempt": self.attempt, "time": time.time(), "resumed_from": step, "pid": os.getpid()}
+        record |= {"folder": str(Path.cwd())}
         self._append("attempts.jsonl", {**record, "host": socket.gethostname(), **fields})
 
     def end_attempt(self, exit_code: int, message: str = "") -> None:
@@ -310,6 +312,36 @@ def locked(path: Path, where: str = "trainer.run_dir") -> TextIO:
             remedy = f"choose a {where} on a file system that has locks (flock), such as a local disk"
         raise ResourceError(what, where=where, remedy=remedy) from error
     return file
+
+
+def check_place(path: Path) -> None:
+    """See that a run can be in a folder, there or not; makes nothing.
+
+    Raises:
+        ConfigError: It, or what it would be in, is a file; or it holds other files.
+        ResourceError: It cannot be written.
+    """
+    where, place = "trainer.run_dir", path.absolute()
+    try:
+        while not os.path.lexists(place):
+            place = place.parent
+        if not place.is_dir():
+            made = "" if place == path.absolute() else f"{path} cannot be made: "
+            raise ConfigError(f"{made}{place} is not a folder", where=where, remedy="choose another")
+        others = sorted(each.name for each in place.iterdir()) if place == path.absolute() else []
+    except OSError as error:
+        raise ResourceError(f"cannot make {path}: {error.strerror}", where=where) from error
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ResourceError(f"cannot write to {place}", where=where, remedy="choose another")
+    seen = [name for name in others if not name.startswith(".")]
+    if seen and not set(others) & set(_SIGNS) and not _has_checkpoints(path):
+        more = f" and {len(seen) - _SHOWN} more" if len(seen) > _SHOWN else ""
+        raise ConfigError(
+            f"{path} holds other files, and no run: {', '.join(seen[:_SHOWN])}{more}",
+            where=where,
+            possible="a new folder, an empty one, or that of a run to go on with",
+            remedy=f"choose another, such as {path / 'run'}",
+        )
 
 
 def _run_in(path: Path) -> str | None:

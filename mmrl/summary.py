@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mmrl.checking.budget import Arithmetic
-from mmrl.checking.examination import SHOWN_ROWS
-from mmrl.checking.report import Report, counted
+from mmrl.checking.examination import kept_rows
+from mmrl.checking.report import Report
+from mmrl.checkpoints import Checkpoint
 from mmrl.config import Config
 from mmrl.plan import RunPlan
-from mmrl.prompts import PromptSource
 
 MET = "eval/accuracy", "reward/mean", "loss/total"
 """Metrics that tell how a run went: the first one that it has is shown."""
@@ -29,7 +29,7 @@ def opening(config: Config, plan: RunPlan, directory: Path, begins: str) -> list
     report.show("model", [_model(config, plan)])
     for source in (plan.training, plan.evaluation):
         if source is not None:
-            report.show(source.name.removeprefix("data."), _rows(source))
+            report.show(source.name.removeprefix("data."), kept_rows(source))
     evaluated = 0 if plan.evaluation is None else len(plan.evaluation)
     report.show("batches", Arithmetic(config, plan.training.shares, max(plan.training.lengths), evaluated).lines())
     report.show("files", ["metrics.jsonl has the curves, rollouts/ the completions, events.jsonl what happened"])
@@ -38,7 +38,7 @@ def opening(config: Config, plan: RunPlan, directory: Path, begins: str) -> list
     return report.lines
 
 
-def closing(config: Config, directory: Path, metrics: Mapping[int, Mapping[str, Any]], policy: Path) -> list[str]:
+def closing(config: Config, directory: Path, metrics: Mapping[int, Mapping[str, Any]], policy: Checkpoint) -> list[str]:
     """The lines after the last step: how the run went, where the policy is, and what to do next.
 
     Args:
@@ -46,13 +46,13 @@ def closing(config: Config, directory: Path, metrics: Mapping[int, Mapping[str, 
         policy: The last checkpoint.
     """
     report = Report()
-    report.show("done", [f"{config.trainer.steps} steps; {directory}"])
+    report.show("done", [f"{policy.step} steps; {directory}"])
     for name in dict.fromkeys([name for name in [config.trainer.best_metric] if name] + [*MET]):
         values = {step: values[name] for step, values in metrics.items() if _is_number(values.get(name))}
         if values:
             report.show("outcome", [f"{name}: {_course(values, name)}"])
             break
-    report.show("policy", [str(policy / "model")])
+    report.show("policy", [str(policy.path / "model")])
     next_steps = [f"mmrl export {directory} FOLDER", f"mmrl replay {directory}"]
     if config.data.eval is not None:
         next_steps.insert(0, f"mmrl eval --model {directory}")
@@ -91,13 +91,6 @@ def _count(parameters: int) -> str:
         if parameters >= size:
             return f"{parameters / size:.3g} {unit}"
     return str(parameters)
-
-
-def _rows(source: PromptSource) -> Sequence[str]:
-    """How many rows are kept, and why the others are not."""
-    causes = counted(source.causes)
-    lines = [f"{len(source)} of {source.num_rows} rows kept" + (f"; dropped: {causes}" if causes else "")]
-    return [*lines, *source.shown_dropped(SHOWN_ROWS)]
 
 
 def _engines(config: Config, plan: RunPlan) -> str:

@@ -16,7 +16,7 @@ from mmrl import metrics
 from mmrl.agreement import Agreement
 from mmrl.clock import Clock
 from mmrl.collection import Collected, Collector, collected_metrics
-from mmrl.config import Config
+from mmrl.config import Config, suggestion
 from mmrl.errors import MMRLError, NumericsError, RankLostError, ResourceError, plugin_errors
 from mmrl.generators import generators, seed_generators, set_generators
 from mmrl.interfaces import Algorithm, Engine, Learner, PromptEncoder
@@ -101,11 +101,13 @@ class Trainer:
         self.carried_groups: list[ScoredGroup] = []
         self._saved: int | None = None
         self._is_checked = False
+        self._stop_condition = config.trainer.stop_condition
+        self._has_warned = False
 
     def fit(
         self, done: int | None = None, pending: Mapping[str, float] | None = None, *, is_saved: bool = True
     ) -> None:
-        """Train up to step ``trainer.steps``.
+        """Train up to step ``trainer.steps``, or to one whose metrics fulfil ``trainer.stop_when``.
 
         Args:
             done: The step of the checkpoint that engine and trainer were restored from; None for a new run.
@@ -124,10 +126,11 @@ class Trainer:
                 self._save(0, {}, self.state(), needed=False)
             elif not is_saved:
                 self._save(done, pending or {}, self.state(), needed=True)
-            if pending is not None:
-                self._conclude(done, pending)
+            if pending is not None and self._is_enough(done, self._conclude(done, pending)):
+                return
             for step in range(done + 1, self._config.trainer.steps + 1):
-                self._step(step)
+                if self._is_enough(step, self._step(step)):
+                    return
 
     @property
     def consumed_prompts(self) -> int:
@@ -166,8 +169,8 @@ class Trainer:
             state: dict[str, Any] = json.loads(json.dumps(dict(self._algorithm.state())))
         return state
 
-    def _step(self, step: int) -> None:
-        """A step, its checkpoint and its evaluation."""
+    def _step(self, step: int) -> Mapping[str, float]:
+        """A step, its checkpoint and its evaluation; returns its metrics."""
         before, config = self.state(), self._config.trainer
         try:
             with self._profiler.step(step), self._watchdog.watch(f"step {step}"):
@@ -177,7 +180,7 @@ class Trainer:
                 self._save(step - 1, {}, before, needed=True)
             raise
         needed = step == config.steps or self._interruption.stopped is not None
-        if needed or step % config.save_every == 0:  # before the evaluation: whatever fails there, they are kept
+        if needed or config.saves(step):  # before the evaluation: whatever fails there, they are kept
             start = time.perf_counter()
             try:
                 self._save(step, values, self.state(), needed=needed)
@@ -185,8 +188,34 @@ class Trainer:
                 self._recorder.log(step, values)
                 raise
             values["perf/save_s"] = time.perf_counter() - start
-        self._conclude(step, values)
+        everything = self._conclude(step, values)
         self._interruption.check()
+        return everything
+
+    def _is_enough(self, step: int, values: Mapping[str, float]) -> bool:
+        """Whether a step that is logged fulfils ``trainer.stop_when``; then it has a checkpoint."""
+        condition = self._stop_condition
+        if condition is None:
+            return False
+        if not condition.holds(values):
+            is_evaluated = any(name.startswith("eval/") for name in values)
+            is_due = is_evaluated if condition.metric.startswith("eval/") else step > 0
+            if is_due and condition.metric not in values:
+                self._warn_of_stop(condition.metric, values)
+            return False
+        if self._saved != step:
+            self._save(step, values, self.state(), needed=True)
+        message = f"{condition.told(values)}: the run ends after step {step} of {self._config.trainer.steps}"
+        self._recorder.event("stop_when", message=message, step=step)
+        return True
+
+    def _warn_of_stop(self, metric: str, values: Mapping[str, float]) -> None:
+        """Once: the metric that is waited for is not there."""
+        if not self._has_warned:
+            self._has_warned = True
+            hint = suggestion(metric, values)
+            message = f"trainer.stop_when: {metric} is in no step so far, so nothing ends the run early"
+            self._recorder.event("warning", message="; ".join(filter(None, [message, hint])))
 
     def _save(self, step: int, values: Mapping[str, float], state: Mapping[str, Any], *, needed: bool) -> None:
         """Write a checkpoint; one that is not ``needed`` may fail, if only for want of room."""
@@ -201,8 +230,8 @@ class Trainer:
             if needed:
                 raise
 
-    def _conclude(self, step: int, values: Mapping[str, float]) -> None:
-        """Evaluate a finished step if that is due, and log it."""
+    def _conclude(self, step: int, values: Mapping[str, float]) -> Mapping[str, float]:
+        """Evaluate a finished step if that is due, and log it; returns all of its metrics."""
         is_due = self._evaluation is not None and self._config.trainer.evaluates(step)
         found = dict[str, float]()
         try:
@@ -218,7 +247,9 @@ class Trainer:
         except BaseException:  # the step is done, whatever happens to its evaluation
             self._recorder.log(step, values)
             raise
-        self._recorder.log(step, {**values, **found})
+        values = {**values, **found}
+        self._recorder.log(step, values)
+        return values
 
     def train_step(self, step: int) -> dict[str, float]:
         """Sample, score, assign credit, update; returns the step's metrics."""

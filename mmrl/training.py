@@ -57,11 +57,12 @@ class TrainingRun:
         profiled_steps: int = 0,
         verbose: bool = False,
     ) -> None:
-        self._config, self._directory, self._interruption = config, directory, interruption
-        self._profiled_steps, self._verbose = profiled_steps, verbose
         self._plan = RunPlan(config, directory.media)
+        self._config = self._plan.count_steps()
+        self._directory, self._interruption = directory, interruption
+        self._profiled_steps, self._verbose = profiled_steps, verbose
         self._checkpoints = Checkpoints(directory.checkpoints)
-        self._console = Console(config.trainer.steps)
+        self._console = Console(self._config.trainer.steps)
         self._checkpoint: Checkpoint | None = None
         self._source: Checkpoint | None = None  # of another run, until this one has a checkpoint of its own
         self._state: Mapping[str, Any] = {}
@@ -106,6 +107,9 @@ class TrainingRun:
                 return True
             if self._checkpoint.step >= self._config.trainer.steps and self._unlogged_metrics() is None:
                 self._tell_finished()
+                self._prune()
+                return False
+            if self._has_learned_enough():
                 self._prune()
                 return False
         for change in self._changes:
@@ -155,17 +159,21 @@ class TrainingRun:
         config, plan, directory = self._config, self._plan, self._directory
         with ExitStack() as stack:
             stack.callback(self._console.close)
-            _ = plan.algorithm, plan.num_adapter_weights  # first: their errors come before anything starts
+            with garbage_kept():
+                _ = plan.algorithm, plan.num_adapter_weights  # first: their errors come before anything starts
+                _ = plan.warnings, plan.model_warnings
             for warning in [*plan.warnings, *plan.model_warnings]:
                 self._tell("warning", message=warning)
             # Workers import their rewards while the engine starts.
             scorer = stack.enter_context(Scorer(config.rewards))
-            for source in (plan.training, plan.evaluation):
+            with garbage_kept():
+                sources = plan.training, plan.evaluation
+            for source in sources:
+                for warning in source.warnings if source is not None else ():
+                    self._tell("warning", message=warning)
                 if source is not None:
                     source.listen(lambda prompt, reason: directory.event("dropped", prompt=prompt, reason=reason))
-            with garbage_kept():
-                block = opening(config, plan, directory.path, self._begins())
-            self._console.lines(block)
+            self._console.lines(opening(config, plan, directory.path, self._begins()))
             self._fingerprints = self._fingerprints or fingerprints(plan)
             left = config.trainer.max_restarts
             while True:
@@ -179,8 +187,8 @@ class TrainingRun:
                         raise
                     self._tell("restart", message=str(error), restarts_left=left)
                     self._go_back()
-            if (newest := self._checkpoints.all()) and newest[-1].step >= config.trainer.steps:
-                self._console.lines(closing(config, directory.path, directory.metrics(), newest[-1].path))
+            newest = self._checkpoints.all()[-1]
+            self._console.lines(closing(config, directory.path, directory.metrics(), newest))
 
     def _begins(self) -> str:
         """Where the run begins."""
@@ -339,6 +347,17 @@ class TrainingRun:
             return None
         values: Mapping[str, float | None] = self._state["metrics"] or metrics_of(logged)
         return {name: math.nan if value is None else value for name, value in values.items()}
+
+    def _has_learned_enough(self) -> bool:
+        """Whether the checkpoint's step fulfils ``trainer.stop_when``, which is told then."""
+        assert self._checkpoint is not None
+        condition, step = self._config.trainer.stop_condition, self._checkpoint.step
+        values = self._directory.metrics().get(step, {})
+        if condition is None or self._unlogged_metrics() is not None or not condition.holds(values):
+            return False
+        told = f"{self._directory.path} has ended after step {step} by trainer.stop_when: {condition.told(values)}"
+        self._console.line(f"{told}; change trainer.stop_when to go on")
+        return True
 
     def _has_no_finished_step(self) -> bool:
         """Whether no step was ever finished."""

@@ -585,15 +585,26 @@ def test_init_writes_a_config_that_loads_and_leaves_existing_files_alone(
     assert path.read_text() == before
 
 
-def test_a_fresh_starter_config_says_what_is_to_be_filled_in(
+def test_a_fresh_starter_config_says_at_once_all_that_is_to_be_filled_in(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "new.yaml"
     assert main(["init", "config", str(path)]) == 0
-    assert main(["check", str(path)]) == 4
+    text = path.read_text()
+    assert "    name: table  # installed: chartqa," in text, "the loader of one's own files needs no choice"
+    assert "    # image_root: null\n" in text and "    # images: null\n" in text
+    assert "  - name: <reward>  # installed: anls," in text and "path/to/file.py:function" in text
+    assert main(["check", str(path)]) == 2
     complaint = capsys.readouterr().err
-    assert "'<algorithm>'" in complaint
-    assert "'<dataset>'" in complaint
+    keys = ("model.path", "data.train.path", "rewards.0.name", "algorithm.name")
+    values = ("<model>", "<path>", "<reward>", "<algorithm>")
+    for key, value in zip(keys, values, strict=True):
+        assert f"    {key}: {value}\n" in complaint
+        text = text.replace(value, {"<reward>": "exact", "<algorithm>": "grpo"}.get(value, "there"))
+    assert "errors in the config" not in complaint and "install the package" not in complaint
+    assert "replace each placeholder" in complaint and f"{path}:" in complaint
+    path.write_text(text)
+    assert main(["show", str(path)]) == 0, "nothing else is missing"
 
 
 def test_init_plugin_writes_a_package_and_says_what_is_next(

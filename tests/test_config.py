@@ -119,6 +119,28 @@ def test_another_plugin_does_not_inherit_the_options_of_the_one_it_replaces(writ
     assert load(first, "algorithm.name=learn", "algorithm.more=1").algorithm.options == {"clip": 0.2, "more": 1}
 
 
+def test_a_plugin_written_with_its_name_replaces_the_one_of_the_file(write) -> None:
+    first = write(BASE.replace("path: train.json", "path: train.json, split: odd"))
+    assert load(first, "data.train={name: rows, path: x}").data.train.options == {"path": "x"}
+    assert load(first, "data.train={path: x}").data.train.options == {"path": "x", "split": "odd"}
+    assert load(first, "data.train.path=x").data.train.options == {"path": "x", "split": "odd"}
+    assert load(first, "data.train.name=rows").data.train.options == {"path": "train.json", "split": "odd"}
+    whole, part = "data.train={name: rows, path: x}", "data.train.split=even"
+    assert load(first, whole, part).data.train.options == {"path": "x", "split": "even"}
+    assert load(first, part, whole).data.train.options == {"path": "x"}
+    assert load(first, "rewards.0={name: right}").rewards[0].weight == 1.0
+    second = write("algorithm: {name: learn, other: 1}\n", "b.yaml")
+    assert load_config([first, second]).config.algorithm.options == {"other": 1}
+    third = write("algorithm: {other: 1}\n", "c.yaml")
+    assert load_config([first, third]).config.algorithm.options == {"clip": 0.2, "other": 1}
+
+
+def test_a_plugin_of_a_mix_is_replaced_by_its_place(write) -> None:
+    path = write(BASE.replace("data:\n", "data:\n  mix: [{name: more, a: 1}]\n"))
+    assert load(path, "data.mix.0={name: more, b: 2}").data.mix[0].options == {"b": 2}
+    assert load(path, "data.mix.0.b=2").data.mix[0].options == {"a": 1, "b": 2}
+
+
 def test_changing_the_name_of_a_section_keeps_its_other_keys(write) -> None:
     first, second = write(BASE + "sampler: {group_size: 3}\n"), write("sampler: {name: hf}\n", "b.yaml")
     assert load_config([first, second]).config.sampler.group_size == 3
@@ -146,6 +168,13 @@ def test_the_written_config_loads_again_unchanged(write) -> None:
     assert again == config
     assert to_yaml(again) == text
     assert again.data.train.options == odd
+
+
+def test_a_config_of_epochs_is_written_without_the_steps_that_it_has_not(write) -> None:
+    config = load(write(BASE), "trainer.steps=null", "trainer.epochs=1.5")
+    assert config.trainer.epochs == 1.5
+    assert "steps" not in to_yaml(config).partition("trainer:")[2].replace("warmup_steps", "")
+    assert load(write(to_yaml(config), "b.yaml")) == config
 
 
 def test_comments_of_origins_do_not_change_the_config(write) -> None:
@@ -225,7 +254,7 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("sampler.group_size=8.5", "sampler.group_size should be a whole number, not 8.5"),
         ("sampler.name=vlm", "did you mean vllm?"),
         ("sampler.tensor_parallel_size=2", "does not divide 1 (cluster.ranks)"),
-        ("sampler.memory_fraction=0", "greater than 0"),
+        ("sampler.gpu_memory_utilization=0", "greater than 0"),
         ("cluster.name=ray", ""),
         ("cluster.ranks=2", "cluster.name: local is one rank"),
         ("learner.offload=cpu", "possible: none, optimizer, parameters"),
@@ -241,6 +270,11 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("model.lora={rank: 0}", "greater than or equal to 1"),
         ("model.lora={targets: []}", "at least 1"),
         ("model.lora={r: 8}", "possible: rank, alpha, targets"),
+        (
+            "model.lora=true",
+            "model.lora should be a mapping such as {rank: 16, alpha: 32, targets: [language]}, not True",
+        ),
+        ("data.eval=rows", "data.eval should be a mapping such as {name: ...}, not 'rows'"),
         ("model={lora: {rank: 8}, freeze: [vision]}", "nothing to freeze"),
         ("model.gradient_checkpointing=yes", "should be true or false, not 'yes'"),
         ("model.freeze=[vision, projector, language]", "nothing to train"),
@@ -260,6 +294,17 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("rewards.0.weight=.inf", "rewards.0.weight should be a finite number"),
         ("rewards.2.weight=1", "rewards has no entry 2"),
         ("trainer.eval_metric=speed", "trainer.eval_metric is 'speed', which is no reward"),
+        ("trainer.eval_every=0", ""),
+        ("trainer.save_every=0", ""),
+        ("trainer.save_every=-1", "greater than or equal to 0"),
+        ("trainer.epochs=2", "trainer.steps and trainer.epochs are both set"),
+        ("trainer={steps: null, epochs: 0.5}", ""),
+        ("trainer={steps: null, epochs: 0}", "greater than 0"),
+        ("trainer.stop_when=eval/accuracy >= 0.9", ""),
+        ("trainer={stop_when: eval/accuracy >= 0.9, eval_every: 0}", "and nothing is evaluated"),
+        ("trainer.stop_when=loss", "should be a metric, one of >=, <=, >, <, and a number, not 'loss'"),
+        ("trainer.stop_when=__import__('os') > 1", ""),
+        ("trainer.stop_when=a > 1 or b > 2", "not 'a > 1 or b > 2'"),
         ("trainer.on_mismatch=ignore", "possible: stop, warn"),
         ("trainer=5", "trainer should be a mapping"),
         ("trainer.seed=", "trainer.seed should be a whole number, not None"),
@@ -330,6 +375,20 @@ def test_files_that_cannot_be_read_are_all_named(tmp_path: Path, write) -> None:
     assert "directory" in text
     assert "not UTF-8" in text
     assert "not valid YAML" in text
+
+
+def test_placeholders_are_one_error_beside_the_others(write) -> None:
+    path = write(BASE.replace("some/model", "<model>").replace("name: right", "name: <reward>"))
+    with pytest.raises(ConfigError) as caught:
+        load_config([path], ["learner.lr=-1", "rewards.1.path=<path>"], options_class=options_of)
+    text = str(caught.value)
+    assert text.startswith("2 errors in the config")
+    assert "    model.path: <model>\n    rewards.0.name: <reward>\n    rewards.1.path: <path>\n" in text
+    assert f"where:    {path}:2, {path}:7, override rewards.1.path=<path>\n" in text
+
+
+def test_a_template_with_angle_brackets_is_no_placeholder(write) -> None:
+    assert load(write(BASE), "data.system_prompt=<think>", "algorithm.end=<eos>").data.system_prompt == "<think>"
 
 
 class Rules(PluginConfig):

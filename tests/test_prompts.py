@@ -165,7 +165,8 @@ def test_more_bad_rows_than_the_bound_are_an_error_that_counts_causes_and_names_
         "4 of 300 rows cannot be used, more than data.max_bad_rows = 0.01: 3 x Bad image …, 1 x Column 'answer' is null"
     )
     assert caught.value.where == (
-        "data.eval, row 7: rows.jsonl, line 8; row 20: rows.jsonl, line 21; row 21: rows.jsonl, line 22; ..."
+        "data.eval, row 7: rows.jsonl, line 8; row 20: rows.jsonl, line 21; row 21: rows.jsonl, line 22; "
+        "row 22: rows.jsonl, line 23"
     )
     assert (caught.value.possible, caught.value.remedy[:7]) == ("text", "mend it")
 
@@ -386,7 +387,7 @@ def test_a_template_that_fits_no_row_is_refused_with_its_key_and_what_it_may_use
     rows = [row(index, 1, "<image>", unit="cm") for index in range(9)]
     with pytest.raises(DataError, match=rf"all 9 rows cannot be used.*data\.prompt_template .*{message}") as caught:
         source(rows, prompt_template=template)
-    assert caught.value.where == "data.train, row train/0; row train/1; row train/2; ..."
+    assert caught.value.where == "data.train, row train/0; row train/1; row train/2; and 6 more"
     assert "prompt" in caught.value.possible and "correct data.prompt_template" in caught.value.remedy
 
 
@@ -405,3 +406,15 @@ def test_a_template_that_fails_on_one_row_costs_that_row() -> None:
 def test_a_template_needs_a_user_message() -> None:
     with pytest.raises(DataError, match="no user message"):
         source([Prompt("0", (Message("assistant", "hi"),))], prompt_template="{{ prompt }}")
+
+
+def test_rows_without_an_image_are_told_of_where_nearly_all_have_one() -> None:
+    def pictured(count: int, *bare: int) -> list[Prompt]:
+        image = (RawImage(b"x", "x"),)
+        return [replace(row(index, 1), images=() if index in bare else image) for index in range(count)]
+
+    assert source(pictured(40)).warnings == source(pictured(40, *range(40))).warnings == []
+    assert source(pictured(40, 7)).warnings == ["data.train: 1 of 40 rows has no image, as the others have: train/7"]
+    (warning,) = source(pictured(400, *range(12))).warnings
+    assert "12 of 400 rows have no image" in warning and warning.endswith("train/9, and 2 more")
+    assert source(pictured(40, *range(5))).warnings == []

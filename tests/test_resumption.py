@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from mmrl.config import load_config
 from mmrl.errors import RankLostError
 from mmrl.run_directory import read_ledger
 from tests.faults.runs import REWARDS, Killed, Runs, at, events, fake, outcome, records, steps, stop
@@ -188,6 +189,41 @@ def test_a_finished_run_is_left_alone_and_can_be_prolonged(fake_runs: Runs, caps
     assert fake_runs.train(fake_runs.config(trainer={"steps": 6})) == 0
     assert "changed: trainer.steps: 4 -> 6" in capsys.readouterr().out
     assert outcome(run) == outcome(fake_runs.folder / "plain")
+
+
+def test_a_run_that_ended_by_its_condition_says_so_until_the_condition_changes(fake_runs: Runs, capsys):
+    assert fake_runs.train(fake_runs.config("plain")) == 0
+    trainer = {"save_every": 9, "stop_when": "length/completion_mean > 0"}
+    config, run = fake_runs.config(trainer=trainer), fake_runs.folder / "run"
+    assert fake_runs.train(config) == 0
+    assert steps(run) == ["step-000000", "step-000001"] and len(events(run, "stop_when")) == 1
+    capsys.readouterr()
+    assert fake_runs.train(config) == 0
+    assert "has ended after step 1 by trainer.stop_when: length/completion_mean is" in capsys.readouterr().out
+    assert steps(run) == ["step-000000", "step-000001"]
+    assert fake_runs.train(fake_runs.config(trainer={"stop_when": "length/completion_mean > 999"})) == 0
+    assert "changed: trainer.stop_when: length/completion_mean > 0 ->" in capsys.readouterr().out
+    assert fake_runs.train(fake_runs.config()) == 0
+    assert outcome(run)["state"] == outcome(fake_runs.folder / "plain")["state"], "as if it had never stopped"
+
+
+def test_epochs_are_as_many_steps_as_the_rows_give(fake_runs: Runs, capsys):
+    config, run = fake_runs.config(trainer={"steps": None, "epochs": 1.1}), fake_runs.folder / "run"
+    assert fake_runs.train(config) == 0  # 1.1 epochs of 8 rows in batches of 3
+    assert steps(run)[-1] == "step-000003" and "step 3/3" in capsys.readouterr().out
+    written = load_config([run / "config.yaml"]).config.trainer
+    assert (written.steps, written.epochs) == (3, None)
+    assert fake_runs.train(config) == 0
+    assert "is finished: it has 3 steps" in capsys.readouterr().out
+    longer = fake_runs.config(trainer={"steps": None, "epochs": 2})
+    assert fake_runs.train(longer) == 0
+    assert "changed: trainer.steps: 3 -> 6" in capsys.readouterr().out
+    late = {"trainer": {"steps": None, "epochs": 1}, "learner": {"warmup_steps": 3}}
+    assert fake_runs.train(fake_runs.config("late", **late)) == 2
+    assert (
+        "there are only 3 optimizer steps\n  where:    trainer.epochs: 1 of 8 rows are 3 steps"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_schedule_that_decays_towards_the_last_step_has_a_fixed_last_step(fake_runs: Runs, capsys):

@@ -14,7 +14,7 @@ import pytest
 
 from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.rollout_records import read_rollouts, read_step, rollout_records, step_records
-from mmrl.run_directory import RunDirectory
+from mmrl.run_directory import RunDirectory, check_place
 from mmrl.types import (
     CreditedGroup,
     EncodedPrompt,
@@ -80,6 +80,32 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path, name):
         RunDirectory.create(tmp_path)
     assert str(tmp_path / name.split("/")[0]) in str(caught.value)
     assert "choose another trainer.run_dir" in str(caught.value)
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path):
+    (tmp_path / ".gitignore").write_text("*")
+    check_place(tmp_path)
+    for name in ("a.txt", "b", "c", "d", "e"):
+        (tmp_path / name).write_text("")
+    for look in (check_place, RunDirectory.create):
+        with pytest.raises(ConfigError) as caught:
+            look(tmp_path)
+        text = str(caught.value)
+        assert "holds other files, and no run: a.txt, b, c and 2 more" in text
+        assert f"choose another, such as {tmp_path / 'run'}" in text
+    assert not (tmp_path / ".lock").exists()
+    (tmp_path / "config.yaml").write_text("one's own, which a run would replace")
+    with pytest.raises(ConfigError, match="holds other files"):
+        RunDirectory.create(tmp_path, new=False)
+
+
+def test_a_folder_below_a_file_is_refused_and_nothing_is_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in ("file", "file/x", "file/x/y"):
+        with pytest.raises(ConfigError, match=f"{tmp_path / 'file'} is not a folder"):
+            check_place(tmp_path / path)
+    check_place(tmp_path / "new" / "run")
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
 def test_what_a_failed_start_leaves_can_be_started_in_again(tmp_path):

@@ -727,6 +727,41 @@ def test_weights_are_saved_every_so_often_and_at_the_end(run):
     assert run(trainer={"steps": 5, "save_every": 2}).fit().recorder.saved == [0, 2, 4, 5]
 
 
+def test_zero_is_never_for_evaluations_and_checkpoints(run):
+    done = run(evaluate=True, trainer={"steps": 5, "save_every": 0, "eval_every": 0}).fit()
+    assert done.recorder.saved == [0, 5]
+    assert not any(name.startswith("eval/") for values in done.recorder.logged.values() for name in values)
+
+
+def told(done, kind):
+    return [event["message"] for event in done.recorder.events if event["kind"] == kind]
+
+
+@pytest.mark.parametrize(
+    ("condition", "trainer", "saved", "last"),
+    [
+        ("policy/grad_norm >= 1", {"save_every": 9}, [0, 1], 1),
+        ("policy/grad_norm>2", {"save_every": 9}, [0, 5], 5),
+        ("eval/accuracy >= 0.9", {"save_every": 9}, [0], 0),
+        ("length/completion_mean < 99", {"save_every": 1}, [0, 1], 1),
+    ],
+)
+def test_a_run_ends_with_a_checkpoint_after_the_step_that_fulfils_its_condition(condition, trainer, saved, last, run):
+    trainer |= {"steps": 5, "stop_when": condition}
+    done = run(evaluate=True, score=lambda prompt, member: 1.0, trainer=trainer).fit()
+    assert done.recorder.saved == saved and max(done.recorder.logged) == last
+    messages = told(done, "stop_when")
+    assert len(messages) == (last < 5) and all(f"the run ends after step {last} of 5" in each for each in messages)
+    assert told(done, "warning") == []
+
+
+def test_a_condition_on_a_metric_that_is_not_there_is_told_once(run):
+    done = run(trainer={"steps": 3, "stop_when": "policy/grad_nrom >= 1"}).fit()
+    assert max(done.recorder.logged) == 3
+    (message,) = told(done, "warning")
+    assert "policy/grad_nrom is in no step so far" in message and "did you mean policy/grad_norm?" in message
+
+
 def test_rollouts_are_recorded_with_the_learners_logprobs(run):
     done = run(trainer={"steps": 2}, engine={"gap": 1e-6}).fit()
     for group in (group for groups in done.recorder.rolled.values() for group in groups):

@@ -17,6 +17,8 @@ from typing import Any
 from mmrl.errors import DataError
 from mmrl.media import MAX_IMAGE_BYTES
 
+_NULLS = ("", "nan", "NaN")
+"""How writers of csv files say null."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -46,7 +48,7 @@ class JsonRows:
 
 
 class CsvRows:
-    """The records of csv files with a header each; every cell is text, and an empty one is null."""
+    """The records of csv files with a header each; every cell is text, and an empty one or ``nan`` is null."""
 
     image_columns: tuple[str, ...] = ()
 
@@ -82,7 +84,7 @@ class CsvRows:
         if len(cells) != len(header):
             raise DataError(f"The record has {len(cells)} cells and the header {len(header)}", where=place.where)
         named = dict(zip(header, cells, strict=True))
-        return {name: named.get(name) or None for name in self.columns}
+        return {name: None if named.get(name, "") in _NULLS else named[name] for name in self.columns}
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ class Arithmetic:
         """For a program."""
         trainer, sampler, learner = self.config.trainer, self.config.sampler, self.config.learner
         completions = trainer.prompts_per_step * sampler.group_size
+        evaluates = self.evaluated and trainer.eval_every
         return {
             "prompts_per_step": trainer.prompts_per_step,
             "completions_per_step": completions,
@@ -55,7 +56,7 @@ class Arithmetic:
                 source: round(trainer.steps * trainer.prompts_per_step * share / rows, 2)
                 for source, rows, share in self.shares
             },
-            "evaluations": 2 + (trainer.steps - 1) // trainer.eval_every if self.evaluated else 0,
+            "evaluations": 2 + (trainer.steps - 1) // trainer.eval_every if evaluates else 0,
             "completions_per_evaluation": self.evaluated * trainer.eval_samples,
             "longest_sample": self.longest + sampler.max_new_tokens,
             "tokens_per_microbatch": learner.tokens_per_microbatch,
@@ -78,7 +79,7 @@ class Arithmetic:
             ]
         if self.config.cluster.ranks > 1:
             lines.append(f"{data['completions_per_rank']:g} completions per rank, {self.config.cluster.ranks} ranks")
-        if self.evaluated:
+        if data["evaluations"]:
             lines.append(f"{data['evaluations']} evaluations of {data['completions_per_evaluation']} completions")
         return lines
 

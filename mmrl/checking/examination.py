@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -17,12 +18,14 @@ from mmrl.checking.answers import try_rewards
 from mmrl.checking.budget import Arithmetic, disk
 from mmrl.checking.golds import check_golds
 from mmrl.checking.profile import Profile, profile
-from mmrl.checking.report import Report, counted, excerpt
+from mmrl.checking.report import Report, counted, excerpt, rows
 from mmrl.config import Config, is_component
 from mmrl.errors import DataError, MMRLError
 from mmrl.interfaces import Reward
+from mmrl.media import normalise
 from mmrl.plan import RunPlan
 from mmrl.prompts import PromptSource
+from mmrl.run_directory import check_place
 from mmrl.scoring.scorer import Scorer
 from mmrl.types import EncodedPrompt
 
@@ -31,7 +34,9 @@ GRADED = 10_000
 TRIED = 8
 """Prompts of a source that rewards are tried on until they can score one."""
 ENCODED = 32
-"""Prompts whose images are decoded, evenly spread over the data."""
+"""Prompts whose images are decoded and stored in any case, evenly spread over a dataset."""
+DECODING_S = 10.0
+"""Seconds for decoding the images of further rows of a dataset."""
 SHOWN_ROWS = 5
 """Dropped rows of a dataset that are shown."""
 _SHOWN_CHARACTERS = 4000
@@ -54,7 +59,11 @@ class _Examination:
         self.config, self.report = config, Report()
         self.plan = RunPlan(config, media_folder)
         self._profiles: dict[str, Profile] = {}
+        self._stored = list[int]()
+        self._judges_style = False
         self._plugins()
+        with self.report.guarded():
+            check_place(Path(config.trainer.run_dir).expanduser())
         with self.report.guarded():
             folder = self.plan.folder
             line = f"{folder.family.model_type}, {folder.vocabulary.size} token ids"
@@ -89,8 +98,8 @@ class _Examination:
         for name, spec in (("train", self.config.data.train), ("eval", self.config.data.eval)):
             if spec is not None:
                 with self.report.guarded():
-                    rows = self.plan.num_rows(f"data.{name}", spec)
-                    self.report.add(name, {"rows": rows}, [f"{rows} rows"])
+                    count = self.plan.num_rows(f"data.{name}", spec)
+                    self.report.add(name, {"rows": count}, [rows(count)])
 
     def _dataset(self, name: str) -> None:
         source = self.plan.training if name == "train" else self.plan.evaluation
@@ -98,7 +107,7 @@ class _Examination:
             return
         found = self._profiles[name] = profile(source, self.plan.media.grid)
         chosen = {key: about for key, about in self.plan.chosen.items() if (key == "data.eval") == (name == "eval")}
-        causes = counted(source.causes)
+        causes = ", ".join(f"{count} x {cause}" for cause, count in source.causes.most_common())
         data: dict[str, Any] = {
             "prompts": len(source),
             "rows": source.num_rows,
@@ -111,14 +120,48 @@ class _Examination:
         for key, values in chosen.items():
             lines += [key] if len(chosen) > 1 else []
             lines += [f"{label}: {value}" for label, value in values.items()]
-        lines.append(f"{len(source)} of {source.num_rows} rows kept" + (f"; dropped: {causes}" if causes else ""))
-        lines += source.shown_dropped(SHOWN_ROWS)
+        lines += kept_rows(source)
         if len(data["sources"]) > 1:
             lines.append(f"sources    {counted(data['sources'])}")
         self.report.add(name, data, [*lines, *found.lines()])
+        self.report.warnings += source.warnings
         if 2 * len(source.dropped) > source.num_rows:
             self.report.warn(f"{source.name}: more than half of the rows are dropped ({causes})")
+        self._images(name, source)
         self._golds(name, source, found.sources)
+
+    def _images(self, name: str, source: PromptSource) -> None:
+        """Decode images of rows all over the dataset, and then of all in turn while there is time.
+
+        A row whose pixels are damaged is treated as a run does: it is left out, or too many of them are an error.
+        """
+        known, grid, errors = len(source.dropped), self.plan.media.grid, list[DataError]()
+        spread = np.unique(np.linspace(0, len(source) - 1, min(len(source), ENCODED)).astype(int)).tolist()
+        until, looked = time.monotonic() + DECODING_S, 0
+        for count, place in enumerate(dict.fromkeys([*spread, *range(len(source))])):
+            if count >= len(spread) and time.monotonic() > until:
+                break
+            looked += 1
+            try:
+                if count < len(spread):
+                    encoded = source.attempt(place, self.plan.encoder.encode)
+                    self._stored += [] if encoded is None else [Path(ref.path).stat().st_size for ref in encoded.images]
+                else:
+                    source.attempt(place, lambda prompt: [normalise(raw, grid).size for raw in prompt.images])
+            except DataError as error:
+                errors.append(error)
+        damaged = [f"{prompt_id}: {reason}" for prompt_id, reason in source.dropped[known:]]
+        self.report.data[f"{name}_decoded"] = {"rows": looked, "damaged": damaged}
+        self.report.show("", [f"decoded    {looked} of {rows(len(source))}; {len(damaged)} cannot be used"])
+        self.report.show("", [f"             {line}" for line in shortened(damaged, SHOWN_ROWS)])
+        if errors and self.config.data.on_bad_row == "fail":
+            where = "; ".join(shortened([error.where for error in errors], SHOWN_ROWS))
+            first = errors[0]
+            self._note(DataError(first.what, where=where, possible=first.possible, remedy=first.remedy))
+        elif errors:
+            self._note(errors[-1])
+        elif damaged:
+            self.report.warn(f"{source.name}: {rows(len(damaged))} cannot be used, and a run takes others instead")
 
     def _golds(self, name: str, source: PromptSource, row_sources: Sequence[str]) -> None:
         """Each reward that tells right from wrong, on the rows that it scores."""
@@ -128,8 +171,8 @@ class _Examination:
         accuracy = self.config.accuracy
         specs = [spec for spec in self.config.rewards if accuracy and is_component(accuracy, [spec.metric])]
         for spec in specs:
-            rows = [i for i, each in enumerate(row_sources) if spec.sources is None or each in spec.sources]
-            if not rows:
+            scored = [i for i, each in enumerate(row_sources) if spec.sources is None or each in spec.sources]
+            if not scored:
                 continue
             shown = (
                 repr(spec.metric)
@@ -139,11 +182,13 @@ class _Examination:
             if cast(type[Reward], registry.resolve("reward", spec)).workers is not None:
                 self.report.show("", [f"golds      not graded: reward {shown} is tried on one row alone"])
                 continue
-            places = np.linspace(0, len(rows) - 1, min(len(rows), GRADED)).astype(int).tolist()
-            golds = check_golds((source[rows[place]] for place in places), spec, shown)
+            places = np.linspace(0, len(scored) - 1, min(len(scored), GRADED)).astype(int).tolist()
+            golds = check_golds((source[scored[place]] for place in places), spec, shown)
             reports.append(golds.data())
             self.report.add(f"{name}_golds", reports, golds.lines(), title="")
-            for problem in golds.problems(source.name, self.config.data.max_bad_rows):
+            alone = len({each.metric for each in self.config.rewards}) == 1
+            self._judges_style |= golds.judges_style(alone)
+            for problem in golds.problems(source.name, self.config.data.max_bad_rows, alone):
                 self._note(problem)
 
     def _both(self) -> None:
@@ -168,8 +213,11 @@ class _Examination:
             for name in dict.fromkeys(sources):
                 with self.report.guarded():
                     places = islice((place for place in order if sources[place] == name), TRIED)
-                    prompts = (self.plan.encoder.encode(source[place]) for place in places)
-                    first = next(prompts)
+                    made = (source.attempt(place, self.plan.encoder.encode) for place in places)
+                    prompts = (prompt for prompt in made if prompt is not None)
+                    first = next(prompts, None)
+                    if first is None:
+                        continue
                     samples.append(self._show(first))
                     self.report.data["samples"] = samples
                     if scorer is not None:
@@ -194,17 +242,16 @@ class _Examination:
         self.report.show("trial", [gold, *(answer.line() for answer in answers)])
         right, wrong = answers[0], answers[1]
         if prompt.answer is not None and not right.total > wrong.total:
-            self._note(
-                DataError(
-                    f"A right answer earns {right.total:g} and a wrong one {wrong.total:g}",
-                    where=f"rewards, tried on {prompt.id}",
-                    remedy="look at the trial above: the rewards cannot teach the answer",
-                )
-            )
+            what, where = f"A right answer earns {right.total:g} and a wrong one {wrong.total:g}", "rewards, tried on"
+            remedy = "look at the trial above: the rewards cannot teach the answer"
+            if self._judges_style:
+                self.report.warn(f"{where} {prompt.id}: {what[0].lower()}{what[1:]}")
+            else:
+                self._note(DataError(what, where=f"{where} {prompt.id}", remedy=remedy))
         return {"id": prompt.id, "source": prompt.source, "answers": [answer.data() for answer in answers]}
 
     def _batches(self) -> None:
-        source = self.plan.training
+        source, self.config = self.plan.training, self.plan.count_steps()
         evaluated = len(self.plan.evaluation) if self.plan.evaluation is not None else 0
         arithmetic = Arithmetic(self.config, source.shares, max(source.lengths), evaluated)
         self.report.add("batches", arithmetic.data(), arithmetic.lines())
@@ -216,12 +263,8 @@ class _Examination:
             self._note(problem)
 
     def _image_bytes(self) -> int:
-        """What stored images take, guessed from some that are decoded here: rows whose pixels are damaged show too."""
-        source, stored = self.plan.training, list[int]()
-        for place in np.unique(np.linspace(0, len(source) - 1, min(len(source), ENCODED)).astype(int)).tolist():
-            with self.report.guarded():
-                refs = self.plan.encoder.encode(source[place]).images
-                stored += [Path(ref.path).stat().st_size for ref in refs]
+        """What stored images take, guessed from those that were decoded."""
+        stored = self._stored
         images = sum(len(found.sizes) for found in self._profiles.values())
         return int(sum(stored) / len(stored) * images) if stored else 0
 
@@ -230,3 +273,11 @@ class _Examination:
             self.report.warn(problem)
         else:
             self.report.blame(problem)
+
+
+def kept_rows(source: PromptSource) -> list[str]:
+    """Lines that tell how many rows are kept, why the others are not, and name some of these."""
+    causes = counted(source.causes)
+    dropped = [f"{prompt}: {reason}" for prompt, reason in source.dropped]
+    first = f"{len(source)} of {source.num_rows} rows kept" + (f"; dropped: {causes}" if causes else "")
+    return [first, *(f"  {line}" for line in shortened(dropped, SHOWN_ROWS))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.checking.answers import completions, gold_texts, right_forms, unread, wrong_for
-from mmrl.checking.report import excerpt
+from mmrl.checking.report import excerpt, rows, shortened
 from mmrl.config import RewardSpec
 from mmrl.errors import DataError, MMRLError, PluginError
 from mmrl.scoring.failures import Failures
@@ -40,9 +41,11 @@ class GoldReport:
     Attributes:
         reward: Its component's name, and where it is one of several the sources that it scores.
         graded: Rows looked at that it can score.
-        unscored: Rows that it cannot, right or wrong: they have no gold for it.
+        unscored: Ids of rows that it cannot, right or wrong: they have no gold for it.
         without_gold: Rows that it scores although they have none, so nothing is right or wrong in them.
         error: The first thing that the reward raised; it would stop a run.
+        ignores_golds: Whether rejected rows earn the same with another gold: it judges something else.
+        values: Least and most that it gave for any answer.
         rejected: (prompt id, gold, why) where no form of the gold earns more than a wrong answer.
         unboxed: Ids of rows whose gold is accepted, but not in a box.
         towers: (prompt id, gold) where the gold is a power of powers or a factorial.
@@ -54,9 +57,11 @@ class GoldReport:
 
     reward: str
     graded: int = 0
-    unscored: int = 0
+    unscored: list[str] = field(default_factory=list)
     without_gold: int = 0
     error: PluginError | None = None
+    ignores_golds: bool = False
+    values: tuple[float, float] = (math.inf, -math.inf)
     rejected: list[tuple[str, str, str]] = field(default_factory=list)
     unboxed: list[str] = field(default_factory=list)
     towers: list[tuple[str, str]] = field(default_factory=list)
@@ -70,7 +75,9 @@ class GoldReport:
         return {
             "reward": self.reward,
             "graded": self.graded,
-            "unscored": self.unscored,
+            "unscored": len(self.unscored),
+            "unscored_rows": self.unscored,
+            "ignores_golds": self.ignores_golds,
             "without_gold": self.without_gold,
             "rejected": [{"prompt": name, "gold": gold, "why": why} for name, gold, why in self.rejected],
             "accepted_only_without_box": self.unboxed,
@@ -84,44 +91,64 @@ class GoldReport:
         """For a person."""
         accepted = self.graded - len(self.rejected)
         lines = [f"golds      reward {self.reward} accepts {accepted} of {self.graded}"]
-        lines[0] += f"; cannot score {self.unscored} rows" if self.unscored else ""
-        lines[0] += f"; {self.without_gold} rows need no gold" if self.without_gold else ""
-        lines += [f"           not {name}: {gold} ({why})" for name, gold, why in self.rejected[:SHOWN]]
+        lines[0] += f"; cannot score {rows(len(self.unscored))}" if self.unscored else ""
+        lines[0] += f"; no gold is needed by {rows(self.without_gold)}" if self.without_gold else ""
+        lines += [f"           cannot score {_shown(self.unscored)}"] if self.unscored else []
+        if not self.ignores_golds:
+            rejected = [f"not {name}: {gold} ({why})" for name, gold, why in self.rejected]
+            lines += [f"           {line}" for line in shortened(rejected, SHOWN)]
         if self.unboxed:
             lines.append(f"           {len(self.unboxed)} only without a box, such as {self.unboxed[0]}")
-        lines += [f"           power or factorial {name}: {gold}" for name, gold in self.towers[:SHOWN]]
-        lines += [f"           slow {name}: {gold} ({seconds:.1f} s)" for name, gold, seconds in self.slow[:SHOWN]]
+        towers = [f"power or factorial {name}: {gold}" for name, gold in self.towers]
+        slow = [f"slow {name}: {gold} ({seconds:.1f} s)" for name, gold, seconds in self.slow]
+        lines += [f"           {line}" for found in (towers, slow) for line in shortened(found, SHOWN)]
         if self.demonstrations:
             agree = self.demonstrations - len(self.contradicted)
             lines.append(f"examples   {agree} of {self.demonstrations} demonstrations earn their row's gold")
-            lines += [f"           not {name}: {gold}" for name, gold in self.contradicted[:SHOWN]]
+            contradicted = [f"not {name}: {gold}" for name, gold in self.contradicted]
+            lines += [f"           {line}" for line in shortened(contradicted, SHOWN)]
         return lines
 
-    def problems(self, where: str, tolerated: float) -> Iterator[MMRLError | str]:
+    def judges_style(self, alone: bool) -> bool:
+        """Whether right and wrong are not what it tells apart, and may not be: something else is.
+
+        Args:
+            alone: Whether it is the run's only reward; then it has to tell something apart.
+        """
+        return self.ignores_golds and not (alone and self.values[0] == self.values[1])
+
+    def problems(self, where: str, tolerated: float, alone: bool) -> Iterator[MMRLError | str]:
         """Errors, and warnings as texts.
 
         Args:
             where: The dataset.
             tolerated: Share of the rows up to which something is only a warning.
+            alone: Whether it is the run's only reward.
         """
         if self.error is not None:
             yield self.error
             return
-        rows = self.graded + self.unscored + self.without_gold
-        if self.unscored > tolerated * rows:
+        total, unscored = self.graded + len(self.unscored) + self.without_gold, len(self.unscored)
+        if unscored > tolerated * total:
             yield DataError(
-                f"Reward {self.reward} cannot score {self.unscored} of {rows} rows, whatever the answer",
-                where=where,
+                f"Reward {self.reward} cannot score {unscored} of {rows(total)}, whatever the answer",
+                where=f"{where}: {_shown(self.unscored)}",
                 remedy="name the column that holds the answers, or give these rows a source of their own and another "
                 "reward (rewards[].sources)",
             )
         elif self.unscored:
-            yield f"{where}: reward {self.reward} cannot score {self.unscored} of {rows} rows, whatever the answer"
-        yield from self._ungradable(where, tolerated)
+            text = f"reward {self.reward} cannot score {unscored} of {rows(total)}, whatever the answer"
+            yield f"{where}: {text}: {_shown(self.unscored)}"
+        if self.judges_style(alone):
+            yield (
+                f"{where}: reward {self.reward} does not read the golds, and gives right and wrong answers alike: "
+                "it may judge their style, and teaches no answer"
+            )
+        yield from self._ungradable(where, tolerated, [] if self.judges_style(alone) else self.rejected)
         if self.towers:
             shown = _shown(f"{name}: {gold}" for name, gold in self.towers)
             yield f"{where}: {len(self.towers)} golds are powers of powers or factorials, an effort to grade: {shown}"
-        if len(self.contradicted) > tolerated * self.demonstrations:
+        if len(self.contradicted) > tolerated * self.demonstrations and not self.judges_style(alone):
             shown = _shown(f"{name}: gold {gold}" for name, gold in self.contradicted)
             text = f"{len(self.contradicted)} of {self.demonstrations} demonstrations do not earn their row's gold"
             if self.swapped >= 0.5:
@@ -133,14 +160,16 @@ class GoldReport:
             else:
                 yield f"{where}: {text}: reward {self.reward} may not read them: {shown}"
 
-    def _ungradable(self, where: str, tolerated: float) -> Iterator[DataError | str]:
+    def _ungradable(
+        self, where: str, tolerated: float, rejected: Sequence[tuple[str, str, str]]
+    ) -> Iterator[DataError | str]:
         slow = [(name, gold, f"{seconds:.1f} s") for name, gold, seconds in self.slow]
-        for rows, verb in ((self.rejected, "accepts no answer to"), (slow, "cannot grade in time")):
-            if not rows:
+        for found, verb in ((rejected, "accepts no answer to"), (slow, "cannot grade in time")):
+            if not found:
                 continue
-            shown = _shown(f"{name}: {gold} ({why})" for name, gold, why in rows)
-            text = f"eward {self.reward} {verb} {len(rows)} of {self.graded} golds"
-            if len(rows) > tolerated * self.graded:
+            shown = _shown(f"{name}: {gold} ({why})" for name, gold, why in found)
+            text = f"eward {self.reward} {verb} {len(found)} of {self.graded} golds"
+            if len(found) > tolerated * self.graded:
                 yield DataError(
                     f"R{text}: these rows teach nothing",
                     where=f"{where}: {shown}",
@@ -159,7 +188,7 @@ def check_golds(prompts: Iterable[Prompt], spec: RewardSpec, name: str) -> GoldR
         name: What the report calls it.
     """
     report = GoldReport(name)
-    contradicted, slow, golds = list[_Row](), list[Prompt](), dict[str, None]()
+    contradicted, slow, rejected, golds = list[_Row](), list[Prompt](), list[_Row](), dict[str, None]()
     ((_, pool),) = reward_pools([spec])
     with closing(pool):
         for row in _finished(_submit(pool, prompt) for prompt in prompts):
@@ -167,13 +196,15 @@ def check_golds(prompts: Iterable[Prompt], spec: RewardSpec, name: str) -> GoldR
                 report.error = row.error
                 break
             if row.is_unscored:
-                report.unscored += 1
+                report.unscored.append(row.prompt.id)
                 continue
             if row.prompt.answer is None:
                 report.without_gold += 1
                 continue
             golds[row.gold] = None
+            before = len(report.rejected)
             _note(report, row)
+            rejected += [row] * (len(report.rejected) - before)
             if row.seconds > SLOW_S:
                 slow.append(row.prompt)
             if not row.earns("demonstration"):
@@ -182,6 +213,7 @@ def check_golds(prompts: Iterable[Prompt], spec: RewardSpec, name: str) -> GoldR
         again = [row for row in _finished(_submit(pool, prompt, again=True) for prompt in slow) if row.seconds > SLOW_S]
         report.slow = [(row.prompt.id, excerpt(row.gold), row.seconds) for row in again]
         report.contradicted = [(row.prompt.id, excerpt(row.gold)) for row in contradicted]
+        report.ignores_golds = bool(rejected) and all(_is_the_same(pool, row) for row in rejected[:SHOWN])
         if contradicted:
             report.swapped = _earn_others(pool, contradicted[:SHOWN], list(golds))
     return report
@@ -241,17 +273,34 @@ def _note(report: GoldReport, row: _Row) -> None:
     elif not any(row.earns(form) for form in forms if form.startswith("boxed")):
         report.unboxed.append(row.prompt.id)
     report.demonstrations += "demonstration" in row.forms
+    scores = [score for score in row.scores.values() if not np.isnan(score)]
+    report.values = (min([report.values[0], *scores]), max([report.values[1], *scores]))
 
 
 def _submit(pool: RewardPool, prompt: Prompt, *, again: bool = False) -> _Row:
     """``again`` asks with another wrong answer, of which the reward does not know yet."""
     gold = gold_texts(prompt.answer)[0]
-    wrong = "-98766" if again else wrong_for(gold)
-    texts = {**right_forms(prompt.answer), "wrong": f"\\boxed{{{wrong}}}"}
-    if prompt.demonstration is not None:
-        texts["demonstration"] = prompt.demonstration
+    texts = _answers(prompt, "-98766" if again else wrong_for(gold))
     rollouts, failures = completions(unread(prompt), [*texts.values()]).rollouts, Failures(bounded=False)
     return _Row(prompt, gold, [*texts], pool.submit(rollouts, _ONLY, failures), failures)
+
+
+def _answers(prompt: Prompt, wrong: str) -> dict[str, str]:
+    """What a row is graded with, by form."""
+    demonstration = {} if prompt.demonstration is None else {"demonstration": prompt.demonstration}
+    return {**right_forms(prompt.answer), "wrong": f"\\boxed{{{wrong}}}", **demonstration}
+
+
+def _is_the_same(pool: RewardPool, row: _Row) -> bool:
+    """Whether the row's answers earn the same where the gold is another one."""
+    texts = _answers(row.prompt, wrong_for(row.gold))
+    other = unread(replace(row.prompt, answer=wrong_for(row.gold)))
+    future = pool.submit(completions(other, [*texts.values()]).rollouts, _ONLY, Failures(bounded=False))
+    try:
+        scores = [np.nan if score is None else score for score in future.result()[0].scores]
+    except PluginError:
+        return False
+    return bool(row.scores) and np.array_equal(scores, [row.scores[form] for form in texts], equal_nan=True)
 
 
 def _finished(rows: Iterator[_Row]) -> Iterator[_Row]:
@@ -284,4 +333,4 @@ def _earns(pool: RewardPool, prompt: Prompt, text: str) -> bool:
 
 
 def _shown(texts: Iterable[str]) -> str:
-    return "; ".join(islice(texts, SHOWN))
+    return "; ".join(shortened([*texts], SHOWN))

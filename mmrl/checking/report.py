@@ -85,6 +85,17 @@ def excerpt(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
+def rows(count: int) -> str:
+    """Such as ``1 row`` and ``2 rows``."""
+    return f"{count} row" if count == 1 else f"{count} rows"
+
+
+def shortened(lines: Sequence[str], shown: int) -> list[str]:
+    """The first lines, and how many more there are."""
+    more = [f"and {len(lines) - shown} more"] if len(lines) > shown else []
+    return [*lines[:shown], *more]
+
+
 def counted(counts: Mapping[str, int]) -> str:
     """Such as ``RGB 12, RGBA 3``, the most frequent first."""
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))

@@ -45,7 +45,7 @@ def _gpu(index: int, gpu: GPU) -> Finding:
         remedy = "set model.dtype: float32; bf16 and variable-length attention need compute capability 8.0"
         return Finding("devices", f"gpu {index}", "warn", found, remedy)
     if used > BUSY_BYTES:
-        remedy = f"other processes hold about {gibibytes(used)}: end them, or lower sampler.memory_fraction"
+        remedy = f"other processes hold about {gibibytes(used)}: end them, or lower sampler.gpu_memory_utilization"
         return Finding("devices", f"gpu {index}", "warn", found, remedy)
     return Finding("devices", f"gpu {index}", "ok", found)
 

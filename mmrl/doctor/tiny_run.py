@@ -130,7 +130,7 @@ def _config(model: str, kind: DeviceKind, precision: str, sampler: str | None) -
                 "group_size": GROUP_SIZE,
                 "max_new_tokens": NEW_TOKENS,
                 "temperature": TEMPERATURE,
-                "memory_fraction": MEMORY_FRACTION if sampler == "vllm" else 0.5,
+                "gpu_memory_utilization": MEMORY_FRACTION if sampler == "vllm" else 0.5,
             },
             "learner": {"lr": 1e-2},
             "trainer": {"steps": 2},

@@ -145,7 +145,7 @@ def process_group_backend(kind: DeviceKind) -> str:
 
 
 def sampler_arguments(
-    kind: DeviceKind, memory_fraction: float, max_tokens: int, num_sequences: int, tensor_parallel_size: int = 1
+    kind: DeviceKind, gpu_memory_utilization: float, max_tokens: int, num_sequences: int, tensor_parallel_size: int = 1
 ) -> dict[str, Any]:
     """Arguments of vLLM that depend on the device.
 
@@ -164,7 +164,7 @@ def sampler_arguments(
             alone["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
         fewest, most = CUDA_MAX_SEQUENCES
         return {
-            "gpu_memory_utilization": memory_fraction,
+            "gpu_memory_utilization": gpu_memory_utilization,
             "enable_sleep_mode": True,
             "max_num_seqs": min(max(num_sequences, fewest), most),
             **alone,

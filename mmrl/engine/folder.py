@@ -19,6 +19,8 @@ from mmrl.hub import HubRepo
 CONFIGURATION = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 """Every file of a model on the hub that is read before its weights are."""
 INDEX = "model.safetensors.index.json"
+_SHOWN_MODELS = 3
+"""Folders within the named one that a message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +197,7 @@ def _local(name: str, revision: str | None, with_weights: bool) -> Path:
             remedy="merge it into its model: `mmrl export`",
         )
     if not ((here / "config.json").is_file() and (any(here.glob("*.safetensors")) or not with_weights)):
-        raise ConfigError(
-            f"no model folder at {name}",
-            where="model.path",
-            possible="a folder with config.json, tokenizer and safetensors, or a hub id such as org/name",
-            remedy="check the path",
-        )
+        raise _no_model(name, here)
     if revision is not None:
         raise ConfigError(
             "a folder has no revisions",
@@ -209,6 +206,31 @@ def _local(name: str, revision: str | None, with_weights: bool) -> Path:
             remedy=f"remove it, or name the model on the hub instead of {name}",
         )
     return here
+
+
+def _no_model(name: str, here: Path) -> ConfigError:
+    """Says what a path lacks to be a model's folder."""
+    what, remedy = f"no model folder at {name}", "check the path"
+    if here.is_dir():
+        lacks = "no config.json" if not (here / "config.json").is_file() else "a config.json and no *.safetensors"
+        what, models = f"{what}: the folder is there, and has {lacks}", _models_below(here)
+        if others := sorted(each.name for each in here.iterdir() if each.suffix in (".bin", ".pt", ".pth", ".gguf")):
+            remedy = f"convert {others[0]} to safetensors: other formats are not read"
+        elif models:
+            remedy = f"name the model in it: {', '.join(map(str, models))}"
+        elif not any(here.iterdir()):
+            remedy = "check the path: the folder is empty"
+    elif here.exists():
+        what = f"{what}: that is a file"
+    possible = "a folder with config.json, tokenizer and safetensors, or a hub id such as org/name"
+    return ConfigError(what, where="model.path", possible=possible, remedy=remedy)
+
+
+def _models_below(here: Path) -> list[Path]:
+    """Some model folders within a folder, the newest checkpoint of a run first."""
+    levels = ("*/config.json", "*/*/config.json", "checkpoints/*/model/config.json")
+    found = dict.fromkeys(file.parent for pattern in levels for file in here.glob(pattern))
+    return sorted(found, reverse=True)[:_SHOWN_MODELS]
 
 
 def _configuration(repo: HubRepo) -> Path:

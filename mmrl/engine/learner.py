@@ -381,8 +381,8 @@ def _no_memory(reason: str) -> DeviceMemoryError:
     return DeviceMemoryError(
         f"out of memory in the update: {reason}",
         where="learner",
-        remedy="lower learner.tokens_per_microbatch or sampler.memory_fraction, turn model.gradient_checkpointing on, "
-        "or raise learner.zero_stage (and cluster.ranks)",
+        remedy="lower learner.tokens_per_microbatch or sampler.gpu_memory_utilization, turn "
+        "model.gradient_checkpointing on, or raise learner.zero_stage (and cluster.ranks)",
     )
 
 

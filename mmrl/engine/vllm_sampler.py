@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,7 +14,8 @@ from mmrl.config import SamplerConfig
 from mmrl.engine import device
 from mmrl.engine.encoding import unexpanded
 from mmrl.engine.folder import ModelFolder
-from mmrl.errors import ConfigError, NumericsError, ResourceError
+from mmrl.engine.vllm_arguments import check_engine_keys
+from mmrl.errors import NumericsError, ResourceError
 from mmrl.interfaces import SamplingRequest
 from mmrl.media import MediaStore
 from mmrl.types import FinishReason, FloatArray, IntArray, Rollout, RolloutGroup, Segment
@@ -21,15 +23,6 @@ from mmrl.types import FinishReason, FloatArray, IntArray, Rollout, RolloutGroup
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
     from vllm.outputs import CompletionOutput
-
-OWNED_KEYS = frozenset(
-    {
-        "model", "dtype", "max_model_len", "seed", "distributed_executor_backend", "logprobs_mode",
-        "generation_config", "logits_processors", "limit_mm_per_prompt", "tensor_parallel_size", "load_format",
-        "gpu_memory_utilization", "enable_sleep_mode", "trust_remote_code", "mm_processor_kwargs",
-    }
-)  # fmt: skip
-"""vLLM arguments that mmrl decides, or that have a key of their own in the config."""
 
 IMAGE_CACHE_GIB = 1
 """Preprocessed images that vLLM keeps in the rank's memory, until it sleeps; ``sampler.engine`` may say otherwise."""
@@ -93,7 +86,7 @@ class VLLMSampler:
             raise ResourceError(
                 f"vLLM does not start: {' '.join(str(error).split())[:600]}",
                 where="sampler",
-                remedy="look at sampler.engine, sampler.memory_fraction and data.max_prompt_tokens",
+                remedy="look at sampler.engine, sampler.gpu_memory_utilization and data.max_prompt_tokens",
             ) from error
         if torch.get_num_threads() != threads:
             # vLLM's worker leaves one on a GPU, unless OMP_NUM_THREADS is set: no number for a learner beside it.
@@ -217,7 +210,9 @@ def engine_arguments(
     Raises:
         ConfigError: ``sampler.engine`` holds a key that mmrl owns, or that vLLM does not know.
     """
-    _check_engine_keys(config.engine)
+    from vllm import EngineArgs
+
+    check_engine_keys(config.engine, {field.name for field in fields(EngineArgs)})
     arguments = {
         "model": folder.path,
         "load_format": "safetensors",
@@ -234,7 +229,7 @@ def engine_arguments(
         "trust_remote_code": folder.trust_remote_code,
         "use_tqdm_on_load": False,
         **device.sampler_arguments(
-            kind, config.memory_fraction, max_tokens, num_sequences, config.tensor_parallel_size
+            kind, config.gpu_memory_utilization, max_tokens, num_sequences, config.tensor_parallel_size
         ),
     }
     if folder.family.vision:
@@ -290,18 +285,3 @@ def _second_runners(banned: Sequence[int]) -> type:
             return logits.index_fill_(-1, self._banned, float("-inf"))
 
     return BannedIds
-
-
-def _check_engine_keys(engine: Mapping[str, Any]) -> None:
-    from dataclasses import fields
-
-    from vllm import EngineArgs
-
-    owned = sorted(OWNED_KEYS & engine.keys())
-    unknown = sorted(engine.keys() - {field.name for field in fields(EngineArgs)})
-    if owned or unknown:
-        raise ConfigError(
-            f"mmrl decides {', '.join(owned)}" if owned else f"vLLM has no argument {', '.join(unknown)}",
-            where="sampler.engine",
-            remedy="remove it; see `mmrl schema` for the keys of the sampler section" if owned else "check the name",
-        )

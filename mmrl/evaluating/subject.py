@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mmrl.checkpoints import Checkpoint, CheckpointError, find
+from mmrl.config_files import Located, read_tree
+from mmrl.errors import ConfigError
+from mmrl.run_directory import read_records
 
 OPTIONAL = ("algorithm", "data.train")
 """Plugins of a config that an evaluation has no use for."""
+_LONGEST = 1000
+"""Characters of a text that may be a path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,41 @@ class Subject:
     def overrides(self) -> list[str]:
         """Command-line words that make a config one of this model."""
         return [f"model.path={json.dumps(self.model)}", "model.revision=null", "model.freeze=[]", "model.lora=null"]
+
+    def misplaced(self, overrides: Sequence[str]) -> ConfigError | None:
+        """What to do where the run's config names files by paths that lead nowhere from here; None if it does not.
+
+        Args:
+            overrides: Command-line words that go over the run's config.
+        """
+        if self.checkpoint is None or self.config is None:
+            return None
+        begun = list(read_records(self.checkpoint.path.parents[1] / "attempts.jsonl"))
+        folder = next((Path(each["folder"]) for each in reversed(begun) if "folder" in each), None)
+        if folder is None or folder == Path.cwd():
+            return None
+        tree, _ = read_tree([self.config], overrides)
+        found = {key: value for key, value in _paths(tree) if not Path(value).exists() and (folder / value).exists()}
+        if not found:
+            return None
+        return ConfigError(
+            f"the run's config has paths that count from where it was started, {folder}",
+            where=", ".join(f"{key}: {value}" for key, value in found.items()),
+            remedy=f"run this command there (cd {folder}), or name them from here: "
+            + " ".join(f"{key}={folder / value}" for key, value in found.items() if not key.startswith("rewards.")),
+        )
+
+
+def _paths(tree: Located, key: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted key and value of what may be a relative path among that which an evaluation reads."""
+    if isinstance(tree.value, dict | list):
+        for name, item in tree.value.items() if isinstance(tree.value, dict) else enumerate(tree.value):
+            if key or name in ("data", "rewards"):
+                yield from _paths(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(tree.value, str) and not key.startswith(("data.train.", "data.mix.")):
+        path = re.sub(r"(\.py):\w+$", r"\1", tree.value)
+        if path and len(path) < _LONGEST and "\n" not in path and not Path(path).expanduser().is_absolute():
+            yield key, path
 
 
 def subject(name: str, on_damage: Callable[[Checkpoint, CheckpointError], None]) -> Subject:

@@ -278,7 +278,7 @@ class _Forecast:
             given = sampler.engine.get("kv_cache_memory_bytes")
             cache = given if isinstance(given, int) else device.CPU_KV_CACHE_BYTES
         elif memory is not None:
-            cache = int(memory * sampler.memory_fraction) - self.footprint.least_share(0)
+            cache = int(memory * sampler.gpu_memory_utilization) - self.footprint.least_share(0)
         data: dict[str, Any] = {
             "weights": weights,
             "cache_per_token": per_token,
@@ -309,7 +309,7 @@ class _Forecast:
     def _fit(self, memory: int) -> None:
         """What binds on a GPU of so many bytes, and the settings that fit."""
         config, found, samples = self.config, self.footprint, self._shares_device
-        share = int(config.sampler.memory_fraction * memory)
+        share = int(config.sampler.gpu_memory_utilization * memory)
         phases = found.learning() | ({"sample": found.sampling(share)} if samples else {})
         phase, kind = bound(phases)
         most = sum(phases[phase].values())
@@ -335,7 +335,7 @@ class _Forecast:
             self._too_much(memory, most, phase, changes)
 
     def _too_much(self, memory: int, most: int, phase: str, changes: Mapping[str, Any]) -> None:
-        fraction = self.config.sampler.memory_fraction
+        fraction = self.config.sampler.gpu_memory_utilization
         if most > memory:
             said = f"{PHASES[phase]} may take {gigabytes(most)} of each GPU's {gigabytes(memory)}"
         else:
@@ -343,7 +343,9 @@ class _Forecast:
         self.report.blame(
             ResourceError(
                 said,
-                where=f"sampler.memory_fraction: {fraction:g}" if phase == "sample" or most <= memory else "learner",
+                where=f"sampler.gpu_memory_utilization: {fraction:g}"
+                if phase == "sample" or most <= memory
+                else "learner",
                 remedy="set " + ", ".join(f"{key}={_plain(value)}" for key, value in changes.items()),
             )
         )

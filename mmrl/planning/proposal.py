@@ -64,10 +64,14 @@ def propose(config: Config, shape: ModelShape, take: _Take, memory: int, *, samp
         if not samples or (not changes and fits(candidate, found, memory)):
             return Proposal(changes, found)
         for sequences in (SEQUENCES, 1):
-            fraction = _fraction(candidate.sampler.memory_fraction, found, memory, sequences)
+            fraction = _fraction(candidate.sampler.gpu_memory_utilization, found, memory, sequences)
             if fraction is None:
                 continue
-            share = {} if fraction == candidate.sampler.memory_fraction else {"sampler.memory_fraction": fraction}
+            share = (
+                {}
+                if fraction == candidate.sampler.gpu_memory_utilization
+                else {"sampler.gpu_memory_utilization": fraction}
+            )
             proposal = Proposal({**changes, **share}, found)
             if sequences == SEQUENCES:
                 return proposal
@@ -90,7 +94,7 @@ def least_memory(config: Config, plan: RunPlan) -> int:
 
 def fits(config: Config, found: Footprint, memory: int) -> bool:
     """Whether the sampler's share of the device is large enough, and leaves room for what the learner keeps."""
-    share = int(config.sampler.memory_fraction * memory)
+    share = int(config.sampler.gpu_memory_utilization * memory)
     return found.least_share() <= share and sum(found.sampling(share).values()) <= memory
 
 

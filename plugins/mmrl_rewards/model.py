@@ -53,7 +53,7 @@ class Model(Reward):
         """Branch, tag or commit of a hub model."""
         device: str = "auto"
         """cpu, cuda, cuda:N, or auto: cuda where there is one. GPUs are counted as CUDA_VISIBLE_DEVICES says; a rank's
-        own GPU must have memory left for it (``sampler.memory_fraction``)."""
+        own GPU must have memory left for it (``sampler.gpu_memory_utilization``)."""
         dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
         """auto: float32 on a CPU, on a GPU that of the weights."""
         batch_size: int = Field(default=8, gt=0)

@@ -85,6 +85,8 @@ def test_a_sound_config_is_described(check: Check) -> None:
         "reward": "'math'",
         "graded": 20,
         "unscored": 0,
+        "unscored_rows": [],
+        "ignores_golds": False,
         "without_gold": 0,
         "rejected": [],
         "accepted_only_without_box": [],
@@ -153,7 +155,7 @@ def test_too_long_prompts_are_counted_and_named(check: Check) -> None:
     code, found, _ = check(table, data={"max_prompt_tokens": 100})
     assert code == 0 and found["train"]["dropped"] == 12
     assert found["train"]["dropped_by_cause"] == {OVERLONG: 12}
-    assert f"data.train: more than half of the rows are dropped ({OVERLONG} 12)" in found["warnings"]
+    assert f"data.train: more than half of the rows are dropped (12 x {OVERLONG})" in found["warnings"]
     code, _, error = check(table, data={"max_prompt_tokens": 10})
     assert code == 3 and "No row is left" in error
 
@@ -213,6 +215,23 @@ def test_a_reward_that_gives_everything_the_same_is_an_error(check: Check, tmp_p
     assert "accepts no answer to 20 of 20 golds" in error
 
 
+def test_a_reward_that_judges_style_is_a_note_unless_it_gives_everything_the_same(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "style.py").write_text(
+        "def short(rollouts):\n    return [1.0 / (1 + len(r.text)) for r in rollouts]\n"
+        "def tidy(rollouts):\n    return [1.0 for r in rollouts]\n"
+    )
+    style = f"{tmp_path / 'style.py'}"
+    code, found, error = check(rows(), rewards=[{"name": f"{style}:tidy"}, {"name": "math"}])
+    assert code == 0, error
+    assert found["train_golds"][0]["ignores_golds"] and "judge their style" in str(found["warnings"])
+    long = [row | {"answer": "1", "solution": "1"} for row in rows()]
+    for row in long:
+        row["answer"] = "the triangles are similar " * 3
+    code, found, error = check(long, rewards=[{"name": f"{style}:short"}])
+    assert code == 0, error
+    assert "reward 'short' does not read the golds" in str(found["warnings"])
+
+
 def test_rows_without_a_gold_are_not_blamed_on_a_reward_that_needs_none(check: Check, tmp_path: Path) -> None:
     (tmp_path / "short.py").write_text(
         "def short(rollouts):\n"
@@ -240,6 +259,7 @@ def test_rows_without_a_gold_are_blamed_where_the_reward_cannot_score_them(check
         rows(), data={"train": {"name": "table", "path": str(tmp_path / "rows.jsonl"), "answer": ""}}
     )
     assert code == 3 and "Reward 'math' cannot score 20 of 20 rows, whatever the answer" in error
+    assert "where:    data.train: rows/0; rows/1;" in error and "rows/9; and 10 more" in error
     assert (found["train_golds"][0]["graded"], found["train_golds"][0]["without_gold"]) == (0, 0)
 
 
@@ -264,3 +284,53 @@ def test_adapters_take_the_room_that_they_take_and_their_targets_are_looked_for(
     assert code == 0 and 0 < found["disk"]["checkpoints"] < whole["disk"]["checkpoints"] / 20
     code, _, error = check(rows(), model={"lora": {"targets": ["eyes"]}})
     assert code == 2 and "no linear layer of the model is meant by 'eyes'" in error
+
+
+def test_what_train_would_refuse_is_refused_before_it(check: Check, tmp_path: Path) -> None:
+    sampler = {"engine": {"max_num_seq": 4, "enforce_eager": True}}
+    code, _, error = check(rows(), sampler=sampler)
+    assert code == 2 and "vLLM has no argument max_num_seq" in error and "did you mean max_num_seqs?" in error
+    (tmp_path / "file").write_text("")
+    code, _, error = check(rows(), trainer={"run_dir": str(tmp_path / "file" / "run")})
+    assert code == 2 and f"run cannot be made: {tmp_path / 'file'} is not a folder" in error
+    code, _, error = check(rows(), trainer={"run_dir": str(tmp_path)})  # it has the config and the rows
+    assert code == 2 and "holds other files, and no run" in error
+
+
+def test_epochs_are_told_in_steps(check: Check) -> None:
+    code, found, _ = check(rows(), trainer={"steps": None, "epochs": 1.5})
+    assert code == 0 and (found["batches"]["steps"], found["batches"]["epochs_of_data"]) == (8, 1.6)
+
+
+def test_rows_without_an_image_among_others_that_have_one_are_named(check: Check, tmp_path: Path) -> None:
+    def without(*places: int) -> list[str]:
+        table = [
+            {"problem": f"What is x in figure {index}?", "image": None if index in places else f"{index}.png"}
+            for index in range(20)
+        ]
+        lines = "".join(json.dumps(row | {"answer": "7"}) + "\n" for row in table)
+        (tmp_path / "some.jsonl").write_text(lines)
+        code, found, error = check(rows(), data={"train": {"name": "table", "path": str(tmp_path / "some.jsonl")}})
+        assert code == 0, error
+        return [warning for warning in found["warnings"] if "image" in warning]
+
+    assert without(3) == ["data.train: 1 of 20 rows has no image, as the others have: some/3"]
+    assert without(3, 7) == ["data.train: 2 of 20 rows have no image, as the others have: some/3, some/7"]
+    assert without(*range(10)) == [], "rows of text are meant"
+
+
+def test_damaged_pixels_are_treated_as_a_run_does_and_all_rows_are_named(check: Check, tmp_path: Path) -> None:
+    table = rows()
+    for place in (2, 5):
+        whole = base64.b64decode(table[place]["images"][0])
+        table[place]["images"] = [base64.b64encode(whole[: len(whole) // 2]).decode()]
+    code, found, error = check(table, data={"max_bad_rows": 1.0})
+    assert code == 0, error
+    assert found["train_decoded"]["rows"] == 20
+    assert [line.partition(":")[0] for line in found["train_decoded"]["damaged"]] == ["rows/2", "rows/5"]
+    assert "data.train: 2 rows cannot be used, and a run takes others instead" in found["warnings"]
+    code, _, error = check(table)
+    assert code == 3 and "2 of 20 rows cannot be used, more than data.max_bad_rows" in error
+    assert "row 2" in error and "row 5" in error
+    code, _, error = check(table, data={"on_bad_row": "fail"})
+    assert code == 3 and "row 2" in error and "row 5" in error

@@ -341,6 +341,14 @@ def test_csv_cells_stay_as_they_are_written(tmp_path: Path) -> None:
     assert caught.value.where.endswith("train.csv, line 7")
 
 
+def test_nan_in_a_csv_is_null(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("question,answer,image\nwhat?,nan,\nwhat now?,nana,NaN\n")
+    rows = load(path=str(tmp_path / "rows.csv"))
+    with pytest.raises(DataError, match="Column 'answer' is null"):
+        rows[0]
+    assert rows[1].answer == "nana" and rows[1].images == ()
+
+
 def test_conversations_in_a_csv_cell_are_json(tmp_path: Path) -> None:
     chat = json.dumps([{"role": "user", "content": "2?"}, {"role": "assistant", "content": "two"}])
     path = tmp_path / "t.csv"

@@ -12,7 +12,8 @@ import torch
 
 from mmrl.config import SamplerConfig
 from mmrl.engine import device
-from mmrl.engine.vllm_sampler import OWNED_KEYS, engine_arguments
+from mmrl.engine.vllm_arguments import OWNED_KEYS, check_engine_keys, written_arguments
+from mmrl.engine.vllm_sampler import engine_arguments
 from mmrl.errors import ConfigError
 
 LEARNER = {"dtype": "bfloat16", "zero_stage": 3, "max_grad_norm": 0.5, "lr": 1e-4, "weight_decay": 0.1, "overrides": {}}
@@ -126,7 +127,7 @@ def test_vllm_accepts_the_arguments_by_name(kind, family, bench):
     from vllm import EngineArgs
 
     own = {"max_num_seqs": 7, "compilation_config": {"max_cudagraph_capture_size": 64}}
-    config = SamplerConfig(engine=own, memory_fraction=0.3, tensor_parallel_size=2)
+    config = SamplerConfig(engine=own, gpu_memory_utilization=0.3, tensor_parallel_size=2)
     folder = bench(family).folder
     sizes = {"max_images": 3, "max_tokens": 999, "num_sequences": 640}
     arguments = engine_arguments(folder, config, kind, dtype="bfloat16", **sizes, seed=2**40 + 5)
@@ -160,6 +161,18 @@ def test_owned_engine_keys_are_vllms():
     from vllm import EngineArgs
 
     assert {*EngineArgs.__dataclass_fields__} >= OWNED_KEYS
+    assert written_arguments() == {*EngineArgs.__dataclass_fields__}
+
+
+def test_engine_keys_are_checked_all_at_once_with_suggestions():
+    with pytest.raises(ConfigError) as caught:
+        check_engine_keys({"seed": 1, "max_num_seq": 3, "enforce_eagre": True, "block_size": 16})
+    text = str(caught.value)
+    assert "mmrl decides seed" in text
+    assert (
+        "vLLM has no argument max_num_seq\n  where:    sampler.engine\n  do:       did you mean max_num_seqs?" in text
+    )
+    assert "did you mean enforce_eager?" in text and text.startswith("3 errors")
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -22,6 +22,24 @@ def test_a_missing_folder_is_a_config_error(tmp_path):
     assert caught.value.where == "model.path" and caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("files", "what", "remedy"),
+    [
+        ([], "the folder is there, and has no config.json", "the folder is empty"),
+        (["readme.md"], "the folder is there, and has no config.json", "check the path"),
+        (["config.json", "pytorch_model.bin"], "has a config.json and no *.safetensors", "convert pytorch_model.bin"),
+        (["checkpoints/step-000004/model/config.json"], "has no config.json", "checkpoints/step-000004/model"),
+    ],
+)
+def test_a_folder_that_is_no_model_says_what_it_lacks(files, what, remedy, tmp_path):
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ConfigError) as caught:
+        ModelFolder.open(str(tmp_path))
+    assert what in caught.value.what and remedy in caught.value.remedy
+
+
 def test_a_hub_id_that_cannot_be_reached_is_a_hub_error():
     with pytest.raises(HubUnreachableError, match="nobody/no-such-model is not, or not wholly, in the cache"):
         ModelFolder.open("nobody/no-such-model", "v1")

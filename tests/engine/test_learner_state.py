@@ -276,7 +276,7 @@ def test_out_of_memory_halves_the_microbatches_once_with_the_same_gradient(stage
         with pytest.raises(ResourceError, match="out of memory in the update: CUDA") as caught:
             learner.update(rows)
         handle.remove()
-        for key in ("tokens_per_microbatch", "gradient_checkpointing", "memory_fraction", "zero_stage"):
+        for key in ("tokens_per_microbatch", "gradient_checkpointing", "gpu_memory_utilization", "zero_stage"):
             assert key in caught.value.remedy
 
 

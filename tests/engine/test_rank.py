@@ -270,7 +270,7 @@ def test_the_record_holds_what_a_gpu_was_asked_for(recording):
         "cuda",
         cluster={"name": "ray", "ranks": 4},
         trainer={"prompts_per_step": 29},  # 15 for one of the two pairs of ranks
-        sampler={"memory_fraction": 0.35, "tensor_parallel_size": 2, "group_size": 20},
+        sampler={"gpu_memory_utilization": 0.35, "tensor_parallel_size": 2, "group_size": 20},
         learner={"zero_stage": 3},
     )
     described = json.loads(json.dumps(engine.describe()))

@@ -224,3 +224,16 @@ def test_without_model_and_config_the_model_is_missed(capsys):
     assert main(["eval", "data.eval.name=table"]) == 2
     err = capsys.readouterr().err
     assert "model.path is required" in err and "algorithm" not in err and "data.train" not in err
+
+
+def test_a_run_that_was_started_elsewhere_says_which_key_and_where(fake_runs, tmp_path, monkeypatch, capsys):
+    data = {"train": {"name": "table", "path": str(fake_runs.rows)}, "eval": {"name": "table", "path": "rows.jsonl"}}
+    monkeypatch.chdir(fake_runs.folder)
+    assert fake_runs.train(fake_runs.config(data=data, trainer={"steps": 1})) == 0
+    away = tmp_path / "away"
+    away.mkdir()
+    monkeypatch.chdir(away)
+    capsys.readouterr()
+    assert main(["eval", "--model", str(fake_runs.folder / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "data.eval.path: rows.jsonl" in error and f"cd {fake_runs.folder}" in error and "Traceback" not in error

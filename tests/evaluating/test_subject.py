@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,28 @@ def test_any_other_folder_is_a_model_and_any_other_word_a_name_on_the_hub(run, t
     for name in (str(folder), "org/name", str(tmp_path / "absent")):
         found = subject(name, never)
         assert (found.model, found.checkpoint, found.config) == (name, None, None)
+
+
+def test_paths_of_a_run_that_was_started_elsewhere_are_named(run, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in ("rows.jsonl", "score.py", "here.jinja"):
+        (home / name).write_text("")
+    eval_data = "{name: table, path: rows.jsonl, prompt: question}"
+    (run / "config.yaml").write_text(
+        f"data: {{train: {{name: table, path: rows.jsonl}}, eval: {eval_data}, prompt_template: here.jinja}}\n"
+        "rewards: [{name: 'score.py:score'}]\nmodel: {path: rows.jsonl}\n"
+    )
+    (run / "attempts.jsonl").write_text(json.dumps({"attempt": 1, "folder": str(home)}) + "\n")
+    away = tmp_path / "away"
+    away.mkdir()
+    (away / "here.jinja").write_text("")
+    monkeypatch.chdir(away)
+    found = subject(str(run), never)
+    error = found.misplaced(found.overrides)
+    assert error is not None and error.what.endswith(f"from where it was started, {home}")
+    assert error.where == "data.eval.path: rows.jsonl, rewards.0.name: score.py"
+    assert error.remedy.endswith(f"or name them from here: data.eval.path={home / 'rows.jsonl'}")
+    assert found.misplaced(["data.eval.path=/x", "rewards=[]"]) is None
+    monkeypatch.chdir(home)
+    assert found.misplaced([]) is None

@@ -173,4 +173,4 @@ def test_check_says_what_is_wrong_with_data_when_the_models_hub_is_away(mmrl: An
     rows.write_text('{"problem": "what is 1+1?", "answer": "2"}\n')
     there = mmrl("check", path, HF_HUB_OFFLINE="1")
     assert there.returncode == 0, there.stderr
-    assert "train      1 rows" in there.stdout and "model org/tiny is not" in there.stdout
+    assert "train      1 row\n" in there.stdout and "model org/tiny is not" in there.stdout

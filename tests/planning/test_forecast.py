@@ -113,11 +113,11 @@ def test_what_does_not_fit_is_an_error_with_what_to_do(plan: Plan) -> None:
     code, found, err = plan("--memory", "3")  # CUDA and vLLM are allowed more
     assert code == 5 and "the smallest setting needs" in err and "GB are missing" in err
     assert {each["exit_code"] for each in found["errors"]} == {5} and "proposal" not in found
-    code, found, err = plan("--memory", "8", "--gpus", "2", sampler={"memory_fraction": 0.9})
+    code, found, err = plan("--memory", "8", "--gpus", "2", sampler={"gpu_memory_utilization": 0.9})
     assert code == 5 and "sampling may take" in err and "set cluster.name=ray, cluster.ranks=2" in err
     assert found["memory"]["phase"] == "sample" and found["memory"]["kind"] == "sampler"
-    assert found["proposal"].keys() == {"cluster.name", "cluster.ranks", "sampler.memory_fraction"}
-    code, _, err = plan("--memory", "8", sampler={"memory_fraction": 0.1})
+    assert found["proposal"].keys() == {"cluster.name", "cluster.ranks", "sampler.gpu_memory_utilization"}
+    code, _, err = plan("--memory", "8", sampler={"gpu_memory_utilization": 0.1})
     assert code == 5 and "not one sequence" in err
 
 

@@ -111,7 +111,7 @@ def test_an_example_fits_its_gpus_and_says_what_it_takes(name, plan):
 @pytest.mark.parametrize(
     ("name", "gpus", "memory", "expected"),
     [
-        ("geometry3k_qwen2_5_vl_3b_lora_grpo.yaml", 1, 21.8, {"sampler.memory_fraction"}),
+        ("geometry3k_qwen2_5_vl_3b_lora_grpo.yaml", 1, 21.8, {"sampler.gpu_memory_utilization"}),
         ("geometry3k_qwen2_5_vl_3b_grpo.yaml", 1, 48, {"learner.offload", "learner.zero_stage"}),
         ("geometry3k_qwen2_5_vl_7b_grpo.yaml", 2, 80, {"learner.offload"}),
         ("geometry3k_qwen2_5_vl_32b_grpo.yaml", 8, 80, {"learner.offload"}),
@@ -171,8 +171,8 @@ def small(**sections: Any) -> Any:
     [
         # It keeps 14 GB, 18 with gradients: half of 30 GB fit neither; what is left fits.
         (30, 0.4, 0, {}),
-        (30, 0.6, 0, {"sampler.memory_fraction": 0.53}),
-        (30, 0.05, 0, {"sampler.memory_fraction": 0.1}),
+        (30, 0.6, 0, {"sampler.gpu_memory_utilization": 0.53}),
+        (30, 0.05, 0, {"sampler.gpu_memory_utilization": 0.1}),
         # 18 GB and a GB for each thousand tokens.
         (30, 0.4, 10**6, {}),
         (25, 0.2, 10**6, {"learner.tokens_per_microbatch": 4000}),
@@ -180,7 +180,7 @@ def small(**sections: Any) -> Any:
     ],
 )
 def test_the_smallest_change_is_proposed(memory, fraction, per_token, expected):
-    config = small(sampler={"memory_fraction": fraction})
+    config = small(sampler={"gpu_memory_utilization": fraction})
     found = propose(config, SHAPE, footprint(per_token), memory * GB, samples=True, smallest=1000)
     assert found.changes == expected
     with_them = changed(config, found.changes)

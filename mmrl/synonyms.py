@@ -1,0 +1,197 @@
+"""Words of other trainers' configs (EasyR1, verl, TRL, OpenRLHF), and where mmrl's config has what they mean.
+
+An unknown key is looked up here, with and without the sections that it stands in: ``worker.rollout.n`` and ``n``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_WORDS: Mapping[str, str] = {
+    "model.path":
+        "model_path model_name_or_path pretrained_model_name_or_path model_name base_model pretrain "
+        "actor_rollout_ref.model.path model_id",
+    "model.dtype": "torch_dtype bf16 param_dtype",
+    "model.freeze": "freeze_vision_tower freeze_visual_encoder freeze_vision freeze_vit freeze_vision_modules",
+    "model.gradient_checkpointing":
+        "enable_gradient_checkpointing gradient_checkpointing_enable activation_checkpointing",
+    "model.lora": "use_peft use_lora peft_config lora_config",
+    "model.lora.rank": "lora_rank lora_r lora.r lora.rank r",
+    "model.lora.alpha": "lora_alpha lora.alpha",
+    "model.lora.targets": "target_modules lora_target_modules lora.target_modules",
+    "data.train.path":
+        "train_files train_file train_path train_data train_dataset dataset_name dataset_path data_path "
+        "prompt_data prompt_dataset",
+    "data.train.split": "dataset_train_split train_split prompt_split",
+    "data.train.limit": "train_max_samples max_train_samples max_samples",
+    "data.train.prompt": "prompt_key input_key question_key problem_key prompt_column",
+    "data.train.images": "image_key images_key image_column",
+    "data.train.answer": "answer_key label_key ground_truth_key solution_key answer_column",
+    "data.train.source": "reward_fn_key",
+    "data.mix": "prompt_data_probs prompt_probs dataset_mixture",
+    "data.eval": "eval_dataset",
+    "data.eval.path": "val_files val_file val_path val_data eval_files eval_data test_files test_data eval.dataset",
+    "data.eval.split": "dataset_test_split eval_split val_split eval.split",
+    "data.eval.limit": "val_max_samples max_eval_samples",
+    "data.image_root": "image_dir image_folder images_dir",
+    "data.prompt_template": "format_prompt input_template prompt_format",
+    "data.max_prompt_tokens": "max_prompt_length max_prompt_len prompt_length prompt_max_len",
+    "data.overlong": "filter_overlong_prompts truncation",
+    "sampler.name": "use_vllm rollout.name",
+    "sampler.group_size":
+        "n num_generations n_samples_per_prompt rollout_n num_return_sequences samples_per_prompt num_rollouts "
+        "group_n num_samples_per_prompt",
+    "sampler.max_new_tokens":
+        "max_response_length response_length max_completion_length generate_max_len max_tokens max_response_len "
+        "max_gen_len max_generate_length",
+    "sampler.temperature": "temperature",
+    "sampler.gpu_memory_utilization":
+        "gpu_memory_utilization vllm_gpu_memory_utilization mem_fraction_static gpu_mem_util",
+    "sampler.tensor_parallel_size":
+        "tensor_model_parallel_size vllm_tensor_parallel_size tp_size tp vllm.tensor_parallel_size "
+        "rollout.tensor_parallel_size",
+    "sampler.engine": "engine_kwargs vllm_kwargs",
+    "sampler.engine.enforce_eager": "enforce_eager vllm_enforce_eager",
+    "sampler.engine.enable_chunked_prefill": "enable_chunked_prefill",
+    "sampler.engine.enable_prefix_caching": "enable_prefix_caching",
+    "sampler.engine.max_num_batched_tokens": "max_num_batched_tokens",
+    "sampler.engine.max_num_seqs": "max_num_seqs",
+    "learner.weight_decay": "weight_decay",
+    "learner.lr": "lr learning_rate actor_learning_rate actor_lr",
+    "learner.warmup_steps": "lr_warmup_steps num_warmup_steps warmup_ratio lr_warmup_ratio lr_warmup_steps_ratio",
+    "learner.schedule": "lr_scheduler_type lr_scheduler warmup_style",
+    "learner.max_grad_norm": "max_grad_norm grad_clip clip_grad max_norm gradient_clipping gradient_clip_val",
+    "learner.minibatches": "global_batch_size ppo_mini_batch_size num_mini_batches steps_per_generation",
+    "learner.epochs": "ppo_epochs num_iterations max_epochs",
+    "learner.tokens_per_microbatch":
+        "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps "
+        "micro_batch_size_per_device_for_update micro_batch_size_per_device_for_experience ppo_micro_batch_size "
+        "ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu log_prob_micro_batch_size "
+        "log_prob_micro_batch_size_per_gpu log_prob_max_token_len_per_gpu micro_train_batch_size "
+        "micro_rollout_batch_size micro_batch_size max_tokens_per_gpu use_dynamic_bsz dynamic_batching",
+    "learner.zero_stage": "enable_full_shard reshard_after_forward fsdp",
+    "learner.deepspeed": "deepspeed ds_config",
+    "learner.offload":
+        "enable_cpu_offload offload_params offload_optimizer adam_offload param_offload optimizer_offload "
+        "cpu_offload offload_policy",
+    "trainer.steps":
+        "max_steps total_training_steps total_steps num_steps train_steps num_train_steps max_train_steps",
+    "trainer.epochs": "total_epochs num_train_epochs num_epochs n_epochs num_episodes",
+    "trainer.prompts_per_step": "rollout_batch_size train_batch_size generation_batch_size batch_size gen_batch_size",
+    "trainer.eval_every": "val_freq test_freq eval_steps eval_freq eval_interval eval.steps",
+    "trainer.eval_samples":
+        "num_generations_eval eval_n_samples_per_prompt eval.n_samples_per_prompt val_kwargs.n "
+        "val_override_config.n",
+    "trainer.save_every": "save_freq save_steps save_interval",
+    "trainer.keep_checkpoints": "save_limit save_total_limit max_ckpt_num max_actor_ckpt_to_keep max_num",
+    "trainer.best_metric": "metric_for_best_model best_metric_key",
+    "trainer.best_is": "greater_is_better",
+    "trainer.run_dir": "output_dir save_checkpoint_path default_local_dir save_path ckpt_path logging_dir",
+    "trainer.seed": "seed data_seed random_seed",
+    "trackers": "logger loggers report_to logging_backend project_name experiment_name run_name log_with",
+    "cluster.ranks":
+        "n_gpus_per_node num_gpus_per_node nnodes num_nodes num_gpus n_gpus num_processes world_size "
+        "actor_num_gpus_per_node actor_num_nodes vllm_num_engines num_engines",
+    "cluster.address": "ray_address ray_kwargs",
+    "rewards":
+        "reward_function reward_funcs reward_fn custom_reward_function reward_model reward_manager remote_url "
+        "reward_functions",
+    "rewards.0.weight": "reward_weights",
+    "algorithm.name":
+        "adv_estimator advantage_estimator loss_type policy_loss_type loss_mode algo algo_name "
+        "advantage.estimator",
+    "algorithm.kl.coef": "beta kl_coef kl_loss_coef init_kl_coef kl_beta kl.init_coef kl_coefficient",
+    "algorithm.kl.estimator": "kl_penalty kl_loss_type kl_estimator kl.estimator",
+    "algorithm.kl.where": "use_kl_loss use_kl_in_reward kl.use_loss",
+    "algorithm.kl.target": "kl_target target_kl",
+    "algorithm.kl.horizon": "kl_horizon",
+    "algorithm.clip_low": "clip_ratio clip_ratio_low epsilon eps_clip cliprange clip_range epsilon_low",
+    "algorithm.clip_high": "clip_ratio_high epsilon_high",
+    "algorithm.dual_clip": "clip_ratio_dual clip_ratio_c",
+    "algorithm.aggregation": "loss_avg_mode loss_agg_mode",
+    "algorithm.entropy_coef": "entropy_coeff entropy_loss_coef",
+    "algorithm.mask_truncated": "mask_truncated_completions",
+    "algorithm.dynamic_sampling": "online_filtering dynamic_filtering dynamic_filtering_enable filter_groups",
+    "algorithm.correction": "vllm_importance_sampling_correction rollout_correction is_correction_enable",
+}  # fmt: skip
+"""By mmrl's key, words of the same meaning."""
+
+_NOTES: Mapping[str, str] = {
+    "learner.tokens_per_microbatch": "counted in tokens, and a matter of memory alone",
+    "learner.minibatches": "how many optimizer steps a rollout batch is divided into, not their size",
+    "learner.warmup_steps": "counted in optimizer steps, not a share",
+    "learner.epochs": "passes over one rollout batch",
+    "trainer.prompts_per_step": "counted in prompts; each is answered sampler.group_size times",
+    "trainer.epochs": "in place of trainer.steps",
+    "trainer.run_dir": "everything of a run goes there",
+    "cluster.ranks": "all GPUs together, with cluster.name: ray",
+    "trackers": "a list such as [{name: ...}]; metrics.jsonl and the console need none",
+    "rewards": "a list such as [{name: ...}]; a function of a file is path/to/file.py:function",
+    "algorithm.kl.where": "loss or reward",
+    "data.overlong": "drop or fail; a prompt is never cut",
+    "model.freeze": "a list of parts: vision, projector",
+    "sampler.name": "vllm or hf",
+}
+"""What is different about mmrl's key."""
+
+_ABSENT: Mapping[str, str] = {
+    "gamma lam lambd cliprange_value value_clip vf_coef critic critic_warmup critic_learning_rate":
+        "mmrl trains no critic",
+    "padding_free use_remove_padding packing_samples pad_to_multiple_of": "rows are always packed, without padding",
+    "ulysses_size ulysses_sequence_parallel_size ring_attn_size": "there is no sequence parallelism",
+    "shuffle shuffle_dataset": "training rows are always shuffled, by trainer.seed",
+    "ref ref_model sync_ref_model disable_kl": "the reference is the initial policy; algorithm.kl.coef: 0 loads none",
+    "val_before_train eval_on_start": "there is always an evaluation before the first step, if there is data.eval",
+    "video_key videos": "videos are not read; take some frames as images",
+    "load_checkpoint_path resume_mode resume_from_path resume_from_checkpoint find_last_checkpoint "
+    "load_checkpoint":
+        "the same command goes on by itself; another checkpoint is named with --resume PATH",
+    "logging_steps log_completions num_completions_to_print":
+        "every step is logged, and every completion is in RUN/rollouts",
+    "val_batch_size per_device_eval_batch_size": "the sampler batches by itself",
+}  # fmt: skip
+"""Words for what has no key, and why."""
+
+_PARTS = re.compile(r"\.\d+(?=\.|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Synonym:
+    """What mmrl has for a word of others.
+
+    Attributes:
+        key: Its own dotted key; empty if it has none.
+        note: What is different; without a key, why there is none.
+    """
+
+    key: str
+    note: str = ""
+
+
+def _table() -> dict[str, Synonym]:
+    table = {word: Synonym("", note) for words, note in _ABSENT.items() for word in words.split()}
+    table |= {word: Synonym(key, _NOTES.get(key, "")) for key, words in _WORDS.items() for word in words.split()}
+    return table
+
+
+_TABLE = _table()
+
+
+def synonym(key: str) -> Synonym | None:
+    """What mmrl has for a dotted key of others, by the longest end of it that is known; None if none is."""
+    parts = key.lower().replace("-", "_").split(".")
+    ends = (".".join(parts[start:]) for start in range(len(parts)))
+    found = next((_TABLE[end] for end in ends if end in _TABLE), None)
+    return found if found is not None else next((_TABLE[part] for part in parts[:1] if part in _TABLE), None)
+
+
+def synonyms_of(key: str) -> frozenset[str]:
+    """The words of others for one of mmrl's keys."""
+    return frozenset(_WORDS.get(_PARTS.sub(".0", key), "").split())
+
+
+def spelled(name: str) -> str:
+    """A plugin's name as such names are spelled here: ``Reinforce++`` and ``reinforce_plus_plus`` alike."""
+    return re.sub(r"\+\+|_?plus_?plus", "_pp", name.lower()).replace("-", "_").replace("__", "_").strip("_")

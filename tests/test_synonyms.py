@@ -1,0 +1,200 @@
+"""Words of other trainers' configs: in messages, and translated."""
+
+from pathlib import Path
+
+import pytest
+
+from mmrl.cli import main
+from mmrl.config import from_mapping, load_config, to_yaml
+from mmrl.config_sections import Config
+from mmrl.errors import ConfigError
+from mmrl.policy_gradient import PolicyGradient
+from mmrl.registry import options_class
+from mmrl.resumption import changed_config, plain_config
+from mmrl.synonyms import _WORDS, spelled, synonym
+from mmrl.translation import translate
+from mmrl_datasets.table import Table
+
+SMALL = "model: {path: m}\ndata: {train: {name: table, path: x}}\nrewards: [{name: exact}]\nalgorithm: {name: grpo}\n"
+EASYR1 = """\
+data:
+  train_files: hiyouga/geometry3k@train
+  val_files: hiyouga/geometry3k@test
+  prompt_key: problem
+  answer_key: gold
+  image_key: images
+  max_prompt_length: 1024
+  max_response_length: 512
+  rollout_batch_size: 512
+  format_prompt: ./math.jinja
+  min_pixels: null
+algorithm:
+  adv_estimator: reinforce_plus_plus
+  use_kl_loss: true
+  kl_penalty: low_var_kl
+  kl_coef: 1.0e-2
+worker:
+  actor:
+    global_batch_size: 128
+    padding_free: true
+    clip_ratio_high: 0.3
+    tau_positive: 1.0
+    micro_batch_size_per_device_for_update: 4
+    model: {model_path: Qwen/Qwen2.5-VL-3B-Instruct, freeze_vision_tower: true, lora: {rank: 0, alpha: 64}}
+    optim: {lr: 1.0e-6, strategy: adamw}
+    fsdp: {enable_full_shard: false}
+  rollout: {n: 5, top_p: 0.9, gpu_memory_utilization: 0.6}
+  reward: {reward_function: "math.py:compute_score"}
+trainer: {max_steps: 60, logger: [console, tensorboard, other], n_gpus_per_node: 4, val_freq: -1, save_freq: 5}
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "a.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+def failure(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config([path], overrides, options_class=options_class)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("data.train.prompt_key=q", "did you mean prompt?"),
+        ("data.train.image_key=q", "did you mean images?"),
+        ("data.eval={name: table, path: x, answer_key: q}", "did you mean answer?"),
+        ("data.prompt_key=q", "did you mean data.train.prompt?"),
+        ("data.max_response_length=9", "did you mean sampler.max_new_tokens?"),
+        ("data.max_prompt_length=9", "did you mean data.max_prompt_tokens?"),
+        ("data.rollout_batch_size=9", "did you mean trainer.prompts_per_step? (counted in prompts;"),
+        ("learning_rate=1e-6", "did you mean learner.lr?"),
+        ("sampler.n=4", "did you mean sampler.group_size?"),
+        ("num_generations=4", "did you mean sampler.group_size?"),
+        ("actor_rollout_ref.rollout.n=4", "did you mean sampler.group_size?"),
+        ("worker.rollout.n=4", "unknown key worker.rollout.n"),
+        ("worker.rollout.temperature=1", "did you mean sampler.temperature?"),
+        ("worker={rollout: {n: 4}, actor: {optim: {lr: 1}, what: 1}}", "worker.actor.optim.lr is learner.lr"),
+        ("beta=0.1", "did you mean algorithm.kl.coef?"),
+        ("algorithm.kl_coef=0.1", "did you mean kl.coef?"),
+        ("algorithm.adv_estimator=gspo", "did you mean name: gspo?"),
+        ("adv_estimator=reinforce_plus_plus", "did you mean algorithm.name: reinforce_pp?"),
+        ("my_rule=gspo", "did you mean algorithm.name: gspo?"),
+        ("trainer.total_epochs=3", "did you mean trainer.epochs? (in place of trainer.steps)"),
+        ("trainer.logger=[console]", "did you mean trackers? (a list such as [{name: ...}]"),
+        ("trainer.n_gpus_per_node=8", "did you mean cluster.ranks? (all GPUs together"),
+        ("per_device_train_batch_size=2", "did you mean learner.tokens_per_microbatch? (counted in tokens"),
+        ("algorithm.gamma=1", "mmrl trains no critic"),
+        ("learner.lrr=1", "did you mean lr?"),
+    ],
+)  # fmt: skip
+def test_a_word_of_others_is_answered_with_ours(path: Path, override: str, hint: str) -> None:
+    text = failure(path, override)
+    assert hint in text
+    assert "errors in the config" not in text
+
+
+def test_a_required_name_is_found_in_the_word_of_others(path: Path) -> None:
+    path.write_text(SMALL.replace("{name: grpo}", "{adv_estimator: grpo, kl_coef: 1}"))
+    text = failure(path)
+    assert "algorithm.name is required" in text
+    assert "write name: grpo in place of adv_estimator; kl_coef is algorithm.kl.coef" in text
+
+
+def test_an_algorithm_is_found_in_the_spelling_of_others() -> None:
+    assert {spelled(name) for name in ("reinforce++", "REINFORCE_plus_plus", "reinforce-pp")} == {"reinforce_pp"}
+
+
+def test_every_synonym_leads_to_a_key_that_exists() -> None:
+    options = {"algorithm": PolicyGradient.Config, "data.train": Table.Config, "data.eval": Table.Config}
+    clips = options_class("algorithm", "grpo").model_fields
+    for key in _WORDS:
+        section, _, name = key.partition(".")
+        plugin = next((each for each in options if key.startswith(each + ".")), None)
+        if plugin is not None:
+            first = key[len(plugin) + 1 :].split(".")[0]
+            assert first == "name" or first in options[plugin].model_fields or first in clips, key
+        elif section != "rewards" and name:
+            assert name.split(".")[0] in Config.model_fields[section].annotation.model_fields, key
+    assert synonym("n").key == "sampler.group_size"  # type: ignore[union-attr]
+    assert synonym("nothing.of.the.kind") is None
+
+
+def test_a_key_that_was_renamed_works_and_says_its_new_name(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loaded = load_config([path], ["sampler.memory_fraction=0.3"])
+    assert loaded.config.sampler.gpu_memory_utilization == 0.3
+    assert loaded.origins["sampler.gpu_memory_utilization"] == "override sampler.memory_fraction=0.3"
+    assert main(["show", str(path), "sampler.memory_fraction=0.3"]) == 0
+    out, err = capsys.readouterr()
+    assert err.count("sampler.memory_fraction is now called sampler.gpu_memory_utilization") == 1
+    assert "memory_fraction" not in out.replace("override sampler.memory_fraction", "")
+    text = failure(path, "sampler.memory_fraction=0.3", "sampler.gpu_memory_utilization=0.4")
+    assert "and both are set" in text and "remove sampler.memory_fraction" in text
+
+
+def test_a_run_with_the_old_name_of_a_key_has_not_changed() -> None:
+    now = plain_config(
+        from_mapping({"model": {"path": "m"}, "data": {"train": {"name": "x"}}, "algorithm": {"name": "a"}})
+    )
+    before = {**now, "sampler": {**now["sampler"]}}
+    before["sampler"]["memory_fraction"] = before["sampler"].pop("gpu_memory_utilization")
+    assert changed_config(before, now) == []
+
+
+def test_an_easyr1_config_is_translated_and_the_rest_is_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, out = tmp_path / "easyr1.yaml", tmp_path / "ours.yaml"
+    theirs.write_text(EASYR1)
+    (tmp_path / "math.jinja").write_text("{{ content | trim }} Think. {{content}}\n")
+    (tmp_path / "math.py").write_text("def compute_score(rollouts):\n    return [0.0 for _ in rollouts]\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "config", str(out), "--from", str(theirs), "worker.rollout.n=6"]) == 0
+    said = capsys.readouterr().out
+    config = load_config([out], options_class=options_class).config
+    assert config.model.path == "Qwen/Qwen2.5-VL-3B-Instruct" and config.model.freeze == ("vision", "projector")
+    assert config.model.lora is None
+    train = {key: value for key, value in config.data.train.options.items() if value is not None}
+    assert train | {"path": "hiyouga/geometry3k", "split": "train", "prompt": "problem", "answer": "gold"} == train
+    assert config.data.eval is not None and config.data.eval.options["split"] == "test"
+    assert config.data.prompt_template == "{{ prompt | trim }} Think. {{prompt}}"
+    assert (config.data.max_prompt_tokens, config.sampler.max_new_tokens) == (1024, 512)
+    assert (config.sampler.group_size, config.sampler.gpu_memory_utilization) == (6, 0.6)
+    assert (config.learner.minibatches, config.learner.zero_stage) == (4, 2)
+    assert config.algorithm.name == "reinforce_pp" and config.algorithm.options["clip_high"] == 0.3
+    kl = config.algorithm.options["kl"]
+    assert (kl["coef"], kl["where"], kl["estimator"]) == (0.01, "loss", "k3")
+    assert config.rewards[0].name == "math.py:compute_score"
+    assert (config.trainer.steps, config.trainer.prompts_per_step, config.trainer.save_every) == (60, 512, 5)
+    assert (config.cluster.name, config.cluster.ranks) == ("ray", 4)
+    assert [tracker.name for tracker in config.trackers] == ["tensorboard"]
+    left = (
+        "worker.rollout.top_p: 0.9",
+        "worker.actor.tau_positive: 1.0",
+        "worker.actor.micro_batch_size_per_device_for_update: 4  (learner.tokens_per_microbatch: counted in tokens",
+        "trainer.logger: other  (no installed tracker is called so)",
+    )
+    for line in left:
+        assert f"  {line}" in said and f"#   {line}" in out.read_text()
+    assert said.count("\n  ") == len(left) and "padding_free" not in said
+
+
+def test_plain_numbers_of_other_trainers_are_translated_too() -> None:
+    theirs = {
+        "actor_rollout_ref": {"rollout": {"n": 4}, "actor": {"optim": {"lr": 1e-5}}, "model": {"path": "m"}},
+        "critic": {"optim": {"lr": 1}},
+        "bf16": True,
+    }
+    found = translate(theirs, dataset="files", algorithms=(), trackers=(), near=Path())
+    assert found.values == {"sampler": {"group_size": 4}, "learner": {"lr": 1e-5}, "model": {"path": "m"}}
+    assert [key for key, _, _ in found.left_out] == ["critic.optim.lr", "bf16"]
+
+
+def test_a_translated_config_is_written_as_it_is_read(path: Path) -> None:
+    config = load_config([path]).config
+    path.write_text(to_yaml(config))
+    assert load_config([path]).config == config
