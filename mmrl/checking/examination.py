@@ -18,7 +18,7 @@ from mmrl.checking.answers import try_rewards
 from mmrl.checking.budget import Arithmetic, disk
 from mmrl.checking.golds import check_golds
 from mmrl.checking.profile import Profile, profile
-from mmrl.checking.report import Report, counted, excerpt, rows
+from mmrl.checking.report import Report, counted, excerpt, rows, shortened
 from mmrl.config import Config, is_component
 from mmrl.errors import DataError, MMRLError
 from mmrl.interfaces import Reward
