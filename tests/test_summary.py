@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-
-from tests.faults.runs import Runs, at, events, records
+from tests.faults.runs import Runs, events, records
 
 
 def test_a_run_tells_its_folder_model_data_and_arithmetic_before_its_first_step(fake_runs: Runs, capsys):

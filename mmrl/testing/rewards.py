@@ -34,7 +34,7 @@ def check_reward(
     or missing, a reward that is not made for it may raise.
 
     Args:
-        reward: A registered name, a class, a reward, or a file's function as ``path/to/file.py:function``.
+        reward: A registered name, a class, a reward, or what a file has, as ``path/to/file.py:name``.
         options: The reward's options, unless it is made already.
         rollouts: What to score instead, those of a prompt side by side: ``make_rollouts`` makes them, for a reward
             that needs columns or images.
