@@ -251,7 +251,7 @@ def _add_rewards(rewards: argparse.ArgumentParser) -> None:
     text = "run a reward over recorded completions, without a model: values, timings, disagreements with the record"
     test = commands.add_parser("test", help=text, description=text, allow_abbrev=False)
     test.set_defaults(run=_rewards_test)
-    test.add_argument("reward", metavar="REWARD", help="a name that `mmrl plugins` lists, or path/to/file.py:function")
+    test.add_argument("reward", metavar="REWARD", help="a name that `mmrl plugins` lists, or path/to/file.py:name")
     text = "a file of RUN/rollouts, a folder of them or a run's; without any, the built-in samples"
     test.add_argument("--rollouts", nargs="+", action="extend", default=[], metavar="PATH", help=text)
     text = "options of the reward, and label, workers and the like, as in the config"
@@ -420,7 +420,7 @@ def _evaluated(arguments: argparse.Namespace, interruption: Interruption) -> Res
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from mmrl.export import export
+    from mmrl.exporting import export
 
     if arguments.adapter and (arguments.dtype or arguments.shard_size):
         raise ConfigError(
