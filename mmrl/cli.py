@@ -288,12 +288,12 @@ _CONFIG_OPTIONAL = {"doctor", "eval"}
 _OVERRIDABLE = {*_CONFIG_COMMANDS, "replay"}
 
 
-def _load(arguments: argparse.Namespace, optional: Sequence[str] = ()) -> LoadedConfig:
+def _load(arguments: argparse.Namespace) -> LoadedConfig:
     from mmrl.config import load_config
     from mmrl.redaction import remember_secrets
     from mmrl.registry import options_class
 
-    loaded = load_config(arguments.config, arguments.overrides, options_class=options_class, optional=optional)
+    loaded = load_config(arguments.config, arguments.overrides, options_class=options_class)
     remember_secrets(loaded.config.model_dump(mode="json"))
     return loaded
 
@@ -403,37 +403,26 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 def _evaluated(arguments: argparse.Namespace, interruption: Interruption) -> Results:
-    from mmrl.evaluating.subject import OPTIONAL, subject
+    from mmrl.evaluating.subject import load
 
-    found = None
-    if arguments.model is not None:
-        found = subject(arguments.model, lambda damaged, error: _complain(error))
-        arguments.config = arguments.config or ([found.config] if found.config else [])
-        arguments.overrides = [*found.overrides, *arguments.overrides]
-    loaded = _load(arguments, OPTIONAL)
+    loaded, checkpoint = load(
+        arguments.model, arguments.config, arguments.overrides, lambda damaged, error: _complain(error)
+    )
     from mmrl.evaluating import evaluation
 
     names = ("samples", "temperature", "max_new_tokens", "limit", "blank_images", "output")
     options = evaluation.Options(**{name: getattr(arguments, name) for name in names})
-    checkpoint = None if found is None else found.checkpoint
     return evaluation.evaluate(loaded.config, options, checkpoint=checkpoint, interruption=interruption)
 
 
 def _export(arguments: argparse.Namespace) -> int:
     from mmrl.exporting import export
 
-    if arguments.adapter and (arguments.dtype or arguments.shard_size):
-        raise ConfigError(
-            "--adapter copies the adapter as it is", where="--dtype, --shard-size", remedy="leave them out"
-        )
-    size = arguments.shard_size
-    if size is not None and not 1e-4 <= size < 1e6:
-        raise ConfigError(f"--shard-size is {size}", where="mmrl export", possible="gigabytes, from 0.0001 on")
     report = export(
         arguments.checkpoint,
         arguments.out,
         dtype=arguments.dtype,
-        shard_bytes=None if size is None else int(size * 1e9),
+        shard_gb=arguments.shard_size,
         adapter=arguments.adapter,
         base=arguments.base,
         on_damage=lambda _, error: _complain(error),

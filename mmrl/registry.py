@@ -356,7 +356,7 @@ def _own_plugin(info: PluginInfo) -> Any:
     found = getattr(module, name, None)
     if isinstance(found, type) or (found is not None and info.kind != "reward"):
         return found
-    if inspect.isfunction(found):
+    if callable(found):
         return _file_reward(info, found)
     noun, wanted = ("function", inspect.isfunction) if info.kind == "reward" else ("class", inspect.isclass)
     names = [key for key, value in vars(module).items() if wanted(value)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 import shutil
@@ -24,7 +25,7 @@ from mmrl import faults
 from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.redaction import Redactor
 
-_LOCK = ".lock"
+LOCK = ".lock"
 _HALF = re.compile(r"\..+\.\d+(-\d+)?")
 """Names of files that are being written: of the file, the process and perhaps the thread."""
 _HISTORIES = ("metrics.jsonl", "ledger.jsonl", "events.jsonl", "attempts.jsonl")
@@ -47,6 +48,7 @@ class RunDirectory:
     RUN/attempts.jsonl              append-only: where each attempt began, and how it ended
     RUN/ledger.jsonl                append-only: which samples entered which optimizer step; see ``read_ledger``
     RUN/media/, RUN/checkpoints/    written by others
+    RUN/given/                      sources and rows that ``mmrl.train`` was given, named by their content
 
     Attributes:
         attempt: Times that the run was started or went on by itself; 0 before the first.
@@ -81,13 +83,9 @@ class RunDirectory:
             ResourceError: It cannot be made or written.
         """
         path = Path(path).expanduser()
-        try:
+        with making(path):
             path.mkdir(parents=True, exist_ok=True)
             found = _run_in(path)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise ConfigError(f"{path} is not a folder", where="trainer.run_dir", remedy="choose another") from error
-        except OSError as error:
-            raise ResourceError(f"cannot make {path}: {error.strerror}", where="trainer.run_dir") from error
         if found and new:
             raise _occupied(path, found)
         if not os.access(path, os.W_OK | os.X_OK):
@@ -234,6 +232,26 @@ def read_ledger(run: str | Path) -> list[dict[str, Any]]:
     return found
 
 
+def read_metrics(run: str | Path) -> dict[int, dict[str, float]]:
+    """The metrics of each step, in order; of steps that a later attempt has undone only those that it took again.
+
+    A number that was not finite is NaN.
+    """
+    attempts = [each for each in read_records(Path(run) / "attempts.jsonl") if "resumed_from" in each]
+    begun = [(each["attempt"], -1 if each["resumed_from"] is None else each["resumed_from"]) for each in attempts]
+    found = {}
+    for record in read_records(Path(run) / "metrics.jsonl"):
+        attempt, step = record.get("attempt", 0), record["step"]
+        if not any(later > attempt and begin < step for later, begin in begun):
+            found[step] = finite_or_nan(metrics_of(record))
+    return dict(sorted(found.items()))
+
+
+def finite_or_nan(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """Metrics as they were, but for infinity, which JSON has no word for either."""
+    return {name: math.nan if value is None else value for name, value in metrics.items()}
+
+
 def metrics_of(record: Mapping[str, Any] | None) -> dict[str, float | None]:
     """A line of metrics.jsonl without what names it."""
     return {name: value for name, value in (record or {}).items() if name not in ("step", "attempt", "time")}
@@ -275,6 +293,17 @@ def mend(file: BinaryIO) -> None:
 
 
 @contextmanager
+def making(path: Path) -> Iterator[None]:
+    """Turn what prevents a run's folder into a ConfigError or a ResourceError."""
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"{path} is not a folder", where="trainer.run_dir", remedy="choose another") from error
+    except OSError as error:
+        raise ResourceError(f"cannot make {path}: {error.strerror}", where="trainer.run_dir") from error
+
+
+@contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn what the disk refuses into a ResourceError."""
     try:
@@ -296,8 +325,8 @@ def locked(path: Path, where: str = "trainer.run_dir") -> TextIO:
     Raises:
         ResourceError: Another process holds it, or the file system has no locks.
     """
-    with writing(path / _LOCK):
-        file = (path / _LOCK).open("w")
+    with writing(path / LOCK):
+        file = (path / LOCK).open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
