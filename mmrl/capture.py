@@ -85,7 +85,7 @@ def _is_importable(module: ModuleType) -> bool:
     folders = None if parent is None else getattr(parent, "__path__", None)
     specs = (finder.find_spec(name, folders) for finder in sys.meta_path)
     found = next((spec for spec in specs if spec is not None), None)
-    return found is not None and (origin is None or found.origin == origin)
+    return found is not None and (origin is None or found.origin in (origin, "frozen"))
 
 
 def _inner(value: Any) -> Any:
