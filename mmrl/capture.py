@@ -25,7 +25,7 @@ from mmrl.config import Kind
 from mmrl.errors import ConfigError
 from mmrl.redaction import Redactor
 from mmrl.registry import list_plugins
-from mmrl.run_directory import replace_file
+from mmrl.run_directory import making, replace_file
 
 GIVEN = "given"
 """The folder in RUN for what ``mmrl.train`` was given."""
@@ -40,10 +40,10 @@ def reference(kind: Kind, value: Any, folder: Path) -> str:
 
     Args:
         kind: What it is to be.
-        folder: Where its source is written, if it has to be; the folder above is there.
+        folder: Where its source is written, if it has to be; in the run's.
 
     Raises:
-        ConfigError: They cannot find it; says why, and what to do.
+        ConfigError: They cannot find it; says why, and what to do. Or there can be no such folder.
         ResourceError: The file cannot be written.
     """
     if isinstance(value, str):
@@ -60,6 +60,8 @@ def reference(kind: Kind, value: Any, folder: Path) -> str:
     source = _Source(kind, value).text()
     version = hashlib.sha256(source.encode()).hexdigest()[:12]
     path = folder / f"{value.__name__}-{version}.py"
+    with making(folder.parent):
+        folder.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         replace_file(path, source)
     return f"{path}:{value.__name__}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import ConfigError, DataError
-from mmrl.run_directory import writing
+from mmrl.run_directory import making, writing
 
 _GROUP_ROWS = 64
 """Rows that are decoded together: they may hold images."""
@@ -23,7 +23,7 @@ def write_rows(rows: Iterable[Any], folder: Path) -> Path:
     of bytes and path; arrays are lists.
 
     Raises:
-        ConfigError: A row is no mapping.
+        ConfigError: A row is no mapping, or there can be no such folder.
         DataError: There are none, an image cannot be read, or a column holds values of several kinds.
         ResourceError: The file cannot be written.
     """
@@ -36,8 +36,9 @@ def write_rows(rows: Iterable[Any], folder: Path) -> Path:
     path = folder / f"rows-{hashlib.sha256(data).hexdigest()[:12]}" / "train.parquet"
     if not path.exists():
         temporary = path.with_suffix(".new")
-        with writing(path):
+        with making(folder.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(path):
             temporary.write_bytes(data)
             temporary.replace(path)
     return path
