@@ -111,7 +111,7 @@ def resolve(kind: Kind, name: str) -> type[Plugin]:
     """
     info, entry = _locate(kind, name)
     try:
-        plugin = entry.load() if entry else _own_plugin(info)
+        plugin: type[Plugin] = entry.load() if entry else _own_plugin(info)
     except PluginError:
         raise
     except (Exception, SystemExit) as error:
