@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mmrl.capture import GIVEN, reference
 from mmrl.config import Config, load_config
 from mmrl.config_files import Located, read_tree
@@ -95,7 +97,8 @@ def train(
     def watch() -> None:
         for step, metrics in new.read():
             for callback in callbacks:
-                if callback(step, metrics) is False:
+                answer = callback(step, metrics)
+                if isinstance(answer, bool | np.bool_) and not answer:
                     errand.stop(f"by {getattr(callback, '__name__', 'a callback')} after step {step}")
 
     return Run(run.path, errand.wait(watch).stopped)

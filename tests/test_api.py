@@ -6,6 +6,7 @@ import ast
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import mmrl
 from mmrl import errand
 from mmrl.cli import main
 from mmrl.errors import ConfigError, DataError, PluginError
+from mmrl.rollout_records import RecordedRollout
 from mmrl.types import Rollout
 from tests.faults.runs import REWARDS, Runs
 
@@ -83,6 +85,14 @@ def mapping(runs: Runs, **sections: Any) -> dict[str, Any]:
 
     loaded: dict[str, Any] = yaml.safe_load(runs.config(**sections).read_text())
     return loaded
+
+
+def test_the_page_names_what_there_is() -> None:
+    page = (ROOT / "mmrl" / "PYTHON.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    named = {node.attr for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)}
+    known = {*mmrl.__all__, *dir(mmrl.Run), *dir(mmrl.Metrics), *dir(mmrl.Evaluation), *dir(RecordedRollout)}
+    assert named <= known and len(page.splitlines()) <= 25
 
 
 def late(rollouts: list[Rollout]) -> list[float]:
