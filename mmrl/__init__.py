@@ -1,6 +1,138 @@
-"""Reinforcement-learning post-training of vision-language models and text LLMs, with plugin algorithms."""
+"""Reinforcement-learning post-training of vision-language models and text LLMs, with plugin algorithms.
+
+    run = mmrl.train("config.yaml", {"trainer.steps": 20})
+    run.metrics["eval/accuracy"]
+
+Every name here is imported when it is first used; ``import mmrl`` itself imports nothing.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 DISTRIBUTION = "mmrl-train"
 """What package indexes and pip call it: the ``mmrl`` there is another project."""
 
 __version__ = "0.2.0"
+
+if TYPE_CHECKING:
+    from mmrl.api import Answer, Evaluation, evaluate, export, train
+    from mmrl.errors import (
+        ConfigError,
+        DataError,
+        DeviceMemoryError,
+        HubError,
+        HubUnreachableError,
+        MMRLError,
+        NumericsError,
+        PluginError,
+        RankLostError,
+        ResourceError,
+    )
+    from mmrl.interfaces import (
+        API_VERSION,
+        Aggregation,
+        AggregationMode,
+        Algorithm,
+        CorrectionMode,
+        DatasetFacts,
+        DatasetLoader,
+        KLEstimator,
+        Needs,
+        Plugin,
+        PluginConfig,
+        Refill,
+        Reward,
+        RunFacts,
+        Scores,
+        Tracker,
+    )
+    from mmrl.run_reader import Metrics, Run, load_run
+    from mmrl.types import (
+        IMAGE_PLACEHOLDER,
+        Batch,
+        Credit,
+        EncodedPrompt,
+        FinishReason,
+        ImageRef,
+        Message,
+        PackedTokens,
+        Prompt,
+        RawImage,
+        Rollout,
+        RolloutGroup,
+        Sample,
+        Score,
+        ScoredGroup,
+        Segment,
+        TokenLoss,
+    )
+
+__all__ = [
+    "API_VERSION",
+    "IMAGE_PLACEHOLDER",
+    "Aggregation",
+    "AggregationMode",
+    "Algorithm",
+    "Answer",
+    "Batch",
+    "ConfigError",
+    "CorrectionMode",
+    "Credit",
+    "DataError",
+    "DatasetFacts",
+    "DatasetLoader",
+    "DeviceMemoryError",
+    "EncodedPrompt",
+    "Evaluation",
+    "FinishReason",
+    "HubError",
+    "HubUnreachableError",
+    "ImageRef",
+    "KLEstimator",
+    "MMRLError",
+    "Message",
+    "Metrics",
+    "Needs",
+    "NumericsError",
+    "PackedTokens",
+    "Plugin",
+    "PluginConfig",
+    "PluginError",
+    "Prompt",
+    "RankLostError",
+    "RawImage",
+    "Refill",
+    "ResourceError",
+    "Reward",
+    "Rollout",
+    "RolloutGroup",
+    "Run",
+    "RunFacts",
+    "Sample",
+    "Score",
+    "ScoredGroup",
+    "Scores",
+    "Segment",
+    "TokenLoss",
+    "Tracker",
+    "__version__",
+    "evaluate",
+    "export",
+    "load_run",
+    "train",
+]
+_HOMES = "errors", "types", "run_reader", "interfaces", "api"
+"""The modules that have these names, those that import least first."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from importlib import import_module
+
+        for home in _HOMES:
+            if (found := getattr(import_module(f"mmrl.{home}"), name, None)) is not None:
+                return globals().setdefault(name, found)
+    raise AttributeError(f"module 'mmrl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

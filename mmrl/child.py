@@ -28,6 +28,11 @@ _STOP_TIMEOUT_S = 1.0
 _BOOTSTRAP = "import sys; sys.path[:] = sys.argv[2:]; import importlib as i; i.import_module(sys.argv[1]).serve()"
 
 
+def python(module: str) -> list[str]:
+    """The command that calls a module's ``serve``, in a fresh interpreter that looks for modules as this one."""
+    return [sys.executable, "-c", _BOOTSTRAP, module, *(entry or os.getcwd() for entry in sys.path)]
+
+
 class Child:
     """The process, seen from the parent.
 
@@ -40,7 +45,7 @@ class Child:
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _BOOTSTRAP, module, *(entry or os.getcwd() for entry in sys.path)],
+            python(module),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

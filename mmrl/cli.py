@@ -23,7 +23,6 @@ from mmrl.errors import ConfigError, MMRLError
 
 if TYPE_CHECKING:
     from mmrl.checking.report import Report
-    from mmrl.checkpoints import Checkpoint
     from mmrl.config import Kind, LoadedConfig
     from mmrl.evaluating.results import Results
     from mmrl.interruption import Interruption
@@ -258,7 +257,7 @@ def _add_rewards(rewards: argparse.ArgumentParser) -> None:
     text = "run a reward over recorded completions, without a model: values, timings, disagreements with the record"
     test = commands.add_parser("test", help=text, description=text, allow_abbrev=False)
     test.set_defaults(run=_rewards_test)
-    test.add_argument("reward", metavar="REWARD", help="a name that `mmrl plugins` lists, or path/to/file.py:function")
+    test.add_argument("reward", metavar="REWARD", help="a name that `mmrl plugins` lists, or path/to/file.py:name")
     text = "a file of RUN/rollouts, a folder of them or a run's; without any, the built-in samples"
     test.add_argument("--rollouts", nargs="+", action="extend", default=[], metavar="PATH", help=text)
     text = "options of the reward, and label, workers and the like, as in the config"
@@ -298,16 +297,20 @@ _CONFIG_OPTIONAL = {"doctor", "eval"}
 _OVERRIDABLE = {*_CONFIG_COMMANDS, "replay"}
 
 
-def _load(arguments: argparse.Namespace, optional: Sequence[str] = ()) -> LoadedConfig:
+def _load(arguments: argparse.Namespace) -> LoadedConfig:
     from mmrl.config import load_config
     from mmrl.redaction import remember_secrets
     from mmrl.registry import options_class
 
-    loaded = load_config(arguments.config, arguments.overrides, options_class=options_class, optional=optional)
+    loaded = load_config(arguments.config, arguments.overrides, options_class=options_class)
     remember_secrets(loaded.config.model_dump(mode="json"))
+    _warn(loaded)
+    return loaded
+
+
+def _warn(loaded: LoadedConfig) -> None:
     for warning in loaded.warnings:
         _print_error(f"mmrl: warning: {warning}\n")
-    return loaded
 
 
 def _print_json(value: Any) -> None:
@@ -416,49 +419,28 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 
 def _evaluated(arguments: argparse.Namespace, interruption: Interruption) -> Results:
-    from mmrl.evaluating.subject import subject
+    from mmrl.evaluating.subject import load
 
-    if arguments.model is None:
-        return _evaluated_as_configured(arguments, interruption, None)
-    found = subject(arguments.model, lambda damaged, error: _complain(error))
-    has_own = bool(arguments.config)
-    arguments.config = arguments.config or ([found.config] if found.config else [])
-    arguments.overrides = [*found.overrides, *arguments.overrides]
-    try:
-        return _evaluated_as_configured(arguments, interruption, found.checkpoint)
-    except MMRLError as error:
-        misplaced = None if has_own else found.misplaced(arguments.overrides)
-        raise misplaced or error from error
-
-
-def _evaluated_as_configured(
-    arguments: argparse.Namespace, interruption: Interruption, checkpoint: Checkpoint | None
-) -> Results:
-    from mmrl.evaluating.subject import OPTIONAL
-
-    loaded = _load(arguments, OPTIONAL)
+    loaded, found = load(arguments.model, arguments.config, arguments.overrides, lambda _, error: _complain(error))
+    _warn(loaded)
     from mmrl.evaluating import evaluation
 
     names = ("samples", "temperature", "max_new_tokens", "limit", "blank_images", "output")
     options = evaluation.Options(**{name: getattr(arguments, name) for name in names})
-    return evaluation.evaluate(loaded.config, options, checkpoint=checkpoint, interruption=interruption)
+    if found is None:
+        return evaluation.evaluate(loaded.config, options, interruption=interruption)
+    with found.explaining(arguments.overrides):
+        return evaluation.evaluate(loaded.config, options, checkpoint=found.checkpoint, interruption=interruption)
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from mmrl.export import export
+    from mmrl.exporting import export
 
-    if arguments.adapter and (arguments.dtype or arguments.shard_size):
-        raise ConfigError(
-            "--adapter copies the adapter as it is", where="--dtype, --shard-size", remedy="leave them out"
-        )
-    size = arguments.shard_size
-    if size is not None and not 1e-4 <= size < 1e6:
-        raise ConfigError(f"--shard-size is {size}", where="mmrl export", possible="gigabytes, from 0.0001 on")
     report = export(
         arguments.checkpoint,
         arguments.out,
         dtype=arguments.dtype,
-        shard_bytes=None if size is None else int(size * 1e9),
+        shard_gb=arguments.shard_size,
         adapter=arguments.adapter,
         base=arguments.base,
         on_damage=lambda _, error: _complain(error),

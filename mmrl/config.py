@@ -84,7 +84,7 @@ class LoadedConfig:
 
 
 def load_config(
-    paths: Sequence[Path],
+    paths: Sequence[Path | Located],
     overrides: Sequence[str] = (),
     *,
     options_class: OptionsClass | None = None,
@@ -93,7 +93,7 @@ def load_config(
     """The config of YAML files and then overrides, the later ones winning.
 
     Args:
-        paths: Merged left to right; mappings merge, lists are replaced.
+        paths: Files, or values; merged left to right: mappings merge, lists are replaced.
         overrides: Command-line words: ``a.b=v``, ``--a.b=v``, or ``--a.b`` followed by ``v``.
         options_class: Given, the options of every plugin are checked too, and completed with their defaults.
         optional: Keys of plugins that need not be there, such as ``algorithm`` for what trains nothing.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
@@ -46,12 +46,29 @@ class Located:
 
     @classmethod
     def of(cls, value: Any, origin: str) -> Located:
-        """A tree in which everything has the same origin; the mappings and lists of ``value`` are copied."""
+        """A tree in which everything has the same origin; mappings and lists are copied, a path is its text."""
         if isinstance(value, Mapping):
             return cls({key: cls.of(item, origin) for key, item in value.items()}, origin)
         if isinstance(value, list | tuple):
             return cls([cls.of(item, origin) for item in value], origin)
-        return cls(value, origin)
+        return cls(str(value) if isinstance(value, PurePath) else value, origin)
+
+    @classmethod
+    def of_dotted(cls, values: Mapping[str, Any], origin: str) -> Located:
+        """The same of a mapping whose own keys may lead into sections, such as ``trainer.steps``.
+
+        Raises:
+            ConfigError: A key is no text, or leads nowhere.
+        """
+        tree = cls({}, origin)
+        for key, value in values.items():
+            if not isinstance(key, str) or not _KEY.fullmatch(key):
+                raise ConfigError(f"no key can be {key!r}", where=origin, possible="section, section.key")
+            inner = cls.of(value, origin)
+            for part in reversed(key.split(".")):
+                inner = cls({part: inner}, origin)
+            tree = merge(tree, inner)
+        return tree
 
     def plain(self) -> Any:
         """The value without origins."""
@@ -102,8 +119,8 @@ def join_errors(errors: Sequence[MMRLError]) -> MMRLError:
     return kind(f"{len(errors)} errors in the config\n\n" + "\n\n".join(map(str, errors)))
 
 
-def read_tree(paths: Sequence[Path], overrides: Sequence[str]) -> tuple[Located, list[MMRLError]]:
-    """Files and then overrides, merged left to right, and the errors in keys, which do not prevent merging.
+def read_tree(paths: Sequence[Path | Located], overrides: Sequence[str] = ()) -> tuple[Located, list[MMRLError]]:
+    """Files (or values) and then overrides, merged left to right, and the errors in keys, which do not prevent merging.
 
     Raises:
         ConfigError: Files that cannot be read or parsed, and overrides that cannot be understood, all together.
@@ -112,6 +129,9 @@ def read_tree(paths: Sequence[Path], overrides: Sequence[str]) -> tuple[Located,
     doubtful: list[MMRLError] = []
     trees = []
     for path in paths:
+        if isinstance(path, Located):
+            trees.append(path)
+            continue
         try:
             trees.append(_parse(_read(path), lambda line, path=path: f"{path}:{line}", doubtful))  # type: ignore[misc]
         except ConfigError as error:
@@ -122,7 +142,7 @@ def read_tree(paths: Sequence[Path], overrides: Sequence[str]) -> tuple[Located,
         fatal.append(error)
     if fatal:
         raise join_errors([*fatal, *doubtful])
-    merged = Located({}, ", ".join(map(str, paths)))
+    merged = Located({}, ", ".join(each.origin if isinstance(each, Located) else str(each) for each in paths))
     for tree in trees:
         merged = merge(merged, tree)
     return merged, doubtful

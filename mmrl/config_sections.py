@@ -65,7 +65,7 @@ class PluginSpec(Section):
     __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
 
     name: Text
-    """A name that `mmrl plugins` lists, or `distribution:name`."""
+    """A name that `mmrl plugins` lists, `distribution:name`, `path/to/file.py:Name`, `import:package.module:Name`."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class RewardSpec(PluginSpec):
     """Which reward, and its options."""
 
     name: Text
-    """A name that `mmrl plugins` lists, `distribution:name`, or `path/to/file.py:function`."""
+    """A name that `mmrl plugins` lists, `distribution:name`, `path/to/file.py:name` or `import:package.module:name`."""
     weight: float = 1.0
     """Its factor in the sum of rewards."""
     timeout_s: Seconds = 30.0

@@ -1,7 +1,8 @@
 """Entry points to plugin classes: lists without importing, imports what is asked for, checks and explains it.
 
-A plugin is called by its entry point's name, by ``distribution:name`` where two packages register the same name, or,
-for rewards, by ``path/to/file.py:function``.
+A plugin is called by its entry point's name, or by ``distribution:name`` where two packages register the same name. One
+that no package registers is called by ``path/to/file.py:Name`` or ``import:package.module:Name``; there a reward may be
+a function.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, NoReturn, get_args, overload
 
 from pydantic import BaseModel, ValidationError
@@ -52,9 +54,9 @@ class PluginInfo:
     """A plugin and where it comes from.
 
     Attributes:
-        distribution: The installed package; ``file`` for a function of a Python file.
-        version: Of the distribution; for a file, the start of its sha256.
-        target: ``module:Class``, or the file's path and function.
+        distribution: The installed package; ``file`` for what is named by its file or module.
+        version: Of the distribution; else the start of the file's sha256.
+        target: ``module:Class``, or the file's path and what is named in it.
     """
 
     kind: Kind
@@ -65,7 +67,7 @@ class PluginInfo:
 
     @property
     def is_installed(self) -> bool:
-        """Not a file's function, nor a class that was given."""
+        """Not named by its file or module, nor a class that was given."""
         return self.distribution != "file" and self.version != _GIVEN
 
     def __str__(self) -> str:
@@ -73,8 +75,13 @@ class PluginInfo:
 
 
 def is_file(name: str) -> bool:
-    """Whether it is a function of a file, ``path/to/file.py:function``."""
-    return re.search(r"\.py:\w+$", name) is not None
+    """Whether it is in a file, ``path/to/file.py:Name``."""
+    return re.search(r"\.py:\w+$", name) is not None and not is_import(name)
+
+
+def is_import(name: str) -> bool:
+    """Whether it is in a module, ``import:package.module:Name``."""
+    return re.fullmatch(r"import:[^:]*:.*", name) is not None
 
 
 def list_plugins() -> list[PluginInfo]:
@@ -111,7 +118,7 @@ def resolve(kind: Kind, plugin: str | PluginSpec) -> type[Plugin]:
         what = f"{info} has style: {style}, which says how a file's function is called"
         raise PluginError(what, where=info.target, remedy="leave style out")
     try:
-        found = entry.load() if entry else _file_reward(info, style)
+        found: type[Plugin] = entry.load() if entry else _own_plugin(info, style)
     except PluginError:
         raise
     except (Exception, SystemExit) as error:
@@ -206,9 +213,11 @@ def _entries(kind: Kind) -> list[tuple[PluginInfo, EntryPoint]]:
 
 
 def _locate(kind: Kind, name: str) -> tuple[PluginInfo, EntryPoint | None]:
-    """The plugin of that name; without an entry point if it is a file's function."""
+    """The plugin of that name; without an entry point if it is named by its file or module."""
     if is_file(name):
         return _locate_file(kind, name), None
+    if is_import(name):
+        return _locate_import(kind, name), None
     package, _, short = name.rpartition(":")
     entries = _entries(kind)
     found = [
@@ -315,38 +324,75 @@ def _misfit(info: PluginInfo, why: str, remedy: str = "") -> NoReturn:
 
 def _locate_file(kind: Kind, name: str) -> PluginInfo:
     path = Path(name.rpartition(":")[0])
-    if kind != "reward":
-        raise PluginError(
-            f"{_article(kind)} cannot be a function in a file", where=name, remedy="make it an installed plugin"
-        )
+    return PluginInfo(kind, name, "file", _version(kind, name, path), name)
+
+
+def _locate_import(kind: Kind, name: str) -> PluginInfo:
+    """Imports the packages that the module is in, and not the module."""
+    target = name.partition(":")[2]
+    module, _, attribute = target.partition(":")
+    if not (attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))):
+        what = f"{name!r} names no class or function of a module"
+        raise PluginError(what, where=f"a {kind}'s name", possible="import:package.module:Name")
     try:
-        version = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        spec = importlib.util.find_spec(module)
+    except (Exception, SystemExit) as error:
+        raise _failure(PluginInfo(kind, name, "file", "?", target), "cannot be imported", error) from error
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        remedy = "install it, set PYTHONPATH to the folder that holds it, or name its file: path/to/file.py:"
+        raise PluginError(
+            f"there is no module {module} for the {kind} {name!r}",
+            where=", ".join(sys.path),
+            remedy=remedy + attribute,
+        )
+    return PluginInfo(kind, name, "file", _version(kind, name, Path(spec.origin)), target)
+
+
+def _version(kind: Kind, name: str, path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     except OSError as error:
-        what = f"cannot read the file of reward {name!r}: {error.strerror}"
+        what = f"cannot read the file of {kind} {name!r}: {error.strerror}"
         raise PluginError(
             what, where=str(path.absolute()), remedy="give a path relative to the working folder"
         ) from None
-    return PluginInfo(kind, name, "file", version, name)
 
 
-def _file_reward(info: PluginInfo, style: RewardStyle | None) -> type[Reward]:
-    """A reward class around a file's function; see ``mmrl.foreign_rewards``.
+def _own_plugin(info: PluginInfo, style: RewardStyle | None) -> Any:
+    """What a file or a module has under the name: a class; or a function, which a reward is made of.
 
     Raises:
-        PluginError: The file has no such function, or its arguments cannot be options.
+        PluginError: It has nothing of that name, or a function that does not fit.
     """
     path, _, name = info.target.rpartition(":")
+    module = importlib.import_module(path) if is_import(info.name) else _file_module(info, path)
+    found = getattr(module, name, None)
+    if isinstance(found, type) or (found is not None and info.kind != "reward"):
+        return found
+    if callable(found):
+        return _function_reward(info, found, style)
+    noun, wanted = ("function", inspect.isfunction) if info.kind == "reward" else ("class", inspect.isclass)
+    names = [key for key, value in vars(module).items() if wanted(value)]
+    remedy = suggestion(name, names) or f"the file has: {', '.join(names) or f'no {noun}'}"
+    _misfit(info, f"the file has no {noun} {name}", remedy)
+
+
+def _file_module(info: PluginInfo, path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"mmrl_file_{info.version}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # as an import does: dataclasses look their module up
     spec.loader.exec_module(module)
-    function: Any = getattr(module, name, None)
-    if not callable(function) or isinstance(function, type):
-        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        remedy = suggestion(name, functions) or f"the file has: {', '.join(functions) or 'no function'}"
-        _misfit(info, f"the file has no function {name}", remedy)
+    return module
+
+
+def _function_reward(info: PluginInfo, function: Callable[..., Any], style: RewardStyle | None) -> type[Reward]:
+    """A reward class around a function; see ``mmrl.foreign_rewards``.
+
+    Raises:
+        PluginError: Its arguments cannot be options, or do not tell how it is called.
+    """
     try:
         return adapt(function, style)
     except PluginError as error:

@@ -96,6 +96,16 @@ class RecordedRollout:
     greedy: bool
     where: str
 
+    @property
+    def text(self) -> str:
+        """The completion."""
+        return self.rollout.text
+
+    @property
+    def images(self) -> tuple[Path, ...]:
+        """The files of the prompt's images, as the model saw them."""
+        return tuple(Path(image.path) for image in self.rollout.images)
+
 
 @dataclass(frozen=True, slots=True)
 class RecordedGroup:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 import shutil
@@ -24,13 +25,13 @@ from mmrl import faults
 from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.redaction import Redactor
 
-_LOCK = ".lock"
+LOCK = ".lock"
 _HALF = re.compile(r"\..+\.\d+(-\d+)?")
 """Names of files that are being written: of the file, the process and perhaps the thread."""
 _HISTORIES = ("metrics.jsonl", "ledger.jsonl", "events.jsonl", "attempts.jsonl")
 _CLAIMS = ("config.yaml", "metrics.jsonl")
 """A folder that has one of these holds a run."""
-_SIGNS = (_LOCK, *_HISTORIES, "environment.json", "rollouts")
+_SIGNS = (LOCK, *_HISTORIES, "environment.json", "rollouts", "given")
 """A folder that has one of these was a run's, if only of a start that failed."""
 _SHOWN = 3
 """Files that a message names."""
@@ -52,6 +53,7 @@ class RunDirectory:
     RUN/engines.log                 what the engines' libraries wrote to standard error while they started
     RUN/ledger.jsonl                append-only: which samples entered which optimizer step; see ``read_ledger``
     RUN/media/, RUN/checkpoints/    written by others
+    RUN/given/                      sources and rows that ``mmrl.train`` was given, named by their content
 
     Attributes:
         attempt: Times that the run was started or went on by itself; 0 before the first.
@@ -86,14 +88,12 @@ class RunDirectory:
             ResourceError: It cannot be made or written.
         """
         path = Path(path).expanduser()
-        try:
+        with making(path):
             found = _run_in(path)
             if found and new:
                 raise _occupied(path, found)
             check_place(path)
             path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ResourceError(f"cannot make {path}: {error.strerror}", where="trainer.run_dir") from error
         lock = locked(path)
         try:
             directory = cls(path, lock)
@@ -237,6 +237,26 @@ def read_ledger(run: str | Path) -> list[dict[str, Any]]:
     return found
 
 
+def read_metrics(run: str | Path) -> dict[int, dict[str, float]]:
+    """The metrics of each step, in order; of steps that a later attempt has undone only those that it took again.
+
+    A number that was not finite is NaN.
+    """
+    attempts = [each for each in read_records(Path(run) / "attempts.jsonl") if "resumed_from" in each]
+    begun = [(each["attempt"], -1 if each["resumed_from"] is None else each["resumed_from"]) for each in attempts]
+    found = {}
+    for record in read_records(Path(run) / "metrics.jsonl"):
+        attempt, step = record.get("attempt", 0), record["step"]
+        if not any(later > attempt and begin < step for later, begin in begun):
+            found[step] = finite_or_nan(metrics_of(record))
+    return dict(sorted(found.items()))
+
+
+def finite_or_nan(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """Metrics as they were, but for infinity, which JSON has no word for either."""
+    return {name: math.nan if value is None else value for name, value in metrics.items()}
+
+
 def metrics_of(record: Mapping[str, Any] | None) -> dict[str, float | None]:
     """A line of metrics.jsonl without what names it."""
     return {name: value for name, value in (record or {}).items() if name not in ("step", "attempt", "time")}
@@ -278,6 +298,15 @@ def mend(file: BinaryIO) -> None:
 
 
 @contextmanager
+def making(path: Path) -> Iterator[None]:
+    """Turn what prevents a run's folder into a ResourceError."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(f"cannot make {path}: {error.strerror}", where="trainer.run_dir") from error
+
+
+@contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn what the disk refuses into a ResourceError."""
     try:
@@ -299,8 +328,8 @@ def locked(path: Path, where: str = "trainer.run_dir") -> TextIO:
     Raises:
         ResourceError: Another process holds it, or the file system has no locks.
     """
-    with writing(path / _LOCK):
-        file = (path / _LOCK).open("w")
+    with writing(path / LOCK):
+        file = (path / LOCK).open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

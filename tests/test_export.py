@@ -308,7 +308,7 @@ KILLS = """
 import itertools, os, signal, sys
 from pathlib import Path
 
-import mmrl.engine.exporting, mmrl.export
+import mmrl.engine.exporting, mmrl.exporting
 from mmrl import faults
 from mmrl.cli import main
 

@@ -9,7 +9,7 @@ from mmrl import DISTRIBUTION
 from mmrl.config import PluginSpec, RewardSpec, from_mapping
 from mmrl.errors import ConfigError, PluginError
 from mmrl.interfaces import API_VERSION, Reward
-from mmrl.registry import PluginInfo, create, list_plugins, options_class, resolve, used_plugins
+from mmrl.registry import PluginInfo, create, list_plugins, locate, options_class, resolve, used_plugins
 
 GOOD = """
 from mmrl.interfaces import PluginConfig, Reward
@@ -231,9 +231,78 @@ def test_a_file_without_a_usable_function_is_refused(file, code: str, message: s
     assert "my/rewards.py" in text
 
 
-def test_a_file_that_is_missing_or_no_reward_is_refused(file) -> None:
+def test_a_file_that_is_missing_is_refused_and_so_is_a_function_that_is_to_be_a_class(file) -> None:
     assert "No such file" in refusal("nowhere.py:even")
-    assert "an installed plugin" in refusal(file(), "tracker")
+    assert "is no subclass of mmrl.interfaces.Tracker" in refusal(file(), "tracker")
+    assert "the file has no class Even" in refusal(file().replace("even", "Even"), "tracker")
+
+
+@pytest.fixture
+def importable(file, monkeypatch: pytest.MonkeyPatch):
+    """``file`` in a folder that modules are imported from."""
+    monkeypatch.syspath_prepend(Path.cwd())
+    yield file
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my"]:
+        del sys.modules[name]
+
+
+RULE = """
+from mmrl.interfaces import Aggregation, Algorithm, DatasetLoader, PluginConfig
+from mmrl.types import Credit, Message, Prompt
+
+class Rule(Algorithm):
+    class Config(PluginConfig):
+        scale: float = 1.0
+
+    aggregation = Aggregation("token-mean")
+
+    def credit(self, batch):
+        return Credit(self.config.scale * batch.rewards)
+
+    def loss(self, tokens): ...
+
+class Rows(DatasetLoader):
+    def load(self):
+        return [Prompt("0", (Message("user", "?"),))]
+"""
+
+
+def test_a_file_or_a_module_has_plugins_of_any_kind(importable) -> None:
+    path = Path(importable(RULE)[: -len(":even")])
+    algorithm = create("algorithm", PluginSpec(name=f"{path}:Rule", scale=2))
+    assert algorithm.config.scale == 2
+    assert create("dataset", PluginSpec(name=f"{path}:Rows")).load()[0].id == "0"
+    name = "import:my.rewards:Rule"
+    assert create("algorithm", PluginSpec(name=name)).config.scale == 1
+    info = locate("algorithm", name)
+    assert info.version == locate("algorithm", f"{path}:Rule").version
+    assert (info.distribution, info.target) == ("file", "my.rewards:Rule")
+
+
+def test_a_module_is_found_without_importing_it_and_its_function_is_a_reward(importable) -> None:
+    importable(FUNCTION.replace("even", "evener"))
+    assert locate("reward", "import:my.rewards:evener").version
+    assert "my.rewards" not in sys.modules
+    reward = create("reward", RewardSpec(name="import:my.rewards:evener", factor=3))
+    assert reward.score(["ab"]) == [3.0]
+    assert RewardSpec(name="import:my.rewards:evener").metric == "evener"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("import:no_such_module:f", "there is no module no_such_module for the reward"),
+        ("import:my.nowhere:f", "set PYTHONPATH to the folder that holds it, or name its file: path/to/file.py:f"),
+        ("import:my/rewards:f", "possible: import:package.module:Name"),
+        ("import:sys:f", "there is no module sys"),
+        ("import:my.broken.x:f", "cannot be imported: ZeroDivisionError"),
+    ],
+)
+def test_a_module_that_cannot_be_found_is_refused(importable, name: str, message: str) -> None:
+    importable()
+    Path("my/broken").mkdir()
+    Path("my/broken/__init__.py").write_text("1 / 0")
+    assert message in refusal(name)
 
 
 @pytest.mark.parametrize("info", [info for info in list_plugins() if info.distribution == DISTRIBUTION], ids=str)

@@ -150,7 +150,9 @@ def check_installations(group: RankGroup, config: Config) -> None:
         PluginError: Of a plugin.
         ResourceError: Of a package or of Python.
     """
-    used = [info for info in registry.used_plugins(config) if info.distribution != "file"]
+    everything = registry.used_plugins(config)
+    # Ranks use the algorithm alone, and the others' files need not be on their nodes.
+    used = [info for info in everything if info.distribution != "file" or info.kind == "algorithm"]
     wanted = {(info.kind, info.name): f"{info.distribution} {info.version}" for info in used}
     found: Sequence[Installation] = group.all("installation", list(wanted))
     here = installed_versions([package for package in PACKAGES if not package.startswith("vllm")])

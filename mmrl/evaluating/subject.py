@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmrl.checkpoints import Checkpoint, CheckpointError, find
+from mmrl.config import LoadedConfig, load_config
 from mmrl.config_files import Located, read_tree
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, MMRLError
+from mmrl.redaction import remember_secrets
+from mmrl.registry import options_class
 from mmrl.run_directory import read_records
 
 OPTIONAL = ("algorithm", "data.train")
@@ -26,10 +30,12 @@ class Subject:
     Attributes:
         model: What ``model.path`` is to be: a folder, or a name on the hub.
         checkpoint: Whose model it is; None for one that is no checkpoint's.
+        is_as_trained: Whether the config of the checkpoint's run is used, and not another.
     """
 
     model: str
     checkpoint: Checkpoint | None = None
+    is_as_trained: bool = True
 
     @property
     def config(self) -> Path | None:
@@ -41,19 +47,27 @@ class Subject:
         """Command-line words that make a config one of this model."""
         return [f"model.path={json.dumps(self.model)}", "model.revision=null", "model.freeze=[]", "model.lora=null"]
 
-    def misplaced(self, overrides: Sequence[str]) -> ConfigError | None:
-        """What to do where the run's config names files by paths that lead nowhere from here; None if it does not.
+    @contextmanager
+    def explaining(self, overrides: Sequence[str | Located] = ()) -> Iterator[None]:
+        """Raise, instead of an error that comes from it, that the run's config has paths that lead nowhere from here.
 
         Args:
-            overrides: Command-line words that go over the run's config.
+            overrides: What goes over the run's config.
         """
-        if self.checkpoint is None or self.config is None:
+        try:
+            yield
+        except MMRLError as error:
+            raise self._misplaced(overrides) or error from error
+
+    def _misplaced(self, overrides: Sequence[str | Located]) -> ConfigError | None:
+        if self.checkpoint is None or self.config is None or not self.is_as_trained:
             return None
         begun = list(read_records(self.checkpoint.path.parents[1] / "attempts.jsonl"))
         folder = next((Path(each["folder"]) for each in reversed(begun) if "folder" in each), None)
         if folder is None or folder == Path.cwd():
             return None
-        tree, _ = read_tree([self.config], overrides)
+        words = [each for each in overrides if isinstance(each, str)]
+        tree, _ = read_tree([self.config, *(each for each in overrides if isinstance(each, Located))], words)
         found = {key: value for key, value in _paths(tree) if not Path(value).exists() and (folder / value).exists()}
         if not found:
             return None
@@ -75,6 +89,37 @@ def _paths(tree: Located, key: str = "") -> Iterator[tuple[str, str]]:
         path = re.sub(r"(\.py):\w+$", r"\1", tree.value)
         if path and len(path) < _LONGEST and "\n" not in path and not Path(path).expanduser().is_absolute():
             yield key, path
+
+
+def load(
+    name: str | None,
+    configs: Sequence[Path | Located],
+    overrides: Sequence[str | Located],
+    on_damage: Callable[[Checkpoint, CheckpointError], None],
+) -> tuple[LoadedConfig, Subject | None]:
+    """The config of an evaluation, and what was named.
+
+    Args:
+        name: The model, as in ``subject``; None for that of the config.
+        configs: By default that of the checkpoint's run.
+        overrides: Words of the command line, or values.
+
+    Raises:
+        CheckpointError: As ``subject``.
+        ConfigError: Everything that is wrong with the config.
+        PluginError: Plugins cannot be used.
+    """
+    found = None if name is None else subject(name, on_damage)
+    if found is not None:
+        found = replace(found, is_as_trained=not configs)
+        configs = configs or ([found.config] if found.config else [])
+        overrides = [*found.overrides, *overrides]
+    words = [each for each in overrides if isinstance(each, str)]
+    configs = [*configs, *(each for each in overrides if isinstance(each, Located))]
+    with found.explaining(overrides) if found is not None else nullcontext():
+        loaded = load_config(configs, words, options_class=options_class, optional=OPTIONAL)
+    remember_secrets(loaded.config.model_dump(mode="json"))
+    return loaded, found
 
 
 def subject(name: str, on_damage: Callable[[Checkpoint, CheckpointError], None]) -> Subject:

@@ -34,8 +34,8 @@ def check_reward(
     or missing, a reward that is not made for it may raise.
 
     Args:
-        reward: A registered name, a class, a reward, a function (see ``mmrl.foreign_rewards``), or that of a file as
-            ``path/to/file.py:function``.
+        reward: A registered name, a class, a reward, a function (see ``mmrl.foreign_rewards``), or what a file has, as
+            ``path/to/file.py:name``.
         options: The reward's options, unless it is made already.
         rollouts: What to score instead, those of a prompt side by side: ``make_rollouts`` makes them, for a reward
             that needs columns or images.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import socket
@@ -314,6 +315,24 @@ def test_other_versions_on_a_node_are_named(group_of, vision):
     old = answers(here, f"{DISTRIBUTION} 0.0.1")
     with pytest.raises(PluginError, match=r"node host-b has another \w+ plugin"):
         check_installations(group_of(FakeRanks(["a", "b"], {0: same, 1: old})), vision.config())
+
+
+def test_another_file_of_the_algorithm_on_a_node_is_named(group_of, vision, tmp_path):
+    (tmp_path / "rule.py").write_text("class Rule: ...")
+    config = vision.config(algorithm={"name": f"{tmp_path}/rule.py:Rule"})
+    here = installed_versions(["torch", "transformers", "deepspeed", "mmrl"])
+
+    def answers(version: str) -> dict[str, Callable[[], Any]]:
+        plugins = {
+            (kind, spec.name): version if kind == "algorithm" else f"mmrl {__import__('mmrl').__version__}"
+            for _, kind, spec in config.plugins()
+        }
+        return {"installation": lambda: Installation(here, plugins)}
+
+    same = answers(f"file {hashlib.sha256(b'class Rule: ...').hexdigest()[:12]}")
+    check_installations(group_of(FakeRanks(["a", "b"], {0: same, 1: same})), config)
+    with pytest.raises(PluginError, match=r"node host-b has another algorithm plugin '.*rule.py:Rule'"):
+        check_installations(group_of(FakeRanks(["a", "b"], {0: same, 1: answers("file 0")})), config)
 
 
 def test_a_port_stays_reserved_until_the_ranks_meet():

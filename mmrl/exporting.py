@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mmrl.engine.exporting import Export
 
 PROVENANCE = "mmrl.json"
+DTYPES = "float32", "bfloat16", "float16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def export(
     out: Path,
     *,
     dtype: str | None = None,
-    shard_bytes: int | None = None,
+    shard_gb: float | None = None,
     adapter: bool = False,
     base: str | None = None,
     on_damage: Callable[[Checkpoint, CheckpointError], None],
@@ -95,7 +96,7 @@ def export(
     Args:
         source: A checkpoint, a run (its newest good checkpoint is meant), or a Hugging Face folder.
         dtype: ``float32``, ``bfloat16`` or ``float16``; None for the stored one.
-        shard_bytes: Most bytes of a file of weights.
+        shard_gb: Most of a file of weights, in gigabytes.
         adapter: Whether an adapter stays one; else it is merged into its model.
         base: The model that was adapted, where it is not what the adapter says.
         on_damage: Called with each checkpoint of a run that is newer and damaged.
@@ -106,6 +107,15 @@ def export(
         NumericsError: What was written does not compute what the source does.
         ResourceError: The disk is full, or cannot be read or written.
     """
+    if dtype not in (None, *DTYPES):
+        raise ConfigError(f"--dtype is {dtype!r}", where="mmrl export", possible=", ".join(DTYPES))
+    if adapter and (dtype or shard_gb):
+        raise ConfigError(
+            "--adapter copies the adapter as it is", where="--dtype, --shard-size", remedy="leave them out"
+        )
+    if shard_gb is not None and not 1e-4 <= shard_gb < 1e6:
+        raise ConfigError(f"--shard-size is {shard_gb}", where="mmrl export", possible="gigabytes, from 0.0001 on")
+    shard_bytes = None if shard_gb is None else int(shard_gb * 1e9)
     prepare_process()
     out = out.expanduser().resolve()
     _check_out(out)

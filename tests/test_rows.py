@@ -1,0 +1,46 @@
+"""Rows of this process, written so that a loader reads them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mmrl.config import DatasetSpec
+from mmrl.errors import ConfigError, DataError
+from mmrl.registry import create
+from mmrl.rows import write_rows
+
+
+def test_images_in_every_form_are_read_as_they_were(tmp_path: Path) -> None:
+    picture = Image.fromarray(np.arange(27, dtype=np.uint8).reshape(3, 3, 3))
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    (tmp_path / "picture.png").write_bytes(buffer.getvalue())
+    forms = [picture, buffer.getvalue(), tmp_path / "picture.png", {"bytes": buffer.getvalue(), "path": None}]
+    rows = [{"problem": f"<image>{n}?", "images": [form], "answer": str(n)} for n, form in enumerate(forms)]
+    path = write_rows([*rows, {"problem": "none?", "images": [], "answer": "4", "extra": 1}], tmp_path)
+    prompts = create("dataset", DatasetSpec(name="table", path=str(path))).load()
+    assert [prompt.id for prompt in prompts] == [f"train/{n}" for n in range(5)]
+    assert [prompt.columns["extra"] for prompt in prompts] == [None] * 4 + [1]
+    for prompt in prompts[:4]:
+        found = Image.open(io.BytesIO(prompt.images[0].data))
+        assert np.array_equal(np.asarray(found), np.asarray(picture))
+    assert not prompts[4].images
+    assert write_rows([*rows, {"problem": "none?", "images": [], "answer": "4", "extra": 1}], tmp_path) == path
+
+
+def test_rows_that_cannot_be_written_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no rows"):
+        write_rows([], tmp_path)
+    with pytest.raises(ConfigError, match="a row is a str, and no mapping"):
+        write_rows(["a"], tmp_path)
+    with pytest.raises(DataError, match="the column a holds values of several kinds"):
+        write_rows([{"a": 1}, {"a": "x"}], tmp_path)
+    with pytest.raises(DataError, match=r"nowhere.png cannot be read: No such file") as caught:
+        write_rows([{"images": [Path("nowhere.png")]}], tmp_path)
+    assert caught.value.where == "dataset, row 0, images"
+    assert not list(tmp_path.iterdir())
