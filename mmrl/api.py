@@ -193,6 +193,7 @@ def _checked(config: ConfigLike, overrides: Mapping[str, Any], rewards: Any, dat
     run_dir = _value(tree, "trainer", "run_dir") or TrainerConfig.model_fields["run_dir"].default
     given = Located({}, "arguments")
     folder = Path(str(run_dir)).expanduser().absolute() / GIVEN
+    check_place(folder.parent)
     with _kept_if_good(folder):
         values: dict[str, Any] = {}
         if rewards:

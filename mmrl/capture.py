@@ -25,7 +25,7 @@ from mmrl.config import Kind
 from mmrl.errors import ConfigError
 from mmrl.redaction import Redactor
 from mmrl.registry import list_plugins
-from mmrl.run_directory import check_place, making, replace_file
+from mmrl.run_directory import making, replace_file
 
 GIVEN = "given"
 """The folder in RUN for what ``mmrl.train`` was given."""
@@ -61,7 +61,6 @@ def reference(kind: Kind, value: Any, folder: Path) -> str:
     version = hashlib.sha256(source.encode()).hexdigest()[:12]
     path = folder / f"{value.__name__}-{version}.py"
     with making(folder.parent):
-        check_place(folder.parent)
         folder.mkdir(parents=True, exist_ok=True)
     if not path.exists():
         replace_file(path, source)

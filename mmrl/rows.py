@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import ConfigError, DataError
-from mmrl.run_directory import check_place, making, writing
+from mmrl.run_directory import making, writing
 
 _GROUP_ROWS = 64
 """Rows that are decoded together: they may hold images."""
@@ -37,7 +37,6 @@ def write_rows(rows: Iterable[Any], folder: Path) -> Path:
     if not path.exists():
         temporary = path.with_suffix(".new")
         with making(folder.parent):
-            check_place(folder.parent)
             path.parent.mkdir(parents=True, exist_ok=True)
         with writing(path):
             temporary.write_bytes(data)

@@ -73,10 +73,19 @@ def test_paths_of_a_run_that_was_started_elsewhere_are_named(run, tmp_path, monk
     (away / "here.jinja").write_text("")
     monkeypatch.chdir(away)
     found = subject(str(run), never)
-    error = found.misplaced(found.overrides)
-    assert error is not None and error.what.endswith(f"from where it was started, {home}")
+    with pytest.raises(ConfigError) as caught, found.explaining(found.overrides):
+        raise DataError("there is no such file")
+    error = caught.value
+    assert error.what.endswith(f"from where it was started, {home}")
     assert error.where == "data.eval.path: rows.jsonl, rewards.0.name: score.py"
     assert error.remedy.endswith(f"or name them from here: data.eval.path={home / 'rows.jsonl'}")
-    assert found.misplaced(["data.eval.path=/x", "rewards=[]"]) is None
+    with pytest.raises(DataError), found.explaining(["data.eval.path=/x", "rewards=[]"]):
+        raise DataError("another fault")
+    given = Located.of({"data": {"eval": {"path": "/x"}}, "rewards": []}, "overrides")
+    with pytest.raises(DataError), found.explaining([given]):
+        raise DataError("another fault")
+    with pytest.raises(DataError), replace(found, is_as_trained=False).explaining():
+        raise DataError("of another config")
     monkeypatch.chdir(home)
-    assert found.misplaced([]) is None
+    with pytest.raises(DataError), found.explaining():
+        raise DataError("another fault")
