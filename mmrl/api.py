@@ -62,7 +62,7 @@ def train(
     config: ConfigLike,
     overrides: Mapping[str, Any] = _NOTHING,
     *,
-    rewards: Sequence[RewardLike] = (),
+    rewards: RewardLike | Sequence[RewardLike] = (),
     dataset: Sequence[Mapping[str, Any]] | type[DatasetLoader] | None = None,
     algorithm: str | type[Algorithm] | None = None,
     callbacks: Sequence[Callback] = (),
@@ -131,6 +131,7 @@ def evaluate(
     Raises:
         MMRLError: The config, the data, a plugin or the machine does not allow it.
         KeyboardInterrupt: Ctrl-C.
+        InterruptedError: Somebody else's signal came.
     """
     options = {
         "samples": samples,
@@ -172,6 +173,7 @@ def export(
     Raises:
         MMRLError: There is no model, it does not agree with its source, or ``out`` cannot be taken.
         KeyboardInterrupt: Ctrl-C; nothing was exported.
+        InterruptedError: Somebody else's signal came; nothing was exported.
     """
     options = {"dtype": dtype, "adapter": adapter, "base": base, "shard_gb": shard_gb}
     request = {"source": os.fspath(checkpoint), "out": str(out), "options": options}
@@ -191,13 +193,14 @@ def _checked(config: ConfigLike, overrides: Mapping[str, Any], rewards: Any, dat
     over = Located.of_dotted(overrides, "overrides")
     tree, _ = read_tree([base, over])
     run_dir = _value(tree, "trainer", "run_dir") or TrainerConfig.model_fields["run_dir"].default
-    given = Located({}, "arguments")
     folder = Path(str(run_dir)).expanduser().absolute() / GIVEN
     check_place(folder.parent)
     with _kept_if_good(folder):
         values: dict[str, Any] = {}
         if rewards:
-            entries = [each if isinstance(each, Mapping) else {"name": each} for each in rewards]
+            single = isinstance(rewards, str | Mapping) or callable(rewards)
+            listed = [rewards] if single else rewards
+            entries = [each if isinstance(each, Mapping) else {"name": each} for each in listed]
             values["rewards"] = [{**each, "name": reference("reward", each.get("name"), folder)} for each in entries]
         if algorithm is not None:
             values["algorithm"] = {"name": reference("algorithm", algorithm, folder)}
@@ -212,8 +215,8 @@ def _checked(config: ConfigLike, overrides: Mapping[str, Any], rewards: Any, dat
                     'overrides={"data.train.name": ...}; `mmrl plugins` lists those of kind dataset',
                 )
             values["data"] = {"train": {"path": str(write_rows(dataset, folder))}}
-        given = Located.of(values, "arguments of mmrl.train")
-        return load_config([base, given, over], options_class=options_class).config
+        arguments = Located.of(values, "arguments of mmrl.train")
+        return load_config([base, arguments, over], options_class=options_class).config
 
 
 def _value(tree: Located, *path: str) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import hashlib
 import inspect
 import linecache
@@ -137,6 +138,10 @@ class _Source:
             self._no(f"two things that it uses are called {value.__name__}")
         source, node = self._found(value, known_as)
         inner = _inner(value)
+        names = vars(sys.modules[value.__module__]) if isinstance(inner, type) else inner.__globals__
+        decorated = getattr(node, "decorator_list", []) and names.get(value.__name__, value) is value
+        if value is not inner and not decorated:
+            self._no(f"{known_as} is wrapped in another function, which its source does not show")
         functions = [*_methods(inner)] if isinstance(inner, type) else [inner]
         if closed := [name for each in functions for name in each.__code__.co_freevars if name != "__class__"]:
             self._no(
@@ -144,7 +149,6 @@ class _Source:
                 "make that an argument with a default, which is an option in the config; or " + _IN_FILE,
             )
         self._postpones |= any(each.__code__.co_flags & _POSTPONED for each in functions)
-        names = vars(sys.modules[value.__module__]) if isinstance(inner, type) else inner.__globals__
         for name in sorted(_global_names(source) - {value.__name__}):
             self._need(name, names, node)
         self._definitions[value.__name__] = f"\n{source}"
@@ -222,18 +226,31 @@ def _methods(cls: type) -> Iterator[Any]:
 
 
 def _class_source(cls: type) -> str:
-    """The source of a class; of a notebook's, which has no file, from the cell of its methods."""
+    """The source of a class; of a notebook's, which has no file, from its cell.
+
+    That is the cell of its methods; of a class without any, the last one that defines such a class.
+    """
     try:
         return inspect.getsource(cls)
     except (TypeError, OSError):
         cells = [method.__code__.co_filename for method in _methods(cls)]
+    if not cells and vars(sys.modules[cls.__module__]).get(cls.__name__) is cls:
+        cells = [name for name in reversed([*linecache.cache]) if not Path(name).exists()]
     for cell in dict.fromkeys(cells):
         lines = linecache.getlines(cell)
-        for node in ast.walk(ast.parse("".join(lines))):
-            if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
+        for node in _classes("".join(lines)):
+            if node.name == cls.__name__:
                 first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
                 return "".join(lines[first - 1 : node.end_lineno])
-    raise OSError("a class of a notebook is found by its methods")
+    raise OSError("no cell of a notebook defines it")
+
+
+def _classes(source: str) -> Iterator[ast.ClassDef]:
+    """The classes that a cell defines, the last one first; of what is no Python none."""
+    with contextlib.suppress(SyntaxError):
+        for node in reversed([*ast.walk(ast.parse(source))]):
+            if isinstance(node, ast.ClassDef):
+                yield node
 
 
 def _global_names(source: str) -> set[str]:
@@ -271,17 +288,19 @@ def _constant(value: Any) -> str | None:
     """Python for a simple value; None if it is none."""
     if isinstance(value, re.Pattern):
         return f"re.compile({value.pattern!r}, {value.flags})"
+    if type(value) in (set, frozenset) and all(map(_is_simple, value)):  # in an order that is always the same
+        return f"{type(value).__name__}([{', '.join(sorted(map(repr, value)))}])"
     try:
         shown = repr(value) if _is_simple(value) else None
         if shown is None or len(shown) > _MAX_CONSTANT or ast.literal_eval(shown) != value:
             return None
-    except (ValueError, SyntaxError, RecursionError):  # such as infinity, an empty set
+    except (ValueError, SyntaxError, RecursionError):  # such as infinity
         return None
     return shown
 
 
 def _is_simple(value: Any) -> bool:
-    if type(value) in (list, tuple, set):
+    if type(value) in (list, tuple):
         return all(map(_is_simple, value))
     if type(value) is dict:
         return all(_is_simple(key) and _is_simple(item) for key, item in value.items())

@@ -78,7 +78,8 @@ class Errand:
         out, err = cast(IO[bytes], self._process.stdout), cast(IO[bytes], self._process.stderr)
         self._streams = {out.fileno(): _Relay(out, lambda: sys.stdout), err.fileno(): _Relay(err, lambda: sys.stderr)}
         with contextlib.suppress(BrokenPipeError):
-            self._caller.write(json.dumps({"task": task, "outcome": str(self._outcome), **request}).encode() + b"\n")
+            whole = {"task": task, "outcome": str(self._outcome), **request}
+            self._caller.write(json.dumps(whole, default=str).encode() + b"\n")
             self._caller.flush()
 
     def stop(self, reason: str) -> None:

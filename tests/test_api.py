@@ -192,6 +192,7 @@ def test_a_module_gives_its_function_by_name(runs: Runs) -> None:
     config = _checked(mapping(runs), {}, [late], None, None)
     assert config.rewards[0].name in (f"import:{__name__}:late", f"{Path(__file__)}:late")
     assert config.rewards[0].metric == "late" and not (runs.folder / "run").exists()
+    assert _checked(mapping(runs), {}, late, None, None).rewards == config.rewards
 
 
 def test_an_error_of_the_config_rises_at_once_and_leaves_nothing(runs: Runs) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import linecache
 import math
 import sys
@@ -42,12 +41,12 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> Iterator[Define]:
 
 def test_a_cells_function_comes_with_all_that_it_names(cell: Define, tmp_path: Path) -> None:
     cell("import os.path, re\nimport numpy as np\nfrom math import sqrt as root\nfrom collections.abc import Sequence")
-    cell("BASE = 2\nTABLE = {'a': [1, None]}\nPATTERN = re.compile('(b+)', re.I)")
+    cell("BASE = 2\nTABLE = {'a': [1, None]}\nWORDS = {'b', 'a'}\nPATTERN = re.compile('(b+)', re.I)")
     cell("class Counter:\n    step = BASE\n    def add(self, n):\n        return n + self.step\n", "Counter")
     cell("def double(x: float) -> float:\n    return BASE * x\n", "double")
     function = cell(
         "def f(rollouts: Sequence[str], scale: float = 1.0):\n"
-        "    '''More for b.'''\n"
+        "    assert 'b' in WORDS\n"
         "    bs = [len(PATTERN.findall(os.path.basename(each))) for each in rollouts]\n"
         "    return [scale * double(root(np.float64(Counter().add(n) + TABLE['a'][0]))) for n in bs]\n"
     )
@@ -56,7 +55,7 @@ def test_a_cells_function_comes_with_all_that_it_names(cell: Define, tmp_path: P
     reward = create("reward", RewardSpec(name=name, scale=10))
     assert reward.score(["aBba", "a"]) == pytest.approx([20 * math.sqrt(4), 20 * math.sqrt(3)])
     source = Path(name[: -len(":f")]).read_text()
-    assert "import os.path\n" not in source.partition("def f")[2]
+    assert "WORDS = set(['a', 'b'])" in source
     assert reference("reward", function, tmp_path) == name
     changed = cell("def f(rollouts):\n    return [0.0 for each in rollouts]\n")
     assert reference("reward", changed, tmp_path) != name
@@ -65,16 +64,18 @@ def test_a_cells_function_comes_with_all_that_it_names(cell: Define, tmp_path: P
 def test_a_cells_class_comes_with_its_bases_and_options(cell: Define, tmp_path: Path) -> None:
     cell("from mmrl import PluginConfig, Reward")
     cell("class Base(Reward):\n    def value(self, text):\n        return len(text) * self.config.per_letter\n", "Base")
+    cell("class Options(PluginConfig):\n    per_letter: float = 3.0\n")
+    cell("class Options(PluginConfig):\n    per_letter: float = 1.0\n")
     cls = cell(
         "class Longest(Base):\n"
-        "    class Config(PluginConfig):\n"
-        "        per_letter: float = 1.0\n"
+        "    class Config(Options): ...\n"
         "    def score_one(self, rollout):\n"
         "        return super().value(rollout)\n",
         "Longest",
     )
     name = reference("reward", cls, tmp_path)
     assert create("reward", RewardSpec(name=name, per_letter=2)).score_one("abc") == 6
+    assert create("reward", RewardSpec(name=name)).score_one("abc") == 3
 
 
 def test_postponed_annotations_stay_so(cell: Define, tmp_path: Path) -> None:
@@ -110,9 +111,6 @@ def test_what_a_file_has_that_is_no_importable_module_is_called_by_the_file(
     assert create("reward", PluginSpec(name=name)).score([1]) == [1.0]
 
 
-MODEL = object()
-
-
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -124,6 +122,11 @@ MODEL = object()
         ("model = object()\ndef f(rollouts): return [model]", "it uses model, a live object of this process: object"),
         ("def f(rollouts): return [missing]", "it names missing, which is not defined"),
         ("import __main__ as me\ndef f(rollouts): return [me.x]", "module __main__, which no other process can import"),
+        (
+            "import functools\ndef f(rollouts): return [1]\ndef wrap(g):\n    @functools.wraps(g)\n"
+            "    def inner(x): return g(x)\n    return inner\ng = f\nf = wrap(f)",
+            "f is wrapped in another function, which its source does not show",
+        ),
         ("exec('def f(rollouts): return [1]')", "the source of f cannot be found"),
         ("key = 'sk-0123456789abcdefghij'\ndef f(rollouts): return [key]", "its source holds a secret"),
         ("import functools\nf = functools.partial(print, 1)", "partial functools.partial(.*) is no function or class"),
@@ -140,7 +143,6 @@ def test_what_cannot_travel_is_refused_by_name(cell: Define, tmp_path: Path, cod
 
 
 def test_decorators_come_too_and_the_wrapped_function_is_the_one_that_counts(cell: Define, tmp_path: Path) -> None:
-    assert functools
     cell(
         "import functools\n"
         "def doubled(function):\n"
