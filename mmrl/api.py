@@ -23,6 +23,7 @@ from mmrl.errors import ConfigError
 from mmrl.interfaces import Algorithm, DatasetLoader, Reward
 from mmrl.registry import options_class
 from mmrl.rows import write_rows
+from mmrl.run_directory import check_place
 from mmrl.run_reader import NewMetrics, Run
 
 ConfigLike = str | Path | Mapping[str, Any]

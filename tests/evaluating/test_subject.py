@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mmrl.checkpoints import Checkpoint, CheckpointError, Checkpoints
+from mmrl.config_files import Located
+from mmrl.errors import ConfigError, DataError
 from mmrl.evaluating.subject import subject
 
 
