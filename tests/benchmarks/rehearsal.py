@@ -87,11 +87,11 @@ TABLE: Mapping[str, Rehearsal] = {
     ),
     "qwen2_5_0_5b": Rehearsal(
         "Qwen2.5-0.5B, float32, two ranks, ZeRO 3", "Qwen2.5-0.5B-Instruct", "float32",
-        prompts=4, group=4, most=500, mean=170, prompt_tokens=512, memory_gib=22, disk_gib=20, settings=HALF_B,
+        prompts=4, group=4, most=500, mean=170, prompt_tokens=512, memory_gib=22.5, disk_gib=20, settings=HALF_B,
     ),
     "qwen2_5_0_5b_tp2": Rehearsal(
         "Qwen2.5-0.5B, float32, two ranks, ZeRO 3, TP 2", "Qwen2.5-0.5B-Instruct", "float32",
-        prompts=4, group=4, most=500, mean=170, prompt_tokens=512, memory_gib=20, disk_gib=20,
+        prompts=4, group=4, most=500, mean=170, prompt_tokens=512, memory_gib=22, disk_gib=20,
         settings={**HALF_B, "sampler": {"tensor_parallel_size": 2}},
     ),
     "qwen2_vl_2b": Rehearsal(
@@ -182,7 +182,7 @@ class _Stage:
         command = [sys.executable, "-m", "mmrl", words[0], *([str(self._path)] if config else []), *words[1:]]
         log = self._folder / f"{name}.log"
         print(f"  {name}: mmrl {' '.join(command[3:])}", file=sys.stderr)
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "RAY_memory_usage_threshold": "0.98"}
         printed, found = watch(command, log, self._run_dir / "checkpoints", environment)
         self.found[name] = found
         print(f"  {name}: {found.seconds:.0f} s, at most {found.together / 2**30:.1f} GiB together, "
