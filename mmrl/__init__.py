@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from mmrl.types import (
         IMAGE_PLACEHOLDER,
         Batch,
+        Candidate,
         Credit,
         EncodedPrompt,
         FinishReason,
@@ -74,6 +75,7 @@ __all__ = [
     "Algorithm",
     "Answer",
     "Batch",
+    "Candidate",
     "ConfigError",
     "CorrectionMode",
     "Credit",

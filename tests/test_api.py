@@ -35,8 +35,8 @@ PLUGINS = {
     "KLEstimator", "Needs", "Plugin", "PluginConfig", "Refill", "Reward", "RunFacts", "Scores", "Tracker",
 }  # fmt: skip
 RECORDS = {
-    "Batch", "Credit", "EncodedPrompt", "FinishReason", "IMAGE_PLACEHOLDER", "ImageRef", "Message", "PackedTokens",
-    "Prompt", "RawImage", "Rollout", "RolloutGroup", "Sample", "Score", "ScoredGroup", "Segment", "TokenLoss",
+    "Batch", "Candidate", "Credit", "EncodedPrompt", "FinishReason", "IMAGE_PLACEHOLDER", "ImageRef", "Message",
+    "PackedTokens", "Prompt", "RawImage", "Rollout", "RolloutGroup", "Sample", "Score", "ScoredGroup", "Segment", "TokenLoss",
 }  # fmt: skip
 
 
