@@ -36,7 +36,8 @@ PLUGINS = {
 }  # fmt: skip
 RECORDS = {
     "Batch", "Candidate", "Credit", "EncodedPrompt", "FinishReason", "IMAGE_PLACEHOLDER", "ImageRef", "Message",
-    "PackedTokens", "Prompt", "RawImage", "Rollout", "RolloutGroup", "Sample", "Score", "ScoredGroup", "Segment", "TokenLoss",
+    "PackedTokens", "Prompt", "RawImage", "Rollout", "RolloutGroup", "Sample", "Score", "ScoredGroup", "Segment",
+    "TokenLoss",
 }  # fmt: skip
 
 
