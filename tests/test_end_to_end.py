@@ -149,7 +149,8 @@ def test_a_run_directory_holds_the_contracts_files(runs):
         "state/learner.json", "state/generators.safetensors",
     )}  # fmt: skip
     saved.add("checkpoints/step-000002/state/optimizer-00001-of-00001.safetensors")
-    always = {".lock", "config.yaml", "environment.json", "metrics.jsonl", "attempts.jsonl", "ledger.jsonl"} | saved
+    always = {".lock", "config.yaml", "environment.json", "engines.log", *saved}
+    always |= {"metrics.jsonl", "attempts.jsonl", "ledger.jsonl"}
     rollouts = {"rollouts/step-000001.jsonl", "rollouts/step-000002.jsonl"}
     processor = {f"checkpoints/step-{step}/model/processor_config.json" for step in ("000000", "000002")} | {"media"}
     assert tree(runs["first"]) == always | rollouts | processor
@@ -193,6 +194,9 @@ def test_the_same_config_and_seed_give_the_same_numbers_to_the_last_digit(runs):
     assert one.numbers != runs["half"].numbers
 
 
+PHASES = ("step 2", "prompts", "sync", "generate", "score", "logprob", "credit", "update", "record")
+
+
 def test_a_profile_shows_the_phases_and_changes_nothing(runs):
     """Nothing: the run before is the same without it."""
     (trace,) = (runs["second"].path / "profile").iterdir()
@@ -201,7 +205,7 @@ def test_a_profile_shows_the_phases_and_changes_nothing(runs):
     with gzip.open(trace) as file:
         events = json.load(file)["traceEvents"]
     spans = {e["name"]: (e["ts"], e["ts"] + e["dur"]) for e in events if e["name"].startswith("mmrl.")}
-    assert spans.keys() == {f"mmrl.{n}" for n in ("step 2", "sync", "generate", "score", "logprob", "update")}
+    assert spans.keys() == {f"mmrl.{n}" for n in PHASES}
     start, end = spans["mmrl.update"]
     assert any(e["name"].startswith("aten::") and start < e["ts"] < end for e in events)
     seconds = runs["second"].metrics[2]["perf/update_s"]
@@ -334,10 +338,18 @@ def test_a_text_model_trains_on_text_rows_without_vllm(runs):
     assert event["kind"] == "dropped" and event["prompt"].endswith("/6") and "max_prompt_tokens" in event["reason"]
 
 
-def test_the_console_has_a_line_per_step(runs):
+def test_the_console_tells_the_start_a_line_per_step_and_the_end(runs):
     lines = runs["first"].process.stdout.splitlines()
-    assert [line.split()[:2] for line in lines] == [["step", f"{step}/2"] for step in (0, 1, 2)]
-    assert "reward" in lines[1] and "acc" in lines[1]
+    begin = next(index for index, line in enumerate(lines) if line.startswith("step"))
+    titles = [line.split()[0] for line in lines[:begin] if line[0] != " "]
+    assert titles == ["run", "model", "train", "eval", "batches", "files", "Ctrl-C", "engines"]
+    assert [line.strip() for line in lines[begin - 3 : begin - 1]] == ["the sampler starts", "the learner starts"]
+    assert lines[begin - 1].strip().startswith("ready after ")
+    steps = lines[begin : begin + 3]
+    assert [line.split()[:2] for line in steps] == [["step", f"{step}/2"] for step in (0, 1, 2)]
+    assert "reward" in steps[1] and "acc" in steps[1]
+    assert [line.split()[0] for line in lines[begin + 3 :] if line[0] != " "] == ["done", "outcome", "policy", "next"]
+    assert "Triton" not in runs["first"].process.stderr and "NUMA" not in runs["first"].process.stderr
 
 
 def test_a_folder_that_holds_a_run_is_left_alone_finished_or_refused(runs, capsys):

@@ -320,11 +320,11 @@ def test_other_versions_on_a_node_are_named(group_of, vision):
 def test_another_file_of_the_algorithm_on_a_node_is_named(group_of, vision, tmp_path):
     (tmp_path / "rule.py").write_text("class Rule: ...")
     config = vision.config(algorithm={"name": f"{tmp_path}/rule.py:Rule"})
-    here = installed_versions(["torch", "transformers", "deepspeed", "mmrl"])
+    here = installed_versions(["torch", "transformers", "deepspeed", DISTRIBUTION])
 
     def answers(version: str) -> dict[str, Callable[[], Any]]:
         plugins = {
-            (kind, spec.name): version if kind == "algorithm" else f"mmrl {__import__('mmrl').__version__}"
+            (kind, spec.name): version if kind == "algorithm" else f"{DISTRIBUTION} {__version__}"
             for _, kind, spec in config.plugins()
         }
         return {"installation": lambda: Installation(here, plugins)}
