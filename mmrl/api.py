@@ -6,6 +6,7 @@ Each runs in a process of its own (``mmrl.errand``), so a notebook may call them
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.capture import GIVEN, reference
-from mmrl.config import Config, load_config
+from mmrl.config import LoadedConfig, load_config
 from mmrl.config_files import Located, read_tree
 from mmrl.config_sections import TrainerConfig
 from mmrl.errand import Errand
@@ -90,7 +91,10 @@ def train(
         MMRLError: As ``mmrl train``; its exit codes are these classes.
         KeyboardInterrupt: Ctrl-C, when the run has ended.
     """
-    checked = _checked(config, overrides, rewards, dataset, algorithm)
+    loaded = _loaded(config, overrides, rewards, dataset, algorithm)
+    checked = loaded.config
+    for warning in loaded.warnings:
+        warnings.warn(warning, FutureWarning, stacklevel=2)
     run = Run(checked.trainer.run_dir)
     new = NewMetrics(run.path)
     errand = Errand("train", {"config": checked.model_dump(mode="json")}, str(run.path))
@@ -188,7 +192,9 @@ def _complete(answer: dict[str, Any], stopped: str) -> dict[str, Any]:
     return answer
 
 
-def _checked(config: ConfigLike, overrides: Mapping[str, Any], rewards: Any, dataset: Any, algorithm: Any) -> Config:
+def _loaded(
+    config: ConfigLike, overrides: Mapping[str, Any], rewards: Any, dataset: Any, algorithm: Any
+) -> LoadedConfig:
     """The config of a run, checked; what was given stands in files of the run's folder, unless there are errors."""
     base = Located.of(config, "config") if isinstance(config, Mapping) else Path(config).expanduser()
     over = Located.of_dotted(overrides, "overrides")
@@ -217,7 +223,7 @@ def _checked(config: ConfigLike, overrides: Mapping[str, Any], rewards: Any, dat
                 )
             values["data"] = {"train": {"path": str(write_rows(dataset, folder))}}
         arguments = Located.of(values, "arguments of mmrl.train")
-        return load_config([base, arguments, over], options_class=options_class).config
+        return load_config([base, arguments, over], options_class=options_class)
 
 
 def _value(tree: Located, *path: str) -> Any:

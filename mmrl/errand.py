@@ -292,6 +292,8 @@ def _evaluate(request: Mapping[str, Any], interruption: Interruption) -> Answer:
     loaded, subject = load(request["model"], configs, overrides, lambda _, error: _complain(error))
     output = request["options"].pop("output")
     options = evaluation.Options(**request["options"], output=None if output is None else Path(output))
+    for warning in loaded.warnings:
+        _print_error(f"mmrl: warning: {warning}")
     checkpoint = None if subject is None else subject.checkpoint
     with subject.explaining(overrides) if subject is not None else contextlib.nullcontext():
         found = evaluation.evaluate(loaded.config, options, checkpoint=checkpoint, interruption=interruption)
@@ -307,10 +309,14 @@ def _export(request: Mapping[str, Any], interruption: Interruption) -> Answer:
 
 
 def _complain(error: MMRLError) -> None:
+    _print_error(f"mmrl: {error}")
+
+
+def _print_error(text: str) -> None:
     from mmrl.console import visible
     from mmrl.redaction import Redactor
 
-    print(visible(Redactor()(f"mmrl: {error}"), keep="\n"), file=sys.stderr, flush=True)
+    print(visible(Redactor()(text), keep="\n"), file=sys.stderr, flush=True)
 
 
 _TASKS = {"train": _train, "evaluate": _evaluate, "export": _export}

@@ -362,7 +362,8 @@ class Tracker(Plugin):
     """Sends metrics somewhere. Called from a thread of its own: it can neither stop nor slow a run.
 
     A run that goes on makes a new object: ``restore`` if there is a ``state``, then ``start``; steps after the
-    checkpoint that it goes on from are logged again.
+    checkpoint that it goes on from are logged again. What its service prints belongs on the console with ``mmrl train
+    --verbose`` only, where the environment has ``MMRL_VERBOSE=1``.
     """
 
     @abstractmethod

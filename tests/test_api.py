@@ -225,8 +225,9 @@ def test_an_error_of_the_run_is_that_of_the_command(runs: Runs, capsys: pytest.C
     config = runs.config()
     assert main(["train", str(config)]) == 3
     told = capsys.readouterr().err
-    with pytest.raises(DataError) as caught:
-        mmrl.train(config)
+    old = {"sampler.memory_fraction": 0.4}  # its name in 0.2.0
+    with pytest.raises(DataError) as caught, pytest.warns(FutureWarning, match="sampler.gpu_memory_utilization"):
+        mmrl.train(config, old)
     assert told == f"mmrl: {caught.value}\n"
 
 
@@ -251,9 +252,11 @@ def test_a_callback_stops_the_run_with_false_and_with_an_error(runs: Runs) -> No
     assert run.checkpoints[-1].step > last
 
 
-def test_an_evaluation_answers_as_the_command(runs: Runs) -> None:
+def test_an_evaluation_answers_as_the_command(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     data = {"eval": {"name": "table", "path": runs.rows}}
-    found = mmrl.evaluate(runs.model, {"data": data, "rewards": [{"name": f"{REWARDS}:early"}]}, samples=2, limit=3)
+    config = {"data": data, "rewards": [{"name": f"{REWARDS}:early"}], "sampler": {"memory_fraction": 0.4}}
+    found = mmrl.evaluate(runs.model, config, samples=2, limit=3)
+    assert "sampler.memory_fraction is now called sampler.gpu_memory_utilization" in capsys.readouterr().err
     assert found.data["settings"]["samples"] == 2 and found.data["counts"]["prompts"] == 3
     assert found.metrics["eval/accuracy"] == found.data["metrics"]["eval/accuracy"]["value"]
     assert str(found).startswith(f"model   {runs.model}")

@@ -45,6 +45,7 @@ QUIET = {
 }
 """Environment variables, unless the user has set them: errors are shown, progress and advice are not."""
 VERBOSE = {
+    "MMRL_VERBOSE": "1",  # for plugins
     "HF_HUB_DISABLE_PROGRESS_BARS": "0",
     "TORCH_CPP_LOG_LEVEL": "WARNING",
     "TRANSFORMERS_VERBOSITY": "warning",

@@ -12,7 +12,9 @@ RUN/swanlog, named by that id; ``swanlab sync --id ID FOLDER`` for each of them,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,20 +40,33 @@ class SwanLab(NumberedTracker):
             hardware=False, runtime=False, requirements=False, git=False, swanlab=False, monitor=False
         )
         terminal = swanlab.Settings.Terminal(proxy_type="none")
-        self._run = swanlab.init(
-            mode=self.config.mode,
-            project=self.config.project or "mmrl",
-            name=self.config.experiment or run_dir.name,
-            log_dir=str(run_dir / "swanlog"),
-            config=dict(config),
-            id=self._id,
-            resume="never" if self._id is None else "allow",
-            settings=swanlab.Settings(interactive=False, terminal=terminal, probe=probes),
-        )
+        self._folder = run_dir / "swanlog"
+        with self._notices():
+            self._run = swanlab.init(
+                mode=self.config.mode,
+                project=self.config.project or "mmrl",
+                name=self.config.experiment or run_dir.name,
+                log_dir=str(self._folder),
+                config=dict(config),
+                id=self._id,
+                resume="never" if self._id is None else "allow",
+                settings=swanlab.Settings(interactive=False, terminal=terminal, probe=probes),
+            )
         self._id = self._run.id
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({name: value for name, value in metrics.items() if math.isfinite(value)}, step=step)
 
     def finish(self) -> None:
-        self._run.finish()
+        with self._notices():
+            self._run.finish()
+
+    @contextmanager
+    def _notices(self) -> Iterator[None]:
+        """What SwanLab prints goes to swanlog/notices.txt, but the address of a run in the cloud and a verbose run's."""
+        if self.config.mode == "cloud" or os.environ.get("MMRL_VERBOSE") == "1":
+            yield
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / "notices.txt").open("a", encoding="utf-8") as file, redirect_stdout(file):
+            yield

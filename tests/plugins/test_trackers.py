@@ -97,8 +97,12 @@ def test_swanlab_in_the_cloud_is_asked_for_the_same_experiment(tmp_path, monkeyp
     assert tracker.state() == {"id": before or "new1"}
 
 
-def test_swanlab_writes_the_run_offline_without_a_connection_or_a_secret(tmp_path, monkeypatch, no_network, capfd):
+@pytest.mark.parametrize("verbose", [False, True])
+def test_swanlab_writes_the_run_offline_without_a_connection_or_a_secret(
+    tmp_path, monkeypatch, no_network, capfd, verbose
+):
     monkeypatch.setenv("SWANLAB_API_KEY", "correct-horse-battery")
+    monkeypatch.setenv("MMRL_VERBOSE", str(int(verbose)))
     hook, errors = sys.excepthook, []
 
     def work():
@@ -113,7 +117,11 @@ def test_swanlab_writes_the_run_offline_without_a_connection_or_a_secret(tmp_pat
     assert not thread.is_alive()
     assert errors == []
     assert sys.excepthook is hook
-    assert capfd.readouterr().err == ""  # where the run is, and how to upload it, goes to stdout
+    shown = capfd.readouterr()
+    assert shown.err == ""
+    notices = shown.out if verbose else (tmp_path / "swanlog" / "notices.txt").read_text()
+    assert notices.count("swanlab sync") == 2  # at the start and at the end
+    assert verbose or shown.out == ""
     files = [path for path in (tmp_path / "swanlog").rglob("*") if path.is_file()]
     written = b"".join(path.read_bytes() for path in files)
     assert b"reward/mean" in written
