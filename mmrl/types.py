@@ -219,6 +219,11 @@ class Rollout(Sample):
     weight_version: int
 
     @property
+    def turns(self) -> tuple[str, ...]:
+        """What the policy wrote, turn by turn, of which ``text`` is the last; there is one turn today."""
+        return (self.text,)
+
+    @property
     def answer(self) -> Any:
         return self.prompt.answer
 

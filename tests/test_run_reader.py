@@ -36,6 +36,7 @@ def test_a_run_is_read_from_its_folder(fake_runs: Runs) -> None:
     rollouts = list(run.rollouts(step=2))
     assert len(rollouts) == 12 and len(list(run.rollouts())) == 48
     assert set(rollouts[0].rewards) == {"letters"} and rollouts[0].text == rollouts[0].rollout.text
+    assert rollouts[0].rollout.turns == (rollouts[0].text,)
     with pytest.raises(DataError, match="no rollouts of step 20") as caught:
         run.rollouts(step=20)
     assert caught.value.possible == "1, 2, 3, 4"
