@@ -153,7 +153,9 @@ def test_completions_are_messages_where_the_row_is_a_conversation_or_the_functio
         (list, None),
     ],
 )
-def test_an_annotation_declares_texts_or_messages_if_all_its_members_are_such(annotation: Any, as_messages: bool | None) -> None:
+def test_an_annotation_declares_texts_or_messages_if_all_its_members_are_such(
+    annotation: Any, as_messages: bool | None
+) -> None:
     def typed(completions, **others):
         return [float(isinstance(each, list)) for each in completions]
 
