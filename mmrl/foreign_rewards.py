@@ -18,8 +18,8 @@ import json
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import new_class
-from typing import Any, ClassVar, cast, get_args
+from types import NoneType, UnionType, new_class
+from typing import Annotated, Any, ClassVar, Union, cast, get_args, get_origin
 
 from pydantic import TypeAdapter, create_model
 
@@ -44,6 +44,8 @@ _FOREIGN = frozenset(
 """Parameters that no function of rollouts has, and that do not tell whose convention it is."""
 _SOLUTION = frozenset({"solution_str", "predict_str", "model_output"})
 """Names of the completion in the files of verl's own, which are called by position there."""
+_TOTALS: Mapping[RewardStyle, str] = {"easyr1": "overall", "verl": "score"}
+"""The component that is the score, in the styles that always have the same."""
 _GOLD = ("solution", "answer", "ground_truth")
 """Columns in whose place the gold is given where the row has no such column."""
 
@@ -56,9 +58,11 @@ class FunctionReward(Reward):
 
     Attributes:
         style: How the function is called.
+        total: The component that is the score, where its answers have several and its style says which one it is.
     """
 
     style: ClassVar[RewardStyle] = "mmrl"
+    total: ClassVar[str | None] = None
 
     @staticmethod
     def answers(config: Any, given: Any) -> Any:
@@ -107,6 +111,7 @@ def adapt(function: Callable[..., Any], style: RewardStyle | None = None) -> typ
         "__doc__": inspect.getdoc(function),
         "Config": options,
         "style": style,
+        "total": _TOTALS.get(style),
         "answers": staticmethod(answers),
     }
     return cast(type[FunctionReward], new_class(name, (base,), {}, lambda namespace: namespace.update(members)))
@@ -216,10 +221,12 @@ def _verl(function: Callable[..., Any], signature: inspect.Signature) -> _Adapte
 def _trl(function: Callable[..., Any], signature: inspect.Signature) -> _Adapted:
     """Called by keyword with lists, an entry for each completion of a group.
 
-    ``log_metric`` makes a component of that name; ``log_extra`` is taken and keeps nothing.
+    ``log_metric`` makes a component of that name; ``log_extra`` is taken and keeps nothing. A parameter with a default
+    is given its column also where it can be no option, such as ``label``, which an entry of ``rewards`` has itself.
     """
     given = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
     others = [each for each in _named(signature) if each.name not in given]
+    names = {each.name for each in others}
     required = [each.name for each in others if each.default is each.empty]
     if "environments" in required:
         raise PluginError("it asks for TRL's environments, and there are none", remedy="give it a default")
@@ -245,7 +252,7 @@ def _trl(function: Callable[..., Any], signature: inspect.Signature) -> _Adapted
             "log_metric": metrics.log,
         }
         columns = set(rollouts[0].columns) - given - {"prompt", "completion"}
-        wanted = {*required, *(columns if takes_all else columns & defaults.keys())}
+        wanted = {*required, *(columns if takes_all else columns & names)}
         chosen = {name: getattr(config, name) for name in defaults}
         set_here = {name: value for name, value in chosen.items() if value != defaults[name]}
         lists = {name: _column(name, rollouts) for name in sorted(wanted - set_here.keys())}
@@ -276,15 +283,23 @@ class _Metrics:
         self._logged: dict[str, list[float]] = {}
 
     def log(self, name: str, value: float) -> None:
-        self._logged.setdefault(name, []).append(float(value))
+        """Keep a value, unless it is NaN or infinite: no component may be so, and in TRL it changes no score."""
+        if math.isfinite(number := float(value)):
+            self._logged.setdefault(name, []).append(number)
 
     def beside(self, scores: Any) -> Any:
         """The scores, NaN being TRL's None, with the metrics' means as further components."""
-        if not isinstance(scores, Iterable) or isinstance(scores, str | bytes):
+        scores = plain(scores)
+        if not isinstance(scores, Iterable) or isinstance(scores, str | bytes | Mapping):
             return scores
-        plain = [None if isinstance(each, float) and math.isnan(each) else each for each in scores]
+        told = [None if isinstance(each, float) and math.isnan(each) else each for each in map(plain, scores)]
         means = {name: sum(values) / len(values) for name, values in self._logged.items()}
-        return plain if not means else [_with(each, means) for each in plain]
+        return told if not means else [_with(each, means) for each in told]
+
+
+def plain(value: Any) -> Any:
+    """A number out of an array or a tensor without dimensions; anything else as it is."""
+    return value.tolist() if getattr(value, "ndim", None) == 0 and hasattr(value, "tolist") else value
 
 
 def _with(score: Any, means: Mapping[str, float]) -> Any:
@@ -340,12 +355,48 @@ def _is_conversation(value: Any) -> bool:
 
 
 def _declared(signature: inspect.Signature) -> bool | None:
-    """Whether a function says that completions are messages, or texts; None if it says nothing."""
+    """Whether a function says that completions are messages, or texts; None if it says nothing, or that both may be."""
     parameter = signature.parameters.get("completions") or signature.parameters.get("prompts")
-    inner = get_args(parameter.annotation)[:1] if parameter else ()
-    if inner == (str,):
+    if parameter is None:
+        return None
+    told = {_are_messages(element) for each in _members(parameter.annotation) for element in _elements(each)}
+    return told.pop() if len(told) == 1 else None
+
+
+def _are_messages(element: Any) -> bool | None:
+    """Whether completions of this type are messages, or texts; None if it does not tell.
+
+    A list of anything is one of messages, since nothing else that is given is a list.
+    """
+    if element is str:
         return False
-    return True if inner and inner != (Any,) else None
+    if _is_a(element, Mapping):
+        return True
+    if not _is_a(element, Sequence):
+        return None
+    return True if all(each is Any or _is_a(each, Mapping) for each in _elements(element)) else None
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """The types that a value may have by an annotation, None left out."""
+    origin = get_origin(annotation)
+    if origin in (Union, UnionType):
+        for each in get_args(annotation):
+            yield from _members(each)
+    elif origin is Annotated:
+        yield from _members(get_args(annotation)[0])
+    elif annotation is not NoneType:
+        yield annotation
+
+
+def _elements(annotation: Any) -> Iterator[Any]:
+    """The types of a list's elements."""
+    return _members(next(iter(get_args(annotation)), Any))
+
+
+def _is_a(annotation: Any, base: type) -> bool:
+    cls = get_origin(annotation) or annotation
+    return isinstance(cls, type) and issubclass(cls, base)
 
 
 def _column(name: str, rollouts: Sequence[Rollout]) -> list[Any]:
@@ -361,7 +412,8 @@ def _column(name: str, rollouts: Sequence[Rollout]) -> list[Any]:
     raise PluginError(
         f"it asks for the column {name!r}, which this row does not have",
         possible=", ".join(rollouts[0].columns) or "no columns at all",
-        remedy="rename a column of the data, give the parameter a default, or name another style",
+        remedy="rename a column of the data, give the parameter a default, or name another style, "
+        "such as style: mmrl for a function of rollouts",
     )
 
 

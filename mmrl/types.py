@@ -29,8 +29,9 @@ Score = float | Mapping[str, Any]
 """One reward's value for one rollout: any finite number, or several by name.
 
 Of several, ``overall`` or ``score`` is the value where there is one, else their sum, or what ``rewards[].weights``
-says. The others are components ``<label>/<name>`` of weight 0: logged and recorded, in no sum. Beside an ``overall`` or
-``score``, what is no number is left aside. A component may be None where it does not apply.
+says; if one rollout of an answer has it, all must. The others are components ``<label>/<name>`` of weight 0: logged and
+recorded, in no sum. Beside an ``overall`` or ``score``, what is no number is left aside. A component may be None where
+it does not apply.
 """
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional, Union
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ def scores(function: Any, style: Any = None, of: Any = None, **options: Any) -> 
     """What the adapted function answers, as a worker reads it: numbers, or (number, components)."""
     cls = adapt(function, style)
     of = rollouts() if of is None else of
-    checked = check_scores(call(cls(cls.Config(**options)), of), len(of))
+    checked = check_scores(call(cls(cls.Config(**options)), of), len(of), total=cls.total)
     return [(each.value, dict(each.parts)) if each.parts else each.value for each in checked]
 
 
@@ -135,6 +135,35 @@ def test_completions_are_messages_where_the_row_is_a_conversation_or_the_functio
     assert scores(messages) == [1.0, 1.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("annotation", "as_messages"),
+    [
+        (list[str], False),
+        (Optional[list[str]], False),  # noqa: UP045
+        (list[str] | tuple[str, ...] | None, False),
+        (Annotated[Sequence[str], "the answers"], False),
+        (list[dict[str, str]], True),
+        (list[list[dict[str, str]]] | None, True),
+        (list[list], True),
+        (list[str] | list[list[dict[str, str]]], None),
+        (Union[list[str], list[Any]], None),  # noqa: UP007
+        (list[str | list[dict[str, str]]], None),
+        (list[list[str]], None),
+        (list[Any], None),
+        (list, None),
+    ],
+)
+def test_an_annotation_declares_texts_or_messages_if_all_its_members_are_such(
+    annotation: Any, as_messages: bool | None
+) -> None:
+    def typed(completions, **others):
+        return [float(isinstance(each, list)) for each in completions]
+
+    typed.__annotations__["completions"] = annotation
+    assert adapt(typed).Config.model_fields["conversational"].default is as_messages
+    assert scores(typed) == [float(as_messages or False)] * 4
+
+
 def test_prompts_and_columns_with_images_have_the_pictures(tmp_path: Path) -> None:
     Image.new("RGB", (3, 2), "red").save(tmp_path / "a.png")
     seen: dict[str, Any] = {}
@@ -161,6 +190,18 @@ def test_not_applicable_stays_none_and_what_is_logged_is_a_component() -> None:
 
     assert scores(logs) == [None, None, (1.0, {"share": 0.25}), (0.5, {"share": 0.25})]
 
+    def of_arrays(completions, log_metric, **others):
+        log_metric("share", np.float32("nan"))
+        log_metric("size", float("inf"))
+        log_metric("size", 3)
+        return np.array([1, np.nan, 0.5, np.nan], np.float32)
+
+    assert scores(of_arrays) == [(1.0, {"size": 3.0}), None, (0.5, {"size": 3.0}), None]
+    scalars = [np.float32("nan"), np.array(np.nan), np.array(0.5, np.float16), np.float64("nan")]
+    assert scores(lambda completions: scalars) == [None, None, 0.5, None]
+    with pytest.raises(BadScores, match="got dict"):
+        scores(lambda completions: dict.fromkeys(range(4), 1.0))
+
     async def later(completions, solution, **others):
         return [None, *(float(gold in text) for text, gold in zip(completions[1:], solution[1:], strict=True))]
 
@@ -177,6 +218,21 @@ def test_a_parameter_with_a_default_is_an_option_unless_the_row_has_it() -> None
     assert scores(sized, bonus=1.0) == [4.0] * 4
     assert scores(sized, level=7) == [7.25] * 4
     assert scores(sized, of=rollouts(columns={})) == [0.25] * 4
+
+
+def test_a_parameter_that_can_be_no_option_is_the_column_where_the_row_has_it() -> None:
+    unset = object()
+    seen: dict[str, Any] = {}
+
+    def asks(completions, label=None, weight=1.0, level=unset, colour=unset):
+        seen.update(label=label, weight=weight, level=level, colour=colour)
+        return [0.0] * len(completions)
+
+    assert set(adapt(asks).Config.model_fields) == {"conversational"}
+    scores(asks, of=rollouts(columns={"prompt": "?", "label": "cat", "weight": 2, "level": 3}))
+    assert seen == {"label": ["cat"] * 4, "weight": [2] * 4, "level": [3] * 4, "colour": unset}
+    scores(asks, of=rollouts(columns={"prompt": "?"}))
+    assert seen == {"label": None, "weight": 1.0, "level": unset, "colour": unset}
 
 
 def test_a_column_that_is_missing_is_named_and_the_gold_takes_the_place_of_a_golds() -> None:
@@ -340,6 +396,44 @@ def test_components_that_cannot_be_counted_are_an_error(answer: Any, weights: An
         check_scores([answer], 1, weights)
 
 
+@pytest.mark.parametrize(
+    ("answers", "index", "expected", "got"),
+    [
+        ([{"overall": 1, "length": 100}, {"length": 900}, {"overall": 0}], 1, "'overall'", "components length"),
+        ([{"length": 900}, None, {"score": 1}], 0, "'score'", "components length"),
+        ([1.0, {"score": 1}, {"overall": 0}], 1, "'overall'", "components score"),
+        ([{"overall": 1}, {}, 0.0], 1, "'overall'", "components (none)"),
+    ],
+)
+def test_the_component_that_is_the_score_is_the_same_for_all_rollouts(
+    answers: list[Any], index: int, expected: str, got: str
+) -> None:
+    with pytest.raises(BadScores) as caught:
+        check_scores(answers, 3)
+    assert (caught.value.index, caught.value.got) == (index, got) and expected in caught.value.expected
+    weighed = check_scores([{"overall": 1, "length": 100}, {"length": 900}, None], 3, {"length": 0.5})
+    assert [each.value for each in weighed] == [50.0, 450.0, None]
+
+
+def test_functions_of_easyr1_and_verl_have_their_own_component_in_every_answer() -> None:
+    def one(reward_input):
+        return {"overall": 0.5, "accuracy": 1.0} if reward_input["response"] else {"accuracy": 0.0, "score": 9.0}
+
+    def batch(reward_inputs):
+        return [{"accuracy": 1.0} for _ in reward_inputs]
+
+    def judged(solution_str, ground_truth):
+        return {"score": 0.25, "overall": 9.0} if solution_str else {"acc": False}
+
+    for function, expected in ((one, "'overall'"), (batch, "'overall'"), (judged, "'score'")):
+        with pytest.raises(BadScores, match=expected):
+            scores(function)
+        with pytest.raises(PluginError, match=expected):
+            check_reward(function)
+    assert scores(one, of=rollouts("7")) == [(0.5, {"accuracy": 1.0})]
+    assert scores(judged, of=rollouts("7")) == [(0.25, {"overall": 9.0})]
+
+
 FILE = """
 REWARD_TYPE = "sequential"
 
@@ -349,6 +443,9 @@ def compute_score(reward_input, bonus: float = 0.0):
         return None
     fit, right = float(response.startswith("<think>")), float("7" in response)
     return {"overall": 0.9 * right + 0.1 * fit + bonus, "format": fit, "accuracy": right}
+
+def lacks(reward_input):
+    return {"accuracy": 1.0} if reward_input["response"] == "" else {"overall": 1.0, "accuracy": 1.0}
 
 def clash(rollouts):
     return [{"overall": 1.0, "accuracy": 1.0} for rollout in rollouts]
@@ -424,6 +521,12 @@ def test_weights_of_an_entry_weigh_the_components(name: str) -> None:
     assert "components accurcy, which weights names" in str(caught.value)
 
 
+def test_a_rollout_without_the_component_that_is_the_score_is_named(name: str) -> None:
+    with pytest.raises(RewardError, match="answered components accuracy") as caught:
+        scored(RewardSpec(name=name.replace("compute_score", "lacks")))
+    assert "rollout 3" in caught.value.where and "'overall', which is the score" in caught.value.possible
+
+
 def test_a_component_and_a_reward_of_one_name_are_refused(name: str) -> None:
     file = name.rpartition(":")[0]
     with pytest.raises(ConfigError, match="'x/accuracy', and a reward is called so too"):
@@ -487,3 +590,23 @@ def test_the_style_of_a_files_function_is_named_in_its_entry(tmp_path: Path) -> 
         create("reward", RewardSpec(name="exact", style="trl"))
     with pytest.raises(ConfigError, match="style"):
         from_mapping({"rewards": [{"name": path, "style": "openrlhf"}]})
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ("def f(completions): return [len(each.text) for each in completions]", "given completions, not rollouts"),
+        ("def f(completions, factor): return [factor for each in completions]", "the column 'factor'"),
+    ],
+)
+def test_a_function_of_rollouts_that_is_taken_for_trls_is_told_of_the_style(
+    tmp_path: Path, code: str, what: str
+) -> None:
+    (tmp_path / "r.py").write_text(f"{code}\n")
+    with pytest.raises(RewardError, match=what) as caught:
+        scored(RewardSpec(name=f"{tmp_path / 'r.py'}:f"))
+    assert "style: mmrl" in caught.value.remedy
+    (tmp_path / "s.py").write_text("def f(completions): return [each.size for each in completions]\n")
+    with pytest.raises(RewardError, match="no attribute 'size'") as caught:
+        scored(RewardSpec(name=f"{tmp_path / 's.py'}:f"))
+    assert caught.value.remedy == "correct the reward"

@@ -28,7 +28,7 @@ from mmrl import registry
 from mmrl.child import Line, Reply
 from mmrl.config import RewardSpec
 from mmrl.errors import MMRLError
-from mmrl.foreign_rewards import FunctionReward
+from mmrl.foreign_rewards import FunctionReward, plain
 from mmrl.interfaces import Reward
 from mmrl.types import Rollout
 
@@ -123,7 +123,7 @@ class _Call:
 
     def _values(self, answer: object, start: int, stop: int) -> Reply:
         """What the reward has answered, if it is scores."""
-        scores = check_scores(answer, stop - start, self._spec.weights)
+        scores = check_scores(answer, stop - start, self._spec.weights, total=total_of(self._reward))
         parts = {"parts": [score.parts for score in scores]} if any(score.parts for score in scores) else {}
         return {"values": [score.value for score in scores], **parts, **self._answers(start, stop)}
 
@@ -151,9 +151,17 @@ class _Call:
         if isinstance(error, BadScores):
             return {"what": f"answered {error.got}", "possible": error.expected, "index": error.index, "skip": False}
         reply = _raised(error)
-        if isinstance(self._reward, FunctionReward) and self._reward.style == "mmrl" and _takes_one(error):
+        if isinstance(error, MMRLError):
+            what = f"raised {type(error).__name__}: {_excerpt(error.what, str)}"
+            parts = {"place": error.where, "possible": error.possible, "remedy": error.remedy}
+            reply |= {"what": what, **{name: part for name, part in parts.items() if part}}
+        style = self._reward.style if isinstance(self._reward, FunctionReward) else None
+        if style == "mmrl" and _takes_one(error):
             reply["what"] += " (a file's function is given a list of rollouts and returns one number for each)"
             reply["remedy"] = "write it as def name(rollouts): return [... for rollout in rollouts]"
+        if style == "trl" and self._spec.style is None and _takes_rollouts(error):
+            reply["what"] += " (by its parameters it is a function of TRL's, which is given completions, not rollouts)"
+            reply["remedy"] = "if it takes rollouts, say so in the reward's entry: style: mmrl; else correct the reward"
         return {**reply, "skip": self._spec.on_error == "skip"}
 
     def _culprit(self) -> int | None:
@@ -172,6 +180,13 @@ def _takes_one(error: BaseException) -> bool:
     """Whether a function seems to have taken the list of rollouts for a single one."""
     about_list = re.search(r"'list'|\blist indices\b", str(error))
     return isinstance(error, AttributeError | TypeError) and about_list is not None
+
+
+def _takes_rollouts(error: BaseException) -> bool:
+    """Whether a function seems to have taken completions for rollouts."""
+    if not isinstance(error, AttributeError) or not isinstance(error.obj, str | list | dict):
+        return False
+    return error.name in {*Rollout.__dataclass_fields__, *dir(Rollout)}
 
 
 def _seed(rollout: Rollout) -> None:
@@ -218,13 +233,22 @@ class CheckedScore(NamedTuple):
     parts: Mapping[str, float | None] = MappingProxyType({})
 
 
-def check_scores(values: object, count: int, weights: Mapping[str, float] | None = None) -> list[CheckedScore]:
+def total_of(reward: Reward) -> str | None:
+    """The component that is the score of whatever the reward answers by name; None where its answers tell that."""
+    return reward.total if isinstance(reward, FunctionReward) else None
+
+
+def check_scores(
+    values: object, count: int, weights: Mapping[str, float] | None = None, *, total: str | None = None
+) -> list[CheckedScore]:
     """The scores of a group, each a number or several by name; see ``mmrl.types.Score``.
 
     Lists, tuples and arrays of Python or numpy numbers and booleans are accepted.
 
     Args:
         weights: Factors of the components in the score, of which each must then be there.
+        total: The component that is the score where there are no weights, and must then be there; None takes the first
+            of ``overall`` and ``score`` that any rollout has.
 
     Raises:
         BadScores: Anything else, with the place of the first fault.
@@ -235,7 +259,9 @@ def check_scores(values: object, count: int, weights: Mapping[str, float] | None
         raise BadScores(None, f"a list of {count} numbers", f"{type(values).__name__} {_excerpt(values)}")
     if len(values) != count:
         raise BadScores(None, f"{count} scores, one per rollout", f"{len(values)} scores")
-    return [_check_score(index, value, weights) for index, value in enumerate(values)]
+    names = {name for value in values if isinstance(value, Mapping) for name in value}
+    total = None if weights else total or next((name for name in _TOTALS if name in names), None)
+    return [_check_score(index, value, weights, total) for index, value in enumerate(values)]
 
 
 class BadScores(Exception):
@@ -246,20 +272,24 @@ class BadScores(Exception):
         self.index, self.expected, self.got = index, expected, got
 
 
-def _check_score(index: int, value: object, weights: Mapping[str, float] | None) -> CheckedScore:
+def _check_score(index: int, value: object, weights: Mapping[str, float] | None, total: str | None) -> CheckedScore:
     if value is None:
         return CheckedScore(None)
     if isinstance(value, Mapping):
-        return _check_components(index, value, weights)
+        return _check_components(index, value, weights, total)
     if weights:
         expected = f"the components that weights names: {', '.join(weights)}"
         raise BadScores(index, expected, f"{type(value).__name__} {_excerpt(value)}")
     return CheckedScore(_check_number(index, value))
 
 
-def _check_components(index: int, given: Mapping[Any, object], weights: Mapping[str, float] | None) -> CheckedScore:
+def _check_components(
+    index: int, given: Mapping[Any, object], weights: Mapping[str, float] | None, total: str | None
+) -> CheckedScore:
     """Several values by name; without one that is the score, and without weights, they are summed."""
-    total = None if weights else next((name for name in _TOTALS if name in given), None)
+    if total is not None and total not in given:
+        expected = f"the component {total!r}, which is the score, for every rollout that is scored"
+        raise BadScores(index, expected, _named(given))
     parts: dict[str, float | None] = {}
     for name, value in given.items():
         if total is None or name == total or value is None or _is_number(value):
@@ -267,7 +297,7 @@ def _check_components(index: int, given: Mapping[Any, object], weights: Mapping[
     missing = [name for name in weights or () if name not in parts]
     if missing or not parts:
         expected = f"components {', '.join(missing)}, which weights names" if missing else "at least one component"
-        raise BadScores(index, expected, f"components {', '.join(map(str, given)) or '(none)'}")
+        raise BadScores(index, expected, _named(given))
     if total is not None:
         return CheckedScore(parts.pop(total), parts)
     terms = [(factor, parts[name]) for name, factor in (weights or dict.fromkeys(parts, 1.0)).items()]
@@ -275,17 +305,16 @@ def _check_components(index: int, given: Mapping[Any, object], weights: Mapping[
     return CheckedScore(sum(known) if len(known) == len(terms) else None, parts)
 
 
+def _named(given: Mapping[Any, object]) -> str:
+    return f"components {', '.join(map(str, given)) or '(none)'}"
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(_plain(value), numbers.Real | np.bool_)
-
-
-def _plain(value: Any) -> object:
-    """A number out of an array or a tensor without dimensions."""
-    return value.tolist() if getattr(value, "ndim", None) == 0 and hasattr(value, "tolist") else value
+    return isinstance(plain(value), numbers.Real | np.bool_)
 
 
 def _check_number(index: int, value: object, where: str = "") -> float:
-    value = _plain(value)
+    value = plain(value)
     expected = "a finite number, or None for a rollout that cannot be scored"
     if not isinstance(value, numbers.Real | np.bool_):
         raise BadScores(index, expected, f"{type(value).__name__} {_excerpt(value)}{where}")

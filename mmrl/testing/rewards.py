@@ -13,7 +13,7 @@ import numpy as np
 from mmrl import registry
 from mmrl.errors import MMRLError, plugin_errors
 from mmrl.interfaces import Reward
-from mmrl.scoring.worker import BadScores, CheckedScore, call, check_scores
+from mmrl.scoring.worker import BadScores, CheckedScore, call, check_scores, total_of
 from mmrl.testing.rollouts import OTHER_GOLDS, sample_groups
 from mmrl.testing.rules import Untried, broken, failed
 from mmrl.types import Rollout
@@ -100,7 +100,7 @@ def _scores(reward: Reward, group: tuple[Rollout, ...]) -> list[CheckedScore]:
         prompt = f"answer {group[0].answer!r}" if group else "none"
         raise failed(reward, f"rollouts can be scored ({len(group)}, {prompt})", error, remedy, Untried) from error
     try:
-        return check_scores(values, len(group))
+        return check_scores(values, len(group), total=total_of(reward))
     except BadScores as error:
         where = "" if error.index is None else f"; {_show(group[error.index])}"
         remedy = "return a list with a finite number, or None, for each rollout"
