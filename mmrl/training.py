@@ -202,10 +202,10 @@ class TrainingRun:
         """Say that nothing is left to do, and which changes of the config have no effect therefore."""
         assert self._checkpoint is not None
         step = self._checkpoint.step
-        change = way_on(self._config, self._directory.metrics(), step, self._length)
+        way = way_on(self._config, self._directory.metrics(), step, self._length)
         self._console.line(
             f"{self._directory.path} is finished: it has {step} steps; nothing was done. "
-            f"To go on, {change}; to train anew, choose another trainer.run_dir"
+            f"To go on, {way}; to train anew, choose another trainer.run_dir"
         )
         for change in self._changes:
             self._console.line(f"changed, without effect: {change}")

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from mmrl.config_files import to_flow
 from mmrl.config_sections import Config, RewardSpec
-from mmrl.synonyms import spelled, synonym
+from mmrl.synonyms import Synonym, spelled, synonym
 
 _SAME: Mapping[str, str] = {
     "data.max_prompt_length": "data.max_prompt_tokens",
@@ -336,7 +336,7 @@ class _Translator:
 
     def _alike(self) -> None:
         """Plain values that are meant alike by other trainers; steps win over epochs."""
-        found = {key: ours for key in self._left if (ours := _ours(key)) in _ALIKE and not self._aside(key, ours)}
+        found = {key: ours for key in self._left if (ours := _meant(key).key) in _ALIKE and not self._aside(key, ours)}
         for key, ours in sorted(found.items(), key=lambda pair: pair[1] == "trainer.epochs"):
             self._move(key, ours)
 
@@ -352,18 +352,17 @@ class _Translator:
         for key, value in [*self._left.items()]:
             if _AS_ALWAYS.get(key, _Nothing) == value:
                 continue
-            found, ours = synonym(key), _ours(key)
-            aside = self._aside(key, ours) if ours in _ALIKE else ""
-            self._leave(key, aside or ": ".join(filter(None, [ours, "" if found is None else found.note])))
+            found = _meant(key)
+            aside = self._aside(key, found.key) if found.key in _ALIKE else ""
+            self._leave(key, aside or ": ".join(filter(None, [found.key, found.note])))
 
 
 class _Nothing:
     """Equals no value."""
 
 
-def _ours(key: str) -> str:
-    found = synonym(key)
-    return "" if found is None else found.key
+def _meant(key: str) -> Synonym:
+    return synonym(key) or Synonym("")
 
 
 def _fits(key: str, value: Any) -> bool:
