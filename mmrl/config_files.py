@@ -100,8 +100,8 @@ class Located:
         if not self.holds(path) or not isinstance(self.value, dict):
             return self
         first, *rest = path
-        items = {key: item.without(rest) if key == first else item for key, item in self.value.items()}
-        return replace(self, value=items if rest else {key: item for key, item in items.items() if key != first})
+        kept = {key: item for key, item in self.value.items() if rest or key != first}
+        return replace(self, value={key: item.without(rest) if key == first else item for key, item in kept.items()})
 
 
 def nested(path: Sequence[str], value: Located) -> Located:

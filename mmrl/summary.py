@@ -11,7 +11,7 @@ from mmrl.checking.budget import Arithmetic
 from mmrl.checking.examination import kept_rows
 from mmrl.checking.report import Report
 from mmrl.checkpoints import Checkpoint
-from mmrl.config import Config
+from mmrl.config import Config, TrainerConfig
 from mmrl.plan import RunPlan
 
 MET = "eval/accuracy", "reward/mean", "loss/total"
@@ -38,36 +38,64 @@ def opening(config: Config, plan: RunPlan, directory: Path, begins: str) -> list
     return report.lines
 
 
-def closing(config: Config, directory: Path, metrics: Mapping[int, Mapping[str, Any]], policy: Checkpoint) -> list[str]:
+def closing(
+    config: Config,
+    directory: Path,
+    metrics: Mapping[int, Mapping[str, Any]],
+    policy: Checkpoint,
+    length: str = "trainer.steps",
+) -> list[str]:
     """The lines after the last step: how the run went, where the policy is, and what to do next.
 
     Args:
         metrics: Of each step, as metrics.jsonl has them.
         policy: The last checkpoint.
+        length: The key that says how long the run is: trainer.steps or trainer.epochs.
     """
     report = Report()
     report.show("done", [f"{policy.step} steps; {directory}"])
     for name in dict.fromkeys([name for name in [config.trainer.best_metric] if name] + [*MET]):
         values = {step: values[name] for step, values in metrics.items() if _is_number(values.get(name))}
         if values:
-            report.show("outcome", [f"{name}: {_course(values, name)}"])
+            report.show("outcome", [f"{name}: {_course(values, name, config.trainer)}"])
             break
     report.show("policy", [str(policy.path / "model")])
     next_steps = [f"mmrl export {directory} FOLDER", f"mmrl replay {directory}"]
     if config.data.eval is not None:
         next_steps.insert(0, f"mmrl eval --model {directory}")
-    report.show("next", [*next_steps, "raise trainer.steps, and the same command goes on"])
+    report.show("next", [*next_steps, f"{way_on(config, metrics, policy.step, length)}, and the same command goes on"])
     return report.lines
 
 
-def _course(values: Mapping[int, float], name: str) -> str:
+def way_on(config: Config, metrics: Mapping[int, Mapping[str, Any]], step: int, length: str) -> str:
+    """The change after which a run that has ended takes further steps.
+
+    Args:
+        metrics: Of each step, as metrics.jsonl has them.
+        step: The last one.
+        length: The key that says how long the run is: trainer.steps or trainer.epochs.
+    """
+    condition, schedule = config.trainer.stop_condition, config.learner.schedule
+    is_met = condition is not None and condition.holds(metrics.get(step, {}))
+    change = "change trainer.stop_when" if is_met else ""
+    if is_met and step < config.trainer.steps:
+        return change
+    raised = f"raise {length} above {step}" if length == "trainer.steps" else f"raise {length}"
+    if schedule != "constant":  # a change of the last step is refused
+        raised += f", add --allow-change trainer.steps (learner.schedule: {schedule} then ends at the new last step)"
+    return ", ".join(filter(None, [change, raised]))
+
+
+def _course(values: Mapping[int, float], name: str, trainer: TrainerConfig) -> str:
     """First, best and last value."""
     first, last = min(values), max(values)
     text = f"{values[first]:.3g} at step {first}, {values[last]:.3g} at step {last}"
-    if name.startswith("loss/"):
+    is_chosen = name == trainer.best_metric
+    if name.startswith("loss/") and not is_chosen:
         return text
-    best = max(values, key=lambda step: (values[step], -step))
-    return f"{text}; most {values[best]:.3g} at step {best}"
+    word, choose = ("least", min) if is_chosen and trainer.best_is == "min" else ("most", max)
+    best = choose(sorted(values), key=values.__getitem__)
+    return f"{text}; {word} {values[best]:.3g} at step {best}"
 
 
 def _is_number(value: Any) -> bool:

@@ -29,7 +29,7 @@ from mmrl.recording import RUN_STATE, RunRecorder, best_scores, environment, pru
 from mmrl.resumption import Change, changed_config, changed_fingerprints, fingerprints, plain_config, refuse
 from mmrl.run_directory import RunDirectory, metrics_of
 from mmrl.scoring.scorer import Scorer
-from mmrl.summary import closing, opening
+from mmrl.summary import closing, opening, way_on
 from mmrl.types import ImageRef
 from mmrl.watchdog import Watchdog
 
@@ -57,6 +57,7 @@ class TrainingRun:
         profiled_steps: int = 0,
         verbose: bool = False,
     ) -> None:
+        self._length = "trainer.steps" if config.trainer.epochs is None else "trainer.epochs"
         self._plan = RunPlan(config, directory.media)
         self._config = self._plan.count_steps()
         self._directory, self._interruption = directory, interruption
@@ -188,7 +189,7 @@ class TrainingRun:
                     self._tell("restart", message=str(error), restarts_left=left)
                     self._go_back()
             newest = self._checkpoints.all()[-1]
-            self._console.lines(closing(config, directory.path, directory.metrics(), newest))
+            self._console.lines(closing(config, directory.path, directory.metrics(), newest, self._length))
 
     def _begins(self) -> str:
         """Where the run begins."""
@@ -201,9 +202,10 @@ class TrainingRun:
         """Say that nothing is left to do, and which changes of the config have no effect therefore."""
         assert self._checkpoint is not None
         step = self._checkpoint.step
+        way = way_on(self._config, self._directory.metrics(), step, self._length)
         self._console.line(
             f"{self._directory.path} is finished: it has {step} steps; nothing was done. "
-            f"To go on, set trainer.steps above {step}; to train anew, choose another trainer.run_dir"
+            f"To go on, {way}; to train anew, choose another trainer.run_dir"
         )
         for change in self._changes:
             self._console.line(f"changed, without effect: {change}")

@@ -313,6 +313,7 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("trainer.seed", "not an override"),
         ("--trainer.seed", "--trainer.seed needs a value"),
         ("group_sise=4", "did you mean sampler.group_size?"),
+        ("sampler.memory_fraction={a: 1}", "sampler.gpu_memory_utilization should be a number, not a mapping"),
     ],
 )
 def test_an_impossible_value_is_refused_with_its_reason(write, override: str, message: str) -> None:

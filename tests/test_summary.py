@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.faults.runs import Runs, events, records
+import pytest
+
+from tests.faults.runs import Runs, events, records, steps
 
 
 def test_a_run_tells_its_folder_model_data_and_arithmetic_before_its_first_step(fake_runs: Runs, capsys):
@@ -32,13 +34,51 @@ def test_a_run_tells_how_it_went_and_what_is_next_after_its_last_step(fake_runs:
     assert f"mmrl export {run} FOLDER" in text
 
 
+def test_the_best_value_is_the_least_one_where_less_is_better(fake_runs: Runs, capsys):
+    assert fake_runs.train(fake_runs.config(trainer={"steps": 3, "best_metric": "reward/mean", "best_is": "min"})) == 0
+    lines = records(fake_runs.folder / "run" / "metrics.jsonl")
+    rewards = {line["step"]: line["reward/mean"] for line in lines if line["step"]}
+    best = min(rewards, key=rewards.__getitem__)
+    assert f"; least {rewards[best]:.3g} at step {best}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("sections", "change", "words"),
+    [
+        ({}, "raise trainer.steps above 4", ["trainer.steps=5"]),
+        ({"trainer": {"steps": None, "epochs": 1}}, "raise trainer.epochs", ["trainer.epochs=2"]),
+        ({"trainer": {"stop_when": "lr > 0"}}, "change trainer.stop_when", ["trainer.stop_when=null"]),
+        (
+            {"trainer": {"steps": 1, "stop_when": "lr > 0"}},
+            "change trainer.stop_when, raise trainer.steps above 1",
+            ["trainer.stop_when=null", "trainer.steps=2"],
+        ),
+        (
+            {"learner": {"schedule": "linear"}},
+            "raise trainer.steps above 4, add --allow-change trainer.steps (learner.schedule: linear then ends at the "
+            "new last step)",
+            ["trainer.steps=5", "--allow-change", "trainer.steps"],
+        ),
+    ],
+)
+def test_a_run_says_what_to_change_to_go_on_and_that_change_makes_it_go_on(
+    fake_runs: Runs, capsys, sections, change, words
+):
+    config, run = fake_runs.config(**sections), fake_runs.folder / "run"
+    assert fake_runs.train(config) == 0
+    assert f" {change}, and the same command goes on\n" in capsys.readouterr().out
+    last = steps(run)[-1]
+    assert fake_runs.train(config, *words) == 0
+    assert steps(run)[-1] > last
+
+
 def test_a_finished_run_says_what_to_raise_and_which_changes_have_no_effect(fake_runs: Runs, capsys):
     config = fake_runs.config(trainer={"steps": 2})
     assert fake_runs.train(config) == 0
     capsys.readouterr()
     assert fake_runs.train(config, "learner.lr=0.5") == 0
     out = capsys.readouterr().out
-    assert "is finished: it has 2 steps; nothing was done. To go on, set trainer.steps above 2" in out
+    assert "is finished: it has 2 steps; nothing was done. To go on, raise trainer.steps above 2" in out
     assert "changed, without effect: learner.lr: 0.01 -> 0.5" in out
 
 

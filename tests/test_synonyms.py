@@ -1,6 +1,7 @@
 """Words of other trainers' configs: in messages, and translated."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from mmrl.policy_gradient import PolicyGradient
 from mmrl.registry import options_class
 from mmrl.resumption import changed_config, plain_config
 from mmrl.synonyms import _WORDS, spelled, synonym
-from mmrl.translation import translate
+from mmrl.translation import Translation, _flat, translate
 from mmrl_datasets.table import Table
 
 SMALL = "model: {path: m}\ndata: {train: {name: table, path: x}}\nrewards: [{name: exact}]\nalgorithm: {name: grpo}\n"
@@ -192,6 +193,153 @@ def test_plain_numbers_of_other_trainers_are_translated_too() -> None:
     found = translate(theirs, dataset="files", algorithms=(), trackers=(), near=Path())
     assert found.values == {"sampler": {"group_size": 4}, "learner": {"lr": 1e-5}, "model": {"path": "m"}}
     assert [key for key, _, _ in found.left_out] == ["critic.optim.lr", "bf16"]
+
+
+def of(theirs: dict[str, Any], near: Path = Path()) -> Translation:
+    return translate(theirs, dataset="files", algorithms=("grpo",), trackers=(), near=near)
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value  # type: ignore[no-any-return]
+
+
+def left(theirs: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value, _ in of(theirs).left_out}
+
+
+def test_sampling_of_the_evaluation_is_not_that_of_the_training() -> None:
+    found = of({"worker": {"rollout": {"val_override_config": {"temperature": 0.6, "max_tokens": 64}}}})
+    key = "worker.rollout.val_override_config"
+    assert found.values == {}
+    assert [each[:2] for each in found.left_out] == [(f"{key}.temperature", 0.6), (f"{key}.max_tokens", 64)]
+    verl = of({"rollout": {"val_kwargs": {"temperature": 0}, "temperature": 1.0}})
+    assert verl.values == {"sampler": {"temperature": 1.0}}
+    assert verl.left_out == [("rollout.val_kwargs.temperature", 0, "not about the policy's training")]
+
+
+def test_a_penalty_that_is_off_there_is_not_turned_on() -> None:
+    off = of({"algorithm": {"use_kl_in_reward": False, "kl_ctrl": {"kl_coef": 0.001}}})
+    assert off.values == {} and ("algorithm.kl_ctrl.kl_coef", 0.001, "KL is off there") in off.left_out
+    on = of({"algorithm": {"use_kl_in_reward": True, "kl_ctrl": {"kl_coef": 0.001}}})
+    assert on.values == {"algorithm": {"kl": {"coef": 0.001}}}
+
+
+def test_a_penalty_without_its_coefficient_is_listed() -> None:
+    found = of({"algorithm": {"use_kl_loss": True, "kl_penalty": "kl"}})
+    assert found.values == {} and {key for key, _, _ in found.left_out} == {
+        "algorithm.use_kl_loss",
+        "algorithm.kl_penalty",
+    }
+    assert "  (EasyR1 has a kl_coef of 1e-3 where none is written; see algorithm.kl.coef)" in found.lines()[0]
+
+
+@pytest.mark.parametrize("files", [{}, {"train_files": ["a", "b"]}, {"train_files": 5}])
+def test_columns_of_files_that_are_not_translated_are_listed(files: dict[str, Any]) -> None:
+    columns = {"prompt_key": "q", "answer_key": "a"}
+    found = of({"data": {**files, **columns}})
+    assert "train" not in found.values.get("data", {})
+    assert {key for key, _, _ in found.left_out} == {f"data.{key}" for key in (*files, *columns)}
+
+
+def test_a_second_value_for_one_key_is_listed() -> None:
+    found = of({"lr": 1e-5, "learning_rate": 1e-6, "actor": {"lr": 1e-5}})
+    assert found.values == {"learner": {"lr": 1e-5}}
+    assert found.left_out == [("learning_rate", 1e-6, "learner.lr")]
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        nested("data.format_prompt", 5),
+        nested("data.train_files", 5),
+        nested("data.rollout_batch_size", "${BS}") | {"worker": {"actor": {"global_batch_size": 8}}},
+        {"trainer": {"n_gpus_per_node": "${oc.env:NGPU}", "nnodes": 2}},
+        nested("trainer.nnodes", "2"),
+        nested("trainer.save_freq", "5"),
+        nested("trainer.save_limit", "3"),
+        nested("trainer.save_limit", -1),
+        nested("trainer.max_steps", "60"),
+        nested("trainer.logger", 5),
+        nested("trainer.save_checkpoint_path", 5),
+        nested("algorithm.kl_coef", "${KL}"),
+        nested("algorithm.online_filtering", "${F}"),
+        nested("algorithm.adv_estimator", ["grpo"]),
+        nested("worker.actor.loss_avg_mode", ["token"]),
+        nested("worker.actor.clip_ratio_low", "${C}"),
+        nested("worker.actor.optim.lr_scheduler_type", ["linear"]),
+        nested("worker.actor.fsdp.enable_full_shard", "${F}"),
+        nested("worker.actor.model.lora.rank", "${R}"),
+        nested("worker.actor.model.freeze_vision_tower", "${F}"),
+        nested("worker.reward.reward_function", 5),
+        nested("worker.rollout.temperature", 0),
+        nested("worker.rollout.n", 1.5),
+    ],
+)
+def test_a_value_that_ours_cannot_have_is_listed_and_nothing_else(theirs: dict[str, Any]) -> None:
+    assert of(theirs).values == {}
+    assert left(theirs) == dict(_flat(theirs))
+
+
+def test_values_of_evaluations_as_text_are_listed() -> None:
+    theirs = {
+        "data": {"val_files": "x"},
+        "trainer": {"val_freq": "5"},
+        "worker": {"rollout": {"val_override_config": {"n": "1"}}},
+    }
+    assert left(theirs) == {"trainer.val_freq": "5", "worker.rollout.val_override_config.n": "1"}
+
+
+@pytest.mark.parametrize(
+    ("exclude", "listed"), [(".*visual.*", {}), (None, {"worker.actor.model.freeze_vision_tower": True})]
+)
+def test_nothing_is_frozen_beside_adapters(path: Path, exclude: str | None, listed: dict[str, Any]) -> None:
+    lora = {"rank": 64, "alpha": 32, "target_modules": "all-linear", "exclude_modules": exclude}
+    theirs = {"worker": {"actor": {"model": {"freeze_vision_tower": True, "lora": lora}}}}
+    parts = ["language", "vision", "projector"] if exclude is None else ["language"]
+    assert of(theirs).values == {"model": {"lora": {"rank": 64, "alpha": 32, "targets": parts}}}
+    assert left(theirs) == listed
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "listed"),
+    [
+        ({"max_steps": -1, "num_train_epochs": 1}, {"epochs": 1}, {}),
+        ({"num_train_epochs": 3, "max_steps": 100}, {"steps": 100}, {"num_train_epochs": 3}),
+        ({"trainer": {"total_epochs": 15, "max_steps": None}}, {"epochs": 15}, {}),
+        ({"trainer": {"total_epochs": 15, "max_steps": 9}}, {"steps": 9}, {"trainer.total_epochs": 15}),
+    ],
+)
+def test_steps_win_over_epochs(theirs: dict[str, Any], ours: dict[str, Any], listed: dict[str, Any]) -> None:
+    assert of(theirs).values == {"trainer": ours}
+    assert left(theirs) == listed
+
+
+def test_options_of_a_reward_keep_their_mappings() -> None:
+    options = {"table": {"a": 1, "b": 2}, "w": None, "weight": 2, "strict": True}
+    theirs = {"worker": {"reward": {"reward_function": "a.py:f", "reward_function_kwargs": options}}}
+    assert of(theirs).values == {"rewards": [{"name": "a.py:f", "table": {"a": 1, "b": 2}, "strict": True}]}
+    kwargs = "worker.reward.reward_function_kwargs"
+    assert left(theirs) == {f"{kwargs}.w": None, f"{kwargs}.weight": 2}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ('{{ content if content else "content" }}', '{{ prompt if prompt else "content" }}'),
+        ("{% if content %}{{content}}{%- endif %}, content", "{% if prompt %}{{prompt}}{%- endif %}, content"),
+        ("{# content #}{{ x.content ~ content | trim }}\nb", "{# content #}{{ x.content ~ prompt | trim }}\nb"),
+        ("{{ content", None),
+    ],
+)
+def test_a_template_names_the_prompt_wherever_it_named_the_content(
+    tmp_path: Path, theirs: str, ours: str | None
+) -> None:
+    (tmp_path / "a.jinja").write_text(theirs)
+    found = of({"data": {"format_prompt": "./a.jinja"}}, tmp_path)
+    assert found.values == ({"data": {"prompt_template": ours}} if ours else {})
+    assert [key for key, _, _ in found.left_out] == ([] if ours else ["data.format_prompt"])
 
 
 def test_a_translated_config_is_written_as_it_is_read(path: Path) -> None:
