@@ -32,6 +32,7 @@ GIVEN = "given"
 """The folder in RUN for what ``mmrl.train`` was given."""
 _IN_FILE = "put it into a file, with all that it uses, and name that: path/to/file.py:Name"
 _MAX_CONSTANT = 1 << 16
+_GIVEN_FILE = "<given>"
 _POSTPONED = annotations.compiler_flag
 """Of code under ``from __future__ import annotations``."""
 _PARTS = (
@@ -130,15 +131,24 @@ class _Source:
                 "its source holds a secret, and would be written to the run's folder",
                 "have it read an environment variable when it is called, or make the value an option",
             )
-        seen: dict[tuple[int, int], Any] = {}
-        for name, live in self._known.items():
-            try:
-                found = _difference(live, made.get(name), seen)
-            except Exception as error:  # what it holds may raise whatever it likes, or have no end
-                found = f"it cannot be compared ({type(error).__name__}: {error})"
-            if found:
-                self._no(f"the source of {name}, run again, does not give the same: {found}")
+        if found := self._compared(text, made):
+            self._no(f"its source, run again, does not give the same: {found}")
         return text
+
+    def _compared(self, text: str, made: dict[str, Any]) -> str:
+        """What the file defines otherwise than it is here; empty if nothing."""
+        seen: dict[tuple[int, int], Any] = {}
+        try:
+            for name, value in self._known.items():
+                if found := _difference(value, made.get(name), seen):
+                    return f"in {name}, {found}"
+            for live, again in seen.values():
+                is_written = inspect.isfunction(again) and again.__code__.co_filename == _GIVEN_FILE
+                if is_written and inspect.getsource(live).rstrip() not in text:
+                    return f"{live.__qualname__} has been defined again"
+        except Exception as error:  # what is compared may raise whatever it likes, or have no end
+            return f"{type(error).__name__}: {error}"
+        return ""
 
     def _run(self) -> tuple[str, dict[str, Any]]:
         """The whole file, and what it defines when it is run."""
@@ -148,7 +158,7 @@ class _Source:
         text = "\n".join(lines).rstrip() + "\n"
         made: dict[str, Any] = {"__name__": self._value.__module__}
         try:
-            exec(compile(text, "<given>", "exec", dont_inherit=True), made)
+            exec(compile(text, _GIVEN_FILE, "exec", dont_inherit=True), made)
         except Exception as error:
             if isinstance(error, NameError) and self._mends(error.name, text):
                 return self._run()
@@ -404,9 +414,9 @@ def _parts(value: Any) -> dict[Any, Any]:
 
 
 def _shown(value: Any) -> str:
-    """How Python shows a value, without its address."""
+    """How Python shows a value, without its address and the function that its class is defined in."""
     try:
         shown = repr(value)
     except Exception:  # such as of a number of 5000 digits
         shown = object.__repr__(value)
-    return re.sub(r" at 0x[0-9a-f]+", "", shown)
+    return re.sub(r" at 0x[0-9a-f]+|\w+\.<locals>\.", "", shown)

@@ -134,7 +134,7 @@ def test_what_a_file_has_that_is_no_importable_module_is_called_by_the_file(
         ("x = list(range(10**5))\ndef f(rollouts): return x", "it uses x, a live object"),
         ("x = 10**5000\ndef f(rollouts): return x", "it uses x, a live object of this process: int <int object>"),
         ("x = {float('inf'), 1.0}\ndef f(rollouts): return x", "it uses x, a live object of this process: set"),
-        ("k = 1\ndef f(rollouts, k=k): ...\nk = 5", "the source of f, run again, does not .* same: 1 has become 5"),
+        ("k = 1\ndef f(rollouts, k=k): ...\nk = 5", "its source, run again, does not .* same: in f, 1 has become 5"),
         ("k = 1\ndef f(rollouts, *, k=k): ...\nk = 'x'", "'int' has become 'str'"),
         ("k = 1\ndef f(rollouts, k=[k, float('nan')]): ...\nk = 2", "1 has become 2"),
         (
@@ -151,11 +151,17 @@ def test_what_a_file_has_that_is_no_importable_module_is_called_by_the_file(
             "n = 2\n@times(n)\ndef f(rollouts): return 1\nn = 3",
             "2 has become 3",
         ),
-        ("k = 1\nclass f:\n    k = k\n    def score(self): ...\nk = 2", "the source of f, .*1 has become 2"),
+        ("k = 1\nclass f:\n    k = k\n    def score(self): ...\nk = 2", "in f, 1 has become 2"),
         (
             "import pydantic\nk = 1\nclass f(pydantic.BaseModel):\n    n: int = k\n    def score(self): ...\nk = 2",
             "default=1.* has become .*default=2",
         ),
+        (
+            "class B:\n    def g(self): return 1\nclass f(B):\n    def score(self): ...\n"
+            "class B:\n    def g(self): return -1\n",
+            "B.g has been defined again",
+        ),
+        ("def g(): return a\ndef f(rollouts, g=g): ...\ndef g(): return b\na = b = 1", "g has been defined again"),
         ("def f(rollouts): return f.calls\nf.calls = 1", "only one of the two has calls"),
         ("n = 1\ndef f(rollouts, k=1 // n): ...\nn = 0", r"does not run \(ZeroDivisionError: "),
         (
@@ -218,13 +224,18 @@ def test_the_class_that_is_used_is_the_one_that_comes(cell: Define, tmp_path: Pa
     assert scores(cell("def f(rollouts): return [Q.X]"), tmp_path) == [2.0]
     with pytest.raises(ZeroDivisionError):
         cell("1 / 0\nclass Z:\n    class Q: X = 3")
-    with pytest.raises(ConfigError, match="the source of Q, run again, does not give the same: 2 has become 3"):
+    with pytest.raises(ConfigError, match="in Q, 2 has become 3"):
         scores(cell("def f(rollouts): return [Q.X]"), tmp_path)
 
 
 def test_an_indented_definition_keeps_its_texts(cell: Define, tmp_path: Path) -> None:
     code = "if True:\n    def f(rollouts):\n        text = '''a\n    b\nc'''\n        return [len(text)]\n"
     assert scores(cell(code), tmp_path) == [9.0]
+
+
+def test_a_default_may_be_an_object_of_a_class_of_the_same_function(cell: Define, tmp_path: Path) -> None:
+    code = "def make():\n    class Q: ...\n    def f(rollouts, q=Q()): return [1]\n    return Q, f\nQ, f = make()"
+    assert scores(cell(code), tmp_path) == [1.0]
 
 
 def test_what_is_the_same_when_run_again_passes(cell: Define, tmp_path: Path) -> None:
