@@ -165,12 +165,12 @@ class _Source:
             self._no(f"its source, written to a file, does not run ({type(error).__name__}: {error})")
         return text, made
 
-    def _mends(self, missing: str, text: str) -> bool:
+    def _mends(self, missing: str | None, text: str) -> bool:
         """Whether something has changed about a name that was missing when the file was run."""
         if missing in self._known:  # further down; if only an annotation names it, that can wait
             postponed, self._postpones = self._postpones, True
             return not postponed
-        if missing in self._names:  # a class body takes it from the module, and has an attribute of that name
+        if missing and missing in self._names:  # a class body takes it, for an attribute of that name
             after, self._definitions = self._definitions, {}
             self._need(missing, self._names, ast.parse(text))
             self._definitions |= after
