@@ -271,6 +271,11 @@ class MediaStore:
                 self._cached_bytes -= _num_bytes(evicted)
 
 
+def upright(image: PILImage.Image) -> PILImage.Image:
+    """The image as its EXIF says to show it."""
+    return _turn(image, _orientation(image))
+
+
 def _open(raw: RawImage) -> tuple[PILImage.Image, int]:
     """The image, not yet decoded, and the EXIF orientation that remains to be applied."""
     from PIL import Image

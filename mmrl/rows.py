@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.errors import ConfigError, DataError
+from mmrl.media import upright
 from mmrl.run_directory import making, writing
 
 _GROUP_ROWS = 64
@@ -24,7 +25,8 @@ def write_rows(rows: Iterable[Any], folder: Path) -> Path:
 
     Raises:
         ConfigError: A row is no mapping, or there can be no such folder.
-        DataError: There are none, an image cannot be read, or a column holds values of several kinds.
+        DataError: There are none, an image cannot be read, a value cannot be written, or a column holds values of
+            several kinds.
         ResourceError: The file cannot be written.
     """
     import pyarrow as pa
@@ -45,8 +47,6 @@ def write_rows(rows: Iterable[Any], folder: Path) -> Path:
 
 
 def _columns(rows: Iterable[Any]) -> dict[str, Any]:
-    import pyarrow as pa
-
     cells: list[dict[str, Any]] = []
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
@@ -59,17 +59,37 @@ def _columns(rows: Iterable[Any]) -> dict[str, Any]:
         cells.append({str(name): _cell(value, f"dataset, row {number}, {name}") for name, value in row.items()})
     if not cells:
         raise DataError("the dataset has no rows", where="dataset", remedy="give some")
-    columns = {}
-    for name in dict.fromkeys(name for row in cells for name in row):
-        try:
-            columns[name] = pa.array([row.get(name) for row in cells])
-        except pa.ArrowException as error:
-            raise DataError(
-                f"the column {name} holds values of several kinds: {error}",
-                where="dataset",
-                remedy="write them alike in all rows, or write the rows to a file and name that in data.train",
-            ) from None
-    return columns
+    names = dict.fromkeys(name for row in cells for name in row)
+    return {name: _column(name, [row.get(name) for row in cells]) for name in names}
+
+
+def _column(name: str, values: list[Any]) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    unfit = (pa.ArrowException, OverflowError, UnicodeError)
+    try:
+        column = pa.array(values)
+        pq.write_table(pa.table({name: column[:0]}), io.BytesIO())  # not every type of arrow has one of parquet
+    except unfit as error:
+        for number, value in enumerate(values):
+            try:
+                pa.array([value])
+            except unfit as alone:
+                raise DataError(
+                    f"a {type(value).__name__} cannot be written: {alone}",
+                    where=f"dataset, row {number}, {name}",
+                    remedy="change the value, write it as text, or leave the column out",
+                ) from None
+        mixed = isinstance(error, pa.ArrowInvalid | pa.ArrowTypeError)
+        raise DataError(
+            f"the column {name} {'holds values of several kinds' if mixed else 'cannot be written'}: {error}",
+            where="dataset",
+            remedy="write them alike in all rows, or write the rows to a file and name that in data.train"
+            if mixed
+            else "leave it out, or give what is empty in it some content",
+        ) from None
+    return column
 
 
 def _cell(value: Any, where: str) -> Any:
@@ -90,11 +110,17 @@ def _cell(value: Any, where: str) -> Any:
     if hasattr(value, "tolist"):  # numpy's
         return value.tolist()
     if hasattr(value, "save") and hasattr(value, "mode"):
-        return {"bytes": _png(value), "path": None}
+        return {"bytes": _png(value, where), "path": None}
     return value
 
 
-def _png(image: Any) -> bytes:
+def _png(image: Any, where: str) -> bytes:
+    """The image as a viewer shows it: PNG of the pixels alone would lose how EXIF says to turn them."""
     buffer = io.BytesIO()
-    (image if image.mode in _PNG_MODES else image.convert("RGB")).save(buffer, "PNG")
+    try:
+        image.load()  # which turns a TIFF
+        turned = upright(image)
+        (turned if turned.mode in _PNG_MODES else turned.convert("RGB")).save(buffer, "PNG")
+    except Exception as error:  # it may be closed, or opened from a damaged file: Pillow raises whatever it likes
+        raise DataError(f"the image cannot be read: {error or type(error).__name__}", where=where) from error
     return buffer.getvalue()

@@ -132,6 +132,43 @@ def test_what_a_file_has_that_is_no_importable_module_is_called_by_the_file(
         ("import functools\nf = functools.partial(print, 1)", "partial functools.partial(.*) is no function or class"),
         ("f = print", "builtin_function_or_method .* is no function or class"),
         ("x = list(range(10**5))\ndef f(rollouts): return x", "it uses x, a live object"),
+        ("x = 10**5000\ndef f(rollouts): return x", "it uses x, a live object of this process: int <int object>"),
+        ("x = {float('inf'), 1.0}\ndef f(rollouts): return x", "it uses x, a live object of this process: set"),
+        ("k = 1\ndef f(rollouts, k=k): ...\nk = 5", "its source, run again, does not .* same: in f, 1 has become 5"),
+        ("k = 1\ndef f(rollouts, *, k=k): ...\nk = 'x'", "'int' has become 'str'"),
+        ("k = 1\ndef f(rollouts, k=[k, float('nan')]): ...\nk = 2", "1 has become 2"),
+        (
+            "fs = []\nfor t in (.1, .9):\n    def f(rollouts, t=t): return [t]\n    fs.append(f)\nf = fs[0]",
+            "0.1 has become 0.9",
+        ),
+        (
+            "k = 99\ndef make(k):\n    def f(rollouts, k=k): return [k]\n    return f\nf = make(5)",
+            "5 has become 99",
+        ),
+        (
+            "import functools\ndef times(n):\n    def wrap(g):\n        @functools.wraps(g)\n"
+            "        def inner(x): return n * g(x)\n        return inner\n    return wrap\n"
+            "n = 2\n@times(n)\ndef f(rollouts): return 1\nn = 3",
+            "2 has become 3",
+        ),
+        ("k = 1\nclass f:\n    k = k\n    def score(self): ...\nk = 2", "in f, 1 has become 2"),
+        (
+            "import pydantic\nk = 1\nclass f(pydantic.BaseModel):\n    n: int = k\n    def score(self): ...\nk = 2",
+            "default=1.* has become .*default=2",
+        ),
+        (
+            "class B:\n    def g(self): return 1\nclass f(B):\n    def score(self): ...\n"
+            "class B:\n    def g(self): return -1\n",
+            "B.g has been defined again",
+        ),
+        ("def g(): return a\ndef f(rollouts, g=g): ...\ndef g(): return b\na = b = 1", "g has been defined again"),
+        ("def f(rollouts): return f.calls\nf.calls = 1", "only one of the two has calls"),
+        ("n = 1\ndef f(rollouts, k=1 // n): ...\nn = 0", r"does not run \(ZeroDivisionError: "),
+        (
+            "class P:\n    def twice(self): return make()\ndef make(p=P): return p\n"
+            "def f(rollouts): return P().twice()",
+            r"does not run \(NameError: name 'P' is not defined\)",
+        ),
     ],
 )
 def test_what_cannot_travel_is_refused_by_name(cell: Define, tmp_path: Path, code: str, message: str) -> None:
@@ -154,3 +191,73 @@ def test_decorators_come_too_and_the_wrapped_function_is_the_one_that_counts(cel
     )
     function = cell("@doubled\ndef f(rollouts):\n    return [1.0 for each in rollouts]\n")
     assert create("reward", RewardSpec(name=reference("reward", function, tmp_path))).score([0, 0]) == [2.0, 2.0]
+
+
+def scores(function: Any, folder: Path) -> Any:
+    """What a captured function of rollouts answers."""
+    return create("reward", RewardSpec(name=reference("reward", function, folder))).score([0])
+
+
+def test_two_that_name_each_other_in_annotations_come_both(cell: Define, tmp_path: Path) -> None:
+    cell("class P:\n    def twice(self): return make(2).n\n")
+    cell("def make(n) -> P:\n    p = P()\n    p.n = n\n    return p\n")
+    assert scores(cell("def f(rollouts): return [P().twice()]"), tmp_path) == [2.0]
+
+
+def test_a_class_attribute_may_take_the_value_of_a_name_that_it_shares(cell: Define, tmp_path: Path) -> None:
+    cell("import math\nLIM = 3\ndef half(x): return x / 2\n")
+    cell("class C:\n    LIM = LIM\n    half = staticmethod(half)\n    math = math\n")
+    assert scores(cell("def f(rollouts): return [C.half(C.LIM) + C.math.floor(1.5)]"), tmp_path) == [2.5]
+
+
+def test_names_in_quoted_annotations_are_imported(cell: Define, tmp_path: Path) -> None:
+    cell("from mmrl import Rollout\nfrom typing import Literal\nmodel = object()")
+    function = cell("def f(rollouts: 'list[Rollout]', how: Literal['model', 'a b'] = 'model') -> 'Missing': ...")
+    assert "import Rollout" in Path(reference("reward", function, tmp_path)[:-2]).read_text()
+
+
+def test_the_class_that_is_used_is_the_one_that_comes(cell: Define, tmp_path: Path) -> None:
+    cell("class Q: X = 1")
+    cell("class Z:\n    class Q: X = 2")
+    assert scores(cell("def f(rollouts): return [Q.X]"), tmp_path) == [1.0]
+    cell("Q = Z.Q")
+    assert scores(cell("def f(rollouts): return [Q.X]"), tmp_path) == [2.0]
+    with pytest.raises(ZeroDivisionError):
+        cell("1 / 0\nclass Z:\n    class Q: X = 3")
+    with pytest.raises(ConfigError, match="in Q, 2 has become 3"):
+        scores(cell("def f(rollouts): return [Q.X]"), tmp_path)
+
+
+def test_an_indented_definition_keeps_its_texts(cell: Define, tmp_path: Path) -> None:
+    code = "if True:\n    def f(rollouts):\n        text = '''a\n    b\nc'''\n        return [len(text)]\n"
+    assert scores(cell(code), tmp_path) == [9.0]
+
+
+def test_a_default_may_be_an_object_of_a_class_of_the_same_function(cell: Define, tmp_path: Path) -> None:
+    code = "def make():\n    class Q: ...\n    def f(rollouts, q=Q()): return [1]\n    return Q, f\nQ, f = make()"
+    assert scores(cell(code), tmp_path) == [1.0]
+
+
+def test_what_is_the_same_when_run_again_passes(cell: Define, tmp_path: Path) -> None:
+    cell("import dataclasses, enum, functools\nfrom mmrl import PluginConfig, Reward\nSTEPS = (1, 2)")
+    cell("class Kind(enum.Enum):\n    A = 'a'\n    B = 'b'\n")
+    cell(
+        "@dataclasses.dataclass(frozen=True)\nclass Pair:\n"
+        "    kind: Kind = Kind.A\n    n: list = dataclasses.field(default_factory=list)\n"
+    )
+    cell("@functools.lru_cache\ndef slow(n, among=frozenset({1, 2}), nan=float('nan'), where=object()): return n\n")
+    cls = cell(
+        "class Own(Reward):\n"
+        "    class Config(PluginConfig):\n"
+        "        kind: Kind | None = Kind.B\n"
+        "        n: int = 1\n"
+        "    pair = Pair()\n"
+        "    part = functools.partial(slow, STEPS[0])\n"
+        "    @functools.cached_property\n"
+        "    def once(self): return 1\n"
+        "    @property\n"
+        "    def twice(self, k=STEPS): return super().__init__\n"
+        "    def score_one(self, rollout): return self.part() + self.once\n",
+        "Own",
+    )
+    assert create("reward", RewardSpec(name=reference("reward", cls, tmp_path), n=2)).score_one(0) == 2
