@@ -188,12 +188,12 @@ def test_a_script_gives_a_function_of_its_own_rows_with_images_and_a_rule_of_a_f
 
 
 def test_a_module_gives_its_function_by_name(runs: Runs) -> None:
-    from mmrl.api import _checked
+    from mmrl.api import _loaded
 
-    config = _checked(mapping(runs), {}, [late], None, None)
+    config = _loaded(mapping(runs), {}, [late], None, None).config
     assert config.rewards[0].name in (f"import:{__name__}:late", f"{Path(__file__)}:late")
     assert config.rewards[0].metric == "late" and not (runs.folder / "run").exists()
-    assert _checked(mapping(runs), {}, late, None, None).rewards == config.rewards
+    assert _loaded(mapping(runs), {}, late, None, None).config.rewards == config.rewards
 
 
 def test_an_error_of_the_config_rises_at_once_and_leaves_nothing(runs: Runs) -> None:

@@ -63,7 +63,7 @@ class SwanLab(NumberedTracker):
 
     @contextmanager
     def _notices(self) -> Iterator[None]:
-        """What SwanLab prints goes to swanlog/notices.txt, but the address of a run in the cloud and a verbose run's."""
+        """Keep what SwanLab prints in swanlog/notices.txt, unless the run is verbose or in the cloud: it tells an address there."""
         if self.config.mode == "cloud" or os.environ.get("MMRL_VERBOSE") == "1":
             yield
             return
