@@ -63,7 +63,7 @@ class SwanLab(NumberedTracker):
 
     @contextmanager
     def _notices(self) -> Iterator[None]:
-        """Keep what SwanLab prints in swanlog/notices.txt, unless the run is verbose or in the cloud: it tells an address there."""
+        """Keep what SwanLab prints in swanlog/notices.txt, unless the run is verbose; the cloud's address is shown."""
         if self.config.mode == "cloud" or os.environ.get("MMRL_VERBOSE") == "1":
             yield
             return
