@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections import Counter
@@ -596,7 +597,7 @@ def _init_config(arguments: argparse.Namespace) -> int:
     heading = ["Not translated:", *(f"  {line}" for line in left_out)] if left_out else []
     write_config(arguments.path, values, heading)
     print("\n".join(heading + [""] * bool(heading)), end="")
-    print(f"wrote {arguments.path}; replace its <placeholders>, then: mmrl check {arguments.path}")
+    print(f"wrote {arguments.path}; replace its <placeholders>, then: mmrl check {shlex.quote(str(arguments.path))}")
     return 0
 
 

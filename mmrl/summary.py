@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,10 @@ def closing(
             report.show("outcome", [f"{name}: {_course(values, name, config.trainer)}"])
             break
     report.show("policy", [str(policy.path / "model")])
-    next_steps = [f"mmrl export {directory} FOLDER", f"mmrl replay {directory}"]
+    run = shlex.quote(str(directory))
+    next_steps = [f"mmrl export {run} FOLDER", f"mmrl replay {run}"]
     if config.data.eval is not None:
-        next_steps.insert(0, f"mmrl eval --model {directory}")
+        next_steps.insert(0, f"mmrl eval --model {run}")
     report.show("next", [*next_steps, f"{way_on(config, metrics, policy.step, length)}, and the same command goes on"])
     return report.lines
 

@@ -50,6 +50,18 @@ _SAME: Mapping[str, str] = {
 }
 """EasyR1's keys whose values mean the same here."""
 
+_DEFAULTS: Mapping[str, Any] = {
+    "algorithm.adv_estimator": "grpo",
+    "algorithm.kl_coef": 1e-3,
+    "algorithm.kl_penalty": "kl",
+    "worker.actor.clip_ratio_low": 0.2,
+    "worker.actor.clip_ratio_high": 0.3,
+    "worker.actor.clip_ratio_dual": 3.0,
+    "worker.actor.loss_avg_mode": "token",
+    "worker.actor.optim.weight_decay": 1e-2,
+}
+"""What EasyR1 takes where nothing is written, and mmrl would take otherwise."""
+
 _AS_ALWAYS: Mapping[str, Any] = {
     "data.shuffle": True,
     "data.filter_overlong_prompts": True,
@@ -141,7 +153,9 @@ class _Translator:
         trackers: Collection[str],
         near: Path,
     ) -> None:
-        self._left = dict(_flat(config))
+        written = dict(_flat(config))
+        is_whole = "worker.actor.model.model_path" in written  # which EasyR1 requires, and no other trainer has
+        self._left = {**(_DEFAULTS if is_whole else {}), **written}
         self._algorithms, self._installed_trackers, self._near = algorithms, trackers, near
         self._without_kl = [
             key.rpartition("use_kl")[0]

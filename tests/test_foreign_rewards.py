@@ -610,3 +610,13 @@ def test_a_function_of_rollouts_that_is_taken_for_trls_is_told_of_the_style(
     with pytest.raises(RewardError, match="no attribute 'size'") as caught:
         scored(RewardSpec(name=f"{tmp_path / 's.py'}:f"))
     assert caught.value.remedy == "correct the reward"
+
+
+def test_a_function_of_trls_that_takes_messages_for_texts_is_told_how_to_get_them(tmp_path: Path) -> None:
+    bodies = {"a": "def f(completions): return [float(each.isdigit()) for each in completions]"}
+    bodies["b"] = "import re\ndef f(completions): return [float(bool(re.match('a', each))) for each in completions]"
+    for name, code in bodies.items():
+        (tmp_path / f"{name}.py").write_text(f"{code}\n")
+        with pytest.raises(RewardError, match="completions are lists of messages") as caught:
+            scored(RewardSpec(name=f"{tmp_path / name}.py:f"), of=rollouts(images=(ImageRef("ab", 8, 8, "none.png"),)))
+        assert "declare completions: list[str]" in caught.value.remedy

@@ -24,14 +24,14 @@ def test_a_run_tells_its_folder_model_data_and_arithmetic_before_its_first_step(
 
 
 def test_a_run_tells_how_it_went_and_what_is_next_after_its_last_step(fake_runs: Runs, capsys):
-    config = fake_runs.config(trainer={"steps": 3})
+    run = fake_runs.folder / "a run"
+    config = fake_runs.config(trainer={"steps": 3, "run_dir": str(run)})
     assert fake_runs.train(config) == 0
-    run = fake_runs.folder / "run"
     rewards = {line["step"]: line["reward/mean"] for line in records(run / "metrics.jsonl") if line["step"]}
     text = capsys.readouterr().out.partition("\nstep 3/3")[2]
     assert f"{rewards[1]:.3g} at step 1, {rewards[3]:.3g} at step 3; most {max(rewards.values()):.3g} at step" in text
     assert f"policy     {run / 'checkpoints' / 'step-000003' / 'model'}" in text
-    assert f"mmrl export {run} FOLDER" in text
+    assert f"mmrl export '{run}' FOLDER" in text
 
 
 def test_the_best_value_is_the_least_one_where_less_is_better(fake_runs: Runs, capsys):

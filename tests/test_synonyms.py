@@ -282,6 +282,26 @@ def test_a_value_that_ours_cannot_have_is_listed_and_nothing_else(theirs: dict[s
     assert left(theirs) == dict(_flat(theirs))
 
 
+def test_what_easyr1_takes_where_nothing_is_written_is_taken_too() -> None:
+    model = nested("worker.actor.model.model_path", "m")
+    found = of(model)
+    assert found.left_out == []
+    assert found.values == {
+        "model": {"path": "m"},
+        "algorithm": {
+            "name": "grpo",
+            "kl": {"coef": 1e-3, "where": "reward", "estimator": "k1"},
+            "clip_low": 0.2,
+            "clip_high": 0.3,
+            "dual_clip": 3.0,
+            "aggregation": "token-mean",
+        },
+        "learner": {"weight_decay": 0.01},
+    }
+    without = of({**model, "algorithm": {"disable_kl": True, "adv_estimator": "grpo"}})
+    assert "kl" not in without.values["algorithm"] and without.left_out == []
+
+
 def test_values_of_evaluations_as_text_are_listed() -> None:
     theirs = {
         "data": {"val_files": "x"},

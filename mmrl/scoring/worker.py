@@ -162,6 +162,9 @@ class _Call:
         if style == "trl" and self._spec.style is None and _takes_rollouts(error):
             reply["what"] += " (by its parameters it is a function of TRL's, which is given completions, not rollouts)"
             reply["remedy"] = "if it takes rollouts, say so in the reward's entry: style: mmrl; else correct the reward"
+        elif style == "trl" and _takes_texts(error):
+            reply["what"] += " (as in TRL, completions are lists of messages where prompts are)"
+            reply["remedy"] = 'read completion[0]["content"], or declare completions: list[str] to be given texts'
         return {**reply, "skip": self._spec.on_error == "skip"}
 
     def _culprit(self) -> int | None:
@@ -187,6 +190,13 @@ def _takes_rollouts(error: BaseException) -> bool:
     if not isinstance(error, AttributeError) or not isinstance(error.obj, str | list | dict):
         return False
     return error.name in {*Rollout.__dataclass_fields__, *dir(Rollout)}
+
+
+def _takes_texts(error: BaseException) -> bool:
+    """Whether a function seems to have taken lists of messages for texts."""
+    if isinstance(error, AttributeError):
+        return isinstance(error.obj, list | dict) and hasattr(str, error.name)
+    return isinstance(error, TypeError) and "expected string or bytes-like object, got 'list'" in str(error)
 
 
 def _seed(rollout: Rollout) -> None:
