@@ -33,8 +33,8 @@ class BadRows:
     def __init__(self, where: str, num_rows: int, policy: OnBadRow, max_share: float) -> None:
         self._where, self._num_rows, self._policy, self._max_share = where, num_rows, policy, max_share
         self.causes: Counter[str] = Counter()
-        self._examples: list[str] = []
-        self._advice = ("", "")
+        self._examples: list[tuple[str, str]] = []
+        self._advice: dict[str, tuple[str, str]] = {}
 
     def add(self, row: str, error: DataError) -> str:
         """Note a row; returns why it is dropped, on one line.
@@ -42,7 +42,8 @@ class BadRows:
         Raises:
             DataError: The policy is to fail.
         """
-        self.causes[re.sub(r"\d+", "…", error.what)] += 1
+        cause = re.sub(r"\d+", "…", error.what)
+        self.causes[cause] += 1
         place = _place(row, error.where)
         if self._policy == "fail":
             remedy = _or(error.remedy, "set data.on_bad_row: drop")
@@ -50,8 +51,8 @@ class BadRows:
             raise DataError(error.what, where=where, possible=error.possible, remedy=remedy) from error
         # Texts alone: an error holds on to the frames that it came through, with the bytes of an image in them.
         if len(self._examples) < _SHOWN_ROWS:
-            self._examples.append(place)
-        self._advice = self._advice if any(self._advice) else (error.possible, error.remedy)
+            self._examples.append((place, cause))
+        self._advice.setdefault(cause, (error.possible, error.remedy))
         return error.what if error.where in ("", row) else f"{error.what} ({error.where})"
 
     def check(self) -> None:
@@ -64,9 +65,12 @@ class BadRows:
         if count <= self._max_share * self._num_rows:
             return
         causes = [f"{number} x {cause}" for cause, number in self.causes.most_common(_SHOWN)]
-        possible, remedy = self._advice
+        possible, remedy = self._advice[self.causes.most_common(1)[0][0]]
         more = f", and {len(self.causes) - _SHOWN} more" if len(self.causes) > _SHOWN else ""
-        shown = self._examples
+        shown = [place for place, _ in self._examples]
+        if len(self.causes) > 1:
+            shown = [f"{place} ({cause})" for place, cause in self._examples]
+            possible, remedy = "", f"{remedy} (that is for the first cause)" if remedy else ""
         what = (
             f"{count} of {self._num_rows} rows cannot be used, more than data.max_bad_rows = {self._max_share:g}: "
             f"{', '.join(causes)}{more}"
