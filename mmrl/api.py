@@ -68,6 +68,7 @@ def train(
     dataset: Sequence[Mapping[str, Any]] | type[DatasetLoader] | None = None,
     algorithm: str | type[Algorithm] | None = None,
     callbacks: Sequence[Callback] = (),
+    allow_change: Sequence[str] = (),
 ) -> Run:
     """Run a config, or go on with the run that its ``trainer.run_dir`` holds, as ``mmrl train`` does.
 
@@ -83,6 +84,7 @@ def train(
         algorithm: The name or class of the learning rule.
         callbacks: Each called with a step and its metrics soon after the step; the run does not wait for it. One that
             answers False stops the run, where nothing is lost; one that raises does too, and the error is raised.
+        allow_change: Keys that may have changed in a run that goes on, as ``--allow-change``.
 
     Returns:
         The run; ``stopped`` tells whether and why it has not taken all its steps. The same call goes on.
@@ -97,7 +99,8 @@ def train(
         warnings.warn(warning, FutureWarning, stacklevel=2)
     run = Run(checked.trainer.run_dir)
     new = NewMetrics(run.path)
-    errand = Errand("train", {"config": checked.model_dump(mode="json")}, str(run.path))
+    request = {"config": checked.model_dump(mode="json"), "allowed": [*allow_change]}
+    errand = Errand("train", request, str(run.path))
 
     def watch() -> None:
         for step, metrics in new.read():

@@ -277,7 +277,8 @@ def _train(request: Mapping[str, Any], interruption: Interruption) -> Answer:
     from mmrl.registry import options_class
 
     remember_secrets(request["config"])
-    run.train(LoadedConfig(from_mapping(request["config"], options_class=options_class), {}), interruption)
+    loaded = LoadedConfig(from_mapping(request["config"], options_class=options_class), {})
+    run.train(loaded, interruption, allowed=request["allowed"])
     return {}
 
 

@@ -81,6 +81,9 @@ def translated(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     )
     algorithm = found.values.get("algorithm", {})
     model = _options("algorithm", algorithm["name"]) if "name" in algorithm else None
+    loss = None if model is None else model.model_fields.get("loss")
+    if loss is not None and "clip_low" in algorithm and "ppo_clip" in get_args(loss.annotation):
+        algorithm.setdefault("loss", "ppo_clip")  # EasyR1 and verl clip the ratio whatever the advantage
     for option in [key for key in algorithm if key != "name" and model is not None and key not in model.model_fields]:
         found.left_out.append((f"algorithm.{option}", algorithm.pop(option), f"{algorithm['name']} has no such option"))
     return found.values, found.lines()

@@ -108,7 +108,7 @@ def refuse(changes: Sequence[Change], allowed: Collection[str], where: str) -> N
         raise ConfigError(
             "the run cannot go on as it began:\n" + "\n".join(f"    {change}" for change in blocking),
             where=where,
-            remedy=f"undo the change, allow it ({names}), or choose another trainer.run_dir",
+            remedy=f"undo the change, allow it ({names}; in Python, allow_change), or choose another trainer.run_dir",
         )
 
 

@@ -261,7 +261,7 @@ class _Translator:
         coefficient, kind, in_loss, off = (f"algorithm.{name}" for name in names)
         value = self._get(coefficient, int, float)
         if self._get(off, bool) or value == 0:
-            self._drop(coefficient, kind, in_loss, off)
+            self._put("algorithm.kl", {"coef": 0.0}, coefficient, kind, in_loss, off)
         elif self._left.get(coefficient) is None:
             self._leave(in_loss, "EasyR1 has a kl_coef of 1e-3 where none is written; see algorithm.kl.coef")
         elif value is not None and self._left.get(in_loss) in (None, True, False):

@@ -93,7 +93,7 @@ def test_the_page_names_what_there_is() -> None:
     (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
     named = {node.attr for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)}
     known = {*mmrl.__all__, *dir(mmrl.Run), *dir(mmrl.Metrics), *dir(mmrl.Evaluation), *dir(RecordedRollout)}
-    assert named <= known and len(page.splitlines()) <= 25
+    assert named <= known and len(page.splitlines()) <= 28
 
 
 def late(rollouts: list[Rollout]) -> list[float]:
@@ -119,6 +119,10 @@ def test_runs_train_twice_in_a_process_and_go_on(runs: Runs, capsys: pytest.Capt
     again = mmrl.train(config, {"trainer.steps": 3, "trainer": {"seed": 0}}, callbacks=[look])
     assert seen == [0, 1, 2, 3] and [each.step for each in again.checkpoints] == [1, 2, 3]
     assert any(event["kind"] == "resumed" for event in again.events)
+    faster = {"trainer.steps": 4, "trainer.seed": 0, "learner.lr": 0.02}
+    with pytest.raises(ConfigError, match=r"--allow-change learner.lr; in Python, allow_change"):
+        mmrl.train(config, faster)
+    assert max(mmrl.train(config, faster, allow_change=["learner.lr"]).metrics.steps) == 4
 
 
 RULE = """

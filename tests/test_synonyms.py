@@ -299,7 +299,23 @@ def test_what_easyr1_takes_where_nothing_is_written_is_taken_too() -> None:
         "learner": {"weight_decay": 0.01},
     }
     without = of({**model, "algorithm": {"disable_kl": True, "adv_estimator": "grpo"}})
-    assert "kl" not in without.values["algorithm"] and without.left_out == []
+    assert without.values["algorithm"]["kl"] == {"coef": 0.0} and without.left_out == []
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "remax", "reinforce_plus_plus"])
+def test_each_estimator_of_easyr1_becomes_a_config_that_clips_and_has_its_kl(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], estimator: str
+) -> None:
+    theirs, out = tmp_path / "easyr1.yaml", tmp_path / "ours.yaml"
+    theirs.write_text(EASYR1)
+    (tmp_path / "math.py").write_text("def compute_score(rollouts):\n    return [0.0 for _ in rollouts]\n")
+    words = [f"algorithm.adv_estimator={estimator}", "worker.actor.clip_ratio_high=0.28", "algorithm.disable_kl=true"]
+    words += [f"worker.reward.reward_function={tmp_path / 'math.py'}:compute_score"]
+    assert main(["init", "config", str(out), "--from", str(theirs), *words]) == 0
+    options = load_config([out], options_class=options_class).config.algorithm.options
+    assert options["kl"]["coef"] == 0 and options.get("loss", "ppo_clip") == "ppo_clip"
+    has_no_clip = f"algorithm.clip_high: 0.28  ({estimator} has no such option)" in capsys.readouterr().out
+    assert has_no_clip != (options.get("clip_high") == 0.28)
 
 
 def test_values_of_evaluations_as_text_are_listed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -71,11 +72,13 @@ class Subject:
         found = {key: value for key, value in _paths(tree) if not Path(value).exists() and (folder / value).exists()}
         if not found:
             return None
+        words = [f"{key}={shlex.quote(str(folder / value))}" for key, value in found.items()]
+        # A word of the command line cannot change one entry of the rewards.
+        from_here = "" if any(key.startswith("rewards.") for key in found) else f", or add {' '.join(words)}"
         return ConfigError(
             f"the run's config has paths that count from where it was started, {folder}",
             where=", ".join(f"{key}: {value}" for key, value in found.items()),
-            remedy=f"run this command there (cd {folder}), or name them from here: "
-            + " ".join(f"{key}={folder / value}" for key, value in found.items() if not key.startswith("rewards.")),
+            remedy=f"run this command there (cd {shlex.quote(str(folder))}){from_here}",
         )
 
 

@@ -81,7 +81,10 @@ def test_paths_of_a_run_that_was_started_elsewhere_are_named(run, tmp_path, monk
     error = caught.value
     assert error.what.endswith(f"from where it was started, {home}")
     assert error.where == "data.eval.path: rows.jsonl, rewards.0.name: score.py"
-    assert error.remedy.endswith(f"or name them from here: data.eval.path={home / 'rows.jsonl'}")
+    assert error.remedy == f"run this command there (cd {home})"
+    with pytest.raises(ConfigError) as caught, found.explaining(["rewards=[]"]):
+        raise DataError("there is no such file")
+    assert caught.value.remedy == f"run this command there (cd {home}), or add data.eval.path={home / 'rows.jsonl'}"
     with pytest.raises(DataError), found.explaining(["data.eval.path=/x", "rewards=[]"]):
         raise DataError("another fault")
     given = Located.of({"data": {"eval": {"path": "/x"}}, "rewards": []}, "overrides")
