@@ -51,7 +51,6 @@ _SAME: Mapping[str, str] = {
 """EasyR1's keys whose values mean the same here."""
 
 _DEFAULTS: Mapping[str, Any] = {
-    "algorithm.adv_estimator": "grpo",
     "algorithm.kl_coef": 1e-3,
     "algorithm.kl_penalty": "kl",
     "worker.actor.clip_ratio_low": 0.2,

@@ -289,7 +289,6 @@ def test_what_easyr1_takes_where_nothing_is_written_is_taken_too() -> None:
     assert found.values == {
         "model": {"path": "m"},
         "algorithm": {
-            "name": "grpo",
             "kl": {"coef": 1e-3, "where": "reward", "estimator": "k1"},
             "clip_low": 0.2,
             "clip_high": 0.3,

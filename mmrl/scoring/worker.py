@@ -195,7 +195,7 @@ def _takes_rollouts(error: BaseException) -> bool:
 def _takes_texts(error: BaseException) -> bool:
     """Whether a function seems to have taken lists of messages for texts."""
     if isinstance(error, AttributeError):
-        return isinstance(error.obj, list | dict) and hasattr(str, error.name)
+        return isinstance(error.obj, list | dict) and hasattr(str, error.name or "")
     return isinstance(error, TypeError) and "expected string or bytes-like object, got 'list'" in str(error)
 
 
