@@ -8,13 +8,11 @@ Every name here is imported when it is first used; ``import mmrl`` itself import
 
 from typing import TYPE_CHECKING, Any
 
-DISTRIBUTION = "mmrl-train"
-"""What package indexes and pip call it: the ``mmrl`` there is another project."""
-
-__version__ = "0.2.0"
+from mmrl.system import old_names
+from mmrl.system.version import __version__
 
 if TYPE_CHECKING:
-    from mmrl.api import Answer, Evaluation, evaluate, export, train
+    from mmrl.api.calls import Answer, Evaluation, evaluate, export, train
     from mmrl.errors import (
         ConfigError,
         DataError,
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
         Scores,
         Tracker,
     )
-    from mmrl.run_reader import Metrics, Run, load_run
+    from mmrl.runs.reader import Metrics, Run, load_run
     from mmrl.types import (
         IMAGE_PLACEHOLDER,
         Batch,
@@ -122,8 +120,10 @@ __all__ = [
     "load_run",
     "train",
 ]
-_HOMES = "errors", "types", "run_reader", "interfaces", "api"
+_HOMES = "errors", "types", "runs.reader", "interfaces", "api.calls"
 """The modules that have these names, those that import least first."""
+
+old_names.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,6 @@
 
 import sys
 
-from mmrl.cli import main
+from mmrl.commands.cli import main
 
 sys.exit(main())

@@ -38,16 +38,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from mmrl.config import Config, from_mapping
+from mmrl.config.load import from_mapping
+from mmrl.config.sections import Config
 from mmrl.types import EncodedPrompt, Message, Prompt, RawImage, Rollout, Sample, Segment
 
 if TYPE_CHECKING:
     import torch
 
+    from mmrl.data.images import MediaStore
     from mmrl.engine.encoding import Encoder
     from mmrl.engine.folder import ModelFolder
     from mmrl.engine.rank import RankEngine
-    from mmrl.media import MediaStore
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen2", "qwen3", "llama")
 TEMPERATURE = 0.8
@@ -135,9 +136,9 @@ def bench(
 
     @cache
     def build(family: str, as_on_hub: bool = False) -> Bench:
+        from mmrl.data.images import ImageGrid, MediaStore
         from mmrl.engine.encoding import Encoder
         from mmrl.engine.folder import ModelFolder
-        from mmrl.media import ImageGrid, MediaStore
 
         folder = ModelFolder.open(str(models(family, as_on_hub)))
         factor = folder.image_factor if folder.family.vision else 28

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tests.conftest import Plain
 from tests.faults.comparison import metrics
 from tests.faults.runs import Runs, events, outcome, records, steps
-from tests.test_resumption import EVEN, KILLED
+from tests.runs.test_resumption import EVEN, KILLED
 
 WORDS = ("<image>What digit is this?", "<image> and <image>, what is the sum?", "what is 3+4?", "<image>Is it a seven?")
 

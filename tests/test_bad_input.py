@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mmrl.cli import main
+from mmrl.commands.cli import main
 from mmrl_datasets.digits import write_digits
 
 REWARDS = """\

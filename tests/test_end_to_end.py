@@ -17,7 +17,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
-from mmrl.cli import main
+from mmrl.commands.cli import main
 from mmrl_datasets.digits import write_digits
 
 REWARD = """\
@@ -272,7 +272,7 @@ def test_evaluating_the_final_folder_gives_the_runs_last_evaluation(runs, evalua
 def test_greedy_generation_of_the_final_folder_is_what_was_evaluated(runs, plain, folder):
     import pyarrow.parquet as pq
 
-    from mmrl.media import ImageGrid, normalise
+    from mmrl.data.images import ImageGrid, normalise
     from mmrl.types import RawImage
 
     reference = plain(runs["first"].model)

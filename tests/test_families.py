@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from safetensors import safe_open
 
-from mmrl.cli import main
+from mmrl.commands.cli import main
 from mmrl.engine.family import FAMILIES
 
 REWARD = """\

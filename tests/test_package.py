@@ -28,7 +28,7 @@ PLUGIN_PACKAGES = {target.partition(".")[0] for group in PLUGINS.values() for ta
 ORIGINS = "import importlib.util as u, sys; print(*[u.find_spec(name).origin for name in sys.argv[1:]], sep='\\n')"
 """A program that says where packages are."""
 SOURCES = ("mmrl", "plugins", "datasets")
-TEMPLATE = Path("mmrl/plugin_template")
+TEMPLATE = Path("mmrl/plugin_host/template")
 HEAVY = {"PIL", "datasets", "deepspeed", "math_verify", "pyarrow", "ray", "sklearn", "swanlab", "tensorboard", "torch"}
 HEAVY |= {"transformers", "vllm"}
 COMMON_WORDS = {"exact", "format", "length", "math", "numeric", "overlong", "relaxed", "table"}

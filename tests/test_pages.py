@@ -12,9 +12,9 @@ import pytest
 import yaml
 from PIL import Image
 
-from mmrl.config import load_config
-from mmrl.config_sections import Config
-from mmrl.registry import create, options_class
+from mmrl.config.load import load_config
+from mmrl.config.sections import Config
+from mmrl.plugin_host.registry import create, options_class
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
@@ -82,7 +82,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
             place = (page.parent / target).resolve()
             if "://" not in target and place.relative_to(ROOT).as_posix() not in reached:
                 waiting.append(place)
-    assert set(PAGES) - reached == {"mmrl/plugin_template/README.md"}
+    assert set(PAGES) - reached == {"mmrl/plugin_host/template/README.md"}
 
 
 def test_the_readme_is_short() -> None:

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from mmrl import DISTRIBUTION
-from mmrl.cli import main
+from mmrl.commands.cli import main
 from mmrl.interfaces import API_VERSION
 
 ROOT = Path(__file__).resolve().parents[1]

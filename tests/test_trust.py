@@ -27,11 +27,11 @@ import yaml
 from torch.distributed import TCPStore
 
 from mmrl.cluster.process import host_meeting
-from mmrl.console import Console, visible
+from mmrl.data.templates import MAX_CHARACTERS, PromptTemplate
 from mmrl.engine.folder import ModelFolder
 from mmrl.errors import ConfigError, DataError
-from mmrl.redaction import Redactor, remember_secrets
-from mmrl.templates import MAX_CHARACTERS, PromptTemplate
+from mmrl.system.console import Console, visible
+from mmrl.system.redaction import Redactor, remember_secrets
 from mmrl_datasets import images
 from tests.canary import Canary
 
@@ -156,8 +156,8 @@ def test_a_folder_of_pickles_alone_is_no_model_folder(models: Callable[[str], Pa
 
 
 def test_a_chat_template_that_never_ends_is_a_row_error(models: Callable[[str], Path], tmp_path: Path) -> None:
+    from mmrl.data.images import ImageGrid, MediaStore
     from mmrl.engine.encoding import Encoder
-    from mmrl.media import ImageGrid, MediaStore
     from mmrl.types import Message, Prompt
 
     folder = shutil.copytree(models("qwen2"), tmp_path / "model")
@@ -175,9 +175,9 @@ def test_a_chat_template_that_never_ends_is_a_row_error(models: Callable[[str], 
 
 
 ALLOWED = {
-    ("mmrl/capture.py", "exec"): "the source of what this process itself has defined and given to mmrl.train",
-    ("mmrl/child.py", "pickle.load"): "requests that the parent process made itself",
-    ("mmrl/scoring/worker.py", "pickle.loads"): "rollouts that the parent process made itself",
+    ("mmrl/api/capture.py", "exec"): "the source of what this process itself has defined and given to mmrl.train",
+    ("mmrl/system/worker_process.py", "pickle.load"): "requests that the parent process made itself",
+    ("mmrl/rollout/rewards/worker.py", "pickle.loads"): "rollouts that the parent process made itself",
 }
 
 
@@ -426,7 +426,7 @@ RANKS = """
 import json, sys, time
 sys.path.insert(0, sys.argv[1])
 from mmrl.cluster.ray_ranks import RayRanks
-from mmrl.config import ClusterConfig
+from mmrl.config.load import ClusterConfig
 from tests.test_trust import listening
 import os
 ranks = RayRanks(ClusterConfig(name="ray", ranks=2))

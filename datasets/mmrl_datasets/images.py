@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from mmrl.data.images import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from mmrl.errors import DataError
-from mmrl.media import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from mmrl.types import RawImage
 
 FORMS = (

@@ -14,8 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from mmrl.data.images import MAX_IMAGE_BYTES
 from mmrl.errors import DataError
-from mmrl.media import MAX_IMAGE_BYTES
 
 _NULLS = ("", "nan", "NaN")
 """How writers of csv files say null."""

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mmrl.data.hub import HubRepo
 from mmrl.errors import DataError, MMRLError
-from mmrl.hub import HubRepo
 from mmrl_datasets.lines import CsvRows, JsonRows
 from mmrl_datasets.parquet import ParquetRows
 

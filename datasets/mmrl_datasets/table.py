@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import Field
 
+from mmrl.data.templates import PromptTemplate
 from mmrl.errors import DataError
 from mmrl.interfaces import DatasetLoader, PluginConfig
-from mmrl.templates import PromptTemplate
 from mmrl.types import IMAGE_PLACEHOLDER, Message, Prompt, RawImage
 from mmrl_datasets.choice_cells import read_choices, with_choices
 from mmrl_datasets.columns import ALIASES, Columns, choose_columns, lookup

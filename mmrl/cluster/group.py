@@ -15,11 +15,11 @@ from typing import Any, Protocol, TypeVar
 from mmrl.cluster.files import PART_BYTES, Node
 from mmrl.cluster.guard import Process
 from mmrl.cluster.worker import RankJob
+from mmrl.data.images import MediaStore
+from mmrl.engine_api import Learner, Sampler, SamplingRequest, UpdateResult
 from mmrl.errors import MMRLError, RankLostError
-from mmrl.interfaces import Learner, Sampler, SamplingRequest, UpdateResult
-from mmrl.interruption import Stopped, held
-from mmrl.media import MediaStore
 from mmrl.ops.packing import Item, Unit, balance, shares_of, units_of
+from mmrl.system.signals import Stopped, held
 from mmrl.types import EncodedPrompt, FloatArray, RolloutGroup, Sample, TrainingRow
 
 AHEAD = 2
@@ -105,7 +105,7 @@ class Ranks(Protocol):
 
 
 class RankGroup:
-    """Implements ``interfaces.Engine`` over many ranks.
+    """Implements ``engine_api.Engine`` over many ranks.
 
     Args:
         cost: What the samples of a prompt cost the learner, by which ranks are balanced.
@@ -353,7 +353,7 @@ class RankGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupSampler:
-    """Implements ``interfaces.Sampler``: each set of tensor-parallel ranks samples its share of the requests."""
+    """Implements ``engine_api.Sampler``: each set of tensor-parallel ranks samples its share of the requests."""
 
     group: RankGroup
 
@@ -393,7 +393,7 @@ class GroupSampler:
 
 @dataclass(frozen=True, slots=True)
 class GroupLearner:
-    """Implements ``interfaces.Learner``: samples that share a prompt stay on one rank, costs are balanced."""
+    """Implements ``engine_api.Learner``: samples that share a prompt stay on one rank, costs are balanced."""
 
     group: RankGroup
 

@@ -7,19 +7,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 
-from mmrl import registry
 from mmrl.cluster import local
 from mmrl.cluster.group import Place, RankGroup
 from mmrl.cluster.nodes import PACKAGES, fingerprints, installed_versions, probe_file
 from mmrl.cluster.worker import Installation, RankJob, RankPlace
-from mmrl.config import Config
+from mmrl.config.sections import Config
+from mmrl.data.images import MediaStore
 from mmrl.engine import device
 from mmrl.engine.collation import shares_prefix
 from mmrl.engine.counting import UnitCost
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine_api import Engine
 from mmrl.errors import PluginError, ResourceError
-from mmrl.interfaces import Algorithm, Engine
-from mmrl.media import MediaStore
+from mmrl.interfaces import Algorithm
+from mmrl.plugin_host import registry
 
 
 def start_engine(

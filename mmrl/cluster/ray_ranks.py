@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from mmrl.cluster.group import LESS_MEMORY, LOOK, DeadRankError, Place, verb_of
 from mmrl.cluster.guard import OOM_S, Death, Process, clear, watch
 from mmrl.cluster.worker import RankWorker
-from mmrl.config import ClusterConfig
+from mmrl.config.sections import ClusterConfig
 from mmrl.errors import MMRLError, ResourceError
-from mmrl.interruption import handlers_kept
+from mmrl.system.signals import handlers_kept
 
 WAIT_S = 60
 """Seconds for a cluster to answer, to give what the ranks need, and to remove what they were sent."""

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mmrl import faults, registry
 from mmrl.cluster.nodes import PACKAGES, fingerprints, holds, installed_versions
 from mmrl.cluster.process import forget_shared_memory, host_meeting, interface_of, prepare_process
-from mmrl.config import Kind, from_mapping
+from mmrl.config.load import from_mapping
+from mmrl.config.sections import Kind
+from mmrl.data.images import ImageGrid, MediaStore
 from mmrl.engine import device
+from mmrl.engine_api import Learner, Sampler, SamplingRequest, UpdateResult
 from mmrl.errors import MMRLError, NumericsError, PluginError, ResourceError
-from mmrl.interfaces import Learner, Sampler, SamplingRequest, UpdateResult
-from mmrl.media import ImageGrid, MediaStore
+from mmrl.plugin_host import registry
+from mmrl.system import failpoints
 from mmrl.types import FloatArray, RolloutGroup, Sample, TrainingRow
 
 if TYPE_CHECKING:
@@ -232,7 +234,7 @@ class RankWorker:
 
     def advance(self, answer: bool) -> tuple[int, RolloutGroup] | None:
         """Run until the next group is finished; without ``answer`` (a tensor-parallel peer answers) nothing is sent."""
-        faults.point("rank.advance")
+        failpoints.reach("rank.advance")
         with self._engine.span("generate"):
             finished = next(self._groups, None)  # none is left after an error, which the call before this raised
         return finished if answer else None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmrl.config import LearnerConfig
+from mmrl.config.sections import LearnerConfig
 from mmrl.engine import device as devices
 from mmrl.engine.attention import PackedLayout
 from mmrl.engine.folder import ModelFolder

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from mmrl.data.images import MediaStore, normalised_size
+from mmrl.data.templates import bounded
 from mmrl.engine.folder import ModelFolder
 from mmrl.errors import DataError
-from mmrl.media import MediaStore, normalised_size
-from mmrl.templates import bounded
 from mmrl.types import IMAGE_PLACEHOLDER, EncodedPrompt, IntArray, Message, Prompt, Sample, Segment
 
 _INVISIBLE = "\u200b"

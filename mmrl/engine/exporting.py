@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from mmrl import faults
+from mmrl.data.images import ImageGrid, MediaStore
 from mmrl.engine import adapters
 from mmrl.engine.collation import Collator
 from mmrl.engine.encoding import Encoder
@@ -30,8 +30,8 @@ from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.vision import ImageInputs
 from mmrl.engine.weights import Failures, save_weights
 from mmrl.errors import ConfigError, NumericsError
-from mmrl.media import ImageGrid, MediaStore
 from mmrl.ops.parity import LIMITS, Gap
+from mmrl.system import failpoints
 from mmrl.types import FloatArray, Message, Prompt, RawImage
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -146,11 +146,11 @@ def export_adapter(source: Path, target: Path, media: Path, *, base: str | None 
     folder = _open(source, base)
     before = _read(folder, _load(folder, source), media)
     files = (adapters.CONFIG, adapters.WEIGHTS, *(name for name in _kept(source) if name != adapters.CONFIG))
-    faults.point("export.begin")
+    failpoints.reach("export.begin")
     for name in files:
         (target / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(source / name, target / name)
-    faults.point("export.filled")
+    failpoints.reach("export.filled")
     gap = _compare(before, _read(folder, _load(folder, target), media), "float32")
     with safe_open(target / adapters.WEIGHTS, "pt") as weights:
         keys = list(weights.keys())
@@ -272,7 +272,7 @@ def _take_masters(policy: Policy, state: SavedState, stored: Counter[str]) -> in
 
 
 def _write(policy: Policy, folder: ModelFolder, target: Path, dtype: str, shard_bytes: int | None) -> None:
-    faults.point("export.begin")
+    failpoints.reach("export.begin")
     source = Path(folder.path)
     element = getattr(torch, dtype)
     for name, weight in policy.model.named_parameters():
@@ -297,7 +297,7 @@ def _write(policy: Policy, folder: ModelFolder, target: Path, dtype: str, shard_
     (target / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     for path in target.glob("*.safetensors"):  # which safetensors lets nobody else read
         shutil.copymode(target / "config.json", path)
-    faults.point("export.filled")
+    failpoints.reach("export.filled")
 
 
 def _kept(source: Path) -> Iterator[str]:

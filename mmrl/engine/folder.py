@@ -11,10 +11,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from mmrl.data.hub import HubRepo
 from mmrl.engine.family import Family, family_of
 from mmrl.engine.vocabulary import Vocabulary
 from mmrl.errors import ConfigError, MMRLError, ResourceError
-from mmrl.hub import HubRepo
 
 CONFIGURATION = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 """Every file of a model on the hub that is read before its weights are."""

@@ -11,12 +11,12 @@ import torch
 from mmrl.engine.device import SamplerMemory
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.vision import ImageInputs
-from mmrl.interfaces import SamplingRequest
+from mmrl.engine_api import SamplingRequest
 from mmrl.types import EncodedPrompt, FloatArray, IntArray, Rollout, RolloutGroup, Segment
 
 
 class HFSampler:
-    """Implements ``interfaces.Sampler`` with a second copy of the weights, one prompt's group at a time.
+    """Implements ``engine_api.Sampler`` with a second copy of the weights, one prompt's group at a time.
 
     A prompt goes through the model once, alone; its group continues from what it left in the cache.
     """

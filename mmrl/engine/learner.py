@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmrl.config import LearnerConfig, LoraConfig
+from mmrl.config.sections import LearnerConfig, LoraConfig
 from mmrl.engine import device
 from mmrl.engine.collation import Collator, Features
 from mmrl.engine.counting import UnitCost, UpdateCost, UpdateMemory
@@ -26,8 +26,9 @@ from mmrl.engine.placement import Reference
 from mmrl.engine.policy import Policy
 from mmrl.engine.vision import BLANK, idle_sample
 from mmrl.engine.weights import Failures, save_adapter, save_model
+from mmrl.engine_api import UpdateResult
 from mmrl.errors import DeviceMemoryError, MMRLError
-from mmrl.interfaces import Algorithm, UpdateResult
+from mmrl.interfaces import Algorithm
 from mmrl.ops.cost import imbalance
 from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials
 from mmrl.ops.packing import Unit, first_fit, plan_microbatches
@@ -36,7 +37,7 @@ from mmrl.types import FloatArray, Sample, TrainingRow
 
 
 class DeepSpeedLearner:
-    """Implements ``interfaces.Learner`` on one rank, for this rank's share of the rows; all ranks call it together.
+    """Implements ``engine_api.Learner`` on one rank, for this rank's share of the rows; all ranks call it together.
 
     Args:
         policy: The weights to train.

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from mmrl import faults
 from mmrl.engine.policy import Policy
 from mmrl.engine.weights import Failures, numel, shards, write_shards
 from mmrl.errors import ConfigError, ResourceError
-from mmrl.generators import generators, set_generators
+from mmrl.system import failpoints
+from mmrl.system.rng_state import generators, set_generators
 
 VERSION = 1
 MASTER = "master"
@@ -169,7 +169,7 @@ def save_state(state: OptimizerState, steps: int, target: Path, failures: Failur
     }
     with failures.writing(target):
         save_file(states, target / GENERATORS)
-        faults.point("save.state")
+        failpoints.reach("save.state")
         (target / FILE).write_text(json.dumps(content))
 
 

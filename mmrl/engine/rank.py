@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from mmrl.config import Config, LoraConfig
+from mmrl.config.sections import Config, LoraConfig
+from mmrl.data.images import MediaStore
 from mmrl.engine import device
 from mmrl.engine.adapters import is_adapter
 from mmrl.engine.collation import Collator, shares_prefix
@@ -31,16 +32,16 @@ from mmrl.engine.tracing import Tracer
 from mmrl.engine.vision import ImageInputs
 from mmrl.engine.vllm_sampler import VLLMSampler
 from mmrl.engine.weights import Failures
+from mmrl.engine_api import Learner, Sampler
 from mmrl.errors import ConfigError, MMRLError, ResourceError
-from mmrl.interfaces import Algorithm, Learner, Sampler
-from mmrl.media import MediaStore
+from mmrl.interfaces import Algorithm
 
 WAIT = timedelta(hours=1)
 """How long ranks wait for each other: rank 0 alone reads the weights, which takes minutes from a slow disk."""
 
 
 class RankEngine:
-    """Implements ``interfaces.Engine`` inside one process; its environment must be set already.
+    """Implements ``engine_api.Engine`` inside one process; its environment must be set already.
 
     Args:
         algorithm: None for evaluation only: no learner is built, and the sampler keeps the folder's weights.

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmrl.data.images import MediaStore
 from mmrl.engine import device
 from mmrl.engine.folder import ModelFolder
-from mmrl.media import MediaStore
 from mmrl.types import EncodedPrompt, ImageRef, Sample, Segment
 
 CACHE_BYTES = 512 * 2**20

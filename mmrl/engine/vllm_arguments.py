@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mmrl.config import suggestion
-from mmrl.config_files import join_errors
+from mmrl.config.load import suggestion
+from mmrl.config.yaml_tree import join_errors
 from mmrl.errors import ConfigError, MMRLError
 
 OWNED_KEYS = frozenset(

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
-from mmrl.config import SamplerConfig
+from mmrl.config.sections import SamplerConfig
+from mmrl.data.images import MediaStore
 from mmrl.engine import device
 from mmrl.engine.encoding import unexpanded
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.vllm_arguments import check_engine_keys
+from mmrl.engine_api import SamplingRequest
 from mmrl.errors import NumericsError, ResourceError
-from mmrl.interfaces import SamplingRequest
-from mmrl.media import MediaStore
 from mmrl.types import FinishReason, FloatArray, IntArray, Rollout, RolloutGroup, Segment
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ NO_VERSION = -1
 
 
 class VLLMSampler:
-    """Implements ``interfaces.Sampler`` on one rank.
+    """Implements ``engine_api.Sampler`` on one rank.
 
     Args:
         max_images: Most images in one prompt.

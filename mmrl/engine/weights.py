@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from mmrl import faults
-from mmrl.config import LoraConfig
+from mmrl.config.sections import LoraConfig
 from mmrl.engine import adapters
 from mmrl.engine.folder import INDEX, ModelFolder
 from mmrl.engine.policy import Policy, gathered
 from mmrl.errors import MMRLError, NumericsError, ResourceError
+from mmrl.system import failpoints
 
 SHARD_BYTES = 2**30
 """Most bytes of a file, unless one tensor has more; what saving holds in memory beside the model."""
@@ -101,7 +101,7 @@ def write_shards(
         held[name] = tensor.cpu()
         if len(held) == len(files[number - 1]):
             with failures.writing(target):
-                faults.point("save.shard")
+                failpoints.reach("save.shard")
                 write(number, held)
             held = {}
             number += 1

@@ -12,7 +12,7 @@
   with those of another implementation.
 """
 
-from mmrl.rollout_records import read_rollouts
+from mmrl.rollout.records import read_rollouts
 from mmrl.testing.algorithms import check_algorithm
 from mmrl.testing.datasets import check_dataset
 from mmrl.testing.playback import Replay, replay

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from mmrl import registry
 from mmrl.errors import PluginError, plugin_errors
 from mmrl.interfaces import Aggregation, Algorithm, Needs, RunFacts, served_needs
+from mmrl.plugin_host import registry
 from mmrl.policy_gradient import PolicyGradient
 from mmrl.testing.batches import odd_batches, padded, polluted, random_batch, reordered, without
 from mmrl.testing.playback import RecordedBatch, Replay, play, replay

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from mmrl import registry
-from mmrl.config import DataConfig
+from mmrl.config.sections import DataConfig
+from mmrl.data.images import ImageGrid, normalised_size
 from mmrl.errors import plugin_errors
 from mmrl.interfaces import DatasetLoader
-from mmrl.media import ImageGrid, normalised_size
+from mmrl.plugin_host import registry
 from mmrl.testing.rules import broken
 from mmrl.types import IMAGE_PLACEHOLDER, Message, Prompt, RawImage
 

@@ -10,11 +10,11 @@ import pickle
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, cast
 
-from mmrl import registry
-from mmrl.child import Child, ChildEnded, Line
 from mmrl.errors import ConfigError, MMRLError, PluginError
 from mmrl.interfaces import DatasetLoader
-from mmrl.registry import PluginInfo
+from mmrl.plugin_host import registry
+from mmrl.plugin_host.registry import PluginInfo
+from mmrl.system.worker_process import Child, ChildEnded, Line
 from mmrl.testing.algorithms import check_algorithm
 from mmrl.testing.datasets import check_dataset
 from mmrl.testing.rewards import check_reward

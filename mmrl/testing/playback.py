@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from mmrl import registry
 from mmrl.errors import contract_error, plugin_errors
 from mmrl.interfaces import Algorithm, Needs, served_needs
+from mmrl.plugin_host import registry
 from mmrl.testing.recorded import read_batch
 from mmrl.types import Batch, BoolArray, EncodedPrompt, FloatArray, IntArray, Sample, Segment
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from mmrl import registry
 from mmrl.errors import MMRLError, plugin_errors
 from mmrl.interfaces import Reward
-from mmrl.scoring.worker import BadScores, CheckedScore, call, check_scores, total_of
+from mmrl.plugin_host import registry
+from mmrl.rollout.rewards.worker import BadScores, CheckedScore, call, check_scores, total_of
 from mmrl.testing.rollouts import OTHER_GOLDS, sample_groups
 from mmrl.testing.rules import Untried, broken, failed
 from mmrl.types import Rollout
@@ -34,8 +34,8 @@ def check_reward(
     or missing, a reward that is not made for it may raise.
 
     Args:
-        reward: A registered name, a class, a reward, a function (see ``mmrl.foreign_rewards``), or what a file has, as
-            ``path/to/file.py:name``.
+        reward: A registered name, a class, a reward, a function (see ``plugin_host.foreign_rewards``), or what a file
+            has, as ``path/to/file.py:name``.
         options: The reward's options, unless it is made already.
         rollouts: What to score instead, those of a prompt side by side: ``make_rollouts`` makes them, for a reward
             that needs columns or images.

@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from mmrl.data.hub import HubRepo
 from mmrl.errors import ConfigError, PluginError
-from mmrl.hub import HubRepo
 from mmrl.interfaces import PluginConfig, Reward, RunFacts
 from mmrl.types import IMAGE_PLACEHOLDER, Rollout, Score
 

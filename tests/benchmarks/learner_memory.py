@@ -35,12 +35,12 @@ def measure(folder: str, settings: dict[str, Any]) -> None:
     import psutil
 
     from mmrl.cluster.local import start_engine
-    from mmrl.config import from_mapping
+    from mmrl.config.load import from_mapping
+    from mmrl.data.images import ImageGrid, MediaStore
     from mmrl.engine.device import used_memory_bytes
     from mmrl.engine.encoding import Encoder
     from mmrl.engine.folder import ModelFolder
     from mmrl.interfaces import Aggregation
-    from mmrl.media import ImageGrid, MediaStore
     from mmrl.ops.objective import training_rows
     from mmrl.types import Message, Prompt, Sample, Segment
     from mmrl_algorithms.grpo import GRPO

@@ -27,10 +27,10 @@ def time_run(watch: Stopwatch) -> None:
     """Clocks around the other parts of a step."""
     import transformers
 
-    from mmrl.clock import Clock
+    from mmrl.data.images import MediaStore
     from mmrl.engine.encoding import Encoder
-    from mmrl.media import MediaStore
-    from mmrl.recording import RunRecorder
+    from mmrl.runs.recorder import RunRecorder
+    from mmrl.system.clock import Clock
 
     watch.time(Encoder, "encode", "data")
     watch.time(MediaStore, "add", "images")
@@ -50,12 +50,12 @@ def time_run(watch: Stopwatch) -> None:
 
 def run(job: dict[str, Any], watch: Stopwatch, report: Report) -> None:
     """Train; a line after each step."""
-    from mmrl import registry
-    from mmrl.config import load_config
+    from mmrl.commands.train import train
+    from mmrl.config.load import load_config
     from mmrl.engine.learner import DeepSpeedLearner
-    from mmrl.run import train
-    from mmrl.trainer import Trainer
-    from mmrl.updating import Updater
+    from mmrl.plugin_host import registry
+    from mmrl.training.trainer import Trainer
+    from mmrl.training.updater import Updater
 
     loaded = load_config([Path(job["config"])], job["overrides"], options_class=registry.options_class)
     time_engine(watch)
@@ -91,7 +91,7 @@ def updates(job: dict[str, Any], watch: Stopwatch, report: Report) -> None:
     import numpy as np
     from matmuls import Matmuls
 
-    from mmrl.interfaces import Engine
+    from mmrl.engine_api import Engine
     from mmrl.types import Sample, Segment
 
     def random_samples(plan: Any) -> list[Any]:
@@ -173,11 +173,11 @@ def _rows(
 @contextmanager
 def _engine(job: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
     """An engine that does not sample, and the plan of the config's run."""
-    from mmrl import registry
     from mmrl.cluster.launch import start_engine
     from mmrl.cluster.process import prepare_process
-    from mmrl.config import load_config
-    from mmrl.plan import RunPlan
+    from mmrl.config.load import load_config
+    from mmrl.plugin_host import registry
+    from mmrl.runs.setup import RunPlan
 
     loaded = load_config([Path(job["config"])], job["overrides"], options_class=registry.options_class)
     prepare_process()

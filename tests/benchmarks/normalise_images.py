@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mmrl.media import ImageGrid, MediaStore, normalise, normalised_size
+from mmrl.data.images import ImageGrid, MediaStore, normalise, normalised_size
 from mmrl.types import RawImage
 
 GRID = ImageGrid(factor=28, min_pixels=3136, max_pixels=1003520)

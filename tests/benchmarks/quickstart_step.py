@@ -25,8 +25,8 @@ def watch_all(watch: Stopwatch) -> None:
 
     from mmrl.engine.vision import ImageInputs
     from mmrl.engine.vllm_sampler import VLLMSampler
-    from mmrl.recording import RunRecorder
-    from mmrl.supply import Supply
+    from mmrl.rollout.prefetch import Supply
+    from mmrl.runs.recorder import RunRecorder
 
     for name, method in ENGINE.items():
         watch.time(deepspeed.DeepSpeedEngine, method, name)
@@ -38,11 +38,12 @@ def watch_all(watch: Stopwatch) -> None:
 
 
 def main() -> None:
-    from mmrl import registry, run
-    from mmrl.config import load_config
+    from mmrl.commands import train as run
+    from mmrl.config.load import load_config
+    from mmrl.plugin_host import registry
 
     loaded = load_config([Path(sys.argv[1])], sys.argv[2:], options_class=registry.options_class)
-    from mmrl.trainer import Trainer
+    from mmrl.training.trainer import Trainer
 
     watch, found = Stopwatch(), list[dict[str, float]]()
     watch_all(watch)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mmrl.config import RewardSpec
-from mmrl.scoring.scorer import Scorer
-from mmrl.scoring.worker import call
+from mmrl.config.sections import RewardSpec
+from mmrl.rollout.rewards.scorer import Scorer
+from mmrl.rollout.rewards.worker import call
 from mmrl.types import EncodedPrompt, Rollout, RolloutGroup, Segment
 from mmrl_rewards.math import Math
 

@@ -21,11 +21,11 @@ import numpy as np
 
 from mmrl.cluster.group import RankGroup
 from mmrl.cluster.launch import start_engine
-from mmrl.config import from_mapping
+from mmrl.config.load import from_mapping
+from mmrl.data.images import ImageGrid, MediaStore
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine_api import SamplingRequest
 from mmrl.errors import RankLostError
-from mmrl.interfaces import SamplingRequest
-from mmrl.media import ImageGrid, MediaStore
 from mmrl.types import EncodedPrompt, RolloutGroup, TrainingRow
 from mmrl_algorithms.grpo import GRPO
 

@@ -27,10 +27,10 @@ from mmrl.cluster.launch import check_installations, check_sets, find_shared_fil
 from mmrl.cluster.nodes import fingerprints, installed_versions
 from mmrl.cluster.process import forget_shared_memory, forget_stale_builds, interface_of
 from mmrl.cluster.worker import Installation, RankPlace, RankWorker
+from mmrl.data.images import ImageGrid, MediaStore
+from mmrl.engine_api import SamplingRequest, UpdateResult
 from mmrl.errors import DataError, NumericsError, PluginError, RankLostError, ResourceError
-from mmrl.interfaces import SamplingRequest, UpdateResult
-from mmrl.interruption import Interruption, Stopped
-from mmrl.media import ImageGrid, MediaStore
+from mmrl.system.signals import Interruption, Stopped
 from mmrl.types import EncodedPrompt, Rollout, RolloutGroup, Sample, Segment, TrainingRow
 
 

@@ -20,7 +20,7 @@ import os
 import signal
 from pathlib import Path
 
-from mmrl import faults
+from mmrl.system import failpoints
 from mmrl_algorithms.grpo import GRPO
 
 
@@ -35,7 +35,7 @@ class Deadly(GRPO):
             return
         point, rank = place.split(":")
         if os.environ.get("RANK") == rank:
-            self._point, faults.inject = point, self._reach
+            self._point, failpoints.inject = point, self._reach
 
     def loss(self, tokens):
         self._reach("loss")

@@ -21,9 +21,9 @@ import yaml
 from PIL import Image
 from safetensors.numpy import load_file
 
-from mmrl.cli import main
 from mmrl.cluster.ray_ranks import RayRanks
-from mmrl.config import ClusterConfig
+from mmrl.commands.cli import main
+from mmrl.config.sections import ClusterConfig
 from mmrl.errors import ResourceError
 from mmrl.types import RawImage
 from mmrl_datasets.digits import write_digits
@@ -213,7 +213,7 @@ def test_sets_of_tensor_parallel_ranks_sample_beside_each_other(folder, househol
 def test_the_driver_imports_no_engine_and_has_a_cluster_of_its_own(folder, household):
     """It may run where there is no accelerator, which DeepSpeed looks for when it is imported."""
     code = (
-        "import sys; from mmrl.cli import main; code = main(sys.argv[1:]);"
+        "import sys; from mmrl.commands.cli import main; code = main(sys.argv[1:]);"
         "print(sorted({'deepspeed', 'vllm'} & set(sys.modules))); sys.exit(code)"
     )
     overrides = ["trainer.run_dir=driver", "trainer.steps=1", "cluster.name=ray", "cluster.ranks=2"]

@@ -16,10 +16,10 @@ import pytest
 import yaml
 from PIL import Image
 
-from mmrl import registry
-from mmrl.config import RewardSpec
+from mmrl.config.sections import RewardSpec
 from mmrl.errors import DataError
-from mmrl.scoring.worker import call
+from mmrl.plugin_host import registry
+from mmrl.rollout.rewards.worker import call
 from mmrl.testing import check_dataset, make_rollouts
 from mmrl.types import Prompt
 from mmrl_datasets.columns import ALIASES

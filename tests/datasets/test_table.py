@@ -16,7 +16,7 @@ from PIL import Image
 from pydantic import ValidationError
 
 import datasets
-from mmrl.bad_rows import BadRows
+from mmrl.data.bad_rows import BadRows
 from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.testing import check_dataset
 from mmrl.types import Message, Prompt

@@ -28,14 +28,14 @@ from deepspeed.accelerator import get_accelerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmrl.cluster.process import forget_stale_builds
-from mmrl.config import from_mapping
+from mmrl.config.load import from_mapping
+from mmrl.data.images import ImageGrid, MediaStore
 from mmrl.engine.device import learner_config
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.placement import place
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.rank import RankEngine
 from mmrl.errors import MMRLError
-from mmrl.media import ImageGrid, MediaStore
 from mmrl_algorithms.grpo import GRPO
 
 SETTINGS = {"max_grad_norm": 1.0, "lr": 1e-3, "weight_decay": 0.0, "overrides": {}}

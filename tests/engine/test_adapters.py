@@ -15,7 +15,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from mmrl.config import LoraConfig
+from mmrl.config.sections import LoraConfig
 from mmrl.engine import adapters
 from mmrl.engine.exporting import write_merged
 from mmrl.engine.family import FAMILIES

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from mmrl.config import SamplerConfig
+from mmrl.config.sections import SamplerConfig
 from mmrl.engine import device
 from mmrl.engine.vllm_arguments import OWNED_KEYS, check_engine_keys, written_arguments
 from mmrl.engine.vllm_sampler import engine_arguments

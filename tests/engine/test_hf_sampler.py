@@ -13,7 +13,7 @@ import torch
 from mmrl.engine.hf_sampler import HFSampler
 from mmrl.engine.policy import load_policy
 from mmrl.engine.vision import ImageInputs
-from mmrl.interfaces import SamplingRequest
+from mmrl.engine_api import SamplingRequest
 from mmrl.types import Rollout
 
 TEMPERATURE = 0.8

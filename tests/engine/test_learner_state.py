@@ -19,9 +19,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from mmrl import faults
 from mmrl.cluster.process import host_meeting
-from mmrl.config import Config
+from mmrl.config.sections import Config
 from mmrl.engine import device, weights
 from mmrl.engine.family import FAMILIES
 from mmrl.engine.folder import ModelFolder
@@ -31,6 +30,7 @@ from mmrl.engine.rank import RankEngine
 from mmrl.errors import ConfigError, NumericsError, ResourceError
 from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
+from mmrl.system import failpoints
 from mmrl.types import TrainingRow
 from mmrl_algorithms.grpo import GRPO
 
@@ -350,12 +350,12 @@ def test_a_full_disk_leaves_the_learner_as_it_was(start, rows, tmp_path, monkeyp
             raise OSError(28, "No space left on device", str(tmp_path / "a"))
 
     with start(learner={"zero_stage": 3} | LEARNER).learning() as learner:
-        monkeypatch.setattr(faults, "inject", full)
+        monkeypatch.setattr(failpoints, "inject", full)
         for reached in ("save.shard", "save.state"):  # noqa: B007 - the hook reads it
             with pytest.raises(ResourceError, match=r"cannot be written: .*No space left on device") as caught:
                 learner.save(tmp_path / "a")
             assert caught.value.exit_code == 5 and str(tmp_path) in caught.value.where
-        monkeypatch.setattr(faults, "inject", None)
+        monkeypatch.setattr(failpoints, "inject", None)
         assert not learner.update(rows).fault
         learner.save(tmp_path / "b")
     with start(learner={"zero_stage": 3} | LEARNER, checkpoint=tmp_path / "b").learning() as learner:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from mmrl.cluster.process import host_meeting
-from mmrl.config import LoraConfig
+from mmrl.config.sections import LoraConfig
 from mmrl.engine import device, placement
 from mmrl.engine.family import FAMILIES
 from mmrl.engine.placement import HostWeights

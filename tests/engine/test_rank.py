@@ -22,8 +22,8 @@ from mmrl.engine.device import DeviceKind
 from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.rank import RankEngine
+from mmrl.engine_api import SamplingRequest
 from mmrl.errors import ResourceError
-from mmrl.interfaces import SamplingRequest
 from mmrl_algorithms.grpo import GRPO
 
 SYNC = ["reload", "reset encoder cache", "reset prefix cache"]

@@ -19,11 +19,12 @@ from vllm.logprobs import append_logprobs_for_next_position, create_sample_logpr
 from vllm.v1.sample.logits_processor import validate_logits_processors_parameters
 from vllm.v1.worker.gpu.sample.logits_processor import build_custom_logits_processors
 
-from mmrl import media
+from mmrl.data import images as media
 from mmrl.engine import device
 from mmrl.engine.vllm_sampler import VLLMSampler, banned_ids_processor, sampled_logprobs
+from mmrl.engine_api import SamplingRequest
 from mmrl.errors import NumericsError
-from mmrl.interfaces import Aggregation, SamplingRequest
+from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
 from mmrl.ops.parity import Gap
 from mmrl.types import Message, Prompt, RawImage, Rollout

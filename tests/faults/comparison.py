@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from mmrl.checkpoints import CheckpointError, Checkpoints
-from mmrl.run_directory import read_ledger
+from mmrl.runs.checkpoints import CheckpointError, Checkpoints
+from mmrl.runs.directory import read_ledger
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What ``mmrl.errand`` does in its process, with the fake engine; and errands that take no time."""
+"""What ``mmrl.api.errand`` does in its process, with the fake engine; and errands that take no time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mmrl import errand
+from mmrl.api.calls import errand
 from mmrl.errors import ConfigError
-from mmrl.interruption import Interruption
+from mmrl.system.signals import Interruption
 
 
 def serve() -> None:

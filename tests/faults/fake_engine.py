@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmrl import faults
-from mmrl.config import Config
+from mmrl.config.sections import Config
+from mmrl.engine_api import SamplingRequest, UpdateResult
 from mmrl.errors import MMRLError
-from mmrl.interfaces import Algorithm, SamplingRequest, UpdateResult
+from mmrl.interfaces import Algorithm
 from mmrl.ops.objective import partial_loss, reduce_partials
+from mmrl.system import failpoints
 from mmrl.types import FloatArray, Rollout, RolloutGroup, Sample, Segment, TrainingRow
 
 LETTERS = "." + "abcdefghijklmno"
@@ -65,7 +66,7 @@ class FakeEngine:
         return None
 
     def generate(self, requests: Sequence[SamplingRequest]) -> Iterator[tuple[int, RolloutGroup]]:
-        faults.point("fake.generate")
+        failpoints.reach("fake.generate")
         logprobs_PV = torch.log_softmax(self.logits_PV.detach() / self._config.sampler.temperature, -1).numpy()
         for index, request in enumerate(requests):
             members = [self._rollout(request, member, logprobs_PV) for member in range(request.num_samples)]
@@ -92,7 +93,7 @@ class FakeEngine:
         return [self._logprobs_T(self._reference_PV, sample).numpy() for sample in samples]
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
-        faults.point("fake.update")
+        failpoints.reach("fake.update")
         if not rows:
             return UpdateResult({"lr": self._config.learner.lr}, [], [])
         parts = [self._logprobs_T(self.logits_PV, row.sample) for row in rows]
@@ -112,11 +113,11 @@ class FakeEngine:
     def save(self, folder: Path) -> None:
         (folder / "model").mkdir(parents=True)
         (folder / "state").mkdir(exist_ok=True)
-        faults.point("save.shard")
+        failpoints.reach("save.shard")
         save_file({"logits": self.logits_PV.detach().clone()}, folder / "model" / "model.safetensors")
         state = self.optimizer.state[self.logits_PV]
         save_file({name: value.clone() for name, value in state.items()}, folder / "state" / "optimizer.safetensors")
-        faults.point("save.state")
+        failpoints.reach("save.state")
         (folder / "state" / "learner.json").write_text(json.dumps({"updates": self.updates}))
 
     def _restore(self, checkpoint: Path) -> None:

@@ -27,13 +27,14 @@ from typing import Any, Self
 
 ROOT = Path(__file__).parents[2]
 MODULE = (sys.executable, "-m", "tests.faults.harness")
-TRACED = tuple(f"{os.sep}mmrl{os.sep}{name}.py" for name in (
-    "agreement", "checkpoints", "collection", "interruption", "run", "run_directory", "trainer", "training", "updating",
+TRACED = tuple(f"{os.sep}mmrl{os.sep}{name}.py".replace("/", os.sep) for name in (
+    "commands/train", "rollout/collector", "runs/checkpoints", "runs/directory", "runs/session", "system/signals",
+    "training/logprob_check", "training/trainer", "training/updater",
 ))  # fmt: skip
 """The files whose lines are places for a blow."""
 PACKAGES = (
-    "psutil", "mmrl.run", "mmrl.trainer", "mmrl.collection", "mmrl.cluster.launch", "mmrl.cluster.ray_ranks",
-    "torch.utils.tensorboard",
+    "psutil", "mmrl.commands.train", "mmrl.training.trainer", "mmrl.rollout.collector", "mmrl.cluster.launch",
+    "mmrl.cluster.ray_ranks", "torch.utils.tensorboard",
 )  # fmt: skip
 PLUGINS = (
     *(("algorithm", name) for name in ("grpo", "dapo", "remax")),
@@ -52,8 +53,8 @@ class Blow:
     Attributes:
         number: Of the signal.
         at: ``("s", seconds)`` after its start; ``("handler", seconds)`` after it has taken the signals over;
-            ``("point", name, n)`` at the n-th reach of a point of ``mmrl.faults``, ``("line", n)`` before the n-th line
-            that it executes of TRACED.
+            ``("point", name, n)`` at the n-th reach of a point of ``system.failpoints``, ``("line", n)`` before the
+            n-th line that it executes of TRACED.
         again: Seconds until the same signal comes once more.
         group: Whether the signal goes to its process group, as Ctrl-C in a terminal does.
     """
@@ -201,8 +202,8 @@ def _warm(model: str, packages: Sequence[str]) -> None:
     torch.set_num_threads(1)
     for name in (*PACKAGES, *packages):
         importlib.import_module(name)
-    from mmrl import registry
     from mmrl.engine.folder import ModelFolder
+    from mmrl.plugin_host import registry
 
     ModelFolder.open(model)
     # What is installed does not change meanwhile, and reading it takes longer than a run.
@@ -293,7 +294,8 @@ def _orphans() -> list[str]:
 
 def run(request: Request) -> int:
     """Train, with blows from inside; returns the exit code."""
-    from mmrl import cli, faults
+    from mmrl.commands import cli
+    from mmrl.system import failpoints
 
     if not request["real"]:
         from mmrl.cluster import launch
@@ -301,7 +303,7 @@ def run(request: Request) -> int:
 
         launch.start_engine = fake_engine.start_engine  # type: ignore[assignment]
     strike = _Striker(request)
-    faults.inject = strike.at_point
+    failpoints.inject = strike.at_point
     if strike.counts_lines:
         sys.settrace(strike.trace)
     try:

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from mmrl import faults, registry
-from mmrl.cli import main
-from mmrl.run_directory import read_ledger
+from mmrl.commands.cli import main
+from mmrl.plugin_host import registry
+from mmrl.runs.directory import read_ledger
+from mmrl.system import failpoints
 from tests.faults.comparison import metrics
 
 REWARDS = Path(__file__).with_name("letters.py")
@@ -48,11 +49,11 @@ def at(point: str, count: int = 1, act: Callable[[], Any] = kill) -> Iterator[No
             done.append(name)
             act()
 
-    before, faults.inject = faults.inject, inject
+    before, failpoints.inject = failpoints.inject, inject
     try:
         yield
     finally:
-        faults.inject = before
+        failpoints.inject = before
     if not done:
         raise LookupError(f"{point} was not reached {count} times")
 
@@ -140,10 +141,10 @@ def outcome(run: Path) -> dict[str, Any]:
 @contextmanager
 def fake(folder: Path, model: Path) -> Iterator[Runs]:
     """The fake engine in place of the real one; rewards' workers and installed packages are those of the first run."""
-    from mmrl import training
     from mmrl.cluster import launch
-    from mmrl.replaying import replay
-    from mmrl.scoring.scorer import Scorer
+    from mmrl.commands.replay import replay
+    from mmrl.rollout.rewards.scorer import Scorer
+    from mmrl.runs import session as training
     from tests.faults import fake_engine
 
     with pytest.MonkeyPatch.context() as patch, ExitStack() as workers:

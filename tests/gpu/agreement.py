@@ -11,7 +11,7 @@ FAMILIES = {"qwen2": "text", "qwen2_5_vl": "vision"}
 
 
 def run(bench: Bench) -> None:
-    from mmrl.doctor.trial import Trial
+    from mmrl.commands.doctor.trial import Trial
 
     for family, what in FAMILIES.items():
         if what == "vision" and (reason := lacks_image_features()):

@@ -54,7 +54,7 @@ class Bench:
 
     def attempt(self, name: str, measure: Callable[[str], Row]) -> None:
         """Emit the row that ``measure`` makes under a name; a bad one if it raises."""
-        from mmrl.doctor.finding import failure
+        from mmrl.commands.doctor.finding import failure
 
         try:
             found = measure(name)

@@ -91,8 +91,8 @@ class Proof:
         return read(self._file)
 
     def _run(self, section: Section, environment: dict[str, str]) -> None:
-        from mmrl.doctor.finding import ending
-        from mmrl.doctor.selftest import run
+        from mmrl.commands.doctor.finding import ending
+        from mmrl.commands.doctor.selftest import run
 
         deadline = self._deadline(section)
         module = section.module or f"tests.gpu.{section.name}"
@@ -133,7 +133,7 @@ def _absent(modules: Sequence[str]) -> list[str]:
 def _environment(kind: str, folder: Path) -> dict[str, str]:
     """That of a section: this repository's code, whatever is installed; where mmrl is not, its plugins' names too."""
     from mmrl import DISTRIBUTION
-    from mmrl.doctor.selftest import trial_environment
+    from mmrl.commands.doctor.selftest import trial_environment
 
     paths = [ROOT, ROOT / "plugins", ROOT / "datasets"]
     try:
@@ -156,7 +156,7 @@ def _environment(kind: str, folder: Path) -> dict[str, str]:
 
 def _detect() -> str:
     """The kind of device that a process here gets."""
-    from mmrl.doctor.probe import probe
+    from mmrl.commands.doctor.probe import probe
 
     return probe().kind
 

@@ -188,7 +188,7 @@ class Training:
 
     def config(self, **sections: Any) -> Any:
         """As from a file; sections as in YAML."""
-        from mmrl.config import from_mapping
+        from mmrl.config.load import from_mapping
 
         load = self.load
         base: dict[str, Any] = {
@@ -208,7 +208,7 @@ class Training:
 
     def forecast(self, config: Any) -> dict[str, Any]:
         """What ``mmrl plan`` says of the learner."""
-        from mmrl.planning.forecast import Assumptions, forecast
+        from mmrl.commands.plan.forecast import Assumptions, forecast
 
         memory = None if self._bench.kind == "cpu" else 10**12
         assumed = Assumptions(memory_bytes=memory, completion_tokens=self.load.completion)
@@ -219,7 +219,7 @@ class Training:
     def start(self, config: Any, checkpoint: Path | None = None) -> Run:
         """An engine with a learner alone."""
         from mmrl.cluster.local import start_engine
-        from mmrl.plan import RunPlan
+        from mmrl.runs.setup import RunPlan
 
         plan = RunPlan(config, self._bench.folder / "media")
         options = {"max_images": plan.max_images, "with_sampler": False, "checkpoint": checkpoint}

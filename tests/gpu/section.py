@@ -18,7 +18,7 @@ from tests.gpu.row import Row, append
 def main(module: str, area: str, kind: str, size: str, path: str) -> None:
     """Run the section that a module has: ``run(bench)``."""
     from mmrl.cluster.process import prepare_process
-    from mmrl.doctor.finding import failure
+    from mmrl.commands.doctor.finding import failure
 
     found = prepare_process()
     with tempfile.TemporaryDirectory(prefix="mmrl-proof-") as folder:

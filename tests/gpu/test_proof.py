@@ -117,7 +117,7 @@ def test_an_unknown_section_is_refused(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_whole_proof_finds_nothing_bad_on_a_cpu(tmp_path):
-    sections = [section.name for section in proof.SECTIONS if section.name != "vllm"]  # tests/doctor has that trial
+    sections = [section.name for section in proof.SECTIONS if section.name != "vllm"]  # tests/commands/doctor has it
     code = main([str(tmp_path), "--small", "--device", "cpu", "--sections", ",".join(sections), "--seconds", "1200"])
     found = read(tmp_path / "proof.jsonl")
     assert [row for row in found if row.status == "bad"] == []

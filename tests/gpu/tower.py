@@ -46,11 +46,11 @@ def _tower(bench: Bench, folder: Path) -> tuple[Any, Any, Any]:
     """A policy, what makes its inputs, and where its images are."""
     import torch
 
+    from mmrl.data.images import ImageGrid, MediaStore
     from mmrl.engine.collation import Collator
     from mmrl.engine.folder import ModelFolder
     from mmrl.engine.policy import load_policy
     from mmrl.engine.vision import ImageInputs
-    from mmrl.media import ImageGrid, MediaStore
 
     model = ModelFolder.open(str(folder))
     policy = load_policy(model, bench.kind, "bfloat16", freeze=(), temperature=1.0).to(bench.device)

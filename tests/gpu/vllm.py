@@ -7,8 +7,8 @@ from tests.gpu.bench import Bench
 
 
 def run(bench: Bench) -> None:
-    from mmrl.doctor.selftest import PRECISIONS, self_test
-    from mmrl.doctor.versions import Installed
+    from mmrl.commands.doctor.selftest import PRECISIONS, self_test
+    from mmrl.commands.doctor.versions import Installed
 
     if Installed.here().vllm_is_for_cpu != (bench.kind == "cpu"):
         bench.skip("trial", f"the installed vLLM was built for another device than {bench.kind}")

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl import registry
-from mmrl.config import PluginSpec
+from mmrl.config.sections import PluginSpec
 from mmrl.interfaces import CORRECTION_BOUNDS, Aggregation, Algorithm
 from mmrl.ops import credit
 from mmrl.ops.aggregation import sequence_weights
@@ -21,6 +20,7 @@ from mmrl.ops.correction import correction_metrics, correction_weights
 from mmrl.ops.credit import group_advantages
 from mmrl.ops.kl import adapted_coefficient, kl_per_token
 from mmrl.ops.logprobs import token_logprobs
+from mmrl.plugin_host import registry
 from mmrl.testing import Replay, replay
 from mmrl.types import Credit, PackedTokens
 from mmrl_algorithms.gspo_token import GSPOToken

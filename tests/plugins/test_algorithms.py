@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmrl import registry
-from mmrl.config import PluginSpec
+from mmrl.config.sections import PluginSpec
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Needs, Refill, RunFacts
-from mmrl.metrics import reward_metrics
 from mmrl.ops.kl import adapted_coefficient
+from mmrl.ops.metrics import reward_metrics
+from mmrl.plugin_host import registry
 from mmrl.testing import Replay, replay
 from mmrl.testing.rollouts import scored_groups
 from mmrl.types import Batch, Credit, PackedTokens, TokenLoss

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
-from mmrl.cli import main
+from mmrl.commands.cli import main
 from mmrl.engine.rank import RankEngine
 from mmrl_datasets.digits import write_digits
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["mmrl.algorithms"]
 ALGORITHMS = sorted(PLUGINS.keys() - {"sft"})
 OFTEN = ("cispo", "gspo", "reinforce_pp", "rloo")
-"""One of each kind; the others are trained by ``-m slow``, and with the fake engine in ``tests/replaying``."""
+"""One of each kind; the others are trained by ``-m slow``, and with the fake engine in ``tests.commands.replay``."""
 REWARDS = '''\
 """Each completion is right or wrong by the parity of its first token, where that is not the same for all."""
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from mmrl.interfaces import RunFacts
-from mmrl.scoring.worker import call
+from mmrl.rollout.rewards.worker import call
 from mmrl.types import EncodedPrompt, Rollout, Segment
 from mmrl_rewards.answers import bare, final_answer, golds, last_boxed, last_number
 from mmrl_rewards.exact import Exact

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmrl.config import RewardSpec
+from mmrl.config.sections import RewardSpec
 from mmrl.interfaces import Reward
-from mmrl.scoring.scorer import Scorer
-from mmrl.scoring.worker import call
+from mmrl.rollout.rewards.scorer import Scorer
+from mmrl.rollout.rewards.worker import call
 from mmrl.testing import check_reward
 from mmrl.types import EncodedPrompt, Rollout, RolloutGroup
 

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from mmrl.errors import ConfigError
-from mmrl.scoring.worker import call
+from mmrl.rollout.rewards.worker import call
 from mmrl.types import EncodedPrompt, Rollout
 from mmrl_rewards.code import Code, read_tests
 from mmrl_rewards.sandboxes import LocalSandbox, Outcome

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from mmrl.config import RewardSpec
+from mmrl.config.sections import RewardSpec
 from mmrl.errors import ConfigError, PluginError
-from mmrl.scoring.scorer import Scorer
-from mmrl.scoring.worker import call
+from mmrl.rollout.rewards.scorer import Scorer
+from mmrl.rollout.rewards.worker import call
 from mmrl.types import EncodedPrompt, ImageRef, Message, Rollout, RolloutGroup
 from mmrl_rewards.http import Http
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from mmrl.config import RewardSpec
+from mmrl.config.sections import RewardSpec
 from mmrl.engine.tiny_model import write_tokenizer
 from mmrl.errors import ConfigError, PluginError
-from mmrl.scoring.scorer import Scorer
+from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.types import EncodedPrompt, ImageRef, Message, Rollout, RolloutGroup
 from mmrl_rewards.model import Model
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from pydantic import ValidationError
 
-from mmrl.cli import main
+from mmrl.commands.cli import main
 from mmrl.errors import PluginError
 from mmrl_trackers import services
 from mmrl_trackers.mlflow import MLflow, params_of

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mmrl.collection import batch_of
-from mmrl.config import from_mapping
+from mmrl.config.load import from_mapping
 from mmrl.errors import ConfigError, PluginError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, PluginConfig, Refill
 from mmrl.ops.credit import group_advantages
-from mmrl.plan import RunPlan
 from mmrl.policy_gradient import PolicyGradient
+from mmrl.rollout.collector import batch_of
+from mmrl.runs.setup import RunPlan
 from mmrl.testing import check_algorithm, make_rollouts, replay
 from mmrl.testing.rollouts import scored_groups
 from mmrl.types import Candidate, Credit, Prompt, TokenLoss

@@ -1,0 +1,1 @@
+"""What Python calls: train, evaluate, export."""

@@ -1,0 +1,251 @@
+"""What ``import mmrl`` offers to programs and notebooks: the commands train, eval and export as functions.
+
+Each runs in a process of its own (``mmrl.api.errand``), so a notebook may call them as often as it likes, from any
+folder.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmrl.api.capture import GIVEN, reference
+from mmrl.api.errand import Errand
+from mmrl.api.rows import write_rows
+from mmrl.config.load import LoadedConfig, load_config
+from mmrl.config.sections import TrainerConfig
+from mmrl.config.yaml_tree import Located, read_tree
+from mmrl.errors import ConfigError
+from mmrl.interfaces import Algorithm, DatasetLoader, Reward
+from mmrl.plugin_host.registry import options_class
+from mmrl.runs.directory import check_place
+from mmrl.runs.reader import NewMetrics, Run
+
+ConfigLike = str | Path | Mapping[str, Any]
+"""A YAML file, or the same as a mapping."""
+RewardLike = str | Mapping[str, Any] | Callable[..., Any] | type[Reward]
+Callback = Callable[[int, Mapping[str, float]], object]
+_NOTHING: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Answer:
+    """What a command answers.
+
+    Attributes:
+        data: As the command answers with ``--json``.
+        text: As the command prints.
+    """
+
+    data: Mapping[str, Any]
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Evaluation(Answer):
+    """What an evaluation found."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The value of each metric, such as ``eval/accuracy``; ``data["metrics"]`` has their intervals too."""
+        return {name: each["value"] for name, each in self.data["metrics"].items()}
+
+
+def train(
+    config: ConfigLike,
+    overrides: Mapping[str, Any] = _NOTHING,
+    *,
+    rewards: RewardLike | Sequence[RewardLike] = (),
+    dataset: Sequence[Mapping[str, Any]] | type[DatasetLoader] | None = None,
+    algorithm: str | type[Algorithm] | None = None,
+    callbacks: Sequence[Callback] = (),
+    allow_change: Sequence[str] = (),
+) -> Run:
+    """Run a config, or go on with the run that its ``trainer.run_dir`` holds, as ``mmrl train`` does.
+
+    Ctrl-C has the run save a checkpoint and ends; a second one ends it at once.
+
+    Args:
+        config: A YAML file or a mapping.
+        overrides: Values that win over the config's and those below, such as ``{"trainer.steps": 20}``.
+        rewards: In place of the config's: names, classes, functions of rollouts, or entries as in the config, whose
+            ``name`` may be a class or function too.
+        dataset: Rows for ``data.train``, whose loader reads them from a parquet file in its option ``path``; or a class
+            that loads them.
+        algorithm: The name or class of the learning rule.
+        callbacks: Each called with a step and its metrics soon after the step; the run does not wait for it. One that
+            answers False stops the run, where nothing is lost; one that raises does too, and the error is raised.
+        allow_change: Keys that may have changed in a run that goes on, as ``--allow-change``.
+
+    Returns:
+        The run; ``stopped`` tells whether and why it has not taken all its steps. The same call goes on.
+
+    Raises:
+        MMRLError: As ``mmrl train``; its exit codes are these classes.
+        KeyboardInterrupt: Ctrl-C, when the run has ended.
+    """
+    loaded = _loaded(config, overrides, rewards, dataset, algorithm)
+    checked = loaded.config
+    for warning in loaded.warnings:
+        warnings.warn(warning, FutureWarning, stacklevel=2)
+    run = Run(checked.trainer.run_dir)
+    new = NewMetrics(run.path)
+    request = {"config": checked.model_dump(mode="json"), "allowed": [*allow_change]}
+    errand = Errand("train", request, str(run.path))
+
+    def watch() -> None:
+        for step, metrics in new.read():
+            for callback in callbacks:
+                answer = callback(step, metrics)
+                if isinstance(answer, bool | np.bool_) and not answer:
+                    errand.stop(f"by {getattr(callback, '__name__', 'a callback')} after step {step}")
+
+    return Run(run.path, errand.wait(watch).stopped)
+
+
+def evaluate(
+    model: str | os.PathLike[str] | None = None,
+    config: ConfigLike | None = None,
+    overrides: Mapping[str, Any] = _NOTHING,
+    *,
+    samples: int | None = None,
+    temperature: float | None = None,
+    max_new_tokens: int | None = None,
+    limit: int | None = None,
+    blank_images: bool = False,
+    output: str | Path | None = None,
+) -> Evaluation:
+    """Evaluate a model on ``data.eval``, as ``mmrl eval`` does.
+
+    Args:
+        model: A model folder, a hub name, a run (its newest good checkpoint) or a checkpoint; None for the config's.
+        config: By default that of the run or checkpoint.
+        overrides: Values that win over the config's.
+        samples: Completions of each prompt; with more than one also pass@k and majority@k.
+        temperature: 0 is greedy; by default greedy for one completion, else ``sampler.temperature``.
+        limit: The first so many prompts.
+        blank_images: Also with grey images in place of the prompts' own.
+        output: A folder for completions and results; the same call goes on there.
+
+    Raises:
+        MMRLError: The config, the data, a plugin or the machine does not allow it.
+        KeyboardInterrupt: Ctrl-C.
+        InterruptedError: Somebody else's signal came.
+    """
+    options = {
+        "samples": samples,
+        "temperature": temperature,
+        "max_new_tokens": max_new_tokens,
+        "limit": limit,
+        "blank_images": blank_images,
+        "output": None if output is None else str(output),
+    }
+    request = {
+        "model": None if model is None else os.fspath(model),
+        "config": None if config is None else Located.of(config, "").plain(),
+        "overrides": Located.of(overrides, "").plain(),
+        "options": options,
+    }
+    outcome = Errand("evaluate", request, "mmrl.evaluate").wait()
+    return Evaluation(**_complete(outcome.answer, outcome.stopped))
+
+
+def export(
+    checkpoint: str | os.PathLike[str],
+    out: str | Path,
+    *,
+    dtype: str | None = None,
+    adapter: bool = False,
+    base: str | None = None,
+    shard_gb: float | None = None,
+) -> Answer:
+    """Write a checkpoint as a model folder, compared with its source, as ``mmrl export`` does.
+
+    Args:
+        checkpoint: A checkpoint, a run (its newest good checkpoint) or a model folder.
+        out: A new folder, or an empty one.
+        dtype: float32, bfloat16 or float16; by default as stored.
+        adapter: Keep an adapter one; else it is merged.
+        base: The model that was adapted, if it has moved.
+        shard_gb: Most of a file of weights, in gigabytes.
+
+    Raises:
+        MMRLError: There is no model, it does not agree with its source, or ``out`` cannot be taken.
+        KeyboardInterrupt: Ctrl-C; nothing was exported.
+        InterruptedError: Somebody else's signal came; nothing was exported.
+    """
+    options = {"dtype": dtype, "adapter": adapter, "base": base, "shard_gb": shard_gb}
+    request = {"source": os.fspath(checkpoint), "out": str(out), "options": options}
+    outcome = Errand("export", request, str(out)).wait()
+    return Answer(**_complete(outcome.answer, outcome.stopped))
+
+
+def _complete(answer: dict[str, Any], stopped: str) -> dict[str, Any]:
+    if stopped:  # by somebody else's signal
+        raise InterruptedError(stopped)
+    return answer
+
+
+def _loaded(
+    config: ConfigLike, overrides: Mapping[str, Any], rewards: Any, dataset: Any, algorithm: Any
+) -> LoadedConfig:
+    """The config of a run, checked; what was given stands in files of the run's folder, unless there are errors."""
+    base = Located.of(config, "config") if isinstance(config, Mapping) else Path(config).expanduser()
+    over = Located.of_dotted(overrides, "overrides")
+    tree, _ = read_tree([base, over])
+    run_dir = _value(tree, "trainer", "run_dir") or TrainerConfig.model_fields["run_dir"].default
+    folder = Path(str(run_dir)).expanduser().absolute() / GIVEN
+    check_place(folder.parent)
+    with _kept_if_good(folder):
+        values: dict[str, Any] = {}
+        if rewards:
+            single = isinstance(rewards, str | Mapping) or callable(rewards)
+            listed = [rewards] if single else rewards
+            entries = [each if isinstance(each, Mapping) else {"name": each} for each in listed]
+            values["rewards"] = [{**each, "name": reference("reward", each.get("name"), folder)} for each in entries]
+        if algorithm is not None:
+            values["algorithm"] = {"name": reference("algorithm", algorithm, folder)}
+        if isinstance(dataset, type):
+            values["data"] = {"train": {"name": reference("dataset", dataset, folder)}}
+        elif dataset is not None:
+            if _value(tree, "data", "train", "name") is None:
+                raise ConfigError(
+                    "rows need a loader that makes prompts of them, and the config names none",
+                    where="data.train.name",
+                    remedy="name one that reads parquet files from its option path, as in "
+                    'overrides={"data.train.name": ...}; `mmrl plugins` lists those of kind dataset',
+                )
+            values["data"] = {"train": {"path": str(write_rows(dataset, folder))}}
+        arguments = Located.of(values, "arguments of mmrl.train")
+        return load_config([base, arguments, over], options_class=options_class)
+
+
+def _value(tree: Located, *path: str) -> Any:
+    """The plain value there; None if there is none."""
+    return tree.nearest(path).plain() if tree.holds(path) else None
+
+
+@contextmanager
+def _kept_if_good(folder: Path) -> Iterator[None]:
+    """The folder, made if something is written; what a block that fails has written is removed."""
+    before, had_run = set(folder.rglob("*")), folder.parent.exists()
+    try:
+        yield
+    except BaseException:
+        for path in sorted(set(folder.rglob("*")) - before, reverse=True):
+            with suppress(OSError):
+                path.rmdir() if path.is_dir() else path.unlink()
+        for path in (folder, *(() if had_run else (folder.parent,))):
+            with suppress(OSError):
+                path.rmdir()
+        raise

@@ -1,0 +1,323 @@
+"""A command of ``mmrl`` for a program that calls it: in a fresh process, whose outcome comes back; both ends of it.
+
+vLLM never leaves its process's group and signals are the run's own, so nothing of a run happens in the caller. The
+process has a session of its own, so Ctrl-C does not reach it but through the caller; it ends as after SIGTERM when the
+caller is gone. What it prints the caller prints, and its error is raised there again.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TextIO, cast
+
+from mmrl import errors
+from mmrl.errors import MMRLError, PluginError, ResourceError
+from mmrl.system.signals import Interruption, Stopped, prepare_exit
+from mmrl.system.worker_process import python
+
+MODULE = "mmrl.api.errand"
+"""Whose ``serve`` the process calls."""
+_PATIENCE_S = 0.2
+"""Between two looks at what is new."""
+_DRAIN_S = 1.0
+"""For what was printed last."""
+
+Answer = dict[str, Any]
+Watch = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an errand ended.
+
+    Attributes:
+        answer: ``data`` as the command answers with ``--json``, ``text`` as it prints; empty if there is none.
+        stopped: Why it ended early; empty if it did not.
+    """
+
+    answer: Answer
+    stopped: str
+
+
+class Errand:
+    """The process, seen from the caller.
+
+    Args:
+        task: ``train``, ``evaluate`` or ``export``.
+        request: What the task takes, as JSON can hold it.
+        where: For errors.
+    """
+
+    def __init__(self, task: str, request: Mapping[str, Any], where: str) -> None:
+        self._task, self._where = task, where
+        self._folder = tempfile.TemporaryDirectory()
+        self._outcome = Path(self._folder.name) / "outcome.json"
+        self._reason, self._interrupts = "", 0
+        self._process = subprocess.Popen(
+            python(MODULE),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._caller = cast(IO[bytes], self._process.stdin)
+        out, err = cast(IO[bytes], self._process.stdout), cast(IO[bytes], self._process.stderr)
+        self._streams = {out.fileno(): _Relay(out, lambda: sys.stdout), err.fileno(): _Relay(err, lambda: sys.stderr)}
+        with contextlib.suppress(BrokenPipeError):
+            whole = {"task": task, "outcome": str(self._outcome), **request}
+            self._caller.write(json.dumps(whole, default=str).encode() + b"\n")
+            self._caller.flush()
+
+    def stop(self, reason: str) -> None:
+        """Have it end where nothing is lost; once."""
+        if not self._reason:
+            self._reason = reason
+            self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, watch: Watch = lambda: None) -> Outcome:
+        """Its outcome, when it has ended; what it prints is printed meanwhile.
+
+        Args:
+            watch: Called again and again, and once when it has ended. What it raises stops the errand, and is raised.
+
+        Raises:
+            MMRLError: That of the command; ``ResourceError`` if the process was killed.
+            KeyboardInterrupt: Ctrl-C came; the first one was handed on, and let it end where nothing is lost.
+        """
+        failure: BaseException | None = None
+        try:
+            is_over = False
+            while not is_over:
+                try:
+                    is_over = self._has_ended()
+                    if failure is None:
+                        watch()
+                except KeyboardInterrupt:
+                    self._interrupt()
+                    is_over = False
+                except BaseException as error:
+                    failure = failure or error
+                    self.stop(f"by {type(error).__name__}")
+                    is_over = False
+            if failure is not None:
+                raise failure
+            return self._result()
+        finally:
+            self._close()
+
+    def _has_ended(self) -> bool:
+        """Print what is new, waiting for it for a moment; whether the process is gone."""
+        has_ended = self._process.poll() is not None
+        deadline = time.monotonic() + (_DRAIN_S if has_ended else _PATIENCE_S)
+        while self._streams and time.monotonic() < deadline:
+            patience = 0 if has_ended else max(0.0, deadline - time.monotonic())
+            ready, _, _ = select.select(list(self._streams), [], [], patience)
+            for place in ready:
+                if not self._streams[place].hand_on():
+                    del self._streams[place]
+            if not ready:
+                break
+        if not has_ended and not self._streams:
+            time.sleep(_PATIENCE_S)
+        return has_ended
+
+    def _interrupt(self) -> None:
+        self._interrupts += 1
+        if self._interrupts > 2:
+            self._kill()
+        else:
+            self._process.send_signal(signal.SIGINT)
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+
+    def _close(self) -> None:
+        self._kill()
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            with contextlib.suppress(OSError):
+                cast(IO[bytes], stream).close()
+        self._folder.cleanup()
+
+    def _result(self) -> Outcome:
+        try:
+            told: Answer = json.loads(self._outcome.read_text(encoding="ascii"))
+        except (OSError, ValueError):  # it was ended at once
+            told = {}
+        code = self._process.returncode
+        if self._interrupts:
+            raise KeyboardInterrupt(f"{told.get('message', 'ended at once')}: {self._where}")
+        if "error" in told:
+            raise _error(told["error"])
+        if "bug" in told:
+            bug = RuntimeError(f"mmrl failed, which is a bug: {told['message']}")
+            bug.add_note(told["bug"])
+            raise bug
+        if told.get("exit_code") == 0:
+            return Outcome(told["answer"], "")
+        if "message" in told or (self._reason and code in (-signal.SIGTERM, 10)):
+            return Outcome({}, self._reason or told["message"])
+        raise self._unexplained(code)
+
+    def _unexplained(self, code: int) -> MMRLError:
+        """For a process that could not tell: it was killed, or its watchdog has ended it."""
+        if code < 0:
+            return ResourceError(
+                f"the process of mmrl.{self._task} was ended by {signal.Signals(-code).name}",
+                where=self._where,
+                remedy="if memory ran out (`dmesg` tells), lower what takes it; the same call goes on where it was",
+            )
+        kinds = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, MMRLError)]
+        kind = next((each for each in kinds if each.exit_code == code), MMRLError)
+        return kind(
+            f"the process of mmrl.{self._task} ended with exit code {code}; it has printed why", where=self._where
+        )
+
+
+class _Relay:
+    """One of its streams, printed by the caller as it comes."""
+
+    def __init__(self, stream: IO[bytes], to: Callable[[], TextIO]) -> None:
+        self._stream, self._to = stream, to
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def hand_on(self) -> bool:
+        """Print what is there; False at its end."""
+        data = os.read(self._stream.fileno(), 2**16)
+        text = self._decoder.decode(data, final=not data)
+        with contextlib.suppress(OSError):  # nobody reads it
+            self._to().write(text)
+            self._to().flush()
+        return bool(data)
+
+
+def _error(fields: Mapping[str, Any]) -> MMRLError:
+    """The error of the other process, of the nearest class in ``mmrl.errors``."""
+    kind = next(getattr(errors, name) for name in fields["classes"] if hasattr(errors, name))
+    parts = {name: fields[name] for name in ("where", "possible", "remedy")}
+    error: MMRLError = kind(fields["what"], **parts)
+    if isinstance(error, PluginError):
+        error.details = fields["details"]
+    return error
+
+
+# In the process
+
+
+def serve() -> None:
+    """Do what is asked for, and exit as the command would."""
+    settle = prepare_exit()
+    with Interruption() as interruption:
+        code = _serve(interruption)
+    settle(code)
+    sys.exit(code)
+
+
+def _serve(interruption: Interruption) -> int:
+    outcome: dict[str, Any] = {"exit_code": 1}
+    place = None
+    try:
+        caller = os.fdopen(os.dup(0), "rb")
+        with open(os.devnull, "rb") as nowhere:
+            os.dup2(nowhere.fileno(), 0)
+        request = json.loads(caller.readline())
+        place = Path(request["outcome"])
+        threading.Thread(target=_watch, args=(caller,), daemon=True).start()
+        sys.argv = [f"mmrl.{request['task']}"]
+        outcome = {"exit_code": 0, "answer": _TASKS[request["task"]](request, interruption)}
+    except Stopped as stopped:
+        outcome = {"exit_code": stopped.exit_code, "message": str(stopped)}
+    except MMRLError as error:
+        outcome = {"exit_code": error.exit_code, "error": _fields(error)}
+    except Exception as error:
+        outcome = {"exit_code": 1, "message": f"{type(error).__name__}: {error}", "bug": traceback.format_exc()}
+    if place is not None:
+        from mmrl.system.redaction import Redactor
+
+        with contextlib.suppress(OSError):
+            place.write_text(json.dumps(Redactor().plain(outcome)), encoding="ascii")
+    return int(outcome["exit_code"])
+
+
+def _watch(caller: IO[bytes]) -> None:
+    """End as after SIGTERM when the caller is gone; it writes nothing after its request."""
+    caller.read(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _fields(error: MMRLError) -> dict[str, Any]:
+    parts = {name: getattr(error, name) for name in ("what", "where", "possible", "remedy")}
+    return {
+        **parts,
+        "classes": [each.__name__ for each in type(error).__mro__],
+        "details": getattr(error, "details", ""),
+    }
+
+
+def _train(request: Mapping[str, Any], interruption: Interruption) -> Answer:
+    from mmrl.commands import train as run
+    from mmrl.config.load import LoadedConfig, from_mapping
+    from mmrl.plugin_host.registry import options_class
+    from mmrl.system.redaction import remember_secrets
+
+    remember_secrets(request["config"])
+    loaded = LoadedConfig(from_mapping(request["config"], options_class=options_class), {})
+    run.train(loaded, interruption, allowed=request["allowed"])
+    return {}
+
+
+def _evaluate(request: Mapping[str, Any], interruption: Interruption) -> Answer:
+    from mmrl.commands.eval import evaluation
+    from mmrl.commands.eval.subject import load
+    from mmrl.config.yaml_tree import Located
+
+    config = request["config"]
+    configs = [] if config is None else [Path(config) if isinstance(config, str) else Located.of(config, "config")]
+    overrides = [Located.of_dotted(request["overrides"], "overrides")]
+    loaded, subject = load(request["model"], configs, overrides, lambda _, error: _complain(error))
+    output = request["options"].pop("output")
+    options = evaluation.Options(**request["options"], output=None if output is None else Path(output))
+    for warning in loaded.warnings:
+        _print_error(f"mmrl: warning: {warning}")
+    checkpoint = None if subject is None else subject.checkpoint
+    with subject.explaining(overrides) if subject is not None else contextlib.nullcontext():
+        found = evaluation.evaluate(loaded.config, options, checkpoint=checkpoint, interruption=interruption)
+    return {"data": found.data(), "text": "\n".join(found.lines())}
+
+
+def _export(request: Mapping[str, Any], interruption: Interruption) -> Answer:
+    from mmrl.commands.export import export
+
+    source, out = Path(request["source"]), Path(request["out"])
+    report = export(source, out, **request["options"], on_damage=lambda _, error: _complain(error))
+    return {"data": report.data(), "text": "\n".join(report.lines())}
+
+
+def _complain(error: MMRLError) -> None:
+    _print_error(f"mmrl: {error}")
+
+
+def _print_error(text: str) -> None:
+    from mmrl.system.console import visible
+    from mmrl.system.redaction import Redactor
+
+    print(visible(Redactor()(text), keep="\n"), file=sys.stderr, flush=True)
+
+
+_TASKS = {"train": _train, "evaluate": _evaluate, "export": _export}

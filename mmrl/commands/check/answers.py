@@ -1,0 +1,121 @@
+"""Answers made up for a prompt, and what the rewards of a run give for them.
+
+Rewards run in their worker processes as in a run, so one that hangs costs its deadline here too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mmrl.rollout.rewards.scorer import Scorer
+from mmrl.system.report import excerpt
+from mmrl.types import EncodedPrompt, FinishReason, IntArray, Prompt, Rollout, RolloutGroup, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class TriedAnswer:
+    """One answer to one prompt, and what each reward gives for it; NaN where it cannot score."""
+
+    kind: str
+    text: str
+    components: Mapping[str, float]
+    total: float
+    is_scored: bool
+
+    def data(self) -> dict[str, Any]:
+        """For a program; null where it cannot be scored."""
+        scores = {name: None if np.isnan(value) else value for name, value in self.components.items()}
+        return {"answer": self.kind, "text": self.text, "rewards": scores, "reward": self.total}
+
+    def line(self) -> str:
+        """For a person."""
+        scores = ", ".join(
+            f"{name} {'-' if np.isnan(value) else f'{value:g}'}" for name, value in self.components.items()
+        )
+        return f"{self.kind:<10} {self.total:>6.3g}  ({scores})  {excerpt(self.text)}"
+
+
+def try_rewards(scorer: Scorer, prompt: EncodedPrompt, max_new_tokens: int) -> list[TriedAnswer]:
+    """A right, a wrong, an empty and a truncated answer, scored by all rewards.
+
+    Of the ways to give a right one that earns most. To a prompt without a gold the first two are just two answers.
+
+    Raises:
+        PluginError: A reward fails.
+    """
+    wrong = wrong_for(gold_texts(prompt.answer)[0])
+    right = [f"The answer is \\boxed{{{gold}}}." for gold in gold_texts(prompt.answer)]
+    whole = prompt.demonstration or right[0]
+    texts = {
+        **{f"right {i}": text for i, text in enumerate(right)},
+        "wrong": f"The answer is \\boxed{{{wrong}}}.",
+        "empty": "",
+        "truncated": whole[: max(whole.rfind("\\boxed{") + len("\\boxed{"), len(whole) // 2)],
+    }
+    groups = [
+        completions(prompt, [text], max_new_tokens if kind == "truncated" else None) for kind, text in texts.items()
+    ]
+    tried = []
+    for (kind, text), future in zip(texts.items(), [scorer.submit(group) for group in groups], strict=True):
+        scored = future.result()
+        components = {name: float(values[0]) for name, values in scored.components.items()}
+        tried.append(TriedAnswer(kind, text, components, float(scored.rewards[0]), bool(scored.valid[0])))
+    best = max(tried[: len(right)], key=lambda answer: (answer.is_scored, answer.total))
+    if prompt.answer is None:
+        return [replace(best, kind="one"), replace(tried[len(right)], kind="another"), *tried[len(right) + 1 :]]
+    return [replace(best, kind="right"), *tried[len(right) :]]
+
+
+def gold_texts(answer: Any) -> list[str]:
+    """A gold as a model may write it; a list may mean any of its items, or, as boxes do, the whole."""
+    if hasattr(answer, "tolist"):
+        answer = answer.tolist()
+    if isinstance(answer, float) and answer.is_integer():
+        return [str(int(answer))]
+    if not isinstance(answer, list | tuple) or not answer:
+        return [str(answer)]
+    return [*gold_texts(answer[0])[:1], json.dumps(answer, default=str)]
+
+
+def right_forms(answer: Any) -> dict[str, str]:
+    """Ways of giving the gold as an answer, by name."""
+    forms = {}
+    for place, gold in enumerate(gold_texts(answer)):
+        whole = " whole" if place else ""
+        forms[f"boxed{whole}"] = f"\\boxed{{{gold}}}"
+        forms[f"tagged{whole}"] = f"<answer>{gold}</answer>"
+        forms[f"bare{whole}"] = gold
+    return forms
+
+
+def wrong_for(gold: str) -> str:
+    """An answer of the same kind that is far from the gold."""
+    if re.fullmatch(r"[+-]?\d{1,15}", gold):
+        return str(3 * abs(int(gold)) + 7)
+    if re.fullmatch(r"[A-Z]", gold):
+        return "A" if gold == "B" else "B"
+    return "-98765"
+
+
+def unread(prompt: Prompt) -> EncodedPrompt:
+    """The prompt as far as a reward of texts needs it: no tokens, and its images not decoded."""
+    text = "\n".join(message.content for message in prompt.messages)
+    return EncodedPrompt.of(prompt, text, np.zeros(0, np.int32), ())
+
+
+def completions(prompt: EncodedPrompt, texts: Sequence[str], cut_at: int | None = None) -> RolloutGroup:
+    """The texts as completions of a prompt: one token each byte, or ``cut_at`` tokens, cut off there."""
+    finish: FinishReason = "stop" if cut_at is None else "length"
+    rollouts = []
+    for index, text in enumerate(texts):
+        ids: IntArray = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8).astype(np.int32)
+        ids = np.append(ids, 0).astype(np.int32) if cut_at is None else np.resize(ids, cut_at).astype(np.int32)
+        segment = Segment(ids, True, np.zeros(len(ids), np.float32))
+        rollouts.append(Rollout(prompt, (segment,), index, text, finish, 0))
+    return RolloutGroup(prompt, tuple(rollouts))

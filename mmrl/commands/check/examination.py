@@ -1,0 +1,274 @@
+"""Looks at everything of a run that needs no device, part by part; one part's fault does not hide the next one's."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from mmrl.commands.check.answers import try_rewards
+from mmrl.commands.check.golds import check_golds
+from mmrl.commands.check.profile import Profile, profile
+from mmrl.config.sections import Config, is_component
+from mmrl.data.images import normalise
+from mmrl.data.prompts import PromptSource
+from mmrl.errors import DataError, MMRLError
+from mmrl.interfaces import Reward
+from mmrl.plugin_host import registry
+from mmrl.rollout.rewards.scorer import Scorer
+from mmrl.runs.budget import Arithmetic, disk
+from mmrl.runs.directory import check_place
+from mmrl.runs.setup import RunPlan
+from mmrl.runs.summary import SHOWN_ROWS, kept_rows
+from mmrl.system.report import Report, counted, excerpt, rows, shortened
+from mmrl.types import EncodedPrompt
+
+GRADED = 10_000
+"""Rows whose golds are graded by a reward, evenly spread over a longer dataset."""
+TRIED = 8
+"""Prompts of a source that rewards are tried on until they can score one."""
+ENCODED = 32
+"""Prompts whose images are decoded and stored in any case, evenly spread over a dataset."""
+DECODING_S = 10.0
+"""Seconds for decoding the images of further rows of a dataset."""
+_SHOWN_CHARACTERS = 4000
+
+
+def examine(config: Config, media_folder: Path) -> Report:
+    """Look at a run.
+
+    Args:
+        media_folder: A temporary folder for the images that are decoded.
+
+    Raises:
+        MMRLError: The plugins do not fit the config, so nothing else can be looked at.
+    """
+    return _Examination(config, media_folder).report
+
+
+class _Examination:
+    def __init__(self, config: Config, media_folder: Path) -> None:
+        self.config, self.report = config, Report()
+        self.plan = RunPlan(config, media_folder)
+        self._profiles: dict[str, Profile] = {}
+        self._stored = list[int]()
+        self._judges_style = False
+        self._plugins()
+        with self.report.guarded():
+            check_place(Path(config.trainer.run_dir).expanduser())
+        with self.report.guarded():
+            folder = self.plan.folder
+            line = f"{folder.family.model_type}, {folder.vocabulary.size} token ids"
+            if (adapters := self.plan.num_adapter_weights) is not None:
+                line += f", adapters of {adapters} parameters"
+            self.report.add("model", folder.family.model_type, [line])
+            for part in (partial(self._dataset, "train"), partial(self._dataset, "eval"), self._both):
+                with self.report.guarded():
+                    part()
+            for part in (self._samples, self._batches):
+                if "train" in self._profiles:
+                    with self.report.guarded():
+                        part()
+        if "model" not in self.report.data:
+            self._rows_without_a_model()
+
+    def _plugins(self) -> None:
+        algorithm = self.plan.algorithm
+        name = type(algorithm).__name__
+        self.report.add("algorithm", name, [f"{name}, {algorithm.aggregation.mode}"])
+        rewards = [
+            spec.metric if spec.metric == spec.name else f"{spec.metric} ({spec.name})" for spec in self.config.rewards
+        ]
+        self.report.add("rewards", rewards, [", ".join(rewards) or "none"])
+        self.report.data["plugins"] = [dataclasses.asdict(info) for info in registry.used_plugins(self.config)]
+        for tracker in self.config.trackers:
+            registry.create("tracker", tracker)
+        self.report.warnings += self.plan.warnings
+
+    def _rows_without_a_model(self) -> None:
+        """What can be said of data while the model's hub is away."""
+        for name, spec in (("train", self.config.data.train), ("eval", self.config.data.eval)):
+            if spec is not None:
+                with self.report.guarded():
+                    count = self.plan.num_rows(f"data.{name}", spec)
+                    self.report.add(name, {"rows": count}, [rows(count)])
+
+    def _dataset(self, name: str) -> None:
+        source = self.plan.training if name == "train" else self.plan.evaluation
+        if source is None:
+            return
+        found = self._profiles[name] = profile(source, self.plan.media.grid)
+        chosen = {key: about for key, about in self.plan.chosen.items() if (key == "data.eval") == (name == "eval")}
+        causes = ", ".join(f"{count} x {cause}" for cause, count in source.causes.most_common())
+        data: dict[str, Any] = {
+            "prompts": len(source),
+            "rows": source.num_rows,
+            "dropped": len(source.dropped),
+            "dropped_by_cause": dict(source.causes),
+            "chosen": chosen,
+            **found.data(),
+        }
+        lines = list[str]()
+        for key, values in chosen.items():
+            lines += [key] if len(chosen) > 1 else []
+            lines += [f"{label}: {value}" for label, value in values.items()]
+        lines += kept_rows(source)
+        if len(data["sources"]) > 1:
+            lines.append(f"sources    {counted(data['sources'])}")
+        self.report.add(name, data, [*lines, *found.lines()])
+        self.report.warnings += source.warnings
+        if 2 * len(source.dropped) > source.num_rows:
+            self.report.warn(f"{source.name}: more than half of the rows are dropped ({causes})")
+        self._images(name, source)
+        self._golds(name, source, found.sources)
+
+    def _images(self, name: str, source: PromptSource) -> None:
+        """Decode images of rows all over the dataset, and then of all in turn while there is time.
+
+        A row whose pixels are damaged is treated as a run does: it is left out, or too many of them are an error.
+        """
+        known, grid, errors = len(source.dropped), self.plan.media.grid, list[DataError]()
+        spread = np.unique(np.linspace(0, len(source) - 1, min(len(source), ENCODED)).astype(int)).tolist()
+        until, looked = time.monotonic() + DECODING_S, 0
+        for count, place in enumerate(dict.fromkeys([*spread, *range(len(source))])):
+            if count >= len(spread) and time.monotonic() > until:
+                break
+            looked += 1
+            try:
+                if count < len(spread):
+                    encoded = source.attempt(place, self.plan.encoder.encode)
+                    self._stored += [] if encoded is None else [Path(ref.path).stat().st_size for ref in encoded.images]
+                else:
+                    source.attempt(place, lambda prompt: [normalise(raw, grid).size for raw in prompt.images])
+            except DataError as error:
+                errors.append(error)
+        damaged = [f"{prompt_id}: {reason}" for prompt_id, reason in source.dropped[known:]]
+        self.report.data[f"{name}_decoded"] = {"rows": looked, "damaged": damaged}
+        self.report.show("", [f"decoded    {looked} of {rows(len(source))}; {len(damaged)} cannot be used"])
+        self.report.show("", [f"             {line}" for line in shortened(damaged, SHOWN_ROWS)])
+        if errors and self.config.data.on_bad_row == "fail":
+            where = "; ".join(shortened([error.where for error in errors], SHOWN_ROWS))
+            first = errors[0]
+            self._note(DataError(first.what, where=where, possible=first.possible, remedy=first.remedy))
+        elif errors:
+            self._note(errors[-1])
+        elif damaged:
+            self.report.warn(f"{source.name}: {rows(len(damaged))} cannot be used, and a run takes others instead")
+
+    def _golds(self, name: str, source: PromptSource, row_sources: Sequence[str]) -> None:
+        """Each reward that tells right from wrong, on the rows that it scores."""
+        if name == "train" and self.plan.algorithm.source != "rollouts":
+            return
+        reports = list[dict[str, Any]]()
+        accuracy = self.config.accuracy
+        specs = [spec for spec in self.config.rewards if accuracy and is_component(accuracy, [spec.metric])]
+        for spec in specs:
+            scored = [i for i, each in enumerate(row_sources) if spec.sources is None or each in spec.sources]
+            if not scored:
+                continue
+            shown = (
+                repr(spec.metric)
+                if len(specs) == 1
+                else f"{spec.metric!r} ({spec.name}, {', '.join(spec.sources or ())})"
+            )
+            if cast(type[Reward], registry.resolve("reward", spec)).workers is not None:
+                self.report.show("", [f"golds      not graded: reward {shown} is tried on one row alone"])
+                continue
+            places = np.linspace(0, len(scored) - 1, min(len(scored), GRADED)).astype(int).tolist()
+            golds = check_golds((source[scored[place]] for place in places), spec, shown)
+            reports.append(golds.data())
+            self.report.add(f"{name}_golds", reports, golds.lines(), title="")
+            alone = len({each.metric for each in self.config.rewards}) == 1
+            self._judges_style |= golds.judges_style(alone)
+            for problem in golds.problems(source.name, self.config.data.max_bad_rows, alone):
+                self._note(problem)
+
+    def _both(self) -> None:
+        """Questions that are trained on and evaluated."""
+        if len(self._profiles) < 2:
+            return
+        trained = set(self._profiles["train"].fingerprints)
+        shared = sum(each in trained for each in self._profiles["eval"].fingerprints)
+        self.report.data["eval_rows_in_train"] = shared
+        if shared:
+            total = len(self._profiles["eval"].fingerprints)
+            self.report.warn(f"data.eval: {shared} of {total} rows ask and show the same as a row of data.train")
+
+    def _samples(self) -> None:
+        """One prompt of each source as the model reads it, and the rewards tried on it."""
+        source, sources = self.plan.training, self._profiles["train"].sources
+        # With an image where the source has any: those are the ones that go wrong.
+        order = sorted(range(len(sources)), key=lambda place: not self._profiles["train"].image_tokens[place])
+        samples, trials = list[dict[str, Any]](), list[dict[str, Any]]()
+        scorer = Scorer(self.config.rewards) if self.config.rewards and self.plan.with_sampler else None
+        with scorer or nullcontext():
+            for name in dict.fromkeys(sources):
+                with self.report.guarded():
+                    places = islice((place for place in order if sources[place] == name), TRIED)
+                    made = (source.attempt(place, self.plan.encoder.encode) for place in places)
+                    prompts = (prompt for prompt in made if prompt is not None)
+                    first = next(prompts, None)
+                    if first is None:
+                        continue
+                    samples.append(self._show(first))
+                    self.report.data["samples"] = samples
+                    if scorer is not None:
+                        trials.append(self._try_rewards(scorer, chain([first], prompts)))
+                        self.report.data["trials"] = trials
+
+    def _show(self, prompt: EncodedPrompt) -> dict[str, Any]:
+        rendered = prompt.text if len(prompt.text) <= _SHOWN_CHARACTERS else prompt.text[:_SHOWN_CHARACTERS] + "..."
+        patches = [ref.width * ref.height // self.plan.media.grid.factor**2 for ref in prompt.images]
+        note = f"; its image tokens stand for {', '.join(map(str, patches))} tokens" if patches else ""
+        lines = [f"{prompt.id}, {len(prompt.token_ids)} tokens{note}", *(f"| {line}" for line in rendered.splitlines())]
+        self.report.show("sample", lines)
+        return {"id": prompt.id, "text": prompt.text, "tokens": len(prompt.token_ids), "image_tokens": patches}
+
+    def _try_rewards(self, scorer: Scorer, prompts: Iterator[EncodedPrompt]) -> dict[str, Any]:
+        """On the first prompt whose right answer can be scored; without a gold, nothing is right or wrong."""
+        for prompt in prompts:
+            answers = try_rewards(scorer, prompt, self.config.sampler.max_new_tokens)
+            if answers[0].is_scored:
+                break
+        gold = "no gold" if prompt.answer is None else f"gold {excerpt(prompt.answer)}"
+        self.report.show("trial", [gold, *(answer.line() for answer in answers)])
+        right, wrong = answers[0], answers[1]
+        if prompt.answer is not None and not right.total > wrong.total:
+            what, where = f"A right answer earns {right.total:g} and a wrong one {wrong.total:g}", "rewards, tried on"
+            remedy = "look at the trial above: the rewards cannot teach the answer"
+            if self._judges_style:
+                self.report.warn(f"{where} {prompt.id}: {what[0].lower()}{what[1:]}")
+            else:
+                self._note(DataError(what, where=f"{where} {prompt.id}", remedy=remedy))
+        return {"id": prompt.id, "source": prompt.source, "answers": [answer.data() for answer in answers]}
+
+    def _batches(self) -> None:
+        source, self.config = self.plan.training, self.plan.count_steps()
+        evaluated = len(self.plan.evaluation) if self.plan.evaluation is not None else 0
+        arithmetic = Arithmetic(self.config, source.shares, max(source.lengths), evaluated)
+        self.report.add("batches", arithmetic.data(), arithmetic.lines())
+        for warning in arithmetic.warnings():
+            self.report.warn(warning)
+        room = disk(self.config, self.plan.num_weights(), source.lengths, self._image_bytes())
+        self.report.add("disk", room.data(), room.lines())
+        for problem in room.problems():
+            self._note(problem)
+
+    def _image_bytes(self) -> int:
+        """What stored images take, guessed from those that were decoded."""
+        stored = self._stored
+        images = sum(len(found.sizes) for found in self._profiles.values())
+        return int(sum(stored) / len(stored) * images) if stored else 0
+
+    def _note(self, problem: MMRLError | str) -> None:
+        if isinstance(problem, str):
+            self.report.warn(problem)
+        else:
+            self.report.blame(problem)

@@ -1,0 +1,336 @@
+"""Golds that no answer can match, that graders hang on, or that their own demonstrations contradict."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from mmrl.commands.check.answers import completions, gold_texts, right_forms, unread, wrong_for
+from mmrl.config.sections import RewardSpec
+from mmrl.errors import DataError, MMRLError, PluginError
+from mmrl.rollout.rewards.failures import Failures
+from mmrl.rollout.rewards.pool import Answer, RewardPool
+from mmrl.rollout.rewards.scorer import reward_pools
+from mmrl.system.report import excerpt, rows, shortened
+from mmrl.types import Prompt
+
+SHOWN = 10
+SLOW_S = 0.5
+"""An answer that takes longer is graded too slowly: its gold has a value that cannot be computed."""
+_TOWER = re.compile(r"\*\*|\d\s*!|\^[^^]*\^\s*\{?\s*\d")
+"""Powers of powers and factorials, whose digits may not fit any memory."""
+_IN_FLIGHT = 512
+_COMPARED = 50
+"""Other rows' golds that a demonstration is held against."""
+_ONLY = frozenset({0})
+
+
+@dataclass(slots=True)
+class GoldReport:
+    """How a reward that tells right from wrong takes the golds of the rows that it scores.
+
+    Attributes:
+        reward: Its component's name, and where it is one of several the sources that it scores.
+        graded: Rows looked at that it can score.
+        unscored: Ids of rows that it cannot, right or wrong: they have no gold for it.
+        without_gold: Rows that it scores although they have none, so nothing is right or wrong in them.
+        error: The first thing that the reward raised; it would stop a run.
+        ignores_golds: Whether rejected rows earn the same with another gold: it judges something else.
+        values: Least and most that it gave for any answer.
+        rejected: (prompt id, gold, why) where no form of the gold earns more than a wrong answer.
+        unboxed: Ids of rows whose gold is accepted, but not in a box.
+        towers: (prompt id, gold) where the gold is a power of powers or a factorial.
+        slow: (prompt id, gold, seconds) where one answer took longer than ``SLOW_S`` to be graded.
+        demonstrations: Rows with a demonstration.
+        contradicted: (prompt id, gold) where the demonstration does not earn the row's gold.
+        swapped: Of those that were held against other rows' golds, the share that earns one of them.
+    """
+
+    reward: str
+    graded: int = 0
+    unscored: list[str] = field(default_factory=list)
+    without_gold: int = 0
+    error: PluginError | None = None
+    ignores_golds: bool = False
+    values: tuple[float, float] = (math.inf, -math.inf)
+    rejected: list[tuple[str, str, str]] = field(default_factory=list)
+    unboxed: list[str] = field(default_factory=list)
+    towers: list[tuple[str, str]] = field(default_factory=list)
+    slow: list[tuple[str, str, float]] = field(default_factory=list)
+    demonstrations: int = 0
+    contradicted: list[tuple[str, str]] = field(default_factory=list)
+    swapped: float = 0.0
+
+    def data(self) -> dict[str, Any]:
+        """For a program."""
+        return {
+            "reward": self.reward,
+            "graded": self.graded,
+            "unscored": len(self.unscored),
+            "unscored_rows": self.unscored,
+            "ignores_golds": self.ignores_golds,
+            "without_gold": self.without_gold,
+            "rejected": [{"prompt": name, "gold": gold, "why": why} for name, gold, why in self.rejected],
+            "accepted_only_without_box": self.unboxed,
+            "towers": [{"prompt": name, "gold": gold} for name, gold in self.towers],
+            "slow": [{"prompt": name, "gold": gold, "seconds": seconds} for name, gold, seconds in self.slow],
+            "demonstrations": self.demonstrations,
+            "demonstrations_contradict_gold": [{"prompt": name, "gold": gold} for name, gold in self.contradicted],
+        }
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        accepted = self.graded - len(self.rejected)
+        lines = [f"golds      reward {self.reward} accepts {accepted} of {self.graded}"]
+        lines[0] += f"; cannot score {rows(len(self.unscored))}" if self.unscored else ""
+        lines[0] += f"; no gold is needed by {rows(self.without_gold)}" if self.without_gold else ""
+        lines += [f"           cannot score {_shown(self.unscored)}"] if self.unscored else []
+        if not self.ignores_golds:
+            rejected = [f"not {name}: {gold} ({why})" for name, gold, why in self.rejected]
+            lines += [f"           {line}" for line in shortened(rejected, SHOWN)]
+        if self.unboxed:
+            lines.append(f"           {len(self.unboxed)} only without a box, such as {self.unboxed[0]}")
+        towers = [f"power or factorial {name}: {gold}" for name, gold in self.towers]
+        slow = [f"slow {name}: {gold} ({seconds:.1f} s)" for name, gold, seconds in self.slow]
+        lines += [f"           {line}" for found in (towers, slow) for line in shortened(found, SHOWN)]
+        if self.demonstrations:
+            agree = self.demonstrations - len(self.contradicted)
+            lines.append(f"examples   {agree} of {self.demonstrations} demonstrations earn their row's gold")
+            contradicted = [f"not {name}: {gold}" for name, gold in self.contradicted]
+            lines += [f"           {line}" for line in shortened(contradicted, SHOWN)]
+        return lines
+
+    def judges_style(self, alone: bool) -> bool:
+        """Whether right and wrong are not what it tells apart, and may not be: something else is.
+
+        Args:
+            alone: Whether it is the run's only reward; then it has to tell something apart.
+        """
+        return self.ignores_golds and not (alone and self.values[0] == self.values[1])
+
+    def problems(self, where: str, tolerated: float, alone: bool) -> Iterator[MMRLError | str]:
+        """Errors, and warnings as texts.
+
+        Args:
+            where: The dataset.
+            tolerated: Share of the rows up to which something is only a warning.
+            alone: Whether it is the run's only reward.
+        """
+        if self.error is not None:
+            yield self.error
+            return
+        total, unscored = self.graded + len(self.unscored) + self.without_gold, len(self.unscored)
+        if unscored > tolerated * total:
+            yield DataError(
+                f"Reward {self.reward} cannot score {unscored} of {rows(total)}, whatever the answer",
+                where=f"{where}: {_shown(self.unscored)}",
+                remedy="name the column that holds the answers, or give these rows a source of their own and another "
+                "reward (rewards[].sources)",
+            )
+        elif self.unscored:
+            text = f"reward {self.reward} cannot score {unscored} of {rows(total)}, whatever the answer"
+            yield f"{where}: {text}: {_shown(self.unscored)}"
+        if self.judges_style(alone):
+            yield (
+                f"{where}: reward {self.reward} does not read the golds, and gives right and wrong answers alike: "
+                "it may judge their style, and teaches no answer"
+            )
+        yield from self._ungradable(where, tolerated, [] if self.judges_style(alone) else self.rejected)
+        if self.towers:
+            shown = _shown(f"{name}: {gold}" for name, gold in self.towers)
+            yield f"{where}: {len(self.towers)} golds are powers of powers or factorials, an effort to grade: {shown}"
+        if len(self.contradicted) > tolerated * self.demonstrations and not self.judges_style(alone):
+            shown = _shown(f"{name}: gold {gold}" for name, gold in self.contradicted)
+            text = f"{len(self.contradicted)} of {self.demonstrations} demonstrations do not earn their row's gold"
+            if self.swapped >= 0.5:
+                yield DataError(
+                    f"{text}, but most of them earn another row's: golds are swapped or wrong",
+                    where=f"{where}: {shown}",
+                    remedy="compare these rows with their source",
+                )
+            else:
+                yield f"{where}: {text}: reward {self.reward} may not read them: {shown}"
+
+    def _ungradable(
+        self, where: str, tolerated: float, rejected: Sequence[tuple[str, str, str]]
+    ) -> Iterator[DataError | str]:
+        slow = [(name, gold, f"{seconds:.1f} s") for name, gold, seconds in self.slow]
+        for found, verb in ((rejected, "accepts no answer to"), (slow, "cannot grade in time")):
+            if not found:
+                continue
+            shown = _shown(f"{name}: {gold} ({why})" for name, gold, why in found)
+            text = f"eward {self.reward} {verb} {len(found)} of {self.graded} golds"
+            if len(found) > tolerated * self.graded:
+                yield DataError(
+                    f"R{text}: these rows teach nothing",
+                    where=f"{where}: {shown}",
+                    remedy="choose a reward that fits the answers, name another answer column, or remove the rows",
+                )
+            else:
+                yield f"{where}: r{text}: {shown}"
+
+
+def check_golds(prompts: Iterable[Prompt], spec: RewardSpec, name: str) -> GoldReport:
+    """Grade each row's gold against itself, in a box, in answer tags and bare, against a wrong answer.
+
+    Args:
+        prompts: Rows that the reward scores.
+        spec: A reward that tells right from wrong.
+        name: What the report calls it.
+    """
+    report = GoldReport(name)
+    contradicted, slow, rejected, golds = list[_Row](), list[Prompt](), list[_Row](), dict[str, None]()
+    ((_, pool),) = reward_pools([spec])
+    with closing(pool):
+        for row in _finished(_submit(pool, prompt) for prompt in prompts):
+            if row.error is not None:
+                report.error = row.error
+                break
+            if row.is_unscored:
+                report.unscored.append(row.prompt.id)
+                continue
+            if row.prompt.answer is None:
+                report.without_gold += 1
+                continue
+            golds[row.gold] = None
+            before = len(report.rejected)
+            _note(report, row)
+            rejected += [row] * (len(report.rejected) - before)
+            if row.seconds > SLOW_S:
+                slow.append(row.prompt)
+            if not row.earns("demonstration"):
+                contradicted.append(row)
+        # Once more: the first call of a worker imports what it needs, and a machine may be busy.
+        again = [row for row in _finished(_submit(pool, prompt, again=True) for prompt in slow) if row.seconds > SLOW_S]
+        report.slow = [(row.prompt.id, excerpt(row.gold), row.seconds) for row in again]
+        report.contradicted = [(row.prompt.id, excerpt(row.gold)) for row in contradicted]
+        report.ignores_golds = bool(rejected) and all(_is_the_same(pool, row) for row in rejected[:SHOWN])
+        if contradicted:
+            report.swapped = _earn_others(pool, contradicted[:SHOWN], list(golds))
+    return report
+
+
+@dataclass(slots=True)
+class _Row:
+    """A row in the middle of being graded.
+
+    Attributes:
+        forms: What each of its rollouts is.
+        why: How the reward failed on it, where that does not stop a run.
+        seconds: Of the slowest rollout.
+        scores: By form; NaN where the reward cannot score.
+    """
+
+    prompt: Prompt
+    gold: str
+    forms: Sequence[str]
+    future: Future[Mapping[int, Answer]]
+    failures: Failures
+    error: PluginError | None = None
+    why: str = ""
+    seconds: float = 0.0
+    scores: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def is_unscored(self) -> bool:
+        return not self.why and all(np.isnan(score) for score in self.scores.values())
+
+    def earns(self, form: str) -> bool:
+        """Whether it earns more than the wrong answer; a form that the row does not have does."""
+        return form not in self.scores or bool(np.nan_to_num(self.scores[form]) > np.nan_to_num(self.scores["wrong"]))
+
+    def finish(self) -> None:
+        try:
+            answer = self.future.result()[0]
+        except PluginError as error:
+            self.error = error
+            return
+        values = (np.nan if score is None else score for score in answer.scores)
+        self.scores = dict(zip(self.forms, values, strict=True))
+        self.seconds = max(answer.seconds)
+        self.why = "; ".join(dict.fromkeys(failure.cause for failure in self.failures.since(0)))
+
+
+def _note(report: GoldReport, row: _Row) -> None:
+    """Take up what was found about one row."""
+    report.graded += 1
+    shown = excerpt(row.gold)
+    if _TOWER.search(row.gold):
+        report.towers.append((row.prompt.id, shown))
+    forms = right_forms(row.prompt.answer)
+    if not any(row.earns(form) for form in forms):
+        best, wrong = max(np.nan_to_num(row.scores[form]) for form in forms), np.nan_to_num(row.scores["wrong"])
+        report.rejected.append((row.prompt.id, shown, row.why or f"right {best:g}, wrong {wrong:g}"))
+    elif not any(row.earns(form) for form in forms if form.startswith("boxed")):
+        report.unboxed.append(row.prompt.id)
+    report.demonstrations += "demonstration" in row.forms
+    scores = [score for score in row.scores.values() if not np.isnan(score)]
+    report.values = (min([report.values[0], *scores]), max([report.values[1], *scores]))
+
+
+def _submit(pool: RewardPool, prompt: Prompt, *, again: bool = False) -> _Row:
+    """``again`` asks with another wrong answer, of which the reward does not know yet."""
+    gold = gold_texts(prompt.answer)[0]
+    texts = _answers(prompt, "-98766" if again else wrong_for(gold))
+    rollouts, failures = completions(unread(prompt), [*texts.values()]).rollouts, Failures(bounded=False)
+    return _Row(prompt, gold, [*texts], pool.submit(rollouts, _ONLY, failures), failures)
+
+
+def _answers(prompt: Prompt, wrong: str) -> dict[str, str]:
+    """What a row is graded with, by form."""
+    demonstration = {} if prompt.demonstration is None else {"demonstration": prompt.demonstration}
+    return {**right_forms(prompt.answer), "wrong": f"\\boxed{{{wrong}}}", **demonstration}
+
+
+def _is_the_same(pool: RewardPool, row: _Row) -> bool:
+    """Whether the row's answers earn the same where the gold is another one."""
+    texts = _answers(row.prompt, wrong_for(row.gold))
+    other = unread(replace(row.prompt, answer=wrong_for(row.gold)))
+    future = pool.submit(completions(other, [*texts.values()]).rollouts, _ONLY, Failures(bounded=False))
+    try:
+        scores = [np.nan if score is None else score for score in future.result()[0].scores]
+    except PluginError:
+        return False
+    return bool(row.scores) and np.array_equal(scores, [row.scores[form] for form in texts], equal_nan=True)
+
+
+def _finished(rows: Iterator[_Row]) -> Iterator[_Row]:
+    """The rows with their scores, in order; so few are on their way at a time that memory stays bounded."""
+    waiting = deque(islice(rows, _IN_FLIGHT))
+    while waiting:
+        row = waiting.popleft()
+        waiting.extend(islice(rows, 1))
+        row.finish()
+        yield row
+
+
+def _earn_others(pool: RewardPool, rows: Sequence[_Row], golds: Sequence[str]) -> float:
+    """The share of the rows whose demonstration earns another row's gold."""
+    earning = 0
+    for row in rows:
+        assert row.prompt.demonstration is not None
+        others = [gold for gold in golds if gold != row.gold][:_COMPARED]
+        earning += any(_earns(pool, replace(row.prompt, answer=gold), row.prompt.demonstration) for gold in others)
+    return earning / len(rows)
+
+
+def _earns(pool: RewardPool, prompt: Prompt, text: str) -> bool:
+    """Whether the text earns anything as an answer to the prompt."""
+    future = pool.submit(completions(unread(prompt), [text]).rollouts, _ONLY, Failures(bounded=False))
+    try:
+        return (future.result()[0].scores[0] or 0.0) > 0
+    except PluginError:
+        return False
+
+
+def _shown(texts: Iterable[str]) -> str:
+    return "; ".join(shortened([*texts], SHOWN))

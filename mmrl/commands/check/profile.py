@@ -1,0 +1,141 @@
+"""What a dataset's rows are like: lengths, images, duplicates. Headers are read, no pixels."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mmrl.data.images import ImageGrid, read_header
+from mmrl.data.prompts import PromptSource, histogram
+from mmrl.system.report import counted
+from mmrl.types import Prompt
+
+_BINS = 8
+_BAR = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Of the rows that a run keeps.
+
+    Attributes:
+        lengths: Tokens of each prompt, image tokens included.
+        image_tokens: Those of its images.
+        sizes: (width, height) of each image in its file, turned upright.
+        modes: Images of each Pillow mode.
+        formats: Images of each file format.
+        transparent: Images that have transparency, which is shown on white.
+        resized: Images that are not on the model's grid as they are.
+        images_max: Most images of one prompt.
+        sources: Of each row, what it is from.
+        fingerprints: Of each row, what it asks, text and images alike.
+    """
+
+    lengths: Sequence[int]
+    image_tokens: Sequence[int]
+    sizes: Sequence[tuple[int, int]]
+    modes: Mapping[str, int]
+    formats: Mapping[str, int]
+    transparent: int
+    resized: int
+    images_max: int
+    sources: Sequence[str]
+    fingerprints: Sequence[bytes]
+
+    def data(self) -> dict[str, Any]:
+        """For a program."""
+        lengths = np.asarray(self.lengths)
+        return {
+            "tokens_min": int(lengths.min()),
+            "tokens_mean": round(float(lengths.mean()), 1),
+            "tokens_median": float(np.median(lengths)),
+            "tokens_p95": float(np.quantile(lengths, 0.95)),
+            "tokens_max": int(lengths.max()),
+            "tokens_histogram": [[low, high, count] for low, high, count in histogram(self.lengths, _BINS)],
+            "image_tokens_fraction": round(sum(self.image_tokens) / int(lengths.sum()), 4),
+            "images": len(self.sizes),
+            "images_max": self.images_max,
+            "image_modes": dict(self.modes),
+            "image_formats": dict(self.formats),
+            "images_transparent": self.transparent,
+            "images_resized": self.resized,
+            "image_width": _range([width for width, _ in self.sizes]),
+            "image_height": _range([height for _, height in self.sizes]),
+            "sources": dict(Counter(self.sources)),
+        }
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        data = self.data()
+        share = f", {data['image_tokens_fraction']:.0%} of them for images" if self.sizes else ""
+        lines = [
+            f"tokens     mean {data['tokens_mean']:g}, median {data['tokens_median']:g}, 95 % up to "
+            f"{data['tokens_p95']:g}, most {data['tokens_max']}{share}"
+        ]
+        bins = histogram(self.lengths, _BINS)
+        largest = max(count for _, _, count in bins)
+        lines += [
+            f"  {f'{low}-{high}':>11} {count:>7} {'#' * round(_BAR * count / largest)}".rstrip()
+            for low, high, count in bins
+            if count
+        ]
+        if not self.sizes:
+            return [*lines, "images     none"]
+        (w_min, w_mid, w_max), (h_min, h_mid, h_max) = data["image_width"], data["image_height"]
+        lines.append(
+            f"images     {len(self.sizes)}, up to {self.images_max} in a prompt; {counted(self.formats)}; "
+            f"modes {counted(self.modes)}"
+        )
+        extent = f"{w_min}x{h_min} to {w_max}x{h_max} pixels, median {w_mid}x{h_mid}"
+        extent = f"{w_min}x{h_min} pixels" if (w_min, h_min) == (w_max, h_max) else extent
+        lines.append(f"           {extent}; {self.resized} resized to the model's grid")
+        if self.transparent:
+            lines.append(f"           {self.transparent} with transparency: the model sees them on white")
+        return lines
+
+
+def profile(source: PromptSource, grid: ImageGrid) -> Profile:
+    """Look at every row that is kept; decodes no image."""
+    modes, formats = Counter[str](), Counter[str]()
+    sources = list[str]()
+    sizes, image_tokens, fingerprints = list[tuple[int, int]](), list[int](), list[bytes]()
+    transparent = resized = images_max = 0
+    for index in range(len(source)):
+        prompt = source[index]
+        tokens = 0
+        for raw in prompt.images:
+            header = read_header(raw)
+            width, height = grid.size(header.width, header.height, where=raw.label)
+            tokens += width * height // grid.factor**2
+            sizes.append((header.width, header.height))
+            modes[header.mode] += 1
+            formats[header.format] += 1
+            transparent += header.transparent
+            resized += (width, height) != (header.width, header.height)
+        image_tokens.append(tokens)
+        images_max = max(images_max, len(prompt.images))
+        sources.append(prompt.source)
+        fingerprints.append(fingerprint(prompt))
+    return Profile(
+        source.lengths, image_tokens, sizes, modes, formats, transparent, resized, images_max, sources, fingerprints
+    )
+
+
+def fingerprint(prompt: Prompt) -> bytes:
+    """Equal for prompts that show and ask the same."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in [text for message in prompt.messages for text in (message.role, message.content)]:
+        digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
+    for raw in prompt.images:
+        digest.update(hashlib.blake2b(raw.data, digest_size=16).digest())
+    return digest.digest()
+
+
+def _range(values: Sequence[int]) -> tuple[int, int, int]:
+    """Least, median and most; zeros of none."""
+    return (min(values), int(np.median(values)), max(values)) if values else (0, 0, 0)

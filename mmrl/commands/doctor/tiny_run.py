@@ -1,0 +1,157 @@
+"""What the self-test trains: a tiny vision-language model, prompts with drawn images, the plainest algorithm."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mmrl.commands.doctor.versions import Installed
+from mmrl.config.load import from_mapping
+from mmrl.config.sections import Config
+from mmrl.engine.device import DeviceKind, sleep_level
+from mmrl.engine_api import SamplingRequest
+from mmrl.interfaces import Aggregation, Algorithm
+from mmrl.ops.objective import training_rows
+from mmrl.types import (
+    Batch,
+    Credit,
+    EncodedPrompt,
+    Message,
+    PackedTokens,
+    Prompt,
+    RawImage,
+    Rollout,
+    TokenLoss,
+    TrainingRow,
+)
+
+if TYPE_CHECKING:
+    from mmrl.engine.rank import RankEngine
+
+GROUP_SIZE = 8
+NEW_TOKENS = 24
+TEMPERATURE = 0.8
+MEMORY_FRACTION = 0.3
+"""Of the GPU, for the sampler while it is awake: much more than the tiny model needs, so that sleeping shows."""
+QUESTIONS = (
+    ("what is 3+4?", ()),
+    ("<image>What digit is this?", ((56, 56),)),
+    ("<image> and <image>, what is the sum?", ((56, 84), (140, 112))),
+)
+
+
+class PolicyGradient(Algorithm):
+    """Makes completions with a positive advantage likelier and the others less likely."""
+
+    weighing = Aggregation("token-mean")
+
+    @property
+    def aggregation(self) -> Aggregation:
+        return self.weighing
+
+    def credit(self, batch: Batch) -> Credit:
+        return Credit(batch.rewards)
+
+    def loss(self, tokens: PackedTokens) -> TokenLoss:
+        return TokenLoss(-tokens.advantages_T * tokens.logprobs_T)
+
+
+@dataclass(frozen=True, slots=True)
+class TinyRun:
+    """An engine and its prompts, one of them text, the last with two images.
+
+    Attributes:
+        sleeps: Whether the sampler gives its memory to the learner.
+    """
+
+    engine: RankEngine
+    prompts: tuple[EncodedPrompt, ...]
+    sleeps: bool
+
+    @classmethod
+    def start(
+        cls, folder: Path, kind: DeviceKind, precision: str, *, family: str = "qwen2_5_vl", sampler: str | None = None
+    ) -> TinyRun:
+        """Write the model and build both engines, as a run does.
+
+        Args:
+            folder: For the model and the images.
+            family: Of the model; one without vision has the prompts without images alone.
+            sampler: ``vllm`` or ``hf``; by default vLLM, where the one for this kind of device is installed.
+        """
+        from mmrl.cluster.local import start_engine
+        from mmrl.data.images import ImageGrid, MediaStore
+        from mmrl.engine.encoding import Encoder
+        from mmrl.engine.folder import ModelFolder
+        from mmrl.engine.tiny_model import write_model
+        from mmrl.runs.setup import TEXT_IMAGE_FACTOR
+
+        model = ModelFolder.open(str(write_model(folder / f"model-{family}", family)))
+        factor = model.image_factor if model.family.vision else TEXT_IMAGE_FACTOR
+        media = MediaStore(folder / "media", ImageGrid(factor, 3136, 50176))
+        encoder = Encoder(model, media)
+        prompts = tuple(encoder.encode(prompt) for prompt in _prompts() if model.family.vision or not prompt.images)
+        algorithm = PolicyGradient(PolicyGradient.Config())
+        config = _config(model.path, kind, precision, sampler)
+        engine = start_engine(config, model, media, algorithm, max_images=2, with_sampler=True)
+        return cls(engine, prompts, sleeps=config.sampler.name == "vllm" and sleep_level(kind) is not None)
+
+    def requests(self, temperature: float, num_samples: int, seed: int) -> list[SamplingRequest]:
+        """One for each prompt."""
+        return [
+            SamplingRequest(prompt, num_samples, temperature, NEW_TOKENS, (seed * len(self.prompts) + index) << 16)
+            for index, prompt in enumerate(self.prompts)
+        ]
+
+
+def weighted_rows(rollouts: Sequence[Rollout]) -> list[TrainingRow]:
+    """What the algorithm makes of whole groups, each completion's advantage 1 or -1."""
+    masks = [rollout.mask for rollout in rollouts]
+    signs = np.where(np.arange(len(masks)) % 2, 1.0, -1.0)
+    advantages = [np.full(len(mask), sign) for mask, sign in zip(masks, signs, strict=True)]
+    groups = np.arange(len(masks)) // GROUP_SIZE
+    return list(training_rows(rollouts, masks, advantages, groups, PolicyGradient.weighing, range(len(masks))).values())
+
+
+def _config(model: str, kind: DeviceKind, precision: str, sampler: str | None) -> Config:
+    if sampler is None:
+        installed = Installed.here()
+        sampler = "vllm" if installed.vllm and installed.vllm_is_for_cpu == (kind == "cpu") else "hf"
+    return from_mapping(
+        {
+            "model": {"path": model, "dtype": precision},
+            "data": {"train": {"name": "drawn"}, "max_prompt_tokens": 256},
+            "algorithm": {"name": "policy-gradient"},
+            "sampler": {
+                "name": sampler,
+                "group_size": GROUP_SIZE,
+                "max_new_tokens": NEW_TOKENS,
+                "temperature": TEMPERATURE,
+                "gpu_memory_utilization": MEMORY_FRACTION if sampler == "vllm" else 0.5,
+            },
+            "learner": {"lr": 1e-2},
+            "trainer": {"steps": 2},
+        }
+    )
+
+
+def _prompts() -> list[Prompt]:
+    rng = np.random.default_rng(0)
+    return [
+        Prompt(f"prompt {index}", (Message("user", text),), tuple(_draw(rng, *size) for size in sizes))
+        for index, (text, sizes) in enumerate(QUESTIONS)
+    ]
+
+
+def _draw(rng: np.random.Generator, width: int, height: int) -> RawImage:
+    """Noise."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.fromarray(rng.integers(0, 255, (height, width, 3), dtype=np.uint8)).save(buffer, "PNG")
+    return RawImage(buffer.getvalue(), f"drawn {width}x{height}")

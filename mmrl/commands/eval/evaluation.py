@@ -1,0 +1,283 @@
+"""An evaluation from its config to its results: the prompts, the engine if anything is to be sampled, the numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmrl.cluster.process import prepare_process
+from mmrl.commands.eval.estimates import Estimates, differences, estimates, rewards_by_metric
+from mmrl.commands.eval.output import OutputFolder, Samples
+from mmrl.commands.eval.results import Ablation, Results
+from mmrl.config.sections import Config
+from mmrl.engine_api import Engine, Sampler
+from mmrl.errors import ConfigError, ResourceError
+from mmrl.plugin_host.registry import locate
+from mmrl.rollout.collector import Collector, Decoding, Evaluation
+from mmrl.rollout.rewards.scorer import Scorer
+from mmrl.runs.checkpoints import Checkpoint
+from mmrl.runs.setup import RunPlan
+from mmrl.system.console import Console, visible
+from mmrl.system.redaction import Redactor
+from mmrl.system.signals import Interruption
+from mmrl.system.version import __version__
+from mmrl.types import EncodedPrompt, ScoredGroup
+
+if TYPE_CHECKING:
+    from mmrl.engine.folder import ModelFolder
+
+_NOT_RESULTS = {"timeout_s", "on_error", "workers"}
+"""Settings of rewards that decide whether a score is there, not what it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says of an evaluation; None leaves it to the config.
+
+    Attributes:
+        samples: Completions of each prompt.
+        temperature: 0 is greedy, as is one completion without a temperature.
+        limit: The first so many prompts.
+        blank_images: Whether prompts with images are sampled with blank ones, too.
+        output: Where completions and results are kept.
+    """
+
+    samples: int | None = None
+    temperature: float | None = None
+    max_new_tokens: int | None = None
+    limit: int | None = None
+    blank_images: bool = False
+    output: Path | None = None
+
+
+def evaluate(
+    config: Config, options: Options, *, checkpoint: Checkpoint | None = None, interruption: Interruption | None = None
+) -> Results:
+    """Score the config's model on ``data.eval``.
+
+    Args:
+        checkpoint: The one that the model is of, for the results.
+        interruption: What signals do; by default what they did before.
+
+    Raises:
+        MMRLError: The config, the data, a plugin or the machine does not allow it.
+        Stopped: A signal came; what is scored is kept in ``options.output``.
+    """
+    interruption = interruption or Interruption()
+    if config.data.eval is None:
+        raise ConfigError("there is nothing to evaluate on", where="data.eval", remedy="name a dataset")
+    config, decoding = _decided(config, options)
+    kind = prepare_process()
+    from mmrl.engine.device import precision
+
+    with ExitStack() as stack:
+        name = config.model.path
+        config = stack.enter_context(_with_whole_model(config))
+        output = None if options.output is None else stack.enter_context(OutputFolder(options.output))
+        media = Path(stack.enter_context(tempfile.TemporaryDirectory())) if output is None else output.media
+        plan = RunPlan(config, media)
+        penalties = plan.penalties
+        scorer = stack.enter_context(Scorer(config.rewards))  # its workers import their rewards meanwhile
+        source = plan.evaluation
+        assert source is not None
+        prompts = source.each(plan.encoder.encode, options.limit)
+        settings = _settings(config, decoding, options, precision(kind, config.model.dtype))
+        if output is not None:
+            content = {"weights": _weights(plan.folder), "prompts": source.fingerprint}
+            output.claim({**settings, **content, "rewards": _rewards(config)})
+        pictured = [prompt for prompt in prompts if prompt.images] if options.blank_images else []
+        if options.blank_images and not pictured:
+            raise ConfigError("no prompt has an image to leave out", where="--blank-images: data.eval")
+        blanks = [replace(each, images=tuple(map(plan.media.blank, each.images))) for each in pictured]
+        engine = _OnDemand(config, plan, interruption, stack)
+        console = Console(len(prompts), sys.stderr)
+        stack.callback(console.close)
+        collector = Collector(config, engine, scorer, console.progress, penalties, event=_show)
+
+        def run(prompts: Sequence[EncodedPrompt], name: str) -> Evaluation:
+            if output is None:
+                return collector.evaluate(prompts, decoding)
+            samples = Samples(output.path / name, prompts, decoding.num_samples, output.media)
+            found = collector.evaluate(prompts, decoding, known=samples.known, keep=samples.keep)
+            samples.finish()
+            return found
+
+        whole = run(prompts, "samples.jsonl")
+        results = Results(
+            model=name,
+            checkpoint=checkpoint,
+            settings=settings,
+            counts=_counts(whole.groups, len(source.dropped)),
+            metrics=_estimates(collector, whole.groups, whole.metrics),
+            sources=_by_source(collector, whole.groups),
+            ablation=_ablation(collector, whole.groups, run(blanks, "samples-blank.jsonl")) if blanks else None,
+        )
+        if output is not None:
+            output.write_results(results.data())
+    return results
+
+
+@contextmanager
+def _with_whole_model(config: Config) -> Iterator[Config]:
+    """The config of a model that vLLM can load: an adapter is merged, into a folder that is removed in the end."""
+    folder = Path(config.model.path).expanduser()
+    if not (folder / "adapter_config.json").is_file():
+        yield config
+        return
+    from mmrl.engine.exporting import write_merged
+
+    with tempfile.TemporaryDirectory() as temporary:
+        try:
+            write_merged(folder, Path(temporary))
+        except OSError as error:
+            what = f"the adapter cannot be merged: {error.strerror or error}"
+            raise ResourceError(what, where=temporary, remedy="make room, or set TMPDIR to a larger disk") from error
+        model = config.model.model_copy(update={"path": temporary, "revision": None})
+        yield config.model_copy(update={"model": model})
+
+
+class _OnDemand:
+    """The engine, which is started when something is to be sampled, and closed with the stack."""
+
+    def __init__(self, config: Config, plan: RunPlan, interruption: Interruption, stack: ExitStack) -> None:
+        self._config, self._plan, self._interruption, self._stack = config, plan, interruption, stack
+
+    def sampling(self) -> AbstractContextManager[Sampler]:
+        return self._engine.sampling()
+
+    @cached_property
+    def _engine(self) -> Engine:
+        from mmrl.cluster.launch import start_engine
+
+        plan = self._plan
+        assert plan.evaluation is not None
+        engine = start_engine(
+            self._config, plan.folder, plan.media, None, max_images=plan.evaluation.max_images, with_sampler=True
+        )
+        self._stack.callback(engine.close)
+        self._interruption.renew()  # engines' packages take signals over
+        self._interruption.check()
+        return engine
+
+
+def _decided(config: Config, options: Options) -> tuple[Config, Decoding]:
+    """The config with the options in it, and how to sample.
+
+    Raises:
+        ConfigError: An option is out of its range, or they do not go together.
+    """
+    for name, value, most in (
+        ("samples", options.samples, 4096),
+        ("max-new-tokens", options.max_new_tokens, 10**9),
+        ("limit", options.limit, None),
+    ):
+        if value is not None and not 1 <= value <= (most or value):
+            up_to = "1 or more" if most is None else f"1 to {most}"
+            raise ConfigError(f"--{name} is {value}", where="mmrl eval", possible=up_to)
+    temperature, sampler = options.temperature, config.sampler
+    if temperature is not None and temperature != 0 and not 0.01 <= temperature <= 10:
+        raise ConfigError(f"--temperature is {temperature}", where="mmrl eval", possible="0 (greedy), or 0.01 to 10")
+    sampler = sampler.model_copy(update={"temperature": temperature} if temperature else {})
+    if options.max_new_tokens is not None:
+        sampler = sampler.model_copy(update={"max_new_tokens": options.max_new_tokens})
+    trainer = config.trainer.model_copy(update={"eval_samples": options.samples or config.trainer.eval_samples})
+    config = config.model_copy(update={"sampler": sampler, "trainer": trainer})
+    decoding = Decoding.of(config)
+    if temperature is not None:
+        decoding = Decoding(decoding.num_samples, temperature)
+    if decoding.temperature == 0 and decoding.num_samples > 1:
+        raise ConfigError(
+            f"{decoding.num_samples} greedy completions of a prompt are all the same",
+            where="--temperature 0",
+            remedy="ask for one completion (--samples 1), or for a temperature above 0",
+        )
+    return config, decoding
+
+
+def _settings(config: Config, decoding: Decoding, options: Options, precision: str) -> dict[str, Any]:
+    """What the completions depend on, as far as it is no file's content."""
+    assert config.data.eval is not None
+    return {
+        "mmrl": __version__,
+        "dataset": config.data.eval.source,
+        "samples": decoding.num_samples,
+        "temperature": decoding.temperature,
+        "max_new_tokens": config.sampler.max_new_tokens,
+        "limit": options.limit,
+        "seed": config.trainer.seed,
+        "sampler": config.sampler.name,
+        "engine": dict(config.sampler.engine),
+        "precision": precision,
+        "min_pixels": config.data.min_pixels,
+        "max_pixels": config.data.max_pixels,
+        "accuracy": config.accuracy,
+    }
+
+
+def _rewards(config: Config) -> list[dict[str, Any]]:
+    """What decides about scores: options, and the version of each reward's package, or what is in its file."""
+    plain = [(spec.model_dump(mode="json"), locate("reward", spec.name)) for spec in config.rewards]
+    return [
+        {key: value for key, value in spec.items() if key not in _NOT_RESULTS} | {"version": found.version}
+        for spec, found in plain
+    ]
+
+
+def _weights(folder: ModelFolder) -> str:
+    """Of a hub model its commit, of a folder what is in all its files: frozen parts may begin and end many of them."""
+    if folder.commit is not None:
+        return folder.commit
+    digest = hashlib.sha256()
+    for name in folder.files():
+        with (Path(folder.path) / name).open("rb") as file:
+            digest.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def _counts(groups: Sequence[ScoredGroup], dropped: int) -> dict[str, int]:
+    return {
+        "prompts": len(groups),
+        "completions": sum(len(group.group.rollouts) for group in groups),
+        "unscored": sum(int((~group.valid).sum()) for group in groups),
+        "with_images": sum(bool(group.group.prompt.images) for group in groups),
+        "dropped": dropped,
+    }
+
+
+def _estimates(
+    collector: Collector, groups: Sequence[ScoredGroup], values: Mapping[str, float] | None = None
+) -> Estimates:
+    batch = collector.batch(groups)
+    values = collector.evaluation_metrics(batch) if values is None else values
+    return estimates(groups, batch, values, collector.accuracy_of)
+
+
+def _by_source(collector: Collector, groups: Sequence[ScoredGroup]) -> dict[str, tuple[int, Estimates]]:
+    found = {}
+    for source in dict.fromkeys(group.group.prompt.source for group in groups):
+        own = [group for group in groups if group.group.prompt.source == source]
+        found[source] = len(own), _estimates(collector, own)
+    return found
+
+
+def _ablation(collector: Collector, groups: Sequence[ScoredGroup], blank: Evaluation) -> Ablation:
+    names = {group.group.prompt.id for group in blank.groups}
+    own = [group for group in groups if group.group.prompt.id in names]
+    batches = collector.batch(own), collector.batch(blank.groups)
+    wanted = rewards_by_metric(batches[0], collector.accuracy_of)
+    pictures, without = (
+        {name: estimate for name, estimate in _estimates(collector, each).items() if name in wanted}
+        for each in (own, blank.groups)
+    )
+    return Ablation(len(own), pictures, without, differences(*batches, collector.accuracy_of))
+
+
+def _show(kind: str, **fields: Any) -> None:
+    print(f"{kind}: {visible(Redactor()(fields['message']))}", file=sys.stderr)

@@ -1,0 +1,172 @@
+"""What an evaluation found, for programs and for people."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mmrl.commands.eval.estimates import Estimates
+from mmrl.ops.estimation import Estimate
+from mmrl.runs.checkpoints import Checkpoint
+
+SCHEMA = 1
+"""Version of ``Results.data``; raised when a key changes its meaning or goes."""
+_AT = re.compile(r"eval/(?P<name>.+)_(?P<what>pass|majority)@(?P<k>\d+)")
+_SUM = "eval/reward_mean"
+_LENGTHS = {"truncated": "eval/length/truncated_fraction", "length": "eval/length/completion_mean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ablation:
+    """The same prompts with their images and with blank ones.
+
+    Attributes:
+        prompts: Those that have images.
+        difference: ``pictures - blank``, paired.
+    """
+
+    prompts: int
+    pictures: Estimates
+    blank: Estimates
+    difference: Estimates
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """An evaluation's numbers.
+
+    Attributes:
+        model: A folder, or a name on the hub.
+        checkpoint: The one that the model is of.
+        settings: How completions were sampled.
+        counts: Prompts, completions, and those that could not be used or scored.
+        metrics: Of all prompts; those that a run logs have the same names.
+        sources: Prompts and metrics of each source.
+    """
+
+    model: str
+    checkpoint: Checkpoint | None
+    settings: Mapping[str, Any]
+    counts: Mapping[str, int]
+    metrics: Estimates
+    sources: Mapping[str, tuple[int, Estimates]]
+    ablation: Ablation | None
+
+    def data(self) -> dict[str, Any]:
+        """Everything, for a program; ``low`` and ``high`` are the ends of 95 % intervals, null where there is none."""
+        checkpoint, ablation = self.checkpoint, self.ablation
+        return {
+            "schema": SCHEMA,
+            "model": self.model,
+            "checkpoint": None if checkpoint is None else {"path": str(checkpoint.path), "step": checkpoint.step},
+            "settings": dict(self.settings),
+            "counts": dict(self.counts),
+            "metrics": _plain(self.metrics),
+            "sources": {
+                name: {"prompts": prompts, "metrics": _plain(metrics)}
+                for name, (prompts, metrics) in self.sources.items()
+            },
+            "blank_images": None
+            if ablation is None
+            else {
+                "prompts": ablation.prompts,
+                "pictures": _plain(ablation.pictures),
+                "blank": _plain(ablation.blank),
+                "difference": _plain(ablation.difference),
+            },
+        }
+
+    def lines(self) -> Iterator[str]:
+        """The same for a person."""
+        yield from self._about()
+        rewards = _rewards(self.metrics)
+        yield ""
+        yield from _table(self._rows(rewards))
+        for title, what in (("pass@k", "pass"), ("majority@k", "majority")):
+            if rows := _at_k(self.metrics, title, what):
+                yield ""
+                yield from _table(rows)
+        if self.ablation is not None:
+            yield ""
+            yield from _table(_ablation_rows(self.ablation))
+        yield ""
+        yield "± half of the 95 % interval, which counts prompts, not completions"
+
+    def _about(self) -> Iterator[str]:
+        settings, counts = self.settings, self.counts
+        step = "" if self.checkpoint is None else f" (step {self.checkpoint.step})"
+        yield f"model   {self.model}{step}"
+        how = "greedy" if settings["temperature"] == 0 else f"at temperature {settings['temperature']:g}"
+        many = "1 completion" if settings["samples"] == 1 else f"{settings['samples']} completions"
+        yield f"data    {settings['dataset']}: {counts['prompts']} prompts, {many} each, {how}, seed {settings['seed']}"
+        notes = [f"{counts[name]} {text}" for name, text in _NOTES.items() if counts[name]]
+        if notes:
+            yield f"note    {', '.join(notes)}"
+
+    def _rows(self, rewards: Sequence[str]) -> list[list[str]]:
+        accuracy = self.settings["accuracy"]
+        titles = [f"{name}*" if name == accuracy else name for name in map(_short, rewards)]
+        everything = [("all", self.counts["prompts"], self.metrics)] if len(self.sources) > 1 else []
+        lines = [*((name, *found) for name, found in self.sources.items()), *everything]
+        columns = [*rewards, *_LENGTHS.values()]
+        shown = [
+            [name, str(prompts), *(_shown(metrics.get(each)) for each in columns)] for name, prompts, metrics in lines
+        ]
+        return [["source", "prompts", *titles, *_LENGTHS], *shown]
+
+
+_NOTES = {"unscored": "completions unscored", "dropped": "rows dropped"}
+
+
+def _rewards(metrics: Estimates) -> list[str]:
+    """The components' means, and that of their sum where there are several."""
+    aside = (_SUM, *_LENGTHS.values())
+    found = [name for name in metrics if name.endswith("_mean") and name not in aside]
+    return [*found, _SUM] if sum(name.count("/") == 1 for name in found) > 1 else found
+
+
+def _short(metric: str) -> str:
+    return "sum" if metric == _SUM else metric.removeprefix("eval/").removesuffix("_mean")
+
+
+def _plain(metrics: Estimates) -> dict[str, Any]:
+    return {name: asdict(estimate) for name, estimate in metrics.items()}
+
+
+def _shown(estimate: Estimate | None) -> str:
+    """Such as ``0.53 ± 0.04``, or ``0.98 [0.95, 0.99]`` where the interval has another centre."""
+    if estimate is None:
+        return "-"
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.3f}"
+    if abs(estimate.low + estimate.high - 2 * estimate.value) > 1e-3:
+        return f"{estimate.value:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"
+    return f"{estimate.value:.3f} ± {(estimate.high - estimate.low) / 2:.3f}"
+
+
+def _at_k(metrics: Estimates, title: str, what: str) -> list[list[str]]:
+    """A row for each component, a column for each k."""
+    found: dict[str, dict[str, Estimate]] = {}
+    for metric, estimate in metrics.items():
+        if (match := _AT.fullmatch(metric)) and match["what"] == what:
+            found.setdefault(match["name"], {})[match["k"]] = estimate
+    sizes = list(dict.fromkeys(k for row in found.values() for k in row))
+    rows = [[name, *(_shown(row.get(k)) for k in sizes)] for name, row in found.items()]
+    return [[title, *(f"k = {k}" for k in sizes)], *rows] if rows else []
+
+
+def _ablation_rows(ablation: Ablation) -> list[list[str]]:
+    rows = [
+        [_short(name), *(_shown(each.get(name)) for each in (ablation.pictures, ablation.blank, ablation.difference))]
+        for name in _rewards(ablation.pictures)
+    ]
+    return [[f"{ablation.prompts} prompts with images", "pictures", "blank", "difference"], *rows]
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for first, *others in rows:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
+        yield "  ".join(cells).rstrip()

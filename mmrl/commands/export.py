@@ -1,0 +1,259 @@
+"""``mmrl export``: a checkpoint, or any model folder, as a folder of its own that is there whole or not at all.
+
+It is written to a hidden folder beside OUT, compared with its source, forced to the disk, and renamed: a kill at any
+moment leaves nothing at OUT. What a killed one has left the next export to the same OUT removes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmrl.cluster.nodes import installed_versions
+from mmrl.cluster.process import prepare_process
+from mmrl.errors import ConfigError, ResourceError
+from mmrl.runs.checkpoints import Checkpoint, CheckpointError, find, force, sync
+from mmrl.runs.resumption import MODEL
+from mmrl.system import failpoints
+from mmrl.system.redaction import Redactor
+from mmrl.system.version import __version__
+
+if TYPE_CHECKING:
+    from mmrl.engine.exporting import Export
+
+PROVENANCE = "mmrl.json"
+DTYPES = "float32", "bfloat16", "float16"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is exported.
+
+    Attributes:
+        model: A Hugging Face folder.
+        checkpoint: The one that it belongs to, verified; None for a folder of no run's.
+    """
+
+    model: Path
+    checkpoint: Checkpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What ``mmrl export`` answers."""
+
+    source: Source
+    out: Path
+    export: Export
+
+    def data(self) -> dict[str, Any]:
+        """For programs."""
+        checkpoint = self.source.checkpoint
+        return {
+            "source": str(checkpoint.path if checkpoint else self.source.model),
+            "step": checkpoint.step if checkpoint else None,
+            "out": str(self.out),
+            **dataclasses.asdict(self.export),
+        }
+
+    def lines(self) -> Iterator[str]:
+        """For people."""
+        done, checkpoint = self.export, self.source.checkpoint
+        verified = "a checkpoint, as its manifest says" if checkpoint else "a model folder"
+        yield f"source    {_shown(checkpoint.path if checkpoint else self.source.model)}: {verified}; {done.stored}"
+        origin = f", {done.masters} of them from the optimizer's float32 weights" if done.masters else ""
+        files = f"{done.files} file{'s' if done.files > 1 else ''}"
+        yield f"weights   {done.weights} in {done.dtype}{origin}; {done.size_bytes / 1e6:.1f} MB in {files}"
+        yield f"kept      {', '.join(done.kept)}"
+        gap = f"mean {done.gap.abs_mean:.1e}, max {done.gap.abs_max:.1e} nats apart"
+        yield f"compared  {done.tokens} tokens of {done.samples} samples, before and after: {gap} (as {done.precision})"
+        yield f"wrote     {_shown(self.out)}"
+
+
+def export(
+    source: Path,
+    out: Path,
+    *,
+    dtype: str | None = None,
+    shard_gb: float | None = None,
+    adapter: bool = False,
+    base: str | None = None,
+    on_damage: Callable[[Checkpoint, CheckpointError], None],
+) -> Report:
+    """Export to ``out``, which is new or empty.
+
+    Args:
+        source: A checkpoint, a run (its newest good checkpoint is meant), or a Hugging Face folder.
+        dtype: ``float32``, ``bfloat16`` or ``float16``; None for the stored one.
+        shard_gb: Most of a file of weights, in gigabytes.
+        adapter: Whether an adapter stays one; else it is merged into its model.
+        base: The model that was adapted, where it is not what the adapter says.
+        on_damage: Called with each checkpoint of a run that is newer and damaged.
+
+    Raises:
+        ConfigError: There is no model, it is none that can be exported, or ``out`` cannot be taken.
+        CheckpointError: The checkpoint is damaged.
+        NumericsError: What was written does not compute what the source does.
+        ResourceError: The disk is full, or cannot be read or written.
+    """
+    if dtype not in (None, *DTYPES):
+        raise ConfigError(f"--dtype is {dtype!r}", where="mmrl export", possible=", ".join(DTYPES))
+    if adapter and (dtype or shard_gb):
+        raise ConfigError(
+            "--adapter copies the adapter as it is", where="--dtype, --shard-size", remedy="leave them out"
+        )
+    if shard_gb is not None and not 1e-4 <= shard_gb < 1e6:
+        raise ConfigError(f"--shard-size is {shard_gb}", where="mmrl export", possible="gigabytes, from 0.0001 on")
+    shard_bytes = None if shard_gb is None else int(shard_gb * 1e9)
+    prepare_process()
+    out = out.expanduser().resolve()
+    _check_out(out)
+    found = _find(source, on_damage)
+    inside = found.checkpoint.path.parent if found.checkpoint else found.model
+    if out.is_relative_to(inside):
+        raise ConfigError("OUT is inside of what is exported", where=str(out), remedy="choose a folder outside")
+    from mmrl.engine.exporting import export_adapter, export_model
+
+    try:
+        with _hidden(out) as folder, tempfile.TemporaryDirectory() as media:
+            state = found.checkpoint.state if found.checkpoint else None
+            if adapter:
+                done = export_adapter(found.model, folder, Path(media), base=base)
+            else:
+                done = export_model(
+                    found.model, state, folder, Path(media), dtype=dtype, shard_bytes=shard_bytes, base=base
+                )
+            text = json.dumps(_provenance(found, done), indent=2)
+            (folder / PROVENANCE).write_text(text + "\n", encoding="ascii")
+    except OSError as error:
+        raise ResourceError(
+            f"the model cannot be exported: {error.strerror or error}",
+            where=str(error.filename or out),
+            remedy="make room, or make it readable and writable; nothing was exported",
+        ) from error
+    return Report(found, out, done)
+
+
+def _shown(path: Path) -> Path:
+    """The path from the working folder, where it is below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _find(path: Path, on_damage: Callable[[Checkpoint, CheckpointError], None]) -> Source:
+    path = path.expanduser().resolve()
+    if path.name == "model" and (path.parent / "manifest.json").exists():
+        path = path.parent  # a checkpoint's, which can be verified
+    if not path.is_dir():
+        raise ConfigError(
+            f"there is no folder {path}",
+            where="mmrl export",
+            possible="a checkpoint such as RUN/checkpoints/step-000010, a run's folder, or a Hugging Face folder",
+        )
+    if any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
+        return Source(path, None)
+    checkpoint = find(path, on_damage)
+    return Source(checkpoint.path / "model", checkpoint)
+
+
+def _check_out(out: Path) -> None:
+    """Raise unless the folder is new or empty."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError("OUT is a file", where=str(out), remedy="name a new folder")
+    if out.is_dir() and any(out.iterdir()):
+        raise ConfigError("OUT is not empty", where=str(out), remedy="name a new folder, or empty this one")
+    if out.is_mount():
+        raise ConfigError("OUT is where a disk is mounted", where=str(out), remedy=f"name a folder in it: {out}/model")
+
+
+@contextmanager
+def _hidden(out: Path) -> Iterator[Path]:
+    """An empty folder that becomes ``out`` when the block ends well, and else is removed.
+
+    Raises:
+        ResourceError: Another process exports to the same place.
+        OSError: It cannot be made or renamed.
+    """
+    hidden = out.with_name(f".{out.name}.mmrl-export")
+    hidden.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(hidden, os.O_RDONLY)
+    try:
+        _lock(descriptor, hidden, out)
+        try:
+            for path in hidden.iterdir():  # of an export that was killed
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            yield hidden
+            force(hidden)
+            failpoints.reach("export.forced")
+            _rename(hidden, out)
+            failpoints.reach("export.renamed")
+            sync(out.parent)
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, hidden: Path, out: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_ours = os.path.samestat(os.fstat(descriptor), hidden.stat())  # else it has just been renamed or removed
+    except (BlockingIOError, FileNotFoundError):
+        is_ours = False
+    if not is_ours:
+        raise ResourceError("another process exports to the same folder", where=str(out), remedy="choose another OUT")
+
+
+def _rename(hidden: Path, out: Path) -> None:
+    try:
+        hidden.rename(out)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            what = "somebody has written to OUT meanwhile"
+            raise ConfigError(what, where=str(out), remedy="name a new folder") from error
+        raise
+
+
+def _provenance(source: Source, done: Export) -> dict[str, Any]:
+    """Where the weights come from, without paths of this machine and without secrets."""
+    versions = installed_versions(("torch", "transformers", "safetensors"))
+    facts: dict[str, Any] = {
+        "exported_by": {"mmrl": __version__, **versions},
+        "dtype": done.dtype,
+        "weights": done.weights,
+        "weights_from_float32_masters": done.masters,
+        "agreement": {"tokens": done.tokens, **dataclasses.asdict(done.gap)},
+    }
+    if source.checkpoint:
+        facts |= _run_facts(source.checkpoint)
+    else:
+        facts["source"] = source.model.name
+    plain: dict[str, Any] = Redactor().plain(facts)
+    return plain
+
+
+def _run_facts(checkpoint: Checkpoint) -> dict[str, Any]:
+    record = checkpoint.read_state("run.json")
+    config = record["config"]
+    fingerprint = record["fingerprints"][MODEL]
+    is_hub = re.fullmatch("[0-9a-f]{40}", fingerprint) is not None  # a commit; a folder's is longer
+    name = config["model"]["path"]
+    return {
+        "run": checkpoint.path.parents[1].name,
+        "step": checkpoint.step,
+        "trained_by": {"mmrl": record["mmrl"]},
+        "base_model": {"name": name, "commit": fingerprint} if is_hub else {"name": Path(name).name},
+        "algorithm": config["algorithm"]["name"],
+        "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
+    }

@@ -1,0 +1,192 @@
+"""Seconds of a step, estimated from a small one that is really taken: one prompt, then a few."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mmrl.cluster.launch import start_engine
+from mmrl.commands.plan.workload import Workload
+from mmrl.config.sections import ClusterConfig, Config
+from mmrl.engine_api import Engine, SamplingRequest
+from mmrl.ops.cost import ModelShape, Training
+from mmrl.rollout.collector import batch_of
+from mmrl.runs.setup import RunPlan
+from mmrl.system.clock import Clock
+from mmrl.system.signals import Interruption
+from mmrl.training.updater import Experience, Updater
+from mmrl.types import EncodedPrompt, RolloutGroup, ScoredGroup
+
+PROMPTS = 16
+"""Prompts of the larger of the two small steps, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What two small steps of one rank took.
+
+    Attributes:
+        prompts: Of the larger one.
+        completion_tokens: Mean length of its completions.
+        sync_s: Seconds of a weight sync.
+        generate_s: Seconds to sample it.
+        logprob_s: Seconds of its log-probs before the update.
+        update_flops_per_s: Operations a second of forward and backward.
+        optimizer_s: Seconds of an optimizer step that do not grow with its rows.
+        update_flops: Operations of its optimizer steps.
+    """
+
+    prompts: int
+    completion_tokens: float
+    sync_s: float
+    generate_s: float
+    logprob_s: float
+    update_flops_per_s: float
+    optimizer_s: float
+    update_flops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Of a whole step, estimated."""
+
+    sync: float
+    generate: float
+    logprob: float
+    update: float
+
+    @property
+    def step(self) -> float:
+        """Without scoring, which runs meanwhile, and without what the driver does between the phases."""
+        return self.sync + self.generate + self.logprob + self.update
+
+
+class _Unrecorded:
+    """Implements ``updating.UpdateRecorder``: nothing is kept of what is only measured."""
+
+    def trained(self, step: int, update: int, samples: Sequence[tuple[int, str, int]]) -> None: ...
+
+    def event(self, kind: str, **fields: Any) -> None: ...
+
+    def progress(self, phase: str, done: int, total: int) -> None: ...
+
+
+def calibrate(config: Config, plan: RunPlan) -> Measured:
+    """Start one rank's engine here and take two small steps after one to warm up, with rewards that alternate.
+
+    Raises:
+        MMRLError: The engine cannot start, or the algorithm fails.
+    """
+    alone = config.model_copy(
+        update={
+            "cluster": ClusterConfig(),
+            "sampler": config.sampler.model_copy(update={"tensor_parallel_size": 1}),
+        }
+    )
+    count = min(PROMPTS, -(-config.trainer.prompts_per_step // config.cluster.ranks))
+    samples_here = plan.algorithm.source == "rollouts"
+    engine = start_engine(
+        alone, plan.folder, plan.media, plan.algorithm, max_images=plan.max_images, with_sampler=samples_here
+    )
+    try:
+        prompts = plan.prompts.each(plan.encoder.encode, count)
+        _step(alone, plan, engine, prompts[:1])  # warms up
+        small, large = (_step(alone, plan, engine, part) for part in (prompts[:1], prompts))
+    finally:
+        engine.close()
+    updates = config.learner.minibatches * config.learner.epochs
+    return _fit(small, large, len(prompts), updates)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    metrics: dict[str, float]
+    completion_tokens: float
+
+    def seconds(self, phase: str) -> float:
+        return self.metrics.get(f"perf/{phase}_s", 0.0)
+
+    @property
+    def flops(self) -> float:
+        """With a peak of 1, ``perf/mfu`` is operations a second."""
+        return self.metrics["perf/mfu"] * self.seconds("update")
+
+
+def _step(config: Config, plan: RunPlan, engine: Engine, prompts: Sequence[EncodedPrompt]) -> _Step:
+    clock = Clock()
+    if plan.algorithm.source == "rollouts":
+        with ExitStack() as stack:
+            with clock.phase("sync"):
+                sampler = stack.enter_context(engine.sampling())
+            with clock.phase("generate"):
+                groups = dict(sampler.generate([_request(config, prompt) for prompt in prompts]))
+        greedy = plan.algorithm.needs().greedy_rollout
+        scored = [_scored(config, groups[index], greedy=greedy) for index in range(len(prompts))]
+        samples = [rollout for group in scored for rollout in group.group.rollouts]
+        experience = Experience(samples, scored)
+    else:
+        experience = Experience([plan.encoder.demonstrate(prompt) for prompt in prompts])
+    weights = {spec.metric: spec.weight for spec in config.rewards}
+    updater = Updater(
+        config, plan.algorithm, lambda found: batch_of(found, weights, plan.penalties), _Unrecorded(), Interruption()
+    )
+    with engine.learning() as learner:
+        updater.learn(1, experience, learner, clock)
+    lengths = [len(sample.token_ids) for sample in experience.samples]
+    return _Step(clock.metrics(sum(lengths), 1.0), float(np.mean(lengths)))
+
+
+def _request(config: Config, prompt: EncodedPrompt) -> SamplingRequest:
+    sampler = config.sampler
+    return SamplingRequest(prompt, sampler.group_size, sampler.temperature, sampler.max_new_tokens, seed=1)
+
+
+def _scored(config: Config, group: RolloutGroup, *, greedy: bool) -> ScoredGroup:
+    """Every second member right, so that there is something to learn."""
+    values = np.arange(len(group.rollouts)) % 2.0
+    components = {spec.metric: values for spec in config.rewards}
+    found = ScoredGroup(group, values, np.ones(len(values), bool), components)
+    if not greedy:
+        return found
+    one = ScoredGroup(
+        RolloutGroup(group.prompt, group.rollouts[:1]),
+        values[:1],
+        np.ones(1, bool),
+        dict.fromkeys(components, values[:1]),
+    )
+    return replace(found, greedy=one)
+
+
+def _fit(small: _Step, large: _Step, prompts: int, updates: int) -> Measured:
+    """A line through both steps' updates: what grows with the operations, and what does not."""
+    seconds, flops = large.seconds("update"), large.flops
+    rate, fixed = flops / seconds, 0.0
+    if flops > small.flops and seconds > small.seconds("update"):
+        slope = (seconds - small.seconds("update")) / (flops - small.flops)
+        rate, fixed = 1 / slope, max(seconds - slope * flops, 0.0) / updates
+    return Measured(
+        prompts,
+        large.completion_tokens,
+        large.seconds("sync"),
+        large.seconds("generate"),
+        large.seconds("logprob"),
+        rate,
+        fixed,
+        flops,
+    )
+
+
+def estimate(config: Config, shape: ModelShape, training: Training, work: Workload, found: Measured) -> Seconds:
+    """Seconds of a whole step, on as many ranks as the config has.
+
+    Args:
+        work: Of a step with completions of the length that was measured.
+    """
+    share = config.trainer.prompts_per_step / (config.cluster.ranks * found.prompts)
+    slowest = max(sum(shape.update_flops(row, training) for row in rank) for rank in work.rows)
+    update = work.updates * (slowest / found.update_flops_per_s + found.optimizer_s)
+    return Seconds(found.sync_s, found.generate_s * share, found.logprob_s * share, update)

@@ -1,0 +1,210 @@
+"""Memory of a rank's device, phase by phase: what the learner keeps, what each phase takes besides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mmrl.config.sections import Config
+from mmrl.engine import device
+from mmrl.engine.counting import training_of
+from mmrl.engine.folder import ModelFolder
+from mmrl.engine.shape import model_shape
+from mmrl.interfaces import Algorithm
+from mmrl.ops.cost import Work
+from mmrl.ops.memory import States, Zero, activations, cache_bytes_per_token, forward_activations, states
+
+PHASES = {
+    "sample": "sampling",
+    "logprob": "log-probs",
+    "update": "forward and backward",
+    "step": "the optimizer step",
+}
+"""What each phase is called."""
+KINDS = {"master": "float32 copies", "sampler": "the sampler's share", "runtime": "CUDA and sleeping sampler"}
+"""What kinds of bytes are called that have no name of their own."""
+
+
+class PlannedModel:
+    """What a plan of memory has to know of a model, an algorithm and a device.
+
+    Args:
+        sizes: Trained and frozen parameters of each part.
+
+    Attributes:
+        trained: Parameters with a gradient.
+        frozen: Parameters without.
+        width: Bytes of a weight.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        folder: ModelFolder,
+        sizes: Mapping[str, tuple[int, int]],
+        algorithm: Algorithm,
+        kind: device.DeviceKind,
+    ) -> None:
+        self.shape, self.kind = model_shape(folder.config), kind
+        self.trained = sum(trained for trained, _ in sizes.values())
+        self.frozen = sum(frozen for _, frozen in sizes.values())
+        self.training = training_of({part: n for part, (n, _) in sizes.items()}, adapted=config.model.lora is not None)
+        self.precision = device.precision(kind, config.model.dtype)
+        self.width = 2 if self.precision == "bfloat16" else 4
+        self.vocabulary = folder.vocabulary.size
+        self.has_reference = algorithm.needs().reference_logprobs and config.model.lora is None
+        self.sampled_weights = (
+            self.frozen if config.model.lora is not None else self.trained + self.frozen
+        ) * self.width
+
+    @property
+    def largest(self) -> int:
+        """Parameters of the largest weight, the head or the embedding."""
+        return self.shape.vocabulary * self.shape.width
+
+    def states(self, config: Config) -> States:
+        """Of one rank."""
+        learner = config.learner
+        settings = device.learner_config(
+            self.kind,
+            dtype=self.precision,
+            zero_stage=learner.zero_stage,
+            max_grad_norm=learner.max_grad_norm,
+            lr=learner.lr,
+            weight_decay=learner.weight_decay,
+            offload=learner.offload,
+            overrides=learner.deepspeed,
+        )
+        return states(
+            self.trained,
+            self.frozen,
+            width=self.width,
+            zero=Zero.of(settings, config.cluster.ranks),
+            largest=self.largest,
+            reference=device.reference_place(self.kind, learner.zero_stage) if self.has_reference else None,
+        )
+
+    def _logits(self, row: Work) -> int:
+        logits = 4 * min(device.LOGITS_CHUNK_BYTES[self.kind] // 4, row.predicted * self.vocabulary)
+        return logits * (1 if self.width == 4 else 2)
+
+    def activations(self, row: Work, *, checkpointing: bool) -> int:
+        """Of one micro-batch."""
+        return activations(
+            self.shape,
+            row,
+            width=self.width,
+            checkpointing=checkpointing,
+            tower_trained=self.training.reaches("vision"),
+            logits_bytes=self._logits(row),
+        )
+
+    def _features(self, config: Config, rows: Sequence[Work]) -> int:
+        """Of the images that a rank keeps for a step, where the tower is not trained; see ``device.FEATURE_BYTES``."""
+        if (tower := self.shape.tower) is None or self.training.reaches("projector"):
+            return 0
+        tokens = (
+            sum(row.patches for row in rows) * config.learner.minibatches // (config.cluster.ranks * tower.merge**2)
+        )
+        return min(tokens * tower.mergers * tower.out * self.width, device.FEATURE_BYTES[self.kind])
+
+    def footprint(self, config: Config, rows: Sequence[Work], longest: int) -> Footprint:
+        """Of one rank.
+
+        Args:
+            rows: Micro-batches of all ranks, or the largest ones.
+            longest: Tokens of the longest prompt and completion.
+        """
+        checkpointing, tensor_parallel = config.model.gradient_checkpointing, config.sampler.tensor_parallel_size
+        forward = [
+            forward_activations(self.shape, row, width=self.width, logits_bytes=self._logits(row)) for row in rows
+        ]
+        per_token = cache_bytes_per_token(self.shape, width=self.width, tensor_parallel=tensor_parallel)
+        return Footprint(
+            self.states(config),
+            max(self.activations(row, checkpointing=checkpointing) for row in rows),
+            max(forward),
+            self._features(config, rows),
+            device.RUNTIME_BYTES[self.kind],
+            device.ASLEEP_BYTES[self.kind] if self.kind == "cuda" and config.sampler.name == "vllm" else 0,
+            self.sampled_weights // tensor_parallel,
+            device.SAMPLER_BYTES[self.kind],
+            per_token * longest,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of one rank's device.
+
+    Attributes:
+        states: What DeepSpeed holds.
+        activations: Of the largest micro-batch.
+        forward: Of the largest micro-batch without gradients.
+        features: Of images, kept for the length of a step.
+        runtime: Allowed for what is no tensor.
+        asleep: Allowed for a sampler that sleeps.
+        sampler_weights: Of the sampler's copy, as far as this rank has it.
+        sampler_extra: Allowed for the sampler's activations and CUDA graphs.
+        sequence: Cache of the longest sequence.
+    """
+
+    states: States
+    activations: int
+    forward: int
+    features: int
+    runtime: int
+    asleep: int
+    sampler_weights: int
+    sampler_extra: int
+    sequence: int
+
+    def learning(self) -> dict[str, dict[str, int]]:
+        """By phase and kind, while the learner owns the device."""
+        held, kept = self.states, self.states.kept
+        runtime = {"runtime": self.runtime + self.asleep}
+        kept |= {"image features": self.features}
+        used = kept | {"reference": held.reference + held.reference_used}
+        own = {"gradients": held.gradients, "buckets": held.buckets}
+        buckets = own | {"buckets": held.buckets + held.reduced}
+        found = {
+            "logprob": used | {"gathered": held.gathered, "activations": self.forward},
+            "update": kept | buckets | {"gathered": held.gathered, "activations": self.activations},
+            "step": kept | (own if held.keeps_gradients else {"gradients": held.gradients}) | {"step": held.step},
+        }
+        return {phase: {k: count for k, count in (kinds | runtime).items() if count} for phase, kinds in found.items()}
+
+    def sampling(self, share: int) -> dict[str, int]:
+        """By kind, while the sampler owns the device and may use ``share`` of it."""
+        return self.states.kept | {"sampler": share} | ({"runtime": self.runtime} if self.runtime else {})
+
+    def least_share(self, sequences: int = 1) -> int:
+        """Of the sampler, for so many of the longest sequences at once."""
+        return self.sampler_weights + self.sampler_extra + sequences * self.sequence
+
+    @property
+    def peak(self) -> int:
+        """The most of the learner."""
+        return max(sum(kinds.values()) for kinds in self.learning().values())
+
+    def least_memory(self, *, samples: bool) -> int:
+        """Of a device that carries this: with a sampler, room for one of the longest sequences."""
+        sampling = sum(self.sampling(self.least_share()).values()) if samples else 0
+        return max(self.peak, sampling)
+
+
+def bound(phases: Mapping[str, Mapping[str, int]]) -> tuple[str, str]:
+    """The phase that takes most, and the kind of bytes that takes most of it."""
+    phase = max(phases, key=lambda name: sum(phases[name].values()))
+    return phase, max(phases[phase], key=lambda kind: phases[phase][kind])
+
+
+def floor2(fraction: float) -> float:
+    """To hundredths, not above."""
+    return math.floor(fraction * 100 + 1e-9) / 100
+
+
+def ceil2(fraction: float) -> float:
+    """To hundredths, not below."""
+    return math.ceil(fraction * 100 - 1e-9) / 100

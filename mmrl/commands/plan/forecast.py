@@ -1,0 +1,381 @@
+"""What a run will take: parameters, memory of each rank, tokens of a step and, where a device may be tried, seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmrl.commands.plan.calibration import calibrate, estimate
+from mmrl.commands.plan.footprint import KINDS, PHASES, Footprint, PlannedModel, bound
+from mmrl.commands.plan.proposal import propose
+from mmrl.commands.plan.workload import Example, Workload, workload
+from mmrl.config.sections import Config
+from mmrl.data.images import normalised_size
+from mmrl.data.prompts import PromptSource
+from mmrl.engine import device
+from mmrl.engine.collation import shares_prefix
+from mmrl.errors import HubUnreachableError, ResourceError
+from mmrl.ops.cost import Training
+from mmrl.ops.memory import cache_bytes_per_token
+from mmrl.runs.budget import gigabytes
+from mmrl.runs.setup import RunPlan
+from mmrl.system.report import Report
+from mmrl.types import Prompt
+
+SAMPLED = 256
+"""Training prompts whose images are looked at, evenly spread over the data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What a config does not say.
+
+    Attributes:
+        gpus: As many ranks, each with a GPU; None for those of the config.
+        memory_bytes: Of the device that each rank will have, a GPU; None for the device at hand.
+        completion_tokens: Of every completion; None for the most there may be.
+        measure: Whether to take small steps on the device at hand.
+    """
+
+    gpus: int | None = None
+    memory_bytes: int | None = None
+    completion_tokens: int | None = None
+    measure: bool = False
+
+
+def forecast(config: Config, media_folder: Path, assumptions: Assumptions) -> Report:
+    """Tell what the run takes.
+
+    Args:
+        media_folder: A temporary folder for images.
+
+    Raises:
+        MMRLError: The config does not fit its plugins, model or data.
+    """
+    return _Forecast(config, media_folder, assumptions).report
+
+
+class _Forecast:
+    def __init__(self, config: Config, media_folder: Path, assumptions: Assumptions) -> None:
+        self.config, self.assumptions, self.report = config, assumptions, Report()
+        if assumptions.gpus is not None:
+            cluster = {"name": "ray" if assumptions.gpus > 1 else "local", "ranks": assumptions.gpus}
+            self.config = config = config.model_copy(update={"cluster": config.cluster.model_copy(update=cluster)})
+        self.plan = RunPlan(config, media_folder, with_weights=assumptions.measure)
+        self.kind: device.DeviceKind = "cuda" if assumptions.memory_bytes is not None else device.detect()
+        self.samples = self.plan.algorithm.source == "rollouts"
+        self.group_size = config.sampler.group_size if self.samples else 1
+        self.report.warnings += [*self.plan.warnings, *self.plan.model_warnings]
+        self.model = PlannedModel(config, self.plan.folder, self.plan.part_sizes, self.plan.algorithm, self.kind)
+        self.shape = self.model.shape
+        self._works: dict[int, Workload] = {}
+        self._model()
+        self._data()
+        self._step()
+        self._learner()
+        if self.plan.with_sampler:
+            self._sampler()
+        if self.kind == "cuda" and (memory := self._memory()) is not None:
+            self._fit(memory)
+        if assumptions.measure:
+            self._time()
+
+    @property
+    def training(self) -> Training:
+        return self.model.training
+
+    @cached_property
+    def examples(self) -> list[Example]:
+        """Training prompts, evenly spread over the data."""
+        if (source := self.source) is None:
+            return [self._longest_example()]
+        places = np.unique(np.linspace(0, len(source) - 1, min(len(source), SAMPLED)).astype(int)).tolist()
+        return [self._example(source[place], source.lengths[place]) for place in places]
+
+    @cached_property
+    def source(self) -> PromptSource | None:
+        """The training prompts; None, with a note, if their hub cannot be asked."""
+        try:
+            return self.plan.prompts
+        except HubUnreachableError as error:
+            self.report.notes.append(f"{error}\n  prompts of data.max_prompt_tokens are assumed")
+            return None
+
+    @cached_property
+    def longest_prompt(self) -> int:
+        """Tokens."""
+        return self.config.data.max_prompt_tokens if self.source is None else max(self.source.lengths)
+
+    def _longest_example(self) -> Example:
+        """A prompt of as many tokens as there may be, most of them of an image if the model reads any."""
+        data = self.config.data
+        grids: tuple[tuple[int, int, int], ...] = ()
+        if (tower := self.shape.tower) is not None:
+            factor = self.plan.media.grid.factor
+            tokens = min(data.max_pixels // factor**2, data.max_prompt_tokens * 3 // 4)
+            side = max(int(tokens**0.5), 1) * tower.merge
+            grids = ((1, side, side),)
+        return Example(data.max_prompt_tokens, self._completion_tokens, grids)
+
+    @property
+    def _completion_tokens(self) -> int:
+        return self.assumptions.completion_tokens or self.config.sampler.max_new_tokens
+
+    def _example(self, prompt: Prompt, tokens: int) -> Example:
+        grid, merge = self.plan.media.grid, self.shape.tower.merge if self.shape.tower is not None else 1
+        side = grid.factor // merge
+        sizes = [normalised_size(raw, grid) for raw in prompt.images]
+        longest = self._completion_tokens
+        if not self.samples:
+            encoder = self.plan.encoder
+            longest = len(encoder.demonstrate(encoder.encode(prompt)).token_ids)
+        return Example(tokens, longest, tuple((1, height // side, width // side) for width, height in sizes))
+
+    def _workload(self, config: Config, examples: Sequence[Example]) -> Workload:
+        share = shares_prefix(config.learner, self.plan.folder)
+        return workload(config, self.shape, examples, group_size=self.group_size, share=share)
+
+    def _work(self, config: Config) -> Workload:
+        """Of a config that differs in its micro-batches at most."""
+        budget = config.learner.tokens_per_microbatch
+        if budget not in self._works:
+            self._works[budget] = self._workload(config, self.examples)
+        return self._works[budget]
+
+    def _model(self) -> None:
+        parts = {
+            part: {"trained": trained, "frozen": frozen} for part, (trained, frozen) in self.plan.part_sizes.items()
+        }
+        lines = [
+            f"{part:<10} {_millions(trained)} trained, {_millions(frozen)} frozen"
+            for part, (trained, frozen) in self.plan.part_sizes.items()
+        ]
+        head = f"{self.plan.folder.family.model_type}, {_millions(self.model.trained + self.model.frozen)} parameters"
+        kind = "GPU" if self.kind == "cuda" else "CPU"
+        lines = [f"{head}, {self.model.precision} on a {kind}", *lines]
+        data = {"type": self.plan.folder.family.model_type, "precision": self.model.precision, "parts": parts}
+        self.report.add("model", data, lines)
+
+    def _data(self) -> None:
+        prompts = [example.prompt_tokens for example in self.examples]
+        patches = [sum(t * h * w for t, h, w in example.grids) for example in self.examples]
+        merged = self.shape.tower.merge**2 if self.shape.tower is not None else 1
+        known = "unknown" if self.source is None else len(self.source)
+        found: dict[str, Any] = {
+            "prompts_looked_at": len(prompts),
+            "prompt_tokens": _spread(prompts),
+            "image_tokens": _spread([count // merged for count in patches]),
+            "patches": _spread(patches),
+        }
+        lines = [
+            f"{len(prompts)} of {known} prompts: mean {np.mean(prompts):.0f} tokens, most {max(prompts)}",
+        ]
+        if any(patches):
+            tokens = found["image_tokens"]
+            lines.append(
+                f"of them for images: mean {tokens['mean']:g}, most {tokens['max']}; patches: mean "
+                f"{found['patches']['mean']:g}, most {found['patches']['max']}"
+            )
+        self.report.add("data", found, lines)
+
+    def _step(self) -> None:
+        work, config = self._work(self.config), self.config
+        one, unshared = (
+            work.total,
+            sum(example.prompt_tokens + example.completion_tokens for example in self._step_examples()),
+        )
+        completion = self.examples[0].completion_tokens if self.samples else _spread(self._lengths())["mean"]
+        flops = work.updates * self.shape.update_flops(one, self.training)
+        data = {
+            "completions": config.trainer.prompts_per_step * self.group_size,
+            "completion_tokens": completion,
+            "sample_tokens": unshared,
+            "updates": work.updates,
+            "row_tokens_per_update": one.tokens,
+            "patches_per_update": one.patches,
+            "microbatches_per_update": work.microbatches,
+            "flops": flops,
+        }
+        assumed = "assumed, each" if self.samples else "mean"
+        lines = [
+            f"{data['completions']} completions of {completion:g} tokens ({assumed}): {unshared} tokens with their "
+            f"prompts, {one.tokens} as packed for each optimizer step",
+            f"{work.updates} optimizer step(s) of {work.microbatches} micro-batch(es) a rank; {flops / 1e12:.4g} TFLOP",
+        ]
+        self.report.add("step", data, lines)
+
+    def _lengths(self) -> list[int]:
+        return [example.completion_tokens for example in self.examples]
+
+    def _step_examples(self) -> list[Example]:
+        """One for each completion of a step."""
+        prompts = range(self.config.trainer.prompts_per_step)
+        return [self.examples[number % len(self.examples)] for number in prompts for _ in range(self.group_size)]
+
+    def _footprint(self, config: Config) -> Footprint:
+        rows = [row for rank in self._work(config).rows for row in rank]
+        return self.model.footprint(config, rows, self.longest_prompt + config.sampler.max_new_tokens)
+
+    def _learner(self) -> None:
+        config, found = self.config, self.footprint
+        held = found.states
+        taken = {
+            checkpointing: max(
+                self.model.activations(row, checkpointing=checkpointing)
+                for rank in self._work(config).rows
+                for row in rank
+            )
+            for checkpointing in (False, True)
+        }
+        data = {
+            **asdict(held),
+            "activations": found.activations,
+            "activations_without_checkpointing": taken[False],
+            "activations_with_checkpointing": taken[True],
+            "peak": found.peak,
+        }
+        lines = [
+            f"at most {gigabytes(found.peak)} on each of {config.cluster.ranks} rank(s), an estimate:",
+            f"weights {gigabytes(held.weights)}, float32 copies {gigabytes(held.master)}, optimizer "
+            f"{gigabytes(held.optimizer)}, gradients {gigabytes(held.gradients)}, buckets {gigabytes(held.buckets)}",
+            f"activations of the largest micro-batch: {gigabytes(taken[False])}, with gradient_checkpointing "
+            f"{gigabytes(taken[True])} ({'on' if config.model.gradient_checkpointing else 'off'})",
+            f"optimizer step {gigabytes(held.step)}",
+        ]
+        lines += [f"gathered weights at most {gigabytes(held.gathered)}"] if held.gathered else []
+        if self.model.has_reference:
+            line = f"reference model {gigabytes(held.reference)}"
+            line += f", while it computes {gigabytes(held.reference_used)} more" if held.reference_used else ""
+            lines.append(line)
+        lines += [f"in the host's memory {gigabytes(held.host)}"] if held.host else []
+        self.report.add("learner", data, lines)
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        return self._footprint(self.config)
+
+    def _memory(self) -> int | None:
+        """Of the device of a rank; of a CPU nothing is known of what else the machine is to hold."""
+        if self.assumptions.memory_bytes is not None:
+            return self.assumptions.memory_bytes
+        return device.total_memory_bytes(self.kind)
+
+    def _sampler(self) -> None:
+        sampler = self.config.sampler
+        weights = self.footprint.sampler_weights
+        tensor_parallel = sampler.tensor_parallel_size
+        per_token = cache_bytes_per_token(self.shape, width=self.model.width, tensor_parallel=tensor_parallel)
+        longest = self.longest_prompt + sampler.max_new_tokens
+        memory, cache = self._memory(), None
+        if sampler.name != "vllm":
+            cache = None
+        elif self.kind == "cpu":
+            given = sampler.engine.get("kv_cache_memory_bytes")
+            cache = given if isinstance(given, int) else device.CPU_KV_CACHE_BYTES
+        elif memory is not None:
+            cache = int(memory * sampler.gpu_memory_utilization) - self.footprint.least_share(0)
+        data: dict[str, Any] = {
+            "weights": weights,
+            "cache_per_token": per_token,
+            "cache": cache,
+            "longest_sequence": longest,
+            "sequences": None if cache is None else max(cache, 0) // (per_token * longest),
+        }
+        lines = [f"weights {gigabytes(weights)}, cache {per_token} bytes a token"]
+        if sampler.name == "vllm" and cache is not None:
+            lines.append(
+                f"cache of {gigabytes(max(cache, 0))} holds {data['sequences']} sequences of {longest} tokens, the "
+                "longest there may be; more wait"
+            )
+        elif cache is None:
+            lines.append("how many sequences fit: name the memory of a rank's GPU (--memory GB)")
+        if self.kind == "cuda" and sampler.name == "vllm":
+            lines.append(
+                f"beside it {gigabytes(device.SAMPLER_BYTES['cuda'])} are allowed for activations and CUDA graphs, and "
+                f"{gigabytes(weights)} of the host's memory while it sleeps"
+            )
+        self.report.add("sampler", data, lines)
+
+    @property
+    def _shares_device(self) -> bool:
+        """Whether vLLM takes turns with the learner on a GPU."""
+        return self.plan.with_sampler and self.config.sampler.name == "vllm"
+
+    def _fit(self, memory: int) -> None:
+        """What binds on a GPU of so many bytes, and the settings that fit."""
+        config, found, samples = self.config, self.footprint, self._shares_device
+        share = int(config.sampler.gpu_memory_utilization * memory)
+        phases = found.learning() | ({"sample": found.sampling(share)} if samples else {})
+        phase, kind = bound(phases)
+        most = sum(phases[phase].values())
+        parts = ", ".join(
+            f"{KINDS.get(name, name)} {gigabytes(count)}"
+            for name, count in sorted(phases[phase].items(), key=lambda pair: -pair[1])
+        )
+        lines = [f"at most {gigabytes(most)} of {gigabytes(memory)} on each GPU, in {PHASES[phase]}: {parts}"]
+        lines += [f"{PHASES[name]} {gigabytes(sum(kinds.values()))}" for name, kinds in phases.items() if name != phase]
+        data = {"memory": memory, "most": most, "phase": phase, "kind": kind, "phases": phases}
+        self.report.add("memory", data, lines)
+        try:
+            smallest = self.longest_prompt + max(self._lengths())
+            proposal = propose(config, self.shape, self._footprint, memory, samples=samples, smallest=smallest)
+        except ResourceError as error:
+            self.report.blame(error)
+            return
+        changes = dict(proposal.changes)
+        if self.assumptions.gpus is not None:
+            changes = {f"cluster.{n}": getattr(config.cluster, n) for n in ("name", "ranks")} | changes
+        self.report.add("proposal", changes, [" ".join(f"{key}={_plain(value)}" for key, value in changes.items())])
+        if proposal.changes:
+            self._too_much(memory, most, phase, changes)
+
+    def _too_much(self, memory: int, most: int, phase: str, changes: Mapping[str, Any]) -> None:
+        fraction = self.config.sampler.gpu_memory_utilization
+        if most > memory:
+            said = f"{PHASES[phase]} may take {gigabytes(most)} of each GPU's {gigabytes(memory)}"
+        else:
+            said = "not one sequence of the longest fits beside the sampler's weights"
+        self.report.blame(
+            ResourceError(
+                said,
+                where=f"sampler.gpu_memory_utilization: {fraction:g}"
+                if phase == "sample" or most <= memory
+                else "learner",
+                remedy="set " + ", ".join(f"{key}={_plain(value)}" for key, value in changes.items()),
+            )
+        )
+
+    def _time(self) -> None:
+        found = calibrate(self.config, self.plan)
+        examples = self.examples
+        if self.samples:
+            mean = max(round(found.completion_tokens), 1)
+            examples = [replace(example, completion_tokens=mean) for example in examples]
+        work = self._workload(self.config, examples)
+        seconds = estimate(self.config, self.shape, self.training, work, found)
+        data = {"measured": asdict(found), **{f"{n}_s": v for n, v in asdict(seconds).items()}, "step_s": seconds.step}
+        lines = [
+            f"about {seconds.step:.3g} s a step, an estimate: generate {seconds.generate:.3g}, log-probs "
+            f"{seconds.logprob:.3g}, update {seconds.update:.3g}, weight sync {seconds.sync:.3g}",
+            f"from {found.prompts} prompts on one rank here: completions of {found.completion_tokens:.0f} tokens, "
+            f"{found.update_flops_per_s / 1e9:.4g} GFLOP/s in the update; scoring and evaluations come on top",
+        ]
+        self.report.add("time", data, lines)
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e9:.3g} G" if count >= 1e9 else f"{count / 1e6:.3g} M"
+
+
+def _plain(value: object) -> str:
+    """As it is written in an override."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _spread(values: Sequence[int]) -> dict[str, float]:
+    return {"mean": round(float(np.mean(values)), 1), "max": max(values)}

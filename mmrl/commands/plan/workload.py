@@ -1,0 +1,98 @@
+"""The rows of one step as the learner would pack them, from a sample of the prompts and assumed completions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
+import numpy as np
+
+from mmrl.config.sections import Config
+from mmrl.ops.cost import NOTHING, ModelShape, Work
+from mmrl.ops.packing import Item, Unit, plan_microbatches, shares_of, units_of
+from mmrl.training.updater import minibatches
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What a prompt of the data takes.
+
+    Attributes:
+        prompt_tokens: Those of its images included.
+        completion_tokens: Of one completion.
+        grids: Temporal, vertical and horizontal patches of each image.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    grids: tuple[tuple[int, int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A step's optimizer steps.
+
+    Attributes:
+        rows: Of the first optimizer step, the micro-batches of each rank.
+        updates: Optimizer steps in a step.
+    """
+
+    rows: Sequence[Sequence[Work]]
+    updates: int
+
+    @property
+    def microbatches(self) -> int:
+        """In one optimizer step: ranks wait for the one that has most."""
+        return max(map(len, self.rows))
+
+    @property
+    def total(self) -> Work:
+        """Of one optimizer step, all ranks together."""
+        return reduce(add, (row for rank in self.rows for row in rank), NOTHING)
+
+
+def workload(
+    config: Config, shape: ModelShape, examples: Sequence[Example], *, group_size: int, share: bool
+) -> Workload:
+    """The micro-batches of a step of these examples, one after the other and then again.
+
+    Args:
+        group_size: Completions of a prompt.
+        share: Whether completions share their prompt in a row.
+    """
+    learner, budget = config.learner, config.learner.tokens_per_microbatch
+    group_ids = np.repeat(np.arange(config.trainer.prompts_per_step), group_size)
+    parts = list(minibatches(group_ids, learner.minibatches, learner.epochs, (config.trainer.seed, 1)))
+    samples = [(prompt, examples[prompt % len(examples)]) for prompt in group_ids[parts[0]].tolist()]
+
+    def cost_in(samples: Sequence[_Sample]) -> Callable[[Unit], float]:
+        return lambda unit: shape.forward_flops(_work(shape, [unit], samples, share))
+
+    rows = []
+    for units in shares_of(units_of(_items(samples), share=share), config.cluster.ranks, cost_in(samples)):
+        own = [samples[index] for unit in units for index in unit.indices]
+        packed = plan_microbatches(units_of(_items(own), budget, share=share), budget, cost_in(own))
+        rows.append([_work(shape, row, own, share) for row in packed])
+    return Workload(rows, len(parts))
+
+
+_Sample = tuple[int, Example]
+"""The number of a prompt, and what it takes."""
+
+
+def _items(samples: Sequence[_Sample]) -> list[Item]:
+    return [Item(prompt, example.prompt_tokens, example.completion_tokens) for prompt, example in samples]
+
+
+def _work(shape: ModelShape, row: Sequence[Unit], samples: Sequence[_Sample], share: bool) -> Work:
+    """Of one row of these samples; what is shared goes through the tower once."""
+    shown = [samples[unit.indices[0]] for unit in row]
+    seen = dict(shown).values() if share else [example for _, example in shown]
+    return shape.work(
+        tokens=sum(unit.tokens for unit in row),
+        pairs=sum(unit.pairs for unit in row),
+        predicted=sum(unit.predicted for unit in row),
+        images=[grid for example in seen for grid in example.grids] if shape.tower is not None else (),
+    )

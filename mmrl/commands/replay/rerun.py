@@ -1,0 +1,289 @@
+"""A recorded step through the run's own code: selection, credit, minibatches, loss and metrics.
+
+Only the model is missing: in its place a learner answers with the log-probs and entropies on record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmrl.config.sections import Config
+from mmrl.engine_api import UpdateResult
+from mmrl.errors import DataError, plugin_errors
+from mmrl.interfaces import Algorithm
+from mmrl.ops.objective import partial_loss, reduce_partials
+from mmrl.plugin_host import registry
+from mmrl.rollout.collector import Collected, batch_of, collected_metrics, select
+from mmrl.rollout.records import RecordedStep
+from mmrl.system.clock import Clock
+from mmrl.system.signals import Interruption
+from mmrl.training.logprob_check import Agreement
+from mmrl.training.updater import Experience, Lesson, Updater
+from mmrl.types import CreditedGroup, FloatArray, Rollout, Sample, ScoredGroup, TrainingRow
+
+Name = tuple[int, str, int]
+"""Epoch, prompt id and member of a rollout."""
+
+
+class RecordedLearner:
+    """Implements ``engine_api.Learner`` with what a run recorded.
+
+    Of a rollout that was in no loss there is nothing on record; the sampler's log-probs, which are those of the same
+    weights up to rounding, stand in for the learner's.
+
+    Args:
+        algorithm: Its loss, as ranks have an instance of their own.
+        groups: With all rollouts that are asked for.
+        reorders: Optimizer steps may take in other rollouts than the run's: the first one begins from the log-probs
+            before any, the others from those of when the run took the rollout in.
+
+    Attributes:
+        names: Of the metrics that an optimizer step gave: float32 sums, which a run adds up in another order.
+        unknown: Of those, the ones that need what is not on record.
+        scale: Of each optimizer step ``sum_i w_i sum_t |A_it| max(1, |l_it|)``, the size of what its loss is a sum of.
+        stood_in: Rollouts that the sampler's log-probs were used for.
+    """
+
+    def __init__(self, algorithm: Algorithm, groups: Sequence[CreditedGroup], *, reorders: bool = False) -> None:
+        self._algorithm, self._reorders = algorithm, reorders
+        self._members = {
+            id(rollout): (group, member)
+            for group in groups
+            for member, rollout in enumerate(group.scored.group.rollouts)
+        }
+        self._asked = Counter[int]()
+        self.names, self.unknown = set[str](), set[str]()
+        self.scale: list[float] = []
+        self.stood_in = set[int]()
+
+    def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[FloatArray]:
+        return [self._before(sample) for sample in samples]
+
+    def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        found = [self._members[id(sample)] for sample in samples]
+        return [group.reference_logprobs[member] for group, member in found]
+
+    def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
+        """What an optimizer step on the recorded log-probs gives; none is taken."""
+        import torch
+
+        began = [self._began(row.sample) for row in rows]
+        logprobs, entropies = [each[0] for each in began], [each[1] for each in began]
+        if any(len(values) < len(row.mask) for values, row in zip(logprobs, rows, strict=True)):
+            return UpdateResult({}, logprobs, entropies, "it was skipped in the run")
+        if not rows:
+            return UpdateResult({}, [], [])
+        logprobs_T, entropy_T = (torch.from_numpy(np.concatenate(each)) for each in (logprobs, entropies))
+        metrics = reduce_partials([partial_loss(self._algorithm, rows, logprobs_T, entropy_T)])
+        self.names |= metrics.keys()
+        self.unknown |= {name for name, value in metrics.items() if math.isnan(value)}
+        self.scale.append(sum(map(_size, rows, logprobs)))
+        return UpdateResult(metrics, logprobs, entropies)
+
+    def save(self, folder: Path) -> None:
+        raise AssertionError("there are no weights")
+
+    def _before(self, sample: Sample) -> FloatArray:
+        group, member = self._members[id(sample)]
+        if len(group.logprobs[member]) < len(sample.token_ids):
+            self.stood_in.add(id(sample))
+            return sample.sampler_logprobs
+        return group.logprobs[member]
+
+    def _began(self, sample: Sample) -> tuple[FloatArray, FloatArray]:
+        """Log-probs and entropies before the next optimizer step that takes the sample in."""
+        group, member = self._members[id(sample)]
+        updates, number = group.updates[member], self._asked[id(sample)]
+        self._asked[id(sample)] += 1
+        if number < len(updates):
+            is_first = self._reorders and not self.scale and len(updates[number].logprobs)
+            return self._before(sample) if is_first else updates[number].logprobs, updates[number].entropy
+        before = self._before(sample)
+        return before, np.full_like(before, np.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """What came of a step.
+
+    Attributes:
+        kept: Of each group that was sampled, in that order, whether the algorithm keeps it.
+        groups: Those that were trained on.
+        left_out: Groups on record that the step would not have had: those carried over or sampled in place of rejected
+            ones, where nothing is rejected.
+        metrics: All that are functions of the record.
+        updates: The rollouts of each optimizer step.
+        refills: Whether the algorithm has others sampled in place of those it rejects.
+        learner: What took the model's place.
+    """
+
+    kept: Sequence[bool]
+    groups: Sequence[CreditedGroup]
+    left_out: int
+    metrics: Mapping[str, float]
+    updates: Sequence[Sequence[Name]]
+    refills: bool
+    learner: RecordedLearner
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What decides about a step besides its rollouts.
+
+    Attributes:
+        state: The algorithm's before the step, to be restored.
+    """
+
+    config: Config
+    penalties: frozenset[str]
+    state: Mapping[str, Any]
+
+    def algorithm(self) -> Algorithm:
+        """A new instance."""
+        algorithm = registry.create("algorithm", self.config.algorithm)
+        if self.state:
+            with plugin_errors(algorithm, "restore"):
+                algorithm.restore(self.state)
+        return algorithm
+
+
+def rerun(
+    rules: Rules,
+    step: int,
+    record: RecordedStep,
+    scored: Sequence[ScoredGroup],
+    beside: Mapping[str, float] | None,
+    *,
+    reselect: bool,
+) -> Rerun:
+    """Take the step again.
+
+    Args:
+        scored: The record's groups with the scores to learn from.
+        beside: Metrics that only the run could know, for ``observe``; None if it did not come to that.
+        reselect: Train on what the algorithm keeps now, rather than on what was trained on.
+
+    Raises:
+        DataError: The algorithm needs what was not recorded.
+        PluginError: It fails.
+    """
+    algorithm, config = rules.algorithm(), rules.config
+    needs, rounds = algorithm.needs(), list(_rounds(record))
+    carried = [place for place, group in enumerate(record.groups) if group.credited.place is None]
+    if reselect and needs.refill is None:
+        rounds, carried = rounds[:1], []
+    places = [place for found in rounds for place in found]
+    kept = [True] * len(places)
+    if needs.refill is not None:
+        kept = [keep for found in rounds for keep in select(algorithm, [scored[place] for place in found])]
+    if reselect:
+        trained = [*carried, *(place for place, keep in zip(places, kept, strict=True) if keep)]
+    else:
+        trained = [place for place, group in enumerate(record.groups) if group.credited.trained]
+    if missing := lacking(algorithm, config, record, trained):
+        raise DataError(
+            f"step {step} has no record of {', '.join(missing)}",
+            where=f"algorithm: {config.algorithm.name}",
+            remedy="choose an algorithm, or options of it, that needs none"
+            if reselect
+            else "look at its rewards alone",
+        )
+    replaced = [replace(group.credited, scored=scores) for group, scores in zip(record.groups, scored, strict=True)]
+    learner = RecordedLearner(rules.algorithm(), replaced, reorders=reselect)
+    ledger = _Ledger()
+    weights = {reward.metric: reward.weight for reward in config.rewards}
+    make_batch = partial(batch_of, weights=weights, penalties=rules.penalties)
+    updater = Updater(config, algorithm, make_batch, ledger, Interruption())
+    found = Collected(
+        [scored[place] for place in places],
+        kept if reselect else [record.groups[place].credited.kept for place in places],
+        [len(groups) for groups in rounds],
+        {},
+    )
+    lesson = Lesson()
+    if trained:
+        experience = Experience.of_groups([scored[place] for place in trained], found)
+        lesson = updater.learn(step, experience, learner, Clock())
+    assert config.accuracy is not None, "there is nothing to score with"
+    values = dict(lesson.metrics)
+    if found.groups:
+        values |= collected_metrics(found, make_batch(found.groups), config.accuracy, refills=needs.refill is not None)
+    values |= Agreement("float32", "warn", event=ledger.event).check_step(step, lesson.groups)
+    if beside is not None:
+        with plugin_errors(algorithm, "observe"):
+            values |= algorithm.observe({**beside, **values})
+    left_out = len(record.groups) - len(places) - len(carried) if reselect else 0
+    return Rerun(kept, lesson.groups, left_out, values, ledger.updates, needs.refill is not None, learner)
+
+
+def sampled(record: RecordedStep) -> list[int]:
+    """Places in the record of the groups that the step itself sampled, in that order."""
+    places = [(group.credited.place, index) for index, group in enumerate(record.groups)]
+    return [index for _, index in sorted((place, index) for place, index in places if place is not None)]
+
+
+def lacking(algorithm: Algorithm, config: Config, record: RecordedStep, trained: Sequence[int]) -> list[str]:
+    """What the algorithm needs to learn from these groups and the record does not have."""
+    with plugin_errors(algorithm, "needs"):
+        needs = algorithm.needs()
+    groups: list[CreditedGroup] = [record.groups[place].credited for place in trained]
+    missing = []
+    if needs.greedy_rollout and any(group.scored.greedy is None for group in groups):
+        missing.append("greedy rollouts")
+    if needs.reference_logprobs and any(not group.reference_logprobs for group in groups):
+        some = " of groups that were not trained on" if any(group.reference_logprobs for group in groups) else ""
+        missing.append(f"the reference policy's log-probs{some}")
+    if (
+        groups
+        and not record.is_complete
+        and (needs.old_logprobs or config.learner.minibatches * config.learner.epochs > 1)
+    ):
+        missing.append("what each optimizer step began from (it is of an older version)")
+    if not record.is_complete and (needs.refill or not all(group.credited.kept for group in record.groups)):
+        missing.append("the rounds in which groups were sampled (it is of an older version)")
+    return missing
+
+
+def name_of(rollout: Rollout) -> Name:
+    return rollout.prompt.epoch, rollout.prompt.id, rollout.index
+
+
+class _Ledger:
+    """Implements ``updating.UpdateRecorder``: keeps which rollouts were in which optimizer step."""
+
+    def __init__(self) -> None:
+        self.updates: list[Sequence[Name]] = []
+
+    def trained(self, step: int, update: int, samples: Sequence[Name]) -> None:
+        self.updates.append(samples)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        return None
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        return None
+
+
+def _rounds(record: RecordedStep) -> Iterator[list[int]]:
+    """Places of the groups of each round of sampling."""
+
+    def number(place: int) -> int:
+        found = record.groups[place].credited.place
+        assert found is not None
+        return found[0]
+
+    for _, places in groupby(sampled(record), number):
+        yield list(places)
+
+
+def _size(row: TrainingRow, logprobs: FloatArray) -> float:
+    return row.weight * float((np.abs(row.advantages) * np.maximum(1.0, np.abs(logprobs)))[row.mask].sum())

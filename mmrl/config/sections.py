@@ -1,0 +1,435 @@
+"""The sections of the config as frozen classes. A field's docstring is its help; defaults live only here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
+
+from mmrl.config.stop_condition import StopCondition
+from mmrl.config.yaml_tree import to_flow
+
+Kind = Literal["algorithm", "reward", "dataset", "tracker"]
+"""The four kinds of plugins; the entry-point group of a kind is `mmrl.<kind>s`."""
+
+RewardStyle = Literal["mmrl", "trl", "easyr1", "verl"]
+"""How a reward function is called; see `mmrl.plugin_host.foreign_rewards`."""
+RENAMED = {"sampler.memory_fraction": "sampler.gpu_memory_utilization"}
+"""By old name, the new one of each key that was renamed in this version, in which the old one still works."""
+
+NONE = "(none)"
+"""The name of a plugin that a command has no use for, where the config does not name one."""
+
+Count = Annotated[int, Field(ge=1, le=10**9)]
+CountOrNever = Annotated[int, Field(ge=0, le=10**9)]
+Seconds = Annotated[float, Field(gt=0, le=86400)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+def _only(accepted: object, why: str) -> Any:
+    """A validator that refuses every value but one, and says why."""
+
+    def check(value: Any) -> Any:
+        if value != accepted or isinstance(value, bool) != isinstance(accepted, bool):
+            raise ValueError(f"must be {to_flow(accepted)}: {why}")
+        return value
+
+    return check
+
+
+def _condition(text: str) -> str:
+    StopCondition.read(text)
+    return text
+
+
+_TRUNCATED = (
+    "log-probs would be renormalised over the tokens that are left, which the learner cannot reproduce;"
+    " set top_p: 1.0, top_k: -1"
+)
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, unknown keys are errors, values are not converted."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class PluginSpec(Section):
+    """Which plugin, and its options."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
+
+    name: Text
+    """A name that `mmrl plugins` lists, `distribution:name`, `path/to/file.py:Name`, `import:package.module:Name`."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the plugin's own ``Config`` validates."""
+        return dict(self.model_extra or {})
+
+
+class DatasetSpec(PluginSpec):
+    """Which dataset, and its options."""
+
+    label: Text | None = None
+    """What `rewards[].sources` and records call it; by default the name without distribution."""
+    weight: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    """Its share of the training rows among the datasets that are mixed; null for all of them is by their sizes."""
+
+    @property
+    def source(self) -> str:
+        """The label, or its default."""
+        return self.label or self.name.rpartition(":")[2]
+
+
+class RewardSpec(PluginSpec):
+    """Which reward, and its options."""
+
+    name: Text
+    """A name that `mmrl plugins` lists, `distribution:name`, `path/to/file.py:name` or `import:package.module:name`."""
+    weight: float = 1.0
+    """Its factor in the sum of rewards."""
+    timeout_s: Seconds = 30.0
+    """Seconds that one rollout (`score_one`) or one group (`score`) may take before it is given up as unscored."""
+    sources: Annotated[tuple[Text, ...], Field(min_length=1, strict=False)] | None = None
+    """Datasets whose rows it scores; null is all. Rewards with the same label must not share a dataset."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """What to do when it raises: stop, or leave the rollout unscored, up to 5 % of a step."""
+    workers: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Processes of its own; null shares those of the other rewards, unless the reward says otherwise."""
+
+    style: RewardStyle | None = None
+    """How a file's function is called: as mmrl, trl, easyr1 or verl do; null tells it by its parameters."""
+    weights: Annotated[dict[Text, float], Field(min_length=1)] | None = None
+    """Of a reward that answers several components by name: factor of each in its score; null is `overall` or `score`
+    where it has one, else their sum."""
+
+    label: Text | None = None
+    """What metrics and `trainer.eval_metric` call it; by default the name without distribution or file."""
+
+    @property
+    def metric(self) -> str:
+        """The label, or its default."""
+        return self.label or self.name.rpartition(":")[2]
+
+
+class LoraConfig(Section):
+    """Low-rank adapters (LoRA) beside linear layers, whose weights stay as they are."""
+
+    rank: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Rank of the adapters' product."""
+    alpha: Annotated[int, Field(ge=1, le=10**6)] = 32
+    """The product is scaled by alpha / rank."""
+    targets: Annotated[tuple[Text, ...], Field(min_length=1, strict=False)] = ("language",)
+    """Linear layers to adapt: language, vision, projector, ends of their names such as q_proj, patterns with *."""
+
+
+class ModelConfig(Section):
+    """The policy."""
+
+    path: Text
+    """A Hugging Face model folder, or a name on the hub."""
+    revision: Text | None = None
+    """Branch, tag or commit of a model on the hub; null is its default branch."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of weights and activations; auto is bfloat16 on a GPU and float32 on a CPU."""
+    freeze: Annotated[tuple[Literal["vision", "projector", "language"], ...], Field(strict=False)] = ()
+    """Parts that are not trained: any of vision, projector, language."""
+    gradient_checkpointing: bool = True
+    """Recompute activations in the backward pass, for less memory and more time."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters in place of the weights; null trains the weights."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model's folder."""
+
+
+class DataConfig(Section):
+    """What to train and evaluate on."""
+
+    train: DatasetSpec
+    """The dataset to train on."""
+    mix: Annotated[tuple[DatasetSpec, ...], Field(strict=False)] = ()
+    """Further datasets to train on, mixed with `train` by weight."""
+    eval: DatasetSpec | None = None
+    """The dataset to evaluate on; null for none."""
+    prompt_template: str | None = None
+    """Jinja text for the last user turn, or a path to a .jinja or .j2 file; null leaves the turn as it is."""
+    system_prompt: str | None = None
+    """A system turn put before each conversation that has none."""
+    max_prompt_tokens: Count = 2048
+    """Longest prompt, image tokens included."""
+    overlong: Literal["drop", "fail"] = "drop"
+    """What to do with a longer prompt."""
+    on_bad_row: Literal["drop", "fail"] = "drop"
+    """What to do with a row that cannot be used: a null, an image that is none, a placeholder too many."""
+    max_bad_rows: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Share of bad rows above which a dataset is refused."""
+    image_root: Text | None = None
+    """Folder that relative image paths start from and stay below; null is the dataset's own."""
+    min_pixels: Count = 3136
+    """Smaller images are enlarged to this many pixels."""
+    max_pixels: Count = 1003520
+    """Larger images are reduced to this many pixels."""
+
+
+class SamplerConfig(Section):
+    """How completions are sampled."""
+
+    name: Literal["vllm", "hf"] = "vllm"
+    """vllm, or hf: transformers' own generate, slow, for machines without vLLM."""
+    engine: dict[str, JsonValue] = Field(default_factory=dict)
+    """Further engine arguments of vLLM."""
+    group_size: Annotated[int, Field(ge=1, le=4096)] = 8
+    """Completions per prompt."""
+    max_new_tokens: Count = 1024
+    """Longest completion, the end-of-sequence token included."""
+    temperature: Annotated[float, Field(ge=0.01, le=10)] = 1.0
+    """Temperature of sampling and of the learner's log-probs; greedy sampling has no distribution to learn from."""
+    top_p: Annotated[float, AfterValidator(_only(1.0, _TRUNCATED))] = 1.0
+    """Only 1.0: the learner cannot reproduce a truncated distribution."""
+    top_k: Annotated[int, AfterValidator(_only(-1, _TRUNCATED))] = -1
+    """Only -1 (all tokens): the learner cannot reproduce a truncated distribution."""
+    tensor_parallel_size: Count = 1
+    """Ranks that share one copy of the sampler's weights."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the device's memory that the sampler may use while it samples."""
+
+
+class LearnerConfig(Section):
+    """How the policy is updated."""
+
+    deepspeed: dict[str, JsonValue] = Field(default_factory=dict)
+    """Further settings of DeepSpeed."""
+    lr: Annotated[float, Field(gt=0, le=1)] = 1e-6
+    """Learning rate of AdamW, after warm-up."""
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Weight decay of AdamW."""
+    warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
+    """Optimizer steps in which the learning rate rises linearly from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after warm-up; linear and cosine end at 0."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients with a larger norm are scaled down to it."""
+    minibatches: Count = 1
+    """Optimizer steps per pass over a rollout batch; the completions of a prompt stay together if there are enough."""
+    epochs: Count = 1
+    """Passes over a rollout batch."""
+    tokens_per_microbatch: Count = 8192
+    """Tokens in one packed row: a matter of memory, not of results."""
+    share_prefix: Literal["auto", "off"] = "auto"
+    """auto: a prompt, its images too, is computed once per row for all of its completions; off: with each of them."""
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 3
+    """What DeepSpeed shards over ranks: 1 optimizer states, 2 and gradients, 3 and parameters."""
+    offload: Literal["none", "optimizer", "parameters"] = "none"
+    """What is kept in the host's memory: optimizer: AdamW, which then steps there; parameters: those as well."""
+
+
+class TrainerConfig(Section):
+    """The loop."""
+
+    steps: Count = 200
+    """Rollout batches to train on."""
+    epochs: Annotated[float, Field(gt=0, le=10**6)] | None = None
+    """In place of `steps`: passes over the training rows that are kept, also a part of one."""
+    stop_when: Annotated[str, AfterValidator(_condition)] | None = None
+    """End earlier, after a step whose metrics fulfil this, such as `eval/accuracy >= 0.9`: a metric, a comparison (>=,
+    <=, >, <) and a number."""
+    prompts_per_step: Count = 128
+    """Prompts in a rollout batch."""
+    eval_every: CountOrNever = 10
+    """Steps between evaluations; there is also one before the first and one after the last step. 0: none at all."""
+    eval_samples: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Completions per evaluation prompt: 1 is greedy, more are sampled at the sampler's temperature."""
+    eval_metric: str | None = None
+    """The reward whose mean is eval/accuracy; null for the first."""
+    save_every: CountOrNever = 20
+    """Steps between checkpoints; there is also one before the first and one after the last step. 0: those alone."""
+    keep_checkpoints: Count = 3
+    """Checkpoints kept, the newest ones."""
+    best_metric: str | None = None
+    """A metric, such as eval/accuracy, by which the best checkpoint is kept too; null for none."""
+    best_is: Literal["max", "min"] = "max"
+    """Whether more or less of `best_metric` is better."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Fixes data order and sampling."""
+    run_dir: Text = "runs/run"
+    """Folder of everything that the run writes."""
+    on_mismatch: Literal["stop", "warn"] = "stop"
+    """What to do when sampler and learner disagree about log-probs."""
+    step_timeout_s: Seconds | None = None
+    """Seconds that a step, evaluation or checkpoint may take; then Ray ranks restart, or the run ends. null: any."""
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    """Times that ranks which were lost, hang or ran out of memory are started again from the last checkpoint."""
+
+    @property
+    def stop_condition(self) -> StopCondition | None:
+        """What ends the run before its last step; None for nothing."""
+        return None if self.stop_when is None else StopCondition.read(self.stop_when)
+
+    def evaluates(self, step: int) -> bool:
+        """Whether an evaluation is due after ``step`` (0: before the first), if there is data for it."""
+        return self.eval_every > 0 and (step in (0, self.steps) or step % self.eval_every == 0)
+
+    def saves(self, step: int) -> bool:
+        """Whether a checkpoint is due after ``step``, which has been taken."""
+        return step == self.steps or (self.save_every > 0 and step % self.save_every == 0)
+
+
+class ClusterConfig(Section):
+    """Where the ranks are."""
+
+    name: Literal["local", "ray"] = "local"
+    """local: one rank, in this process. ray: one process per rank, on one node or many."""
+    ranks: Annotated[int, Field(ge=1, le=4096)] = 1
+    """Ranks, each with a device of its own."""
+    address: Text | None = None
+    """An existing Ray cluster, such as `10.0.0.1:6379` or `auto`; null starts one on this machine."""
+
+
+class Config(Section):
+    """The whole config of a run."""
+
+    model: ModelConfig
+    data: DataConfig
+    rewards: Annotated[tuple[RewardSpec, ...], Field(strict=False)] = ()
+    """What completions are scored by; their weighted sum is the reward."""
+    algorithm: PluginSpec
+    """The learning rule."""
+    sampler: SamplerConfig = Field(default_factory=SamplerConfig)
+    learner: LearnerConfig = Field(default_factory=LearnerConfig)
+    trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    trackers: Annotated[tuple[PluginSpec, ...], Field(strict=False)] = ()
+    """Where metrics go besides metrics.jsonl and the console."""
+
+    @property
+    def accuracy(self) -> str | None:
+        """The reward component that tells right from wrong; None without rewards."""
+        return self.trainer.eval_metric or next((reward.metric for reward in self.rewards), None)
+
+    def plugins(self) -> Iterator[tuple[str, Kind, PluginSpec]]:
+        """Dotted key, kind and spec of every plugin that is named."""
+        if self.data.train.name != NONE:
+            yield "data.train", "dataset", self.data.train
+        for index, spec in enumerate(self.data.mix):
+            yield f"data.mix.{index}", "dataset", spec
+        if self.data.eval:
+            yield "data.eval", "dataset", self.data.eval
+        for index, reward in enumerate(self.rewards):
+            yield f"rewards.{index}", "reward", reward
+        if self.algorithm.name != NONE:
+            yield "algorithm", "algorithm", self.algorithm
+        for index, tracker in enumerate(self.trackers):
+            yield f"trackers.{index}", "tracker", tracker
+
+
+def is_component(name: str, rewards: Iterable[str]) -> bool:
+    """Whether it is one of these labels of rewards, or may be a component of one: `<label>/<name>`."""
+    return any(name == label or name.startswith(f"{label}/") for label in rewards)
+
+
+def is_section(annotation: Any) -> bool:
+    """Whether a field of ``Config`` is a section, as opposed to a plugin or a list of them."""
+    return isinstance(annotation, type) and issubclass(annotation, Section) and not issubclass(annotation, PluginSpec)
+
+
+def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Keys, fault and remedy of every value that fits its own key but not the others."""
+    model, data, sampler, learner, trainer = config.model, config.data, config.sampler, config.learner, config.trainer
+    yield from _misplaced_ranks(config.cluster, sampler)
+    names = [reward.metric for reward in config.rewards]
+    for name in sorted(_shared_labels(config.rewards)):
+        what = f"two rewards are called {name!r}"
+        yield ("rewards",), what, "keep one, give one a label of its own, or give them sources of their own"
+    for name in sorted({name for name in names if len({r.weight for r in config.rewards if r.metric == name}) > 1}):
+        what = f"the rewards called {name!r} have different weights, and are one component of the sum"
+        yield ("rewards",), what, "give them the same weight, or labels of their own"
+    yield from _mixed_data(data)
+    if data.eval and not names:
+        yield ("data.eval", "rewards"), "evaluation needs at least one reward", "add to rewards, or set data.eval: null"
+    if trainer.eval_metric and not is_component(trainer.eval_metric, names):
+        what = f"trainer.eval_metric is {trainer.eval_metric!r}, which is no reward"
+        yield ("trainer.eval_metric", "rewards"), what, f"name one of: {', '.join(names) or '(there are no rewards)'}"
+    for key in ("eval_every", "eval_samples", "eval_metric"):
+        value = getattr(trainer, key)
+        if not data.eval and value != TrainerConfig.model_fields[key].default and value != 0:
+            what = f"trainer.{key} is set, but data.eval is null"
+            yield (f"trainer.{key}", "data.eval"), what, f"set data.eval, or remove trainer.{key}"
+    if sampler.name != "vllm" and sampler.engine:
+        what = f"sampler.engine is for vllm, but sampler.name is {sampler.name}"
+        yield ("sampler.engine", "sampler.name"), what, "set sampler.name: vllm, or remove sampler.engine"
+    if trainer.prompts_per_step * sampler.group_size < learner.minibatches:
+        what = f"learner.minibatches is {learner.minibatches}, but a step has fewer completions"
+        keys = ("learner.minibatches", "trainer.prompts_per_step", "sampler.group_size")
+        yield keys, what, "raise trainer.prompts_per_step or sampler.group_size"
+    stop = trainer.stop_condition
+    if stop is not None and stop.metric.startswith("eval/") and not (data.eval and trainer.eval_every):
+        what = f"trainer.stop_when waits for {stop.metric}, and nothing is evaluated"
+        yield ("trainer.stop_when", "data.eval", "trainer.eval_every"), what, "set data.eval and trainer.eval_every"
+    updates = trainer.steps * learner.minibatches * learner.epochs
+    if learner.warmup_steps >= updates and trainer.epochs is None:  # else it is checked when steps are known
+        what = f"learner.warmup_steps is {learner.warmup_steps}, but there are only {updates} optimizer steps"
+        yield ("learner.warmup_steps", "trainer.steps"), what, "warm up for fewer optimizer steps than there are"
+    if data.min_pixels > data.max_pixels:
+        yield ("data.min_pixels", "data.max_pixels"), "data.min_pixels is more than data.max_pixels", "lower min_pixels"
+    if len(set(model.freeze)) == 3:
+        yield ("model.freeze",), "model.freeze leaves nothing to train", "leave out at least one part"
+    if learner.offload != "none" and not learner.zero_stage:
+        what = "DeepSpeed offloads what ZeRO manages, and learner.zero_stage is 0"
+        yield ("learner.offload", "learner.zero_stage"), what, "set learner.zero_stage: 1 or more, or offload: none"
+    if learner.offload == "parameters" and learner.zero_stage in (1, 2):
+        what = "DeepSpeed offloads parameters at ZeRO's stage 3 alone"
+        yield ("learner.offload", "learner.zero_stage"), what, "set learner.zero_stage: 3, or offload: optimizer"
+    if model.freeze and model.lora:
+        what = "model.lora trains its adapters and no weight, so there is nothing to freeze"
+        yield ("model.freeze", "model.lora"), what, "remove model.freeze, and name what to adapt in model.lora.targets"
+
+
+def _shared_labels(rewards: Sequence[RewardSpec]) -> set[str]:
+    """Labels of rewards that would score the same rows."""
+    pairs = combinations(rewards, 2)
+    return {
+        one.metric
+        for one, other in pairs
+        if one.metric == other.metric
+        and (not one.sources or not other.sources or set(one.sources) & set(other.sources))
+    }
+
+
+def _mixed_data(data: DataConfig) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    mixed = (data.train, *data.mix)
+    labels = [spec.source for spec in mixed]
+    for label in sorted({label for label in labels if labels.count(label) > 1}):
+        yield ("data.mix",), f"two datasets are called {label!r}", "give one a label of its own"
+    weighted = [spec for spec in mixed if spec.weight is not None]
+    if data.mix and weighted and len(weighted) < len(mixed):
+        what = f"only {', '.join(spec.source for spec in weighted)} of the mixed datasets has a weight"
+        yield ("data.train.weight", "data.mix"), what, "give each of them a weight, or none"
+    for key, spec, others in (("data.train", data.train, data.mix), ("data.eval", data.eval, ())):
+        if spec is not None and spec.weight is not None and not others:
+            yield (
+                (f"{key}.weight",),
+                f"{key}.weight is set, but there is nothing to mix it with",
+                f"remove {key}.weight",
+            )
+
+
+def _misplaced_ranks(cluster: ClusterConfig, sampler: SamplerConfig) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    if cluster.name == "local" and cluster.ranks > 1:
+        what = f"cluster.ranks is {cluster.ranks}, but cluster.name: local is one rank"
+        yield ("cluster.ranks", "cluster.name"), what, "set cluster.name: ray, or remove cluster.ranks"
+    elif cluster.ranks % sampler.tensor_parallel_size:
+        what = f"sampler.tensor_parallel_size is {sampler.tensor_parallel_size}, which does not divide {cluster.ranks}"
+        remedy = "set cluster.name: ray and cluster.ranks to a multiple of it, or lower it"
+        yield ("sampler.tensor_parallel_size", "cluster.ranks"), what + " (cluster.ranks)", remedy
+    if cluster.name == "local" and cluster.address:
+        what = "cluster.address is for ray, but cluster.name is local"
+        yield ("cluster.address", "cluster.name"), what, "set cluster.name: ray, or remove cluster.address"
+    if sampler.name != "vllm" and sampler.tensor_parallel_size > 1:
+        what = f"sampler.tensor_parallel_size is for vllm, but sampler.name is {sampler.name}"
+        yield ("sampler.tensor_parallel_size", "sampler.name"), what, "set sampler.tensor_parallel_size: 1"

@@ -1,0 +1,1 @@
+"""Dataset rows become prompts and images."""

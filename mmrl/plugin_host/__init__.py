@@ -1,0 +1,1 @@
+"""Finds, checks and makes plugins."""

@@ -1,0 +1,495 @@
+"""Reward functions as TRL, EasyR1, verl and mmrl call them, each as a class of rewards; the functions stay as they are.
+
+    style    it is called as                                                            it answers
+    mmrl     f(rollouts, **options)                                                     a score for each
+    trl      f(prompts=, completions=, completion_ids=, **columns)                      a number or None for each
+    easyr1   f(reward_inputs), or f(reward_input) where REWARD_TYPE is "sequential"     {overall, ...}
+    verl     f(data_source=, solution_str=, ground_truth=, extra_info=)                 a number, or {score, ...}
+
+All are called with one group at a time, or one rollout. Parameters that none of this names are options of the reward;
+for ``trl``, those without a default are columns, and one with a default is a column where the row has it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import math
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType, UnionType, new_class
+from typing import Annotated, Any, ClassVar, Union, cast, get_args, get_origin
+
+from pydantic import TypeAdapter, create_model
+
+from mmrl.config.sections import RewardSpec, RewardStyle
+from mmrl.errors import PluginError
+from mmrl.interfaces import PluginConfig, Reward
+from mmrl.types import IMAGE_PLACEHOLDER, ImageRef, Message, Rollout
+
+_MARKS: Mapping[RewardStyle, frozenset[str]] = {
+    "mmrl": frozenset({"rollouts"}),
+    "trl": frozenset({"prompts", "completions", "completion_ids"}),
+    "easyr1": frozenset({"reward_inputs", "reward_input"}),
+    "verl": frozenset({"solution_str", "solution_strs", "predict_str", "model_output"}),
+}
+"""Parameters by which a style is recognised."""
+_FOREIGN = frozenset(
+    {
+        *("prompt", "completion", "response", "responses", "predict", "predicts", "solution", "ground_truth"),
+        *("ground_truths", "data_source", "data_sources", "extra_info", "extra_infos", "trainer_state"),
+    }
+)
+"""Parameters that no function of rollouts has, and that do not tell whose convention it is."""
+_SOLUTION = frozenset({"solution_str", "predict_str", "model_output"})
+"""Names of the completion in the files of verl's own, which are called by position there."""
+_TOTALS: Mapping[RewardStyle, str] = {"easyr1": "overall", "verl": "score"}
+"""The component that is the score, in the styles that always have the same."""
+_GOLD = ("solution", "answer", "ground_truth")
+"""Columns in whose place the gold is given where the row has no such column."""
+
+Answers = Callable[[Any, Any], Any]
+"""See ``FunctionReward.answers``."""
+
+
+class FunctionReward(Reward):
+    """A function as a reward.
+
+    Attributes:
+        style: How the function is called.
+        total: The component that is the score, where its answers have several and its style says which one it is.
+    """
+
+    style: ClassVar[RewardStyle] = "mmrl"
+    total: ClassVar[str | None] = None
+
+    @staticmethod
+    def answers(config: Any, given: Any) -> Any:
+        """The score of a rollout, or those of a list of them, or an awaitable; ``config`` has the reward's options."""
+        raise NotImplementedError
+
+
+class _Together(FunctionReward):
+    def score(self, rollouts: Sequence[Rollout]) -> Any:
+        return self.answers(self.config, rollouts)
+
+
+class _OneByOne(FunctionReward):
+    def score_one(self, rollout: Rollout) -> Any:
+        return self.answers(self.config, rollout)
+
+
+class _SideBySide(FunctionReward):
+    async def score_one(self, rollout: Rollout) -> Any:
+        return await self.answers(self.config, rollout)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """The part of TRL's that a reward can be told: the step whose weights wrote the completions, and the epoch."""
+
+    global_step: int
+    epoch: float
+
+
+def adapt(function: Callable[..., Any], style: RewardStyle | None = None) -> type[FunctionReward]:
+    """A reward class around a function, sync or async, or any other object that can be called.
+
+    Args:
+        style: How it is called; None recognises that by its parameters.
+
+    Raises:
+        PluginError: Its parameters are those of several styles or of none, or cannot be options.
+    """
+    style = style or _recognised(function)
+    signature = _signature(function, style)
+    base, answers, options = _STYLES[style](function, signature)
+    name = getattr(function, "__name__", type(function).__name__)
+    members = {
+        "__module__": getattr(function, "__module__", __name__),
+        "__doc__": inspect.getdoc(function),
+        "Config": options,
+        "style": style,
+        "total": _TOTALS.get(style),
+        "answers": staticmethod(answers),
+    }
+    return cast(type[FunctionReward], new_class(name, (base,), {}, lambda namespace: namespace.update(members)))
+
+
+def _recognised(function: Callable[..., Any]) -> RewardStyle:
+    names = inspect.signature(function).parameters
+    found = [style for style, marks in _MARKS.items() if marks & names.keys()]
+    if len(found) > 1:
+        raise _unclear(function, f"has parameters of several conventions ({', '.join(found)})")
+    if found:
+        return found[0]
+    if foreign := [name for name in names if name in _FOREIGN]:
+        raise _unclear(function, f"takes {', '.join(foreign)}, which tells no convention")
+    return "mmrl"
+
+
+def _unclear(function: Callable[..., Any], why: str) -> PluginError:
+    marks = "; ".join(f"{style}: {', '.join(sorted(names))}" for style, names in _MARKS.items())
+    return PluginError(
+        f"function{inspect.signature(function)} {why}",
+        possible=f"parameters of one of: {marks}",
+        remedy=f"name the convention in the reward's entry: style: {', '.join(_MARKS)}",
+    )
+
+
+def _signature(function: Callable[..., Any], style: RewardStyle) -> inspect.Signature:
+    """With annotations as objects; those of others need not make sense here."""
+    try:
+        return inspect.signature(function, eval_str=True)
+    except Exception:
+        if style == "mmrl":
+            raise
+        return inspect.signature(function)
+
+
+_Adapted = tuple[type[FunctionReward], Answers, type[PluginConfig]]
+
+
+def _mmrl(function: Callable[..., Any], signature: inspect.Signature) -> _Adapted:
+    _check_takes_one(signature, "the rollouts", "def name(rollouts): ...")
+    options = _config(list(_named(signature))[1:], lenient=False)
+
+    def answers(config: PluginConfig, rollouts: Sequence[Rollout]) -> Any:
+        return function(rollouts, **_values(config, options))
+
+    return _Together, answers, options
+
+
+def _easyr1(function: Callable[..., Any], signature: inspect.Signature) -> _Adapted:
+    """A file says by REWARD_TYPE whether its function is given all inputs or one, batch being EasyR1's default."""
+    first = _check_takes_one(signature, "reward_inputs", "def compute_score(reward_inputs): ...")
+    options = _config(list(_named(signature))[1:])
+    by_name = "sequential" if first == "reward_input" else "batch"
+    kind = _globals(function).get("REWARD_TYPE", by_name)
+    if kind not in ("batch", "sequential"):
+        raise PluginError(f"its REWARD_TYPE is {kind!r}", possible="batch, sequential", remedy="correct it")
+
+    def inputs(rollout: Rollout) -> dict[str, Any]:
+        length = len(rollout.token_ids)
+        return {"response": rollout.text, "response_length": length, "ground_truth": rollout.answer}
+
+    def one(config: PluginConfig, rollout: Rollout) -> Any:
+        return function(inputs(rollout), **_values(config, options))
+
+    def all_of(config: PluginConfig, rollouts: Sequence[Rollout]) -> Any:
+        return function([inputs(rollout) for rollout in rollouts], **_values(config, options))
+
+    return (_Together, all_of, options) if kind == "batch" else (_single(function), one, options)
+
+
+def _verl(function: Callable[..., Any], signature: inspect.Signature) -> _Adapted:
+    """Called by keyword, with as much of it as the function takes; its batches have the names in the plural."""
+    given = {"data_source", "solution_str", "ground_truth", "extra_info"}
+    batched = "solution_strs" in signature.parameters
+    known = {f"{name}s" for name in given} if batched else given
+    takes = _taken(signature, known) | (_SOLUTION & signature.parameters.keys())
+    options = _config([each for each in _named(signature) if each.name not in takes])
+
+    def inputs(rollout: Rollout) -> dict[str, Any]:
+        columns = rollout.columns
+        extra, model = columns.get("extra_info"), columns.get("reward_model")
+        gold = model.get("ground_truth") if rollout.answer is None and isinstance(model, Mapping) else rollout.answer
+        return {
+            "data_source": columns.get("data_source", rollout.source),
+            **dict.fromkeys(_SOLUTION, rollout.text),
+            "ground_truth": gold,
+            "extra_info": {
+                **(extra if isinstance(extra, Mapping) else columns),
+                "num_turns": None,
+                "rollout_reward_scores": {},
+            },
+        }
+
+    def one(config: PluginConfig, rollout: Rollout) -> Any:
+        row = inputs(rollout)
+        return function(**{name: row[name] for name in takes}, **_values(config, options))
+
+    def all_of(config: PluginConfig, rollouts: Sequence[Rollout]) -> Any:
+        rows = [inputs(rollout) for rollout in rollouts]
+        lists = {name: [row[name.removesuffix("s")] for row in rows] for name in takes}
+        return function(**lists, **_values(config, options))
+
+    return (_Together, all_of, options) if batched else (_single(function), one, options)
+
+
+def _trl(function: Callable[..., Any], signature: inspect.Signature) -> _Adapted:
+    """Called by keyword with lists, an entry for each completion of a group.
+
+    ``log_metric`` makes a component of that name; ``log_extra`` is taken and keeps nothing. A parameter with a default
+    is given its column also where it can be no option, such as ``label``, which an entry of ``rewards`` has itself.
+    """
+    given = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
+    others = [each for each in _named(signature) if each.name not in given]
+    names = {each.name for each in others}
+    required = [each.name for each in others if each.default is each.empty]
+    if "environments" in required:
+        raise PluginError("it asks for TRL's environments, and there are none", remedy="give it a default")
+    options = _config([each for each in others if each.default is not each.empty])
+    defaults = _values(options(), options)
+    if not {"conversational"} & signature.parameters.keys():
+        options = create_model("Config", __base__=options, conversational=(bool | None, _declared(signature)))
+    takes, takes_all = _taken(signature, given), _takes_all(signature)
+
+    def arguments(config: PluginConfig, rollouts: Sequence[Rollout], metrics: _Metrics) -> dict[str, Any]:
+        as_messages = getattr(config, "conversational", None)
+        if as_messages is None:
+            as_messages = _is_conversational(rollouts[0])
+        found: dict[str, Any] = (
+            {} if "prompts" not in takes else {"prompts": [_prompt(each, as_messages) for each in rollouts]}
+        )
+        texts = [each.text for each in rollouts]
+        found |= {
+            "completions": [[{"role": "assistant", "content": text}] for text in texts] if as_messages else texts,
+            "completion_ids": [each.token_ids.tolist() for each in rollouts],
+            "trainer_state": TrainerState(max(rollouts[0].weight_version, 0), float(rollouts[0].prompt.epoch)),
+            "log_extra": _log_extra,
+            "log_metric": metrics.log,
+        }
+        columns = set(rollouts[0].columns) - given - {"prompt", "completion"}
+        wanted = {*required, *(columns if takes_all else columns & names)}
+        chosen = {name: getattr(config, name) for name in defaults}
+        set_here = {name: value for name, value in chosen.items() if value != defaults[name]}
+        lists = {name: _column(name, rollouts) for name in sorted(wanted - set_here.keys())}
+        return {**chosen, **lists, **{name: value for name, value in found.items() if name in takes}}
+
+    def answers(config: PluginConfig, rollouts: Sequence[Rollout]) -> Any:
+        if not rollouts:
+            return []
+        metrics = _Metrics()
+        scores = function(**arguments(config, rollouts, metrics))
+        return _later(scores, metrics) if inspect.isawaitable(scores) else metrics.beside(scores)
+
+    return _Together, answers, options
+
+
+_STYLES: Mapping[RewardStyle, Callable[[Callable[..., Any], inspect.Signature], _Adapted]] = {
+    "mmrl": _mmrl,
+    "trl": _trl,
+    "easyr1": _easyr1,
+    "verl": _verl,
+}
+
+
+class _Metrics:
+    """What a function of TRL's logs in one call."""
+
+    def __init__(self) -> None:
+        self._logged: dict[str, list[float]] = {}
+
+    def log(self, name: str, value: float) -> None:
+        """Keep a value, unless it is NaN or infinite: no component may be so, and in TRL it changes no score."""
+        if math.isfinite(number := float(value)):
+            self._logged.setdefault(name, []).append(number)
+
+    def beside(self, scores: Any) -> Any:
+        """The scores, NaN being TRL's None, with the metrics' means as further components."""
+        scores = plain(scores)
+        if not isinstance(scores, Iterable) or isinstance(scores, str | bytes | Mapping):
+            return scores
+        told = [None if isinstance(each, float) and math.isnan(each) else each for each in map(plain, scores)]
+        means = {name: sum(values) / len(values) for name, values in self._logged.items()}
+        return told if not means else [_with(each, means) for each in told]
+
+
+def plain(value: Any) -> Any:
+    """A number out of an array or a tensor without dimensions; anything else as it is."""
+    return value.tolist() if getattr(value, "ndim", None) == 0 and hasattr(value, "tolist") else value
+
+
+def _with(score: Any, means: Mapping[str, float]) -> Any:
+    if score is None:
+        return None
+    return {**means, **(score if isinstance(score, Mapping) else {"overall": score})}
+
+
+async def _later(scores: Awaitable[Any], metrics: _Metrics) -> Any:
+    return metrics.beside(await scores)
+
+
+def _log_extra(column: str, values: Sequence[Any]) -> None:
+    return None
+
+
+def _prompt(rollout: Rollout, as_messages: bool) -> Any:
+    """As TRL has it: a text, or messages, which are lists of parts where there are images."""
+    if not as_messages:
+        return rollout.messages[-1].content if rollout.messages else rollout.prompt.text
+    images = iter(rollout.images)
+    is_multimodal = bool(rollout.images)
+    return [
+        {"role": each.role, "content": list(_parts(each, images)) if is_multimodal else each.content}
+        for each in rollout.messages
+    ]
+
+
+def _parts(message: Message, images: Iterator[ImageRef]) -> Iterator[dict[str, Any]]:
+    for place, text in enumerate(message.content.split(IMAGE_PLACEHOLDER)):
+        if place and (image := next(images, None)) is not None:
+            yield {"type": "image", "image": _picture(image)}
+        if text.strip():
+            yield {"type": "text", "text": text}
+
+
+def _picture(image: ImageRef) -> Any:
+    from PIL import Image
+
+    return Image.open(image.path)
+
+
+def _is_conversational(rollout: Rollout) -> bool:
+    """Whether TRL would take the row for a conversation: there are messages in it, or images, which need them."""
+    columns = rollout.columns.values()
+    return bool(rollout.images) or len(rollout.messages) > 1 or any(map(_is_conversation, columns))
+
+
+def _is_conversation(value: Any) -> bool:
+    value = value.tolist() if hasattr(value, "tolist") else value
+    first = value[0] if isinstance(value, list | tuple) and value else None
+    return isinstance(first, Mapping) and "role" in first and "content" in first
+
+
+def _declared(signature: inspect.Signature) -> bool | None:
+    """Whether a function says that completions are messages, or texts; None if it says nothing, or that both may be."""
+    parameter = signature.parameters.get("completions") or signature.parameters.get("prompts")
+    if parameter is None:
+        return None
+    told = {_are_messages(element) for each in _members(parameter.annotation) for element in _elements(each)}
+    return told.pop() if len(told) == 1 else None
+
+
+def _are_messages(element: Any) -> bool | None:
+    """Whether completions of this type are messages, or texts; None if it does not tell.
+
+    A list of anything is one of messages, since nothing else that is given is a list.
+    """
+    if element is str:
+        return False
+    if _is_a(element, Mapping):
+        return True
+    if not _is_a(element, Sequence):
+        return None
+    return True if all(each is Any or _is_a(each, Mapping) for each in _elements(element)) else None
+
+
+def _members(annotation: Any) -> Iterator[Any]:
+    """The types that a value may have by an annotation, None left out."""
+    origin = get_origin(annotation)
+    if origin in (Union, UnionType):
+        for each in get_args(annotation):
+            yield from _members(each)
+    elif origin is Annotated:
+        yield from _members(get_args(annotation)[0])
+    elif annotation is not NoneType:
+        yield annotation
+
+
+def _elements(annotation: Any) -> Iterator[Any]:
+    """The types of a list's elements."""
+    return _members(next(iter(get_args(annotation)), Any))
+
+
+def _is_a(annotation: Any, base: type) -> bool:
+    cls = get_origin(annotation) or annotation
+    return isinstance(cls, type) and issubclass(cls, base)
+
+
+def _column(name: str, rollouts: Sequence[Rollout]) -> list[Any]:
+    """A column that the function asks for, or that it is given with all others."""
+    if name in rollouts[0].columns:
+        return [each.columns.get(name) for each in rollouts]
+    if name in _GOLD and rollouts[0].answer is not None:
+        return [each.answer for each in rollouts]
+    if name == "images" and rollouts[0].images:
+        return [list(map(_picture, each.images)) for each in rollouts]
+    if name == "image" and len(rollouts[0].images) == 1:
+        return [_picture(each.images[0]) for each in rollouts]
+    raise PluginError(
+        f"it asks for the column {name!r}, which this row does not have",
+        possible=", ".join(rollouts[0].columns) or "no columns at all",
+        remedy="rename a column of the data, give the parameter a default, or name another style, "
+        "such as style: mmrl for a function of rollouts",
+    )
+
+
+def _named(signature: inspect.Signature) -> Iterator[inspect.Parameter]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return (each for each in signature.parameters.values() if each.kind in kinds)
+
+
+def _takes_all(signature: inspect.Signature) -> bool:
+    return any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+
+
+def _taken(signature: inspect.Signature, known: Iterable[str]) -> set[str]:
+    """The keywords that a function takes, of those that its style knows."""
+    return {*known} if _takes_all(signature) else {*known} & {each.name for each in _named(signature)}
+
+
+def _check_takes_one(signature: inspect.Signature, what: str, remedy: str) -> str:
+    """The name of the first parameter, which is given by position."""
+    first = next(iter(signature.parameters.values()), None)
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        raise PluginError(f"function{signature} cannot be called with one argument, {what}", remedy=remedy)
+    return first.name
+
+
+def _single(function: Callable[..., Any]) -> type[FunctionReward]:
+    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
+    return _SideBySide if is_async else _OneByOne
+
+
+def _globals(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """The names of the module that a function is written in."""
+    inner: Any = inspect.unwrap(function)
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    found: Mapping[str, Any] = getattr(inner, "__globals__", {})
+    return found
+
+
+def _values(config: PluginConfig, options: type[PluginConfig]) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in options.model_fields}
+
+
+def _config(parameters: Iterable[inspect.Parameter], *, lenient: bool = True) -> type[PluginConfig]:
+    """An options class with a field for each parameter.
+
+    Args:
+        lenient: Leave parameters at their default that cannot be set from a config, and take annotations that say
+            nothing here, or something else than the default, for none.
+    """
+    fields: dict[str, Any] = {}
+    for each in parameters:
+        annotation = Any if each.annotation is each.empty else each.annotation
+        if lenient:
+            if each.default is not each.empty and not _can_be_set(each):
+                continue
+            annotation = annotation if _fits(annotation, each) else Any
+        fields[each.name] = (annotation, ... if each.default is each.empty else each.default)
+    return create_model("Config", __base__=PluginConfig, **fields)
+
+
+def _can_be_set(parameter: inspect.Parameter) -> bool:
+    try:
+        json.dumps(parameter.default)
+    except (TypeError, ValueError):
+        return False
+    return parameter.name not in RewardSpec.model_fields and not parameter.name.startswith("_")
+
+
+def _fits(annotation: Any, parameter: inspect.Parameter) -> bool:
+    try:
+        adapter = TypeAdapter(annotation)
+        adapter.json_schema()
+        if parameter.default is not parameter.empty:
+            adapter.validate_python(parameter.default)
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,378 @@
+"""Scored rollouts from prompts: sample, score each group while others are still generated, replace what is rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from mmrl.config.sections import Config
+from mmrl.data.prompts import request_seed
+from mmrl.engine_api import Sampler, SamplingRequest
+from mmrl.errors import ConfigError, MMRLError, plugin_errors
+from mmrl.interfaces import Algorithm
+from mmrl.ops import metrics
+from mmrl.rollout.rewards.failures import Failure, Failures, describe
+from mmrl.rollout.rewards.scorer import Scorer, Scoring
+from mmrl.system.clock import Clock
+from mmrl.types import Batch, EncodedPrompt, FloatArray, RolloutGroup, ScoredGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What was sampled for one step.
+
+    Attributes:
+        groups: Round by round, each in the order of its prompts.
+        kept: Of each group, whether it is to be trained on.
+        round_sizes: Groups of each time that prompts were sampled.
+        failed: Share of the rollouts that each reward failed on, by its name.
+    """
+
+    groups: Sequence[ScoredGroup]
+    kept: Sequence[bool]
+    round_sizes: Sequence[int]
+    failed: Mapping[str, float]
+
+    @property
+    def kept_groups(self) -> list[ScoredGroup]:
+        return [group for group, kept in zip(self.groups, self.kept, strict=True) if kept]
+
+    @property
+    def rounds(self) -> int:
+        return len(self.round_sizes)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Of each group its round, and its place in there."""
+        return [(number, place) for number, size in enumerate(self.round_sizes) for place in range(size)]
+
+
+Keep = Callable[[ScoredGroup, Sequence[Failure]], object]
+"""Told of a group as soon as it is scored, and of the rollouts in it that a reward failed on."""
+
+
+class SamplingEngine(Protocol):
+    """The part of ``Engine`` that is needed here."""
+
+    def sampling(self) -> AbstractContextManager[Sampler]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How an evaluation samples.
+
+    Attributes:
+        num_samples: Completions of each prompt.
+        temperature: 0 is greedy.
+    """
+
+    num_samples: int
+    temperature: float
+
+    @classmethod
+    def of(cls, config: Config) -> Decoding:
+        """As a run evaluates itself: greedy with one sample, else at the sampling temperature."""
+        count = config.trainer.eval_samples
+        return cls(count, 0.0 if count == 1 else config.sampler.temperature)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What an evaluation found.
+
+    Attributes:
+        groups: Of each prompt that can be used, in the order of the rows.
+        failures: Rollouts that a reward failed on.
+        metrics: See ``metrics.evaluation_metrics``; means over all groups.
+    """
+
+    groups: Sequence[ScoredGroup]
+    failures: Sequence[Failure]
+    metrics: Mapping[str, float]
+
+
+class Collector:
+    """Brings engine and scorer together.
+
+    Args:
+        progress: Called with a phase, what is done and the total.
+        penalties: Names of the components that are penalties.
+        event: Called with a kind and fields for each rollout that a reward failed on.
+
+    Attributes:
+        generated: Groups sampled since ``training_groups`` was last called, scored or not; without greedy rollouts.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        engine: SamplingEngine,
+        scorer: Scorer,
+        progress: Callable[[str, int, int], None],
+        penalties: frozenset[str] = frozenset(),
+        *,
+        event: Callable[..., None],
+    ) -> None:
+        self._config, self._engine = config, engine
+        self._scorer, self._progress, self._penalties, self._event = scorer, progress, penalties, event
+        self.generated: list[RolloutGroup] = []
+
+    def training_groups(
+        self,
+        algorithm: Algorithm,
+        draw: Callable[[int], Sequence[tuple[int, EncodedPrompt]]],
+        wanted: int,
+        clock: Clock,
+    ) -> Collected:
+        """Groups for the algorithm; where it selects, each one that it rejects is replaced by the next prompt's.
+
+        Args:
+            draw: The next so many prompts, each with the epoch that it is drawn in.
+            wanted: Groups to keep; there are fewer if the rounds do not suffice.
+
+        Raises:
+            PluginError: ``Algorithm.select`` fails, or a reward does, or hangs or crashes too often.
+        """
+        failures, self.generated = Failures(), []
+        needs = algorithm.needs()
+        max_rounds = 1 + (needs.refill.max_rounds if needs.refill else 0)
+        groups, kept, sizes = list[ScoredGroup](), list[bool](), list[int]()
+        with self._sampling(clock) as sampler:
+            while sum(kept) < wanted and len(sizes) < max_rounds:
+                with clock.phase("prompts"):
+                    prompts = [replace(prompt, epoch=epoch) for epoch, prompt in draw(wanted - sum(kept))]
+                found = self._round(sampler, prompts, needs.greedy_rollout, clock, failures)
+                groups += found
+                with clock.phase("credit"):
+                    kept += select(algorithm, found) if needs.refill else [True] * len(found)
+                sizes.append(len(found))
+        return Collected(groups, kept, sizes, failures.fractions(self._rewards))
+
+    def evaluate(
+        self,
+        prompts: Sequence[EncodedPrompt],
+        decoding: Decoding | None = None,
+        *,
+        known: Mapping[str, ScoredGroup] | None = None,
+        keep: Keep | None = None,
+    ) -> Evaluation:
+        """Sample completions of some prompts, of which there is at least one, and score them.
+
+        Args:
+            decoding: By default as a run evaluates itself.
+            known: By the prompts' ids, groups that were sampled and scored before.
+            keep: Called with each other one as soon as it is scored, and with what rewards failed on of it.
+
+        Raises:
+            ConfigError: The reward that tells right from wrong scores none of them.
+            PluginError: A reward fails, or hangs or crashes too often.
+        """
+        decoding = Decoding.of(self._config) if decoding is None else decoding
+        known = {} if known is None else known
+        left = [prompt for prompt in prompts if prompt.id not in known]
+        requests = [self._request(prompt, "eval/", decoding.num_samples, decoding.temperature) for prompt in left]
+        clock, failures = Clock(), Failures()
+        failures.expect(decoding.num_samples * (len(prompts) - len(left)))
+        found: Sequence[ScoredGroup] = ()
+        if requests:
+            with self._sampling(clock) as sampler:
+                found = self._generate_and_score(sampler, requests, clock, failures, keep)
+        groups = {**known, **{group.group.prompt.id: group for group in found}}
+        ordered = [groups[prompt.id] for prompt in prompts]
+        batch = self.batch(ordered)
+        self._check_accuracy(batch)
+        values = self.evaluation_metrics(batch) | metrics.failure_metrics("eval", failures.fractions(self._rewards))
+        return Evaluation(ordered, failures.since(0), values)
+
+    def evaluation_metrics(self, batch: Batch) -> dict[str, float]:
+        """``eval/*`` of some rollouts, but for what rewards failed on."""
+        values = metrics.evaluation_metrics(batch.rewards, batch.valid, batch.components, self.accuracy_of)
+        lengths = metrics.length_metrics(batch.masks, batch.truncated)
+        return values | {f"eval/{key}": value for key, value in lengths.items()}
+
+    def _check_accuracy(self, batch: Batch) -> None:
+        if batch.valid.any() and np.isnan(batch.component(self.accuracy_of)).all():
+            if self.accuracy_of not in batch.components:
+                raise ConfigError(
+                    f"no reward answers a component {self.accuracy_of!r}, whose mean is to be eval/accuracy",
+                    where="trainer.eval_metric",
+                    possible=", ".join(batch.components),
+                )
+            raise ConfigError(
+                f"reward {self.accuracy_of!r}, whose mean is eval/accuracy, scores no row of data.eval",
+                where="trainer.eval_metric, rewards[].sources",
+                remedy="name a reward that does, or add the source of these rows to its sources",
+            )
+
+    def batch(self, groups: Sequence[ScoredGroup]) -> Batch:
+        """The groups' rollouts as one batch, without learner log-probs yet."""
+        weights = {reward.metric: reward.weight for reward in self._config.rewards}
+        return batch_of(groups, weights, self._penalties)
+
+    @property
+    def accuracy_of(self) -> str:
+        """The reward component that tells right from wrong."""
+        assert self._config.accuracy is not None, "there is nothing to score with"
+        return self._config.accuracy
+
+    @property
+    def _rewards(self) -> list[str]:
+        return list(dict.fromkeys(spec.metric for spec in self._config.rewards))
+
+    def _round(
+        self,
+        sampler: Sampler,
+        prompts: Sequence[EncodedPrompt],
+        needs_greedy: bool,
+        clock: Clock,
+        failures: Failures,
+    ) -> list[ScoredGroup]:
+        """One scored group for each prompt, in that order, each with its greedy rollout if that is wanted."""
+        size, temperature = self._config.sampler.group_size, self._config.sampler.temperature
+        requests = [self._request(prompt, "", size, temperature) for prompt in prompts]
+        if not needs_greedy:
+            return self._generate_and_score(sampler, requests, clock, failures)
+        # In the same call, so that both share the batch and the prompt's cached prefix.
+        requests += [self._request(prompt, "greedy/", 1, 0.0) for prompt in prompts]
+        scored = self._generate_and_score(sampler, requests, clock, failures)
+        return [with_greedy(*pair) for pair in zip(scored[: len(prompts)], scored[len(prompts) :], strict=True)]
+
+    def _request(self, prompt: EncodedPrompt, namespace: str, num_samples: int, temperature: float) -> SamplingRequest:
+        """``namespace`` keeps the seeds of evaluation, and of greedy rollouts, apart from those of training."""
+        seed = request_seed(self._config.trainer.seed, prompt.epoch, namespace + prompt.id, 0)
+        return SamplingRequest(prompt, num_samples, temperature, self._config.sampler.max_new_tokens, seed)
+
+    @contextmanager
+    def _sampling(self, clock: Clock) -> Iterator[Sampler]:
+        with ExitStack() as stack:
+            with clock.phase("sync"):
+                sampler = stack.enter_context(self._engine.sampling())
+            yield sampler
+
+    def _generate_and_score(
+        self,
+        sampler: Sampler,
+        requests: Sequence[SamplingRequest],
+        clock: Clock,
+        failures: Failures,
+        keep: Keep | None = None,
+    ) -> list[ScoredGroup]:
+        failures.expect(sum(request.num_samples for request in requests))
+        known = len(failures.since(0))
+        scorings: dict[int, Scoring] = {}
+        unkept = list[int]()
+
+        def result(index: int) -> ScoredGroup:
+            scored = scorings[index].result()
+            if index in unkept and keep is not None:
+                members = {id(rollout) for rollout in scored.group.rollouts}
+                keep(scored, [failure for failure in failures.since(known) if id(failure.rollout) in members])
+                unkept.remove(index)
+            return scored
+
+        try:
+            with clock.phase("generate"):
+                for index, group in sampler.generate(requests):
+                    clock.count("generate", sum(len(rollout.token_ids) for rollout in group.rollouts))
+                    # A greedy one is no member of any group, and cannot be recorded without one.
+                    self.generated += [group] if requests[index].temperature > 0 else []
+                    scorings[index] = self._scorer.submit(group, failures)
+                    self._progress("generate", len(scorings), len(requests))
+                    unkept += [] if keep is None else [index]
+                    for done in [each for each in unkept if scorings[each].done()]:
+                        result(done)
+            with clock.phase("score"):
+                return [result(index) for index in range(len(requests))]
+        finally:
+            for done in [each for each in unkept if scorings[each].done()]:
+                with suppress(MMRLError):  # what ends this is raised already
+                    result(done)
+            for failure in failures.since(known):
+                self._report(failure)
+
+    def _report(self, failure: Failure) -> None:
+        message = f"reward {failure.reward!r} {failure.cause}: {describe([failure.rollout])}"
+        self._event(
+            "reward_failed",
+            message=message,
+            reward=failure.reward,
+            prompt=failure.rollout.prompt.id,
+            epoch=failure.rollout.prompt.epoch,
+            member=failure.rollout.index,
+            cause=failure.cause,
+            details=failure.details,
+        )
+
+
+def collected_metrics(found: Collected, batch: Batch, accuracy_of: str, *, refills: bool) -> dict[str, float]:
+    """Metrics of all that a step sampled.
+
+    Args:
+        batch: Of ``found.groups``.
+        accuracy_of: The reward component that tells right from wrong.
+        refills: Whether the algorithm rejects groups.
+    """
+    values = metrics.length_metrics(batch.masks, batch.truncated)
+    values |= metrics.reward_metrics(batch, accuracy_of)
+    values |= metrics.failure_metrics("reward", found.failed)
+    return values | (metrics.refill_metrics(found.kept, found.rounds) if refills else {})
+
+
+def select(algorithm: Algorithm, groups: Sequence[ScoredGroup]) -> list[bool]:
+    """Which of the groups the algorithm keeps.
+
+    Raises:
+        PluginError: It raised, or answered anything but one bool for each group.
+    """
+    with plugin_errors(algorithm, "select"):
+        answer = list(algorithm.select(groups))
+        if len(answer) != len(groups) or not all(isinstance(kept, bool | np.bool_) for kept in answer):
+            raise ValueError(f"{len(groups)} groups need one bool each, not {answer!r:.200}")
+    return [bool(kept) for kept in answer]
+
+
+def batch_of(
+    groups: Sequence[ScoredGroup], weights: Mapping[str, float], penalties: frozenset[str] = frozenset()
+) -> Batch:
+    """The groups' rollouts as one batch, without learner log-probs yet.
+
+    Args:
+        groups: At least one; all of them with a greedy rollout, or none.
+        weights: Factor of each component in the rewards; that of others is 0.
+        penalties: Names of the components that are penalties.
+    """
+    components = _components(groups)
+    rollouts = [rollout for group in groups for rollout in group.group.rollouts]
+    sizes = [len(group.group.rollouts) for group in groups]
+    greedy = [group.greedy for group in groups if group.greedy is not None]
+    return Batch(
+        rewards=np.concatenate([group.rewards for group in groups]),
+        valid=np.concatenate([group.valid for group in groups]),
+        group_ids=np.repeat(np.arange(len(groups)), sizes),
+        masks=[rollout.mask for rollout in rollouts],
+        truncated=np.array([rollout.finish_reason == "length" for rollout in rollouts]),
+        components=components,
+        old_logprobs=None,
+        reference_logprobs=None,
+        sampler_logprobs=[rollout.sampler_logprobs for rollout in rollouts],
+        weights={**dict.fromkeys(components, 0.0), **weights},
+        penalties=penalties,
+        greedy_components={name: np.repeat(values, sizes) for name, values in _components(greedy).items()}
+        if greedy
+        else None,
+    )
+
+
+def _components(groups: Sequence[ScoredGroup]) -> dict[str, FloatArray]:
+    names = dict.fromkeys(name for group in groups for name in group.components)
+    return {name: np.concatenate([group.component(name) for group in groups]) for name in names}
+
+
+def with_greedy(scored: ScoredGroup, greedy: ScoredGroup) -> ScoredGroup:
+    """The group with its greedy rollout; without that one's score no rollout of the group can be credited."""
+    valid = scored.valid & greedy.valid[0]
+    return replace(scored, greedy=greedy, valid=valid, rewards=np.where(valid, scored.rewards, 0.0))

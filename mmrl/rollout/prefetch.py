@@ -1,0 +1,109 @@
+"""The prompts of a run as it draws them, those of the next step made while the one before still learns."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from mmrl.data.prompts import Order, PromptSource
+from mmrl.types import Prompt
+
+HANGS_S = 30.0
+"""Seconds after which a row that is being read is not waited for when a run ends."""
+
+_T = TypeVar("_T")
+
+
+class Supply(Generic[_T]):
+    """What is made of a source's prompts, in the order of the run.
+
+    Nothing that is drawn depends on what was prepared: a prompt that cannot be made is left to the draw, which makes it
+    again and tells of it; one that is never drawn leaves at most images in the store, which a run that goes on uses.
+
+    Args:
+        make: Makes what is drawn of a prompt; called from one thread at a time, not always the main one.
+
+    Attributes:
+        position: Prompts drawn from the order so far, the useless ones too: the position of the next one.
+    """
+
+    def __init__(self, source: PromptSource, order: Order, make: Callable[[Prompt], _T]) -> None:
+        self._source, self._order, self._make = source, order, make
+        self.position = 0
+        self._next: list[tuple[int, int]] = []  # what comes from the position on, as far as it was looked up
+        self._made: dict[int, _T] = {}
+        self._thread: threading.Thread | None = None
+        self._is_enough = threading.Event()
+
+    def go_to(self, position: int) -> None:
+        """Go on from a position of the order."""
+        self.settle()
+        self.position, self._next = position, []
+
+    def draw(self, count: int) -> list[tuple[int, _T]]:
+        """(epoch, what is made) of the next ``count`` prompts; one of no use is replaced by the next.
+
+        Raises:
+            DataError: Too many are of no use.
+        """
+        self.wait()
+        drawn: list[tuple[int, _T]] = []
+        while len(drawn) < count:
+            rows = self._look_up(count - len(drawn))
+            self.position, self._next = self.position + len(rows), self._next[len(rows) :]
+            found = [(epoch, self._take(row)) for epoch, row in rows]
+            drawn += [(epoch, value) for epoch, value in found if value is not None]
+        self._made.clear()
+        return drawn
+
+    def prepare(self, count: int) -> None:
+        """Begin to make the next ``count`` prompts in a thread; it reads rows until ``wait``, or another call, ends."""
+        self.settle()
+        # The filter of the thread that decodes beside this one would end with whichever of them is done first.
+        warnings.filterwarnings("ignore", module=r"PIL\b")
+        rows = [row for _, row in self._look_up(count)]
+        self._thread = threading.Thread(
+            target=self._fill, args=(rows, self._made, self._is_enough), name="mmrl-prompts", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until all is prepared: rows are read by one thread at a time."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def settle(self) -> None:
+        """Prepare no more, and forget what was; after this no other thread reads or writes anything.
+
+        Unless a row hangs, on a file system that is gone perhaps: that one is left behind.
+        """
+        self._is_enough.set()
+        if self._thread is not None:
+            self._thread.join(HANGS_S)
+            self._thread = None
+        self._is_enough = threading.Event()
+        self._made = {}
+
+    def _look_up(self, count: int) -> list[tuple[int, int]]:
+        known = len(self._next)
+        if known < count:
+            self._next += self._order.take(self.position + known, count - known)
+        return self._next[:count]
+
+    def _take(self, row: int) -> _T | None:
+        made = self._made.pop(row, None)
+        return self._source.attempt(row, self._make) if made is None else made
+
+    def _fill(self, rows: Sequence[int], found: dict[int, _T], is_enough: threading.Event) -> None:
+        for row in rows:
+            if is_enough.is_set():
+                return
+            try:
+                made = self._source.make(row, self._make)
+            except Exception:  # the draw makes it again, and tells
+                continue
+            if made is not None:
+                found[row] = made

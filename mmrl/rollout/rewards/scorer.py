@@ -1,0 +1,183 @@
+"""Groups and their scores: which rewards score a group, where, and what they come to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NoReturn, cast
+
+import numpy as np
+
+from mmrl.config.sections import RewardSpec
+from mmrl.errors import ConfigError
+from mmrl.interfaces import Reward
+from mmrl.plugin_host import registry
+from mmrl.rollout.rewards.failures import Failures
+from mmrl.rollout.rewards.pool import MAX_GROWTH_BYTES, Answer, RewardPool
+from mmrl.types import FloatArray, RolloutGroup, ScoredGroup
+
+DEFAULT_WORKERS = min(4, os.cpu_count() or 1)
+
+
+class Scorer:
+    """Scores groups with all rewards of a run; use it as a context manager.
+
+    A reward that asks for workers has a pool of its own, the others share one. Without rewards (supervised runs) there
+    are none.
+
+    Args:
+        workers: Processes that rewards share.
+        max_growth_bytes: Resident memory that a worker may gain before another takes its place.
+
+    Raises:
+        PluginError: A reward cannot be had.
+    """
+
+    def __init__(
+        self,
+        rewards: Sequence[RewardSpec],
+        workers: int = DEFAULT_WORKERS,
+        *,
+        max_growth_bytes: int = MAX_GROWTH_BYTES,
+    ) -> None:
+        self._rewards = tuple(rewards)
+        self._pools = reward_pools(rewards, workers, max_growth_bytes=max_growth_bytes)
+
+    def submit(self, group: RolloutGroup, failures: Failures | None = None) -> Scoring:
+        """Score a group in the background, with the rewards that score rows of its source.
+
+        Args:
+            failures: Of the group's step; None bounds them not at all.
+
+        Raises:
+            ConfigError: No reward scores such rows.
+            RewardError: There are too many failures in the step already.
+        """
+        assert self._rewards, "nothing to score with"
+        failures = Failures(bounded=False) if failures is None else failures
+        failures.check()
+        source = group.prompt.source
+        scoring = [place for place, spec in enumerate(self._rewards) if not spec.sources or source in spec.sources]
+        if not scoring:
+            _raise_unscored(group, self._rewards)
+        parts = [
+            (places, pool.submit(group.rollouts, wanted, failures))
+            for places, pool in self._pools
+            if (wanted := frozenset(i for i, place in enumerate(places) if place in scoring))
+        ]
+        return Scoring(group, self._rewards, parts, failures)
+
+    def close(self) -> None:
+        """Cancel what has not begun and end the workers; one that is still busy after a second is killed."""
+        for _, pool in self._pools:
+            pool.close()
+
+    def __enter__(self) -> Scorer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """A group that is being scored.
+
+    Attributes:
+        parts: Of each pool that scores it, the places of the pool's rewards, and their answers to come.
+    """
+
+    group: RolloutGroup
+    rewards: Sequence[RewardSpec]
+    parts: Sequence[tuple[Sequence[int], Future[Mapping[int, Answer]]]]
+    failures: Failures
+
+    def done(self) -> bool:
+        """Whether ``result`` is there at once."""
+        return all(future.done() for _, future in self.parts)
+
+    def result(self, timeout_s: float | None = None) -> ScoredGroup:
+        """The group with its scores, when they are there.
+
+        Raises:
+            RewardError: See ``RewardPool.submit``; as soon as there are too many failures in the step.
+            TimeoutError: They are not there within ``timeout_s``, which counts for each pool.
+        """
+        found: dict[int, Answer] = {}
+        for places, future in self.parts:
+            either: list[Future[Any]] = [future, self.failures.too_many]
+            wait(either, timeout_s, return_when=FIRST_COMPLETED)
+            self.failures.check()
+            found |= {places[place]: answer for place, answer in future.result(0).items()}
+        return self._combined(found)
+
+    def _combined(self, found: Mapping[int, Answer]) -> ScoredGroup:
+        """The weighted sum; a rollout that any of the rewards could not score is invalid and has reward 0."""
+        shape = len(self.group.rollouts)
+        total, valid = np.zeros(shape), np.ones(shape, np.bool_)
+        components: dict[str, FloatArray] = {spec.metric: np.full(shape, np.nan) for spec in self.rewards}
+        answers: dict[str, Sequence[str | None]] = {}
+        for place, spec in enumerate(self.rewards):
+            if place not in found:
+                continue
+            values = _array(found[place].scores)
+            answers |= {} if (read := found[place].answers) is None else {spec.metric: read}
+            components[spec.metric] = values
+            components |= self._parts(spec.metric, found[place])
+            total += spec.weight * values
+            valid &= ~np.isnan(values)
+        return ScoredGroup(self.group, np.where(valid, total, 0.0), valid, components, answers=answers)
+
+    def _parts(self, label: str, answer: Answer) -> dict[str, FloatArray]:
+        """What a reward answers beside its score."""
+        names = dict.fromkeys(name for parts in answer.parts for name in parts)
+        found = {f"{label}/{name}": _array([parts.get(name) for parts in answer.parts]) for name in names}
+        for name in found.keys() & {spec.metric for spec in self.rewards}:
+            raise ConfigError(
+                f"reward {label!r} answers a component {name!r}, and a reward is called so too",
+                where="rewards[].label",
+                remedy="give one of them another label",
+            )
+        return found
+
+
+def reward_pools(
+    rewards: Sequence[RewardSpec], workers: int = DEFAULT_WORKERS, *, max_growth_bytes: int = MAX_GROWTH_BYTES
+) -> list[tuple[Sequence[int], RewardPool]]:
+    """The pools of some rewards, each with the places of its own; see ``Scorer``."""
+    classes = [cast(type[Reward], registry.resolve("reward", spec)) for spec in rewards]
+    own = [spec.workers or cls.workers for spec, cls in zip(rewards, classes, strict=True)]
+    shared = [place for place, count in enumerate(own) if count is None]
+    pools = [(shared, workers)] if shared else []
+    pools += [([place], count) for place, count in enumerate(own) if count is not None]
+    return [
+        (
+            places,
+            RewardPool(
+                [rewards[place] for place in places],
+                count,
+                [classes[place].groups_per_call for place in places],
+                max_growth_bytes=max_growth_bytes,
+            ),
+        )
+        for places, count in pools
+    ]
+
+
+def _array(scores: Sequence[float | None]) -> FloatArray:
+    return np.array([np.nan if score is None else score for score in scores], np.float64)
+
+
+def _raise_unscored(group: RolloutGroup, rewards: Sequence[RewardSpec]) -> NoReturn:
+    sources = "; ".join(f"{spec.metric}: {', '.join(spec.sources or ())}" for spec in rewards)
+    raise ConfigError(
+        f"no reward scores rows of source {group.prompt.source!r}",
+        where=f"rewards[].sources, prompt {group.prompt.id!r}",
+        possible=sources,
+        remedy="add the source to a reward's sources, or add a reward for it",
+    )

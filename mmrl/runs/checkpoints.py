@@ -1,0 +1,371 @@
+"""Checkpoints on disk: written whole or not at all, sealed, and believed only if every byte is as it was written.
+
+    RUN/checkpoints/step-000010/manifest.json   size and sha256 of every other file, and a seal of its own
+                                model/          by the learner: a Hugging Face folder
+                                state/          by the learner and the trainer: JSON and safetensors, never a pickle
+    RUN/checkpoints/best                        a link to the one that is kept for its metric
+
+One is written to a hidden folder, forced to the disk, sealed and renamed; only then are old ones removed. Names that
+begin with a dot are what a process left that was killed meanwhile. A checkpoint is safe from a kill at any moment, and
+from a loss of power as far as the file system keeps what ``fsync`` promises.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+from mmrl.system import failpoints
+from mmrl.errors import DataError, ResourceError
+
+VERSION = 1
+_MANIFEST = "manifest.json"
+_BEST = "best"
+_PREFIX = "step-"
+
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.EBADMSG, errno.EUCLEAN}
+"""What a file system says of a file that is gone or broken; the last two are its own checksums."""
+
+
+class CheckpointError(DataError):
+    """A checkpoint that is damaged, incomplete or of another kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A sealed folder; see ``verify`` for whether to believe it."""
+
+    path: Path
+    step: int
+
+    @property
+    def state(self) -> Path:
+        return self.path / "state"
+
+    def read_state(self, name: str) -> Any:
+        """A JSON file of the state.
+
+        Raises:
+            CheckpointError: It is no JSON.
+        """
+        try:
+            return json.loads((self.state / name).read_text(encoding="ascii"))
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"a file of the checkpoint cannot be read: {error}", where=str(self.path)) from error
+
+    def verify(self) -> None:
+        """Compare every file with the manifest: names and sizes first, then what is in them.
+
+        Raises:
+            CheckpointError: A file is missing, one too many, or not as it was written; names it.
+            ResourceError: A file cannot be read now, which says nothing about the checkpoint.
+        """
+        expected = self._manifest()
+        with _reading(self.path):
+            found = {name: path for name, path in _files(self.path) if name != _MANIFEST}
+        for name in sorted(expected.keys() | found.keys()):
+            if name not in found:
+                raise _damaged("is missing", self.path / name)
+            if name not in expected:
+                raise _damaged("was not written with the checkpoint", self.path / name)
+            size = expected[name]["size"]
+            if _size(found[name]) != size:
+                raise _damaged(f"is not the file of {size} bytes that was written", found[name])
+
+        def compare(name: str) -> None:
+            with _reading(found[name]):
+                if _sha256(found[name]) != expected[name]["sha256"]:
+                    raise _damaged("has other content than was written", found[name])
+
+        _of_each(compare, sorted(expected))
+
+    def _manifest(self) -> Mapping[str, Any]:
+        path = self.path / _MANIFEST
+        if _size(path) is None:
+            raise _damaged("is no file", path)
+        try:
+            with _reading(path):
+                text = path.read_text(encoding="ascii")
+            manifest = json.loads(text)
+            sealed = isinstance(manifest, dict) and text == _sealed(manifest["step"], manifest["files"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise _damaged(f"cannot be read ({error})", path) from error
+        if isinstance(manifest, dict) and manifest.get("version") != VERSION:
+            raise _damaged(f"has version {manifest.get('version')!r:.20}; this mmrl reads {VERSION}", path)
+        if not sealed or manifest["step"] != self.step:
+            raise _damaged("is not the one that was written with this checkpoint", path)
+        files: Mapping[str, Any] = manifest["files"]
+        return files
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    Args:
+        folder: RUN/checkpoints.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def all(self) -> list[Checkpoint]:
+        """By step, whether they are to be believed or not.
+
+        Raises:
+            ResourceError: The folder cannot be read now.
+        """
+        try:
+            names = os.listdir(self._folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise _unreadable(self._folder, error) from error
+        steps = [name for name in names if name.startswith(_PREFIX) and name[len(_PREFIX) :].isdecimal()]
+        return sorted((_named(self._folder / name) for name in steps), key=lambda checkpoint: checkpoint.step)
+
+    def clean(self) -> None:
+        """Remove what killed processes left. Only for the process that holds the run's lock."""
+        for path in self._folder.glob(".*"):
+            with contextlib.suppress(OSError):  # such as what NFS keeps of files that somebody has open
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def newest(self, on_damage: Callable[[Checkpoint, CheckpointError], None]) -> Checkpoint | None:
+        """The newest one that can be believed; None if there is none at all.
+
+        Args:
+            on_damage: Called with each newer one, and what is wrong with it.
+
+        Raises:
+            CheckpointError: There are some, and all of them are damaged; or by ``on_damage``.
+            ResourceError: One cannot be read now.
+        """
+        error: CheckpointError | None = None
+        for checkpoint in reversed(self.all()):
+            try:
+                checkpoint.verify()
+            except CheckpointError as found:
+                on_damage(checkpoint, found)
+                error = error or found
+            else:
+                return checkpoint
+        if error is not None:
+            error.remedy = "no other checkpoint is left; choose another trainer.run_dir to start anew"
+            raise error
+        return None
+
+    def set_aside(self, checkpoint: Checkpoint) -> None:
+        """Rename a damaged one, so that it is never taken for one of this run's.
+
+        Raises:
+            ResourceError: The folder cannot be changed.
+        """
+        target = self._folder / f"damaged-{checkpoint.path.name}"
+        try:
+            if target.exists():
+                shutil.rmtree(target)
+            checkpoint.path.rename(target)
+        except OSError as error:
+            raise ResourceError(
+                f"a damaged checkpoint cannot be set aside: {error.strerror or error}",
+                where=str(checkpoint.path),
+                remedy="make the folder writable, or move the checkpoint away",
+            ) from error
+
+    def write(self, step: int, fill: Callable[[Path], None]) -> Checkpoint:
+        """Commit what ``fill`` puts into a folder; with an error nothing has changed.
+
+        Raises:
+            ResourceError: The disk is full or cannot be written.
+        """
+        final, temporary = self._folder / f"{_PREFIX}{step:06d}", self._folder / f".{_PREFIX}{step:06d}"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            failpoints.reach("checkpoint.begin")
+            fill(temporary)
+            failpoints.reach("checkpoint.filled")
+            _seal(temporary, step)
+            failpoints.reach("checkpoint.sealed")
+            if final.exists():  # damaged, or it would have been resumed from
+                shutil.rmtree(final)
+            temporary.rename(final)
+            failpoints.reach("checkpoint.renamed")
+            sync(self._folder)
+        except OSError as error:
+            raise ResourceError(
+                f"the checkpoint of step {step} cannot be written: {error.strerror or error}",
+                where=str(error.filename or self._folder),
+                remedy="make room; earlier checkpoints are untouched",
+            ) from error
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        return Checkpoint(final, step)
+
+    def prune(self, keep: int, best: int | None = None) -> None:
+        """Remove all but the newest ``keep`` and the one of step ``best``, which gets the link."""
+        checkpoints = self.all()
+        kept = {checkpoint.step for checkpoint in checkpoints[-keep:]} | {best}
+        with contextlib.suppress(OSError):  # what is not removed now is removed with the next one
+            if best is not None:
+                self._link(best)
+            for checkpoint in checkpoints:
+                if checkpoint.step not in kept:
+                    failpoints.reach("checkpoint.pruning")
+                    hidden = self._folder / f".removed-{checkpoint.path.name}"
+                    checkpoint.path.rename(hidden)  # half a checkpoint must not look like one
+                    shutil.rmtree(hidden)
+
+    def _link(self, best: int) -> None:
+        temporary, target = self._folder / f".{_BEST}", f"{_PREFIX}{best:06d}"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target)
+        temporary.replace(self._folder / _BEST)
+
+
+def find(path: Path, on_damage: Callable[[Checkpoint, CheckpointError], None]) -> Checkpoint:
+    """The checkpoint that a path means: a checkpoint's folder, verified, or the newest of a run's.
+
+    Raises:
+        CheckpointError: There is none, or it is damaged.
+    """
+    path = path.expanduser().resolve()
+    if path.is_dir() and (path.name.startswith(_PREFIX) or (path / _MANIFEST).exists()):
+        try:
+            checkpoint = _named(path)
+        except ValueError:
+            raise CheckpointError("this is no checkpoint of a step", where=str(path)) from None
+        checkpoint.verify()
+        return checkpoint
+    newest = Checkpoints(path if path.name == "checkpoints" else path / "checkpoints").newest(on_damage)
+    if newest is None:
+        raise CheckpointError(
+            "there is no checkpoint",
+            where=str(path),
+            possible="a run's folder, or one of its checkpoints, such as RUN/checkpoints/step-000010",
+        )
+    return newest
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a file of a checkpoint's state."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="ascii")
+
+
+def force(folder: Path) -> None:
+    """Force a folder, with all files and folders in it, to the disk."""
+    _of_each(sync, [path for _, path in _files(folder)])
+    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        sync(path)
+
+
+def _named(path: Path) -> Checkpoint:
+    return Checkpoint(path, int(path.name.removeprefix(_PREFIX)))
+
+
+def _damaged(what: str, path: Path) -> CheckpointError:
+    return CheckpointError(f"a checkpoint is damaged: {path.name} {what}", where=str(path))
+
+
+def _files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Every file below a folder by its name from there, links to folders too.
+
+    Raises:
+        OSError: A folder cannot be listed; ``Path.rglob`` would leave its files out.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for parent, folders, names in os.walk(folder, onerror=fail):
+        for path in (Path(parent, name) for name in [*folders, *names]):
+            if path.name in names or path.is_symlink():
+                yield str(PurePosixPath(path.relative_to(folder))), path
+
+
+def _seal(folder: Path, step: int) -> None:
+    """Write the manifest, and force every file to the disk."""
+    files = dict(sorted(_files(folder)))
+
+    def seal(path: Path) -> dict[str, Any]:
+        return {"size": path.stat().st_size, "sha256": _sha256(path)}
+
+    with ThreadPoolExecutor(1) as disk:  # it writes what the processor hashes
+        forced = disk.submit(force, folder)
+        sealed = dict(zip(files, _of_each(seal, list(files.values())), strict=True))
+        forced.result()
+    (folder / _MANIFEST).write_text(_sealed(step, sealed), encoding="ascii")
+    sync(folder / _MANIFEST)
+    sync(folder)
+
+
+def _of_each(function: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
+    """What it answers to each, in order; several at a time, as reading and hashing hold no lock."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(function, items))
+
+
+def _sealed(step: int, files: Mapping[str, Any]) -> str:
+    """The manifest's text, byte by byte; its seal makes a change in the manifest itself visible."""
+    body = {"version": VERSION, "step": step, "files": files}
+    seal = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**body, "seal": seal}, indent=1, sort_keys=True) + "\n"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of a file; None of anything else, such as a link, or a pipe, whose reader would wait."""
+    with _reading(path):
+        found = path.lstat()
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Tell a disk that no longer gives a file back from a machine that cannot read it now.
+
+    Raises:
+        CheckpointError: The file is gone or broken.
+        ResourceError: Anything else, such as too many open files or a server that is away.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _DAMAGE:
+            raise _damaged(f"cannot be read ({error})", path) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> ResourceError:
+    return ResourceError(
+        f"the checkpoints cannot be read: {error.strerror or error}",
+        where=str(error.filename or path),
+        remedy="nothing was changed; start again when the file can be read",
+    )
+
+
+def sync(path: Path) -> None:
+    """Force a file, or the names in a folder, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,413 @@
+"""The folder that a run writes (the contract of what is where is in ``RunDirectory``).
+
+Files that a reader may open while the run goes on are either appended line by line or replaced in one move, so none
+is ever seen half-written. JSON is pure ASCII: model output cannot smuggle control characters into a terminal. JSON
+has no NaN or infinity: they are written as null.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import re
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+from mmrl.system import failpoints
+from mmrl.errors import ConfigError, DataError, ResourceError
+from mmrl.system.redaction import Redactor
+
+LOCK = ".lock"
+_HALF = re.compile(r"\..+\.\d+(-\d+)?")
+"""Names of files that are being written: of the file, the process and perhaps the thread."""
+_HISTORIES = ("metrics.jsonl", "ledger.jsonl", "events.jsonl", "attempts.jsonl")
+_CLAIMS = ("config.yaml", "metrics.jsonl")
+"""A folder that has one of these holds a run."""
+_SIGNS = (LOCK, *_HISTORIES, "environment.json", "rollouts", "given")
+"""A folder that has one of these was a run's, if only of a start that failed."""
+_SHOWN = 3
+"""Files that a message names."""
+
+
+class RunDirectory:
+    """One run on disk.
+
+    Events, and how an attempt ended, are left out where the disk is full or cannot be written: what they tell of must
+    not end a run. All else that cannot be written is a ResourceError.
+
+    RUN/config.yaml                 resolved, with defaults
+    RUN/environment.json            versions, plugins, what really ran
+    RUN/metrics.jsonl               append-only, one object per step: step, attempt, time, metrics; of several of a
+                                    step the last one counts
+    RUN/rollouts/step-000001.jsonl  every rollout, rejected and greedy ones too
+    RUN/events.jsonl                append-only: faults, dropped samples
+    RUN/attempts.jsonl              append-only: where each attempt began, and how it ended
+    RUN/engines.log                 what the engines' libraries wrote to standard error while they started
+    RUN/ledger.jsonl                append-only: which samples entered which optimizer step; see ``read_ledger``
+    RUN/media/, RUN/checkpoints/    written by others
+    RUN/given/                      sources and rows that ``mmrl.train`` was given, named by their content
+
+    Attributes:
+        attempt: Times that the run was started or went on by itself; 0 before the first.
+        resumed_from: The step of the checkpoint that this attempt went on from; None if it began from nothing.
+        has_steps: Whether metrics.jsonl tells of a step that was finished.
+    """
+
+    def __init__(self, path: Path, lock: TextIO | None = None) -> None:
+        self.path = path
+        self._lock_file = lock
+        self._redact = Redactor()
+        self._lock = threading.Lock()
+        if lock is not None:
+            _remove_halves(path)
+        for name in _HISTORIES:
+            with suppress(FileNotFoundError), (path / name).open("r+b") as file:
+                mend(file)
+        self.attempt = max((record.get("attempt", 0) for record in self._read("attempts.jsonl")), default=0)
+        self.resumed_from: int | None = None
+        self.has_steps = any(step > 0 for step in self.metrics())
+
+    @classmethod
+    def create(cls, path: str | Path, *, new: bool = True, source: Path | None = None) -> RunDirectory:
+        """The run directory at ``path``, made if needed; leftovers of a start that failed are taken over.
+
+        Args:
+            new: Whether it must not hold a run yet.
+            source: Where the checkpoint is that the run begins from; it may have begun from there already.
+
+        Raises:
+            ConfigError: The folder holds a run, or is not a folder.
+            ResourceError: It cannot be made or written.
+        """
+        path = Path(path).expanduser()
+        with making(path):
+            found = _run_in(path)
+            if found and new:
+                raise _occupied(path, found)
+            check_place(path)
+            path.mkdir(parents=True, exist_ok=True)
+        lock = locked(path)
+        try:
+            directory = cls(path, lock)
+        except BaseException:
+            lock.close()
+            raise
+        begun_from = directory.source
+        if found and source and not (begun_from and begun_from.is_relative_to(source.expanduser().resolve())):
+            directory._unlock()
+            raise _occupied(path, found)
+        return directory
+
+    @property
+    def source(self) -> Path | None:
+        """The checkpoint of another run that this one began from; None if it began from nothing."""
+        begun = [record for record in self._read("attempts.jsonl") if "resumed_from" in record]
+        for record in reversed(begun):
+            if record["resumed_from"] is None:
+                return None
+            if record.get("source"):
+                return Path(record["source"])
+        return None
+
+    @property
+    def media(self) -> Path:
+        """Where the media store keeps images by content."""
+        return self.path / "media"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints go, one folder each."""
+        return self.path / "checkpoints"
+
+    def write_config(self, text: str) -> None:
+        """Write config.yaml. From then on the folder holds a run: call it once everything has started."""
+        replace_file(self.path / "config.yaml", self._redact(text))
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """Write environment.json."""
+        replace_file(self.path / "environment.json", json.dumps(self._redact.plain(environment), indent=2) + "\n")
+
+    def append_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Append one step to metrics.jsonl; ``time`` is in seconds since 1970."""
+        self._append("metrics.jsonl", {"step": step, "attempt": self.attempt, "time": time.time(), **metrics})
+        self.has_steps |= step > 0
+
+    def metrics(self) -> dict[int, dict[str, Any]]:
+        """What metrics.jsonl says of each step."""
+        return {record["step"]: record for record in self._read("metrics.jsonl")}
+
+    def append_ledger(self, step: int, update: int, samples: Sequence[tuple[int, str, int]]) -> None:
+        """Note the (epoch, prompt id, member) of each sample that entered an optimizer step."""
+        self._append("ledger.jsonl", {"attempt": self.attempt, "step": step, "update": update, "samples": samples})
+
+    def begin_attempt(self, step: int | None, **fields: Any) -> None:
+        """Note that the run begins, or goes on from the checkpoint of a step; what was done after that is undone.
+
+        Args:
+            fields: ``source`` is the checkpoint of another run that it begins from.
+        """
+        self.attempt += 1
+        self.resumed_from = step
+        if step is not None or (self.path / "ledger.jsonl").exists():
+            self._append("ledger.jsonl", {"attempt": self.attempt, "resumed_from": step or 0})
+        record = {"attempt": self.attempt, "time": time.time(), "resumed_from": step, "pid": os.getpid()}
+        record |= {"folder": str(Path.cwd())}
+        self._append("attempts.jsonl", {**record, "host": socket.gethostname(), **fields})
+
+    def end_attempt(self, exit_code: int, message: str = "") -> None:
+        """Note how it ended, as far as the folder can be written."""
+        record = {"attempt": self.attempt, "time": time.time(), "exit_code": exit_code, "message": message}
+        with suppress(ResourceError):
+            self._append("attempts.jsonl", record)
+
+    def inherit(self, other: Path, step: int) -> None:
+        """Take over the metrics and the ledger of another run up to a step."""
+        metrics = [record for record in read_records(other / "metrics.jsonl") if record["step"] <= step]
+        ledger = [record for record in read_ledger(other) if record["step"] <= step]
+        for name, records in {"metrics.jsonl": metrics, "ledger.jsonl": ledger}.items():
+            replace_file(self.path / name, "".join(json.dumps(record) + "\n" for record in records))
+
+    def sync(self) -> None:
+        """Force what was appended to the disk: a checkpoint is to find its history there."""
+        for name in _HISTORIES:
+            with suppress(FileNotFoundError), (self.path / name).open("rb") as file:
+                os.fsync(file.fileno())
+
+    def start_anew(self) -> None:
+        """Forget a run that has not finished a step."""
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        for name in (*_CLAIMS, "ledger.jsonl"):
+            (self.path / name).unlink(missing_ok=True)
+        self.has_steps = False
+
+    def release(self) -> None:
+        """Leave the folder to the next run, unless this one can go on or has finished a step.
+
+        Rollouts stay in any case: they may tell why the first step failed.
+        """
+        if not self.has_steps and not _has_checkpoints(self.path):
+            for name in _CLAIMS:
+                (self.path / name).unlink(missing_ok=True)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock_file is not None:
+            self._lock_file.close()  # the file stays: others may have opened it, and would lock another one
+
+    def write_rollouts(self, step: int, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write the rollouts of one step, one line each; an earlier attempt's are replaced."""
+        text = "".join(json.dumps(self._redact.plain(record)) + "\n" for record in records)
+        replace_file(self.path / "rollouts" / f"step-{step:06d}.jsonl", text)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Append what happened to events.jsonl, as far as it can be written; may be called from any thread."""
+        with suppress(ResourceError):
+            self._append("events.jsonl", {"time": time.time(), "kind": kind, **fields})
+
+    def _read(self, name: str) -> Iterator[dict[str, Any]]:
+        return read_records(self.path / name)
+
+    def _append(self, name: str, record: Mapping[str, Any]) -> None:
+        line = json.dumps(self._redact.plain(record)) + "\n"
+        with self._lock, writing(self.path / name), (self.path / name).open("a+b") as file:
+            mend(file)  # one that could not be written whole
+            file.write(line.encode("ascii"))
+
+
+def read_ledger(run: str | Path) -> list[dict[str, Any]]:
+    """Which samples the newest weights of a run have learned from: a record of each optimizer step, in order.
+
+    Each has ``step``, ``update`` (counted from 1 through the run), ``attempt`` and ``samples``, a list of (epoch,
+    prompt id, member). Optimizer steps whose outcome was lost are left out.
+    """
+    found: list[dict[str, Any]] = []
+    for record in read_records(Path(run) / "ledger.jsonl"):
+        if "resumed_from" in record:
+            found = [each for each in found if each["step"] <= record["resumed_from"]]
+        else:
+            found.append(record)
+    return found
+
+
+def read_metrics(run: str | Path) -> dict[int, dict[str, float]]:
+    """The metrics of each step, in order; of steps that a later attempt has undone only those that it took again.
+
+    A number that was not finite is NaN.
+    """
+    attempts = [each for each in read_records(Path(run) / "attempts.jsonl") if "resumed_from" in each]
+    begun = [(each["attempt"], -1 if each["resumed_from"] is None else each["resumed_from"]) for each in attempts]
+    found = {}
+    for record in read_records(Path(run) / "metrics.jsonl"):
+        attempt, step = record.get("attempt", 0), record["step"]
+        if not any(later > attempt and begin < step for later, begin in begun):
+            found[step] = finite_or_nan(metrics_of(record))
+    return dict(sorted(found.items()))
+
+
+def finite_or_nan(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    """Metrics as they were, but for infinity, which JSON has no word for either."""
+    return {name: math.nan if value is None else value for name, value in metrics.items()}
+
+
+def metrics_of(record: Mapping[str, Any] | None) -> dict[str, float | None]:
+    """A line of metrics.jsonl without what names it."""
+    return {name: value for name, value in (record or {}).items() if name not in ("step", "attempt", "time")}
+
+
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file; none if it is not there."""
+    try:
+        with path.open(encoding="ascii") as lines:
+            for line in lines:
+                if line.endswith("\n"):  # else it is half a line, of a process that writes or was killed
+                    yield json.loads(line)
+    except FileNotFoundError:
+        return
+    except ValueError as error:
+        raise DataError(f"a line of the run's history is no JSON: {error}", where=str(path)) from error
+
+
+def _remove_halves(path: Path) -> None:
+    """Remove the files that a killed process had not written whole; only for the process that holds the lock."""
+    for folder in (path, path / "rollouts", path / "media"):
+        for half in folder.glob(".*"):
+            if _HALF.fullmatch(half.name):
+                with suppress(OSError):
+                    half.unlink()
+
+
+def mend(file: BinaryIO) -> None:
+    """Take away the half line at the end of a file whose writer was killed, or had no room."""
+    size, end = file.seek(0, os.SEEK_END), -1
+    start = size
+    while start and end < 0:
+        reach = start
+        start = max(start - 2**16, 0)
+        file.seek(start)
+        end = file.read(reach - start).rfind(b"\n")
+    if start + end + 1 < size:
+        file.truncate(start + end + 1)
+
+
+@contextmanager
+def making(path: Path) -> Iterator[None]:
+    """Turn what prevents a run's folder into a ResourceError."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(f"cannot make {path}: {error.strerror}", where="trainer.run_dir") from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses into a ResourceError."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(
+            f"the folder cannot be written: {error.strerror or error}",
+            where=str(path),
+            remedy="make room, or make it writable; the same command goes on where it was",
+        ) from error
+
+
+def locked(path: Path, where: str = "trainer.run_dir") -> TextIO:
+    """A lock on the folder, held until the file is closed or the process ends.
+
+    Args:
+        where: What named the folder.
+
+    Raises:
+        ResourceError: Another process holds it, or the file system has no locks.
+    """
+    with writing(path / LOCK):
+        file = (path / LOCK).open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if isinstance(error, BlockingIOError):
+            what, remedy = f"another process is using {path}", f"choose another {where}"
+        else:
+            what = f"{path} cannot be locked: {error.strerror}"
+            remedy = f"choose a {where} on a file system that has locks (flock), such as a local disk"
+        raise ResourceError(what, where=where, remedy=remedy) from error
+    return file
+
+
+def check_place(path: Path) -> None:
+    """See that a run can be in a folder, there or not; makes nothing.
+
+    Raises:
+        ConfigError: It, or what it would be in, is a file; or it holds other files.
+        ResourceError: It cannot be written.
+    """
+    where, place = "trainer.run_dir", path.absolute()
+    try:
+        while not os.path.lexists(place):
+            place = place.parent
+        if not place.is_dir():
+            made = "" if place == path.absolute() else f"{path} cannot be made: "
+            raise ConfigError(f"{made}{place} is not a folder", where=where, remedy="choose another")
+        others = sorted(each.name for each in place.iterdir()) if place == path.absolute() else []
+    except OSError as error:
+        raise ResourceError(f"cannot make {path}: {error.strerror}", where=where) from error
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ResourceError(f"cannot write to {place}", where=where, remedy="choose another")
+    seen = [name for name in others if not name.startswith(".")]
+    if seen and not set(others) & set(_SIGNS) and not _has_checkpoints(path):
+        more = f" and {len(seen) - _SHOWN} more" if len(seen) > _SHOWN else ""
+        raise ConfigError(
+            f"{path} holds other files, and no run: {', '.join(seen[:_SHOWN])}{more}",
+            where=where,
+            possible="a new folder, an empty one, or that of a run to go on with",
+            remedy=f"choose another, such as {path / 'run'}",
+        )
+
+
+def _run_in(path: Path) -> str | None:
+    """What makes the folder a run, if it is one."""
+    for name in _CLAIMS:
+        if (path / name).exists():
+            return name
+    return "checkpoints" if _has_checkpoints(path) else None
+
+
+def _occupied(path: Path, found: str) -> ConfigError:
+    return ConfigError(
+        f"{path} already holds a run",
+        where=f"trainer.run_dir: {path / found} exists",
+        remedy="go on with it (--resume auto), choose another trainer.run_dir, or move the folder away",
+    )
+
+
+def _has_checkpoints(path: Path) -> bool:
+    return any((path / "checkpoints").glob("step-*"))
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a whole file in one move: readers see the old one or the new one, also after a crash.
+
+    Raises:
+        ResourceError: The disk is full or cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with writing(path):
+        path.parent.mkdir(exist_ok=True)
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            failpoints.reach("directory.replacing")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,184 @@
+"""A run, live or finished, read from its folder: metrics, rollouts, events, checkpoints. Imports no torch."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mmrl.runs.checkpoints import Checkpoint, Checkpoints
+from mmrl.config.yaml_tree import read_tree
+from mmrl.errors import ConfigError, DataError
+from mmrl.rollout.records import RecordedRollout, read_rollouts
+from mmrl.runs.directory import LOCK, finite_or_nan, metrics_of, read_metrics, read_records
+
+
+class Metrics(Mapping[str, float]):
+    """The last value of each metric; ``curve`` has those before it.
+
+    Attributes:
+        steps: Every metric of each step that was finished; 0 is before the first.
+    """
+
+    def __init__(self, steps: Mapping[int, Mapping[str, float]]) -> None:
+        self.steps = steps
+
+    def __getitem__(self, name: str) -> float:
+        return list(self.curve(name).values())[-1]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name for values in self.steps.values() for name in values))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def curve(self, name: str) -> dict[int, float]:
+        """The metric's value at each step that has it.
+
+        Raises:
+            KeyError: No step has it.
+        """
+        found = {step: values[name] for step, values in self.steps.items() if name in values}
+        if not found:
+            raise KeyError(f"no step has {name!r}; there are: {', '.join(self) or 'none yet'}")
+        return found
+
+
+class Run:
+    """A run's folder. Everything is read when it is asked for, so that a live run shows what it has done so far.
+
+    Attributes:
+        path: RUN.
+        stopped: Why ``mmrl.train`` returned before the last step; empty if it did not.
+    """
+
+    def __init__(self, path: str | Path, stopped: str = "") -> None:
+        self.path, self.stopped = Path(path).expanduser().absolute(), stopped
+
+    @property
+    def metrics(self) -> Metrics:
+        """Such as ``run.metrics["eval/accuracy"]``, the last value, and ``run.metrics.curve("eval/accuracy")``.
+
+        Raises:
+            DataError: metrics.jsonl is damaged.
+        """
+        return Metrics(read_metrics(self.path))
+
+    @property
+    def rollout_steps(self) -> list[int]:
+        """The steps whose rollouts were recorded."""
+        return sorted(int(file.stem.removeprefix("step-")) for file in (self.path / "rollouts").glob("step-*.jsonl"))
+
+    def rollouts(self, step: int | None = None) -> Iterator[RecordedRollout]:
+        """The rollouts of a step, or of all steps, read one by one; each has ``text``, ``rewards`` and ``images``.
+
+        Raises:
+            DataError: There are none, or a line is damaged.
+        """
+        if step is None:
+            return read_rollouts(self.path)
+        if step not in (known := self.rollout_steps):
+            possible = ", ".join(map(str, known)) or "none yet"
+            raise DataError(f"there are no rollouts of step {step}", where=str(self.path), possible=possible)
+        return read_rollouts(self.path / "rollouts" / f"step-{step:06d}.jsonl")
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The lines of events.jsonl: ``time``, ``kind`` and what belongs to it."""
+        return list(read_records(self.path / "events.jsonl"))
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """The checkpoints that are kept, by ``step``; each has a ``path``."""
+        return Checkpoints(self.path / "checkpoints").all()
+
+    @property
+    def policy_path(self) -> Path:
+        """The newest checkpoint's model: a Hugging Face folder, or an adapter of one.
+
+        Raises:
+            DataError: There is no checkpoint.
+        """
+        if found := self.checkpoints:
+            return found[-1].path / "model"
+        raise DataError("the run has no checkpoint yet", where=str(self.path), remedy="wait for trainer.save_every")
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved config, as plain values.
+
+        Raises:
+            ConfigError: There is none yet, or it cannot be read.
+        """
+        tree, _ = read_tree([self.path / "config.yaml"])
+        config: dict[str, Any] = tree.plain()
+        return config
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a process is at work on it."""
+        try:
+            with (self.path / LOCK).open("r") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)
+
+    def __repr__(self) -> str:
+        metrics = self.metrics
+        parts = [str(self.path), f"step {max(metrics.steps, default=0)}"]
+        parts += [f"{name} {metrics[name]:.3g}" for name in ("eval/accuracy", "reward/mean") if name in metrics][:1]
+        parts += ["live"] if self.is_live else [f"stopped {self.stopped}"] if self.stopped else []
+        return f"Run({', '.join(parts)})"
+
+
+class NewMetrics:
+    """The lines that are appended to a run's metrics.jsonl from now on; also of one that takes its place."""
+
+    def __init__(self, run: Path) -> None:
+        self._file = run / "metrics.jsonl"
+        self._place, self._inode = 0, 0
+        for _ in self.read():
+            pass
+
+    def read(self) -> Iterator[tuple[int, dict[str, float]]]:
+        """Step and metrics of each new line, once."""
+        try:
+            with self._file.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._place:
+                    self._place, self._inode = 0, status.st_ino
+                file.seek(self._place)
+                lines = file.readlines()
+        except FileNotFoundError:
+            return
+        for line in lines:
+            if not line.endswith(b"\n"):
+                return
+            self._place += len(line)
+            record = json.loads(line)
+            yield int(record["step"]), finite_or_nan(metrics_of(record))
+
+
+def load_run(path: str | Path) -> Run:
+    """The run in a folder, whether it is live or done.
+
+    Raises:
+        ConfigError: The folder holds no run.
+    """
+    run = Run(path)
+    if not any((run.path / name).exists() for name in ("attempts.jsonl", "metrics.jsonl", "config.yaml")):
+        raise ConfigError("there is no run", where=str(run.path), remedy="name the folder that trainer.run_dir names")
+    return run

@@ -1,0 +1,157 @@
+"""What a run records: metrics, rollouts, the ledger, checkpoints; its folder, the trackers and the console."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from mmrl.system.version import __version__
+
+from mmrl.plugin_host import registry
+from mmrl.runs.checkpoints import Checkpoints, write_json
+from mmrl.config.sections import Config
+from mmrl.system.console import Console
+from mmrl.engine_api import Engine, Learner
+from mmrl.system.redaction import Redactor
+from mmrl.runs.resumption import plain_config
+from mmrl.rollout.records import step_records
+from mmrl.runs.directory import RunDirectory
+from mmrl.runs.tracking import Trackers
+from mmrl.types import CreditedGroup
+
+RUN_STATE = "run.json"
+"""The driver's part of a checkpoint's state."""
+
+
+class RunRecorder:
+    """Implements ``trainer.Recorder``: the run's folder, the trackers and the console."""
+
+    def __init__(
+        self,
+        config: Config,
+        directory: RunDirectory,
+        trackers: Trackers,
+        console: Console,
+        engine: Engine,
+        fingerprints: Mapping[str, str],
+    ) -> None:
+        self._config, self._directory, self._trackers = config, directory, trackers
+        self._console, self._engine, self._fingerprints = console, engine, fingerprints
+        self._checkpoints = Checkpoints(directory.checkpoints)
+        self._has_warned = False
+
+    @cached_property
+    def _scores(self) -> dict[int, float]:
+        """Of the steps that count; what an earlier attempt logged after the checkpoint it went on from is undone."""
+        resumed_from = self._directory.resumed_from
+        return best_scores(self._config, self._directory, -1 if resumed_from is None else resumed_from)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        values = {**values, "perf/memory_bytes_max": float(self._engine.memory_bytes_max())}
+        self._directory.append_metrics(step, values)
+        self._trackers.log(step, values)
+        self._console.step(step, values)
+        if (name := self._config.trainer.best_metric) is None:
+            return
+        if name in values:  # its checkpoint was written before its evaluation
+            if math.isfinite(values[name]):
+                self._scores[step] = values[name]
+            prune(self._config, self._directory, self._scores)
+        elif step > 1 and not self._scores and not self._has_warned:
+            self._has_warned = True
+            self.event("warning", message=f"trainer.best_metric: {name} is in no step so far, so none is the best one")
+
+    def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Mapping[str, Any]) -> None:
+        self._directory.write_rollouts(step, step_records(groups, state))
+
+    def trained(self, step: int, update: int, samples: Sequence[tuple[int, str, int]]) -> None:
+        self._directory.append_ledger(step, update, samples)
+
+    def save(self, learner: Learner, step: int, values: Mapping[str, float], state: Mapping[str, Any]) -> None:
+        record = {
+            "step": step,
+            "attempt": self._directory.attempt,
+            "mmrl": __version__,
+            "metrics": values,
+            "trainer": state,
+            "trackers": [
+                {"name": spec.name, "state": saved}
+                for spec, saved in zip(self._config.trackers, self._trackers.states(), strict=True)
+            ],
+            "config": plain_config(self._config),
+            "fingerprints": self._fingerprints,
+        }
+
+        def fill(folder: Path) -> None:
+            learner.save(folder)
+            write_json(folder / "state" / RUN_STATE, Redactor().plain(record))
+            self._directory.sync()
+
+        self._checkpoints.write(step, fill)
+        prune(self._config, self._directory, self._scores)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        self._directory.event(kind, **fields)
+        self._console.line(f"{kind}: {fields.get('message', fields)}")
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        self._console.progress(phase, done, total)
+
+
+@contextmanager
+def tracking(config: Config, directory: RunDirectory, before: Sequence[Mapping[str, Any]]) -> Iterator[Trackers]:
+    """The trackers of the config, started, and finished at the end.
+
+    Args:
+        before: Name and state of each one that the run had when it was saved.
+    """
+    trackers = Trackers(
+        [registry.create("tracker", spec) for spec in config.trackers],
+        lambda message: directory.event("tracker", message=message),
+    )
+    known = zip_longest((each["name"] for each in before), (each["state"] for each in before), config.trackers)
+    states = [state if spec and name == spec.name else {} for name, state, spec in known]
+    trackers.start(directory.path, config.model_dump(mode="json"), states)
+    try:
+        yield trackers
+    finally:
+        trackers.finish(timeout_s=30)
+
+
+def best_scores(config: Config, directory: RunDirectory, last: int) -> dict[int, float]:
+    """``trainer.best_metric`` of each step up to the last one that counts, as far as metrics.jsonl tells."""
+    if (name := config.trainer.best_metric) is None:
+        return {}
+    values = {step: record.get(name) for step, record in directory.metrics().items() if step <= last}
+    return {step: value for step, value in values.items() if value is not None}
+
+
+def prune(config: Config, directory: RunDirectory, scores: Mapping[int, float]) -> None:
+    """Remove the checkpoints that ``trainer`` does not ask to keep; keep the one of the best score."""
+    checkpoints = Checkpoints(directory.checkpoints)
+    known = [each.step for each in checkpoints.all() if each.step in scores]
+    choose = max if config.trainer.best_is == "max" else min
+    best = choose(known, key=scores.__getitem__, default=None)  # the earliest of equal ones
+    checkpoints.prune(config.trainer.keep_checkpoints, best)
+
+
+def environment(config: Config, engine: Engine) -> dict[str, Any]:
+    """What environment.json tells."""
+    return {
+        "mmrl": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "command": sys.argv,
+        "engine": dict(engine.describe()),
+        "plugins": [dataclasses.asdict(info) for info in registry.used_plugins(config)],
+    }

@@ -1,0 +1,435 @@
+"""A training run in its directory: from its start or its newest checkpoint to its end, through the loss of ranks."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mmrl.plugin_host import registry
+from mmrl.system.report import INDENT
+from mmrl.runs.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
+from mmrl.cluster.process import garbage_kept
+from mmrl.config.sections import Config
+from mmrl.config.load import to_yaml
+from mmrl.system.console import Console, diverted
+from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, RankLostError, ResourceError
+from mmrl.system.signals import Interruption, Stopped, end_process
+from mmrl.data.images import MediaStore
+from mmrl.runs.setup import RunPlan
+from mmrl.system.profiling import Profiler
+from mmrl.runs.recorder import RUN_STATE, RunRecorder, best_scores, environment, prune, tracking
+from mmrl.runs.resumption import Change, changed_config, changed_fingerprints, fingerprints, plain_config, refuse
+from mmrl.runs.directory import RunDirectory, metrics_of
+from mmrl.rollout.rewards.scorer import Scorer
+from mmrl.runs.summary import closing, opening, way_on
+from mmrl.types import ImageRef
+from mmrl.system.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from mmrl.rollout.collector import Collector
+
+TELL_S = 5.0
+"""Seconds to write down why a process that hangs is ended."""
+
+
+class TrainingRun:
+    """A run in its directory: from its start or its newest checkpoint to its end, through the loss of ranks.
+
+    Args:
+        least_memory: Bytes that a rank's GPU must have, asked before engines start; None asks for none.
+        profiled_steps: Steps to write a trace of, in each attempt.
+        verbose: Whether what the engines' libraries write while they start is shown, and not kept in RUN/engines.log.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        directory: RunDirectory,
+        interruption: Interruption,
+        *,
+        least_memory: Callable[[Config, RunPlan], int] | None = None,
+        profiled_steps: int = 0,
+        verbose: bool = False,
+    ) -> None:
+        self._length = "trainer.steps" if config.trainer.epochs is None else "trainer.epochs"
+        self._plan = RunPlan(config, directory.media)
+        self._config = self._plan.count_steps()
+        self._directory, self._interruption = directory, interruption
+        self._least_memory, self._profiled_steps, self._verbose = least_memory, profiled_steps, verbose
+        self._checkpoints = Checkpoints(directory.checkpoints)
+        self._console = Console(self._config.trainer.steps)
+        self._checkpoint: Checkpoint | None = None
+        self._source: Checkpoint | None = None  # of another run, until this one has a checkpoint of its own
+        self._state: Mapping[str, Any] = {}
+        self._changes: list[Change] = []
+        self._fingerprints: dict[str, str] = {}
+        self._is_halved = False
+
+    def find_start(self, resume: str, strict: bool, allowed: Sequence[str]) -> bool:
+        """Find the checkpoint to go on from, if any, and whether it may; False if the run is finished.
+
+        Raises:
+            CheckpointError: All checkpoints are damaged, or the newest one with ``strict``.
+            ConfigError: What has changed since is not allowed, or steps were finished and no checkpoint is left.
+        """
+        self._checkpoints.clean()
+        resume = self._resolve(resume)
+
+        def report(damaged: Checkpoint, error: CheckpointError) -> None:
+            if strict:
+                error.remedy = "leave out --strict-resume to go on from the checkpoint before it"
+                raise error
+            self._tell("checkpoint_damaged", message=str(error), step=damaged.step)
+
+        if resume == "auto":
+            self._checkpoint = self._checkpoints.newest(report)
+        elif resume != "never":
+            self._checkpoint = self._source = find(Path(resume), report)
+        if self._checkpoint is None:
+            if resume == "auto" and self._directory.has_steps:
+                raise ConfigError(
+                    "the run has finished steps, and no checkpoint to go on from",
+                    where=f"trainer.run_dir: {self._directory.path}",
+                    remedy="put a checkpoint back, choose another trainer.run_dir, or move the folder away",
+                )
+            return True
+        self._load_state()
+        self._changes = changed_config(self._state["config"], plain_config(self._config))
+        if resume == "auto":
+            self._set_aside_later()
+            if self._has_no_finished_step() and any(change.matters for change in self._changes):
+                self._start_anew()
+                return True
+            if self._checkpoint.step >= self._config.trainer.steps and self._unlogged_metrics() is None:
+                self._tell_finished()
+                self._prune()
+                return False
+            if self._has_learned_enough():
+                self._prune()
+                return False
+        for change in self._changes:
+            self._console.line(f"changed: {change}")
+        refuse(self._changes, allowed, str(self._checkpoint.path))
+        self._fingerprints = fingerprints(self._plan)
+        others = changed_fingerprints(self._state["fingerprints"], self._fingerprints)
+        refuse(others, allowed, str(self._checkpoint.path))
+        self._changes += others
+        if resume == "auto":
+            self._prune()  # what was killed before it did
+        return True
+
+    def _resolve(self, resume: str) -> str:
+        """``auto`` if the run has already begun from the path ``resume``, else ``resume`` as it is.
+
+        Raises:
+            ConfigError: The run was to begin from a checkpoint and has not.
+        """
+        has_begun, source = bool(self._checkpoints.all()), self._directory.source
+        if resume == "auto" and source is not None and not has_begun:
+            raise ConfigError(
+                "the run was to begin from a checkpoint of another one, and ended before it did",
+                where=f"trainer.run_dir: {self._directory.path}",
+                remedy=f"begin it again with --resume {source}, or choose another trainer.run_dir",
+            )
+        if resume in ("auto", "never"):
+            return resume
+        if has_begun:
+            return "auto"
+        self._directory.start_anew()
+        return resume
+
+    def _set_aside_later(self) -> None:
+        """Damaged ones, or they would be counted among the newest, which are kept."""
+        assert self._checkpoint is not None
+        for later in self._checkpoints.all():
+            if later.step > self._checkpoint.step:
+                self._checkpoints.set_aside(later)
+
+    def _prune(self) -> None:
+        assert self._checkpoint is not None
+        prune(self._config, self._directory, best_scores(self._config, self._directory, self._checkpoint.step))
+
+    def train(self) -> None:
+        """Train to the end; ranks that are lost or hang are started again from the last checkpoint."""
+        config, plan, directory = self._config, self._plan, self._directory
+        with ExitStack() as stack:
+            stack.callback(self._console.close)
+            with garbage_kept():
+                _ = plan.algorithm, plan.num_adapter_weights  # first: their errors come before anything starts
+                _ = plan.warnings, plan.model_warnings
+            for warning in [*plan.warnings, *plan.model_warnings]:
+                self._tell("warning", message=warning)
+            # Workers import their rewards while the engine starts.
+            scorer = stack.enter_context(Scorer(config.rewards))
+            with garbage_kept():
+                sources = plan.training, plan.evaluation
+            for source in sources:
+                for warning in source.warnings if source is not None else ():
+                    self._tell("warning", message=warning)
+                if source is not None:
+                    source.listen(lambda prompt, reason: directory.event("dropped", prompt=prompt, reason=reason))
+            self._console.lines(opening(config, plan, directory.path, self._begins()))
+            self._fingerprints = self._fingerprints or fingerprints(plan)
+            left = config.trainer.max_restarts
+            while True:
+                try:
+                    self._attempt(scorer)
+                    break
+                except (RankLostError, DeviceMemoryError) as error:
+                    if isinstance(error, RankLostError):
+                        left -= 1
+                    if left < 0 or (isinstance(error, DeviceMemoryError) and not self._halve_microbatches()):
+                        raise
+                    self._tell("restart", message=str(error), restarts_left=left)
+                    self._go_back()
+            newest = self._checkpoints.all()[-1]
+            self._console.lines(closing(config, directory.path, directory.metrics(), newest, self._length))
+
+    def _begins(self) -> str:
+        """Where the run begins."""
+        if self._checkpoint is None:
+            return "new"
+        where = f"{self._checkpoint.path}" if self._source else f"step {self._checkpoint.step}"
+        return f"begins from {where}" if self._source else f"goes on after {where}"
+
+    def _tell_finished(self) -> None:
+        """Say that nothing is left to do, and which changes of the config have no effect therefore."""
+        assert self._checkpoint is not None
+        step = self._checkpoint.step
+        way = way_on(self._config, self._directory.metrics(), step, self._length)
+        self._console.line(
+            f"{self._directory.path} is finished: it has {step} steps; nothing was done. "
+            f"To go on, {way}; to train anew, choose another trainer.run_dir"
+        )
+        for change in self._changes:
+            self._console.line(f"changed, without effect: {change}")
+
+    def _attempt(self, scorer: Scorer) -> None:
+        """One engine from its start to its end."""
+        from mmrl.cluster.launch import start_engine
+        from mmrl.rollout.collector import Collector
+        from mmrl.training.trainer import Trainer
+
+        config, plan, directory = self._config, self._plan, self._directory
+        checkpoint, source = self._checkpoint, self._source
+        step = None if checkpoint is None else checkpoint.step
+        directory.begin_attempt(
+            step,
+            checkpoint=None if checkpoint is None else str(checkpoint.path),
+            source=None if source is None else str(source.path),
+            command=sys.argv,
+            changes=[str(change) for change in self._changes],
+        )
+        code, message = 1, ""
+        try:
+            with ExitStack() as stack:
+                algorithm = registry.create("algorithm", config.algorithm)
+                start = time.monotonic()
+                noise = nullcontext() if self._verbose else diverted(directory.path / "engines.log")
+                with noise, garbage_kept():
+                    engine = start_engine(
+                        config,
+                        plan.folder,
+                        plan.media,
+                        algorithm,
+                        max_images=plan.max_images,
+                        with_sampler=plan.with_sampler,
+                        checkpoint=None if checkpoint is None else checkpoint.path,
+                        least_memory=None if self._least_memory is None else partial(self._least_memory, config, plan),
+                        progress=lambda text: self._console.line(f"{'':{INDENT}}{text}"),
+                    )
+                stack.callback(engine.close)
+                self._interruption.renew()  # engines' packages take signals over
+                self._interruption.check()
+                facts = environment(config, engine)
+                self._console.line(
+                    f"{'':{INDENT}}ready after {time.monotonic() - start:.0f} s: {facts['engine']['device_name']}, "
+                    f"{engine.precision}"
+                )
+                directory.write_environment(facts)
+                directory.write_config(to_yaml(config))
+                states = () if source else self._state.get("trackers", ())  # another run is not written on
+                trackers = stack.enter_context(tracking(config, directory, states))
+                recorder = RunRecorder(config, directory, trackers, self._console, engine, self._fingerprints)
+                collector = Collector(config, engine, scorer, recorder.progress, plan.penalties, event=recorder.event)
+                trainer = Trainer(
+                    config,
+                    algorithm,
+                    engine,
+                    plan.encoder,
+                    collector,
+                    plan.training,
+                    plan.evaluation,
+                    recorder,
+                    precision=engine.precision,
+                    peak_flops_per_s=_peak_of_all(facts, config),
+                    interruption=self._interruption,
+                    watchdog=Watchdog(
+                        config.trainer.step_timeout_s,
+                        lambda what: engine.abandon(self._overdue(collector, what)),
+                        lambda what: self._end(self._overdue(collector, what)),
+                    ),
+                    profiler=Profiler(
+                        engine,
+                        directory.path / "profile",
+                        self._profiled_steps,
+                        config.trainer.steps,
+                        lambda kind, message: self._tell(kind, message=message),
+                    ),
+                )
+                if checkpoint is None:
+                    trainer.fit()
+                else:
+                    if source is not None:
+                        self._inherit(source)
+                    self._tell("resumed", message=f"from step {step}, {checkpoint.path}", step=step)
+                    trainer.restore(self._state["trainer"], directory.media)
+                    trainer.fit(step, self._unlogged_metrics(), is_saved=source is None)
+                self._interruption.settle()
+            code = 0
+        except BaseException as error:
+            # A signal to all processes of a job makes others fail. That the last checkpoint has no room is news.
+            stopped = None if type(error) is ResourceError else self._interruption.stopped
+            shown = stopped or error
+            if isinstance(shown, (MMRLError, Stopped)):
+                code, message = shown.exit_code, str(shown)
+            if stopped is None or not isinstance(error, Exception):
+                raise
+            directory.event("warning", message=f"after {stopped}: {type(error).__name__}: {error}")
+            raise stopped from error
+        finally:
+            directory.end_attempt(code, message)
+
+    def _halve_microbatches(self) -> bool:
+        """Once, for ranks that cannot do it by themselves as others wait for them; whether it was done."""
+        learner = self._config.learner
+        budget = learner.tokens_per_microbatch // 2
+        if self._is_halved or self._config.cluster.ranks == 1 or not budget:
+            return False
+        smaller = learner.model_copy(update={"tokens_per_microbatch": budget})
+        self._config, self._is_halved = self._config.model_copy(update={"learner": smaller}), True
+        self._tell("adapted", message=f"out of memory: learner.tokens_per_microbatch is {budget} from now on")
+        return True
+
+    def _go_back(self) -> None:
+        """To the last checkpoint of this run, or to where it began from."""
+        newest = self._checkpoints.newest(
+            lambda damaged, error: self._tell("checkpoint_damaged", message=str(error), step=damaged.step)
+        )
+        self._source = self._source if newest is None else None
+        self._checkpoint, self._state = newest or self._source, {}
+        if self._checkpoint is not None:
+            self._load_state()
+            self._set_aside_later()
+
+    def _load_state(self) -> None:
+        assert self._checkpoint is not None
+        self._state = self._checkpoint.read_state(RUN_STATE)
+        if missing := {"attempt", "config", "fingerprints", "trainer", "metrics"} - {*self._state}:
+            raise CheckpointError(
+                f"the checkpoint's {RUN_STATE} lacks {', '.join(sorted(missing))}", where=str(self._checkpoint.path)
+            )
+
+    def _unlogged_metrics(self) -> Mapping[str, float] | None:
+        """What the checkpoint's step came to, if its evaluation or its line in metrics.jsonl is missing."""
+        assert self._checkpoint is not None
+        step, config = self._checkpoint.step, self._config
+        logged = self._directory.metrics().get(step)
+        if logged is not None and logged["attempt"] < self._state["attempt"]:  # of an attempt that was undone
+            logged = None
+        is_due = config.data.eval is not None and config.trainer.evaluates(step)
+        is_evaluated = logged is not None and any(name.startswith("eval/") for name in logged)
+        if logged is not None and (is_evaluated or not is_due):
+            return None
+        values: Mapping[str, float | None] = self._state["metrics"] or metrics_of(logged)
+        return {name: math.nan if value is None else value for name, value in values.items()}
+
+    def _has_learned_enough(self) -> bool:
+        """Whether the checkpoint's step fulfils ``trainer.stop_when``, which is told then."""
+        assert self._checkpoint is not None
+        condition, step = self._config.trainer.stop_condition, self._checkpoint.step
+        values = self._directory.metrics().get(step, {})
+        if condition is None or self._unlogged_metrics() is not None or not condition.holds(values):
+            return False
+        told = f"{self._directory.path} has ended after step {step} by trainer.stop_when: {condition.told(values)}"
+        self._console.line(f"{told}; change trainer.stop_when to go on")
+        return True
+
+    def _has_no_finished_step(self) -> bool:
+        """Whether no step was ever finished."""
+        assert self._checkpoint is not None
+        return self._checkpoint.step == 0 and not any(self._directory.metrics())
+
+    def _start_anew(self) -> None:
+        self._tell("start_anew", message="the config has changed, and no step was finished yet")
+        self._directory.start_anew()
+        self._checkpoint, self._state, self._changes = None, {}, []
+
+    def _inherit(self, checkpoint: Checkpoint) -> None:
+        """Take over the history of the run that this one begins from, and the images that it still needs.
+
+        Raises:
+            CheckpointError: They are not there.
+            DataError: One does not show what its name says.
+        """
+        source = checkpoint.path.parents[1]
+        self._directory.inherit(source, checkpoint.step)
+        theirs = MediaStore(source / "media", self._plan.media.grid)
+        for image in (image for record in self._state["trainer"]["carried_groups"] for image in record["images"]):
+            name = _checked_hash(image["hash"], checkpoint)
+            path = theirs.folder / f"{name}.png"
+            if path.is_symlink() or not path.is_file():
+                raise CheckpointError(
+                    "an image that the checkpoint needs is not beside it, as a file of its own",
+                    where=str(path),
+                    remedy="begin from a checkpoint within its run's folder",
+                )
+            theirs.load(ImageRef(name, image["width"], image["height"], str(path)))
+            self._plan.media.write_file(name, theirs.read_file(name))
+
+    def _overdue(self, collector: Collector, what: str) -> RankLostError:
+        latest = ", ".join(group.prompt.id for group in collector.generated[-3:])
+        return RankLostError(
+            f"{what} has taken more than {self._config.trainer.step_timeout_s:g} s",
+            where=f"trainer.step_timeout_s; the last prompts sampled: {latest or 'none'}",
+            remedy="look at what hangs; if nothing does, raise the limit",
+        )
+
+    def _end(self, error: MMRLError) -> None:
+        """End this process, which hangs, from the watchdog's thread."""
+
+        def tell() -> None:
+            print(f"mmrl: {error}", file=sys.stderr, flush=True)
+            self._directory.event("error", message=str(error), exit_code=error.exit_code)
+            self._directory.end_attempt(error.exit_code, str(error))
+
+        # It may hang in a write, and hold the lock that this needs.
+        teller = threading.Thread(target=tell, daemon=True)
+        teller.start()
+        teller.join(TELL_S)
+        end_process(error.exit_code)
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        self._directory.event(kind, **fields)
+        self._console.line(f"{kind}: {fields['message']}")
+
+
+def _peak_of_all(facts: Mapping[str, Any], config: Config) -> float | None:
+    """Operations a second that the devices of all ranks do at most, as environment.json tells of one."""
+    peak = facts["engine"].get("peak")
+    return None if peak is None else peak["flops_per_s"] * config.cluster.ranks
+
+
+def _checked_hash(name: Any, checkpoint: Checkpoint) -> str:
+    """The name of an image in a checkpoint that may be somebody else's."""
+    if not (isinstance(name, str) and re.fullmatch(r"[0-9a-f]+", name)):
+        raise CheckpointError(f"a carried image has no hash as its name: {name!r:.80}", where=str(checkpoint.path))
+    return name

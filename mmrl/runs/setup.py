@@ -1,0 +1,431 @@
+"""What a run needs before any device: its plugins, model files and prompts, made from a config and checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from mmrl.plugin_host import registry
+from mmrl.config.sections import Config, DatasetSpec
+from mmrl.config.yaml_tree import join_errors
+from mmrl.errors import ConfigError, DataError, plugin_errors
+from mmrl.interfaces import Algorithm, DatasetLoader, Needs, Plugin, Reward, RunFacts, served_needs
+from mmrl.data.images import ImageGrid, MediaStore
+from mmrl.data.prompts import Part, PromptSource
+from mmrl.types import Prompt
+
+if TYPE_CHECKING:
+    from mmrl.engine.encoding import Encoder
+    from mmrl.engine.folder import ModelFolder
+
+LORA_RATE = 1e-5
+"""Learning rates of adapters begin here; those of whole weights end here."""
+TEXT_IMAGE_FACTOR = 28
+"""The image grid of a model that reads no images; no image ever meets it."""
+
+
+class RunPlan:
+    """Everything of a run that needs no device, made when it is first asked for.
+
+    Args:
+        media_folder: Where normalised images go.
+        with_weights: Whether a model's folder must hold its weights.
+
+    Attributes:
+        chosen: For each dataset that was loaded, by its key, what is known of it and what its loader chose.
+    """
+
+    def __init__(self, config: Config, media_folder: Path, *, with_weights: bool = True) -> None:
+        self.config, self._media_folder, self._with_weights = config, media_folder, with_weights
+        self.chosen: dict[str, dict[str, str]] = {}
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """The algorithm, its needs checked against the config."""
+        self._check_learner()
+        if self.config.sampler.name == "vllm":
+            from mmrl.engine.vllm_arguments import check_engine_keys
+
+            check_engine_keys(self.config.sampler.engine)
+        algorithm = registry.create("algorithm", self.config.algorithm)
+        needs = served_needs(algorithm)
+        with plugin_errors(algorithm, "aggregation"):
+            _ = algorithm.aggregation
+        if algorithm.source == "rollouts":
+            self._check_rollouts(needs)
+        else:
+            self._check_demonstrations()
+        if self.config.data.eval is not None and not self.config.rewards:
+            raise ConfigError("evaluation needs a reward", where="rewards", remedy="add one, or set data.eval: null")
+        return algorithm
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """What the plugins warn of in this run, each with its key.
+
+        Raises:
+            ConfigError: Their options do not go together with the run's; of all of them at once.
+        """
+        warnings, errors = list[str](), list[ConfigError]()
+        for where, plugin in self._checking_plugins():
+            with plugin_errors(plugin, "check"):
+                try:
+                    warnings += [f"{where}: {warning}" for warning in _texts(plugin.check(self._facts))]
+                except ValueError as error:
+                    errors.append(ConfigError(str(error), where=where))
+        if errors:
+            raise join_errors(errors)
+        rate = self.config.learner.lr
+        if self.config.model.lora is not None and rate < LORA_RATE:
+            warnings.append(
+                f"learner.lr: {rate:g} moves adapters little; {LORA_RATE:g} to 2e-4 are usual with model.lora"
+            )
+        return warnings
+
+    @property
+    def model_warnings(self) -> list[str]:
+        """What the model makes of the config otherwise than it says."""
+        family = self.folder.family
+        if self.config.learner.share_prefix == "off" or family.shares_prefix:
+            return []
+        what = f"models of type {family.model_type} cannot share a prompt: each completion is packed with its own"
+        return [f"learner.share_prefix: {what}"]
+
+    @cached_property
+    def penalties(self) -> frozenset[str]:
+        """Names of the rewards that are penalties."""
+        kinds: dict[str, set[bool]] = {}
+        for spec in self.config.rewards:
+            kinds.setdefault(spec.metric, set()).add(cast(type[Reward], registry.resolve("reward", spec)).penalty)
+        for name in (name for name, found in kinds.items() if len(found) > 1):
+            raise ConfigError(
+                f"one of the rewards called {name!r} is a penalty, and another is none",
+                where="rewards",
+                remedy="give them labels of their own",
+            )
+        return frozenset(name for name, found in kinds.items() if found == {True})
+
+    @cached_property
+    def folder(self) -> ModelFolder:
+        from mmrl.engine.folder import ModelFolder
+
+        model = self.config.model
+        folder = ModelFolder.open(
+            model.path,
+            model.revision,
+            trust_remote_code=model.trust_remote_code,
+            with_weights=self._with_weights,
+        )
+        longest = self.config.data.max_prompt_tokens + self.config.sampler.max_new_tokens
+        if longest > folder.max_tokens:
+            raise ConfigError(
+                f"prompts and completions may take {longest} tokens, and the model reads {folder.max_tokens}",
+                where="data.max_prompt_tokens + sampler.max_new_tokens",
+                remedy="lower one of them",
+            )
+        self._check_sampler(folder)
+        parts, frozen = set(folder.family.parts), set(model.freeze)
+        if not frozen < parts:
+            raise ConfigError(
+                f"a model of type {folder.family.model_type} cannot be frozen in {', '.join(sorted(frozen))}",
+                where="model.freeze",
+                possible=f"some of {', '.join(sorted(parts))}, but not all",
+            )
+        return folder
+
+    @cached_property
+    def media(self) -> MediaStore:
+        factor = self.folder.image_factor if self.folder.family.vision else TEXT_IMAGE_FACTOR
+        data = self.config.data
+        return MediaStore(self._media_folder, ImageGrid(factor, data.min_pixels, data.max_pixels))
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        from mmrl.engine.encoding import Encoder
+
+        return Encoder(self.folder, self.media)
+
+    @cached_property
+    def training(self) -> PromptSource:
+        """The training prompts, enough for one step."""
+        self.prompts.require(self.config.trainer.prompts_per_step, "trainer.prompts_per_step")
+        return self.prompts
+
+    def count_steps(self) -> Config:
+        """The config with ``trainer.steps``, also where ``trainer.epochs`` leaves their number to the data.
+
+        Raises:
+            ConfigError: They are too few for the warm-up.
+        """
+        trainer, learner = self.config.trainer, self.config.learner
+        if trainer.epochs is None:
+            return self.config
+        drawn = Fraction(str(trainer.epochs)) * len(self.training)  # 1.1 is meant, and not the float beside it
+        steps = math.ceil(drawn / trainer.prompts_per_step)
+        if learner.warmup_steps >= (updates := steps * learner.minibatches * learner.epochs):
+            raise ConfigError(
+                f"learner.warmup_steps is {learner.warmup_steps}, but there are only {updates} optimizer steps",
+                where=f"trainer.epochs: {trainer.epochs:g} of {len(self.training)} rows are {steps} steps",
+                remedy="warm up for fewer optimizer steps than there are",
+            )
+        counted = trainer.model_copy(update={"steps": steps, "epochs": None})
+        self.config = self.config.model_copy(update={"trainer": counted})
+        return self.config
+
+    @cached_property
+    def prompts(self) -> PromptSource:
+        """The training prompts, however few."""
+        data, scored = self.config.data, self.algorithm.source == "rollouts"
+        source = self._source((data.train, *data.mix), "data.train", scored=scored)
+        self._check_reward_sources(source)
+        if self.algorithm.source == "demonstrations" and source.without_demonstration:
+            ids = source.without_demonstration
+            raise DataError(
+                f"algorithm {self.config.algorithm.name!r} learns from demonstrations, and {len(ids)} rows have none",
+                where=f"data.train, rows {', '.join(ids[:5])}{', ...' if len(ids) > 5 else ''}",
+                remedy="name the column that holds them, or choose an algorithm that samples",
+            )
+        return source
+
+    @cached_property
+    def evaluation(self) -> PromptSource | None:
+        spec = self.config.data.eval
+        return None if spec is None else self._source((spec,), "data.eval", scored=True)
+
+    @property
+    def with_sampler(self) -> bool:
+        """Whether anything is sampled."""
+        return self.algorithm.source == "rollouts" or self.config.data.eval is not None
+
+    @property
+    def max_images(self) -> int:
+        """Most images in one prompt."""
+        return max(source.max_images for source in (self.prompts, self.evaluation) if source is not None)
+
+    def num_rows(self, key: str, spec: DatasetSpec) -> int:
+        """Rows of a dataset as its loader gives them, which needs no model."""
+        return len(self._rows(key, spec))
+
+    @cached_property
+    def num_adapter_weights(self) -> int | None:
+        """Parameters of the adapters; None if the weights themselves are trained.
+
+        Raises:
+            ConfigError: ``model.lora.targets`` names what the model has not.
+        """
+        if self.config.model.lora is None:
+            return None
+        return sum(trained for trained, _ in self.part_sizes.values())
+
+    @cached_property
+    def part_sizes(self) -> Mapping[str, tuple[int, int]]:
+        """Trained and frozen parameters of each part of the model, without its weights.
+
+        Raises:
+            ConfigError: ``model.lora.targets`` names what the model has not.
+        """
+        from mmrl.engine.sizes import part_sizes
+
+        model = self.config.model
+        return part_sizes(self.folder, model.freeze, model.lora)
+
+    def num_weights(self) -> int | None:
+        """Parameters that a checkpoint holds, from the files' headers; None if they are not here."""
+        if self.num_adapter_weights is not None:
+            return self.num_adapter_weights
+        from safetensors import safe_open
+
+        count = 0
+        for name in self.folder.files():
+            if name.endswith(".safetensors"):
+                with safe_open(Path(self.folder.path) / name, "np") as file:
+                    count += sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
+        return count or None
+
+    @property
+    def _facts(self) -> RunFacts:
+        config = self.config
+        return RunFacts(
+            group_size=config.sampler.group_size,
+            prompts_per_step=config.trainer.prompts_per_step,
+            max_new_tokens=config.sampler.max_new_tokens,
+            updates_per_batch=config.learner.minibatches * config.learner.epochs,
+            rewards=tuple(dict.fromkeys(spec.metric for spec in config.rewards)),
+            accuracy=config.accuracy,
+        )
+
+    def _checking_plugins(self) -> Iterator[tuple[str, Plugin]]:
+        """The plugins that check a run, each with its key and name.
+
+        The others are not made for it: a reward, which else lives in worker processes alone, may be large.
+        """
+        yield f"algorithm: {self.config.algorithm.name}", self.algorithm
+        for key, kind, spec in self.config.plugins():
+            if kind != "algorithm" and registry.resolve(kind, spec).check is not Plugin.check:
+                yield f"{key}: {spec.name}", registry.create(kind, spec)
+
+    def _source(self, specs: Sequence[DatasetSpec], name: str, *, scored: bool) -> PromptSource:
+        data = self.config.data
+        keys = [name, *(f"data.mix.{index}" for index in range(len(specs) - 1))]
+        source = PromptSource(
+            [Part(spec.source, self._rows(key, spec), spec.weight) for key, spec in zip(keys, specs, strict=True)],
+            self.encoder,
+            system_prompt=data.system_prompt,
+            prompt_template=data.prompt_template,
+            max_prompt_tokens=data.max_prompt_tokens,
+            overlong=data.overlong,
+            on_bad_row=data.on_bad_row,
+            max_bad_rows=data.max_bad_rows,
+            name=name,
+        )
+        if scored:
+            self._check_scored(source)
+        return source
+
+    def _check_scored(self, source: PromptSource) -> None:
+        """Each row has a reward that scores it.
+
+        Raises:
+            ConfigError: Names the sources that have none.
+        """
+        named = [reward.sources for reward in self.config.rewards]
+        if None in named:
+            return
+        scored = {name for names in named if names is not None for name in names}
+        if missing := sorted(source.sources.keys() - scored):
+            raise ConfigError(
+                f"no reward scores the rows of {', '.join(missing)}",
+                where=f"rewards: sources; {source.name} has rows of {_counted(source.sources)}",
+                possible=f"rewards for {', '.join(sorted(scored))}, and for {', '.join(missing)}",
+                remedy="add them to the sources of a reward, or leave out the sources of one that scores every row",
+            )
+
+    def _check_reward_sources(self, training: PromptSource) -> None:
+        """Each source that a reward names is there.
+
+        Raises:
+            ConfigError: Names those that are not.
+        """
+        data = self.config.data
+        known = {spec.source for spec in (data.train, *data.mix, *([data.eval] if data.eval else []))}
+        known |= training.sources.keys()
+        named = {name for reward in self.config.rewards for name in reward.sources or ()}
+        if named - known and self.evaluation is not None:
+            known |= self.evaluation.sources.keys()
+        if missing := sorted(named - known):
+            raise ConfigError(
+                f"rewards are meant for rows of {', '.join(missing)}, and there are none",
+                where="rewards: sources",
+                possible=", ".join(sorted(known)),
+                remedy="name labels of datasets, or what the rows themselves say that they are from",
+            )
+
+    def _rows(self, key: str, spec: DatasetSpec) -> Sequence[Prompt]:
+        root = self.config.data.image_root
+        if root is not None and "image_root" in registry.options_class("dataset", spec.name).model_fields:
+            options = {key: value for key, value in spec.options.items() if value is not None}
+            spec = DatasetSpec(name=spec.name, **{"image_root": root, **options})
+        loader = registry.create("dataset", spec)
+        with plugin_errors(loader, "load"):
+            rows = loader.load()
+        self.chosen[key] = _about(loader)
+        return rows
+
+    def _check_learner(self) -> None:
+        from mmrl.engine.device import LEARNER_KEYS, OWNED_LEARNER_KEYS
+
+        settings = self.config.learner.deepspeed
+        refused = sorted(settings.keys() - LEARNER_KEYS)
+        refused += [key for key in OWNED_LEARNER_KEYS if _has(settings, key.split("."))]
+        if refused:
+            raise ConfigError(
+                f"learner.deepspeed does not take {', '.join(refused)}",
+                where="learner.deepspeed",
+                possible=f"{', '.join(sorted(LEARNER_KEYS))}, without {', '.join(OWNED_LEARNER_KEYS)}",
+                remedy="check the name, or look among mmrl's own keys of the learner section: `mmrl schema`",
+            )
+
+    def _check_sampler(self, folder: ModelFolder) -> None:
+        """See that vLLM can divide the model's layers among the ranks that sample together.
+
+        Raises:
+            ConfigError: Names the number that stands in the way, and the sizes that are possible.
+        """
+        from mmrl.engine.shape import model_shape
+
+        config = self.config
+        size, ranks = config.sampler.tensor_parallel_size, config.cluster.ranks
+        shape, whole_tower = model_shape(folder.config), config.sampler.engine.get("mm_encoder_tp_mode") == "data"
+        if reason := shape.indivisible(size, whole_tower=whole_tower):
+            sizes = [
+                n for n in range(1, ranks + 1) if ranks % n == 0 and not shape.indivisible(n, whole_tower=whole_tower)
+            ]
+            raise ConfigError(
+                f"{size} ranks cannot share one copy of the sampler's weights: {reason}",
+                where=f"sampler.tensor_parallel_size: {size}",
+                possible=f"{', '.join(map(str, sizes))} (with cluster.ranks: {ranks})",
+                remedy="set one of these"
+                + ("; or sampler.engine.mm_encoder_tp_mode: data, a whole tower on each rank" * ("tower" in reason)),
+            )
+
+    def _check_demonstrations(self) -> None:
+        config = self.config
+        if config.sampler.temperature != 1.0:
+            raise ConfigError(
+                "demonstrations are learned at temperature 1",
+                where=f"sampler.temperature: {config.sampler.temperature}",
+                remedy="remove sampler.temperature",
+            )
+        if config.learner.minibatches > config.trainer.prompts_per_step:
+            raise ConfigError(
+                f"learner.minibatches is {config.learner.minibatches}, but a step has fewer demonstrations",
+                where=f"trainer.prompts_per_step: {config.trainer.prompts_per_step}",
+                remedy="lower learner.minibatches",
+            )
+
+    def _check_rollouts(self, needs: Needs) -> None:
+        name, needed = self.config.algorithm.name, needs.min_group_size
+        if not self.config.rewards:
+            raise ConfigError(f"algorithm {name!r} needs a reward", where="rewards", remedy="add one")
+        if self.config.sampler.group_size < needed:
+            raise ConfigError(
+                f"algorithm {name!r} compares the completions of a prompt and needs {needed} of them",
+                where=f"sampler.group_size: {self.config.sampler.group_size}",
+                possible=f"{needed} or more",
+                remedy="raise sampler.group_size",
+            )
+
+
+def _has(settings: Any, path: Sequence[str]) -> bool:
+    """Whether nested settings have a value at ``path``."""
+    for key in path:
+        if not isinstance(settings, Mapping) or key not in settings:
+            return False
+        settings = settings[key]
+    return True
+
+
+def _about(loader: DatasetLoader) -> dict[str, str]:
+    """What is known of a dataset, and what its loader chose."""
+    about = dict[str, str]()
+    if (facts := loader.facts) is not None:
+        about |= {"dataset": f"{facts.origin}, licence {facts.licence}", "rewards": ", ".join(facts.reward)}
+        about |= {"note": facts.notes} if facts.notes else {}
+    with plugin_errors(loader, "describe"):
+        return about | {str(name): str(value) for name, value in loader.describe().items()}
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    """Such as ``geometry (40), digits (2)``."""
+    return ", ".join(f"{name} ({count})" for name, count in counts.items())
+
+
+def _texts(answer: Sequence[str]) -> list[str]:
+    """What a plugin answers as a list of texts, and nothing else."""
+    if isinstance(answer, str) or not all(isinstance(text, str) for text in answer):
+        raise TypeError(f"expected a list of texts, got {answer!r:.200}")
+    return list(answer)

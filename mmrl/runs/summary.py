@@ -1,0 +1,143 @@
+"""The blocks that a run prints before its first step and after its last one."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mmrl.runs.budget import Arithmetic
+from mmrl.data.prompts import PromptSource
+from mmrl.system.report import Report, counted, shortened
+from mmrl.runs.checkpoints import Checkpoint
+from mmrl.config.sections import Config, TrainerConfig
+from mmrl.runs.setup import RunPlan
+
+MET = "eval/accuracy", "reward/mean", "loss/total"
+"""Metrics that tell how a run went: the first one that it has is shown."""
+SHOWN_ROWS = 5
+"""Dropped rows of a dataset that are shown."""
+
+
+def opening(config: Config, plan: RunPlan, directory: Path, begins: str) -> list[str]:
+    """The lines before anything starts: folder, model, data, arithmetic of a step, where to look, engines.
+
+    Args:
+        begins: Where the run begins, such as ``new``.
+    """
+    report = Report()
+    report.show("run", [f"{directory} ({begins})"])
+    report.show("model", [_model(config, plan)])
+    for source in (plan.training, plan.evaluation):
+        if source is not None:
+            report.show(source.name.removeprefix("data."), kept_rows(source))
+    evaluated = 0 if plan.evaluation is None else len(plan.evaluation)
+    report.show("batches", Arithmetic(config, plan.training.shares, max(plan.training.lengths), evaluated).lines())
+    report.show("files", ["metrics.jsonl has the curves, rollouts/ the completions, events.jsonl what happened"])
+    report.show("Ctrl-C", ["saves a checkpoint and stops; the same command goes on"])
+    report.show("engines", [_engines(config, plan)])
+    return report.lines
+
+
+def closing(
+    config: Config,
+    directory: Path,
+    metrics: Mapping[int, Mapping[str, Any]],
+    policy: Checkpoint,
+    length: str = "trainer.steps",
+) -> list[str]:
+    """The lines after the last step: how the run went, where the policy is, and what to do next.
+
+    Args:
+        metrics: Of each step, as metrics.jsonl has them.
+        policy: The last checkpoint.
+        length: The key that says how long the run is: trainer.steps or trainer.epochs.
+    """
+    report = Report()
+    report.show("done", [f"{policy.step} steps; {directory}"])
+    for name in dict.fromkeys([name for name in [config.trainer.best_metric] if name] + [*MET]):
+        values = {step: values[name] for step, values in metrics.items() if _is_number(values.get(name))}
+        if values:
+            report.show("outcome", [f"{name}: {_course(values, name, config.trainer)}"])
+            break
+    report.show("policy", [str(policy.path / "model")])
+    run = shlex.quote(str(directory))
+    next_steps = [f"mmrl export {run} FOLDER", f"mmrl replay {run}"]
+    if config.data.eval is not None:
+        next_steps.insert(0, f"mmrl eval --model {run}")
+    report.show("next", [*next_steps, f"{way_on(config, metrics, policy.step, length)}, and the same command goes on"])
+    return report.lines
+
+
+def way_on(config: Config, metrics: Mapping[int, Mapping[str, Any]], step: int, length: str) -> str:
+    """The change after which a run that has ended takes further steps.
+
+    Args:
+        metrics: Of each step, as metrics.jsonl has them.
+        step: The last one.
+        length: The key that says how long the run is: trainer.steps or trainer.epochs.
+    """
+    condition, schedule = config.trainer.stop_condition, config.learner.schedule
+    is_met = condition is not None and condition.holds(metrics.get(step, {}))
+    change = "change trainer.stop_when" if is_met else ""
+    if is_met and step < config.trainer.steps:
+        return change
+    raised = f"raise {length} above {step}" if length == "trainer.steps" else f"raise {length}"
+    if schedule != "constant":  # a change of the last step is refused
+        raised += f", add --allow-change trainer.steps (learner.schedule: {schedule} then ends at the new last step)"
+    return ", ".join(filter(None, [change, raised]))
+
+
+def kept_rows(source: PromptSource) -> list[str]:
+    """Lines that tell how many rows are kept, why the others are not, and name some of these."""
+    causes = counted(source.causes)
+    dropped = [f"{prompt}: {reason}" for prompt, reason in source.dropped]
+    first = f"{len(source)} of {source.num_rows} rows kept" + (f"; dropped: {causes}" if causes else "")
+    return [first, *(f"  {line}" for line in shortened(dropped, SHOWN_ROWS))]
+
+
+def _course(values: Mapping[int, float], name: str, trainer: TrainerConfig) -> str:
+    """First, best and last value."""
+    first, last = min(values), max(values)
+    text = f"{values[first]:.3g} at step {first}, {values[last]:.3g} at step {last}"
+    is_chosen = name == trainer.best_metric
+    if name.startswith("loss/") and not is_chosen:
+        return text
+    word, choose = ("least", min) if is_chosen and trainer.best_is == "min" else ("most", max)
+    best = choose(sorted(values), key=values.__getitem__)
+    return f"{text}; {word} {values[best]:.3g} at step {best}"
+
+
+def _is_number(value: Any) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _model(config: Config, plan: RunPlan) -> str:
+    """Such as ``qwen2_5_vl, 3.75 billion parameters, all of them trained``."""
+    model, adapters = config.model, plan.num_adapter_weights
+    name = f"{model.path} ({plan.folder.family.model_type})"
+    if adapters is not None:
+        assert model.lora is not None
+        return f"{name}; adapters of rank {model.lora.rank} are trained, {_count(adapters)} parameters"
+    size = plan.num_weights()
+    whole = name if size is None else f"{name}, {_count(size)} parameters"
+    return f"{whole}; {', '.join(model.freeze)} frozen" if model.freeze else f"{whole}; all are trained"
+
+
+def _count(parameters: int) -> str:
+    for size, unit in ((1e9, "billion"), (1e6, "million")):
+        if parameters >= size:
+            return f"{parameters / size:.3g} {unit}"
+    return str(parameters)
+
+
+def _engines(config: Config, plan: RunPlan) -> str:
+    ranks = config.cluster.ranks
+    where = "1 rank in this process" if config.cluster.name == "local" else f"{ranks} ranks on {config.cluster.name}"
+    sampler = f"{config.sampler.name} samples"
+    if config.sampler.tensor_parallel_size > 1:
+        sampler += f" ({config.sampler.tensor_parallel_size} ranks together)"
+    parts = [where, *([sampler] if plan.with_sampler else []), f"DeepSpeed learns (ZeRO {config.learner.zero_stage})"]
+    return ", ".join(parts)

@@ -1,0 +1,124 @@
+"""Trackers beside the run: each has a thread and a bounded queue, so none can stop or slow a step."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmrl.interfaces import Tracker
+from mmrl.system.redaction import Redactor
+
+QUEUE_STEPS = 1000
+"""Steps that may wait for a slow tracker; what comes when the queue is full is dropped and counted."""
+
+_Call = Callable[[Tracker], None]
+
+
+class Trackers:
+    """Sends the run's metrics to every tracker.
+
+    Args:
+        on_fault: Told about each tracker's first fault and first dropped step, and in ``finish`` what is missing;
+            called from the trackers' threads.
+    """
+
+    def __init__(self, trackers: Sequence[Tracker], on_fault: Callable[[str], None]) -> None:
+        self._threads = [_TrackerThread(tracker, on_fault) for tracker in trackers]
+
+    def start(
+        self, run_dir: Path, config: Mapping[str, Any], states: Sequence[Mapping[str, Any]] | None = None
+    ) -> None:
+        """Open every tracker, without waiting for any; they get the config without secrets.
+
+        Args:
+            states: What ``states`` answered in the run that goes on.
+        """
+        public = Redactor().plain(config)
+        for thread, state in zip(self._threads, states or [{}] * len(self._threads), strict=False):
+            thread.start(run_dir, public, state)
+
+    def states(self) -> list[Mapping[str, Any]]:
+        """What each tracker needs to go on in the same place, as far as it has started."""
+        return [thread.state for thread in self._threads]
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record one step, without waiting for any tracker."""
+        values = dict(metrics)
+        for thread in self._threads:
+            thread.call(lambda tracker: tracker.log(step, values))
+
+    def finish(self, timeout_s: float = 30.0) -> None:
+        """Let the trackers flush and close, for ``timeout_s`` seconds together at most."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.close()
+        for thread in self._threads:
+            thread.report(deadline)
+
+
+class _TrackerThread:
+    """Calls one tracker in order; after a failed ``start`` it calls it no more."""
+
+    def __init__(self, tracker: Tracker, on_fault: Callable[[str], None]) -> None:
+        self._tracker, self._on_fault = tracker, on_fault
+        self._name = type(tracker).__name__
+        self._queue: queue.SimpleQueue[tuple[_Call, bool] | None] = queue.SimpleQueue()
+        self._num_faults = self._num_dropped = 0
+        self.state: Mapping[str, Any] = {}
+        self._is_usable = True
+        self._thread = threading.Thread(target=self._run, name=f"tracker {self._name}", daemon=True)
+        self._thread.start()
+
+    def start(self, run_dir: Path, config: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+        def begin(tracker: Tracker) -> None:
+            if state:
+                tracker.restore(state)
+            tracker.start(run_dir, config)
+            self.state = json.loads(json.dumps(dict(tracker.state())))  # what JSON cannot hold is a fault here and now
+
+        self.state = state
+        self.call(begin, is_start=True)
+
+    def call(self, call: _Call, is_start: bool = False) -> None:
+        if self._queue.qsize() < QUEUE_STEPS:
+            self._queue.put((call, is_start))
+            return
+        self._num_dropped += 1
+        if self._num_dropped == 1:
+            self._on_fault(f"tracker {self._name} is too slow: {QUEUE_STEPS} steps wait; further ones are dropped")
+
+    def close(self) -> None:
+        self._queue.put(None)
+
+    def report(self, deadline: float) -> None:
+        """Wait for the thread until the deadline, then say what is missing."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._on_fault(f"tracker {self._name} did not finish in time: about {self._queue.qsize()} calls not made")
+        if self._num_faults > 1 or self._num_dropped:
+            self._on_fault(f"tracker {self._name}: {self._num_faults} faults, {self._num_dropped} steps dropped")
+
+    def _run(self) -> None:
+        while item := self._queue.get():
+            call, is_start = item
+            if not self._try(call) and is_start:
+                self._is_usable = False
+        self._try(lambda tracker: tracker.finish())
+
+    def _try(self, call: _Call) -> bool:
+        """Whether the call went well. SystemExit counts as a fault too: some trackers exit when they cannot log in."""
+        if not self._is_usable:
+            return False
+        try:
+            call(self._tracker)
+        except BaseException as error:
+            self._num_faults += 1
+            if self._num_faults == 1:
+                self._on_fault(f"tracker {self._name} failed: {type(error).__name__}: {error}")
+            return False
+        return True

@@ -1,0 +1,1 @@
+"""What any program needs of its machine and process."""

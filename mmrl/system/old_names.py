@@ -1,0 +1,31 @@
+"""Modules that plugins knew by another name in version 0.2.0: they still import, with a warning."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+MOVED = {"mmrl.media": "mmrl.data.images", "mmrl.hub": "mmrl.data.hub", "mmrl.templates": "mmrl.data.templates"}
+"""What the README of 0.2.0 showed to plugin authors, and where it is now."""
+
+
+class _Moved(MetaPathFinder, Loader):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname in MOVED else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        old = module.__name__
+        warnings.warn(f"{old} is now {MOVED[old]}; the old name goes with the next version", FutureWarning, 2)
+        sys.modules[old] = import_module(MOVED[old])
+
+
+def install() -> None:
+    """Let old names be imported."""
+    sys.meta_path.append(_Moved())

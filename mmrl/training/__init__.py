@@ -1,0 +1,1 @@
+"""One step after another: sample, credit, update."""

@@ -1,0 +1,281 @@
+"""``import mmrl``: its names, and its functions with the fake engine in their processes."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mmrl
+from mmrl.api.calls import errand
+from mmrl.commands.cli import main
+from mmrl.errors import ConfigError, DataError, PluginError
+from mmrl.rollout.records import RecordedRollout
+from mmrl.types import Rollout
+from tests.faults.runs import REWARDS, Runs
+
+ROOT = Path(__file__).parents[2]
+FUNCTIONS = {"evaluate", "export", "load_run", "train"}
+ANSWERS = {"Answer", "Evaluation", "Metrics", "Run"}
+ERRORS = {
+    "ConfigError", "DataError", "DeviceMemoryError", "HubError", "HubUnreachableError", "MMRLError", "NumericsError",
+    "PluginError", "RankLostError", "ResourceError",
+}  # fmt: skip
+PLUGINS = {
+    "API_VERSION", "Aggregation", "AggregationMode", "Algorithm", "CorrectionMode", "DatasetFacts", "DatasetLoader",
+    "KLEstimator", "Needs", "Plugin", "PluginConfig", "Refill", "Reward", "RunFacts", "Scores", "Tracker",
+}  # fmt: skip
+RECORDS = {
+    "Batch", "Candidate", "Credit", "EncodedPrompt", "FinishReason", "IMAGE_PLACEHOLDER", "ImageRef", "Message",
+    "PackedTokens", "Prompt", "RawImage", "Rollout", "RolloutGroup", "Sample", "Score", "ScoredGroup", "Segment",
+    "TokenLoss",
+}  # fmt: skip
+
+
+def test_the_public_names_are_these() -> None:
+    assert set(mmrl.__all__) == {"__version__"} | FUNCTIONS | ANSWERS | ERRORS | PLUGINS | RECORDS
+    assert set(dir(mmrl)) >= set(mmrl.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = mmrl.trian
+
+
+def test_every_name_is_what_type_checkers_take_it_for() -> None:
+    tree = ast.parse(Path(mmrl.__file__).read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module != "typing"]
+    shown = {alias.name: node.module for node in imports for alias in node.names if str(node.module) != "importlib"}
+    assert {*shown, "__version__"} == set(mmrl.__all__)
+    for name, module in shown.items():
+        assert getattr(mmrl, name) is getattr(importlib.import_module(str(module)), name)
+
+
+def test_a_name_is_imported_when_it_is_used() -> None:
+    code = """
+import sys, mmrl
+heavy = {"torch", "pydantic", "numpy", "yaml"}
+assert [name for name in sys.modules if name.startswith("mmrl")] == ["mmrl"] and not heavy & set(sys.modules)
+mmrl.ConfigError
+assert not heavy & set(sys.modules)
+for name in mmrl.__all__:
+    getattr(mmrl, name)
+assert "torch" not in sys.modules
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, models: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Configs of runs that have the fake engine, in processes of their own."""
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.setattr(errand, "MODULE", "tests.faults.errands")
+    monkeypatch.chdir(tmp_path)
+    return Runs(tmp_path, models("qwen2"))
+
+
+def mapping(runs: Runs, **sections: Any) -> dict[str, Any]:
+    import yaml
+
+    loaded: dict[str, Any] = yaml.safe_load(runs.config(**sections).read_text())
+    return loaded
+
+
+def test_the_page_names_what_there_is() -> None:
+    page = (ROOT / "mmrl" / "PYTHON.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    named = {node.attr for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)}
+    known = {*mmrl.__all__, *dir(mmrl.Run), *dir(mmrl.Metrics), *dir(mmrl.Evaluation), *dir(RecordedRollout)}
+    assert named <= known and len(page.splitlines()) <= 28
+
+
+def late(rollouts: list[Rollout]) -> list[float]:
+    """More for late letters."""
+    return [sum(map(ord, each.text)) / 1000 for each in rollouts]
+
+
+def test_runs_train_twice_in_a_process_and_go_on(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[int] = []
+
+    def look(step: int, metrics: Any) -> None:
+        seen.append(step)
+        assert (metrics["reward/mean"] > 0 if step else "reward/mean" not in metrics) and mmrl.load_run(
+            "run"
+        ).path == runs.folder / "run"
+
+    config = mapping(runs, trainer={"steps": 2, "prompts_per_step": 3, "save_every": 1, "run_dir": "run"})
+    run = mmrl.train(config, {"rewards": [{"name": f"{REWARDS}:letters"}]}, callbacks=[look])
+    assert run.stopped == "" and seen == [0, 1, 2] and run.path == runs.folder / "run"
+    assert list(run.metrics.curve("reward/mean")) == [1, 2]
+    assert len(list(run.rollouts(step=2))) == 12
+    assert "step 2/2" in capsys.readouterr().out
+    again = mmrl.train(config, {"trainer.steps": 3, "trainer": {"seed": 0}}, callbacks=[look])
+    assert seen == [0, 1, 2, 3] and [each.step for each in again.checkpoints] == [1, 2, 3]
+    assert any(event["kind"] == "resumed" for event in again.events)
+    faster = {"trainer.steps": 4, "trainer.seed": 0, "learner.lr": 0.02}
+    with pytest.raises(ConfigError, match=r"--allow-change learner.lr; in Python, allow_change"):
+        mmrl.train(config, faster)
+    assert max(mmrl.train(config, faster, allow_change=["learner.lr"]).metrics.steps) == 4
+
+
+RULE = """
+from mmrl import Aggregation, Algorithm, Credit, TokenLoss
+
+class Rule(Algorithm):
+    aggregation = Aggregation("token-mean")
+
+    def credit(self, batch):
+        return Credit(batch.rewards - batch.rewards.mean())
+
+    def loss(self, tokens):
+        return TokenLoss(-tokens.advantages_T * tokens.logprobs_T)
+"""
+SCRIPT = """
+from PIL import Image
+
+import mmrl
+from mmrl.api.calls import errand
+
+errand.MODULE = "tests.faults.errands"
+SCALE = 0.5
+print("the script runs")
+
+def scaled(text):
+    return SCALE * len(text)
+
+def long(rollouts, bonus: float = 0.0):
+    return [scaled(each.text) + bonus for each in rollouts]
+
+images = [Image.new("RGB", (56, 56), (n, 0, 0)) for n in range(4)]
+rows = [{{"problem": f"<image>{{n}}?", "images": [image], "answer": str(n)}} for n, image in enumerate(images)]
+run = mmrl.train(
+    "config.yaml",
+    {{"data.train": {{"name": "table"}}}},
+    rewards=[{{"name": long, "bonus": 1.0}}, "{rewards}:early"],
+    dataset=rows,
+    algorithm="rule.py:Rule",
+)
+found = list(run.rollouts(step=2))
+assert all(each.rewards["long"] == 1.0 + 0.5 * len(each.text) for each in found)
+assert {{Image.open(each.images[0]).getpixel((0, 0))[0] for each in run.rollouts()}} == set(range(4))
+print("it is done", run)
+"""
+
+
+def test_a_script_gives_a_function_of_its_own_rows_with_images_and_a_rule_of_a_file(
+    runs: Runs, models: Callable[[str], Path]
+) -> None:
+    trainer = {"steps": 2, "prompts_per_step": 2, "save_every": 1, "run_dir": "run"}
+    config = mapping(runs, trainer=trainer, model={"path": str(models("qwen2_5_vl"))})
+    (runs.folder / "config.yaml").write_text(json.dumps({key: config[key] for key in config.keys() - {"data"}}))
+    (runs.folder / "rule.py").write_text(RULE)
+    (runs.folder / "script.py").write_text(SCRIPT.format(rewards=REWARDS))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=runs.folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("the script runs") == 1 and "it is done" in done.stdout
+    (row_file,) = (runs.folder / "run" / "given").glob("rows-*/train.parquet")
+    (source,) = (runs.folder / "run" / "given").glob("long-*.py")
+    assert "the script runs" not in source.read_text()
+    run = mmrl.load_run("run")
+    assert run.config["data"]["train"]["path"] == str(row_file)
+    assert [each["name"] for each in run.config["rewards"]] == [f"{source}:long", f"{REWARDS}:early"]
+    assert run.config["algorithm"]["name"] == "rule.py:Rule"
+
+
+def test_a_module_gives_its_function_by_name(runs: Runs) -> None:
+    from mmrl.api.calls import _loaded
+
+    config = _loaded(mapping(runs), {}, [late], None, None).config
+    assert config.rewards[0].name in (f"import:{__name__}:late", f"{Path(__file__)}:late")
+    assert config.rewards[0].metric == "late" and not (runs.folder / "run").exists()
+    assert _loaded(mapping(runs), {}, late, None, None).config.rewards == config.rewards
+
+
+def test_an_error_of_the_config_rises_at_once_and_leaves_nothing(runs: Runs) -> None:
+    def local(rollouts: list[Rollout]) -> list[float]:
+        return [0.0 for _ in rollouts]
+
+    with pytest.raises(ConfigError, match=r"unknown key trainer\.step\b") as caught:
+        mmrl.train(mapping(runs), {"trainer.step": 3})
+    assert caught.value.where == "overrides"
+    with pytest.raises(ConfigError, match=r"unknown key learner\.rl"):
+        mmrl.train(mapping(runs, learner={"rl": 3}), rewards=[local])
+    with pytest.raises(ConfigError, match="no key can be 3"):
+        mmrl.train(mapping(runs), {3: 3})  # type: ignore[dict-item]
+    with pytest.raises(PluginError, match="no installed package has a reward plugin called 'exct'"):
+        mmrl.train(mapping(runs), rewards=["exct"])
+    with pytest.raises(ConfigError, match="rows need a loader") as caught:
+        mmrl.train({key: value for key, value in mapping(runs).items() if key != "data"}, dataset=[{"prompt": "?"}])
+    assert "overrides={" in caught.value.remedy
+    with pytest.raises(ConfigError, match="2 errors in the config"):
+        mmrl.train(mapping(runs), {"trainer.steps": 0, "learner.lr": 3})
+    assert not (runs.folder / "run").exists()
+    (runs.folder / "run").write_text("")
+    with pytest.raises(ConfigError, match="run is not a folder"):
+        mmrl.train(mapping(runs), rewards=[local])
+
+
+def test_an_error_of_the_run_is_that_of_the_command(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    runs.rows.write_text('{"id": "1", "prompt": "?"}\n')
+    config = runs.config()
+    assert main(["train", str(config)]) == 3
+    told = capsys.readouterr().err
+    old = {"sampler.memory_fraction": 0.4}  # its name in 0.2.0
+    with pytest.raises(DataError) as caught, pytest.warns(FutureWarning, match="sampler.gpu_memory_utilization"):
+        mmrl.train(config, old)
+    assert told == f"mmrl: {caught.value}\n"
+
+
+def test_a_callback_stops_the_run_with_false_and_with_an_error(runs: Runs) -> None:
+    config = mapping(runs, trainer={"steps": 10**6, "prompts_per_step": 3, "save_every": 10**6, "run_dir": "run"})
+    live = []
+
+    def enough(step: int, metrics: Any) -> bool:
+        live.append(mmrl.load_run("run").is_live)
+        return step < 3
+
+    run = mmrl.train(config, callbacks=[enough])
+    assert run.stopped == "by enough after step 3" and "stopped by enough" in repr(run)
+    assert live[0] and not run.is_live and run.checkpoints[-1].step == max(run.metrics.steps)
+
+    def fail(step: int, metrics: Any) -> None:
+        raise LookupError(f"step {step}")
+
+    last = run.checkpoints[-1].step
+    with pytest.raises(LookupError, match=f"step {last + 1}"):
+        mmrl.train(config, callbacks=[fail])
+    assert run.checkpoints[-1].step > last
+
+
+def test_an_evaluation_answers_as_the_command(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    data = {"eval": {"name": "table", "path": runs.rows}}
+    config = {"data": data, "rewards": [{"name": f"{REWARDS}:early"}], "sampler": {"memory_fraction": 0.4}}
+    found = mmrl.evaluate(runs.model, config, samples=2, limit=3)
+    assert "sampler.memory_fraction is now called sampler.gpu_memory_utilization" in capsys.readouterr().err
+    assert found.data["settings"]["samples"] == 2 and found.data["counts"]["prompts"] == 3
+    assert found.metrics["eval/accuracy"] == found.data["metrics"]["eval/accuracy"]["value"]
+    assert str(found).startswith(f"model   {runs.model}")
+    with pytest.raises(ConfigError, match="nothing to evaluate on"):
+        mmrl.evaluate(runs.model, {"data": {}})
+    with pytest.raises(ConfigError, match="--samples is 0"):
+        mmrl.evaluate(runs.model, {"data": data, "rewards": [{"name": f"{REWARDS}:early"}]}, samples=0)
+
+
+def test_a_model_is_exported_as_by_the_command(runs: Runs) -> None:
+    report = mmrl.export(runs.model, "out", dtype="bfloat16")
+    assert report.data["out"] == str(runs.folder / "out") and report.data["dtype"] == "bfloat16"
+    assert (runs.folder / "out" / "model.safetensors").exists()
+    assert "compared" in str(report)
+    with pytest.raises(ConfigError, match="--dtype is 'fp16'"):
+        mmrl.export(runs.model, "other", dtype="fp16")
+    with pytest.raises(ConfigError, match="OUT is not empty"):
+        mmrl.export(runs.model, "out")

@@ -1,0 +1,127 @@
+"""A command in a process of its own: what it prints, how it ends, and what comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmrl.api.calls import errand
+from mmrl.api.errand import Errand
+from mmrl.errors import ConfigError, ResourceError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def stubs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT)
+    monkeypatch.setattr(errand, "MODULE", "tests.faults.errands")
+
+
+def stub(do: str, **request: Any) -> Errand:
+    return Errand("stub", {"do": do, **request}, "RUN")
+
+
+def when_there(file: Path, act: Callable[[], object]) -> Callable[[], None]:
+    """Calls ``act`` once, when the process has begun to wait."""
+    done: list[bool] = []
+
+    def watch() -> None:
+        if file.exists() and not done:
+            done.append(True)
+            act()
+
+    return watch
+
+
+def test_what_it_prints_is_printed_here_and_its_answer_comes_back(capsys: pytest.CaptureFixture[str]) -> None:
+    assert stub("print").wait().answer == {"data": "print", "text": ""}
+    assert capsys.readouterr() == ("out é\n", "err\n")
+
+
+def test_its_error_is_raised_here_as_it_was() -> None:
+    with pytest.raises(ConfigError) as caught:
+        stub("fail").wait()
+    assert str(caught.value) == str(ConfigError("it is wrong", where="here", possible="this", remedy="that"))
+
+
+def test_a_bug_is_told_with_its_traceback() -> None:
+    with pytest.raises(RuntimeError, match="ZeroDivisionError: by nothing") as caught:
+        stub("bug").wait()
+    assert "in _stub" in caught.value.__notes__[0]
+
+
+def test_a_process_that_could_not_tell_is_explained() -> None:
+    with pytest.raises(ResourceError, match="ended by SIGKILL"):
+        stub("kill").wait()
+    with pytest.raises(ResourceError, match="exit code 5; it has printed why"):
+        stub("exit").wait()
+
+
+def test_stopped_it_ends_where_nothing_is_lost(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    waiting = stub("wait", file=str(file), after=0)
+    outcome = waiting.wait(when_there(file, lambda: waiting.stop("by a test")))
+    assert outcome.stopped == "by a test"
+    assert file.read_text() == "saved, stopped by SIGTERM"
+
+
+def test_what_the_watch_raises_stops_it_and_is_raised(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise LookupError("mine")
+
+    file = tmp_path / "file"
+    with pytest.raises(LookupError, match="mine"):
+        stub("wait", file=str(file), after=0).wait(when_there(file, fail))
+    assert file.read_text() == "saved, stopped by SIGTERM"
+
+
+def test_the_first_ctrl_c_lets_it_save_and_the_second_ends_it_at_once(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    file = tmp_path / "file"
+    with pytest.raises(KeyboardInterrupt, match="stopped by SIGINT: RUN"):
+        stub("wait", file=str(file), after=0).wait(when_there(file, interrupt))
+    assert file.read_text() == "saved, stopped by SIGINT"
+
+    again = tmp_path / "again"
+    waiting = stub("wait", file=str(again), after=60)
+    began = time.monotonic()
+
+    def second() -> None:
+        # While the first one is waited for.
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match="ended at once"):
+        waiting.wait(when_there(again, second))
+    assert time.monotonic() - began < 30
+    assert again.read_text().isdecimal()
+
+
+def test_it_ends_as_after_a_signal_when_its_caller_is_gone(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    code = f"""
+from mmrl.api.calls import errand
+errand.MODULE = "tests.faults.errands"
+errand.Errand("stub", {{"do": "wait", "file": {str(file)!r}, "after": 0}}, "RUN").wait()
+"""
+    caller = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    deadline = time.monotonic() + 60
+    while not file.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    caller.kill()
+    caller.wait()
+    while not file.read_text().startswith("saved") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert file.read_text() == "saved, stopped by SIGTERM"

@@ -1,0 +1,336 @@
+"""``mmrl check`` on whole configs: what it says of a sound one, and that it names each planted fault."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from PIL import Image, ImageDraw
+
+from mmrl.commands.cli import main
+from mmrl.data.prompts import OVERLONG
+
+ANSWERS = [f"\\frac {{ {number} }} {{ 7 }}" for number in (8, 9, 10, 11, 12, 13, 15, 16, 17, 18)] * 2
+
+
+def picture(mode: str, seed: int) -> str:
+    """A drawn PNG file, in base64."""
+    image = Image.new("RGBA", (84, 56), (0, 0, 0, 0) if mode == "RGBA" else "white")
+    ImageDraw.Draw(image).ellipse((5, 5, 20 + seed, 30), fill=(200, 10 * seed, 0, 255))
+    stream = io.BytesIO()
+    image.convert(mode).save(stream, "PNG")
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+def rows(answers: Sequence[str] = ANSWERS, mode: str = "RGB") -> list[dict[str, Any]]:
+    return [
+        {
+            "problem": f"<image>What is x in figure {index}?",
+            "images": [picture(mode, index)],
+            "answer": answer,
+            "solution": f"It is half of it, so x is \\boxed{{{ANSWERS[index]}}}.",
+        }
+        for index, answer in enumerate(answers)
+    ]
+
+
+Check = Callable[..., tuple[int, dict[str, Any], str]]
+
+
+@pytest.fixture
+def check(models: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
+    """Runs ``mmrl check --json`` on rows; exit code, answer and stderr."""
+
+    def run(table: Sequence[dict[str, Any]], **sections: Any) -> tuple[int, dict[str, Any], str]:
+        for index, row in enumerate(table):
+            (tmp_path / f"{index}.png").write_bytes(base64.b64decode(row["images"][0]))
+        table = [row | {"images": [f"{index}.png"]} for index, row in enumerate(table)]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table))
+        config = {
+            "model": {"path": str(models("qwen2_5_vl"))},
+            "data": {"train": {"name": "table", "path": str(tmp_path / "rows.jsonl")}},
+            "rewards": [{"name": "math"}],
+            "algorithm": {"name": "grpo"},
+            "sampler": {"group_size": 4, "max_new_tokens": 32},
+            "trainer": {"prompts_per_step": 4, "steps": 10, "run_dir": str(tmp_path / "run")},
+        }
+        for key, value in sections.items():
+            config[key] = {**config.get(key, {}), **value} if isinstance(value, dict) else value
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(config))
+        code = main(["check", str(path), "--json"])
+        out, err = capsys.readouterr()
+        return code, json.loads(out) if out else {}, err
+
+    return run
+
+
+def test_a_sound_config_is_described(check: Check) -> None:
+    code, found, _ = check(rows())
+    assert code == 0 and found["errors"] == [] and found["warnings"] == []
+    train = found["train"]
+    assert train["prompts"] == train["rows"] == len(ANSWERS) and train["dropped"] == 0
+    assert sum(count for _, _, count in train["tokens_histogram"]) == len(ANSWERS)
+    assert train["image_modes"] == {"RGB": 20} and train["image_width"] == [84, 84, 84]
+    tokens = (84 // 28) * (56 // 28)
+    assert train["image_tokens_fraction"] == pytest.approx(tokens / train["tokens_mean"], rel=1e-3)
+    (golds,) = found["train_golds"]
+    assert golds == {
+        "reward": "'math'",
+        "graded": 20,
+        "unscored": 0,
+        "unscored_rows": [],
+        "ignores_golds": False,
+        "without_gold": 0,
+        "rejected": [],
+        "accepted_only_without_box": [],
+        "towers": [],
+        "slow": [],
+        "demonstrations": 20,
+        "demonstrations_contradict_gold": [],
+    }
+    assert "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What is x" in found["samples"][0]["text"]
+    assert found["samples"][0]["image_tokens"] == [tokens]
+    trial = {each["answer"]: each["reward"] for each in found["trials"][0]["answers"]}
+    assert trial == {"right": 1.0, "wrong": 0.0, "empty": 0.0, "truncated": 0.0}
+    batches = found["batches"]
+    assert (batches["completions_per_step"], batches["updates"], batches["epochs_of_data"]) == (16, 10, 2.0)
+    assert found["disk"]["checkpoints"] > 0 and found["disk"]["needed"] < found["disk"]["free"]
+
+
+def test_a_wrong_column_is_named(check: Check, tmp_path: Path) -> None:
+    data = {"train": {"name": "table", "path": str(tmp_path / "rows.jsonl"), "answer": "anwser"}}
+    code, _, error = check(rows(), data=data)
+    assert code == 3 and "anwser" in error and "answer" in error
+
+
+def test_swapped_golds_are_found_by_the_demonstrations(check: Check) -> None:
+    code, found, error = check(rows(ANSWERS[1:] + ANSWERS[:1]))
+    assert code == 3
+    assert "20 of 20 demonstrations do not earn their row's gold, but most of them earn another row's" in error
+    assert len(found["train_golds"][0]["demonstrations_contradict_gold"]) == 20
+
+
+def test_demonstrations_that_the_reward_does_not_read_are_a_warning(check: Check) -> None:
+    prose = [row | {"solution": "It follows from Pythagoras."} for row in rows()]
+    code, found, _ = check(prose)
+    assert code == 0
+    assert "20 of 20 demonstrations do not earn their row's gold: reward 'math' may not read them" in str(
+        found["warnings"]
+    )
+
+
+def test_golds_that_no_answer_can_match_are_named(check: Check) -> None:
+    sentence = "because the two triangles are similar, and " * 10
+    code, found, error = check(rows([*ANSWERS[:18], sentence, sentence]))
+    assert code == 3
+    assert "Reward 'math' accepts no answer to 2 of 20 golds: these rows teach nothing" in error
+    assert [each["prompt"] for each in found["train_golds"][0]["rejected"]] == ["rows/18", "rows/19"]
+
+
+def test_golds_that_graders_hang_on_are_named(check: Check) -> None:
+    code, found, error = check(rows([*ANSWERS[:18], "9**9**9", "99999999!"]))
+    (text,) = [warning for warning in found["warnings"] if "9**9**9" in warning]
+    assert text.startswith("data.train: 2 golds are powers of powers or factorials")
+    assert code == 3 and "Reward 'math' cannot grade in time" in error
+    assert "'99999999!'" in [each["gold"] for each in found["train_golds"][0]["slow"]]
+
+
+def test_transparent_images_are_counted(check: Check) -> None:
+    code, found, _ = check(rows(mode="RGBA"))
+    assert code == 0
+    assert found["train"]["image_modes"] == {"RGBA": 20} and found["train"]["images_transparent"] == 20
+
+
+def test_too_long_prompts_are_counted_and_named(check: Check) -> None:
+    table = rows()
+    for row in table[:12]:
+        row["problem"] += " and then some more" * 40
+    code, found, _ = check(table, data={"max_prompt_tokens": 100})
+    assert code == 0 and found["train"]["dropped"] == 12
+    assert found["train"]["dropped_by_cause"] == {OVERLONG: 12}
+    assert f"data.train: more than half of the rows are dropped (12 x {OVERLONG})" in found["warnings"]
+    code, _, error = check(table, data={"max_prompt_tokens": 10})
+    assert code == 3 and "No row is left" in error
+
+
+def test_a_reward_that_fails_is_named_and_the_rest_is_still_said(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def mine(rollouts):\n    raise ConnectionError('nobody listens')\n")
+    code, found, error = check(rows(), rewards=[{"name": "math"}, {"name": f"{tmp_path / 'mine.py'}:mine"}])
+    assert code == 4 and "mine' raised ConnectionError: nobody listens" in error
+    assert found["batches"] and found["disk"] and found["train_golds"][0]["rejected"] == []
+
+
+def test_rows_are_graded_by_the_reward_of_their_source(check: Check, tmp_path: Path) -> None:
+    letters = [{"question": f"Which one is {i}?", "options": ["3", "4"], "answer": "AQ"[i % 2]} for i in range(20)]
+    (tmp_path / "letters.jsonl").write_text("".join(json.dumps(row) + "\n" for row in letters))
+    code, found, error = check(
+        rows(),
+        data={"mix": [{"name": "table", "path": str(tmp_path / "letters.jsonl"), "label": "letters"}]},
+        rewards=[
+            {"name": "math", "label": "right", "sources": ["table"]},
+            {"name": "choice", "label": "right", "sources": ["letters"]},
+        ],
+    )
+    first, second = found["train_golds"]
+    assert (first["reward"], first["graded"], first["rejected"]) == ("'right' (math, table)", 20, [])
+    assert second["reward"] == "'right' (choice, letters)"
+    assert second["unscored"] + len(second["rejected"]) == 10
+    assert code == 3 and "'right' (choice, letters)" in error
+    assert [each["source"] for each in found["trials"]] == ["table", "letters"]
+    assert found["train"]["chosen"]["data.mix.0"]["prompt"] == "question"
+    assert found["batches"]["epochs_by_source"] == {"table": 1.0, "letters": 1.0}
+
+
+def test_a_service_that_only_the_second_source_needs_and_that_is_away_is_named(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "more.jsonl").write_text('{"problem": "what is 1+1?", "answer": "2"}\n' * 4)
+    away = {"name": "http", "url": "http://127.0.0.1:9/score", "retries": 0, "sources": ["more"]}
+    code, found, error = check(
+        rows(),
+        data={"mix": [{"name": "table", "path": str(tmp_path / "more.jsonl"), "label": "more"}]},
+        rewards=[{"name": "math"}, away],
+    )
+    assert code == 4 and "http://127.0.0.1:9/score" in error
+    assert found["train_golds"][0]["graded"] == 24
+
+
+@pytest.mark.parametrize(("answer", "graded"), [([3.0, 1.5], 20), (4.0, 20), ("", 0)])
+def test_golds_that_are_no_text_are_answered_as_a_model_would(check: Check, answer: Any, graded: int) -> None:
+    table = [{"problem": f"what is {i}?", "answer": answer} for i in range(20)]
+    (code, found, error) = check([row | {"images": [picture("RGB", i)]} for i, row in enumerate(table)])
+    assert found["train_golds"][0]["graded"] == graded
+    assert code == (0 if graded else 3), error
+
+
+def test_a_reward_that_gives_everything_the_same_is_an_error(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "flat.py").write_text("def flat(rollouts):\n    return [1.0] * len(rollouts)\n")
+    code, _, error = check(rows(), rewards=[{"name": f"{tmp_path / 'flat.py'}:flat"}])
+    assert code == 3 and "A right answer earns 1 and a wrong one 1" in error
+    assert "accepts no answer to 20 of 20 golds" in error
+
+
+def test_a_reward_that_judges_style_is_a_note_unless_it_gives_everything_the_same(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "style.py").write_text(
+        "def short(rollouts):\n    return [1.0 / (1 + len(r.text)) for r in rollouts]\n"
+        "def tidy(rollouts):\n    return [1.0 for r in rollouts]\n"
+    )
+    style = f"{tmp_path / 'style.py'}"
+    code, found, error = check(rows(), rewards=[{"name": f"{style}:tidy"}, {"name": "math"}])
+    assert code == 0, error
+    assert found["train_golds"][0]["ignores_golds"] and "judge their style" in str(found["warnings"])
+    long = [row | {"answer": "1", "solution": "1"} for row in rows()]
+    for row in long:
+        row["answer"] = "the triangles are similar " * 3
+    code, found, error = check(long, rewards=[{"name": f"{style}:short"}])
+    assert code == 0, error
+    assert "reward 'short' does not read the golds" in str(found["warnings"])
+
+
+def test_rows_without_a_gold_are_not_blamed_on_a_reward_that_needs_none(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text(
+        "def short(rollouts):\n"
+        "    return [float(r.answer is None or str(r.answer) in r.text) / (1 + len(r.text)) for r in rollouts]\n"
+    )
+    (tmp_path / "sums.jsonl").write_text('{"problem": "what is 1+1?", "answer": "2"}\n' * 4)
+    code, found, error = check(
+        rows(),
+        data={
+            "train": {"name": "table", "path": str(tmp_path / "rows.jsonl"), "answer": ""},
+            "mix": [{"name": "table", "path": str(tmp_path / "sums.jsonl"), "label": "sums"}],
+        },
+        rewards=[{"name": f"{tmp_path / 'short.py'}:short"}],
+    )
+    assert code == 0 and found["warnings"] == [], error
+    (golds,) = found["train_golds"]
+    assert (golds["graded"], golds["without_gold"], golds["unscored"], golds["rejected"]) == (4, 20, 0, [])
+    without, with_gold = found["trials"]
+    assert [answer["answer"] for answer in without["answers"]] == ["one", "another", "empty", "truncated"]
+    assert [answer["answer"] for answer in with_gold["answers"]] == ["right", "wrong", "empty", "truncated"]
+
+
+def test_rows_without_a_gold_are_blamed_where_the_reward_cannot_score_them(check: Check, tmp_path: Path) -> None:
+    code, found, error = check(
+        rows(), data={"train": {"name": "table", "path": str(tmp_path / "rows.jsonl"), "answer": ""}}
+    )
+    assert code == 3 and "Reward 'math' cannot score 20 of 20 rows, whatever the answer" in error
+    assert "where:    data.train: rows/0; rows/1;" in error and "rows/9; and 10 more" in error
+    assert (found["train_golds"][0]["graded"], found["train_golds"][0]["without_gold"]) == (0, 0)
+
+
+def test_a_full_disk_and_an_overlap_with_the_evaluation_are_found(check: Check, tmp_path: Path) -> None:
+    same = {"name": "table", "path": str(tmp_path / "rows.jsonl")}
+    code, found, error = check(
+        rows(),
+        data={"eval": same, "max_prompt_tokens": 100},
+        trainer={"steps": 10**8},
+        sampler={"max_new_tokens": 100},
+        learner={"tokens_per_microbatch": 128},
+    )
+    assert code == 5 and "The run may write" in error
+    assert "data.eval: 20 of 20 rows ask and show the same as a row of data.train" in found["warnings"]
+    assert any("more than learner.tokens_per_microbatch" in warning for warning in found["warnings"])
+    assert found["eval_golds"][0]["graded"] == 20
+
+
+def test_adapters_take_the_room_that_they_take_and_their_targets_are_looked_for(check: Check) -> None:
+    _, whole, _ = check(rows())
+    code, found, _ = check(rows(), model={"lora": {"rank": 4, "targets": ["vision"]}})
+    assert code == 0 and 0 < found["disk"]["checkpoints"] < whole["disk"]["checkpoints"] / 20
+    code, _, error = check(rows(), model={"lora": {"targets": ["eyes"]}})
+    assert code == 2 and "no linear layer of the model is meant by 'eyes'" in error
+
+
+def test_what_train_would_refuse_is_refused_before_it(check: Check, tmp_path: Path) -> None:
+    sampler = {"engine": {"max_num_seq": 4, "enforce_eager": True}}
+    code, _, error = check(rows(), sampler=sampler)
+    assert code == 2 and "vLLM has no argument max_num_seq" in error and "did you mean max_num_seqs?" in error
+    (tmp_path / "file").write_text("")
+    code, _, error = check(rows(), trainer={"run_dir": str(tmp_path / "file" / "run")})
+    assert code == 2 and f"run cannot be made: {tmp_path / 'file'} is not a folder" in error
+    code, _, error = check(rows(), trainer={"run_dir": str(tmp_path)})  # it has the config and the rows
+    assert code == 2 and "holds other files, and no run" in error
+
+
+def test_epochs_are_told_in_steps(check: Check) -> None:
+    code, found, _ = check(rows(), trainer={"steps": None, "epochs": 1.5})
+    assert code == 0 and (found["batches"]["steps"], found["batches"]["epochs_of_data"]) == (8, 1.6)
+
+
+def test_rows_without_an_image_among_others_that_have_one_are_named(check: Check, tmp_path: Path) -> None:
+    def without(*places: int) -> list[str]:
+        table = [
+            {"problem": f"What is x in figure {index}?", "image": None if index in places else f"{index}.png"}
+            for index in range(20)
+        ]
+        lines = "".join(json.dumps(row | {"answer": "7"}) + "\n" for row in table)
+        (tmp_path / "some.jsonl").write_text(lines)
+        code, found, error = check(rows(), data={"train": {"name": "table", "path": str(tmp_path / "some.jsonl")}})
+        assert code == 0, error
+        return [warning for warning in found["warnings"] if "image" in warning]
+
+    assert without(3) == ["data.train: 1 of 20 rows has no image, as the others have: some/3"]
+    assert without(3, 7) == ["data.train: 2 of 20 rows have no image, as the others have: some/3, some/7"]
+    assert without(*range(10)) == [], "rows of text are meant"
+
+
+def test_damaged_pixels_are_treated_as_a_run_does_and_all_rows_are_named(check: Check, tmp_path: Path) -> None:
+    table = rows()
+    for place in (2, 5):
+        whole = base64.b64decode(table[place]["images"][0])
+        table[place]["images"] = [base64.b64encode(whole[: len(whole) // 2]).decode()]
+    code, found, error = check(table, data={"max_bad_rows": 1.0})
+    assert code == 0, error
+    assert found["train_decoded"]["rows"] == 20
+    assert [line.partition(":")[0] for line in found["train_decoded"]["damaged"]] == ["rows/2", "rows/5"]
+    assert "data.train: 2 rows cannot be used, and a run takes others instead" in found["warnings"]
+    code, _, error = check(table)
+    assert code == 3 and "2 of 20 rows cannot be used, more than data.max_bad_rows" in error
+    assert "row 2" in error and "row 5" in error
+    code, _, error = check(table, data={"on_bad_row": "fail"})
+    assert code == 3 and "row 2" in error and "row 5" in error

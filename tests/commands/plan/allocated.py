@@ -1,0 +1,180 @@
+"""Bytes that one rank's learner really has allocated, by kind: a process of its own, started by ``test_allocated.py``.
+
+    python allocated.py RANK RANKS PORT FOLDER SETTINGS
+
+SETTINGS is a list of configs as JSON; the answer is a list of bytes by kind, also as JSON. Each learner takes an update
+of a few micro-batches; every tensor that DeepSpeed holds is looked at in hooks of the layers' passes and of the
+optimizer, and once more afterwards. Two tensors on one storage count once.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+KINDS = ("weights", "master", "optimizer", "buckets", "gradients", "gathered", "reference")
+
+
+class Allocated:
+    """The most of each kind so far.
+
+    Attributes:
+        most: In forward and backward passes.
+        stepping: When the optimizer steps.
+        resident: After the update.
+        unknown: Bytes after the update of tensors that are none of these, activations and inputs among them.
+    """
+
+    def __init__(self, learner: Any) -> None:
+        self._engine, self._policy, self._reference = learner._engine, learner.policy, learner._reference
+        self.most, self.stepping = defaultdict[str, int](int), defaultdict[str, int](int)
+        self.resident, self.unknown = dict[str, int](), 0
+
+    def tensors(self) -> Iterator[tuple[str, Any]]:
+        """Every tensor that DeepSpeed holds, by kind; a storage is of the first kind that has it."""
+        optimizer, parameters = self._engine.optimizer, list(self._policy.parameters())
+        yield from (("weights", getattr(p, "ds_tensor", p.data)) for p in parameters)
+        yield from (("gathered", p.data) for p in parameters if hasattr(p, "ds_id"))
+        base = getattr(optimizer, "optimizer", optimizer)
+        for state in base.state.values():
+            yield from (("optimizer", state[name]) for name in ("exp_avg", "exp_avg_sq") if name in state)
+        groups = [*getattr(optimizer, "single_partition_of_fp32_groups", ())]
+        groups += getattr(optimizer, "fp32_partitioned_groups_flat", ())
+        groups += [p for group in getattr(optimizer, "fp32_groups", ()) for p in group]
+        yield from (("master", group.data) for group in groups)
+        for bucket in getattr(optimizer, "ipg_buckets", {}).values():
+            found = bucket.buffer if isinstance(bucket.buffer, list) else [bucket.buffer]
+            yield from (("buckets", buffer) for buffer in found if buffer is not None)
+        gradients = [p.grad for p in (*parameters, *groups)] + [getattr(p, "grad_accum", None) for p in parameters]
+        gradients += [getattr(optimizer, name, None) for name in ("grad_partitions_flat_buffer", "grads_in_partition")]
+        for name in ("averaged_gradients", "all_grad_tensors"):
+            gradients += [each for group in getattr(optimizer, name, {}).values() for each in group or ()]
+        yield from (("gradients", gradient) for gradient in gradients if gradient is not None)
+        if self._reference is not None:
+            frozen = self._reference.policy.parameters()
+            yield from (("reference", getattr(p, "ds_tensor", p.data)) for p in frozen)
+
+    def look(self, into: dict[str, int]) -> dict[int, int]:
+        """Add up what there is now; returns the storages that were met."""
+        known, found = dict[int, int](), dict.fromkeys(KINDS, 0)
+        for kind, tensor in self.tensors():
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in known:
+                known[storage.data_ptr()] = storage.nbytes()
+                found[kind] += storage.nbytes()
+        for kind, count in found.items():
+            into[kind] = max(into.get(kind, 0), count)
+        return known
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look at every layer's forward and backward pass, and at every optimizer step."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        with ExitStack() as stack:
+            for layer in (m for m in self._policy.modules() if type(m).__name__.endswith(("DecoderLayer", "Block"))):
+                handles = [
+                    layer.register_forward_hook(lambda *_: void(self.look(self.most))),
+                    layer.register_full_backward_hook(lambda *_: void(self.look(self.most))),
+                ]
+                for handle in handles:
+                    stack.callback(handle.remove)
+            for register in (register_optimizer_step_pre_hook, register_optimizer_step_post_hook):
+                stack.callback(register(lambda *_: void(self.look(self.stepping))).remove)
+            yield
+        known = self.look(self.resident)
+        self.unknown = sum(_others(known).values())
+
+
+def void(_: object) -> None:
+    """What a hook must answer."""
+
+
+def _others(known: dict[int, int]) -> dict[int, int]:
+    import torch
+
+    found = dict[int, int]()
+    for each in gc.get_objects():
+        if type(each) in (torch.Tensor, torch.nn.Parameter) and each.layout == torch.strided and not each.is_meta:
+            storage = each.untyped_storage()
+            if storage.data_ptr() not in known:
+                found[storage.data_ptr()] = storage.nbytes()
+    return found
+
+
+def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
+    """What one setting takes on this rank."""
+    import numpy as np
+
+    from mmrl.config.load import from_mapping
+    from mmrl.data.images import ImageGrid, MediaStore
+    from mmrl.engine.encoding import Encoder
+    from mmrl.engine.folder import ModelFolder
+    from mmrl.engine.rank import RankEngine
+    from mmrl.interfaces import Aggregation
+    from mmrl.ops.objective import training_rows
+    from mmrl.types import Message, Prompt, Sample, Segment
+    from mmrl_algorithms.grpo import GRPO
+
+    options = dict(sections)
+    kl = options.pop("kl", None)
+    model = ModelFolder.open(folder)
+    base = {"data": {"train": {"name": "table"}}, "algorithm": {"name": "grpo"}}
+    config = from_mapping(base | options | {"model": {"path": folder, **options.get("model", {})}})
+    media = MediaStore(Path(folder, f"media-{os.environ['RANK']}"), ImageGrid(28, 3136, 50176))
+    prompt = Encoder(model, media).encode(Prompt("p", (Message("user", "what is 3+4?"),)))
+    ids = np.arange(20, 52, dtype=np.int32)
+    samples = [Sample(prompt, (Segment(ids, True, np.zeros(len(ids), np.float32)),)) for _ in range(4)]
+    advantages = [np.full(len(ids), (-1.0) ** i) for i in range(4)]
+    masks = [sample.mask for sample in samples]
+    rows = list(training_rows(samples, masks, advantages, np.arange(4), Aggregation("token-mean"), range(4)).values())
+    algorithm = GRPO(GRPO.Config.model_validate({"kl": {"coef": 0.1}} if kl else {}))
+    engine = RankEngine(config, model, media, algorithm, "cpu", max_images=0, with_sampler=False)
+    with engine.learning() as learner:
+        if kl:
+            known = zip(rows, learner.reference_logprobs(samples), strict=True)
+            rows = [replace(row, reference_logprobs=v, constants={"kl_coef": 0.1}) for row, v in known]
+        learner.update(rows)  # DeepSpeed makes the optimizer's state
+        found = Allocated(learner)
+        with found.watching():
+            learner.update(rows)
+    answer: dict[str, Any] = {name: dict(getattr(found, name)) for name in ("most", "stepping", "resident")}
+    answer["settings"] = learner.settings
+    sizes = [(p.requires_grad, getattr(p, "ds_numel", p.numel())) for p in learner.policy.parameters()]
+    del learner, engine, algorithm
+    return answer | {
+        "unknown": found.unknown,
+        "trained": sum(size for trained, size in sizes if trained),
+        "frozen": sum(size for trained, size in sizes if not trained),
+        "small": sum(size for _, size in sizes if size <= 10**5),
+        "largest": max(size for _, size in sizes),
+    }
+
+
+def main(rank: int, ranks: int, port: int, folder: str, settings: str) -> None:
+    from mmrl.cluster.process import interface_of, prepare_process
+    from mmrl.engine import device
+
+    prepare_process()
+    if interface := interface_of("127.0.0.1"):
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+    place = {"rank": rank, "node_rank": rank, "world_size": ranks, "address": "127.0.0.1", "port": port}
+    os.environ.update(device.rank_environment("cpu", **place) | {"TORCHELASTIC_USE_AGENT_STORE": "False"})
+    with redirect_stdout(sys.stderr):
+        answers = []
+        for sections in json.loads(settings):
+            answers.append(measure(folder, sections))
+            gc.collect()
+    print(json.dumps(answers), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

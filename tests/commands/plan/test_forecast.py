@@ -1,0 +1,161 @@
+"""``mmrl plan`` on whole configs: numbers by hand, what does not fit, and a measured step."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from PIL import Image
+from safetensors import safe_open
+
+from mmrl.commands.cli import main
+
+Plan = Callable[..., tuple[int, dict[str, Any], str]]
+ROWS = 6
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., Path]:
+    """A config of 6 prompts with an image of 84x56 pixels each, or of text alone."""
+
+    def write(model: Path, **sections: Any) -> Path:
+        rows = [{"problem": f"what is {i}+1?", "answer": str(i + 1)} for i in range(ROWS)]
+        if "vl" in model.name:
+            Image.new("RGB", (84, 56), "white").save(tmp_path / "white.png")
+            rows = [{**row, "problem": "<image>" + row["problem"], "images": ["white.png"]} for row in rows]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        base: dict[str, Any] = {
+            "model": {"path": str(model)},
+            "data": {"train": {"name": "table", "path": str(tmp_path / "rows.jsonl")}, "max_prompt_tokens": 64},
+            "rewards": [{"name": "exact"}],
+            "algorithm": {"name": "grpo"},
+            "sampler": {"group_size": 4, "max_new_tokens": 10},
+            "learner": {"tokens_per_microbatch": 4096, "zero_stage": 1},
+            "trainer": {"prompts_per_step": 3, "steps": 2, "run_dir": str(tmp_path / "run")},
+        }
+        for key, value in sections.items():
+            base[key] = {**base.get(key, {}), **value} if isinstance(value, dict) else value
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(base))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def plan(config: Callable[..., Path], models: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> Plan:
+    """Exit code, answer and stderr of ``mmrl plan --json``."""
+
+    def run(*words: str, model: Path | None = None, **sections: Any) -> tuple[int, dict[str, Any], str]:
+        code = main(["plan", str(config(model or models("qwen2_5_vl"), **sections)), "--json", *words])
+        out, err = capsys.readouterr()
+        return code, json.loads(out) if out else {}, err
+
+    return run
+
+
+def test_a_plan_counts_parameters_images_and_rows(plan: Plan, models: Callable[[str], Path]) -> None:
+    code, found, _ = plan("--completion-tokens", "6")
+    assert code == 0 and found["errors"] == []
+    with safe_open(models("qwen2_5_vl") / "model.safetensors", "np") as file:
+        sizes = {name: file.get_tensor(name).size for name in file.keys()}  # noqa: SIM118
+    trained = {part: each["trained"] for part, each in found["model"]["parts"].items()}
+    assert sum(trained.values()) == sum(sizes.values())
+    assert trained["projector"] == sum(size for name, size in sizes.items() if ".merger." in name)
+    data, step = found["data"], found["step"]
+    assert data["patches"] == {"mean": 24.0, "max": 24} and data["image_tokens"] == {"mean": 6.0, "max": 6}
+    prompt = data["prompt_tokens"]["max"]
+    assert step["sample_tokens"] == 3 * 4 * (prompt + 6)
+    # Each prompt once, and of each completion all but its last token.
+    assert step["row_tokens_per_update"] == 3 * (prompt + 4 * 5) and step["patches_per_update"] == 3 * 24
+    assert (step["updates"], step["microbatches_per_update"]) == (1, 1)
+    total = sum(sizes.values())
+    learner = found["learner"]
+    assert (learner["weights"], learner["master"], learner["optimizer"]) == (4 * total, 4 * total, 8 * total)
+    assert learner["activations_with_checkpointing"] < learner["activations_without_checkpointing"]
+    assert found["sampler"]["cache_per_token"] == 2 * 2 * 2 * 32 * 4  # keys and values, layers, heads, size, float32
+
+
+def test_sharing_ranks_and_minibatches_change_the_rows(plan: Plan) -> None:
+    sections = {"learner": {"tokens_per_microbatch": 60, "minibatches": 2, "zero_stage": 3, "share_prefix": "off"}}
+    ray = {"cluster": {"name": "ray", "ranks": 2}}
+    _, found, _ = plan("--memory", "1", **sections, **ray)
+    prompt = found["data"]["prompt_tokens"]["max"]
+    assert found["step"]["row_tokens_per_update"] == 8 * (prompt + 9)  # two of three groups, nothing shared
+    assert found["step"]["patches_per_update"] == 8 * 24
+    assert found["step"]["updates"] == 2 and found["step"]["microbatches_per_update"] >= 2
+    total = sum(each["trained"] for each in found["model"]["parts"].values())
+    assert found["model"]["precision"] == "bfloat16" and found["learner"]["weights"] == total  # half of 2 bytes each
+    assert found["learner"]["optimizer"] == 4 * total
+
+
+def test_a_plan_looks_at_no_more_rows_than_it_samples(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = plan()[1]["data"]["prompt_tokens"]
+    monkeypatch.setattr("mmrl.commands.plan.forecast.SAMPLED", ROWS - 2)
+    code, found, _ = plan()
+    assert code == 0 and found["data"]["prompt_tokens"] == whole  # its rows are of one length
+
+
+def test_sizes_come_from_the_config_where_no_weights_are(plan: Plan, models: Callable[[str], Path], tmp_path) -> None:
+    bare = tmp_path / "bare_vl"
+    shutil.copytree(models("qwen2_5_vl"), bare, ignore=shutil.ignore_patterns("*.safetensors"))
+    assert plan(model=bare)[1]["model"] == plan()[1]["model"]
+    code, _, err = plan("--measure", model=bare)
+    assert code == 2 and "no model folder" in err
+
+
+def test_what_does_not_fit_is_an_error_with_what_to_do(plan: Plan) -> None:
+    code, found, err = plan("--memory", "3")  # CUDA and vLLM are allowed more
+    assert code == 5 and "the smallest setting needs" in err and "GB are missing" in err
+    assert {each["exit_code"] for each in found["errors"]} == {5} and "proposal" not in found
+    code, found, err = plan("--memory", "8", "--gpus", "2", sampler={"gpu_memory_utilization": 0.9})
+    assert code == 5 and "sampling may take" in err and "set cluster.name=ray, cluster.ranks=2" in err
+    assert found["memory"]["phase"] == "sample" and found["memory"]["kind"] == "sampler"
+    assert found["proposal"].keys() == {"cluster.name", "cluster.ranks", "sampler.gpu_memory_utilization"}
+    code, _, err = plan("--memory", "8", sampler={"gpu_memory_utilization": 0.1})
+    assert code == 5 and "not one sequence" in err
+
+
+def test_a_step_may_have_more_prompts_than_there_are(plan: Plan) -> None:
+    code, found, _ = plan("--completion-tokens", "6", trainer={"prompts_per_step": 50})
+    assert code == 0 and found["data"]["prompts_looked_at"] == ROWS and found["step"]["completions"] == 200
+
+
+def test_without_its_data_a_plan_assumes_the_longest_prompts(plan: Plan) -> None:
+    data = {"train": {"name": "geometry3k"}, "max_prompt_tokens": 100}
+    code, found, _ = plan(data=data, rewards=[{"name": "math"}])
+    assert code == 0 and "prompts of data.max_prompt_tokens are assumed" in found["notes"][0]
+    assert found["data"]["prompt_tokens"]["max"] == 100 and 0 < found["data"]["image_tokens"]["max"] <= 75
+    assert found["sampler"]["longest_sequence"] == 110
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--completion-tokens", "11"), "1 to sampler.max_new_tokens"),
+        (("--memory", "8", "--measure"), "leave one"),
+        (("--gpus", "2"), "and --memory GB of each"),
+    ],
+)
+def test_assumptions_that_cannot_be_are_refused(words: tuple[str, ...], said: str, plan: Plan) -> None:
+    code, _, err = plan(*words)
+    assert code == 2 and said in err
+
+
+def test_a_measured_step_tells_seconds(
+    config: Callable[..., Path], models: Callable[[str], Path], mmrl: Callable[..., Any]
+) -> None:
+    path = config(models("qwen2"), sampler={"name": "hf", "group_size": 4, "max_new_tokens": 10})
+    process = mmrl("plan", path, "--measure", "--json")
+    assert process.returncode == 0, process.stderr
+    time = json.loads(process.stdout)["time"]
+    measured = time["measured"]
+    assert measured["prompts"] == 3 and 1 <= measured["completion_tokens"] <= 10
+    assert measured["update_flops"] > 0 and measured["update_flops_per_s"] > 0
+    assert 0 < time["update_s"] < time["step_s"] < 600
+    assert time["step_s"] == pytest.approx(sum(time[f"{n}_s"] for n in ("sync", "generate", "logprob", "update")))

@@ -1,0 +1,522 @@
+"""Reading, merging, checking and writing configs."""
+
+import pickle
+import random
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from mmrl.config.load import from_mapping, load_config, to_yaml
+from mmrl.config.sections import Config, PluginSpec, is_section
+from mmrl.config.starter import starter
+from mmrl.config.yaml_tree import MAX_BYTES, MAX_DEPTH
+from mmrl.errors import ConfigError, MMRLError, PluginError
+from mmrl.interfaces import PluginConfig
+
+BASE = """\
+model:
+  path: some/model
+data:
+  train: {name: rows, path: train.json}
+  eval: {name: rows, path: eval.json}
+rewards:
+  - {name: right, weight: 2.0}
+  - name: tidy
+algorithm: {name: learn, clip: 0.2}
+learner:
+  lr: 1e-6
+trainer: {steps: 10}
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write_config(text: str, name: str = "a.yaml") -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write_config
+
+
+def load(path: Path, *overrides: str) -> Config:
+    return load_config([path], overrides).config
+
+
+def failure(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config([path], overrides)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_a_small_config_gets_its_values_and_the_defaults(write) -> None:
+    config = load(write(BASE))
+    assert config.learner.lr == 1e-6
+    assert config.algorithm.name == "learn"
+    assert config.algorithm.options == {"clip": 0.2}
+    assert config.rewards[0].weight == 2.0
+    assert config.rewards[1].timeout_s == 30.0
+    assert config.sampler.group_size == 8
+    assert config.trainer.on_mismatch == "stop"
+
+
+def test_every_value_knows_where_it_was_written(write) -> None:
+    path = write(BASE)
+    origins = load_config([path], ["--learner.lr", "2e-5", "rewards.1.weight=3"]).origins
+    assert origins["model.path"] == f"{path}:2"
+    assert origins["rewards.1.name"] == f"{path}:8"
+    assert origins["rewards.1.weight"] == "override rewards.1.weight=3"
+    assert origins["learner.lr"] == "override --learner.lr 2e-5"
+    assert origins["sampler.group_size"] == "default"
+
+
+@pytest.mark.parametrize("number", ["1e-6", "1E-6", "1.0e-6", ".000001"])
+def test_scientific_notation_is_a_number(write, number: str) -> None:
+    assert load(write(BASE), f"learner.lr={number}").learner.lr == 1e-6
+
+
+def test_words_that_older_yaml_converts_stay_text(write) -> None:
+    options = load(
+        write(BASE), "algorithm={name: x, a: no, b: 2020-01-01, c: 1:30, d: 1_000, e: 0x10}"
+    ).algorithm.options
+    assert options == {"a": "no", "b": "2020-01-01", "c": "1:30", "d": "1_000", "e": "0x10"}
+
+
+def test_all_spellings_of_an_override_mean_the_same(write) -> None:
+    path = write(BASE)
+    configs = [load(path, *words) for words in (["trainer.seed=3"], ["--trainer.seed=3"], ["--trainer.seed", "3"])]
+    assert [config.trainer.seed for config in configs] == [3, 3, 3]
+
+
+def test_a_later_override_wins_and_a_value_is_yaml(write) -> None:
+    config = load(write(BASE), "trainer.seed=3", "trainer.seed=4", "model.freeze=[vision]", "sampler.engine={a: null}")
+    assert config.trainer.seed == 4
+    assert config.model.freeze == ("vision",)
+    assert config.sampler.engine == {"a": None}
+
+
+def test_a_negative_number_can_follow_an_override(write) -> None:
+    assert load(write(BASE), "--sampler.top_k", "-1").sampler.top_k == -1
+
+
+def test_later_files_win_mappings_merge_and_lists_are_replaced(write) -> None:
+    first = write(BASE)
+    second = write("learner: {weight_decay: 0.1}\nrewards: [{name: only}]\ntrainer:\n", "b.yaml")
+    loaded = load_config([first, second])
+    assert loaded.config.learner.lr == 1e-6
+    assert loaded.config.learner.weight_decay == 0.1
+    assert [reward.name for reward in loaded.config.rewards] == ["only"]
+    assert loaded.config.trainer.steps == 10, "an empty section leaves the earlier one"
+    assert loaded.origins["learner.weight_decay"] == f"{second}:1"
+
+
+def test_another_plugin_does_not_inherit_the_options_of_the_one_it_replaces(write) -> None:
+    first, second = write(BASE), write("algorithm: {name: other}\nsampler: {name: hf}\n", "b.yaml")
+    assert load_config([first, second]).config.algorithm.options == {}
+    assert load(first, "algorithm.clip=0.3", "algorithm.name=other").algorithm.options == {"clip": 0.3}
+    assert load(first, "algorithm.name=learn", "algorithm.more=1").algorithm.options == {"clip": 0.2, "more": 1}
+
+
+def test_a_plugin_written_with_its_name_replaces_the_one_of_the_file(write) -> None:
+    first = write(BASE.replace("path: train.json", "path: train.json, split: odd"))
+    assert load(first, "data.train={name: rows, path: x}").data.train.options == {"path": "x"}
+    assert load(first, "data.train={path: x}").data.train.options == {"path": "x", "split": "odd"}
+    assert load(first, "data.train.path=x").data.train.options == {"path": "x", "split": "odd"}
+    assert load(first, "data.train.name=rows").data.train.options == {"path": "train.json", "split": "odd"}
+    whole, part = "data.train={name: rows, path: x}", "data.train.split=even"
+    assert load(first, whole, part).data.train.options == {"path": "x", "split": "even"}
+    assert load(first, part, whole).data.train.options == {"path": "x"}
+    assert load(first, "rewards.0={name: right}").rewards[0].weight == 1.0
+    second = write("algorithm: {name: learn, other: 1}\n", "b.yaml")
+    assert load_config([first, second]).config.algorithm.options == {"other": 1}
+    third = write("algorithm: {other: 1}\n", "c.yaml")
+    assert load_config([first, third]).config.algorithm.options == {"clip": 0.2, "other": 1}
+
+
+def test_a_plugin_of_a_mix_is_replaced_by_its_place(write) -> None:
+    path = write(BASE.replace("data:\n", "data:\n  mix: [{name: more, a: 1}]\n"))
+    assert load(path, "data.mix.0={name: more, b: 2}").data.mix[0].options == {"b": 2}
+    assert load(path, "data.mix.0.b=2").data.mix[0].options == {"a": 1, "b": 2}
+
+
+def test_changing_the_name_of_a_section_keeps_its_other_keys(write) -> None:
+    first, second = write(BASE + "sampler: {group_size: 3}\n"), write("sampler: {name: hf}\n", "b.yaml")
+    assert load_config([first, second]).config.sampler.group_size == 3
+
+
+def test_the_written_config_loads_again_unchanged(write) -> None:
+    odd = {
+        "text": "1e-6",
+        "none": "null",
+        "lines": "a\nb\x85\n",
+        "list": [1, {"x": []}, ""],
+        "tiny": 1e-300,
+        "é": "😀 # no",
+    }
+    config = from_mapping(
+        {
+            "model": {"path": "a: b", "freeze": ["vision"]},
+            "data": {"train": {"name": "rows", **odd}, "system_prompt": "Answer:\n  'yes' or \"no\""},
+            "algorithm": {"name": "learn", "nested": {"deep": {"er": None}}},
+            "trackers": [{"name": "t", "options": [{"a": 1}, {"b": True}]}],
+        }
+    )
+    text = to_yaml(config)
+    again = load(write(text))
+    assert again == config
+    assert to_yaml(again) == text
+    assert again.data.train.options == odd
+
+
+def test_a_config_of_epochs_is_written_without_the_steps_that_it_has_not(write) -> None:
+    config = load(write(BASE), "trainer.steps=null", "trainer.epochs=1.5")
+    assert config.trainer.epochs == 1.5
+    assert "steps" not in to_yaml(config).partition("trainer:")[2].replace("warmup_steps", "")
+    assert load(write(to_yaml(config), "b.yaml")) == config
+
+
+def test_comments_of_origins_do_not_change_the_config(write) -> None:
+    loaded = load_config([write(BASE)])
+    text = to_yaml(loaded.config, loaded.origins)
+    assert f"lr: 1.0e-06  # {loaded.origins['learner.lr']}" in text
+    assert load(write(text, "b.yaml")) == loaded.config
+
+
+def test_a_config_can_be_pickled_and_dumped_and_not_changed(write) -> None:
+    config = load(write(BASE))
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert Config.model_validate_json(config.model_dump_json()) == config
+    with pytest.raises(ValueError, match="frozen"):
+        config.learner.lr = 1.0  # type: ignore[misc]
+
+
+def test_every_section_and_every_key_has_help() -> None:
+    silent = []
+    for name, field in Config.model_fields.items():
+        if is_section(field.annotation):
+            silent += [name] * (not field.annotation.__doc__)
+            silent += [f"{name}.{key}" for key, inner in field.annotation.model_fields.items() if not inner.description]
+        else:
+            silent += [name] * (not field.description)
+    assert silent == []
+
+
+def test_the_starter_config_loads_with_every_default(write) -> None:
+    values = {"model": {"path": "m"}, "data": {"train": {"name": "rows"}}, "algorithm": {"name": "learn"}}
+    text = starter(values)
+    assert load(write(text)) == from_mapping(values)
+    assert "  # Completions per prompt.\n  # group_size: 8\n" in text
+
+
+def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
+    path = write(
+        "model: {dtype: float16}\n"
+        "data: {train: {name: rows}}\n"
+        "algorithm: learn\n"
+        "learner:\n  lr: -1\n  lrr: 2\n  warmup_steps: 300\n"
+        "sampler: {temperature: 0, top_p: 0.9}\n"
+        "trainer:\n  steps: 5\n  steps: 6\n"
+        "lr: 1\n"
+    )
+    text = failure(path, "trainer.seed=x")
+    for expected in (
+        f"steps is written twice\n  where:    {path}:10 and {path}:11",
+        f"model.path is required\n  where:    {path}:1",
+        f"model.dtype cannot be 'float16'\n  where:    {path}:1\n  possible: auto, float32, bfloat16",
+        f"algorithm should be a mapping such as {{name: ...}}, not 'learn'\n  where:    {path}:3",
+        f"learner.lr should be greater than 0, not -1\n  where:    {path}:5",
+        f"unknown key learner.lrr\n  where:    {path}:6",
+        "did you mean lr?",
+        "sampler.temperature should be greater than or equal to 0.01",
+        "sampler.top_p must be 1.0",
+        "set top_p: 1.0, top_k: -1",
+        "trainer.seed should be a whole number, not 'x'\n  where:    override trainer.seed=x",
+        f"unknown key lr\n  where:    {path}:12",
+        "did you mean learner.lr?",
+        f"learner.warmup_steps is 300, but there are only 5 optimizer steps\n  where:    {path}:7, {path}:10",
+    ):
+        assert expected in text
+    assert text.startswith("11 errors")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("sampler.top_k=5", "learner cannot reproduce"),
+        ("sampler.top_p=1.5", "sampler.top_p must be 1.0"),
+        ("sampler.temperature=.nan", "sampler.temperature"),
+        ("sampler.engine={a: .inf}", "sampler.engine.a should be a finite number"),
+        ("sampler.engine={a: 1}", ""),
+        ("sampler.group_size=0", "greater than or equal to 1"),
+        ("sampler.group_size=true", "should be a whole number, not True"),
+        ("sampler.group_size=8.5", "sampler.group_size should be a whole number, not 8.5"),
+        ("sampler.name=vlm", "did you mean vllm?"),
+        ("sampler.tensor_parallel_size=2", "does not divide 1 (cluster.ranks)"),
+        ("sampler.gpu_memory_utilization=0", "greater than 0"),
+        ("cluster.name=ray", ""),
+        ("cluster.ranks=2", "cluster.name: local is one rank"),
+        ("learner.offload=cpu", "possible: none, optimizer, parameters"),
+        ("learner.offload=optimizer", ""),
+        ("learner={offload: optimizer, zero_stage: 0}", "learner.zero_stage is 0"),
+        ("learner={offload: parameters, zero_stage: 2}", "at ZeRO's stage 3 alone"),
+        ("learner.zero_stage=4", "less than or equal to 3"),
+        ("learner.schedule=cosin", "did you mean cosine?"),
+        ("learner.lr=fast", "learner.lr should be a number, not 'fast'"),
+        ("learner.minibatches=99999", "a step has fewer completions"),
+        ("learner.warmup_steps=10", "there are only 10 optimizer steps"),
+        ("model.lora={rank: 8}", ""),
+        ("model.lora={rank: 0}", "greater than or equal to 1"),
+        ("model.lora={targets: []}", "at least 1"),
+        ("model.lora={r: 8}", "possible: rank, alpha, targets"),
+        (
+            "model.lora=true",
+            "model.lora should be a mapping such as {rank: 16, alpha: 32, targets: [language]}, not True",
+        ),
+        ("data.eval=rows", "data.eval should be a mapping such as {name: ...}, not 'rows'"),
+        ("model={lora: {rank: 8}, freeze: [vision]}", "nothing to freeze"),
+        ("model.gradient_checkpointing=yes", "should be true or false, not 'yes'"),
+        ("model.freeze=[vision, projector, language]", "nothing to train"),
+        ("model.freeze=[eyes]", "model.freeze.0 cannot be 'eyes'"),
+        ("model.path=", "model.path should be text, not None"),
+        ("data.min_pixels=9999999", "data.min_pixels is more than data.max_pixels"),
+        ("data.eval=null", ""),
+        ("data.overlong=cut", "possible: drop, fail"),
+        ("data.train=[{name: rows}, {name: others}]", "those to mix with it in data.mix: [{name: ...}, ...]"),
+        ("data.train.name=null", "data.train.name should be text, not None"),
+        ("rewards=[]", "evaluation needs at least one reward"),
+        ("rewards=[{name: a}, {name: a}]", "two rewards are called 'a'"),
+        ("rewards=[{name: a, sources: [x]}, {name: a, sources: [y], weight: 2}]", "'a' have different weights"),
+        ("rewards=right", "rewards should be a list, not 'right'"),
+        ("rewards=[right]", "rewards.0 should be a mapping such as {name: ...}"),
+        ("rewards=[{weight: 1}]", "rewards.0.name is required"),
+        ("rewards.0.weight=.inf", "rewards.0.weight should be a finite number"),
+        ("rewards.2.weight=1", "rewards has no entry 2"),
+        ("trainer.eval_metric=speed", "trainer.eval_metric is 'speed', which is no reward"),
+        ("trainer.eval_every=0", ""),
+        ("trainer.save_every=0", ""),
+        ("trainer.save_every=-1", "greater than or equal to 0"),
+        ("trainer.epochs=2", "trainer.steps and trainer.epochs are both set"),
+        ("trainer={steps: null, epochs: 0.5}", ""),
+        ("trainer={steps: null, epochs: 0}", "greater than 0"),
+        ("trainer.stop_when=eval/accuracy >= 0.9", ""),
+        ("trainer={stop_when: eval/accuracy >= 0.9, eval_every: 0}", "and nothing is evaluated"),
+        ("trainer.stop_when=loss", "should be a metric, one of >=, <=, >, <, and a number, not 'loss'"),
+        ("trainer.stop_when=__import__('os') > 1", ""),
+        ("trainer.stop_when=a > 1 or b > 2", "not 'a > 1 or b > 2'"),
+        ("trainer.on_mismatch=ignore", "possible: stop, warn"),
+        ("trainer=5", "trainer should be a mapping"),
+        ("trainer.seed=", "trainer.seed should be a whole number, not None"),
+        ("trainer.seed=[1", "not valid YAML"),
+        ("trainer..seed=1", "not an override"),
+        ("trainer.seed", "not an override"),
+        ("--trainer.seed", "--trainer.seed needs a value"),
+        ("group_sise=4", "did you mean sampler.group_size?"),
+        ("sampler.memory_fraction={a: 1}", "sampler.gpu_memory_utilization should be a number, not a mapping"),
+    ],
+)
+def test_an_impossible_value_is_refused_with_its_reason(write, override: str, message: str) -> None:
+    path = write(BASE)
+    if message:
+        text = failure(path, override)
+        assert message in text
+        assert "where:" in text
+        assert "errors in the config" not in text, "one mistake is one error"
+    else:
+        load(path, override)
+
+
+def test_settings_of_an_evaluation_that_does_not_happen_are_refused(write) -> None:
+    text = failure(write(BASE), "data.eval=null", "trainer.eval_every=5")
+    assert "trainer.eval_every is set, but data.eval is null" in text
+
+
+def test_engine_arguments_need_the_engine_that_they_are_for(write) -> None:
+    text = failure(write(BASE), "sampler.name=hf", "sampler.engine={max_num_seqs: 4}")
+    assert "sampler.engine is for vllm, but sampler.name is hf" in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &x 1\nb: *x\n", "anchors and aliases are refused"),
+        ("a: !!python/object:os.system {}\n", "is refused"),
+        ("- 1\n", "a config is a mapping of sections"),
+        ("a: [\n", "not valid YAML"),
+        ("a: \x01\n", "not valid YAML"),
+        ("a: 1\n---\nb: 1\n", "another document"),
+        ('a: "\\ud800"\n', "lone surrogate"),
+        ("a: " + "[" * 5000 + "\n", f"deeper than {MAX_DEPTH} levels"),
+        ("a: " + "{b: " * 5000 + "\n", f"deeper than {MAX_DEPTH} levels"),
+        ("#" * (MAX_BYTES + 1), "larger than"),
+    ],
+)
+def test_a_file_that_is_no_plain_yaml_is_refused(write, text: str, message: str) -> None:
+    path = write(text)
+    complaint = failure(path)
+    assert message in complaint
+    assert str(path) in complaint
+
+
+def test_keys_that_are_not_text_are_refused(write) -> None:
+    path = write(BASE + "3: x\n? [a]\n: y\n")
+    text = failure(path)
+    assert f"a key must be text, not '3'\n  where:    {path}:13" in text
+    assert "a key must be text, not a list or mapping" in text
+
+
+def test_files_that_cannot_be_read_are_all_named(tmp_path: Path, write) -> None:
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError) as caught:
+        load_config([tmp_path / "absent.yaml", tmp_path, binary, write("a: [")])
+    text = str(caught.value)
+    assert "No such file" in text
+    assert "directory" in text
+    assert "not UTF-8" in text
+    assert "not valid YAML" in text
+
+
+def test_placeholders_are_one_error_beside_the_others(write) -> None:
+    path = write(BASE.replace("some/model", "<model>").replace("name: right", "name: <reward>"))
+    with pytest.raises(ConfigError) as caught:
+        load_config([path], ["learner.lr=-1", "rewards.1.path=<path>"], options_class=options_of)
+    text = str(caught.value)
+    assert text.startswith("2 errors in the config")
+    assert "    model.path: <model>\n    rewards.0.name: <reward>\n    rewards.1.path: <path>\n" in text
+    assert f"where:    {path}:2, {path}:7, override rewards.1.path=<path>\n" in text
+
+
+def test_a_template_with_angle_brackets_is_no_placeholder(write) -> None:
+    assert load(write(BASE), "data.system_prompt=<think>", "algorithm.end=<eos>").data.system_prompt == "<think>"
+
+
+class Rules(PluginConfig):
+    class Clip(PluginConfig):
+        low: float = 0.1
+
+    clip: float | None = None
+    ranges: Clip = Clip()
+
+
+class Anything(PluginConfig):
+    model_config = ConfigDict(extra="allow")
+
+
+def options_of(kind: str, plugin: PluginSpec) -> type[BaseModel]:
+    name = plugin.name
+    if name == "missing":
+        raise PluginError(f"no {kind} plugin is called {name!r}", remedy="install it")
+    return {"learn": Rules}.get(name, Anything)
+
+
+PLUGINS = {
+    "model": {"path": "m"},
+    "data": {"train": {"name": "rows"}},
+    "algorithm": {"name": "learn", "clip": 0.2},
+}
+
+
+def test_plugin_defaults_are_filled_in() -> None:
+    config = from_mapping(PLUGINS, options_class=options_of)
+    assert config.algorithm.options == {"clip": 0.2, "ranges": {"low": 0.1}}
+    assert from_mapping(config.model_dump(), options_class=options_of) == config
+
+
+def test_wrong_options_of_plugins_are_reported_with_everything_else(write) -> None:
+    path = write("model: {path: m}\ndata: {train: {name: rows}}\nalgorithm:\n  name: learn\n  ranges:\n    lov: 1\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config([path], ["learner.lr=0", "rewards=[{name: missing}]"], options_class=options_of)
+    text = str(caught.value)
+    assert (
+        f"unknown key algorithm.ranges.lov\n  where:    {path}:6\n  possible: low\n  do:       did you mean low?"
+        in text
+    )
+    assert "learner.lr should be greater than 0" in text
+    assert "no reward plugin is called 'missing'\n  where:    override rewards=" in text
+
+
+def test_an_unknown_option_is_compared_with_the_frameworks_own_keys_too(write) -> None:
+    class Strict(PluginConfig):
+        bonus: float = 0.0
+
+    def options(kind: str, plugin: PluginSpec) -> type[BaseModel]:
+        return Strict if kind in ("reward", "dataset") else Anything
+
+    path = write("model: {path: m}\ndata: {train: {name: rows, wieght: 2}}\nalgorithm: {name: x}\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config([path], ["rewards=[{name: right, labl: a}]"], options_class=options)
+    text = str(caught.value)
+    assert "possible: bonus, label, weight\n  do:       did you mean weight?" in text
+    assert (
+        "possible: bonus, weight, timeout_s, sources, on_error, workers, style, weights, label\n"
+        "  do:       did you mean label?" in text
+    )
+
+
+def test_plugins_alone_at_fault_are_a_plugin_error() -> None:
+    with pytest.raises(PluginError, match="no algorithm plugin is called 'missing'"):
+        from_mapping({**PLUGINS, "algorithm": {"name": "missing"}}, options_class=options_of)
+
+
+def test_values_that_yaml_cannot_hold_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.clip"):
+        from_mapping({**PLUGINS, "algorithm": {"name": "learn", "clip": object()}})
+
+
+VALUES = ["", "null", "true", "-1", "0", "1e400", ".nan", "x" * 99, "[]", "{}", "[[1]]", "{a: {b: c}}"]
+VALUES += ["'", "&a", "*a", "!!set {a}", "😀", "9" * 5000, "{name: missing}"]
+
+
+def mutate(text: str, rng: random.Random) -> str:
+    lines = text.splitlines()
+    index = rng.randrange(len(lines))
+    match rng.randrange(6):
+        case 0:
+            lines[index] = lines[index].split(":")[0] + ": " + rng.choice(VALUES)
+        case 1:
+            lines.insert(index, rng.choice(lines))
+        case 2:
+            del lines[index]
+        case 3:
+            lines[index] = "  " * rng.randrange(3) + lines[index].strip()
+        case 4:
+            lines[index] = lines[index].replace(rng.choice("aelmnr{}[]:,"), rng.choice("\t{}[]:,-#?|>%@`\"'x\x00 "))
+        case _:
+            position = rng.randrange(len(lines[index]) + 1)
+            lines[index] = lines[index][:position] + chr(rng.randrange(1, 0x3000)) + lines[index][position:]
+    return "\n".join(lines) or "\n"
+
+
+def exit_code(*arguments: object) -> int:
+    """0 if the config loads, survives being written and read again, and means the same; else the error's code."""
+    try:
+        config = load_config(*arguments, options_class=options_of).config
+    except MMRLError as error:
+        return error.exit_code
+    written = arguments[0][0].with_name("again.yaml")
+    written.write_text(to_yaml(config), encoding="utf-8")
+    assert load(written).model_dump_json() == config.model_dump_json()
+    return 0
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_damaged_configs_load_or_say_what_is_wrong(count: int, write) -> None:
+    rng = random.Random(0)
+    codes = []
+    for _ in range(count):
+        text = BASE
+        for _ in range(rng.randrange(1, 4)):
+            text = mutate(text, rng)
+        codes.append(exit_code([write(text)], []))
+    assert set(codes) == {0, 2, 4}
+    assert 0.1 * count < codes.count(0) < 0.9 * count
+
+
+def test_three_hundred_damaged_overrides_load_or_say_what_is_wrong(write) -> None:
+    rng = random.Random(1)
+    path = write(BASE)
+    keys = [*load_config([path]).origins, "data", "rewards", "rewards.0", "x", "data.train.a.b", "rewards.x"]
+    codes = [exit_code([path], [f"{rng.choice(keys)}={rng.choice(VALUES)}" for _ in range(2)]) for _ in range(300)]
+    assert {0, 2} <= set(codes) <= {0, 2, 4}

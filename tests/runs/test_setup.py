@@ -1,0 +1,242 @@
+"""What is checked before a run starts: plugins against the run, and what `check` and `train` say of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from mmrl.cluster.launch import check_devices
+from mmrl.commands.cli import main
+from mmrl.config.load import from_mapping
+from mmrl.config.sections import Config
+from mmrl.engine.family import FAMILIES
+from mmrl.errors import ConfigError, PluginError, ResourceError
+from mmrl.runs.setup import RunPlan
+
+REWARDS = """
+from mmrl.interfaces import Reward
+
+class Plain(Reward):
+    def __init__(self, config):
+        raise RuntimeError("as large as a model, made in the driver")
+
+    def score(self, rollouts):
+        return [0.0] * len(rollouts)
+
+class Careful(Reward):
+    penalty = True
+
+    class Config(Reward.Config):
+        answer: str | list[str] = []
+
+    def check(self, run):
+        if self.config.answer == "refuse":
+            raise ValueError(f"groups of {run.group_size} are refused")
+        if self.config.answer == "fail":
+            raise KeyError("oops")
+        return self.config.answer
+
+    def score(self, rollouts):
+        return [float(f"{{{rollout.answer}}}" in rollout.text) for rollout in rollouts]
+"""
+ALGORITHM = """
+from mmrl.interfaces import Aggregation, Algorithm
+
+class Strict(Algorithm):
+    aggregation = Aggregation("token-mean")
+
+    def check(self, run):
+        if run.updates_per_batch > 4:
+            raise ValueError(f"{run.updates_per_batch} updates are too many")
+        return [f"{run.prompts_per_step} x {run.group_size} rollouts of {run.max_new_tokens} for {run.rewards}"]
+
+    def credit(self, batch): ...
+
+    def loss(self, tokens): ...
+"""
+
+
+@pytest.fixture
+def config(package: Callable[..., str]) -> Callable[..., dict[str, Any]]:
+    """Sections of a run with an algorithm and rewards of third parties; the last reward answers as it is told."""
+    package(REWARDS, "plain = {module}:Plain\ncareful = {module}:Careful", name="rewards-kit")
+    package(ALGORITHM, "strict = {module}:Strict", name="algorithm-kit", group="algorithms")
+
+    def build(answer: str | list[str], **sections: Any) -> dict[str, Any]:
+        return {
+            "model": {"path": "m"},
+            "data": {"train": {"name": "table", "path": "none"}},
+            "rewards": [{"name": "plain"}, {"name": "careful", "label": "care", "answer": answer}],
+            "algorithm": {"name": "strict"},
+            "sampler": {"group_size": 3, "max_new_tokens": 7},
+            "trainer": {"prompts_per_step": 5},
+            "learner": {"minibatches": 2, "epochs": 2},
+            **sections,
+        }
+
+    return build
+
+
+@pytest.fixture
+def plan(config: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., RunPlan]:
+    def build(answer: str | list[str] = [], **sections: Any) -> RunPlan:  # noqa: B006
+        checked: Config = from_mapping(config(answer, **sections))
+        return RunPlan(checked, tmp_path)
+
+    return build
+
+
+def test_plugins_warn_of_a_run_that_they_know(plan):
+    assert plan(["beware"]).warnings == [
+        "algorithm: strict: 5 x 3 rollouts of 7 for ('plain', 'care')",
+        "rewards.1: careful: beware",
+    ]
+
+
+@pytest.mark.parametrize("asked", ["auto", "off"])
+@pytest.mark.parametrize("can", [True, False])
+def test_a_model_that_cannot_share_a_prompt_is_told_of(plan, asked, can):
+    made = plan(learner={"share_prefix": asked})
+    made.folder = SimpleNamespace(family=replace(FAMILIES["llama"], shares_prefix=can))
+    told = ["learner.share_prefix: models of type llama cannot share a prompt: each completion is packed with its own"]
+    assert made.model_warnings == (told if asked == "auto" and not can else [])
+
+
+def test_every_plugin_that_refuses_the_run_is_named_with_its_key(plan):
+    with pytest.raises(ConfigError) as caught:
+        _ = plan("refuse", learner={"minibatches": 5}).warnings
+    assert str(caught.value) == (
+        "2 errors in the config\n\n"
+        "5 updates are too many\n  where:    algorithm: strict\n\n"
+        "groups of 3 are refused\n  where:    rewards.1: careful"
+    )
+
+
+@pytest.mark.parametrize(("answer", "fragment"), [("fail", "KeyError: 'oops'"), ("a text", "expected a list of texts")])
+def test_a_check_that_fails_is_the_plugins_error(plan, answer, fragment):
+    with pytest.raises(PluginError, match=r"Careful\.check raised") as caught:
+        _ = plan(answer).warnings
+    assert fragment in str(caught.value)
+
+
+def test_penalties_go_by_the_names_of_their_components(plan):
+    assert plan().penalties == {"care"}
+
+
+def test_rewards_that_share_a_label_are_all_penalties_or_none(plan):
+    rewards = [{"name": name, "label": "one", "sources": [name]} for name in ("plain", "careful")]
+    with pytest.raises(ConfigError, match="one of the rewards called 'one' is a penalty"):
+        _ = plan(rewards=rewards).penalties
+
+
+@pytest.fixture
+def config_file(config: Callable[..., Any], models: Callable[[str], Path], tmp_path: Path) -> str:
+    """A run that is complete up to the engine."""
+    rows = [{"problem": f"what is {i}+1?", "answer": str(i + 1)} for i in range(5)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sections = {
+        "model": {"path": str(models("qwen2"))},
+        "data": {"train": {"name": "table", "path": str(tmp_path / "rows.jsonl")}, "max_prompt_tokens": 64},
+        "rewards": [{"name": "careful", "answer": ["beware"]}],
+        "trainer": {"prompts_per_step": 5, "run_dir": str(tmp_path / "run")},
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config([], **sections)))
+    return str(path)
+
+
+def test_check_shows_warnings_as_lines_and_as_json(config_file, capsys):
+    assert main(["check", config_file]) == 0
+    assert "warning    rewards.0: careful: beware" in capsys.readouterr().out.splitlines()
+    assert main(["check", config_file, "--json"]) == 0
+    warnings = json.loads(capsys.readouterr().out)["warnings"]
+    assert [warning.partition(":")[0] for warning in warnings] == ["algorithm", "rewards.0"]
+
+
+def test_train_shows_warnings_before_the_engine_starts(config_file, capsys, monkeypatch, tmp_path):
+    def fails(*arguments: Any, **options: Any) -> None:
+        raise ResourceError("no device today")
+
+    monkeypatch.setattr("mmrl.cluster.launch.start_engine", fails)
+    assert main(["train", config_file]) == 5
+    assert "warning: rewards.0: careful: beware" in capsys.readouterr().out.splitlines()
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [event["kind"] for event in events] == ["warning", "warning", "error"]
+    assert events[1]["message"] == "rewards.0: careful: beware"
+
+
+@pytest.fixture
+def mixed(plan, models, tmp_path) -> Callable[..., RunPlan]:
+    """A run on two datasets of three rows each, with two rewards whose sources are given, and an evaluation or none."""
+
+    def build(first: list[str] | None, second: list[str] | None, **evaluation: Any) -> RunPlan:
+        specs = {}
+        for name in ("sums", "products", "held"):
+            rows = [{"problem": f"what is {i}+1?", "answer": str(i + 1)} for i in range(3)]
+            (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            specs[name] = {"name": "table", "label": name, "path": str(tmp_path / f"{name}.jsonl")}
+        data = {"train": {**specs["sums"], "weight": 3}, "mix": [{**specs["products"], "weight": 1}]}
+        return plan(
+            model={"path": str(models("qwen2"))},
+            data={**data, "max_prompt_tokens": 64} | ({"eval": specs["held"] | evaluation} if evaluation else {}),
+            rewards=[{"name": "plain", "sources": first}, {"name": "careful", "sources": second}],
+        )
+
+    return build
+
+
+def test_mixed_datasets_are_one_source_whose_rows_know_theirs(mixed):
+    source = mixed(None, ["sums"]).training
+    assert source.sources == {"sums": 3, "products": 3}
+    assert source[0].id.startswith("sums/") and source[5].source == "products"
+    batch = [source[row].source for _, row in source.order(seed=0).take(0, 8)]
+    assert batch.count("sums") == 6
+
+
+def test_rows_that_no_reward_scores_are_an_error_that_lists_both_sides(mixed):
+    with pytest.raises(ConfigError, match="no reward scores the rows of products") as caught:
+        _ = mixed(["sums"], ["sums"]).training
+    assert "sums (3), products (3)" in caught.value.where and "rewards for sums" in caught.value.possible
+    with pytest.raises(ConfigError, match="no reward scores the rows of held"):
+        _ = mixed(["sums", "products"], ["sums"], limit=2).evaluation
+
+
+def test_a_reward_for_rows_that_are_not_there_is_an_error(mixed):
+    with pytest.raises(ConfigError, match="meant for rows of summs, and there are none") as caught:
+        _ = mixed(None, ["summs"]).training
+    assert caught.value.possible == "products, sums"
+    assert len(mixed(None, ["held"], limit=2).training) == 6
+
+
+@pytest.mark.parametrize("command", ["check", "plan", "train"])
+def test_heads_that_the_sampler_cannot_divide_are_refused_with_the_sizes_that_it_can(config_file, capsys, command):
+    sizes = ["sampler.tensor_parallel_size=3", "cluster.name=ray", "cluster.ranks=6"]
+    assert main([command, config_file, *sizes]) == 2
+    error = capsys.readouterr().err
+    assert "3 ranks cannot share one copy of the sampler's weights: the model has 4 attention heads" in error
+    assert "1, 2 (with cluster.ranks: 6)" in error
+
+
+def test_a_gpu_too_small_for_any_setting_is_refused_before_an_engine_starts(config_file, capsys, monkeypatch):
+    monkeypatch.setattr("mmrl.cluster.local.start_engine", lambda *_, **__: pytest.fail("an engine starts"))
+    monkeypatch.setattr("mmrl.engine.device.total_memory_bytes", lambda kind: 3 * 10**9)
+    assert main(["train", config_file]) == 5
+    error = capsys.readouterr().err
+    # CUDA is allowed 1.5 GB, the sampler 3 beside its weights; the model is nothing.
+    assert "a GPU of this machine has 3.0 GB, and the smallest setting needs about 4.5 GB: 1.5 GB are missing" in error
+    assert "model.lora" in error
+
+
+def test_ranks_of_a_cluster_are_asked_for_their_gpus():
+    ask = [("a", None), ("b", 9 * 10**9), ("c", 7 * 10**9)]
+    with pytest.raises(ResourceError, match=r"a GPU of c has 7\.0 GB, .*8\.0 GB: 1\.0 GB are missing"):
+        check_devices(ask, lambda: 8 * 10**9)
+    check_devices(ask, lambda: 7 * 10**9)
+    check_devices([("a", None)], lambda: pytest.fail("nobody has a GPU"))
