@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import yaml
 
-from mmrl import DISTRIBUTION
 from mmrl.commands.cli import main
 from mmrl.interfaces import API_VERSION
+from mmrl.system.version import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "third_party_plugin"

@@ -2,8 +2,8 @@
 
 The states follow Rajbhandari et al., 2020 (arXiv:1910.02054, section 5) and the code of DeepSpeed 0.19.8 (``runtime/``:
 ``zero/stage_1_and_2.py``, ``zero/stage3.py``, ``zero/partition_parameters.py``, ``fp16/unfused_optimizer.py``). It
-keeps float32 copies of float32 weights too at stages 1 to 3. A test (``commands/plan/test_allocated.py``) counts what is
-really allocated. Activations are the tensors that autograd keeps, layer by layer.
+keeps float32 copies of float32 weights too at stages 1 to 3. A test (``commands/plan/test_allocated.py``) counts
+what is really allocated. Activations are the tensors that autograd keeps, layer by layer.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmrl import DISTRIBUTION, __version__
 from mmrl.cluster import guard
 from mmrl.cluster.files import Node
 from mmrl.cluster.group import DeadRankError, Place, RankGroup
@@ -31,6 +30,7 @@ from mmrl.data.images import ImageGrid, MediaStore
 from mmrl.engine_api import SamplingRequest, UpdateResult
 from mmrl.errors import DataError, NumericsError, PluginError, RankLostError, ResourceError
 from mmrl.system.signals import Interruption, Stopped
+from mmrl.system.version import DISTRIBUTION, __version__
 from mmrl.types import EncodedPrompt, Rollout, RolloutGroup, Sample, Segment, TrainingRow
 
 

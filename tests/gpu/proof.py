@@ -132,8 +132,8 @@ def _absent(modules: Sequence[str]) -> list[str]:
 
 def _environment(kind: str, folder: Path) -> dict[str, str]:
     """That of a section: this repository's code, whatever is installed; where mmrl is not, its plugins' names too."""
-    from mmrl import DISTRIBUTION
     from mmrl.commands.doctor.selftest import trial_environment
+    from mmrl.system.version import DISTRIBUTION
 
     paths = [ROOT, ROOT / "plugins", ROOT / "datasets"]
     try:
