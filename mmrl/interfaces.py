@@ -303,8 +303,8 @@ class Reward(Plugin):
         """The answer that a completion gives, for votes among the completions of a prompt (majority@k of `mmrl eval`).
 
         Equal texts are the same answer: those that ``score`` takes for the same, such as ``0.5`` and ``1/2``, should be
-        one text here. Must not depend on the gold answer. None, as without this method, gives no vote. Called after
-        each scoring, in the same process and within the same time.
+        one text here. Must not depend on the reference answer. None, as without this method, gives no vote. Called
+        after each scoring, in the same process and within the same time.
         """
         return None
 

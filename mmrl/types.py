@@ -99,7 +99,7 @@ class Prompt:
         id: Unique and stable within the dataset; seeds are derived from it.
         messages: The conversation so far; the number of ``<image>`` equals ``len(images)``.
         images: In the order of their placeholders; empty for a text row.
-        answer: The gold answer, raw; None if the dataset has none.
+        answer: The reference answer, raw; None if the dataset has none.
         columns: Every column of the row but images, for rewards and records.
         demonstration: A completion to imitate (supervised training); None if the dataset has none.
         source: Which dataset it is from, which decides about the rewards that score it; empty is the one of the config.
@@ -332,27 +332,53 @@ class Batch:
         return self.components.get(name, np.full(len(self.rewards), np.nan))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Credit:
     """What each rollout, or each of its tokens, is credited with.
 
     Attributes:
-        values: (B,) advantages, or B arrays (T_i,).
+        advantages: (B,), or B arrays (T_i,).
         keep: (B,) rows that enter the loss; None keeps all valid ones. Acts before weights are computed.
         metrics: Further numbers to log.
         constants: Numbers of this step for ``loss``, which other processes compute.
         returns: B arrays (T_i,) that the critic learns; there is none today, and they are read by nothing.
     """
 
-    values: FloatArray | Sequence[FloatArray]
-    keep: BoolArray | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    constants: Mapping[str, float] = field(default_factory=dict)
-    returns: Sequence[FloatArray] | None = None
+    advantages: FloatArray | Sequence[FloatArray]
+    keep: BoolArray | None
+    metrics: Mapping[str, float]
+    constants: Mapping[str, float]
+    returns: Sequence[FloatArray] | None
+
+    def __init__(
+        self,
+        advantages: FloatArray | Sequence[FloatArray] | None = None,
+        keep: BoolArray | None = None,
+        metrics: Mapping[str, float] = MappingProxyType({}),
+        constants: Mapping[str, float] = MappingProxyType({}),
+        returns: Sequence[FloatArray] | None = None,
+        *,
+        values: FloatArray | Sequence[FloatArray] | None = None,
+    ) -> None:
+        """``values`` is what version 0.2.0 called the advantages."""
+        if values is not None:
+            _warn_of_old_name("Credit(values=...)", "Credit(advantages=...)")
+            advantages = values
+        if advantages is None:
+            raise TypeError("a Credit needs advantages")
+        given = {"advantages": advantages, "keep": keep, "metrics": metrics, "constants": constants, "returns": returns}
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def values(self) -> FloatArray | Sequence[FloatArray]:
+        """The advantages; goes with the next version."""
+        _warn_of_old_name("Credit.values", "Credit.advantages")
+        return self.advantages
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateTokens:
+class PreUpdateStatistics:
     """What an optimizer step began from, of one rollout; both are empty if the step came to nothing.
 
     Attributes:
@@ -385,7 +411,7 @@ class CreditedGroup:
     trained: bool = False
     place: tuple[int, int] | None = None
     reference_logprobs: Sequence[FloatArray] = ()
-    updates: Sequence[Sequence[UpdateTokens]] = ()
+    updates: Sequence[Sequence[PreUpdateStatistics]] = ()
 
 
 @dataclass(frozen=True, slots=True)

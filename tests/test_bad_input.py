@@ -18,7 +18,7 @@ def good(rollouts):
     return [float((rollout.token_ids % 2 == 0).mean()) for rollout in rollouts]
 
 def raises(rollouts):
-    raise LookupError("no such gold")
+    raise LookupError("no such reference")
 
 def forgets_one(rollouts):
     return [0.5] * (len(rollouts) - 1)
@@ -161,7 +161,7 @@ def test_a_reward_that_fails_is_named_and_the_folder_can_be_used(train, text_mod
 
     code, error = with_reward("raises")
     assert code == 4, error
-    assert "rewards.py:raises" in error and "LookupError: no such gold" in error and "rewards.py:5" in error
+    assert "rewards.py:raises" in error and "LookupError: no such reference" in error and "rewards.py:5" in error
     assert "prompt 'sums/" in error or "prompt 'train/" in error
     assert "Traceback" not in error and "run/events.jsonl has the details" in error
     (event,) = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]

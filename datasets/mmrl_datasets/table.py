@@ -47,7 +47,7 @@ class Table(DatasetLoader):
         images: str | None = None
         """Column with the images, or several as image_1..n; null finds it, "" takes none."""
         answer: str | None = None
-        """Column with the gold answer, or a field as in reward_model.ground_truth; null finds it, "" takes none."""
+        """Column with the answer, or a field as in reward_model.ground_truth; null finds it, "" takes none."""
         demonstration: str | None = None
         """Column with a completion to imitate; null finds it, "" takes none."""
         system: str | None = None

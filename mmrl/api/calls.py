@@ -1,7 +1,7 @@
 """What ``import mmrl`` offers to programs and notebooks: the commands train, eval and export as functions.
 
-Each runs in a process of its own (``mmrl.api.errand``), so a notebook may call them as often as it likes, from any
-folder.
+Each runs in a process of its own (``mmrl.api.child_command``), so a notebook may call them as often as it likes, from
+any folder.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.api.capture import GIVEN, reference
-from mmrl.api.errand import Errand
+from mmrl.api.child_command import ChildCommand
 from mmrl.api.rows import write_rows
 from mmrl.config.load import LoadedConfig, load_config
 from mmrl.config.sections import TrainerConfig
@@ -101,16 +101,16 @@ def train(
     run = Run(checked.trainer.run_dir)
     new = NewMetrics(run.path)
     request = {"config": checked.model_dump(mode="json"), "allowed": [*allow_change]}
-    errand = Errand("train", request, str(run.path))
+    command = ChildCommand("train", request, str(run.path))
 
     def watch() -> None:
         for step, metrics in new.read():
             for callback in callbacks:
                 answer = callback(step, metrics)
                 if isinstance(answer, bool | np.bool_) and not answer:
-                    errand.stop(f"by {getattr(callback, '__name__', 'a callback')} after step {step}")
+                    command.stop(f"by {getattr(callback, '__name__', 'a callback')} after step {step}")
 
-    return Run(run.path, errand.wait(watch).stopped)
+    return Run(run.path, command.wait(watch).stopped)
 
 
 def evaluate(
@@ -156,7 +156,7 @@ def evaluate(
         "overrides": Located.of(overrides, "").plain(),
         "options": options,
     }
-    outcome = Errand("evaluate", request, "mmrl.evaluate").wait()
+    outcome = ChildCommand("evaluate", request, "mmrl.evaluate").wait()
     return Evaluation(**_complete(outcome.answer, outcome.stopped))
 
 
@@ -186,7 +186,7 @@ def export(
     """
     options = {"dtype": dtype, "adapter": adapter, "base": base, "shard_gb": shard_gb}
     request = {"source": os.fspath(checkpoint), "out": str(out), "options": options}
-    outcome = Errand("export", request, str(out)).wait()
+    outcome = ChildCommand("export", request, str(out)).wait()
     return Answer(**_complete(outcome.answer, outcome.stopped))
 
 

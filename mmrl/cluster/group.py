@@ -19,7 +19,7 @@ from mmrl.data.images import MediaStore
 from mmrl.engine_api import Learner, Sampler, SamplingRequest, UpdateResult
 from mmrl.errors import MMRLError, RankLostError
 from mmrl.ops.packing import Item, Unit, balance, shares_of, units_of
-from mmrl.system.signals import Stopped, held
+from mmrl.system.signals import Stopped, defer_signals
 from mmrl.types import EncodedPrompt, FloatArray, RolloutGroup, Sample, TrainingRow
 
 AHEAD = 2
@@ -223,7 +223,7 @@ class RankGroup:
         """As ``Ranks.call``; the future also raises what the group is abandoned with."""
         answer: Future[Any] = Future()
 
-        def settle(done: Future[Any]) -> None:
+        def pass_on(done: Future[Any]) -> None:
             with self._lock:
                 if self._calls.pop(answer, None) is None:  # abandoned
                     return
@@ -232,12 +232,12 @@ class RankGroup:
             else:
                 answer.set_result(done.result())
 
-        with held():
+        with defer_signals():
             with self._lock:
                 if self._abandoned.done():
                     return self._abandoned
                 self._calls[answer] = rank, method
-            self._ranks.call(rank, method, *args).add_done_callback(settle)
+            self._ranks.call(rank, method, *args).add_done_callback(pass_on)
         return answer
 
     def ask(self, rank: int, method: str, *args: Any) -> Any:
@@ -255,7 +255,7 @@ class RankGroup:
             each: A further first argument for each rank.
         """
         own = [()] * len(self.nodes) if each is None else [(argument,) for argument in each]
-        with held():  # else some ranks would wait for the others for ever
+        with defer_signals():  # else some ranks would wait for the others for ever
             futures = [self.call(rank, method, *first, *args) for rank, first in enumerate(own)]
         return self._answers(futures)
 
@@ -326,7 +326,7 @@ class RankGroup:
     def _owning(self, verb: str) -> Iterator[None]:
         self._leave()  # a signal may have kept the last owner from it
         try:
-            with held():
+            with defer_signals():
                 self._entered = [self.call(rank, "enter", verb) for rank in range(len(self.nodes))]
             self._answers(self._entered)
             yield
@@ -345,7 +345,7 @@ class RankGroup:
     def _leave(self) -> None:
         if self._entered and not self.failed:
             self._answers(self._entered)
-            with held():
+            with defer_signals():
                 self._entered = ()
                 futures = [self.call(rank, "leave") for rank in range(len(self.nodes))]
             self._answers(futures)
@@ -371,7 +371,7 @@ class GroupSampler:
             """All ranks of the set run on, with the same requests in the same order; the first answers."""
             if left[number]:
                 left[number] -= 1
-                with held():
+                with defer_signals():
                     for member in range(size):
                         future = self.group.call(number * size + member, "advance", member == 0)
                         asked[future] = (number, member == 0)

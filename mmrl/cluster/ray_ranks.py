@@ -98,7 +98,7 @@ class RayRanks:
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
         answer: Future[Any] = Future()
 
-        def settle(done: Future[Any]) -> None:
+        def pass_on(done: Future[Any]) -> None:
             try:
                 error = done.exception()
                 if error is None:
@@ -108,7 +108,7 @@ class RayRanks:
             except BaseException as fault:  # what is not answered would be waited for for ever
                 answer.set_exception(fault)
 
-        getattr(self._actors[rank], method).remote(*args).future().add_done_callback(settle)
+        getattr(self._actors[rank], method).remote(*args).future().add_done_callback(pass_on)
         return answer
 
     def watch(self, lost: Callable[[int], None]) -> None:

@@ -50,9 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(list(argv))
     from mmrl.system.signals import prepare_exit
 
-    settle = prepare_exit()
+    finish = prepare_exit()
     code = _run(sys.argv[1:])
-    settle(code)
+    finish(code)
     return code
 
 

@@ -134,9 +134,9 @@ class DeepSpeedLearner:
         failures = Failures()
         save = save_model if self._lora is None else partial(save_adapter, self._lora)
         save(self._policy, self._folder, folder / "model", failures)
-        failures.settle()
+        failures.raise_first()
         save_state(OptimizerState(self._engine, self._policy), self._step, folder / "state", failures)
-        failures.settle()
+        failures.raise_first()
 
     def restore(self, folder: Path) -> None:
         """Go on from the ``state/`` that ``save`` wrote; the policy has the weights of its ``model/`` already.
@@ -151,14 +151,14 @@ class DeepSpeedLearner:
             saved.check(state)
         except MMRLError as error:
             failures.add(error)
-        failures.settle()
+        failures.raise_first()
         if saved.adam_step and self._config.zero_stage:
             self._step_without_effect(0.0)  # in its first step, DeepSpeed makes the optimizer's state
         try:
             saved.restore(state)
         except MMRLError as error:
             failures.add(error)
-        failures.settle()
+        failures.raise_first()
         self._step = saved.optimizer_steps
 
     def _measured_update(self, rows: Sequence[TrainingRow]) -> UpdateResult:

@@ -332,7 +332,7 @@ class RankEngine:
             )
         except MMRLError as error:
             failures.add(error)
-        failures.settle()
+        failures.raise_first()
         assert policy is not None
         return policy
 

@@ -55,7 +55,7 @@ class Failures:
                 )
             )
 
-    def settle(self) -> None:
+    def raise_first(self) -> None:
         """Raise the first error of any rank, on all of them."""
         errors: list[Any] = [None] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(errors, self.first)

@@ -47,7 +47,7 @@ _SOLUTION = frozenset({"solution_str", "predict_str", "model_output"})
 _TOTALS: Mapping[RewardStyle, str] = {"easyr1": "overall", "verl": "score"}
 """The component that is the score, in the styles that always have the same."""
 _GOLD = ("solution", "answer", "ground_truth")
-"""Columns in whose place the gold is given where the row has no such column."""
+"""Columns in whose place the reference is given where the row has no such column."""
 
 Answers = Callable[[Any, Any], Any]
 """See ``FunctionReward.answers``."""
@@ -194,11 +194,13 @@ def _verl(function: Callable[..., Any], signature: inspect.Signature) -> _Adapte
     def inputs(rollout: Rollout) -> dict[str, Any]:
         columns = rollout.columns
         extra, model = columns.get("extra_info"), columns.get("reward_model")
-        gold = model.get("ground_truth") if rollout.answer is None and isinstance(model, Mapping) else rollout.answer
+        reference = (
+            model.get("ground_truth") if rollout.answer is None and isinstance(model, Mapping) else rollout.answer
+        )
         return {
             "data_source": columns.get("data_source", rollout.source),
             **dict.fromkeys(_SOLUTION, rollout.text),
-            "ground_truth": gold,
+            "ground_truth": reference,
             "extra_info": {
                 **(extra if isinstance(extra, Mapping) else columns),
                 "num_turns": None,

@@ -16,7 +16,7 @@ HANGS_S = 30.0
 _T = TypeVar("_T")
 
 
-class Supply(Generic[_T]):
+class PromptPrefetcher(Generic[_T]):
     """What is made of a source's prompts, in the order of the run.
 
     Nothing that is drawn depends on what was prepared: a prompt that cannot be made is left to the draw, which makes it
@@ -39,7 +39,7 @@ class Supply(Generic[_T]):
 
     def go_to(self, position: int) -> None:
         """Go on from a position of the order."""
-        self.settle()
+        self.stop()
         self.position, self._next = position, []
 
     def draw(self, count: int) -> list[tuple[int, _T]]:
@@ -60,7 +60,7 @@ class Supply(Generic[_T]):
 
     def prepare(self, count: int) -> None:
         """Begin to make the next ``count`` prompts in a thread; it reads rows until ``wait``, or another call, ends."""
-        self.settle()
+        self.stop()
         # The filter of the thread that decodes beside this one would end with whichever of them is done first.
         warnings.filterwarnings("ignore", module=r"PIL\b")
         rows = [row for _, row in self._look_up(count)]
@@ -75,7 +75,7 @@ class Supply(Generic[_T]):
             self._thread.join()
             self._thread = None
 
-    def settle(self) -> None:
+    def stop(self) -> None:
         """Prepare no more, and forget what was; after this no other thread reads or writes anything.
 
         Unless a row hangs, on a file system that is gone perhaps: that one is left behind.

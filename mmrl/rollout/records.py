@@ -21,11 +21,11 @@ from mmrl.types import (
     FloatArray,
     ImageRef,
     Message,
+    PreUpdateStatistics,
     Rollout,
     RolloutGroup,
     ScoredGroup,
     Segment,
-    UpdateTokens,
 )
 
 
@@ -288,11 +288,11 @@ def _place(record: Mapping[str, Any]) -> tuple[int, int] | None:
     return None if place is None else (int(place[0]), int(place[1]))
 
 
-def _updates(record: Mapping[str, Any], logprobs: FloatArray) -> list[UpdateTokens]:
+def _updates(record: Mapping[str, Any], logprobs: FloatArray) -> list[PreUpdateStatistics]:
     entropies = record.get("update_entropy", [])
     found = record.get("update_logprobs") or [logprobs] * len(entropies)
     return [
-        UpdateTokens(_floats(record, "update_logprobs", of=each), _floats(record, "update_entropy", of=entropy))
+        PreUpdateStatistics(_floats(record, "update_logprobs", of=each), _floats(record, "update_entropy", of=entropy))
         for each, entropy in zip(found, entropies, strict=True)
     ]
 

@@ -12,7 +12,7 @@ from mmrl.config.sections import Config
 from mmrl.config.yaml_tree import to_flow
 from mmrl.config.sections import RENAMED
 from mmrl.errors import ConfigError
-from mmrl.runs.setup import RunPlan
+from mmrl.runs.setup import RunSetup
 from mmrl.system.redaction import Redactor
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ def plain_config(config: Config) -> dict[str, Any]:
     return plain
 
 
-def fingerprints(plan: RunPlan) -> dict[str, str]:
+def fingerprints(setup: RunSetup) -> dict[str, str]:
     """Of the model's files and the training prompts."""
-    return {MODEL: model_fingerprint(plan.folder), DATA: plan.training.fingerprint}
+    return {MODEL: model_fingerprint(setup.folder), DATA: setup.training.fingerprint}
 
 
 def model_fingerprint(folder: ModelFolder) -> str:

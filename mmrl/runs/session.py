@@ -23,7 +23,7 @@ from mmrl.system.console import Console, diverted
 from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, RankLostError, ResourceError
 from mmrl.system.signals import Interruption, Stopped, end_process
 from mmrl.data.images import MediaStore
-from mmrl.runs.setup import RunPlan
+from mmrl.runs.setup import RunSetup
 from mmrl.system.profiling import Profiler
 from mmrl.runs.recorder import RUN_STATE, RunRecorder, best_scores, environment, prune, tracking
 from mmrl.runs.resumption import Change, changed_config, changed_fingerprints, fingerprints, plain_config, refuse
@@ -55,13 +55,13 @@ class TrainingRun:
         directory: RunDirectory,
         interruption: Interruption,
         *,
-        least_memory: Callable[[Config, RunPlan], int] | None = None,
+        least_memory: Callable[[Config, RunSetup], int] | None = None,
         profiled_steps: int = 0,
         verbose: bool = False,
     ) -> None:
         self._length = "trainer.steps" if config.trainer.epochs is None else "trainer.epochs"
-        self._plan = RunPlan(config, directory.media)
-        self._config = self._plan.count_steps()
+        self._setup = RunSetup(config, directory.media)
+        self._config = self._setup.count_steps()
         self._directory, self._interruption = directory, interruption
         self._least_memory, self._profiled_steps, self._verbose = least_memory, profiled_steps, verbose
         self._checkpoints = Checkpoints(directory.checkpoints)
@@ -118,7 +118,7 @@ class TrainingRun:
         for change in self._changes:
             self._console.line(f"changed: {change}")
         refuse(self._changes, allowed, str(self._checkpoint.path))
-        self._fingerprints = fingerprints(self._plan)
+        self._fingerprints = fingerprints(self._setup)
         others = changed_fingerprints(self._state["fingerprints"], self._fingerprints)
         refuse(others, allowed, str(self._checkpoint.path))
         self._changes += others
@@ -159,25 +159,25 @@ class TrainingRun:
 
     def train(self) -> None:
         """Train to the end; ranks that are lost or hang are started again from the last checkpoint."""
-        config, plan, directory = self._config, self._plan, self._directory
+        config, setup, directory = self._config, self._setup, self._directory
         with ExitStack() as stack:
             stack.callback(self._console.close)
             with garbage_kept():
-                _ = plan.algorithm, plan.num_adapter_weights  # first: their errors come before anything starts
-                _ = plan.warnings, plan.model_warnings
-            for warning in [*plan.warnings, *plan.model_warnings]:
+                _ = setup.algorithm, setup.num_adapter_weights  # first: their errors come before anything starts
+                _ = setup.warnings, setup.model_warnings
+            for warning in [*setup.warnings, *setup.model_warnings]:
                 self._tell("warning", message=warning)
             # Workers import their rewards while the engine starts.
             scorer = stack.enter_context(Scorer(config.rewards))
             with garbage_kept():
-                sources = plan.training, plan.evaluation
+                sources = setup.training, setup.evaluation
             for source in sources:
                 for warning in source.warnings if source is not None else ():
                     self._tell("warning", message=warning)
                 if source is not None:
                     source.listen(lambda prompt, reason: directory.event("dropped", prompt=prompt, reason=reason))
-            self._console.lines(opening(config, plan, directory.path, self._begins()))
-            self._fingerprints = self._fingerprints or fingerprints(plan)
+            self._console.lines(opening(config, setup, directory.path, self._begins()))
+            self._fingerprints = self._fingerprints or fingerprints(setup)
             left = config.trainer.max_restarts
             while True:
                 try:
@@ -218,7 +218,7 @@ class TrainingRun:
         from mmrl.rollout.collector import Collector
         from mmrl.training.trainer import Trainer
 
-        config, plan, directory = self._config, self._plan, self._directory
+        config, setup, directory = self._config, self._setup, self._directory
         checkpoint, source = self._checkpoint, self._source
         step = None if checkpoint is None else checkpoint.step
         directory.begin_attempt(
@@ -237,13 +237,13 @@ class TrainingRun:
                 with noise, garbage_kept():
                     engine = start_engine(
                         config,
-                        plan.folder,
-                        plan.media,
+                        setup.folder,
+                        setup.media,
                         algorithm,
-                        max_images=plan.max_images,
-                        with_sampler=plan.with_sampler,
+                        max_images=setup.max_images,
+                        with_sampler=setup.with_sampler,
                         checkpoint=None if checkpoint is None else checkpoint.path,
-                        least_memory=None if self._least_memory is None else partial(self._least_memory, config, plan),
+                        least_memory=None if self._least_memory is None else partial(self._least_memory, config, setup),
                         progress=lambda text: self._console.line(f"{'':{INDENT}}{text}"),
                     )
                 stack.callback(engine.close)
@@ -259,15 +259,15 @@ class TrainingRun:
                 states = () if source else self._state.get("trackers", ())  # another run is not written on
                 trackers = stack.enter_context(tracking(config, directory, states))
                 recorder = RunRecorder(config, directory, trackers, self._console, engine, self._fingerprints)
-                collector = Collector(config, engine, scorer, recorder.progress, plan.penalties, event=recorder.event)
+                collector = Collector(config, engine, scorer, recorder.progress, setup.penalties, event=recorder.event)
                 trainer = Trainer(
                     config,
                     algorithm,
                     engine,
-                    plan.encoder,
+                    setup.encoder,
                     collector,
-                    plan.training,
-                    plan.evaluation,
+                    setup.training,
+                    setup.evaluation,
                     recorder,
                     precision=engine.precision,
                     peak_flops_per_s=_peak_of_all(facts, config),
@@ -293,7 +293,7 @@ class TrainingRun:
                     self._tell("resumed", message=f"from step {step}, {checkpoint.path}", step=step)
                     trainer.restore(self._state["trainer"], directory.media)
                     trainer.fit(step, self._unlogged_metrics(), is_saved=source is None)
-                self._interruption.settle()
+                self._interruption.only_note()
             code = 0
         except BaseException as error:
             # A signal to all processes of a job makes others fail. That the last checkpoint has no room is news.
@@ -382,7 +382,7 @@ class TrainingRun:
         """
         source = checkpoint.path.parents[1]
         self._directory.inherit(source, checkpoint.step)
-        theirs = MediaStore(source / "media", self._plan.media.grid)
+        theirs = MediaStore(source / "media", self._setup.media.grid)
         for image in (image for record in self._state["trainer"]["carried_groups"] for image in record["images"]):
             name = _checked_hash(image["hash"], checkpoint)
             path = theirs.folder / f"{name}.png"
@@ -393,7 +393,7 @@ class TrainingRun:
                     remedy="begin from a checkpoint within its run's folder",
                 )
             theirs.load(ImageRef(name, image["width"], image["height"], str(path)))
-            self._plan.media.write_file(name, theirs.read_file(name))
+            self._setup.media.write_file(name, theirs.read_file(name))
 
     def _overdue(self, collector: Collector, what: str) -> RankLostError:
         latest = ", ".join(group.prompt.id for group in collector.generated[-3:])

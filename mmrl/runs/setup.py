@@ -28,7 +28,7 @@ TEXT_IMAGE_FACTOR = 28
 """The image grid of a model that reads no images; no image ever meets it."""
 
 
-class RunPlan:
+class RunSetup:
     """Everything of a run that needs no device, made when it is first asked for.
 
     Args:

@@ -13,7 +13,7 @@ from mmrl.data.prompts import PromptSource
 from mmrl.system.report import Report, counted, shortened
 from mmrl.runs.checkpoints import Checkpoint
 from mmrl.config.sections import Config, TrainerConfig
-from mmrl.runs.setup import RunPlan
+from mmrl.runs.setup import RunSetup
 
 MET = "eval/accuracy", "reward/mean", "loss/total"
 """Metrics that tell how a run went: the first one that it has is shown."""
@@ -21,7 +21,7 @@ SHOWN_ROWS = 5
 """Dropped rows of a dataset that are shown."""
 
 
-def opening(config: Config, plan: RunPlan, directory: Path, begins: str) -> list[str]:
+def opening(config: Config, setup: RunSetup, directory: Path, begins: str) -> list[str]:
     """The lines before anything starts: folder, model, data, arithmetic of a step, where to look, engines.
 
     Args:
@@ -29,15 +29,15 @@ def opening(config: Config, plan: RunPlan, directory: Path, begins: str) -> list
     """
     report = Report()
     report.show("run", [f"{directory} ({begins})"])
-    report.show("model", [_model(config, plan)])
-    for source in (plan.training, plan.evaluation):
+    report.show("model", [_model(config, setup)])
+    for source in (setup.training, setup.evaluation):
         if source is not None:
             report.show(source.name.removeprefix("data."), kept_rows(source))
-    evaluated = 0 if plan.evaluation is None else len(plan.evaluation)
-    report.show("batches", Arithmetic(config, plan.training.shares, max(plan.training.lengths), evaluated).lines())
+    evaluated = 0 if setup.evaluation is None else len(setup.evaluation)
+    report.show("batches", Arithmetic(config, setup.training.shares, max(setup.training.lengths), evaluated).lines())
     report.show("files", ["metrics.jsonl has the curves, rollouts/ the completions, events.jsonl what happened"])
     report.show("Ctrl-C", ["saves a checkpoint and stops; the same command goes on"])
-    report.show("engines", [_engines(config, plan)])
+    report.show("engines", [_engines(config, setup)])
     return report.lines
 
 
@@ -114,14 +114,14 @@ def _is_number(value: Any) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _model(config: Config, plan: RunPlan) -> str:
+def _model(config: Config, setup: RunSetup) -> str:
     """Such as ``qwen2_5_vl, 3.75 billion parameters, all of them trained``."""
-    model, adapters = config.model, plan.num_adapter_weights
-    name = f"{model.path} ({plan.folder.family.model_type})"
+    model, adapters = config.model, setup.num_adapter_weights
+    name = f"{model.path} ({setup.folder.family.model_type})"
     if adapters is not None:
         assert model.lora is not None
         return f"{name}; adapters of rank {model.lora.rank} are trained, {_count(adapters)} parameters"
-    size = plan.num_weights()
+    size = setup.num_weights()
     whole = name if size is None else f"{name}, {_count(size)} parameters"
     return f"{whole}; {', '.join(model.freeze)} frozen" if model.freeze else f"{whole}; all are trained"
 
@@ -133,11 +133,11 @@ def _count(parameters: int) -> str:
     return str(parameters)
 
 
-def _engines(config: Config, plan: RunPlan) -> str:
+def _engines(config: Config, setup: RunSetup) -> str:
     ranks = config.cluster.ranks
     where = "1 rank in this process" if config.cluster.name == "local" else f"{ranks} ranks on {config.cluster.name}"
     sampler = f"{config.sampler.name} samples"
     if config.sampler.tensor_parallel_size > 1:
         sampler += f" ({config.sampler.tensor_parallel_size} ranks together)"
-    parts = [where, *([sampler] if plan.with_sampler else []), f"DeepSpeed learns (ZeRO {config.learner.zero_stage})"]
+    parts = [where, *([sampler] if setup.with_sampler else []), f"DeepSpeed learns (ZeRO {config.learner.zero_stage})"]
     return ", ".join(parts)

@@ -78,7 +78,7 @@ class Interruption:
             self.check()
             yield
 
-    def settle(self) -> None:
+    def only_note(self) -> None:
         """Only note signals from now on: the run is done, and raising would break what is taken down."""
         self._is_deferred = True
 
@@ -119,7 +119,7 @@ _late: list[Stopped] = []
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """What must be done whole or not at all: ``Stopped`` is raised at the end of the block; can be nested.
 
     Only the main thread is ever interrupted. Blocking signals would not do: Python's handlers run there whichever
@@ -160,7 +160,7 @@ def prepare_exit() -> Callable[[int], None]:
     """
     codes = list[int]()
 
-    def settle(code: int) -> None:
+    def finish(code: int) -> None:
         codes.append(code)
         for number in SIGNALS:
             signal.signal(number, lambda *_: os._exit(code))
@@ -175,7 +175,7 @@ def prepare_exit() -> Callable[[int], None]:
             os._exit(codes[-1])
 
     atexit.register(leave)  # what is registered first is called last
-    return settle
+    return finish
 
 
 def end_process(code: int) -> None:

@@ -33,7 +33,7 @@ def python(module: str) -> list[str]:
     return [sys.executable, "-c", _BOOTSTRAP, module, *(entry or os.getcwd() for entry in sys.path)]
 
 
-class Child:
+class WorkerProcess:
     """The process, seen from the parent.
 
     To be made in the thread that asks it: Linux ends the process with the thread that made it.
@@ -70,7 +70,7 @@ class Child:
         """The one reply to a request; None if the process is killed as it gives none in time.
 
         Raises:
-            ChildEnded: It ended by itself.
+            WorkerProcessEnded: It ended by itself.
         """
         self.send(request, timeout_s)
         return self.receive(timeout_s)
@@ -86,7 +86,7 @@ class Child:
         """The next reply; None if the process is killed as it gives none in time.
 
         Raises:
-            ChildEnded: It ended by itself.
+            WorkerProcessEnded: It ended by itself.
         """
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._received:
@@ -96,7 +96,7 @@ class Child:
             part = os.read(self._replies.fileno(), 2**16)
             if not part:
                 self.kill()
-                raise ChildEnded(self._how_it_ended(), (self._stderr.read() or b"").decode(errors="replace"))
+                raise WorkerProcessEnded(self._how_it_ended(), (self._stderr.read() or b"").decode(errors="replace"))
             self._received += part
         line, _, self._received = self._received.partition(b"\n")
         reply: Reply = json.loads(line)
@@ -136,7 +136,7 @@ def _is_ready(stream: IO[bytes], event: int, deadline: float) -> bool:
     return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
 
 
-class ChildEnded(Exception):
+class WorkerProcessEnded(Exception):
     """A process that ended instead of answering.
 
     Attributes:

@@ -14,7 +14,7 @@ from mmrl.errors import ConfigError, MMRLError, PluginError
 from mmrl.interfaces import DatasetLoader
 from mmrl.plugin_host import registry
 from mmrl.plugin_host.registry import PluginInfo
-from mmrl.system.worker_process import Child, ChildEnded, Line
+from mmrl.system.worker_process import Line, WorkerProcess, WorkerProcessEnded
 from mmrl.testing.algorithms import check_algorithm
 from mmrl.testing.datasets import check_dataset
 from mmrl.testing.rewards import check_reward
@@ -41,27 +41,27 @@ class Verdict(NamedTuple):
 
 def examine(infos: Sequence[PluginInfo]) -> Iterator[Verdict]:
     """The verdict on each plugin, in order, as soon as it is known."""
-    child: Child | None = None
+    child: WorkerProcess | None = None
     try:
         for info in infos:
             if child is None or child.has_ended:
                 if child:
                     child.stop()
-                child = Child(__name__, os.environ | _ONE_THREAD)
+                child = WorkerProcess(__name__, os.environ | _ONE_THREAD)
             yield _ask(child, info)
     finally:
         if child:
             child.stop()
 
 
-def _ask(child: Child, info: PluginInfo) -> Verdict:
+def _ask(child: WorkerProcess, info: PluginInfo) -> Verdict:
     remedy = "look for what waits, or runs without end, in its module, its constructor or its hooks"
     try:
         reply = child.ask(pickle.dumps(info), TIMEOUT_S)
         if reply is not None:
             return Verdict(**reply)
         what = f"is not done with its checks within {TIMEOUT_S:g} s"
-    except ChildEnded as end:
+    except WorkerProcessEnded as end:
         what, remedy = f"ended the process ({end.how})", "raise an exception instead, or repair what crashes"
     return Verdict("bad", str(PluginError(f"{info} {what}", where=info.target, remedy=remedy)))
 

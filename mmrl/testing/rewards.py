@@ -30,8 +30,8 @@ def check_reward(
     The rules: one finite number, or several by name, or None for each rollout, in order; the same again for the same
     rollouts, and in another order for another order; rollouts are not modified; no rollouts give no scores; what a
     rollout answers (``answer_of``) is a text or None, and the same again. By default rollouts are
-    right, wrong, empty, cut-off and odd answers to a question in text. Where their gold is no text but a list, a number
-    or missing, a reward that is not made for it may raise.
+    right, wrong, empty, cut-off and odd answers to a question in text. Where their reference is no text but a list, a
+    number or missing, a reward that is not made for it may raise.
 
     Args:
         reward: A registered name, a class, a reward, a function (see ``plugin_host.foreign_rewards``), or what a file

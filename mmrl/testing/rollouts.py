@@ -19,7 +19,7 @@ _COMPLETE = (
 )
 _CUT_OFF = ("I start with 3 and add 1, and add 1, and add 1, and add 1, and add", "so it is \\boxed{7", "7")
 OTHER_GOLDS = (["seven", "7"], 7, None)
-"""How datasets give gold answers, besides as a text."""
+"""How datasets give reference answers, besides as a text."""
 
 
 def make_rollouts(
@@ -35,7 +35,7 @@ def make_rollouts(
 
     Args:
         texts: The completions.
-        answer: The gold answer.
+        answer: The reference answer.
         columns: Of the dataset's row; by default ``problem`` and ``answer``.
         truncated: Whether all were cut at the length limit, and so lack the token that ends them.
         question: The prompt, which is its own id.
@@ -56,7 +56,7 @@ def make_rollouts(
 
 
 def sample_groups(answer: Any) -> list[list[Rollout]]:
-    """Right, wrong, empty, odd, and cut-off answers to a question with that gold."""
+    """Right, wrong, empty, odd, and cut-off answers to a question with that reference."""
     return [make_rollouts(texts, answer=answer, truncated=texts is _CUT_OFF) for texts in (_COMPLETE, _CUT_OFF)]
 
 

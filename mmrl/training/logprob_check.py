@@ -17,7 +17,7 @@ CHECKED_SAMPLES, CHECKED_MEMBERS = 12, 3
 it in the packed row."""
 
 
-class Agreement:
+class LogprobCheck:
     """Warns of a disagreement, or stops the run.
 
     Args:

@@ -20,14 +20,14 @@ from mmrl.errors import MMRLError, NumericsError, RankLostError, ResourceError, 
 from mmrl.interfaces import Algorithm
 from mmrl.ops import metrics
 from mmrl.rollout.collector import Collected, Collector, collected_metrics
-from mmrl.rollout.prefetch import Supply
+from mmrl.rollout.prefetch import PromptPrefetcher
 from mmrl.rollout.records import group_records, read_groups
 from mmrl.system.clock import Clock
 from mmrl.system.profiling import Profiler
 from mmrl.system.rng_state import generators, seed_generators, set_generators
 from mmrl.system.signals import Interruption, Stopped
 from mmrl.system.watchdog import Watchdog
-from mmrl.training.logprob_check import Agreement
+from mmrl.training.logprob_check import LogprobCheck
 from mmrl.training.updater import Experience, Lesson, Updater, UpdateRecorder
 from mmrl.types import CreditedGroup, EncodedPrompt, Prompt, RolloutGroup, Sample, ScoredGroup
 
@@ -94,11 +94,11 @@ class Trainer:
         self._evaluation = evaluation
         self._recorder, self._interruption, self._watchdog = recorder, interruption, watchdog
         self._updater = Updater(config, algorithm, collector.batch, recorder, interruption)
-        self._agreement = Agreement(precision, config.trainer.on_mismatch, event=recorder.event)
+        self._agreement = LogprobCheck(precision, config.trainer.on_mismatch, event=recorder.event)
         self._profiler = profiler or Profiler(engine, Path(), 0, 0, print)
         self._peak_flops_per_s = peak_flops_per_s
         make = self._demonstrate if algorithm.source == "demonstrations" else encoder.encode
-        self._prompts: Supply[Any] = Supply(train, train.order(config.trainer.seed), make)
+        self._prompts: PromptPrefetcher[Any] = PromptPrefetcher(train, train.order(config.trainer.seed), make)
         self._held_out: Sequence[EncodedPrompt] | None = None
         self.carried_groups: list[ScoredGroup] = []
         self._saved: int | None = None
@@ -322,7 +322,7 @@ class Trainer:
             yield
         finally:
             with self._watchdog.watch("the prompts that were prepared"):
-                self._prompts.settle()
+                self._prompts.stop()
 
     def _starve(self, step: int, groups: list[ScoredGroup], found: Collected) -> list[ScoredGroup]:
         """What to train on where the algorithm rejected too much: it said itself what to do then.

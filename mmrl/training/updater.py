@@ -24,11 +24,11 @@ from mmrl.types import (
     CreditedGroup,
     FloatArray,
     IntArray,
+    PreUpdateStatistics,
     Rollout,
     Sample,
     ScoredGroup,
     TrainingRow,
-    UpdateTokens,
 )
 
 MAX_FAULTS = 3
@@ -97,7 +97,7 @@ class _Outcome:
 
     metrics: Mapping[str, float]
     logprobs: Sequence[FloatArray]
-    updates: Sequence[Sequence[UpdateTokens]]
+    updates: Sequence[Sequence[PreUpdateStatistics]]
 
 
 class Updater:
@@ -171,7 +171,7 @@ class Updater:
         config = self._config.learner
         aggregation = self._algorithm.aggregation.with_default(self._config.sampler.max_new_tokens)
         logprobs = list(batch.old_logprobs or [np.zeros(0, np.float32)] * len(samples))
-        updates: list[list[UpdateTokens]] = [[] for _ in samples]
+        updates: list[list[PreUpdateStatistics]] = [[] for _ in samples]
         steps: list[Mapping[str, float]] = []
         skipped, memory = 0, list[float]()
         for part in minibatches(batch.group_ids, config.minibatches, config.epochs, (self._config.trainer.seed, step)):
@@ -194,7 +194,7 @@ class Updater:
                 skipped += 1
                 self._report_fault(step, result.fault, list(rows.values()))
                 for index in rows:  # they may be as little finite as what was made of them
-                    updates[index].append(UpdateTokens(np.zeros(0, np.float32), np.zeros(0, np.float32)))
+                    updates[index].append(PreUpdateStatistics(np.zeros(0, np.float32), np.zeros(0, np.float32)))
                     if not np.isfinite(logprobs[index]).all():
                         logprobs[index] = np.zeros(0, np.float32)
                 continue
@@ -206,7 +206,7 @@ class Updater:
                 self.updates += 1
                 self._recorder.trained(step, self.updates, [_name(samples[index]) for index in rows])
             for index, *values in zip(rows, result.logprobs, result.entropies, strict=True):
-                updates[index].append(UpdateTokens(*values))
+                updates[index].append(PreUpdateStatistics(*values))
                 if batch.old_logprobs is None:
                     logprobs[index] = values[0]
             self._recorder.progress("update", len(steps), config.minibatches * config.epochs)

@@ -1,12 +1,12 @@
-"""The average normalised Levenshtein similarity of a completion's answer to the gold, 0 below one half: for documents.
+"""The average normalised Levenshtein similarity of an answer to the reference, 0 below one half: for documents.
 
 ANLS of ST-VQA (arXiv:1905.13648, section 5; DocVQA and InfographicVQA use the same): with ``NL`` the Levenshtein
-distance over the length of the longer text, the score is ``1 - NL`` if ``NL < threshold``, else 0; of several golds
-the best one counts. Letter case and spaces at the ends and in runs do not count. The mean over a dataset is the
-benchmark's number.
+distance over the length of the longer text, the score is ``1 - NL`` if ``NL < threshold``, else 0; of several
+references the best one counts. Letter case and spaces at the ends and in runs do not count. The mean over a dataset is
+the benchmark's number.
 
 The answer is what is in the last box or answer tags, else after "the answer is", else all of the completion. A rollout
-without a gold is unscorable.
+without a reference is unscorable.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class ANLS(Reward):
         answer = self.answer_of(rollout)
         if not answer or len(answer) > self.config.max_characters:
             return 0.0
-        return max(self._similarity(gold.casefold(), answer) for gold in accepted)
+        return max(self._similarity(reference.casefold(), answer) for reference in accepted)
 
     def answer_of(self, rollout: Rollout) -> str | None:
         answer = extract(rollout.text, self.config.extract)
         return None if answer is None else answer.casefold()
 
-    def _similarity(self, gold: str, answer: str) -> float:
-        longer = max(len(gold), len(answer))
-        if abs(len(gold) - len(answer)) >= self.config.threshold * longer:
+    def _similarity(self, reference: str, answer: str) -> float:
+        longer = max(len(reference), len(answer))
+        if abs(len(reference) - len(answer)) >= self.config.threshold * longer:
             return 0.0
-        distance = levenshtein(gold, answer) / longer
+        distance = levenshtein(reference, answer) / longer
         return 1 - distance if distance < self.config.threshold else 0.0
 
 

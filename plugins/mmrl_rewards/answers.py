@@ -1,4 +1,4 @@
-"""Where the answer of a completion is, and what a dataset's gold answer says."""
+"""Where the answer of a completion is, and what a dataset's reference answer says."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"(?<!\w)(?<!\d\.)-?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<!\.)\.\d
 _WRAPPERS = [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**")]
 _COMMAND = re.compile(r"\\(?:boxed|fbox|text|mathrm|textbf|mathbf|textit|mathit|displaystyle)\s*\{([^{}]*)\}")
 GOLD_KEYS = ("answer", "value", "ground_truth", "text")
-"""Where a gold that is a mapping says what it is."""
+"""Where a reference that is a mapping says what it is."""
 _LAYERS = 8
 """Wrappers that are taken off at most; more are no answer of a person."""
 
@@ -141,13 +141,16 @@ def bare(answer: str) -> str:
     return answer
 
 
-def golds(answer: Any) -> list[str]:
-    """Every text that is a right answer; empty if the gold is missing, blank, NaN or an empty list.
+def references(answer: Any) -> list[str]:
+    """Every text that is a right answer; empty if the reference is missing, blank, NaN or an empty list.
 
     A list means any of its items; a mapping, what is under the first of ``GOLD_KEYS`` that it has, nothing without
-    one. A float that is a whole number may be written as one. Answer tags, boxes and ``$`` around a gold are taken off.
+    one. A float that is a whole number may be written as one. Answer tags, boxes and ``$`` around a reference are taken
+    off.
     """
-    return [gold for text in _texts(answer) if (gold := bare(marked if (marked := final_answer(text)) else text))]
+    return [
+        reference for text in _texts(answer) if (reference := bare(marked if (marked := final_answer(text)) else text))
+    ]
 
 
 def _texts(answer: Any) -> Iterator[str]:

@@ -1,34 +1,34 @@
 """1 for a completion that names the right one of the offered answers, by its letter or its text, else 0.
 
-Both the gold and the answer may be a letter (``B``, ``(B)``, ``B.``, ``option B``), a choice's text (letter case,
+Both the reference and the answer may be a letter (``B``, ``(B)``, ``B.``, ``option B``), a choice's text (letter case,
 spaces and ``$`` do not count; numbers by value, ``45`` for ``45^\\circ``) or both (``B. 45``; wrong if they disagree).
 The choices are those of the row (``rollout.choices``); without them only letters can be compared. The answer is what
 is in the last box or answer tags, else what follows "the answer is", else (unless ``require_box``) the whole
 completion. Where that is no choice by itself, the only letter of the last sentence with letters counts, if it is in
-brackets or said to be chosen and nothing is denied there. A rollout without a gold, or with one that is none of the
-choices, is unscorable.
+brackets or said to be chosen and nothing is denied there. A rollout without a reference, or with one that is none of
+the choices, is unscorable.
 """
 
 from __future__ import annotations
 
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
-from mmrl_rewards.answers import before_cut, extract, final_answer, golds, said_answer
+from mmrl_rewards.answers import before_cut, extract, final_answer, references, said_answer
 from mmrl_rewards.choice_matching import Choices
 
 
 class Choice(Reward):
-    """Equality with the gold choice."""
+    """Equality with the reference choice."""
 
     class Config(PluginConfig):
         require_box: bool = False
         """Whether an answer outside a box or answer tags is wrong."""
         first_index: int | None = None
-        """For golds and answers that are indices: the first choice's, 0 or 1; null: integers are texts only."""
+        """For references and answers that are indices: the first choice's, 0 or 1; null: integers are texts only."""
 
     def score_one(self, rollout: Rollout) -> Score | None:
         choices, first = Choices(rollout.choices), self.config.first_index
-        accepted = {choices.index(gold, first) for gold in golds(rollout.answer)} - {None}
+        accepted = {choices.index(reference, first) for reference in references(rollout.answer)} - {None}
         if not accepted:
             return None
         return float(self._chosen(rollout) in accepted)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from mmrl.types import Rollout
-from mmrl_rewards.answers import bare, golds
+from mmrl_rewards.answers import bare, references
 from mmrl_rewards.quantities import comparable, plain, quantity
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -98,13 +98,13 @@ class Choices:
                 return _LETTERS.index(letters.pop()) if one else None
         return None
 
-    def alike(self, gold: str) -> list[str]:
-        """The gold, and the letter and text of the choice that it names; not the letter if it is another's text."""
-        index = self.index(gold)
+    def alike(self, reference: str) -> list[str]:
+        """The reference, and the letter and text of the choice that it names; no letter that is another's text."""
+        index = self.index(reference)
         if index is None or not self.texts:
-            return [gold]
+            return [reference]
         letter = [_LETTERS[index]] if self.index(_LETTERS[index]) == index else []
-        return [gold, *letter, bare(self.texts[index])]
+        return [reference, *letter, bare(self.texts[index])]
 
     def _names_another(self, index: int, rest: str, answer: str) -> bool:
         """Whether what is behind a choice's letter has the letter or text of another one."""
@@ -135,15 +135,15 @@ def _fold(text: str) -> str:
 
 
 def accepted_texts(rollout: Rollout) -> list[str]:
-    """Every text that is a right answer to the rollout's question; empty without a gold.
+    """Every text that is a right answer to the rollout's question; empty without a reference.
 
-    Where the row offers choices, a gold that names one stands for its letter and its text.
+    Where the row offers choices, a reference that names one stands for its letter and its text.
     """
-    accepted = golds(rollout.answer)
+    accepted = references(rollout.answer)
     if not rollout.choices:
         return accepted
     choices = Choices(rollout.choices)
-    return list(dict.fromkeys(text for gold in accepted for text in choices.alike(gold)))
+    return list(dict.fromkeys(text for reference in accepted for text in choices.alike(reference)))
 
 
 def chosen_text(rollout: Rollout, answer: str) -> str:

@@ -1,9 +1,9 @@
-"""1 for a completion whose answer is the gold count, else 0: ``3``, ``3.0``, ``three``, ``3 cubes``, ``twenty-one``.
+"""1 for an answer that is the reference count, else 0: ``3``, ``3.0``, ``three``, ``3 cubes``, ``twenty-one``.
 
 Counts are whole numbers, in digits or in English words up to the thousands; ``none`` and ``no`` are 0. The answer is
 what is in the last box or answer tags, else what follows "the answer is", else (unless ``require_box``) the last
 number or number word of the completion. A marked answer may be a plain sentence, ``There are 3``. A rollout
-without a gold, or with one that is no count, is unscorable.
+without a reference, or with one that is no count, is unscorable.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _MAX_CHARACTERS = 1000
 
 
 class Count(Reward):
-    """Equality with the gold count."""
+    """Equality with the reference count."""
 
     class Config(PluginConfig):
         require_box: bool = False
         """Whether an answer outside a box or answer tags is wrong."""
 
     def score_one(self, rollout: Rollout) -> Score | None:
-        accepted = {count(gold) for gold in accepted_texts(rollout)} - {None}
+        accepted = {count(reference) for reference in accepted_texts(rollout)} - {None}
         if not accepted:
             return None
         return float(self._counted(rollout) in accepted)

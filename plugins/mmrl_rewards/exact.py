@@ -1,9 +1,9 @@
-"""1 for a completion whose answer is the gold text, else 0; for digits, counts, letters, words.
+"""1 for a completion whose answer is the reference text, else 0; for digits, counts, letters, words.
 
-Accepted: the gold, or any of a list of golds, as the answer that ``extract`` finds; where the row offers choices, also
-the letter or the text of the gold's choice. Spaces around and runs of spaces do not count, nor ``$``, ``\\text{}``, a
-full stop at the end, or (unless ``case_sensitive``) letter case. ``7.0`` is not ``7``: use ``numeric`` or ``math`` for
-values. A rollout without a gold is unscorable.
+Accepted: the reference, or any of a list of references, as the answer that ``extract`` finds; where the row offers
+    choices, also the letter or the text of the reference's choice. Spaces around and runs of spaces do not count, nor
+    ``$``, ``\\text{}``, a full stop at the end, or (unless ``case_sensitive``) letter case. ``7.0`` is not ``7``: use
+    ``numeric`` or ``math`` for values. A rollout without a reference is unscorable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mmrl_rewards.choice_matching import accepted_texts, chosen_text
 
 
 class Exact(Reward):
-    """Text equality with the gold answer."""
+    """Text equality with the reference answer."""
 
     class Config(PluginConfig):
         extract: Extract = "auto"
@@ -25,7 +25,7 @@ class Exact(Reward):
         """Whether ``a`` and ``A`` are different answers."""
 
     def score_one(self, rollout: Rollout) -> Score | None:
-        accepted = {self._fold(gold) for gold in accepted_texts(rollout)}
+        accepted = {self._fold(reference) for reference in accepted_texts(rollout)}
         if not accepted:
             return None
         return float(self.answer_of(rollout) in accepted)

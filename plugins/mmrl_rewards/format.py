@@ -1,4 +1,4 @@
-"""1 for a completion that has the form asked for, else 0; the form is a regular expression, the gold plays no part.
+"""1 for a completion that has the form asked for, else 0; the form is a regular expression; no reference is read.
 
 Accepted: completions that match ``pattern`` as a whole, ``.`` matching line breaks too. The default asks for a box at
 the end. The forms with a name take time linear in the completion; a pattern of one's own that backtracks without end is

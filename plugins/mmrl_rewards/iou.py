@@ -1,17 +1,17 @@
-"""How well the boxes of a completion cover the gold boxes, 0 to 1: their intersections over unions, matched one to one.
+"""How well the boxes of a completion cover the reference boxes, 0 to 1: intersections over unions, matched one to one.
 
 Intersection over union is PASCAL VOC's measure (Everingham et al., IJCV 2010, doi:10.1007/s11263-009-0275-4, section
 4.2); several boxes are matched so that the sum is largest (the assignment problem). The score is that sum over the
 larger number of boxes, so that boxes too many and too few cost alike; a box without an area counts, and overlaps none.
 With ``threshold``, a matched pair counts 1 if it reaches it, else 0.
 
-Boxes of golds and answers may be ``[x1, y1, x2, y2]``, ``{"bbox_2d": [...]}`` (or ``bbox``, ``box``), ``{"x1": ...}``,
-``{"x": ..., "y": ..., "width": ..., "height": ...}``, ``[[x1, y1], [x2, y2]]``, lists of these, as JSON (also in a code
-fence) or as numbers in brackets in a text, ``(x1,y1),(x2,y2)`` included; a text of four numbers alone is a box too.
-Numbers may be quoted, and a fifth one from 0 to 1, a detector's score, is left out. ``boxes: xywh`` reads four bare
-numbers as corner, width and height. Corners may be in any order. Gold and answer must be in the same coordinates. The
-answer is what is in the last answer tags or code fence, else all of the completion. A rollout whose gold holds no box
-with an area is unscorable.
+Boxes of references and answers may be ``[x1, y1, x2, y2]``, ``{"bbox_2d": [...]}`` (or ``bbox``, ``box``), ``{"x1":
+...}``, ``{"x": ..., "y": ..., "width": ..., "height": ...}``, ``[[x1, y1], [x2, y2]]``, lists of these, as JSON (also
+in a code fence) or as numbers in brackets in a text, ``(x1,y1),(x2,y2)`` included; a text of four numbers alone is a
+box too. Numbers may be quoted, and a fifth one from 0 to 1, a detector's score, is left out. ``boxes: xywh`` reads four
+bare numbers as corner, width and height. Corners may be in any order. Reference and answer must be in the same
+coordinates. The answer is what is in the last answer tags or code fence, else all of the completion. A rollout whose
+reference holds no box with an area is unscorable.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _SMALLEST = 1e-6
 
 
 class IoU(Reward):
-    """Overlap with the gold boxes."""
+    """Overlap with the reference boxes."""
 
     class Config(PluginConfig):
         boxes: Literal["xyxy", "xywh"] = "xyxy"
-        """What four bare numbers are: two corners, or a corner, width and height; of golds and answers."""
+        """What four bare numbers are: two corners, or a corner, width and height; of references and answers."""
         threshold: float | None = Field(default=None, gt=0, le=1)
         """Overlap from which a box counts as found; null: the overlap itself is the score."""
         max_boxes: int = Field(default=100, gt=0)
@@ -58,19 +58,19 @@ class IoU(Reward):
         """Longer answers score 0."""
 
     def score_one(self, rollout: Rollout) -> Score | None:
-        gold = self._boxes(rollout.answer)
-        if not any(_has_area(box) for box in gold):
+        reference = self._boxes(rollout.answer)
+        if not any(_has_area(box) for box in reference):
             return None
         text = _marked(rollout.text)
         found = self._boxes(text) if len(text) <= self.config.max_characters else []
         if not 0 < len(found) <= self.config.max_boxes:
             return 0.0
-        return self._score(np.array(gold), np.array(found))
+        return self._score(np.array(reference), np.array(found))
 
-    def _score(self, gold: FloatArray, found: FloatArray) -> float:
+    def _score(self, reference: FloatArray, found: FloatArray) -> float:
         from scipy.optimize import linear_sum_assignment
 
-        overlap = overlaps(gold, found)
+        overlap = overlaps(reference, found)
         if self.config.threshold is not None:
             overlap = (overlap >= self.config.threshold).astype(float)
         rows, columns = linear_sum_assignment(overlap, maximize=True)

@@ -1,21 +1,21 @@
-r"""1 for a completion whose answer has the gold's mathematical value, else 0.
+r"""1 for a completion whose answer has the reference's mathematical value, else 0.
 
 Accepted: the last ``\boxed{...}`` or ``<answer>...</answer>``, else (unless ``require_box``) what follows "the answer
-is", else the last number, if it equals the gold or any of a list of golds: ``\sqrt{884}`` for ``2 \sqrt { 221 }``,
-``0.28`` for ``\frac{7}{25}``, ``48`` or ``48 cm`` for ``48^\circ``, ``x = 5`` for ``5``, ``(A)`` for ``A``; where the
-row offers choices, the letter and the text of the gold's choice. Numbers are compared exactly, all else by
-math-verify. Golds that are words of two letters or more are compared as text; math-verify reads them as products of
-symbols. A rollout without a gold is unscorable.
+is", else the last number, if it equals the reference or any of a list of references: ``\sqrt{884}`` for ``2 \sqrt { 221
+}``, ``0.28`` for ``\frac{7}{25}``, ``48`` or ``48 cm`` for ``48^\circ``, ``x = 5`` for ``5``, ``(A)`` for ``A``; where
+the row offers choices, the letter and the text of the reference's choice. Numbers are compared exactly, all else by
+math-verify. References that are words of two letters or more are compared as text; math-verify reads them as products
+of symbols. A rollout without a reference is unscorable.
 
-A percent sign counts by the gold (math-verify alone takes ``50\%`` for ``0.5`` and for ``50`` and ``5000\%`` for
-``50``). A gold of 1 or less is a share: for ``0.5``, ``50\%`` is right and ``0.5\%`` wrong. A larger one was asked for
-in per cent: for ``50``, ``50\%`` is right and ``5000\%`` wrong. A gold with the sign has told the unit: for ``50\%``,
-``50\%``, ``0.5`` and ``50`` are right. Other units may be left out, but ``48 m`` is wrong for ``48 cm``.
+A percent sign counts by the reference (math-verify alone takes ``50\%`` for ``0.5`` and for ``50`` and ``5000\%`` for
+``50``). A reference of 1 or less is a share: for ``0.5``, ``50\%`` is right and ``0.5\%`` wrong. A larger one was asked
+for in per cent: for ``50``, ``50\%`` is right and ``5000\%`` wrong. A reference with the sign has told the unit: for
+``50\%``, ``50\%``, ``0.5`` and ``50`` are right. Other units may be left out, but ``48 m`` is wrong for ``48 cm``.
 
-Rounded decimals of other golds (``29.7321`` for ``2\sqrt{221}``, ``0.33`` for ``1/3``) are wrong unless ``rel_tol``
-allows them, since how far to round is for the question to say; six right decimals are enough always. ``rel_tol``
-applies only where one of the two is written as a decimal and the other has no finite decimals: ``48.2`` stays wrong
-for ``48``.
+Rounded decimals of other references (``29.7321`` for ``2\sqrt{221}``, ``0.33`` for ``1/3``) are wrong unless
+``rel_tol`` allows them, since how far to round is for the question to say; six right decimals are enough always.
+``rel_tol`` applies only where one of the two is written as a decimal and the other has no finite decimals: ``48.2``
+stays wrong for ``48``.
 
 Hostile answers cost little: longer ones than ``max_characters`` are wrong unread, and each comparison has
 ``time_limit_s`` of processor time, after which it is wrong. This is the one place where a clock decides a reward.
@@ -64,7 +64,7 @@ _ALLOWED = """
     emptyset varnothing approx deg det sum int prod lim partial prime
 """
 _COMMANDS = frozenset(_ALLOWED.split())
-"""LaTeX that an answer may hold where its gold does not: math-verify takes a part of what it cannot read."""
+"""LaTeX that an answer may hold where its reference does not: math-verify takes a part of what it cannot read."""
 _GAP = r"(?:\\[;:,! ]|\\q?quad|~|\s|\\(?:text|mbox|mathrm)\s*\{\s*\}|\{\s*\}|')"
 _UNREADABLE = re.compile(
     rf"\d{_GAP}+\d|(?<![_^\d])\d+\s*(?:\\left)?\s*(?:[(\[{{]\s*)+\d+\s*(?:\\right)?[)\]}}]|\d\s*_|(?:\\circ|°)\s*\}}?\s*\d"
@@ -81,17 +81,17 @@ _SIX = Fraction(1, 10**6)
 
 
 class Math(Reward):
-    """Equality in value with the gold answer."""
+    """Equality in value with the reference answer."""
 
     class Config(PluginConfig):
         require_box: bool = False
         """Whether an answer outside a box or answer tag is wrong."""
         rel_tol: float = Field(default=0.0, ge=0, lt=1, allow_inf_nan=False)
-        """Largest difference of a decimal from a gold without finite decimals, or the reverse, as a share of it."""
+        """Largest difference of a decimal from a reference without finite decimals, or the reverse, as a share."""
         max_characters: int = Field(default=300, gt=0)
         """Longer answers are wrong."""
         time_limit_s: float = Field(default=1.0, gt=0)
-        """Processor time for comparing one answer with one gold."""
+        """Processor time for comparing one answer with one reference."""
 
     def score_one(self, rollout: Rollout) -> Score | None:
         accepted = accepted_texts(rollout)
@@ -100,10 +100,12 @@ class Math(Reward):
         answer = self._read(rollout)
         if answer is None:
             return 0.0
-        return float(any(equal(gold, answer, self.config.time_limit_s, self.config.rel_tol) for gold in accepted))
+        return float(
+            any(equal(reference, answer, self.config.time_limit_s, self.config.rel_tol) for reference in accepted)
+        )
 
     def answer_of(self, rollout: Rollout) -> str | None:
-        """Numbers of the same value are one answer; all else by its text, since values are compared with golds only."""
+        """Numbers of the same value are one answer; all else by its text, as values are compared with the reference."""
         answer = self._read(rollout)
         read = quantity(answer) if answer else None
         return spelled(read) if read else answer and _SPACE.sub("", answer)
@@ -117,42 +119,42 @@ class Math(Reward):
 
 
 @lru_cache(maxsize=4096)
-def equal(gold: str, answer: str, time_limit_s: float, rel_tol: float = 0.0) -> bool:
+def equal(reference: str, answer: str, time_limit_s: float, rel_tol: float = 0.0) -> bool:
     """Whether two bare answers have the same value. Main thread only: the time limit is a signal."""
-    if _SPACE.sub("", gold) == _SPACE.sub("", answer):
+    if _SPACE.sub("", reference) == _SPACE.sub("", answer):
         return True
-    if len({name for name in (name_of(gold), name_of(answer)) if name}) > 1:
+    if len({name for name in (name_of(reference), name_of(answer)) if name}) > 1:
         return False
-    if _WORDS.fullmatch(gold):
-        return gold.casefold() == answer.casefold()
-    if _BASE.search(gold):
-        return _BRACES.sub(r"_\1", gold) == _BRACES.sub(r"_\1", answer)
-    wanted, got = quantity(gold), quantity(answer)
+    if _WORDS.fullmatch(reference):
+        return reference.casefold() == answer.casefold()
+    if _BASE.search(reference):
+        return _BRACES.sub(r"_\1", reference) == _BRACES.sub(r"_\1", answer)
+    wanted, got = quantity(reference), quantity(answer)
     if wanted and got:
         return _same(wanted, got, rel_tol)
-    if gold.count(":") != answer.count(":") and max(gold.count(":"), answer.count(":")) > 1:
+    if reference.count(":") != answer.count(":") and max(reference.count(":"), answer.count(":")) > 1:
         return False
-    if bool(_PERCENT.search(gold)) != bool(_PERCENT.search(answer)):
+    if bool(_PERCENT.search(reference)) != bool(_PERCENT.search(answer)):
         return False
-    gold, answer = (plain(_EXACTLY.sub(r"\1", text)) for text in (gold, answer))
-    if not _TRIGONOMETRY.search(gold + answer):
-        (gold, unit), (answer, other) = without_unit(gold), without_unit(answer)
+    reference, answer = (plain(_EXACTLY.sub(r"\1", text)) for text in (reference, answer))
+    if not _TRIGONOMETRY.search(reference + answer):
+        (reference, unit), (answer, other) = without_unit(reference), without_unit(answer)
         if unit and other and unit != other:
             return False
-    if not _is_readable(answer, gold):
+    if not _is_readable(answer, reference):
         return False
-    sides = [answer] if "=" in gold else _sides(answer)
-    return all(_verify(_latex(gold), _latex(side), time_limit_s, rel_tol) for side in sides)
+    sides = [answer] if "=" in reference else _sides(answer)
+    return all(_verify(_latex(reference), _latex(side), time_limit_s, rel_tol) for side in sides)
 
 
-def _is_readable(answer: str, gold: str) -> bool:
-    """Whether math-verify reads the answer whole; what the gold has too is taken to be right."""
-    if not set(_COMMAND.findall(_AFTER_COMMA.sub(" ", answer))) <= _COMMANDS.union(_COMMAND.findall(gold)):
+def _is_readable(answer: str, reference: str) -> bool:
+    """Whether math-verify reads the answer whole; what the reference has too is taken to be right."""
+    if not set(_COMMAND.findall(_AFTER_COMMA.sub(" ", answer))) <= _COMMANDS.union(_COMMAND.findall(reference)):
         return False
     plain_answer = _GROUPS.sub("", _AFTER_COMMA.sub(" ", _SHORT_FRACTION.sub(r"\\\1{\2}{\3}", answer)))
     if _ENVIRONMENT.search(plain_answer):
         plain_answer = plain_answer.replace(r"\\", ",").replace("&", ",")
-    return not any(found not in gold for found in _UNREADABLE.findall(plain_answer))
+    return not any(found not in reference for found in _UNREADABLE.findall(plain_answer))
 
 
 def _sides(answer: str) -> list[str]:
@@ -166,13 +168,13 @@ def _sides(answer: str) -> list[str]:
     return answer.split("=")[-len(others) :] if is_name else answer.split("=")
 
 
-def _same(gold: Quantity, answer: Quantity, rel_tol: float) -> bool:
+def _same(reference: Quantity, answer: Quantity, rel_tol: float) -> bool:
     """Equality of numbers; a decimal of a fraction without finite decimals may be rounded to six, or by ``rel_tol``."""
-    for wanted, got in comparable(gold, answer):
+    for wanted, got in comparable(reference, answer):
         if wanted == got:
             return True
         one_endless = _is_endless(wanted) != _is_endless(got)
-        places = max(gold.decimals or 0, answer.decimals or 0)
+        places = max(reference.decimals or 0, answer.decimals or 0)
         if one_endless and places:
             rounded = _SIX if places >= 6 else Fraction(0)
             if abs(wanted - got) <= max(rounded, Fraction(rel_tol) * abs(wanted)):
@@ -203,11 +205,11 @@ def _latex(answer: str) -> str:
     return "$" + answer.replace("$", " ").replace("**", "^").replace("\\,", "").replace("\\!", "") + "$"
 
 
-def _verify(gold: str, answer: str, time_limit_s: float, rel_tol: float) -> bool:
+def _verify(reference: str, answer: str, time_limit_s: float, rel_tol: float) -> bool:
     parse, verify = _math_verify()
     try:
         with _limit(time_limit_s):
-            left, right = parse(gold, parsing_timeout=None), parse(answer, parsing_timeout=None)
+            left, right = parse(reference, parsing_timeout=None), parse(answer, parsing_timeout=None)
             if verify(left, right, timeout_seconds=None):
                 return True
             return bool(rel_tol and left and right and _close(left, right, rel_tol))
@@ -215,12 +217,12 @@ def _verify(gold: str, answer: str, time_limit_s: float, rel_tol: float) -> bool
         return False
 
 
-def _close(gold: list[Any], answer: list[Any], rel_tol: float) -> bool:
+def _close(reference: list[Any], answer: list[Any], rel_tol: float) -> bool:
     """Whether one is a decimal, the other a real number without finite decimals, and they differ by that share."""
-    one, other = gold[0], answer[0]
+    one, other = reference[0], answer[0]
     if not all(getattr(value, "is_number", False) and value.is_real for value in (one, other)):
         return False
-    texts = [str(values[-1]).strip().strip("$").strip() for values in (gold, answer)]
+    texts = [str(values[-1]).strip().strip("$").strip() for values in (reference, answer)]
     decimals = [bool(_DECIMAL.fullmatch(text.replace(",", ""))) for text in texts]
     if decimals[0] == decimals[1] or (other if decimals[0] else one).is_integer:
         return False

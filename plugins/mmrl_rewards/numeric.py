@@ -1,15 +1,15 @@
-"""1 for a completion whose answer is the gold's number, or list of numbers, within a tolerance, else 0.
+"""1 for a completion whose answer is the reference's number, or list of numbers, within a tolerance, else 0.
 
 Numbers are read as people write them (``mmrl_rewards.quantities``): thousands separators, fractions, mixed numbers,
 percentages, powers of ten, "million"; a unit may be left out, but ``48 m`` is wrong for ``48 cm``. A percent sign
-counts by the gold: ``50%`` is right for ``0.5`` and for ``50``, ``5000%`` for neither. A gold ``[0, 6]`` asks
+counts by the reference: ``50%`` is right for ``0.5`` and for ``50``, ``5000%`` for neither. A reference ``[0, 6]`` asks
 for as many numbers in that order, in such brackets and without thousands separators.
 
 Where the row says how many decimals count (``precision_column``, as MathVista's ``precision``), an answer within half a
-unit of that decimal is right; elsewhere, one within ``abs_tol`` or ``rel_tol`` times the gold, 0 by default. The answer
-is what is in the last box or answer tags, else after "the answer is", else (unless ``require_box``) the last number. A
-plain sentence, ``The length is 5 cm``, is read as the number that it says. A rollout without a gold, or with
-one that is no number (``2\\sqrt{3}``: use ``math``), is unscorable.
+unit of that decimal is right; elsewhere, one within ``abs_tol`` or ``rel_tol`` times the reference, 0 by default. The
+answer is what is in the last box or answer tags, else after "the answer is", else (unless ``require_box``) the last
+number. A plain sentence, ``The length is 5 cm``, is read as the number that it says. A rollout without a reference, or
+with one that is no number (``2\\sqrt{3}``: use ``math``), is unscorable.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ _SLACK = Fraction(1, 10**9)
 
 
 class Numeric(Reward):
-    """Equality in number with the gold answer."""
+    """Equality in number with the reference answer."""
 
     class Config(PluginConfig):
         abs_tol: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-        """Largest difference from the gold."""
+        """Largest difference from the reference."""
         rel_tol: float = Field(default=0.0, ge=0, lt=1, allow_inf_nan=False)
-        """Largest difference as a share of the gold."""
+        """Largest difference as a share of the reference."""
         precision_column: str | None = "precision"
         """Column with the decimals that count in this row; rows without a number there have the tolerances."""
         unit_column: str | None = "unit"
-        """Column with the unit of a gold that has none itself."""
+        """Column with the unit of a reference that has none itself."""
         require_box: bool = False
         """Whether an answer outside a box or answer tags is wrong."""
 
     def score_one(self, rollout: Rollout) -> Score | None:
-        golds = [values for gold in accepted_texts(rollout) if (values := _numbers(gold))]
-        if not golds:
+        references = [values for reference in accepted_texts(rollout) if (values := _numbers(reference))]
+        if not references:
             return None
         answer = self._read(rollout)
         unit, decimals = self._unit(rollout), self._decimals(rollout)
         return float(
             any(
-                len(gold) == len(answer)
-                and all(self._equal(_with_unit(a, unit), b, decimals) for a, b in zip(gold, answer, strict=True))
-                for gold in golds
+                len(reference) == len(answer)
+                and all(self._equal(_with_unit(a, unit), b, decimals) for a, b in zip(reference, answer, strict=True))
+                for reference in references
             )
         )
 
@@ -79,8 +79,8 @@ class Numeric(Reward):
         read = quantity(str(found)) if found is not None else None
         return int(read.value) if read and read.value.denominator == 1 and 0 <= read.value <= 30 else None
 
-    def _equal(self, gold: Quantity, answer: Quantity, decimals: int | None) -> bool:
-        for wanted, got in comparable(gold, answer):
+    def _equal(self, reference: Quantity, answer: Quantity, decimals: int | None) -> bool:
+        for wanted, got in comparable(reference, answer):
             if decimals is not None:
                 allowed = Fraction(1, 2 * 10**decimals)
             else:
@@ -98,6 +98,6 @@ def _numbers(text: str) -> tuple[Quantity, ...]:
     return found if len(found) == len(read) else ()
 
 
-def _with_unit(gold: Quantity, unit: str) -> Quantity:
-    """With the row's unit where the gold has none itself."""
-    return gold if gold.unit or not unit else Quantity(gold.value, unit, gold.decimals)
+def _with_unit(reference: Quantity, unit: str) -> Quantity:
+    """With the row's unit where the reference has none itself."""
+    return reference if reference.unit or not unit else Quantity(reference.value, unit, reference.decimals)

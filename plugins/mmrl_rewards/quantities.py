@@ -203,23 +203,23 @@ def unnamed(text: str) -> str:
     return _EQUALS.split(text)[-1].strip() if _NAME.match(text) else text
 
 
-def comparable(gold: Quantity, answer: Quantity) -> Iterator[tuple[Fraction, Fraction]]:
-    """The values, gold first, that must be equal for the answer to be right: any of the pairs; none if units differ.
+def comparable(reference: Quantity, answer: Quantity) -> Iterator[tuple[Fraction, Fraction]]:
+    """The values, reference first, that must be equal for a right answer: any of the pairs; none if units differ.
 
-    A percent sign counts by the gold. One of 1 or less is a share: for ``0.5``, ``50%`` is right and ``0.5%`` wrong.
-    A larger one was asked for in per cent: for ``50``, ``50%`` is right and ``5000%`` wrong. A gold with the sign has
-    told the unit: for ``50%``, ``50%``, ``50`` and ``0.5`` are right.
+    A percent sign counts by the reference. One of 1 or less is a share: for ``0.5``, ``50%`` is right and ``0.5%``
+    wrong. A larger one was asked for in per cent: for ``50``, ``50%`` is right and ``5000%`` wrong. A reference with
+    the sign has told the unit: for ``50%``, ``50%``, ``50`` and ``0.5`` are right.
     """
-    if (gold.unit == "%") != (answer.unit == "%"):
-        if gold.unit and answer.unit:
+    if (reference.unit == "%") != (answer.unit == "%"):
+        if reference.unit and answer.unit:
             return
         if answer.unit:
-            yield gold.value, answer.value / (100 if abs(gold.value) <= 1 else 1)
+            yield reference.value, answer.value / (100 if abs(reference.value) <= 1 else 1)
         else:
-            yield gold.value, answer.value
-            yield gold.value / 100, answer.value
-    elif not gold.unit or not answer.unit or gold.unit == answer.unit:
-        yield gold.value, answer.value
+            yield reference.value, answer.value
+            yield reference.value / 100, answer.value
+    elif not reference.unit or not answer.unit or reference.unit == answer.unit:
+        yield reference.value, answer.value
 
 
 def _value(match: re.Match[str]) -> Fraction | None:

@@ -1,13 +1,13 @@
-"""1 for a completion whose answer is the gold text, or within 5 per cent of the gold number, else 0: for charts.
+"""1 for an answer that is the reference text, or within 5 per cent of the reference number, else 0: for charts.
 
 The relaxed accuracy of ChartQA (arXiv:2203.10244, section 4), after PlotQA's (arXiv:1909.00997): numbers may differ
-from the gold by 5 per cent of it (``tolerance``), other answers must be equal; here without regard to letter case,
+from the reference by 5 per cent of it (``tolerance``), other answers must be equal; here without regard to letter case,
 spaces and a full stop. Years are numbers there, so 2010 is right for 2015: for rows where that matters use ``exact``.
 
-Deviations: ``1,200``, ``$3``, ``2 million`` and ``1/2`` are read as numbers too; a percent sign counts by the gold, so
-that ``50%`` is right for ``0.5`` and for ``50``; a gold of 0 needs 0. A list of golds means any of them. The answer is
-what is in the last box or answer tags, else after "the answer is", else all of the completion. A rollout without a gold
-is unscorable.
+Deviations: ``1,200``, ``$3``, ``2 million`` and ``1/2`` are read as numbers too; a percent sign counts by the
+    reference, so that ``50%`` is right for ``0.5`` and for ``50``; a reference of 0 needs 0. A list of references means
+    any of them. The answer is what is in the last box or answer tags, else after "the answer is", else all of the
+    completion. A rollout without a reference is unscorable.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Relaxed(Reward):
 
     class Config(PluginConfig):
         tolerance: float = Field(default=0.05, ge=0, lt=1, allow_inf_nan=False)
-        """Largest difference of a number, as a share of the gold."""
+        """Largest difference of a number, as a share of the reference."""
         extract: Extract = "auto"
         """boxed: the last box or answer tag, required; whole: all of the completion; last_number: its last number;
         auto: as boxed where there is one, else after "the answer is", else whole."""
@@ -38,7 +38,7 @@ class Relaxed(Reward):
         if not accepted:
             return None
         answer = self._read(rollout)
-        return float(answer is not None and any(self._equal(gold, answer) for gold in accepted))
+        return float(answer is not None and any(self._equal(reference, answer) for reference in accepted))
 
     def answer_of(self, rollout: Rollout) -> str | None:
         answer = self._read(rollout)
@@ -49,10 +49,10 @@ class Relaxed(Reward):
         answer = extract(rollout.text, self.config.extract)
         return None if answer is None else chosen_text(rollout, answer)
 
-    def _equal(self, gold: str, answer: str) -> bool:
-        if _folded(gold) == _folded(answer):
+    def _equal(self, reference: str, answer: str) -> bool:
+        if _folded(reference) == _folded(answer):
             return True
-        wanted = quantity(gold)
+        wanted = quantity(reference)
         got = the_number(answer) if wanted else None
         allowed = Fraction(str(self.config.tolerance))
         return bool(wanted and got and any(abs(a - b) <= allowed * abs(a) for a, b in comparable(wanted, got)))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import mmrl
-from mmrl.api.calls import errand
+from mmrl.api import child_command
 from mmrl.commands.cli import main
 from mmrl.errors import ConfigError, DataError, PluginError
 from mmrl.rollout.records import RecordedRollout
@@ -76,7 +76,7 @@ assert "torch" not in sys.modules
 def runs(tmp_path: Path, models: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Configs of runs that have the fake engine, in processes of their own."""
     monkeypatch.syspath_prepend(ROOT)
-    monkeypatch.setattr(errand, "MODULE", "tests.faults.errands")
+    monkeypatch.setattr(child_command, "MODULE", "tests.faults.errands")
     monkeypatch.chdir(tmp_path)
     return Runs(tmp_path, models("qwen2"))
 
@@ -141,9 +141,9 @@ SCRIPT = """
 from PIL import Image
 
 import mmrl
-from mmrl.api.calls import errand
+from mmrl.api import child_command
 
-errand.MODULE = "tests.faults.errands"
+child_command.MODULE = "tests.faults.errands"
 SCALE = 0.5
 print("the script runs")
 

@@ -177,11 +177,11 @@ def _engine(job: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
     from mmrl.cluster.process import prepare_process
     from mmrl.config.load import load_config
     from mmrl.plugin_host import registry
-    from mmrl.runs.setup import RunPlan
+    from mmrl.runs.setup import RunSetup
 
     loaded = load_config([Path(job["config"])], job["overrides"], options_class=registry.options_class)
     prepare_process()
-    plan = RunPlan(loaded.config, Path(loaded.config.trainer.run_dir) / "media")
+    plan = RunSetup(loaded.config, Path(loaded.config.trainer.run_dir) / "media")
     engine = start_engine(
         loaded.config, plan.folder, plan.media, plan.algorithm, max_images=plan.max_images, with_sampler=False
     )

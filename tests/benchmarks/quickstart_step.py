@@ -25,12 +25,12 @@ def watch_all(watch: Stopwatch) -> None:
 
     from mmrl.engine.vision import ImageInputs
     from mmrl.engine.vllm_sampler import VLLMSampler
-    from mmrl.rollout.prefetch import Supply
+    from mmrl.rollout.prefetch import PromptPrefetcher
     from mmrl.runs.recorder import RunRecorder
 
     for name, method in ENGINE.items():
         watch.time(deepspeed.DeepSpeedEngine, method, name)
-    watch.time(Supply, "draw", "prompts: read and encode")
+    watch.time(PromptPrefetcher, "draw", "prompts: read and encode")
     watch.time(VLLMSampler, "_add", "sampler: images (in generate)")
     watch.time(ImageInputs, "__call__", "learner: images")
     watch.time(RunRecorder, "rollouts", "records of rollouts")

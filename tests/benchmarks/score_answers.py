@@ -27,7 +27,7 @@ ANSWERS, GROUP, WARM_UP = 2500, 8, 64
 
 
 def question(rng: random.Random, index: int) -> tuple[str, list[str]]:
-    """A gold and the answers of a group, every other one right."""
+    """A reference and the answers of a group, every other one right."""
     n, m = rng.randint(2, 10**6), rng.randint(2, 999)
     tries = [n if place % 2 == 0 else n + place for place in range(GROUP)]
     if index % 10 == 0:
@@ -44,9 +44,9 @@ def groups(count: int, seed: int) -> list[RolloutGroup]:
     rng, made = random.Random(seed), []
     segment = Segment(np.zeros(100, np.int32), True, np.zeros(100, np.float32))
     for index in range(count):
-        gold, answers = question(rng, index)
+        reference, answers = question(rng, index)
         columns, ids = {"problem": "x" * 200}, np.zeros(400, np.int32)
-        prompt = EncodedPrompt(f"{seed}-{index}", (), gold, columns, None, "x" * 300, ids, ())
+        prompt = EncodedPrompt(f"{seed}-{index}", (), reference, columns, None, "x" * 300, ids, ())
         texts = [f"Some reasoning, {'and more ' * 40}. So \\boxed{{{answer}}}" for answer in answers]
         rollouts = tuple(Rollout(prompt, (segment,), i, text, "stop", 1) for i, text in enumerate(texts))
         made.append(RolloutGroup(prompt, rollouts))

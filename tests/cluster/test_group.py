@@ -112,7 +112,7 @@ def group_of(tmp_path) -> Callable[..., RankGroup]:
 
 def prompt(name: str, length: int = 4, images: Sequence[Any] = ()) -> EncodedPrompt:
     ids = np.full(length, sum(name.encode()), np.int32)
-    return EncodedPrompt(name, (), "gold", {"large": "column"}, None, "", ids, tuple(images))
+    return EncodedPrompt(name, (), "reference", {"large": "column"}, None, "", ids, tuple(images))
 
 
 def sample(name: str, token: int, length: int = 1) -> Sample:

@@ -99,13 +99,13 @@ def test_check_prints_its_report_or_json(config: str, run: FakeRun, capsys: pyte
 def test_check_shows_what_is_wrong_after_its_report(
     config: str, run: FakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run.error = DataError("no gold can be matched", where="data.train")
+    run.error = DataError("no reference can be matched", where="data.train")
     assert main(["check", config]) == DataError.exit_code
     out, err = capsys.readouterr()
-    assert out == "4 rows\nfine\n" and err == "mmrl: no gold can be matched\n  where:    data.train\n"
+    assert out == "4 rows\nfine\n" and err == "mmrl: no reference can be matched\n  where:    data.train\n"
     assert main(["check", config, "--json"]) == DataError.exit_code
     (error,) = json.loads(capsys.readouterr().out)["errors"]
-    assert error["exit_code"] == DataError.exit_code and error["message"].startswith("no gold")
+    assert error["exit_code"] == DataError.exit_code and error["message"].startswith("no reference")
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ data:
   train_files: hiyouga/geometry3k@train
   val_files: hiyouga/geometry3k@test
   prompt_key: problem
-  answer_key: gold
+  answer_key: reference
   image_key: images
   max_prompt_length: 1024
   max_response_length: 512
@@ -160,7 +160,7 @@ def test_an_easyr1_config_is_translated_and_the_rest_is_listed(
     assert config.model.path == "Qwen/Qwen2.5-VL-3B-Instruct" and config.model.freeze == ("vision", "projector")
     assert config.model.lora is None
     train = {key: value for key, value in config.data.train.options.items() if value is not None}
-    assert train | {"path": "hiyouga/geometry3k", "split": "train", "prompt": "problem", "answer": "gold"} == train
+    assert train | {"path": "hiyouga/geometry3k", "split": "train", "prompt": "problem", "answer": "reference"} == train
     assert config.data.eval is not None and config.data.eval.options["split"] == "test"
     assert config.data.prompt_template == "{{ prompt | trim }} Think. {{prompt}}"
     assert (config.data.max_prompt_tokens, config.sampler.max_new_tokens) == (1024, 512)

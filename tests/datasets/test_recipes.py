@@ -24,7 +24,7 @@ from mmrl.testing import check_dataset, make_rollouts
 from mmrl.types import Prompt
 from mmrl_datasets.columns import ALIASES
 from mmrl_datasets.table import Table
-from mmrl_rewards.answers import golds
+from mmrl_rewards.answers import references
 
 ROOT = Path(__file__).parents[2]
 POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
@@ -148,9 +148,9 @@ def test_the_suggested_rewards_score_every_row_the_right_answer_above_a_wrong_on
         source = prompt.source or name
         [spec] = [each for each in specs if each.sources is None or source in each.sources]
         reward = registry.create("reward", spec)
-        [gold] = golds(prompt.answer)
+        [reference] = references(prompt.answer)
         columns, values = dict(prompt.columns), []
-        for text in (f"So it is \\boxed{{{gold}}}.", "So it is \\boxed{1234567}."):
+        for text in (f"So it is \\boxed{{{reference}}}.", "So it is \\boxed{1234567}."):
             [rollout] = make_rollouts([text], answer=prompt.answer, columns=columns)
             encoded = replace(rollout.prompt, choices=prompt.choices, source=source)
             [value] = call(reward, [replace(rollout, prompt=encoded)])  # type: ignore[misc]
@@ -183,8 +183,8 @@ TEXTS: dict[str, list[str]] = {
 def test_a_recipe_reads_its_dataset_without_any_option(name: str, tmp_path: Path) -> None:
     prompts = load(name, tmp_path)
     assert [prompt.messages[-1].content for prompt in prompts] == TEXTS[name]
-    golds = [row.get("answer", row.get("solution", row.get("label"))) for row in ROWS[name]]
-    assert [prompt.answer for prompt in prompts] == golds
+    references = [row.get("answer", row.get("solution", row.get("label"))) for row in ROWS[name]]
+    assert [prompt.answer for prompt in prompts] == references
 
 
 def test_recipes_keep_what_rewards_and_algorithms_need(tmp_path: Path) -> None:

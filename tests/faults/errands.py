@@ -1,4 +1,4 @@
-"""What ``mmrl.api.errand`` does in its process, with the fake engine; and errands that take no time."""
+"""What ``mmrl.api.child_command`` does in its process, with the fake engine; and errands that take no time."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mmrl.api.calls import errand
+from mmrl.api import child_command
 from mmrl.errors import ConfigError
 from mmrl.system.signals import Interruption
 
 
 def serve() -> None:
     """The tasks ``train`` and ``evaluate`` have the fake engine; ``stub`` does what its request says."""
-    errand._TASKS |= {"stub": _stub, **{name: _with_fake_engine(errand._TASKS[name]) for name in ("train", "evaluate")}}
-    errand.serve()
+    child_command._TASKS |= {
+        "stub": _stub,
+        **{name: _with_fake_engine(child_command._TASKS[name]) for name in ("train", "evaluate")},
+    }
+    child_command.serve()
 
 
 def _with_fake_engine(task: Any) -> Any:

@@ -219,9 +219,9 @@ class Training:
     def start(self, config: Any, checkpoint: Path | None = None) -> Run:
         """An engine with a learner alone."""
         from mmrl.cluster.local import start_engine
-        from mmrl.runs.setup import RunPlan
+        from mmrl.runs.setup import RunSetup
 
-        plan = RunPlan(config, self._bench.folder / "media")
+        plan = RunSetup(config, self._bench.folder / "media")
         options = {"max_images": plan.max_images, "with_sampler": False, "checkpoint": checkpoint}
         engine = start_engine(config, plan.folder, plan.media, plan.algorithm, **options)
         return Run(engine, plan, _rows(plan, self.load))

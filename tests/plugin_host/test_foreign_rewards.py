@@ -104,7 +104,7 @@ def test_a_function_of_trls_is_called_with_lists_of_texts_ids_and_columns() -> N
 
     def fits(prompts: list[str], completions: list[str], completion_ids: Any, solution: Any, **others: Any) -> Any:
         seen.update(others, prompts=prompts, ids=completion_ids)
-        return [float(gold in text) for text, gold in zip(completions, solution, strict=True)]
+        return [float(reference in text) for text, reference in zip(completions, solution, strict=True)]
 
     given = [replace(each, weight_version=5) for each in rollouts()]
     direct = fits(["What is 3 + 4?"] * 4, TEXTS, [], ["7"] * 4)
@@ -204,7 +204,10 @@ def test_not_applicable_stays_none_and_what_is_logged_is_a_component() -> None:
         scores(lambda completions: dict.fromkeys(range(4), 1.0))
 
     async def later(completions, solution, **others):
-        return [None, *(float(gold in text) for text, gold in zip(completions[1:], solution[1:], strict=True))]
+        return [
+            None,
+            *(float(reference in text) for text, reference in zip(completions[1:], solution[1:], strict=True)),
+        ]
 
     assert scores(later) == [None, 1.0, 0.0, 0.0]
 
@@ -236,7 +239,7 @@ def test_a_parameter_that_can_be_no_option_is_the_column_where_the_row_has_it() 
     assert seen == {"label": None, "weight": 1.0, "level": unset, "colour": unset}
 
 
-def test_a_column_that_is_missing_is_named_and_the_gold_takes_the_place_of_a_golds() -> None:
+def test_a_column_that_is_missing_is_named_and_the_reference_takes_the_place_of_a_references() -> None:
     def asks(completions, colour, **others):
         return [0.0] * len(completions)
 
@@ -248,8 +251,8 @@ def test_a_column_that_is_missing_is_named_and_the_gold_takes_the_place_of_a_gol
         adapt(named("completions", "environments"))
 
 
-def graded(response: str, gold: str, format_weight: float = 0.1) -> dict[str, float]:
-    fit, right = float(response.startswith("<think>")), float(f"\\boxed{{{gold}}}" in response)
+def graded(response: str, reference: str, format_weight: float = 0.1) -> dict[str, float]:
+    fit, right = float(response.startswith("<think>")), float(f"\\boxed{{{reference}}}" in response)
     return {"overall": (1 - format_weight) * right + format_weight * fit, "format": fit, "accuracy": right}
 
 
@@ -289,7 +292,7 @@ def test_functions_of_verl_are_called_with_as_much_as_they_take() -> None:
         return score * (ground_truth in solution_str)
 
     def batched(data_sources, solution_strs, ground_truths, extra_infos):
-        return [short(text, gold) for text, gold in zip(solution_strs, ground_truths, strict=True)]
+        return [short(text, reference) for text, reference in zip(solution_strs, ground_truths, strict=True)]
 
     async def later(data_source, solution_str, ground_truth, extra_info):
         return short(solution_str, ground_truth)

@@ -101,7 +101,7 @@ def test_a_name_of_two_packages_must_be_selected_and_only_when_asked_for(package
             GOOD.replace("(self, rollouts)", "(self)"),
             "score(self) cannot be called as score(rollouts): too many positional",
         ),
-        (GOOD.replace("(self, rollouts)", "(self, rollouts, gold)"), "missing a required argument: 'gold'"),
+        (GOOD.replace("(self, rollouts)", "(self, rollouts, reference)"), "missing a required argument: 'reference'"),
         (GOOD.replace("    def score", "    score = 3\n    def scores"), "score is no method"),
         (GOOD.replace("scale: float", "weight: float"), "options weight have names that mmrl uses itself"),
         (GOOD.replace("class Config(PluginConfig)", "class Config"), "its Config is no subclass"),

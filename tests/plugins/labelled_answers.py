@@ -1,15 +1,16 @@
 r"""Answers and whether they are right, judged by hand from the question's point of view, not from what the code says.
 
-Each question has a gold as its dataset writes it, completions that a fair human marker would accept, and ones that they
-would not. ``boxed(...)`` stands for completions that end with ``\boxed{...}``; all others are written out.
+Each question has a reference as its dataset writes it, completions that a fair human marker would accept, and ones that
+they would not. ``boxed(...)`` stands for completions that end with ``\boxed{...}``; all others are written out.
 
 Judgements that are not obvious:
 
-- A percentage is judged by its gold (see ``mmrl_rewards.math``): one sign, one meaning.
-- A rounded decimal of an irrational gold is wrong where no tolerance was asked for.
+- A percentage is judged by its reference (see ``mmrl_rewards.math``): one sign, one meaning.
+- A rounded decimal of an irrational reference is wrong where no tolerance was asked for.
 - A unit may be left out; another unit is another answer.
 - ``5 or 6`` is no answer, nor is a list that has the right one in it.
-- Where a choice's text is another choice's letter, a bare ``A`` is that text, as the gold is; ``(A)`` is the letter.
+- Where a choice's text is another choice's letter, a bare ``A`` is that text, as the reference is; ``(A)`` is the
+  letter.
 - A cut-off box is no answer: what counts is what was said before it.
 """
 
@@ -24,7 +25,7 @@ from typing import Any
 class Question:
     style: str
     reward: str
-    gold: Any
+    reference: Any
     right: Sequence[str] = ()
     wrong: Sequence[str] = ()
     choices: tuple[str, ...] = ()
@@ -864,9 +865,9 @@ CHOSEN = [
 ]  # fmt: skip
 
 UNITS = [
-    Question("units", reward, gold, boxed(*right), boxed(*wrong))
+    Question("units", reward, reference, boxed(*right), boxed(*wrong))
     for reward in ("math", "numeric", "relaxed")
-    for gold, right, wrong in (
+    for reference, right, wrong in (
         ("48 cm", ("48", "48 cm"), ("48%", r"48\%", "48 m")),
         (r"48^\circ", ("48", "48°"), ("48%", "48 percent")),
         ("$5", ("5", "$5"), ("5%", "500%")),

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from mmrl.interfaces import RunFacts
 from mmrl.rollout.rewards.worker import call
 from mmrl.types import EncodedPrompt, Rollout, Segment
-from mmrl_rewards.answers import bare, final_answer, golds, last_boxed, last_number
+from mmrl_rewards.answers import bare, final_answer, last_boxed, last_number, references
 from mmrl_rewards.exact import Exact
 from mmrl_rewards.format import Format
 from mmrl_rewards.math import Math, _limit, _OutOfTime
@@ -100,8 +100,8 @@ def test_the_last_number_is_found(text, number):
         ({"unknown": 4}, []),
     ],
 )
-def test_golds_are_unwrapped_and_lists_mean_any_of(answer, expected):
-    assert golds(answer) == expected
+def test_references_are_unwrapped_and_lists_mean_any_of(answer, expected):
+    assert references(answer) == expected
 
 
 def test_an_answer_is_bared_of_what_is_around_it():
@@ -126,13 +126,13 @@ def test_exact_takes_the_answer_from_where_it_is_told():
     assert score(Exact, "Yes", "yes", case_sensitive=True) == 0
 
 
-def test_without_a_gold_exact_and_math_say_that_they_cannot_score():
+def test_without_a_reference_exact_and_math_say_that_they_cannot_score():
     assert score(Exact, "7", None) is None
     assert score(Math, "7", "") is None
 
 
 @pytest.mark.parametrize(
-    ("answer", "gold"),
+    ("answer", "reference"),
     [
         (r"\sqrt{884}", r"2 \sqrt { 221 }"),
         ("48", r"48^\circ"),
@@ -149,12 +149,12 @@ def test_without_a_gold_exact_and_math_say_that_they_cannot_score():
         ("3", "<answer> 3 </answer>"),
     ],
 )
-def test_math_accepts_equal_values(answer, gold):
-    assert score(Math, f"so \\boxed{{{answer}}}", gold) == 1
+def test_math_accepts_equal_values(answer, reference):
+    assert score(Math, f"so \\boxed{{{answer}}}", reference) == 1
 
 
 @pytest.mark.parametrize(
-    ("answer", "gold"),
+    ("answer", "reference"),
     [
         ("221", r"2 \sqrt { 221 }"),
         ("29.7321", r"2\sqrt{221}"),
@@ -168,8 +168,8 @@ def test_math_accepts_equal_values(answer, gold):
         ("\0", "0"),
     ],
 )
-def test_math_refuses_other_values(answer, gold):
-    assert score(Math, f"so \\boxed{{{answer}}}", gold) == 0
+def test_math_refuses_other_values(answer, reference):
+    assert score(Math, f"so \\boxed{{{answer}}}", reference) == 0
 
 
 @pytest.mark.parametrize("answer", ["9^{9^{9^{9}}}", "99999999!", "[" * 290, "{" * 10**6, "1" * 10**6])

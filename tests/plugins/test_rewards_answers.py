@@ -46,19 +46,25 @@ def made(name: str, **options: Any) -> Reward:
     return cls(cls.Config(**(LOCAL if name == "code" else {}) | options))
 
 
-def group(texts: Sequence[str], gold: Any, choices: Sequence[str] = (), columns: Any = None) -> RolloutGroup:
-    prompt = EncodedPrompt("p", (), gold, columns or {}, None, "", np.zeros(0, np.int32), (), choices=tuple(choices))
+def group(texts: Sequence[str], reference: Any, choices: Sequence[str] = (), columns: Any = None) -> RolloutGroup:
+    prompt = EncodedPrompt(
+        "p", (), reference, columns or {}, None, "", np.zeros(0, np.int32), (), choices=tuple(choices)
+    )
     return RolloutGroup(prompt, tuple(Rollout(prompt, (), i, text, "stop", 1) for i, text in enumerate(texts)))
 
 
-def scores(reward: Reward, texts: Sequence[str], gold: Any, choices: Sequence[str] = (), columns: Any = None) -> Any:
-    return call(reward, group(texts, gold, choices, columns).rollouts)
+def scores(
+    reward: Reward, texts: Sequence[str], reference: Any, choices: Sequence[str] = (), columns: Any = None
+) -> Any:
+    return call(reward, group(texts, reference, choices, columns).rollouts)
 
 
-@pytest.mark.parametrize("question", LABELLED, ids=lambda q: f"{q.style}-{q.reward}-{q.gold}")
+@pytest.mark.parametrize("question", LABELLED, ids=lambda q: f"{q.style}-{q.reward}-{q.reference}")
 def test_labelled_answers_are_graded_as_a_human_would(question):
     texts = [*question.right, *question.wrong]
-    given = scores(made(question.reward, **question.options), texts, question.gold, question.choices, question.columns)
+    given = scores(
+        made(question.reward, **question.options), texts, question.reference, question.choices, question.columns
+    )
     expected = [1.0] * len(question.right) + [0.0] * len(question.wrong)
     assert [pair for pair in zip(texts, given, expected, strict=True) if pair[1] != pair[2]] == []
 
@@ -88,12 +94,12 @@ HOSTILE = [
 @pytest.mark.parametrize("name", sorted(set(CLASSES) - {"code", "overlong"}))
 def test_no_answer_hangs_or_crashes_a_reward(name):
     options = {"math": {"time_limit_s": 0.2}}.get(name, {})
-    reward, gold = made(name, **options), GOLDS.get(name, "5")
+    reward, reference = made(name, **options), GOLDS.get(name, "5")
     scores(reward, [r"\boxed{x+1}"], "x + 2")  # what is imported by the first call is no answer's fault
     for text in HOSTILE:
         for wrapped in (text, f"\\boxed{{{text}}}"):
             start = time.process_time()
-            (score,) = scores(reward, [wrapped], gold)
+            (score,) = scores(reward, [wrapped], reference)
             assert score is not None and 0 <= score <= 1
             if name != "format":
                 assert score == 0, wrapped[:80]
@@ -120,18 +126,18 @@ def test_every_reward_keeps_the_rules_of_rewards(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(CLASSES) - {"format", "overlong"}))
-@pytest.mark.parametrize("gold", [None, "", [], float("nan"), "   "], ids=repr)
-def test_a_missing_gold_is_unscorable_and_never_zero(name, gold):
-    assert scores(made(name), [r"\boxed{7}", ""], gold) == [None, None]
+@pytest.mark.parametrize("reference", [None, "", [], float("nan"), "   "], ids=repr)
+def test_a_missing_reference_is_unscorable_and_never_zero(name, reference):
+    assert scores(made(name), [r"\boxed{7}", ""], reference) == [None, None]
 
 
 @pytest.mark.parametrize(
-    ("name", "gold"),
+    ("name", "reference"),
     [("numeric", r"2\sqrt{221}"), ("count", "2.5"), ("count", "many"), ("iou", "no boxes"), ("iou", [[1, 1, 1, 5]]),
      ("choice", "seven"), ("code", 7)],
 )  # fmt: skip
-def test_a_gold_that_is_none_of_the_kind_is_unscorable(name, gold):
-    assert scores(made(name), ["7"], gold) == [None]
+def test_a_reference_that_is_none_of_the_kind_is_unscorable(name, reference):
+    assert scores(made(name), ["7"], reference) == [None]
 
 
 def test_a_choice_that_is_not_offered_is_unscorable():
@@ -140,7 +146,7 @@ def test_a_choice_that_is_not_offered_is_unscorable():
 
 
 @pytest.mark.parametrize(
-    ("gold", "answer", "expected"),
+    ("reference", "answer", "expected"),
     [
         ("hello", "hello", 1.0),
         ("hello", "HELLO ", 1.0),
@@ -153,12 +159,12 @@ def test_a_choice_that_is_not_offered_is_unscorable():
         ("a", "aaaaaaaaaa", 0.0),
     ],
 )
-def test_anls_is_one_less_the_normalised_distance_above_one_half(gold, answer, expected):
-    assert scores(made("anls"), [f"<answer>{answer}</answer>"], gold) == [pytest.approx(expected)]
+def test_anls_is_one_less_the_normalised_distance_above_one_half(reference, answer, expected):
+    assert scores(made("anls"), [f"<answer>{answer}</answer>"], reference) == [pytest.approx(expected)]
 
 
 @pytest.mark.parametrize(
-    ("gold", "answer", "expected"),
+    ("reference", "answer", "expected"),
     [
         ([0, 0, 10, 10], "[0, 0, 10, 10]", 1.0),
         ([0, 0, 10, 10], "[0, 0, 10, 5]", 0.5),
@@ -190,8 +196,8 @@ def test_anls_is_one_less_the_normalised_distance_above_one_half(gold, answer, e
         (["0,0,10,10", "20 20 30 30"], "[[0, 0, 10, 10], [20, 20, 30, 30]]", 1.0),
     ],
 )
-def test_boxes_are_matched_one_to_one_in_every_form(gold, answer, expected):
-    assert scores(made("iou"), [answer], gold) == [pytest.approx(expected)]
+def test_boxes_are_matched_one_to_one_in_every_form(reference, answer, expected):
+    assert scores(made("iou"), [answer], reference) == [pytest.approx(expected)]
 
 
 def test_boxes_by_size_and_by_threshold():
@@ -202,8 +208,8 @@ def test_boxes_by_size_and_by_threshold():
 
 
 def test_matching_is_the_best_of_all_and_not_the_first():
-    gold = [[0, 0, 10, 10], [0, 0, 10, 9]]
-    assert scores(made("iou"), ["[[0, 0, 10, 9], [0, 0, 10, 10]]"], gold) == [1.0]
+    reference = [[0, 0, 10, 10], [0, 0, 10, 9]]
+    assert scores(made("iou"), ["[[0, 0, 10, 9], [0, 0, 10, 10]]"], reference) == [1.0]
 
 
 @pytest.mark.parametrize(

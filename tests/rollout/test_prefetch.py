@@ -10,7 +10,7 @@ import pytest
 
 from mmrl.data.prompts import Part, PromptSource
 from mmrl.errors import DataError
-from mmrl.rollout.prefetch import Supply
+from mmrl.rollout.prefetch import PromptPrefetcher
 from mmrl.types import Message, Prompt
 
 
@@ -26,8 +26,8 @@ def source(num_rows: int, **options: float) -> PromptSource:
     return PromptSource([Part("kit", rows)], Lengths(), max_prompt_tokens=10, **options)
 
 
-def supply(prompts: PromptSource, make: Callable[[Prompt], str]) -> Supply[str]:
-    return Supply(prompts, prompts.order(seed=0), make)
+def supply(prompts: PromptSource, make: Callable[[Prompt], str]) -> PromptPrefetcher[str]:
+    return PromptPrefetcher(prompts, prompts.order(seed=0), make)
 
 
 @pytest.mark.parametrize("ahead", [0, 3, 200])
@@ -95,7 +95,7 @@ def test_a_row_that_comes_twice_in_one_draw_is_drawn_twice() -> None:
     assert drawing.draw(8) == expected and drawing.position == 8
 
 
-def test_nothing_is_made_after_it_is_settled_and_the_order_is_untouched() -> None:
+def test_nothing_is_made_after_it_is_stopped_and_the_order_is_untouched() -> None:
     begun, made = threading.Event(), list[str]()
 
     def slow(prompt: Prompt) -> str:
@@ -107,7 +107,7 @@ def test_nothing_is_made_after_it_is_settled_and_the_order_is_untouched() -> Non
     drawing = supply(source(50), slow)
     drawing.prepare(50)
     assert begun.wait(5)
-    drawing.settle()
+    drawing.stop()
     count = len(made)
     assert count < 50 and not [t for t in threading.enumerate() if t.name == "mmrl-prompts"]
     time.sleep(0.15)

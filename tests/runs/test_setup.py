@@ -18,7 +18,7 @@ from mmrl.config.load import from_mapping
 from mmrl.config.sections import Config
 from mmrl.engine.family import FAMILIES
 from mmrl.errors import ConfigError, PluginError, ResourceError
-from mmrl.runs.setup import RunPlan
+from mmrl.runs.setup import RunSetup
 
 REWARDS = """
 from mmrl.interfaces import Reward
@@ -85,10 +85,10 @@ def config(package: Callable[..., str]) -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def plan(config: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., RunPlan]:
-    def build(answer: str | list[str] = [], **sections: Any) -> RunPlan:  # noqa: B006
+def plan(config: Callable[..., dict[str, Any]], tmp_path: Path) -> Callable[..., RunSetup]:
+    def build(answer: str | list[str] = [], **sections: Any) -> RunSetup:  # noqa: B006
         checked: Config = from_mapping(config(answer, **sections))
-        return RunPlan(checked, tmp_path)
+        return RunSetup(checked, tmp_path)
 
     return build
 
@@ -173,10 +173,10 @@ def test_train_shows_warnings_before_the_engine_starts(config_file, capsys, monk
 
 
 @pytest.fixture
-def mixed(plan, models, tmp_path) -> Callable[..., RunPlan]:
+def mixed(plan, models, tmp_path) -> Callable[..., RunSetup]:
     """A run on two datasets of three rows each, with two rewards whose sources are given, and an evaluation or none."""
 
-    def build(first: list[str] | None, second: list[str] | None, **evaluation: Any) -> RunPlan:
+    def build(first: list[str] | None, second: list[str] | None, **evaluation: Any) -> RunSetup:
         specs = {}
         for name in ("sums", "products", "held"):
             rows = [{"problem": f"what is {i}+1?", "answer": str(i + 1)} for i in range(3)]

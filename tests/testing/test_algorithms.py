@@ -11,7 +11,7 @@ from mmrl.interfaces import Aggregation, Algorithm, Needs, PluginConfig, Refill
 from mmrl.ops.credit import group_advantages
 from mmrl.policy_gradient import PolicyGradient
 from mmrl.rollout.collector import batch_of
-from mmrl.runs.setup import RunPlan
+from mmrl.runs.setup import RunSetup
 from mmrl.testing import check_algorithm, make_rollouts, replay
 from mmrl.testing.rollouts import scored_groups
 from mmrl.types import Candidate, Credit, Prompt, TokenLoss
@@ -549,7 +549,7 @@ def test_a_run_of_an_algorithm_that_asks_for_what_is_not_served_does_not_start(p
         }
     )
     with pytest.raises(PluginError, match=r"Early\.needs asks for values"):
-        _ = RunPlan(config, tmp_path).algorithm
+        _ = RunSetup(config, tmp_path).algorithm
 
 
 def test_what_later_versions_fill_is_optional_and_empty() -> None:

@@ -91,7 +91,7 @@ def test_a_reward_that_keeps_the_rules_passes_as_class_itself_or_file(tmp_path) 
     check_reward(f"{tmp_path / 'rewards.py'}:short", options={"below": 10})
 
 
-def test_a_reward_for_golds_in_text_passes_but_no_score_may_be_wrong_for_other_golds() -> None:
+def test_a_reward_for_references_in_text_passes_but_no_score_may_be_wrong_for_other_references() -> None:
     check_reward(scoring(lambda self, rs: [float(r.answer in r.text) for r in rs]))
     with pytest.raises(PluginError, match="a finite number"):
         check_reward(scoring(lambda self, rs: [1.0 if isinstance(r.answer, str) else math.nan for r in rs]))

@@ -366,7 +366,7 @@ def test_a_run_is_the_same_whether_its_prompts_were_prepared_or_not(run, monkeyp
         return kept, done.recorder.events, done.recorder.ledger, done.recorder.states
 
     prepared = trained()
-    monkeypatch.setattr("mmrl.rollout.prefetch.Supply.prepare", lambda self, count: None)
+    monkeypatch.setattr("mmrl.rollout.prefetch.PromptPrefetcher.prepare", lambda self, count: None)
     assert prepared == trained()
 
 

@@ -16,7 +16,7 @@ class ChartQA(Table):
         licence="GPL-3.0",
         rows={"train": 28299, "val": 1920, "test": 2500},
         reward=("relaxed",),
-        notes="Golds are lists; copies name their columns query and label, or question and answer.",
+        notes="References are lists; copies name their columns query and label, or question and answer.",
     )
 
     class Config(Table.Config):

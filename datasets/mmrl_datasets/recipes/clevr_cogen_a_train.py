@@ -14,7 +14,7 @@ class ClevrCogenA(Table):
     facts: ClassVar[DatasetFacts | None] = DatasetFacts(
         origin="leonardPKU/clevr_cogen_a_train",
         reward=("count",),
-        notes="Golds stand in <answer> tags; questions have no placeholder.",
+        notes="References stand in <answer> tags; questions have no placeholder.",
     )
 
     class Config(Table.Config):
@@ -27,4 +27,4 @@ class ClevrCogenA(Table):
         images: str | None = "image"
         """Column with the images; "" takes none."""
         answer: str | None = "solution"
-        """Column with the gold answer."""
+        """Column with the reference answer."""

@@ -28,4 +28,4 @@ class Geometry3K(Table):
         images: str | None = "images"
         """Column with the images; "" takes none."""
         answer: str | None = "answer"
-        """Column with the gold answer."""
+        """Column with the reference answer."""

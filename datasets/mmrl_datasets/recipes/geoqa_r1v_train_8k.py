@@ -14,7 +14,7 @@ class GeoQATrain8K(Table):
     facts: ClassVar[DatasetFacts | None] = DatasetFacts(
         origin="leonardPKU/GEOQA_R1V_Train_8K",
         reward=("math",),
-        notes="About 8,000 rows by its name; golds stand in <answer> tags, some with degree signs.",
+        notes="About 8,000 rows by its name; references stand in <answer> tags, some with degree signs.",
     )
 
     class Config(Table.Config):
@@ -27,4 +27,4 @@ class GeoQATrain8K(Table):
         images: str | None = "image"
         """Column with the images; "" takes none."""
         answer: str | None = "solution"
-        """Column with the gold answer."""
+        """Column with the reference answer."""

@@ -27,4 +27,4 @@ class JourneyBenchMultiImageVQA(Table):
         images: str | None = "images"
         """Column with the images; "" takes none."""
         answer: str | None = "answer"
-        """Column with the gold answer."""
+        """Column with the reference answer."""

@@ -22,7 +22,7 @@ class MathVista(Table):
         rows={"testmini": 1000, "test": 5141},
         reward=("choice", "numeric"),
         notes="rewards: [{name: choice, sources: [multi_choice], label: right}, "
-        "{name: numeric, sources: [free_form], label: right}]. For evaluation. The golds of "
+        "{name: numeric, sources: [free_form], label: right}]. For evaluation. The references of "
         "test are not published, so its rows have none; of the columns, question and "
         "decoded_image are used, not query and image (a path).",
     )
@@ -37,7 +37,7 @@ class MathVista(Table):
         images: str | None = "decoded_image"
         """Column with the image."""
         answer: str | None = "answer"
-        """Column with the gold answer; "" for the test split."""
+        """Column with the reference answer; "" for the test split."""
         choices: str | None = "choices"
         """Column with the answers to choose from; null for free questions."""
         source: str | None = "question_type"

@@ -25,7 +25,7 @@ class MMMU(Table):
         reward=("choice", "exact"),
         notes="rewards: [{name: choice, sources: [multiple-choice], label: right}, "
         "{name: exact, sources: [open], label: right}]. For evaluation. One subset for each of 30 "
-        "subjects, which the rows are counted over; the golds of test are not published.",
+        "subjects, which the rows are counted over; the references of test are not published.",
     )
 
     class Config(Table.Config):
@@ -40,7 +40,7 @@ class MMMU(Table):
         images: str | None = "image_1..n"
         """Columns with the images."""
         answer: str | None = "answer"
-        """Column with the gold: a letter, or the answer of an open question."""
+        """Column with the reference: a letter, or the answer of an open question."""
         choices: str | None = "options"
         """Column with the answers to choose from, as a list written as text."""
         source: str | None = "question_type"

@@ -14,7 +14,7 @@ class MultimodalOpenR1(Table):
     facts: ClassVar[DatasetFacts | None] = DatasetFacts(
         origin="lmms-lab/multimodal-open-r1-8k-verified",
         reward=("math",),
-        notes="About 8,000 rows by its name; solutions have think and answer tags: golds and demonstrations at once.",
+        notes="About 8,000 rows by its name; solutions have think and answer tags: answers and demonstrations at once.",
     )
 
     class Config(Table.Config):
@@ -27,6 +27,6 @@ class MultimodalOpenR1(Table):
         images: str | None = "image"
         """Column with the images; "" takes none."""
         answer: str | None = "solution"
-        """Column with the gold answer."""
+        """Column with the reference answer."""
         demonstration: str | None = "solution"
         """Column with a completion to imitate."""

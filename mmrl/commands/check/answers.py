@@ -44,13 +44,13 @@ class TriedAnswer:
 def try_rewards(scorer: Scorer, prompt: EncodedPrompt, max_new_tokens: int) -> list[TriedAnswer]:
     """A right, a wrong, an empty and a truncated answer, scored by all rewards.
 
-    Of the ways to give a right one that earns most. To a prompt without a gold the first two are just two answers.
+    Of the ways to give a right one that earns most. To a prompt without a reference the first two are just two answers.
 
     Raises:
         PluginError: A reward fails.
     """
-    wrong = wrong_for(gold_texts(prompt.answer)[0])
-    right = [f"The answer is \\boxed{{{gold}}}." for gold in gold_texts(prompt.answer)]
+    wrong = wrong_for(reference_texts(prompt.answer)[0])
+    right = [f"The answer is \\boxed{{{reference}}}." for reference in reference_texts(prompt.answer)]
     whole = prompt.demonstration or right[0]
     texts = {
         **{f"right {i}": text for i, text in enumerate(right)},
@@ -72,34 +72,34 @@ def try_rewards(scorer: Scorer, prompt: EncodedPrompt, max_new_tokens: int) -> l
     return [replace(best, kind="right"), *tried[len(right) :]]
 
 
-def gold_texts(answer: Any) -> list[str]:
-    """A gold as a model may write it; a list may mean any of its items, or, as boxes do, the whole."""
+def reference_texts(answer: Any) -> list[str]:
+    """A reference as a model may write it; a list may mean any of its items, or, as boxes do, the whole."""
     if hasattr(answer, "tolist"):
         answer = answer.tolist()
     if isinstance(answer, float) and answer.is_integer():
         return [str(int(answer))]
     if not isinstance(answer, list | tuple) or not answer:
         return [str(answer)]
-    return [*gold_texts(answer[0])[:1], json.dumps(answer, default=str)]
+    return [*reference_texts(answer[0])[:1], json.dumps(answer, default=str)]
 
 
 def right_forms(answer: Any) -> dict[str, str]:
-    """Ways of giving the gold as an answer, by name."""
+    """Ways of giving the reference as an answer, by name."""
     forms = {}
-    for place, gold in enumerate(gold_texts(answer)):
+    for place, reference in enumerate(reference_texts(answer)):
         whole = " whole" if place else ""
-        forms[f"boxed{whole}"] = f"\\boxed{{{gold}}}"
-        forms[f"tagged{whole}"] = f"<answer>{gold}</answer>"
-        forms[f"bare{whole}"] = gold
+        forms[f"boxed{whole}"] = f"\\boxed{{{reference}}}"
+        forms[f"tagged{whole}"] = f"<answer>{reference}</answer>"
+        forms[f"bare{whole}"] = reference
     return forms
 
 
-def wrong_for(gold: str) -> str:
-    """An answer of the same kind that is far from the gold."""
-    if re.fullmatch(r"[+-]?\d{1,15}", gold):
-        return str(3 * abs(int(gold)) + 7)
-    if re.fullmatch(r"[A-Z]", gold):
-        return "A" if gold == "B" else "B"
+def wrong_for(reference: str) -> str:
+    """An answer of the same kind that is far from the reference."""
+    if re.fullmatch(r"[+-]?\d{1,15}", reference):
+        return str(3 * abs(int(reference)) + 7)
+    if re.fullmatch(r"[A-Z]", reference):
+        return "A" if reference == "B" else "B"
     return "-98765"
 
 

@@ -14,8 +14,8 @@ from typing import Any, cast
 import numpy as np
 
 from mmrl.commands.check.answers import try_rewards
-from mmrl.commands.check.golds import check_golds
 from mmrl.commands.check.profile import Profile, profile
+from mmrl.commands.check.references import check_references
 from mmrl.config.sections import Config, is_component
 from mmrl.data.images import normalise
 from mmrl.data.prompts import PromptSource
@@ -25,13 +25,13 @@ from mmrl.plugin_host import registry
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.budget import Arithmetic, disk
 from mmrl.runs.directory import check_place
-from mmrl.runs.setup import RunPlan
+from mmrl.runs.setup import RunSetup
 from mmrl.runs.summary import SHOWN_ROWS, kept_rows
 from mmrl.system.report import Report, counted, excerpt, rows, shortened
 from mmrl.types import EncodedPrompt
 
 GRADED = 10_000
-"""Rows whose golds are graded by a reward, evenly spread over a longer dataset."""
+"""Rows whose references are graded by a reward, evenly spread over a longer dataset."""
 TRIED = 8
 """Prompts of a source that rewards are tried on until they can score one."""
 ENCODED = 32
@@ -56,7 +56,7 @@ def examine(config: Config, media_folder: Path) -> Report:
 class _Examination:
     def __init__(self, config: Config, media_folder: Path) -> None:
         self.config, self.report = config, Report()
-        self.plan = RunPlan(config, media_folder)
+        self.setup = RunSetup(config, media_folder)
         self._profiles: dict[str, Profile] = {}
         self._stored = list[int]()
         self._judges_style = False
@@ -64,9 +64,9 @@ class _Examination:
         with self.report.guarded():
             check_place(Path(config.trainer.run_dir).expanduser())
         with self.report.guarded():
-            folder = self.plan.folder
+            folder = self.setup.folder
             line = f"{folder.family.model_type}, {folder.vocabulary.size} token ids"
-            if (adapters := self.plan.num_adapter_weights) is not None:
+            if (adapters := self.setup.num_adapter_weights) is not None:
                 line += f", adapters of {adapters} parameters"
             self.report.add("model", folder.family.model_type, [line])
             for part in (partial(self._dataset, "train"), partial(self._dataset, "eval"), self._both):
@@ -80,7 +80,7 @@ class _Examination:
             self._rows_without_a_model()
 
     def _plugins(self) -> None:
-        algorithm = self.plan.algorithm
+        algorithm = self.setup.algorithm
         name = type(algorithm).__name__
         self.report.add("algorithm", name, [f"{name}, {algorithm.aggregation.mode}"])
         rewards = [
@@ -90,22 +90,22 @@ class _Examination:
         self.report.data["plugins"] = [dataclasses.asdict(info) for info in registry.used_plugins(self.config)]
         for tracker in self.config.trackers:
             registry.create("tracker", tracker)
-        self.report.warnings += self.plan.warnings
+        self.report.warnings += self.setup.warnings
 
     def _rows_without_a_model(self) -> None:
         """What can be said of data while the model's hub is away."""
         for name, spec in (("train", self.config.data.train), ("eval", self.config.data.eval)):
             if spec is not None:
                 with self.report.guarded():
-                    count = self.plan.num_rows(f"data.{name}", spec)
+                    count = self.setup.num_rows(f"data.{name}", spec)
                     self.report.add(name, {"rows": count}, [rows(count)])
 
     def _dataset(self, name: str) -> None:
-        source = self.plan.training if name == "train" else self.plan.evaluation
+        source = self.setup.training if name == "train" else self.setup.evaluation
         if source is None:
             return
-        found = self._profiles[name] = profile(source, self.plan.media.grid)
-        chosen = {key: about for key, about in self.plan.chosen.items() if (key == "data.eval") == (name == "eval")}
+        found = self._profiles[name] = profile(source, self.setup.media.grid)
+        chosen = {key: about for key, about in self.setup.chosen.items() if (key == "data.eval") == (name == "eval")}
         causes = ", ".join(f"{count} x {cause}" for cause, count in source.causes.most_common())
         data: dict[str, Any] = {
             "prompts": len(source),
@@ -127,14 +127,14 @@ class _Examination:
         if 2 * len(source.dropped) > source.num_rows:
             self.report.warn(f"{source.name}: more than half of the rows are dropped ({causes})")
         self._images(name, source)
-        self._golds(name, source, found.sources)
+        self._references(name, source, found.sources)
 
     def _images(self, name: str, source: PromptSource) -> None:
         """Decode images of rows all over the dataset, and then of all in turn while there is time.
 
         A row whose pixels are damaged is treated as a run does: it is left out, or too many of them are an error.
         """
-        known, grid, errors = len(source.dropped), self.plan.media.grid, list[DataError]()
+        known, grid, errors = len(source.dropped), self.setup.media.grid, list[DataError]()
         spread = np.unique(np.linspace(0, len(source) - 1, min(len(source), ENCODED)).astype(int)).tolist()
         until, looked = time.monotonic() + DECODING_S, 0
         for count, place in enumerate(dict.fromkeys([*spread, *range(len(source))])):
@@ -143,7 +143,7 @@ class _Examination:
             looked += 1
             try:
                 if count < len(spread):
-                    encoded = source.attempt(place, self.plan.encoder.encode)
+                    encoded = source.attempt(place, self.setup.encoder.encode)
                     self._stored += [] if encoded is None else [Path(ref.path).stat().st_size for ref in encoded.images]
                 else:
                     source.attempt(place, lambda prompt: [normalise(raw, grid).size for raw in prompt.images])
@@ -162,9 +162,9 @@ class _Examination:
         elif damaged:
             self.report.warn(f"{source.name}: {rows(len(damaged))} cannot be used, and a run takes others instead")
 
-    def _golds(self, name: str, source: PromptSource, row_sources: Sequence[str]) -> None:
+    def _references(self, name: str, source: PromptSource, row_sources: Sequence[str]) -> None:
         """Each reward that tells right from wrong, on the rows that it scores."""
-        if name == "train" and self.plan.algorithm.source != "rollouts":
+        if name == "train" and self.setup.algorithm.source != "rollouts":
             return
         reports = list[dict[str, Any]]()
         accuracy = self.config.accuracy
@@ -179,15 +179,15 @@ class _Examination:
                 else f"{spec.metric!r} ({spec.name}, {', '.join(spec.sources or ())})"
             )
             if cast(type[Reward], registry.resolve("reward", spec)).workers is not None:
-                self.report.show("", [f"golds      not graded: reward {shown} is tried on one row alone"])
+                self.report.show("", [f"references not graded: reward {shown} is tried on one row alone"])
                 continue
             places = np.linspace(0, len(scored) - 1, min(len(scored), GRADED)).astype(int).tolist()
-            golds = check_golds((source[scored[place]] for place in places), spec, shown)
-            reports.append(golds.data())
-            self.report.add(f"{name}_golds", reports, golds.lines(), title="")
+            references = check_references((source[scored[place]] for place in places), spec, shown)
+            reports.append(references.data())
+            self.report.add(f"{name}_references", reports, references.lines(), title="")
             alone = len({each.metric for each in self.config.rewards}) == 1
-            self._judges_style |= golds.judges_style(alone)
-            for problem in golds.problems(source.name, self.config.data.max_bad_rows, alone):
+            self._judges_style |= references.judges_style(alone)
+            for problem in references.problems(source.name, self.config.data.max_bad_rows, alone):
                 self._note(problem)
 
     def _both(self) -> None:
@@ -203,16 +203,16 @@ class _Examination:
 
     def _samples(self) -> None:
         """One prompt of each source as the model reads it, and the rewards tried on it."""
-        source, sources = self.plan.training, self._profiles["train"].sources
+        source, sources = self.setup.training, self._profiles["train"].sources
         # With an image where the source has any: those are the ones that go wrong.
         order = sorted(range(len(sources)), key=lambda place: not self._profiles["train"].image_tokens[place])
         samples, trials = list[dict[str, Any]](), list[dict[str, Any]]()
-        scorer = Scorer(self.config.rewards) if self.config.rewards and self.plan.with_sampler else None
+        scorer = Scorer(self.config.rewards) if self.config.rewards and self.setup.with_sampler else None
         with scorer or nullcontext():
             for name in dict.fromkeys(sources):
                 with self.report.guarded():
                     places = islice((place for place in order if sources[place] == name), TRIED)
-                    made = (source.attempt(place, self.plan.encoder.encode) for place in places)
+                    made = (source.attempt(place, self.setup.encoder.encode) for place in places)
                     prompts = (prompt for prompt in made if prompt is not None)
                     first = next(prompts, None)
                     if first is None:
@@ -225,20 +225,20 @@ class _Examination:
 
     def _show(self, prompt: EncodedPrompt) -> dict[str, Any]:
         rendered = prompt.text if len(prompt.text) <= _SHOWN_CHARACTERS else prompt.text[:_SHOWN_CHARACTERS] + "..."
-        patches = [ref.width * ref.height // self.plan.media.grid.factor**2 for ref in prompt.images]
+        patches = [ref.width * ref.height // self.setup.media.grid.factor**2 for ref in prompt.images]
         note = f"; its image tokens stand for {', '.join(map(str, patches))} tokens" if patches else ""
         lines = [f"{prompt.id}, {len(prompt.token_ids)} tokens{note}", *(f"| {line}" for line in rendered.splitlines())]
         self.report.show("sample", lines)
         return {"id": prompt.id, "text": prompt.text, "tokens": len(prompt.token_ids), "image_tokens": patches}
 
     def _try_rewards(self, scorer: Scorer, prompts: Iterator[EncodedPrompt]) -> dict[str, Any]:
-        """On the first prompt whose right answer can be scored; without a gold, nothing is right or wrong."""
+        """On the first prompt whose right answer can be scored; without a reference, nothing is right or wrong."""
         for prompt in prompts:
             answers = try_rewards(scorer, prompt, self.config.sampler.max_new_tokens)
             if answers[0].is_scored:
                 break
-        gold = "no gold" if prompt.answer is None else f"gold {excerpt(prompt.answer)}"
-        self.report.show("trial", [gold, *(answer.line() for answer in answers)])
+        reference = "no reference" if prompt.answer is None else f"reference {excerpt(prompt.answer)}"
+        self.report.show("trial", [reference, *(answer.line() for answer in answers)])
         right, wrong = answers[0], answers[1]
         if prompt.answer is not None and not right.total > wrong.total:
             what, where = f"A right answer earns {right.total:g} and a wrong one {wrong.total:g}", "rewards, tried on"
@@ -250,13 +250,13 @@ class _Examination:
         return {"id": prompt.id, "source": prompt.source, "answers": [answer.data() for answer in answers]}
 
     def _batches(self) -> None:
-        source, self.config = self.plan.training, self.plan.count_steps()
-        evaluated = len(self.plan.evaluation) if self.plan.evaluation is not None else 0
+        source, self.config = self.setup.training, self.setup.count_steps()
+        evaluated = len(self.setup.evaluation) if self.setup.evaluation is not None else 0
         arithmetic = Arithmetic(self.config, source.shares, max(source.lengths), evaluated)
         self.report.add("batches", arithmetic.data(), arithmetic.lines())
         for warning in arithmetic.warnings():
             self.report.warn(warning)
-        room = disk(self.config, self.plan.num_weights(), source.lengths, self._image_bytes())
+        room = disk(self.config, self.setup.num_weights(), source.lengths, self._image_bytes())
         self.report.add("disk", room.data(), room.lines())
         for problem in room.problems():
             self._note(problem)

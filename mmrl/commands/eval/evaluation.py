@@ -23,7 +23,7 @@ from mmrl.plugin_host.registry import locate
 from mmrl.rollout.collector import Collector, Decoding, Evaluation
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.checkpoints import Checkpoint
-from mmrl.runs.setup import RunPlan
+from mmrl.runs.setup import RunSetup
 from mmrl.system.console import Console, visible
 from mmrl.system.redaction import Redactor
 from mmrl.system.signals import Interruption
@@ -82,21 +82,21 @@ def evaluate(
         config = stack.enter_context(_with_whole_model(config))
         output = None if options.output is None else stack.enter_context(OutputFolder(options.output))
         media = Path(stack.enter_context(tempfile.TemporaryDirectory())) if output is None else output.media
-        plan = RunPlan(config, media)
-        penalties = plan.penalties
+        setup = RunSetup(config, media)
+        penalties = setup.penalties
         scorer = stack.enter_context(Scorer(config.rewards))  # its workers import their rewards meanwhile
-        source = plan.evaluation
+        source = setup.evaluation
         assert source is not None
-        prompts = source.each(plan.encoder.encode, options.limit)
+        prompts = source.each(setup.encoder.encode, options.limit)
         settings = _settings(config, decoding, options, precision(kind, config.model.dtype))
         if output is not None:
-            content = {"weights": _weights(plan.folder), "prompts": source.fingerprint}
+            content = {"weights": _weights(setup.folder), "prompts": source.fingerprint}
             output.claim({**settings, **content, "rewards": _rewards(config)})
         pictured = [prompt for prompt in prompts if prompt.images] if options.blank_images else []
         if options.blank_images and not pictured:
             raise ConfigError("no prompt has an image to leave out", where="--blank-images: data.eval")
-        blanks = [replace(each, images=tuple(map(plan.media.blank, each.images))) for each in pictured]
-        engine = _OnDemand(config, plan, interruption, stack)
+        blanks = [replace(each, images=tuple(map(setup.media.blank, each.images))) for each in pictured]
+        engine = _OnDemand(config, setup, interruption, stack)
         console = Console(len(prompts), sys.stderr)
         stack.callback(console.close)
         collector = Collector(config, engine, scorer, console.progress, penalties, event=_show)
@@ -146,8 +146,8 @@ def _with_whole_model(config: Config) -> Iterator[Config]:
 class _OnDemand:
     """The engine, which is started when something is to be sampled, and closed with the stack."""
 
-    def __init__(self, config: Config, plan: RunPlan, interruption: Interruption, stack: ExitStack) -> None:
-        self._config, self._plan, self._interruption, self._stack = config, plan, interruption, stack
+    def __init__(self, config: Config, setup: RunSetup, interruption: Interruption, stack: ExitStack) -> None:
+        self._config, self._setup, self._interruption, self._stack = config, setup, interruption, stack
 
     def sampling(self) -> AbstractContextManager[Sampler]:
         return self._engine.sampling()
@@ -156,10 +156,10 @@ class _OnDemand:
     def _engine(self) -> Engine:
         from mmrl.cluster.launch import start_engine
 
-        plan = self._plan
-        assert plan.evaluation is not None
+        setup = self._setup
+        assert setup.evaluation is not None
         engine = start_engine(
-            self._config, plan.folder, plan.media, None, max_images=plan.evaluation.max_images, with_sampler=True
+            self._config, setup.folder, setup.media, None, max_images=setup.evaluation.max_images, with_sampler=True
         )
         self._stack.callback(engine.close)
         self._interruption.renew()  # engines' packages take signals over

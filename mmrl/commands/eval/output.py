@@ -21,7 +21,7 @@ from mmrl.rollout.rewards.failures import Failure
 from mmrl.runs.directory import locked, mend, read_records, replace_file, writing
 from mmrl.runs.resumption import changed_fingerprints
 from mmrl.system.redaction import Redactor
-from mmrl.system.signals import held
+from mmrl.system.signals import defer_signals
 from mmrl.types import EncodedPrompt, ScoredGroup
 
 _SETTINGS, _RESULTS = "settings.json", "results.json"
@@ -124,7 +124,7 @@ class Samples:
         """
         name = group.group.prompt.id
         self._texts[name] = self._text(group, failures)
-        with held(), writing(self._path), self._path.open("a+b") as file:
+        with defer_signals(), writing(self._path), self._path.open("a+b") as file:
             mend(file)  # one that could not be written whole
             file.write(self._texts[name].encode("ascii"))
 

@@ -15,7 +15,7 @@ from mmrl.config.sections import ClusterConfig, Config
 from mmrl.engine_api import Engine, SamplingRequest
 from mmrl.ops.cost import ModelShape, Training
 from mmrl.rollout.collector import batch_of
-from mmrl.runs.setup import RunPlan
+from mmrl.runs.setup import RunSetup
 from mmrl.system.clock import Clock
 from mmrl.system.signals import Interruption
 from mmrl.training.updater import Experience, Updater
@@ -75,7 +75,7 @@ class _Unrecorded:
     def progress(self, phase: str, done: int, total: int) -> None: ...
 
 
-def calibrate(config: Config, plan: RunPlan) -> Measured:
+def calibrate(config: Config, setup: RunSetup) -> Measured:
     """Start one rank's engine here and take two small steps after one to warm up, with rewards that alternate.
 
     Raises:
@@ -88,14 +88,14 @@ def calibrate(config: Config, plan: RunPlan) -> Measured:
         }
     )
     count = min(PROMPTS, -(-config.trainer.prompts_per_step // config.cluster.ranks))
-    samples_here = plan.algorithm.source == "rollouts"
+    samples_here = setup.algorithm.source == "rollouts"
     engine = start_engine(
-        alone, plan.folder, plan.media, plan.algorithm, max_images=plan.max_images, with_sampler=samples_here
+        alone, setup.folder, setup.media, setup.algorithm, max_images=setup.max_images, with_sampler=samples_here
     )
     try:
-        prompts = plan.prompts.each(plan.encoder.encode, count)
-        _step(alone, plan, engine, prompts[:1])  # warms up
-        small, large = (_step(alone, plan, engine, part) for part in (prompts[:1], prompts))
+        prompts = setup.prompts.each(setup.encoder.encode, count)
+        _step(alone, setup, engine, prompts[:1])  # warms up
+        small, large = (_step(alone, setup, engine, part) for part in (prompts[:1], prompts))
     finally:
         engine.close()
     updates = config.learner.minibatches * config.learner.epochs
@@ -116,23 +116,23 @@ class _Step:
         return self.metrics["perf/mfu"] * self.seconds("update")
 
 
-def _step(config: Config, plan: RunPlan, engine: Engine, prompts: Sequence[EncodedPrompt]) -> _Step:
+def _step(config: Config, setup: RunSetup, engine: Engine, prompts: Sequence[EncodedPrompt]) -> _Step:
     clock = Clock()
-    if plan.algorithm.source == "rollouts":
+    if setup.algorithm.source == "rollouts":
         with ExitStack() as stack:
             with clock.phase("sync"):
                 sampler = stack.enter_context(engine.sampling())
             with clock.phase("generate"):
                 groups = dict(sampler.generate([_request(config, prompt) for prompt in prompts]))
-        greedy = plan.algorithm.needs().greedy_rollout
+        greedy = setup.algorithm.needs().greedy_rollout
         scored = [_scored(config, groups[index], greedy=greedy) for index in range(len(prompts))]
         samples = [rollout for group in scored for rollout in group.group.rollouts]
         experience = Experience(samples, scored)
     else:
-        experience = Experience([plan.encoder.demonstrate(prompt) for prompt in prompts])
+        experience = Experience([setup.encoder.demonstrate(prompt) for prompt in prompts])
     weights = {spec.metric: spec.weight for spec in config.rewards}
     updater = Updater(
-        config, plan.algorithm, lambda found: batch_of(found, weights, plan.penalties), _Unrecorded(), Interruption()
+        config, setup.algorithm, lambda found: batch_of(found, weights, setup.penalties), _Unrecorded(), Interruption()
     )
     with engine.learning() as learner:
         updater.learn(1, experience, learner, clock)

@@ -23,7 +23,7 @@ from mmrl.errors import HubUnreachableError, ResourceError
 from mmrl.ops.cost import Training
 from mmrl.ops.memory import cache_bytes_per_token
 from mmrl.runs.budget import gigabytes
-from mmrl.runs.setup import RunPlan
+from mmrl.runs.setup import RunSetup
 from mmrl.system.report import Report
 from mmrl.types import Prompt
 
@@ -66,19 +66,19 @@ class _Forecast:
         if assumptions.gpus is not None:
             cluster = {"name": "ray" if assumptions.gpus > 1 else "local", "ranks": assumptions.gpus}
             self.config = config = config.model_copy(update={"cluster": config.cluster.model_copy(update=cluster)})
-        self.plan = RunPlan(config, media_folder, with_weights=assumptions.measure)
+        self.setup = RunSetup(config, media_folder, with_weights=assumptions.measure)
         self.kind: device.DeviceKind = "cuda" if assumptions.memory_bytes is not None else device.detect()
-        self.samples = self.plan.algorithm.source == "rollouts"
+        self.samples = self.setup.algorithm.source == "rollouts"
         self.group_size = config.sampler.group_size if self.samples else 1
-        self.report.warnings += [*self.plan.warnings, *self.plan.model_warnings]
-        self.model = PlannedModel(config, self.plan.folder, self.plan.part_sizes, self.plan.algorithm, self.kind)
+        self.report.warnings += [*self.setup.warnings, *self.setup.model_warnings]
+        self.model = PlannedModel(config, self.setup.folder, self.setup.part_sizes, self.setup.algorithm, self.kind)
         self.shape = self.model.shape
         self._works: dict[int, Workload] = {}
         self._model()
         self._data()
         self._step()
         self._learner()
-        if self.plan.with_sampler:
+        if self.setup.with_sampler:
             self._sampler()
         if self.kind == "cuda" and (memory := self._memory()) is not None:
             self._fit(memory)
@@ -101,7 +101,7 @@ class _Forecast:
     def source(self) -> PromptSource | None:
         """The training prompts; None, with a note, if their hub cannot be asked."""
         try:
-            return self.plan.prompts
+            return self.setup.prompts
         except HubUnreachableError as error:
             self.report.notes.append(f"{error}\n  prompts of data.max_prompt_tokens are assumed")
             return None
@@ -116,7 +116,7 @@ class _Forecast:
         data = self.config.data
         grids: tuple[tuple[int, int, int], ...] = ()
         if (tower := self.shape.tower) is not None:
-            factor = self.plan.media.grid.factor
+            factor = self.setup.media.grid.factor
             tokens = min(data.max_pixels // factor**2, data.max_prompt_tokens * 3 // 4)
             side = max(int(tokens**0.5), 1) * tower.merge
             grids = ((1, side, side),)
@@ -127,17 +127,17 @@ class _Forecast:
         return self.assumptions.completion_tokens or self.config.sampler.max_new_tokens
 
     def _example(self, prompt: Prompt, tokens: int) -> Example:
-        grid, merge = self.plan.media.grid, self.shape.tower.merge if self.shape.tower is not None else 1
+        grid, merge = self.setup.media.grid, self.shape.tower.merge if self.shape.tower is not None else 1
         side = grid.factor // merge
         sizes = [normalised_size(raw, grid) for raw in prompt.images]
         longest = self._completion_tokens
         if not self.samples:
-            encoder = self.plan.encoder
+            encoder = self.setup.encoder
             longest = len(encoder.demonstrate(encoder.encode(prompt)).token_ids)
         return Example(tokens, longest, tuple((1, height // side, width // side) for width, height in sizes))
 
     def _workload(self, config: Config, examples: Sequence[Example]) -> Workload:
-        share = shares_prefix(config.learner, self.plan.folder)
+        share = shares_prefix(config.learner, self.setup.folder)
         return workload(config, self.shape, examples, group_size=self.group_size, share=share)
 
     def _work(self, config: Config) -> Workload:
@@ -149,16 +149,16 @@ class _Forecast:
 
     def _model(self) -> None:
         parts = {
-            part: {"trained": trained, "frozen": frozen} for part, (trained, frozen) in self.plan.part_sizes.items()
+            part: {"trained": trained, "frozen": frozen} for part, (trained, frozen) in self.setup.part_sizes.items()
         }
         lines = [
             f"{part:<10} {_millions(trained)} trained, {_millions(frozen)} frozen"
-            for part, (trained, frozen) in self.plan.part_sizes.items()
+            for part, (trained, frozen) in self.setup.part_sizes.items()
         ]
-        head = f"{self.plan.folder.family.model_type}, {_millions(self.model.trained + self.model.frozen)} parameters"
+        head = f"{self.setup.folder.family.model_type}, {_millions(self.model.trained + self.model.frozen)} parameters"
         kind = "GPU" if self.kind == "cuda" else "CPU"
         lines = [f"{head}, {self.model.precision} on a {kind}", *lines]
-        data = {"type": self.plan.folder.family.model_type, "precision": self.model.precision, "parts": parts}
+        data = {"type": self.setup.folder.family.model_type, "precision": self.model.precision, "parts": parts}
         self.report.add("model", data, lines)
 
     def _data(self) -> None:
@@ -304,7 +304,7 @@ class _Forecast:
     @property
     def _shares_device(self) -> bool:
         """Whether vLLM takes turns with the learner on a GPU."""
-        return self.plan.with_sampler and self.config.sampler.name == "vllm"
+        return self.setup.with_sampler and self.config.sampler.name == "vllm"
 
     def _fit(self, memory: int) -> None:
         """What binds on a GPU of so many bytes, and the settings that fit."""
@@ -351,7 +351,7 @@ class _Forecast:
         )
 
     def _time(self) -> None:
-        found = calibrate(self.config, self.plan)
+        found = calibrate(self.config, self.setup)
         examples = self.examples
         if self.samples:
             mean = max(round(found.completion_tokens), 1)

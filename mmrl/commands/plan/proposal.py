@@ -12,7 +12,7 @@ from mmrl.config.sections import Config
 from mmrl.errors import ResourceError
 from mmrl.ops.cost import ModelShape, Work, causal_pairs
 from mmrl.runs.budget import gigabytes
-from mmrl.runs.setup import RunPlan
+from mmrl.runs.setup import RunSetup
 
 SEQUENCES = 8
 """Of the longest, that a proposal leaves room for in the sampler's cache if it can."""
@@ -82,12 +82,12 @@ def propose(config: Config, shape: ModelShape, take: _Take, memory: int, *, samp
     raise _nothing_fits(memory, *least, samples=samples)
 
 
-def least_memory(config: Config, plan: RunPlan) -> int:
+def least_memory(config: Config, setup: RunSetup) -> int:
     """Bytes that a GPU of each rank must have: for one of the longest sequences, with whatever settings take least."""
-    model = PlannedModel(config, plan.folder, plan.part_sizes, plan.algorithm, "cuda")
+    model = PlannedModel(config, setup.folder, setup.part_sizes, setup.algorithm, "cuda")
     longest = config.data.max_prompt_tokens + config.sampler.max_new_tokens
     row = Work(tokens=longest, pairs=causal_pairs(longest), predicted=config.sampler.max_new_tokens)
-    samples = plan.with_sampler and config.sampler.name == "vllm"
+    samples = setup.with_sampler and config.sampler.name == "vllm"
     candidates = [changed(config, changes) for changes in _changes(config, model.shape, longest)]
     return min(model.footprint(each, [row], longest).least_memory(samples=samples) for each in candidates)
 

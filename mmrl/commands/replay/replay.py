@@ -39,7 +39,7 @@ from mmrl.rollout.rewards.failures import Failures
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.directory import metrics_of, read_ledger, read_records
 from mmrl.runs.resumption import Change, changed_config, plain_config
-from mmrl.runs.setup import RunPlan
+from mmrl.runs.setup import RunSetup
 from mmrl.system.redaction import remember_secrets
 from mmrl.system.version import __version__
 from mmrl.types import ScoredGroup
@@ -76,7 +76,7 @@ class RecordedRun:
             raise ConfigError(what, where=str(path), remedy="give the folder that trainer.run_dir named")
         run = cls(path, _load(path))
         if not run.steps:
-            is_supervised = run.plan(run.config).algorithm.source == "demonstrations"
+            is_supervised = run.setup(run.config).algorithm.source == "demonstrations"
             raise DataError(
                 "the run has recorded no rollouts" + (": it learns from demonstrations" if is_supervised else ""),
                 where=str(path / "rollouts"),
@@ -144,8 +144,8 @@ class RecordedRun:
         begun = [each for each in read_records(self.path / "attempts.jsonl") if "resumed_from" in each]
         return [(each.get("attempt", 0), each["resumed_from"]) for each in begun]
 
-    def plan(self, config: Config) -> RunPlan:
-        return RunPlan(config, self.path / "media")
+    def setup(self, config: Config) -> RunSetup:
+        return RunSetup(config, self.path / "media")
 
     def failures(self) -> dict[tuple[int, str, int, str], str]:
         """By epoch, prompt id, member and reward: how it failed, as events.jsonl tells."""
@@ -206,17 +206,17 @@ def replay(
     is_what_if = bool(files or overrides)
     if is_what_if:
         config, changes, notes = _changed(run, files, overrides)
-    plan = run.plan(config)
-    if plan.algorithm.source == "demonstrations":
+    setup = run.setup(config)
+    if setup.algorithm.source == "demonstrations":
         raise ConfigError(
             "an algorithm that learns from demonstrations makes nothing of rollouts",
             where=f"algorithm: {config.algorithm.name}",
             remedy="choose one that samples",
         )
-    notes += plan.warnings if is_what_if else []
+    notes += setup.warnings if is_what_if else []
     with Scorer(config.rewards) as scorer:
         for step in steps:
-            player = _Player(run, step, config, plan.penalties, scorer)
+            player = _Player(run, step, config, setup.penalties, scorer)
             if is_what_if:
                 what_if = player.what_if([str(change) for change in changes])
                 yield StepReport(str(run.path), step, player.num_rollouts, [], [], [*notes, *player.notes], what_if)

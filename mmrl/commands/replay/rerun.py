@@ -26,7 +26,7 @@ from mmrl.rollout.collector import Collected, batch_of, collected_metrics, selec
 from mmrl.rollout.records import RecordedStep
 from mmrl.system.clock import Clock
 from mmrl.system.signals import Interruption
-from mmrl.training.logprob_check import Agreement
+from mmrl.training.logprob_check import LogprobCheck
 from mmrl.training.updater import Experience, Lesson, Updater
 from mmrl.types import CreditedGroup, FloatArray, Rollout, Sample, ScoredGroup, TrainingRow
 
@@ -217,7 +217,7 @@ def rerun(
     values = dict(lesson.metrics)
     if found.groups:
         values |= collected_metrics(found, make_batch(found.groups), config.accuracy, refills=needs.refill is not None)
-    values |= Agreement("float32", "warn", event=ledger.event).check_step(step, lesson.groups)
+    values |= LogprobCheck("float32", "warn", event=ledger.event).check_step(step, lesson.groups)
     if beside is not None:
         with plugin_errors(algorithm, "observe"):
             values |= algorithm.observe({**beside, **values})

@@ -20,7 +20,7 @@ from itertools import accumulate, pairwise
 from mmrl.config.sections import RewardSpec
 from mmrl.rollout.rewards.failures import Failure, Failures, RewardError, reward_error
 from mmrl.system.redaction import names_a_secret
-from mmrl.system.worker_process import Child, ChildEnded, Reply
+from mmrl.system.worker_process import Reply, WorkerProcess, WorkerProcessEnded
 from mmrl.types import Rollout
 
 START_TIMEOUT_S = 600.0
@@ -279,7 +279,7 @@ class _Call:
             self._owners[place].failures.add(failure)
 
 
-class _Worker(Child):
+class _Worker(WorkerProcess):
     """A worker process, seen from the parent.
 
     Attributes:
@@ -335,7 +335,7 @@ class _Worker(Child):
         start = time.monotonic()
         try:
             reply = self.receive(timeout_s + grace_s)
-        except ChildEnded as end:
+        except WorkerProcessEnded as end:
             raise _Lost(f"ended its worker ({end.how})", time.monotonic() - start, end.stderr) from None
         if reply is None:
             raise _Lost(f"did not answer within {timeout_s:g} s; its worker was killed", time.monotonic() - start)

@@ -80,20 +80,20 @@ def test_a_sound_config_is_described(check: Check) -> None:
     assert train["image_modes"] == {"RGB": 20} and train["image_width"] == [84, 84, 84]
     tokens = (84 // 28) * (56 // 28)
     assert train["image_tokens_fraction"] == pytest.approx(tokens / train["tokens_mean"], rel=1e-3)
-    (golds,) = found["train_golds"]
-    assert golds == {
+    (references,) = found["train_references"]
+    assert references == {
         "reward": "'math'",
         "graded": 20,
         "unscored": 0,
         "unscored_rows": [],
-        "ignores_golds": False,
-        "without_gold": 0,
+        "ignores_references": False,
+        "without_reference": 0,
         "rejected": [],
         "accepted_only_without_box": [],
         "towers": [],
         "slow": [],
         "demonstrations": 20,
-        "demonstrations_contradict_gold": [],
+        "demonstrations_contradict_reference": [],
     }
     assert "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>What is x" in found["samples"][0]["text"]
     assert found["samples"][0]["image_tokens"] == [tokens]
@@ -110,36 +110,36 @@ def test_a_wrong_column_is_named(check: Check, tmp_path: Path) -> None:
     assert code == 3 and "anwser" in error and "answer" in error
 
 
-def test_swapped_golds_are_found_by_the_demonstrations(check: Check) -> None:
+def test_swapped_references_are_found_by_the_demonstrations(check: Check) -> None:
     code, found, error = check(rows(ANSWERS[1:] + ANSWERS[:1]))
     assert code == 3
-    assert "20 of 20 demonstrations do not earn their row's gold, but most of them earn another row's" in error
-    assert len(found["train_golds"][0]["demonstrations_contradict_gold"]) == 20
+    assert "20 of 20 demonstrations do not earn their row's reference, but most of them earn another row's" in error
+    assert len(found["train_references"][0]["demonstrations_contradict_reference"]) == 20
 
 
 def test_demonstrations_that_the_reward_does_not_read_are_a_warning(check: Check) -> None:
     prose = [row | {"solution": "It follows from Pythagoras."} for row in rows()]
     code, found, _ = check(prose)
     assert code == 0
-    assert "20 of 20 demonstrations do not earn their row's gold: reward 'math' may not read them" in str(
+    assert "20 of 20 demonstrations do not earn their row's reference: reward 'math' may not read them" in str(
         found["warnings"]
     )
 
 
-def test_golds_that_no_answer_can_match_are_named(check: Check) -> None:
+def test_references_that_no_answer_can_match_are_named(check: Check) -> None:
     sentence = "because the two triangles are similar, and " * 10
     code, found, error = check(rows([*ANSWERS[:18], sentence, sentence]))
     assert code == 3
-    assert "Reward 'math' accepts no answer to 2 of 20 golds: these rows teach nothing" in error
-    assert [each["prompt"] for each in found["train_golds"][0]["rejected"]] == ["rows/18", "rows/19"]
+    assert "Reward 'math' accepts no answer to 2 of 20 references: these rows teach nothing" in error
+    assert [each["prompt"] for each in found["train_references"][0]["rejected"]] == ["rows/18", "rows/19"]
 
 
-def test_golds_that_graders_hang_on_are_named(check: Check) -> None:
+def test_references_that_graders_hang_on_are_named(check: Check) -> None:
     code, found, error = check(rows([*ANSWERS[:18], "9**9**9", "99999999!"]))
     (text,) = [warning for warning in found["warnings"] if "9**9**9" in warning]
-    assert text.startswith("data.train: 2 golds are powers of powers or factorials")
+    assert text.startswith("data.train: 2 references are powers of powers or factorials")
     assert code == 3 and "Reward 'math' cannot grade in time" in error
-    assert "'99999999!'" in [each["gold"] for each in found["train_golds"][0]["slow"]]
+    assert "'99999999!'" in [each["reference"] for each in found["train_references"][0]["slow"]]
 
 
 def test_transparent_images_are_counted(check: Check) -> None:
@@ -164,7 +164,7 @@ def test_a_reward_that_fails_is_named_and_the_rest_is_still_said(check: Check, t
     (tmp_path / "mine.py").write_text("def mine(rollouts):\n    raise ConnectionError('nobody listens')\n")
     code, found, error = check(rows(), rewards=[{"name": "math"}, {"name": f"{tmp_path / 'mine.py'}:mine"}])
     assert code == 4 and "mine' raised ConnectionError: nobody listens" in error
-    assert found["batches"] and found["disk"] and found["train_golds"][0]["rejected"] == []
+    assert found["batches"] and found["disk"] and found["train_references"][0]["rejected"] == []
 
 
 def test_rows_are_graded_by_the_reward_of_their_source(check: Check, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_rows_are_graded_by_the_reward_of_their_source(check: Check, tmp_path: P
             {"name": "choice", "label": "right", "sources": ["letters"]},
         ],
     )
-    first, second = found["train_golds"]
+    first, second = found["train_references"]
     assert (first["reward"], first["graded"], first["rejected"]) == ("'right' (math, table)", 20, [])
     assert second["reward"] == "'right' (choice, letters)"
     assert second["unscored"] + len(second["rejected"]) == 10
@@ -197,14 +197,14 @@ def test_a_service_that_only_the_second_source_needs_and_that_is_away_is_named(c
         rewards=[{"name": "math"}, away],
     )
     assert code == 4 and "http://127.0.0.1:9/score" in error
-    assert found["train_golds"][0]["graded"] == 24
+    assert found["train_references"][0]["graded"] == 24
 
 
 @pytest.mark.parametrize(("answer", "graded"), [([3.0, 1.5], 20), (4.0, 20), ("", 0)])
-def test_golds_that_are_no_text_are_answered_as_a_model_would(check: Check, answer: Any, graded: int) -> None:
+def test_references_that_are_no_text_are_answered_as_a_model_would(check: Check, answer: Any, graded: int) -> None:
     table = [{"problem": f"what is {i}?", "answer": answer} for i in range(20)]
     (code, found, error) = check([row | {"images": [picture("RGB", i)]} for i, row in enumerate(table)])
-    assert found["train_golds"][0]["graded"] == graded
+    assert found["train_references"][0]["graded"] == graded
     assert code == (0 if graded else 3), error
 
 
@@ -212,7 +212,7 @@ def test_a_reward_that_gives_everything_the_same_is_an_error(check: Check, tmp_p
     (tmp_path / "flat.py").write_text("def flat(rollouts):\n    return [1.0] * len(rollouts)\n")
     code, _, error = check(rows(), rewards=[{"name": f"{tmp_path / 'flat.py'}:flat"}])
     assert code == 3 and "A right answer earns 1 and a wrong one 1" in error
-    assert "accepts no answer to 20 of 20 golds" in error
+    assert "accepts no answer to 20 of 20 references" in error
 
 
 def test_a_reward_that_judges_style_is_a_note_unless_it_gives_everything_the_same(check: Check, tmp_path: Path) -> None:
@@ -223,16 +223,16 @@ def test_a_reward_that_judges_style_is_a_note_unless_it_gives_everything_the_sam
     style = f"{tmp_path / 'style.py'}"
     code, found, error = check(rows(), rewards=[{"name": f"{style}:tidy"}, {"name": "math"}])
     assert code == 0, error
-    assert found["train_golds"][0]["ignores_golds"] and "judge their style" in str(found["warnings"])
+    assert found["train_references"][0]["ignores_references"] and "judge their style" in str(found["warnings"])
     long = [row | {"answer": "1", "solution": "1"} for row in rows()]
     for row in long:
         row["answer"] = "the triangles are similar " * 3
     code, found, error = check(long, rewards=[{"name": f"{style}:short"}])
     assert code == 0, error
-    assert "reward 'short' does not read the golds" in str(found["warnings"])
+    assert "reward 'short' does not read the references" in str(found["warnings"])
 
 
-def test_rows_without_a_gold_are_not_blamed_on_a_reward_that_needs_none(check: Check, tmp_path: Path) -> None:
+def test_rows_without_a_reference_are_not_blamed_on_a_reward_that_needs_none(check: Check, tmp_path: Path) -> None:
     (tmp_path / "short.py").write_text(
         "def short(rollouts):\n"
         "    return [float(r.answer is None or str(r.answer) in r.text) / (1 + len(r.text)) for r in rollouts]\n"
@@ -247,20 +247,25 @@ def test_rows_without_a_gold_are_not_blamed_on_a_reward_that_needs_none(check: C
         rewards=[{"name": f"{tmp_path / 'short.py'}:short"}],
     )
     assert code == 0 and found["warnings"] == [], error
-    (golds,) = found["train_golds"]
-    assert (golds["graded"], golds["without_gold"], golds["unscored"], golds["rejected"]) == (4, 20, 0, [])
-    without, with_gold = found["trials"]
+    (references,) = found["train_references"]
+    assert (references["graded"], references["without_reference"], references["unscored"], references["rejected"]) == (
+        4,
+        20,
+        0,
+        [],
+    )
+    without, with_reference = found["trials"]
     assert [answer["answer"] for answer in without["answers"]] == ["one", "another", "empty", "truncated"]
-    assert [answer["answer"] for answer in with_gold["answers"]] == ["right", "wrong", "empty", "truncated"]
+    assert [answer["answer"] for answer in with_reference["answers"]] == ["right", "wrong", "empty", "truncated"]
 
 
-def test_rows_without_a_gold_are_blamed_where_the_reward_cannot_score_them(check: Check, tmp_path: Path) -> None:
+def test_rows_without_a_reference_are_blamed_where_the_reward_cannot_score_them(check: Check, tmp_path: Path) -> None:
     code, found, error = check(
         rows(), data={"train": {"name": "table", "path": str(tmp_path / "rows.jsonl"), "answer": ""}}
     )
     assert code == 3 and "Reward 'math' cannot score 20 of 20 rows, whatever the answer" in error
     assert "where:    data.train: rows/0; rows/1;" in error and "rows/9; and 10 more" in error
-    assert (found["train_golds"][0]["graded"], found["train_golds"][0]["without_gold"]) == (0, 0)
+    assert (found["train_references"][0]["graded"], found["train_references"][0]["without_reference"]) == (0, 0)
 
 
 def test_a_full_disk_and_an_overlap_with_the_evaluation_are_found(check: Check, tmp_path: Path) -> None:
@@ -275,7 +280,7 @@ def test_a_full_disk_and_an_overlap_with_the_evaluation_are_found(check: Check, 
     assert code == 5 and "The run may write" in error
     assert "data.eval: 20 of 20 rows ask and show the same as a row of data.train" in found["warnings"]
     assert any("more than learner.tokens_per_microbatch" in warning for warning in found["warnings"])
-    assert found["eval_golds"][0]["graded"] == 20
+    assert found["eval_references"][0]["graded"] == 20
 
 
 def test_adapters_take_the_room_that_they_take_and_their_targets_are_looked_for(check: Check) -> None:

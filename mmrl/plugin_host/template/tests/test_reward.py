@@ -12,5 +12,5 @@ def test_the_right_answer_earns_1_less_the_tokens() -> None:
     assert reward.score([right, wrong, other]) == [0.5, -0.75, -0.25]
 
 
-def test_without_a_gold_there_is_no_score() -> None:
+def test_without_a_reference_there_is_no_score() -> None:
     assert RightAndShort(RightAndShort.Config()).score(make_rollouts(["7"], answer=None)) == [None]

@@ -1,4 +1,4 @@
-"""1 for a completion that has the gold answer as a word of its own, less a little for each token."""
+"""1 for a completion that has the reference answer as a word of its own, less a little for each token."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ class RightAndShort(Reward):
     def _score(self, rollout: Rollout) -> Score | None:
         if rollout.answer is None:  # cannot be scored: leaves the statistics and the loss
             return None
-        gold = re.escape(str(rollout.answer))
-        right = re.search(rf"(?<!\w){gold}(?!\w)", rollout.text) is not None
+        reference = re.escape(str(rollout.answer))
+        right = re.search(rf"(?<!\w){reference}(?!\w)", rollout.text) is not None
         return float(right) - self.config.per_token * len(rollout.token_ids)

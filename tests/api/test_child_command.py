@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from mmrl.api.calls import errand
-from mmrl.api.errand import Errand
+from mmrl.api import child_command
+from mmrl.api.child_command import ChildCommand
 from mmrl.errors import ConfigError, ResourceError
 
 ROOT = Path(__file__).parents[2]
@@ -24,11 +24,11 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def stubs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT)
-    monkeypatch.setattr(errand, "MODULE", "tests.faults.errands")
+    monkeypatch.setattr(child_command, "MODULE", "tests.faults.errands")
 
 
-def stub(do: str, **request: Any) -> Errand:
-    return Errand("stub", {"do": do, **request}, "RUN")
+def stub(do: str, **request: Any) -> ChildCommand:
+    return ChildCommand("stub", {"do": do, **request}, "RUN")
 
 
 def when_there(file: Path, act: Callable[[], object]) -> Callable[[], None]:
@@ -112,9 +112,9 @@ def test_the_first_ctrl_c_lets_it_save_and_the_second_ends_it_at_once(tmp_path: 
 def test_it_ends_as_after_a_signal_when_its_caller_is_gone(tmp_path: Path) -> None:
     file = tmp_path / "file"
     code = f"""
-from mmrl.api.calls import errand
-errand.MODULE = "tests.faults.errands"
-errand.Errand("stub", {{"do": "wait", "file": {str(file)!r}, "after": 0}}, "RUN").wait()
+from mmrl.api import child_command
+child_command.MODULE = "tests.faults.errands"
+child_command.ChildCommand("stub", {{"do": "wait", "file": {str(file)!r}, "after": 0}}, "RUN").wait()
 """
     caller = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
     deadline = time.monotonic() + 60

@@ -29,7 +29,7 @@ from mmrl.errors import MMRLError, PluginError, ResourceError
 from mmrl.system.signals import Interruption, Stopped, prepare_exit
 from mmrl.system.worker_process import python
 
-MODULE = "mmrl.api.errand"
+MODULE = "mmrl.api.child_command"
 """Whose ``serve`` the process calls."""
 _PATIENCE_S = 0.2
 """Between two looks at what is new."""
@@ -42,7 +42,7 @@ Watch = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an errand ended.
+    """How a command ended.
 
     Attributes:
         answer: ``data`` as the command answers with ``--json``, ``text`` as it prints; empty if there is none.
@@ -53,7 +53,7 @@ class Outcome:
     stopped: str
 
 
-class Errand:
+class ChildCommand:
     """The process, seen from the caller.
 
     Args:
@@ -92,7 +92,7 @@ class Errand:
         """Its outcome, when it has ended; what it prints is printed meanwhile.
 
         Args:
-            watch: Called again and again, and once when it has ended. What it raises stops the errand, and is raised.
+            watch: Called again and again, and once when it has ended. What it raises stops the command, and is raised.
 
         Raises:
             MMRLError: That of the command; ``ResourceError`` if the process was killed.
@@ -222,10 +222,10 @@ def _error(fields: Mapping[str, Any]) -> MMRLError:
 
 def serve() -> None:
     """Do what is asked for, and exit as the command would."""
-    settle = prepare_exit()
+    finish = prepare_exit()
     with Interruption() as interruption:
         code = _serve(interruption)
-    settle(code)
+    finish(code)
     sys.exit(code)
 
 

@@ -1,4 +1,4 @@
-"""Golds that no answer can match, that graders hang on, or that their own demonstrations contradict."""
+"""References that no answer can match, that graders hang on, or that their own demonstrations contradict."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.commands.check.answers import completions, gold_texts, right_forms, unread, wrong_for
+from mmrl.commands.check.answers import completions, reference_texts, right_forms, unread, wrong_for
 from mmrl.config.sections import RewardSpec
 from mmrl.errors import DataError, MMRLError, PluginError
 from mmrl.rollout.rewards.failures import Failures
@@ -25,42 +25,42 @@ from mmrl.types import Prompt
 
 SHOWN = 10
 SLOW_S = 0.5
-"""An answer that takes longer is graded too slowly: its gold has a value that cannot be computed."""
+"""An answer that takes longer is graded too slowly: its reference has a value that cannot be computed."""
 _TOWER = re.compile(r"\*\*|\d\s*!|\^[^^]*\^\s*\{?\s*\d")
 """Powers of powers and factorials, whose digits may not fit any memory."""
 _IN_FLIGHT = 512
 _COMPARED = 50
-"""Other rows' golds that a demonstration is held against."""
+"""Other rows' references that a demonstration is held against."""
 _ONLY = frozenset({0})
 
 
 @dataclass(slots=True)
-class GoldReport:
-    """How a reward that tells right from wrong takes the golds of the rows that it scores.
+class ReferenceReport:
+    """How a reward that tells right from wrong takes the references of the rows that it scores.
 
     Attributes:
         reward: Its component's name, and where it is one of several the sources that it scores.
         graded: Rows looked at that it can score.
-        unscored: Ids of rows that it cannot, right or wrong: they have no gold for it.
-        without_gold: Rows that it scores although they have none, so nothing is right or wrong in them.
+        unscored: Ids of rows that it cannot, right or wrong: they have no reference for it.
+        without_reference: Rows that it scores although they have none, so nothing is right or wrong in them.
         error: The first thing that the reward raised; it would stop a run.
-        ignores_golds: Whether rejected rows earn the same with another gold: it judges something else.
+        ignores_references: Whether rejected rows earn the same with another reference: it judges something else.
         values: Least and most that it gave for any answer.
-        rejected: (prompt id, gold, why) where no form of the gold earns more than a wrong answer.
-        unboxed: Ids of rows whose gold is accepted, but not in a box.
-        towers: (prompt id, gold) where the gold is a power of powers or a factorial.
-        slow: (prompt id, gold, seconds) where one answer took longer than ``SLOW_S`` to be graded.
+        rejected: (prompt id, reference, why) where no form of the reference earns more than a wrong answer.
+        unboxed: Ids of rows whose reference is accepted, but not in a box.
+        towers: (prompt id, reference) where the reference is a power of powers or a factorial.
+        slow: (prompt id, reference, seconds) where one answer took longer than ``SLOW_S`` to be graded.
         demonstrations: Rows with a demonstration.
-        contradicted: (prompt id, gold) where the demonstration does not earn the row's gold.
-        swapped: Of those that were held against other rows' golds, the share that earns one of them.
+        contradicted: (prompt id, reference) where the demonstration does not earn the row's reference.
+        swapped: Of those that were held against other rows' references, the share that earns one of them.
     """
 
     reward: str
     graded: int = 0
     unscored: list[str] = field(default_factory=list)
-    without_gold: int = 0
+    without_reference: int = 0
     error: PluginError | None = None
-    ignores_golds: bool = False
+    ignores_references: bool = False
     values: tuple[float, float] = (math.inf, -math.inf)
     rejected: list[tuple[str, str, str]] = field(default_factory=list)
     unboxed: list[str] = field(default_factory=list)
@@ -77,35 +77,41 @@ class GoldReport:
             "graded": self.graded,
             "unscored": len(self.unscored),
             "unscored_rows": self.unscored,
-            "ignores_golds": self.ignores_golds,
-            "without_gold": self.without_gold,
-            "rejected": [{"prompt": name, "gold": gold, "why": why} for name, gold, why in self.rejected],
+            "ignores_references": self.ignores_references,
+            "without_reference": self.without_reference,
+            "rejected": [
+                {"prompt": name, "reference": reference, "why": why} for name, reference, why in self.rejected
+            ],
             "accepted_only_without_box": self.unboxed,
-            "towers": [{"prompt": name, "gold": gold} for name, gold in self.towers],
-            "slow": [{"prompt": name, "gold": gold, "seconds": seconds} for name, gold, seconds in self.slow],
+            "towers": [{"prompt": name, "reference": reference} for name, reference in self.towers],
+            "slow": [
+                {"prompt": name, "reference": reference, "seconds": seconds} for name, reference, seconds in self.slow
+            ],
             "demonstrations": self.demonstrations,
-            "demonstrations_contradict_gold": [{"prompt": name, "gold": gold} for name, gold in self.contradicted],
+            "demonstrations_contradict_reference": [
+                {"prompt": name, "reference": reference} for name, reference in self.contradicted
+            ],
         }
 
     def lines(self) -> list[str]:
         """For a person."""
         accepted = self.graded - len(self.rejected)
-        lines = [f"golds      reward {self.reward} accepts {accepted} of {self.graded}"]
+        lines = [f"references reward {self.reward} accepts {accepted} of {self.graded}"]
         lines[0] += f"; cannot score {rows(len(self.unscored))}" if self.unscored else ""
-        lines[0] += f"; no gold is needed by {rows(self.without_gold)}" if self.without_gold else ""
+        lines[0] += f"; no reference is needed by {rows(self.without_reference)}" if self.without_reference else ""
         lines += [f"           cannot score {_shown(self.unscored)}"] if self.unscored else []
-        if not self.ignores_golds:
-            rejected = [f"not {name}: {gold} ({why})" for name, gold, why in self.rejected]
+        if not self.ignores_references:
+            rejected = [f"not {name}: {reference} ({why})" for name, reference, why in self.rejected]
             lines += [f"           {line}" for line in shortened(rejected, SHOWN)]
         if self.unboxed:
             lines.append(f"           {len(self.unboxed)} only without a box, such as {self.unboxed[0]}")
-        towers = [f"power or factorial {name}: {gold}" for name, gold in self.towers]
-        slow = [f"slow {name}: {gold} ({seconds:.1f} s)" for name, gold, seconds in self.slow]
+        towers = [f"power or factorial {name}: {reference}" for name, reference in self.towers]
+        slow = [f"slow {name}: {reference} ({seconds:.1f} s)" for name, reference, seconds in self.slow]
         lines += [f"           {line}" for found in (towers, slow) for line in shortened(found, SHOWN)]
         if self.demonstrations:
             agree = self.demonstrations - len(self.contradicted)
-            lines.append(f"examples   {agree} of {self.demonstrations} demonstrations earn their row's gold")
-            contradicted = [f"not {name}: {gold}" for name, gold in self.contradicted]
+            lines.append(f"examples   {agree} of {self.demonstrations} demonstrations earn their row's reference")
+            contradicted = [f"not {name}: {reference}" for name, reference in self.contradicted]
             lines += [f"           {line}" for line in shortened(contradicted, SHOWN)]
         return lines
 
@@ -115,7 +121,7 @@ class GoldReport:
         Args:
             alone: Whether it is the run's only reward; then it has to tell something apart.
         """
-        return self.ignores_golds and not (alone and self.values[0] == self.values[1])
+        return self.ignores_references and not (alone and self.values[0] == self.values[1])
 
     def problems(self, where: str, tolerated: float, alone: bool) -> Iterator[MMRLError | str]:
         """Errors, and warnings as texts.
@@ -128,7 +134,7 @@ class GoldReport:
         if self.error is not None:
             yield self.error
             return
-        total, unscored = self.graded + len(self.unscored) + self.without_gold, len(self.unscored)
+        total, unscored = self.graded + len(self.unscored) + self.without_reference, len(self.unscored)
         if unscored > tolerated * total:
             yield DataError(
                 f"Reward {self.reward} cannot score {unscored} of {rows(total)}, whatever the answer",
@@ -141,19 +147,19 @@ class GoldReport:
             yield f"{where}: {text}: {_shown(self.unscored)}"
         if self.judges_style(alone):
             yield (
-                f"{where}: reward {self.reward} does not read the golds, and gives right and wrong answers alike: "
+                f"{where}: reward {self.reward} does not read the references, and gives right and wrong answers alike: "
                 "it may judge their style, and teaches no answer"
             )
         yield from self._ungradable(where, tolerated, [] if self.judges_style(alone) else self.rejected)
         if self.towers:
-            shown = _shown(f"{name}: {gold}" for name, gold in self.towers)
-            yield f"{where}: {len(self.towers)} golds are powers of powers or factorials, an effort to grade: {shown}"
+            shown = _shown(f"{name}: {reference}" for name, reference in self.towers)
+            yield f"{where}: {len(self.towers)} references are powers of powers or factorials, slow to grade: {shown}"
         if len(self.contradicted) > tolerated * self.demonstrations and not self.judges_style(alone):
-            shown = _shown(f"{name}: gold {gold}" for name, gold in self.contradicted)
-            text = f"{len(self.contradicted)} of {self.demonstrations} demonstrations do not earn their row's gold"
+            shown = _shown(f"{name}: reference {reference}" for name, reference in self.contradicted)
+            text = f"{len(self.contradicted)} of {self.demonstrations} demonstrations do not earn their row's reference"
             if self.swapped >= 0.5:
                 yield DataError(
-                    f"{text}, but most of them earn another row's: golds are swapped or wrong",
+                    f"{text}, but most of them earn another row's: references are swapped or wrong",
                     where=f"{where}: {shown}",
                     remedy="compare these rows with their source",
                 )
@@ -163,12 +169,12 @@ class GoldReport:
     def _ungradable(
         self, where: str, tolerated: float, rejected: Sequence[tuple[str, str, str]]
     ) -> Iterator[DataError | str]:
-        slow = [(name, gold, f"{seconds:.1f} s") for name, gold, seconds in self.slow]
+        slow = [(name, reference, f"{seconds:.1f} s") for name, reference, seconds in self.slow]
         for found, verb in ((rejected, "accepts no answer to"), (slow, "cannot grade in time")):
             if not found:
                 continue
-            shown = _shown(f"{name}: {gold} ({why})" for name, gold, why in found)
-            text = f"eward {self.reward} {verb} {len(found)} of {self.graded} golds"
+            shown = _shown(f"{name}: {reference} ({why})" for name, reference, why in found)
+            text = f"eward {self.reward} {verb} {len(found)} of {self.graded} references"
             if len(found) > tolerated * self.graded:
                 yield DataError(
                     f"R{text}: these rows teach nothing",
@@ -179,16 +185,16 @@ class GoldReport:
                 yield f"{where}: r{text}: {shown}"
 
 
-def check_golds(prompts: Iterable[Prompt], spec: RewardSpec, name: str) -> GoldReport:
-    """Grade each row's gold against itself, in a box, in answer tags and bare, against a wrong answer.
+def check_references(prompts: Iterable[Prompt], spec: RewardSpec, name: str) -> ReferenceReport:
+    """Grade each row's reference against itself, in a box, in answer tags and bare, against a wrong answer.
 
     Args:
         prompts: Rows that the reward scores.
         spec: A reward that tells right from wrong.
         name: What the report calls it.
     """
-    report = GoldReport(name)
-    contradicted, slow, rejected, golds = list[_Row](), list[Prompt](), list[_Row](), dict[str, None]()
+    report = ReferenceReport(name)
+    contradicted, slow, rejected, references = list[_Row](), list[Prompt](), list[_Row](), dict[str, None]()
     ((_, pool),) = reward_pools([spec])
     with closing(pool):
         for row in _finished(_submit(pool, prompt) for prompt in prompts):
@@ -199,9 +205,9 @@ def check_golds(prompts: Iterable[Prompt], spec: RewardSpec, name: str) -> GoldR
                 report.unscored.append(row.prompt.id)
                 continue
             if row.prompt.answer is None:
-                report.without_gold += 1
+                report.without_reference += 1
                 continue
-            golds[row.gold] = None
+            references[row.reference] = None
             before = len(report.rejected)
             _note(report, row)
             rejected += [row] * (len(report.rejected) - before)
@@ -211,11 +217,11 @@ def check_golds(prompts: Iterable[Prompt], spec: RewardSpec, name: str) -> GoldR
                 contradicted.append(row)
         # Once more: the first call of a worker imports what it needs, and a machine may be busy.
         again = [row for row in _finished(_submit(pool, prompt, again=True) for prompt in slow) if row.seconds > SLOW_S]
-        report.slow = [(row.prompt.id, excerpt(row.gold), row.seconds) for row in again]
-        report.contradicted = [(row.prompt.id, excerpt(row.gold)) for row in contradicted]
-        report.ignores_golds = bool(rejected) and all(_is_the_same(pool, row) for row in rejected[:SHOWN])
+        report.slow = [(row.prompt.id, excerpt(row.reference), row.seconds) for row in again]
+        report.contradicted = [(row.prompt.id, excerpt(row.reference)) for row in contradicted]
+        report.ignores_references = bool(rejected) and all(_is_the_same(pool, row) for row in rejected[:SHOWN])
         if contradicted:
-            report.swapped = _earn_others(pool, contradicted[:SHOWN], list(golds))
+            report.swapped = _earn_others(pool, contradicted[:SHOWN], list(references))
     return report
 
 
@@ -231,7 +237,7 @@ class _Row:
     """
 
     prompt: Prompt
-    gold: str
+    reference: str
     forms: Sequence[str]
     future: Future[Mapping[int, Answer]]
     failures: Failures
@@ -260,11 +266,11 @@ class _Row:
         self.why = "; ".join(dict.fromkeys(failure.cause for failure in self.failures.since(0)))
 
 
-def _note(report: GoldReport, row: _Row) -> None:
+def _note(report: ReferenceReport, row: _Row) -> None:
     """Take up what was found about one row."""
     report.graded += 1
-    shown = excerpt(row.gold)
-    if _TOWER.search(row.gold):
+    shown = excerpt(row.reference)
+    if _TOWER.search(row.reference):
         report.towers.append((row.prompt.id, shown))
     forms = right_forms(row.prompt.answer)
     if not any(row.earns(form) for form in forms):
@@ -279,10 +285,10 @@ def _note(report: GoldReport, row: _Row) -> None:
 
 def _submit(pool: RewardPool, prompt: Prompt, *, again: bool = False) -> _Row:
     """``again`` asks with another wrong answer, of which the reward does not know yet."""
-    gold = gold_texts(prompt.answer)[0]
-    texts = _answers(prompt, "-98766" if again else wrong_for(gold))
+    reference = reference_texts(prompt.answer)[0]
+    texts = _answers(prompt, "-98766" if again else wrong_for(reference))
     rollouts, failures = completions(unread(prompt), [*texts.values()]).rollouts, Failures(bounded=False)
-    return _Row(prompt, gold, [*texts], pool.submit(rollouts, _ONLY, failures), failures)
+    return _Row(prompt, reference, [*texts], pool.submit(rollouts, _ONLY, failures), failures)
 
 
 def _answers(prompt: Prompt, wrong: str) -> dict[str, str]:
@@ -292,9 +298,9 @@ def _answers(prompt: Prompt, wrong: str) -> dict[str, str]:
 
 
 def _is_the_same(pool: RewardPool, row: _Row) -> bool:
-    """Whether the row's answers earn the same where the gold is another one."""
-    texts = _answers(row.prompt, wrong_for(row.gold))
-    other = unread(replace(row.prompt, answer=wrong_for(row.gold)))
+    """Whether the row's answers earn the same where the reference is another one."""
+    texts = _answers(row.prompt, wrong_for(row.reference))
+    other = unread(replace(row.prompt, answer=wrong_for(row.reference)))
     future = pool.submit(completions(other, [*texts.values()]).rollouts, _ONLY, Failures(bounded=False))
     try:
         scores = [np.nan if score is None else score for score in future.result()[0].scores]
@@ -313,13 +319,15 @@ def _finished(rows: Iterator[_Row]) -> Iterator[_Row]:
         yield row
 
 
-def _earn_others(pool: RewardPool, rows: Sequence[_Row], golds: Sequence[str]) -> float:
-    """The share of the rows whose demonstration earns another row's gold."""
+def _earn_others(pool: RewardPool, rows: Sequence[_Row], references: Sequence[str]) -> float:
+    """The share of the rows whose demonstration earns another row's reference."""
     earning = 0
     for row in rows:
         assert row.prompt.demonstration is not None
-        others = [gold for gold in golds if gold != row.gold][:_COMPARED]
-        earning += any(_earns(pool, replace(row.prompt, answer=gold), row.prompt.demonstration) for gold in others)
+        others = [reference for reference in references if reference != row.reference][:_COMPARED]
+        earning += any(
+            _earns(pool, replace(row.prompt, answer=reference), row.prompt.demonstration) for reference in others
+        )
     return earning / len(rows)
 
 
