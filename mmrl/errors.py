@@ -23,6 +23,10 @@ from contextlib import contextmanager
 from typing import ClassVar
 
 
+class OldNameWarning(FutureWarning):
+    """A name of an earlier version is in use; it goes with the next one."""
+
+
 class MMRLError(Exception):
     """An error with an answer: what went wrong, where, what is possible, and what to do.
 

@@ -9,13 +9,17 @@ completion (or, for torch tensors in ``PackedTokens``, the completion tokens of 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+
+from mmrl.errors import OldNameWarning
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +28,9 @@ FinishReason = Literal["stop", "length"]
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.integer[Any]]
 BoolArray = npt.NDArray[np.bool_]
+
+GroupKey = tuple[int, str]
+"""(epoch, prompt id): what a group of rollouts is known by, from sampling to the records."""
 
 Score = float | Mapping[str, Any]
 """One reward's value for one rollout: any finite number, or several by name.
@@ -118,44 +125,41 @@ class Prompt:
     candidates: tuple[Candidate, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EncodedPrompt:
-    """A prompt in the model's tokens; see ``Prompt`` for what it takes over.
+    """A dataset row in the model's tokens.
 
     Attributes:
+        prompt: The row; its images are in ``images`` alone.
         text: The rendered chat template with one image token per image, ending where the completion starts.
         token_ids: (P,) int32, each image token expanded to as many as the image has merged patches.
         images: References into the media store, in order.
         epoch: Which pass over the data drew it, from 0; 0 in an evaluation.
     """
 
-    id: str
-    messages: tuple[Message, ...]
-    answer: Any
-    columns: Mapping[str, Any]
-    demonstration: str | None
+    prompt: Prompt
     text: str
     token_ids: IntArray
     images: tuple[ImageRef, ...]
-    source: str = ""
-    choices: tuple[str, ...] = ()
     epoch: int = 0
 
-    @classmethod
-    def of(cls, prompt: Prompt, text: str, token_ids: IntArray, images: tuple[ImageRef, ...]) -> EncodedPrompt:
-        """The prompt in these tokens."""
-        return cls(
-            id=prompt.id,
-            messages=prompt.messages,
-            answer=prompt.answer,
-            columns=prompt.columns,
-            demonstration=prompt.demonstration,
-            text=text,
-            token_ids=token_ids,
-            images=images,
-            source=prompt.source,
-            choices=prompt.choices,
-        )
+    @property
+    def id(self) -> str:
+        return self.prompt.id
+
+    @property
+    def key(self) -> GroupKey:
+        """Of the group that is sampled from it: one of its kind in a run."""
+        return self.epoch, self.prompt.id
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """What version 0.2.0 copied from the row."""
+            if name not in ("answer", "choices", "columns", "demonstration", "messages", "source"):
+                raise AttributeError(f"'EncodedPrompt' object has no attribute {name!r}")
+            _warn_of_old_name(f"rollout.prompt.{name}", f"rollout.prompt.prompt.{name}")
+            return getattr(self.prompt, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,15 +230,15 @@ class Rollout(Sample):
 
     @property
     def answer(self) -> Any:
-        return self.prompt.answer
+        return self.prompt.prompt.answer
 
     @property
     def columns(self) -> Mapping[str, Any]:
-        return self.prompt.columns
+        return self.prompt.prompt.columns
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        return self.prompt.messages
+        return self.prompt.prompt.messages
 
     @property
     def images(self) -> tuple[ImageRef, ...]:
@@ -242,11 +246,11 @@ class Rollout(Sample):
 
     @property
     def source(self) -> str:
-        return self.prompt.source
+        return self.prompt.prompt.source
 
     @property
     def choices(self) -> tuple[str, ...]:
-        return self.prompt.choices
+        return self.prompt.prompt.choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,6 +497,10 @@ class TokenLoss:
     loss_T: torch.Tensor
     terms: Mapping[str, torch.Tensor] = field(default_factory=dict)
     metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+def _warn_of_old_name(old: str, new: str) -> None:
+    warnings.warn(f"{old} is now {new}; the old name goes with the next version", OldNameWarning, stacklevel=3)
 
 
 def _join(arrays: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:

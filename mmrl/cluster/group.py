@@ -20,7 +20,7 @@ from mmrl.engine_api import Learner, Sampler, SamplingRequest, UpdateResult
 from mmrl.errors import MMRLError, RankLostError
 from mmrl.ops.packing import Item, Unit, balance, shares_of, units_of
 from mmrl.system.signals import Stopped, defer_signals
-from mmrl.types import EncodedPrompt, FloatArray, RolloutGroup, Sample, TrainingRow
+from mmrl.types import EncodedPrompt, FloatArray, Prompt, RolloutGroup, Sample, TrainingRow
 
 AHEAD = 2
 """Groups that a sampler may finish before the driver has taken the last. More calls in the queue would only have to be
@@ -459,7 +459,7 @@ def _cost(request: SamplingRequest) -> int:
 
 def _bare(prompt: EncodedPrompt) -> EncodedPrompt:
     """What a rank needs of a prompt; the dataset's columns may be large."""
-    return EncodedPrompt(prompt.id, (), None, {}, None, prompt.text, prompt.token_ids, prompt.images)
+    return replace(prompt, prompt=Prompt(prompt.id, ()))
 
 
 def _bare_sample(sample: Sample) -> Sample:

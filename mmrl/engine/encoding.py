@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,10 +41,10 @@ class Encoder:
         ids = self._tokenize(text, prompt.id)
         refs = tuple(self._media.add(raw) for raw in prompt.images)
         token_ids = self._expand(ids, [(ref.width, ref.height) for ref in refs], prompt)
-        return EncodedPrompt.of(prompt, text, token_ids, refs)
+        return EncodedPrompt(prompt=replace(prompt, images=()), text=text, token_ids=token_ids, images=refs)
 
     def demonstrate(self, prompt: EncodedPrompt) -> Sample:
-        if prompt.demonstration is None:
+        if (demonstration := prompt.prompt.demonstration) is None:
             raise DataError(
                 "the row has no demonstration to learn from",
                 where=prompt.id,
@@ -51,7 +52,7 @@ class Encoder:
             )
         vocabulary = self._folder.vocabulary
         end = self._folder.tokenizer.eos_token_id
-        ids = [*self._tokenize(prompt.demonstration, prompt.id), vocabulary.eos[0] if end is None else end]
+        ids = [*self._tokenize(demonstration, prompt.id), vocabulary.eos[0] if end is None else end]
         # Neither is right here: the token would end the completion or open an image, its spelling is not for learning.
         if special := set(ids[:-1]) & (self._special_ids | set(vocabulary.banned)):
             raise DataError(

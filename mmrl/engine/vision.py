@@ -11,7 +11,7 @@ import torch
 from mmrl.data.images import MediaStore
 from mmrl.engine import device
 from mmrl.engine.folder import ModelFolder
-from mmrl.types import EncodedPrompt, ImageRef, Sample, Segment
+from mmrl.types import EncodedPrompt, ImageRef, Prompt, Sample, Segment
 
 CACHE_BYTES = 512 * 2**20
 BLANK = ImageRef(hash="blank", width=0, height=0, path="")
@@ -26,7 +26,7 @@ def idle_sample(folder: ModelFolder) -> Sample:
     """
     end = np.array(folder.vocabulary.eos[:1], np.int32)  # a banned token would have an infinite log-prob
     token_ids, images = (np.array([folder.image_token_id], np.int32), (BLANK,)) if folder.family.vision else (end, ())
-    prompt = EncodedPrompt("", (), None, {}, None, "", token_ids, images)
+    prompt = EncodedPrompt(prompt=Prompt("", ()), text="", token_ids=token_ids, images=images)
     return Sample(prompt, (Segment(end, False, np.zeros(1, np.float32)),))
 
 

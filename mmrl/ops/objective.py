@@ -51,8 +51,8 @@ def _check_credit(algorithm: Algorithm, batch: Batch, credit: Credit) -> None:
             raise contract_error(algorithm, "credit", what, remedy)
 
     rows = len(batch.masks)
-    demand(isinstance(credit, Credit), f"answered {_kind(credit)}", "return mmrl.types.Credit(values)")
-    values = credit.values
+    demand(isinstance(credit, Credit), f"answered {_kind(credit)}", "return mmrl.types.Credit(advantages)")
+    values = credit.advantages
     ordered = values.ndim > 0 if isinstance(values, np.ndarray) else isinstance(values, Sequence)
     what = f"gave values of {_kind(values)}, not one entry for each of {rows} rows"
     demand(
@@ -93,7 +93,7 @@ def loss_masks(batch: Batch, credit: Credit) -> list[BoolArray]:
 def advantages_per_token(credit: Credit, masks: Sequence[BoolArray]) -> list[FloatArray]:
     """B arrays (T_i,), 0 outside the masks."""
     return [
-        np.where(mask, np.asarray(value, np.float64), 0.0) for value, mask in zip(credit.values, masks, strict=True)
+        np.where(mask, np.asarray(value, np.float64), 0.0) for value, mask in zip(credit.advantages, masks, strict=True)
     ]
 
 

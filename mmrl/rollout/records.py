@@ -22,6 +22,7 @@ from mmrl.types import (
     ImageRef,
     Message,
     PreUpdateStatistics,
+    Prompt,
     Rollout,
     RolloutGroup,
     ScoredGroup,
@@ -205,22 +206,22 @@ def _short(values: FloatArray) -> list[float]:
 
 
 def _record(scored: ScoredGroup, member: int, *, greedy: bool) -> dict[str, Any]:
-    rollout, prompt = scored.group.rollouts[member], scored.group.prompt
-    plain = {name: value for name, value in prompt.columns.items() if _is_plain(value)}
+    rollout, prompt, row = scored.group.rollouts[member], scored.group.prompt, scored.group.prompt.prompt
+    plain = {name: value for name, value in row.columns.items() if _is_plain(value)}
     return {
         "prompt_id": prompt.id,
         "epoch": prompt.epoch,
         "index": rollout.index,
-        "source": prompt.source,
-        "messages": [{"role": message.role, "content": message.content} for message in prompt.messages],
+        "source": row.source,
+        "messages": [{"role": message.role, "content": message.content} for message in row.messages],
         "prompt": prompt.text,
         "prompt_token_ids": prompt.token_ids.tolist(),
         "images": [{"hash": image.hash, "width": image.width, "height": image.height} for image in prompt.images],
-        "answer": prompt.answer,
-        "choices": list(prompt.choices),
+        "answer": row.answer,
+        "choices": list(row.choices),
         "columns": plain,
-        "columns_as_text": {name: repr(value) for name, value in prompt.columns.items() if name not in plain},
-        "demonstration": prompt.demonstration,
+        "columns_as_text": {name: repr(value) for name, value in row.columns.items() if name not in plain},
+        "demonstration": row.demonstration,
         "completion": rollout.text,
         "token_ids": rollout.token_ids.tolist(),
         "mask": rollout.mask.tolist(),
@@ -354,17 +355,20 @@ def _parsed(record: Mapping[str, Any], media: Path, where: str) -> RecordedRollo
         ImageRef(each["hash"], each["width"], each["height"], str(media / f"{each['hash']}.png"))
         for each in record["images"]
     ]
-    prompt = EncodedPrompt(
+    row = Prompt(
         id=record["prompt_id"],
         messages=tuple(Message(each["role"], each["content"]) for each in record["messages"]),
         answer=record["answer"],
         columns=record["columns"],
         demonstration=record["demonstration"],
+        source=record["source"],
+        choices=tuple(record["choices"]),
+    )
+    prompt = EncodedPrompt(
+        prompt=row,
         text=record["prompt"],
         token_ids=np.array(record["prompt_token_ids"], np.int32),
         images=tuple(images),
-        source=record["source"],
-        choices=tuple(record["choices"]),
         epoch=record.get("epoch", 0),
     )
     mask: BoolArray = np.array(record["mask"], np.bool_)

@@ -10,6 +10,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from mmrl.errors import OldNameWarning
+
 MOVED = {"mmrl.media": "mmrl.data.images", "mmrl.hub": "mmrl.data.hub", "mmrl.templates": "mmrl.data.templates"}
 """What the README of 0.2.0 showed to plugin authors, and where it is now."""
 
@@ -22,7 +24,7 @@ class _Moved(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         old = module.__name__
-        warnings.warn(f"{old} is now {MOVED[old]}; the old name goes with the next version", FutureWarning, 2)
+        warnings.warn(f"{old} is now {MOVED[old]}; the old name goes with the next version", OldNameWarning, 2)
         sys.modules[old] = import_module(MOVED[old])
 
 

@@ -13,7 +13,7 @@ from mmrl.errors import contract_error, plugin_errors
 from mmrl.interfaces import Algorithm, Needs, served_needs
 from mmrl.plugin_host import registry
 from mmrl.testing.recorded import read_batch
-from mmrl.types import Batch, BoolArray, EncodedPrompt, FloatArray, IntArray, Sample, Segment
+from mmrl.types import Batch, BoolArray, EncodedPrompt, FloatArray, IntArray, Prompt, Sample, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def play(
     for i, row in rows.items():
         weights[i] = row.weight
     gradients = [(torch.zeros_like(leaf) if leaf.grad is None else leaf.grad).numpy() for leaf in leaves]
-    per_row = np.ndim(credit.values[0]) == 0
+    per_row = np.ndim(credit.advantages[0]) == 0
     metrics = {**credit.metrics, **reduce_partials(partials)}
     with plugin_errors(algorithm, "observe"):
         observed = algorithm.observe(metrics)
@@ -133,7 +133,7 @@ def play(
             remedy = "return a dict of further metrics, {} where there are none"
             raise contract_error(algorithm, "observe", f"answered {observed!r}", remedy)
     return Replay(
-        advantages=np.asarray(credit.values, np.float64) if per_row else np.stack(advantages),
+        advantages=np.asarray(credit.advantages, np.float64) if per_row else np.stack(advantages),
         loss=float(sum(float(partial.loss.detach()) for partial in partials)),
         grad_log_probs=gradients[0],
         grad_entropy=gradients[1],
@@ -183,7 +183,7 @@ def _sample(mask: BoolArray, sampler_logprobs: FloatArray) -> Sample:
         ids: IntArray = np.zeros(end - start, np.int32)
         segments.append(Segment(ids, by_policy, sampler_logprobs[start:end]))
         start = end
-    prompt = EncodedPrompt("", (), None, {}, None, "", np.zeros(1, np.int32), ())
+    prompt = EncodedPrompt(prompt=Prompt("", ()), text="", token_ids=np.zeros(1, np.int32), images=())
     return Sample(prompt, tuple(segments))
 
 

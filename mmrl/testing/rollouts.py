@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.types import EncodedPrompt, ImageRef, IntArray, Message, Rollout, RolloutGroup, ScoredGroup, Segment
+from mmrl.types import EncodedPrompt, ImageRef, IntArray, Message, Prompt, Rollout, RolloutGroup, ScoredGroup, Segment
 
 _COMPLETE = (
     "3 + 4 = 7, so the answer is \\boxed{7}.",
@@ -43,9 +43,8 @@ def make_rollouts(
     """
     columns = {"problem": question, "answer": answer} if columns is None else columns
     text = f"user: {question}\nassistant: "
-    prompt = EncodedPrompt(
-        question, (Message("user", question),), answer, columns, None, text, _token_ids(text), tuple(images)
-    )
+    row = Prompt(question, (Message("user", question),), answer=answer, columns=columns)
+    prompt = EncodedPrompt(prompt=row, text=text, token_ids=_token_ids(text), images=tuple(images))
     end: IntArray = np.zeros(0 if truncated else 1, np.int32)
     rollouts = []
     for index, completion in enumerate(texts):

@@ -47,7 +47,7 @@ def _algorithm_remedy(error: BaseException) -> str:
         if type(error.obj).__name__ == "Tensor":
             return "return mmrl.types.TokenLoss(loss_T)"
         if isinstance(error.obj, np.ndarray | list):
-            return "return mmrl.types.Credit(values)"
+            return "return mmrl.types.Credit(advantages)"
     if isinstance(error, AttributeError) and isinstance(error.obj, Plugin):
         return "set it in __init__; what loss needs to know of credit goes through Credit.constants"
     if "NoneType" in text:

@@ -20,7 +20,7 @@ import numpy as np
 from mmrl.config.sections import RewardSpec
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.rollout.rewards.worker import call
-from mmrl.types import EncodedPrompt, Rollout, RolloutGroup, Segment
+from mmrl.types import EncodedPrompt, Prompt, Rollout, RolloutGroup, Segment
 from mmrl_rewards.math import Math
 
 ANSWERS, GROUP, WARM_UP = 2500, 8, 64
@@ -46,7 +46,8 @@ def groups(count: int, seed: int) -> list[RolloutGroup]:
     for index in range(count):
         reference, answers = question(rng, index)
         columns, ids = {"problem": "x" * 200}, np.zeros(400, np.int32)
-        prompt = EncodedPrompt(f"{seed}-{index}", (), reference, columns, None, "x" * 300, ids, ())
+        row = Prompt(f"{seed}-{index}", (), answer=reference, columns=columns)
+        prompt = EncodedPrompt(prompt=row, text="x" * 300, token_ids=ids, images=())
         texts = [f"Some reasoning, {'and more ' * 40}. So \\boxed{{{answer}}}" for answer in answers]
         rollouts = tuple(Rollout(prompt, (segment,), i, text, "stop", 1) for i, text in enumerate(texts))
         made.append(RolloutGroup(prompt, rollouts))

@@ -26,12 +26,15 @@ from mmrl.data.images import ImageGrid, MediaStore
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine_api import SamplingRequest
 from mmrl.errors import RankLostError
-from mmrl.types import EncodedPrompt, RolloutGroup, TrainingRow
+from mmrl.types import EncodedPrompt, Prompt, RolloutGroup, TrainingRow
 from mmrl_algorithms.grpo import GRPO
 
 OOM_GROUP = Path("/sys/fs/cgroup/memory/mmrl-test-oom")
 """A control group of 4 MB; the kernel ends what needs more there."""
-PROMPTS = [EncodedPrompt(f"p{i}", (), None, {}, None, "", np.arange(20, 23 + i, dtype=np.int32), ()) for i in range(4)]
+PROMPTS = [
+    EncodedPrompt(prompt=Prompt(f"p{i}", ()), text="", token_ids=np.arange(20, 23 + i, dtype=np.int32), images=())
+    for i in range(4)
+]
 
 
 class Lesson:

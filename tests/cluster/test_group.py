@@ -31,7 +31,7 @@ from mmrl.engine_api import SamplingRequest, UpdateResult
 from mmrl.errors import DataError, NumericsError, PluginError, RankLostError, ResourceError
 from mmrl.system.signals import Interruption, Stopped
 from mmrl.system.version import DISTRIBUTION, __version__
-from mmrl.types import EncodedPrompt, Rollout, RolloutGroup, Sample, Segment, TrainingRow
+from mmrl.types import EncodedPrompt, Prompt, Rollout, RolloutGroup, Sample, Segment, TrainingRow
 
 
 class FakeWorker:
@@ -112,7 +112,8 @@ def group_of(tmp_path) -> Callable[..., RankGroup]:
 
 def prompt(name: str, length: int = 4, images: Sequence[Any] = ()) -> EncodedPrompt:
     ids = np.full(length, sum(name.encode()), np.int32)
-    return EncodedPrompt(name, (), "reference", {"large": "column"}, None, "", ids, tuple(images))
+    row = Prompt(name, (), answer="reference", columns={"large": "column"})
+    return EncodedPrompt(prompt=row, text="", token_ids=ids, images=tuple(images))
 
 
 def sample(name: str, token: int, length: int = 1) -> Sample:
@@ -169,7 +170,7 @@ def test_columns_and_answers_stay_with_the_driver(group_of):
     with group_of(fakes).sampling() as sampler:
         list(sampler.generate([request(0)]))
     (seen,) = fakes.workers[0].seen
-    assert seen.prompt.columns == {} and seen.prompt.answer is None
+    assert seen.prompt.prompt.columns == {} and seen.prompt.prompt.answer is None
 
 
 def test_samples_of_a_prompt_stay_together_and_answers_keep_their_order(group_of):

@@ -19,7 +19,7 @@ from mmrl.ops.objective import (
     reduce_partials,
     training_rows,
 )
-from mmrl.types import Batch, Credit, EncodedPrompt, Sample, Segment, TokenLoss
+from mmrl.types import Batch, Credit, EncodedPrompt, Prompt, Sample, Segment, TokenLoss
 
 NAN = np.nan
 
@@ -40,7 +40,7 @@ class Weighted(Algorithm):
 @pytest.fixture
 def samples() -> list[Sample]:
     """Three completions; the second has a tool's answer in its middle."""
-    prompt = EncodedPrompt("p", (), None, {}, None, "", np.zeros(1, np.int32), ())
+    prompt = EncodedPrompt(prompt=Prompt("p", ()), text="", token_ids=np.zeros(1, np.int32), images=())
 
     def segment(length, by_policy=True):
         return Segment(np.arange(length, dtype=np.int32), by_policy, np.full(length, -0.5, np.float32))

@@ -145,13 +145,13 @@ def test_the_order_of_shaping() -> None:
     # right: 0, 8, 2, 2 -> clip 0, 3, 2, 2 -> brief -0.5, 0, 0, -1 -> KL 0, -2, -2, -2, times 0.25, off the reward
     shaped = np.array([0 - 0.5 - 0, 3 + 0 + 0.5, 2 + 0.5, 2 - 1 + 0.5])
     expected = shaped - np.repeat(shaped.reshape(2, 2).mean(1), 2)
-    np.testing.assert_allclose(clipped.credit(given).values, expected)
+    np.testing.assert_allclose(clipped.credit(given).advantages, expected)
 
     normalised = create("dr_grpo", reward_norm="group", reward_clip=[-1.0, 3.0])
     half = np.sqrt(0.5) * 2.8284271247461903 / (2.8284271247461903 + 1e-6)  # (4 - 2) / (std + eps)
     shaped = np.array([max(-2 * half, -1) - 0.5, min(2 * half, 3), 0.0, -1.0])
     expected = shaped - np.repeat(shaped.reshape(2, 2).mean(1), 2)
-    np.testing.assert_allclose(normalised.credit(given).values, expected, rtol=1e-6)
+    np.testing.assert_allclose(normalised.credit(given).advantages, expected, rtol=1e-6)
 
 
 def routed(**fields: Any) -> Batch:
@@ -170,12 +170,12 @@ def routed(**fields: Any) -> Batch:
 
 
 def test_a_reward_that_does_not_score_a_source_is_left_out_of_its_rows_sum() -> None:
-    clipped = create("dr_grpo", reward_clip=[0.5, 8.0], **NO_KL).credit(routed()).values
+    clipped = create("dr_grpo", reward_clip=[0.5, 8.0], **NO_KL).credit(routed()).advantages
     shaped = np.array([0.5 - 0.5, 1.0, 6.0, 8.0 - 0.5])
     np.testing.assert_allclose(clipped, shaped - np.repeat(shaped.reshape(2, 2).mean(1), 2))
 
     half = np.sqrt(0.5)
-    normalised = create("dr_grpo", reward_norm="group", **NO_KL).credit(routed()).values
+    normalised = create("dr_grpo", reward_norm="group", **NO_KL).credit(routed()).advantages
     shaped = np.array([-half - 0.5, half, -2 * half, 2 * half - 0.5])
     np.testing.assert_allclose(normalised, shaped - np.repeat(shaped.reshape(2, 2).mean(1), 2), rtol=1e-5)
 
@@ -184,7 +184,7 @@ def test_a_reward_that_does_not_score_a_source_is_left_out_of_its_rows_sum() -> 
         "count": np.array([np.nan, np.nan, 4.0, 4.0]),
         "brief": np.zeros(4),
     }
-    remax = create("remax", reward_clip=[-10.0, 10.0], **NO_KL).credit(routed(greedy_components=greedy)).values
+    remax = create("remax", reward_clip=[-10.0, 10.0], **NO_KL).credit(routed(greedy_components=greedy)).advantages
     np.testing.assert_allclose([each[0] for each in remax], [-0.5 - 1, 1 - 1, 6 - 8, 9.5 - 8])
 
 
@@ -231,7 +231,7 @@ def test_the_greedy_reward_is_clipped_and_penalised_like_the_others() -> None:
         reference_logprobs=None,
         sampler_logprobs=[np.zeros(1)] * 2,
     )
-    values = create("remax", reward_clip=[-5.0, 5.0], **NO_KL).credit(given).values
+    values = create("remax", reward_clip=[-5.0, 5.0], **NO_KL).credit(given).advantages
     np.testing.assert_allclose(np.concatenate(values), [5 - (5 - 1), 1 - (5 - 1)])
 
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from mmrl.interfaces import RunFacts
 from mmrl.rollout.rewards.worker import call
-from mmrl.types import EncodedPrompt, Rollout, Segment
+from mmrl.types import EncodedPrompt, Prompt, Rollout, Segment
 from mmrl_rewards.answers import bare, final_answer, last_boxed, last_number, references
 from mmrl_rewards.exact import Exact
 from mmrl_rewards.format import Format
@@ -20,13 +20,13 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden_vectors.json").read_tex
 
 
 def rollout(text, answer=None):
-    prompt = EncodedPrompt("p", (), answer, {}, None, "", np.zeros(0, np.int32), ())
+    prompt = EncodedPrompt(prompt=Prompt("p", (), answer=answer), text="", token_ids=np.zeros(0, np.int32), images=())
     return Rollout(prompt, (), 0, text, "stop", 1)
 
 
 def written(*segments):
     """A rollout of segments, each a length and whether the policy wrote it."""
-    prompt = EncodedPrompt("p", (), None, {}, None, "", np.zeros(0, np.int32), ())
+    prompt = EncodedPrompt(prompt=Prompt("p", ()), text="", token_ids=np.zeros(0, np.int32), images=())
     parts = tuple(Segment(np.ones(n, np.int32), by_policy, np.zeros(n, np.float32)) for n, by_policy in segments)
     return Rollout(prompt, parts, 0, "", "stop", 1)
 

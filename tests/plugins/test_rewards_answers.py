@@ -19,7 +19,7 @@ from mmrl.interfaces import Reward
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.rollout.rewards.worker import call
 from mmrl.testing import check_reward
-from mmrl.types import EncodedPrompt, Rollout, RolloutGroup
+from mmrl.types import EncodedPrompt, Prompt, Rollout, RolloutGroup
 
 CLASSES = {
     "anls": "ANLS", "choice": "Choice", "code": "Code", "count": "Count", "exact": "Exact", "format": "Format",
@@ -48,7 +48,10 @@ def made(name: str, **options: Any) -> Reward:
 
 def group(texts: Sequence[str], reference: Any, choices: Sequence[str] = (), columns: Any = None) -> RolloutGroup:
     prompt = EncodedPrompt(
-        "p", (), reference, columns or {}, None, "", np.zeros(0, np.int32), (), choices=tuple(choices)
+        prompt=Prompt("p", (), answer=reference, columns=columns or {}, choices=tuple(choices)),
+        text="",
+        token_ids=np.zeros(0, np.int32),
+        images=(),
     )
     return RolloutGroup(prompt, tuple(Rollout(prompt, (), i, text, "stop", 1) for i, text in enumerate(texts)))
 

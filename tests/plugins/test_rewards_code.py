@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from mmrl.errors import ConfigError
 from mmrl.rollout.rewards.worker import call
-from mmrl.types import EncodedPrompt, Rollout
+from mmrl.types import EncodedPrompt, Prompt, Rollout
 from mmrl_rewards.code import Code, read_tests
 from mmrl_rewards.sandboxes import LocalSandbox, Outcome
 
@@ -22,7 +22,13 @@ DOUBLE = "def f(x):\n    return 2 * x"
 
 
 def score(program, answer, columns=None, fenced=True, **options):
-    prompt = EncodedPrompt("p", (), answer, columns or {}, None, "", np.zeros(0, np.int32), ())
+    row = Prompt("p", (), answer=answer, columns=columns or {})
+    prompt = EncodedPrompt(prompt=row, text="", token_ids=np.zeros(0, np.int32), images=())
+        prompt=Prompt("p", (), answer=answer, columns=columns or {}),
+        text="",
+        token_ids=np.zeros(0, np.int32),
+        images=(),
+    )
     text = f"Here it is:\n```python\n{program}\n```\nDone." if fenced else program
     reward = Code(Code.Config(**(LOCAL | options)))
     return call(reward, [Rollout(prompt, (), 0, text, "stop", 1)])[0]

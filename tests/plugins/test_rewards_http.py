@@ -17,7 +17,7 @@ from mmrl.config.sections import RewardSpec
 from mmrl.errors import ConfigError, PluginError
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.rollout.rewards.worker import call
-from mmrl.types import EncodedPrompt, ImageRef, Message, Rollout, RolloutGroup
+from mmrl.types import EncodedPrompt, ImageRef, Message, Prompt, Rollout, RolloutGroup
 from mmrl_rewards.http import Http
 
 
@@ -78,10 +78,15 @@ def lengths(body, place):
 
 
 def rollouts(*texts, answer="7", columns=None, images=(), content="What?"):
-    prompt = EncodedPrompt(
-        "p1", (Message("user", content),), answer, columns or {}, None, "", np.zeros(0, np.int32), images,
-        source="geo", choices=("6", "7"),
-    )  # fmt: skip
+    row = Prompt(
+        "p1",
+        (Message("user", content),),
+        answer=answer,
+        columns=columns or {},
+        source="geo",
+        choices=("6", "7"),
+    )
+    prompt = EncodedPrompt(prompt=row, text="", token_ids=np.zeros(0, np.int32), images=images)
     return [Rollout(prompt, (), i, text, "stop", 1) for i, text in enumerate(texts)]
 
 

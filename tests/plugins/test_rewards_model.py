@@ -14,7 +14,7 @@ from mmrl.config.sections import RewardSpec
 from mmrl.engine.tiny_model import write_tokenizer
 from mmrl.errors import ConfigError, PluginError
 from mmrl.rollout.rewards.scorer import Scorer
-from mmrl.types import EncodedPrompt, ImageRef, Message, Rollout, RolloutGroup
+from mmrl.types import EncodedPrompt, ImageRef, Message, Prompt, Rollout, RolloutGroup
 from mmrl_rewards.model import Model
 
 SIZES = {
@@ -63,7 +63,8 @@ def folders(tmp_path_factory):
 
 
 def rollouts(*texts, content="What is 3 + 4?", images=()):
-    prompt = EncodedPrompt("p", (Message("user", content),), "7", {}, None, "", np.zeros(0, np.int32), images)
+    row = Prompt("p", (Message("user", content),), answer="7")
+    prompt = EncodedPrompt(prompt=row, text="", token_ids=np.zeros(0, np.int32), images=images)
     return [Rollout(prompt, (), i, text, "stop", 1) for i, text in enumerate(texts)]
 
 

@@ -13,7 +13,7 @@ from mmrl.config.sections import RewardSpec
 from mmrl.errors import ConfigError, PluginError
 from mmrl.rollout.rewards.failures import Failures, RewardError
 from mmrl.rollout.rewards.scorer import Scorer
-from mmrl.types import EncodedPrompt, Message, Rollout, RolloutGroup
+from mmrl.types import EncodedPrompt, Message, Prompt, Rollout, RolloutGroup
 
 REWARDS = """
 import os, signal, subprocess, sys, time
@@ -177,7 +177,8 @@ def noting(package, tmp_path):
 
 def group(num=3, prompt_id="p1", text="abc", texts=None, source=""):
     messages = (Message("user", "what is 3+4?"),)
-    prompt = EncodedPrompt(prompt_id, messages, "7", {"colour": "red"}, None, "", np.zeros(2, np.int32), (), source)
+    row = Prompt(prompt_id, messages, answer="7", columns={"colour": "red"}, source=source)
+    prompt = EncodedPrompt(prompt=row, text="", token_ids=np.zeros(2, np.int32), images=())
     texts = texts or [text] * num
     return RolloutGroup(prompt, tuple(Rollout(prompt, (), i, each, "stop", 1) for i, each in enumerate(texts)))
 

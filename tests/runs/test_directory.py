@@ -16,6 +16,7 @@ from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.rollout.records import read_rollouts, read_step, rollout_records, step_records
 from mmrl.runs.directory import RunDirectory, check_place
 from mmrl.types import (
+    Prompt,
     CreditedGroup,
     EncodedPrompt,
     ImageRef,
@@ -33,17 +34,20 @@ def lines(path):
 
 
 def scored_group():
-    prompt = EncodedPrompt(
+    row = Prompt(
         id="p7",
         messages=(Message("user", "<image>what?"),),
         answer=["7", 7.5],
         columns={"unit": "cm", "box": np.array([1, 2]), "seen": date(2026, 1, 2)},
         demonstration="it is 7",
+        source="shapes",
+        choices=("7", "8"),
+    )
+    prompt = EncodedPrompt(
+        prompt=row,
         text="<image>what?",
         token_ids=np.array([1, 2, 3], np.int32),
         images=(ImageRef("abc", 56, 28, "x"),),
-        source="shapes",
-        choices=("7", "8"),
     )
     segments = (
         Segment(np.array([5, 6], np.int32), True, np.array([-0.1, -0.2], np.float32)),
@@ -352,7 +356,7 @@ def test_rollouts_can_be_read_again_as_their_rewards_saw_them(tmp_path):
     for name in ("text", "index", "finish_reason", "weight_version", "answer", "messages", "source", "choices"):
         assert getattr(rollout, name) == getattr(original, name)
     assert rollout.columns == {"unit": "cm", "box": [1, 2]}
-    assert rollout.prompt.demonstration == "it is 7" and rollout.prompt.text == "<image>what?"
+    assert rollout.prompt.prompt.demonstration == "it is 7" and rollout.prompt.text == "<image>what?"
     assert rollout.images == (ImageRef("abc", 56, 28, str(tmp_path / "media" / "abc.png")),)
     for name in ("token_ids", "mask", "sampler_logprobs"):
         np.testing.assert_array_equal(getattr(rollout, name), getattr(original, name))

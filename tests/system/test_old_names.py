@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+import dataclasses
+import pickle
 import subprocess
 import sys
 from importlib import import_module
 
+import numpy as np
 import pytest
 
+from mmrl.errors import OldNameWarning
 from mmrl.system.old_names import MOVED
+from mmrl.types import Credit, EncodedPrompt, Prompt
 
 
 @pytest.mark.parametrize(("old", "new"), MOVED.items())
 def test_a_module_that_moved_is_the_same_under_its_old_name(old, new):
     sys.modules.pop(old, None)
-    with pytest.warns(FutureWarning, match=f"{old} is now {new}"):
+    with pytest.warns(OldNameWarning, match=f"{old} is now {new}"):
         assert import_module(old) is import_module(new)
     assert import_module(new).__spec__.name == new
 
 
 def test_importing_the_package_imports_none_of_them():
-    program = "import sys, mmrl; print([name for name in sys.modules if name.startswith('mmrl.')])"
+    program = "import sys, mmrl; print(sorted(name for name in sys.modules if name[:5] == 'mmrl.'))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['mmrl.system', 'mmrl.system.old_names', 'mmrl.system.version']"
+    assert done.stdout.strip() == "['mmrl.errors', 'mmrl.system', 'mmrl.system.old_names', 'mmrl.system.version']"
+
+
+def test_a_credit_has_its_old_name_for_advantages():
+    with pytest.warns(OldNameWarning, match=r"Credit\(values=...\) is now Credit\(advantages=...\)"):
+        credit = Credit(values=np.ones(2), metrics={"a": 1.0})
+    with pytest.warns(OldNameWarning, match=r"Credit.values is now Credit.advantages"):
+        assert credit.values is credit.advantages
+    assert dataclasses.replace(credit, keep=np.ones(2, bool)).metrics == {"a": 1.0}
+    with pytest.raises(TypeError, match="needs advantages"):
+        Credit()
+
+
+def test_an_encoded_prompt_has_the_columns_of_its_row_by_their_old_names():
+    row = Prompt("p", (), answer="7", columns={"unit": "cm"})
+    prompt = EncodedPrompt(prompt=row, text="", token_ids=np.zeros(1, np.int32), images=())
+    with pytest.warns(OldNameWarning, match=r"rollout.prompt.answer is now rollout.prompt.prompt.answer"):
+        assert prompt.answer == "7"
+    with pytest.warns(OldNameWarning):
+        assert pickle.loads(pickle.dumps(prompt)).columns == {"unit": "cm"}
+    with pytest.raises(AttributeError, match="no attribute 'colour'"):
+        _ = prompt.colour

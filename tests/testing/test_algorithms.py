@@ -129,7 +129,7 @@ class LogsTheMeanOfNothing(Good):
     def credit(self, batch):
         with np.errstate(invalid="ignore"):
             mean = float(batch.rewards[batch.valid].sum() / np.float64(np.count_nonzero(batch.valid)))
-        return Credit(super().credit(batch).values, metrics={"reward/kept": mean})
+        return Credit(super().credit(batch).advantages, metrics={"reward/kept": mean})
 
 
 class LogsText(Good):
@@ -164,12 +164,12 @@ class LosesATensor(Good):
 
 class CreditsAnArray(Good):
     def credit(self, batch):
-        return super().credit(batch).values
+        return super().credit(batch).advantages
 
 
 class KeepsPlaces(Good):
     def credit(self, batch):
-        return Credit(super().credit(batch).values, keep=np.flatnonzero(batch.rewards > 0))
+        return Credit(super().credit(batch).advantages, keep=np.flatnonzero(batch.rewards > 0))
 
 
 class SumsInFloats(Good):
@@ -312,8 +312,8 @@ class SelectsByARangeOfNothing(Selects):
         (LosesATensor, "loss answered torch.float64 of shape", "return mmrl.types.TokenLoss(loss_T)"),
         (SurrogateInATensor, "there is a result", "return mmrl.types.TokenLoss(loss_T)"),
         (CreditsOneRowTooFew, "float64 of shape (13,), not one entry for each of 14 rows", "also for invalid ones"),
-        (CreditsAnArray, "credit answered float64 of shape (14,)", "return mmrl.types.Credit(values)"),
-        (AdvantagesInAnArray, "there is a result", "return mmrl.types.Credit(values)"),
+        (CreditsAnArray, "credit answered float64 of shape (14,)", "return mmrl.types.Credit(advantages)"),
+        (AdvantagesInAnArray, "there is a result", "return mmrl.types.Credit(advantages)"),
         (KeepsPlaces, "gave keep as int64", "np.isin("),
         (SumsInFloats, "there is a result", "tokens.logprobs_T.new_zeros(n)"),
         (AssignsRewards, "FrozenInstanceError", "make a new array instead"),
@@ -352,7 +352,7 @@ def test_an_entropy_bonus_that_is_asked_for_and_a_constant_that_is_passed_on_pas
             return Needs(entropy_gradient=True)
 
         def credit(self, batch):
-            return Credit(super().credit(batch).values, constants={"tau": 2.0})
+            return Credit(super().credit(batch).advantages, constants={"tau": 2.0})
 
         def loss(self, tokens):
             return TokenLoss(super().loss(tokens).loss_T / tokens.constants["tau"])
@@ -438,7 +438,7 @@ class Decays(Good):
 
     def credit(self, batch):
         self.seen += 1
-        return Credit(self.rate / self.seen * super().credit(batch).values)
+        return Credit(self.rate / self.seen * super().credit(batch).advantages)
 
     def observe(self, metrics):
         self.rate *= 0.9

@@ -142,10 +142,10 @@ class FakeEncoder:
         if prompt.id in self.broken:
             raise DataError("The image cannot be decoded: truncated", where="images[0]")
         ids = np.zeros(self.num_tokens(prompt), np.int32)
-        return EncodedPrompt(prompt.id, prompt.messages, prompt.answer, {}, prompt.demonstration, "", ids, ())
+        return EncodedPrompt(prompt=prompt, text="", token_ids=ids, images=())
 
     def demonstrate(self, prompt: EncodedPrompt) -> Sample:
-        length = len(str(prompt.demonstration))
+        length = len(str(prompt.prompt.demonstration))
         return Sample(prompt, (Segment(np.ones(length, np.int32), True, np.zeros(length, np.float32)),))
 
 

@@ -49,9 +49,10 @@ def try_rewards(scorer: Scorer, prompt: EncodedPrompt, max_new_tokens: int) -> l
     Raises:
         PluginError: A reward fails.
     """
-    wrong = wrong_for(reference_texts(prompt.answer)[0])
-    right = [f"The answer is \\boxed{{{reference}}}." for reference in reference_texts(prompt.answer)]
-    whole = prompt.demonstration or right[0]
+    row = prompt.prompt
+    wrong = wrong_for(reference_texts(row.answer)[0])
+    right = [f"The answer is \\boxed{{{reference}}}." for reference in reference_texts(row.answer)]
+    whole = row.demonstration or right[0]
     texts = {
         **{f"right {i}": text for i, text in enumerate(right)},
         "wrong": f"The answer is \\boxed{{{wrong}}}.",
@@ -67,7 +68,7 @@ def try_rewards(scorer: Scorer, prompt: EncodedPrompt, max_new_tokens: int) -> l
         components = {name: float(values[0]) for name, values in scored.components.items()}
         tried.append(TriedAnswer(kind, text, components, float(scored.rewards[0]), bool(scored.valid[0])))
     best = max(tried[: len(right)], key=lambda answer: (answer.is_scored, answer.total))
-    if prompt.answer is None:
+    if row.answer is None:
         return [replace(best, kind="one"), replace(tried[len(right)], kind="another"), *tried[len(right) + 1 :]]
     return [replace(best, kind="right"), *tried[len(right) :]]
 
@@ -106,7 +107,7 @@ def wrong_for(reference: str) -> str:
 def unread(prompt: Prompt) -> EncodedPrompt:
     """The prompt as far as a reward of texts needs it: no tokens, and its images not decoded."""
     text = "\n".join(message.content for message in prompt.messages)
-    return EncodedPrompt.of(prompt, text, np.zeros(0, np.int32), ())
+    return EncodedPrompt(prompt=replace(prompt, images=()), text=text, token_ids=np.zeros(0, np.int32), images=())
 
 
 def completions(prompt: EncodedPrompt, texts: Sequence[str], cut_at: int | None = None) -> RolloutGroup:

@@ -237,17 +237,17 @@ class _Examination:
             answers = try_rewards(scorer, prompt, self.config.sampler.max_new_tokens)
             if answers[0].is_scored:
                 break
-        reference = "no reference" if prompt.answer is None else f"reference {excerpt(prompt.answer)}"
+        reference = "no reference" if prompt.prompt.answer is None else f"reference {excerpt(prompt.prompt.answer)}"
         self.report.show("trial", [reference, *(answer.line() for answer in answers)])
         right, wrong = answers[0], answers[1]
-        if prompt.answer is not None and not right.total > wrong.total:
+        if prompt.prompt.answer is not None and not right.total > wrong.total:
             what, where = f"A right answer earns {right.total:g} and a wrong one {wrong.total:g}", "rewards, tried on"
             remedy = "look at the trial above: the rewards cannot teach the answer"
             if self._judges_style:
                 self.report.warn(f"{where} {prompt.id}: {what[0].lower()}{what[1:]}")
             else:
                 self._note(DataError(what, where=f"{where} {prompt.id}", remedy=remedy))
-        return {"id": prompt.id, "source": prompt.source, "answers": [answer.data() for answer in answers]}
+        return {"id": prompt.id, "source": prompt.prompt.source, "answers": [answer.data() for answer in answers]}
 
     def _batches(self) -> None:
         source, self.config = self.setup.training, self.setup.count_steps()

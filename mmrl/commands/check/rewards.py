@@ -207,7 +207,7 @@ def _of_sources(
 ) -> Iterator[RecordedRollout]:
     """Those that a run would have such a reward score; the others are counted by source."""
     for each in recorded:
-        source = each.rollout.prompt.source
+        source = each.rollout.source
         if not sources or source in sources:
             yield each
         else:

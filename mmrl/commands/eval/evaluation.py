@@ -261,8 +261,8 @@ def _estimates(
 
 def _by_source(collector: Collector, groups: Sequence[ScoredGroup]) -> dict[str, tuple[int, Estimates]]:
     found = {}
-    for source in dict.fromkeys(group.group.prompt.source for group in groups):
-        own = [group for group in groups if group.group.prompt.source == source]
+    for source in dict.fromkeys(group.group.prompt.prompt.source for group in groups):
+        own = [group for group in groups if group.group.prompt.prompt.source == source]
         found[source] = len(own), _estimates(collector, own)
     return found
 

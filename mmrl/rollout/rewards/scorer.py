@@ -59,7 +59,7 @@ class Scorer:
         assert self._rewards, "nothing to score with"
         failures = Failures(bounded=False) if failures is None else failures
         failures.check()
-        source = group.prompt.source
+        source = group.prompt.prompt.source
         scoring = [place for place, spec in enumerate(self._rewards) if not spec.sources or source in spec.sources]
         if not scoring:
             _raise_unscored(group, self._rewards)
@@ -176,7 +176,7 @@ def _array(scores: Sequence[float | None]) -> FloatArray:
 def _raise_unscored(group: RolloutGroup, rewards: Sequence[RewardSpec]) -> NoReturn:
     sources = "; ".join(f"{spec.metric}: {', '.join(spec.sources or ())}" for spec in rewards)
     raise ConfigError(
-        f"no reward scores rows of source {group.prompt.source!r}",
+        f"no reward scores rows of source {group.prompt.prompt.source!r}",
         where=f"rewards[].sources, prompt {group.prompt.id!r}",
         possible=sources,
         remedy="add the source to a reward's sources, or add a reward for it",
