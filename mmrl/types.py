@@ -31,6 +31,8 @@ BoolArray = npt.NDArray[np.bool_]
 
 GroupKey = tuple[int, str]
 """(epoch, prompt id): what a group of rollouts is known by, from sampling to the records."""
+SampleKey = tuple[int, str, int]
+"""(epoch, prompt id, index): what a sample is known by; the index of a group's greedy rollout is -1."""
 
 Score = float | Mapping[str, Any]
 """One reward's value for one rollout: any finite number, or several by name.
@@ -202,6 +204,10 @@ class Sample:
         return _join([s.sampler_logprobs for s in self.segments], np.float32)
 
     @property
+    def key(self) -> SampleKey:
+        return *self.prompt.key, 0
+
+    @property
     def num_tokens(self) -> int:
         """Prompt and completion tokens together."""
         return len(self.prompt.token_ids) + len(self.token_ids)
@@ -216,12 +222,18 @@ class Rollout(Sample):
         text: The completion decoded without special tokens.
         finish_reason: ``"stop"`` at an end-of-sequence token, ``"length"`` if cut at the limit.
         weight_version: Which version of the weights sampled it.
+        greedy: Whether it is the prompt's one rollout at temperature 0, beside a group.
     """
 
     index: int
     text: str
     finish_reason: FinishReason
     weight_version: int
+    greedy: bool = False
+
+    @property
+    def key(self) -> SampleKey:
+        return *self.prompt.key, -1 if self.greedy else self.index
 
     @property
     def turns(self) -> tuple[str, ...]:
@@ -281,6 +293,14 @@ class ScoredGroup:
     components: Mapping[str, FloatArray]
     greedy: ScoredGroup | None = None
     answers: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
+
+    @property
+    def key(self) -> GroupKey:
+        return self.group.prompt.key
+
+    @property
+    def rollouts(self) -> tuple[Rollout, ...]:
+        return self.group.rollouts
 
     def component(self, name: str) -> FloatArray:
         """(G,) values of a component; NaN where no reward has answered one of that name."""
@@ -416,6 +436,10 @@ class CreditedGroup:
     place: tuple[int, int] | None = None
     reference_logprobs: Sequence[FloatArray] = ()
     updates: Sequence[Sequence[PreUpdateStatistics]] = ()
+
+    @property
+    def key(self) -> GroupKey:
+        return self.scored.key
 
 
 @dataclass(frozen=True, slots=True)

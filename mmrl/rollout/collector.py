@@ -22,33 +22,43 @@ from mmrl.types import Batch, EncodedPrompt, FloatArray, RolloutGroup, ScoredGro
 
 
 @dataclass(frozen=True, slots=True)
-class Collected:
+class SampledGroup:
+    """A group that a step sampled.
+
+    Attributes:
+        kept: Whether the algorithm keeps it, where it is asked (``Needs.refill``).
+        place: The round in which it was sampled, and its place in there, from 0.
+    """
+
+    scored: ScoredGroup
+    kept: bool
+    place: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledBatch:
     """What was sampled for one step.
 
     Attributes:
         groups: Round by round, each in the order of its prompts.
-        kept: Of each group, whether it is to be trained on.
-        round_sizes: Groups of each time that prompts were sampled.
         failed: Share of the rollouts that each reward failed on, by its name.
     """
 
-    groups: Sequence[ScoredGroup]
-    kept: Sequence[bool]
-    round_sizes: Sequence[int]
+    groups: Sequence[SampledGroup]
     failed: Mapping[str, float]
 
     @property
-    def kept_groups(self) -> list[ScoredGroup]:
-        return [group for group, kept in zip(self.groups, self.kept, strict=True) if kept]
+    def scored(self) -> list[ScoredGroup]:
+        return [group.scored for group in self.groups]
+
+    @property
+    def kept(self) -> list[ScoredGroup]:
+        return [group.scored for group in self.groups if group.kept]
 
     @property
     def rounds(self) -> int:
-        return len(self.round_sizes)
-
-    @property
-    def places(self) -> list[tuple[int, int]]:
-        """Of each group its round, and its place in there."""
-        return [(number, place) for number, size in enumerate(self.round_sizes) for place in range(size)]
+        """Times that prompts were sampled."""
+        return 1 + max((group.place[0] for group in self.groups), default=-1)
 
 
 Keep = Callable[[ScoredGroup, Sequence[Failure]], object]
@@ -127,7 +137,7 @@ class Collector:
         draw: Callable[[int], Sequence[tuple[int, EncodedPrompt]]],
         wanted: int,
         clock: Clock,
-    ) -> Collected:
+    ) -> SampledBatch:
         """Groups for the algorithm; where it selects, each one that it rejects is replaced by the next prompt's.
 
         Args:
@@ -140,17 +150,20 @@ class Collector:
         failures, self.generated = Failures(), []
         needs = algorithm.needs()
         max_rounds = 1 + (needs.refill.max_rounds if needs.refill else 0)
-        groups, kept, sizes = list[ScoredGroup](), list[bool](), list[int]()
+        groups, left = list[SampledGroup](), wanted
         with self._sampling(clock) as sampler:
-            while sum(kept) < wanted and len(sizes) < max_rounds:
+            for number in range(max_rounds):
+                if left <= 0:
+                    break
                 with clock.phase("prompts"):
-                    prompts = [replace(prompt, epoch=epoch) for epoch, prompt in draw(wanted - sum(kept))]
+                    prompts = [replace(prompt, epoch=epoch) for epoch, prompt in draw(left)]
                 found = self._round(sampler, prompts, needs.greedy_rollout, clock, failures)
-                groups += found
                 with clock.phase("credit"):
-                    kept += select(algorithm, found) if needs.refill else [True] * len(found)
-                sizes.append(len(found))
-        return Collected(groups, kept, sizes, failures.fractions(self._rewards))
+                    kept = select(algorithm, found) if needs.refill else [True] * len(found)
+                pairs = enumerate(zip(found, kept, strict=True))
+                groups += [SampledGroup(scored, keep, (number, place)) for place, (scored, keep) in pairs]
+                left -= sum(kept)
+        return SampledBatch(groups, failures.fractions(self._rewards))
 
     def evaluate(
         self,
@@ -238,7 +251,7 @@ class Collector:
             return self._generate_and_score(sampler, requests, clock, failures)
         # In the same call, so that both share the batch and the prompt's cached prefix.
         requests += [self._request(prompt, "greedy/", 1, 0.0) for prompt in prompts]
-        scored = self._generate_and_score(sampler, requests, clock, failures)
+        scored = self._generate_and_score(sampler, requests, clock, failures, num_groups=len(prompts))
         return [with_greedy(*pair) for pair in zip(scored[: len(prompts)], scored[len(prompts) :], strict=True)]
 
     def _request(self, prompt: EncodedPrompt, namespace: str, num_samples: int, temperature: float) -> SamplingRequest:
@@ -260,7 +273,11 @@ class Collector:
         clock: Clock,
         failures: Failures,
         keep: Keep | None = None,
+        *,
+        num_groups: int | None = None,
     ) -> list[ScoredGroup]:
+        """Scored groups in the order of their requests; those from ``num_groups`` on are greedy rollouts of others."""
+        num_groups = len(requests) if num_groups is None else num_groups
         failures.expect(sum(request.num_samples for request in requests))
         known = len(failures.since(0))
         scorings: dict[int, Scoring] = {}
@@ -269,8 +286,8 @@ class Collector:
         def result(index: int) -> ScoredGroup:
             scored = scorings[index].result()
             if index in unkept and keep is not None:
-                members = {id(rollout) for rollout in scored.group.rollouts}
-                keep(scored, [failure for failure in failures.since(known) if id(failure.rollout) in members])
+                own = [failure for failure in failures.since(known) if failure.rollout.prompt.key == scored.key]
+                keep(scored, own)
                 unkept.remove(index)
             return scored
 
@@ -278,8 +295,10 @@ class Collector:
             with clock.phase("generate"):
                 for index, group in sampler.generate(requests):
                     clock.count("generate", sum(len(rollout.token_ids) for rollout in group.rollouts))
-                    # A greedy one is no member of any group, and cannot be recorded without one.
-                    self.generated += [group] if requests[index].temperature > 0 else []
+                    if index < num_groups:
+                        self.generated.append(group)
+                    else:  # cannot be recorded without its group
+                        group = replace(group, rollouts=tuple(replace(each, greedy=True) for each in group.rollouts))
                     scorings[index] = self._scorer.submit(group, failures)
                     self._progress("generate", len(scorings), len(requests))
                     unkept += [] if keep is None else [index]
@@ -308,18 +327,18 @@ class Collector:
         )
 
 
-def collected_metrics(found: Collected, batch: Batch, accuracy_of: str, *, refills: bool) -> dict[str, float]:
+def sampled_metrics(found: SampledBatch, batch: Batch, accuracy_of: str, *, refills: bool) -> dict[str, float]:
     """Metrics of all that a step sampled.
 
     Args:
-        batch: Of ``found.groups``.
+        batch: That of ``found.scored``.
         accuracy_of: The reward component that tells right from wrong.
         refills: Whether the algorithm rejects groups.
     """
     values = metrics.length_metrics(batch.masks, batch.truncated)
     values |= metrics.reward_metrics(batch, accuracy_of)
     values |= metrics.failure_metrics("reward", found.failed)
-    return values | (metrics.refill_metrics(found.kept, found.rounds) if refills else {})
+    return values | (metrics.refill_metrics([group.kept for group in found.groups], found.rounds) if refills else {})
 
 
 def select(algorithm: Algorithm, groups: Sequence[ScoredGroup]) -> list[bool]:
@@ -346,8 +365,8 @@ def batch_of(
         penalties: Names of the components that are penalties.
     """
     components = _components(groups)
-    rollouts = [rollout for group in groups for rollout in group.group.rollouts]
-    sizes = [len(group.group.rollouts) for group in groups]
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    sizes = [len(group.rollouts) for group in groups]
     greedy = [group.greedy for group in groups if group.greedy is not None]
     return Batch(
         rewards=np.concatenate([group.rewards for group in groups]),

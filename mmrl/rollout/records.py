@@ -380,6 +380,7 @@ def _parsed(record: Mapping[str, Any], media: Path, where: str) -> RecordedRollo
         text=record["completion"],
         finish_reason=record["finish_reason"],
         weight_version=record["weight_version"],
+        greedy=record["greedy"],
     )
     return RecordedRollout(rollout, record["rewards"], record["valid"], record["greedy"], where)
 

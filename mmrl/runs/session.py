@@ -216,7 +216,7 @@ class TrainingRun:
         """One engine from its start to its end."""
         from mmrl.cluster.launch import start_engine
         from mmrl.rollout.collector import Collector
-        from mmrl.training.trainer import Trainer
+        from mmrl.training.trainer import RunContext, Trainer
 
         config, setup, directory = self._config, self._setup, self._directory
         checkpoint, source = self._checkpoint, self._source
@@ -260,6 +260,18 @@ class TrainingRun:
                 trackers = stack.enter_context(tracking(config, directory, states))
                 recorder = RunRecorder(config, directory, trackers, self._console, engine, self._fingerprints)
                 collector = Collector(config, engine, scorer, recorder.progress, setup.penalties, event=recorder.event)
+                watchdog = Watchdog(
+                    config.trainer.step_timeout_s,
+                    lambda what: engine.abandon(self._overdue(collector, what)),
+                    lambda what: self._end(self._overdue(collector, what)),
+                )
+                profiler = Profiler(
+                    engine,
+                    directory.path / "profile",
+                    self._profiled_steps,
+                    config.trainer.steps,
+                    lambda kind, message: self._tell(kind, message=message),
+                )
                 trainer = Trainer(
                     config,
                     algorithm,
@@ -268,22 +280,9 @@ class TrainingRun:
                     collector,
                     setup.training,
                     setup.evaluation,
-                    recorder,
+                    RunContext(recorder, self._interruption, watchdog, profiler),
                     precision=engine.precision,
                     peak_flops_per_s=_peak_of_all(facts, config),
-                    interruption=self._interruption,
-                    watchdog=Watchdog(
-                        config.trainer.step_timeout_s,
-                        lambda what: engine.abandon(self._overdue(collector, what)),
-                        lambda what: self._end(self._overdue(collector, what)),
-                    ),
-                    profiler=Profiler(
-                        engine,
-                        directory.path / "profile",
-                        self._profiled_steps,
-                        config.trainer.steps,
-                        lambda kind, message: self._tell(kind, message=message),
-                    ),
                 )
                 if checkpoint is None:
                     trainer.fit()

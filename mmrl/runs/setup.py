@@ -16,6 +16,7 @@ from mmrl.errors import ConfigError, DataError, plugin_errors
 from mmrl.interfaces import Algorithm, DatasetLoader, Needs, Plugin, Reward, RunFacts, served_needs
 from mmrl.data.images import ImageGrid, MediaStore
 from mmrl.data.prompts import Part, PromptSource
+from mmrl.training.sources import SOURCES, Source
 from mmrl.types import Prompt
 
 if TYPE_CHECKING:
@@ -55,13 +56,18 @@ class RunSetup:
         needs = served_needs(algorithm)
         with plugin_errors(algorithm, "aggregation"):
             _ = algorithm.aggregation
-        if algorithm.source == "rollouts":
+        if SOURCES[algorithm.source].samples:
             self._check_rollouts(needs)
         else:
             self._check_demonstrations()
         if self.config.data.eval is not None and not self.config.rewards:
             raise ConfigError("evaluation needs a reward", where="rewards", remedy="add one, or set data.eval: null")
         return algorithm
+
+    @property
+    def source(self) -> type[Source]:
+        """Where the samples of a step come from."""
+        return SOURCES[self.algorithm.source]
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -179,10 +185,10 @@ class RunSetup:
     @cached_property
     def prompts(self) -> PromptSource:
         """The training prompts, however few."""
-        data, scored = self.config.data, self.algorithm.source == "rollouts"
+        data, scored = self.config.data, self.source.samples
         source = self._source((data.train, *data.mix), "data.train", scored=scored)
         self._check_reward_sources(source)
-        if self.algorithm.source == "demonstrations" and source.without_demonstration:
+        if not self.source.samples and source.without_demonstration:
             ids = source.without_demonstration
             raise DataError(
                 f"algorithm {self.config.algorithm.name!r} learns from demonstrations, and {len(ids)} rows have none",
@@ -199,7 +205,7 @@ class RunSetup:
     @property
     def with_sampler(self) -> bool:
         """Whether anything is sampled."""
-        return self.algorithm.source == "rollouts" or self.config.data.eval is not None
+        return self.source.samples or self.config.data.eval is not None
 
     @property
     def max_images(self) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, Self
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,18 +16,16 @@ from mmrl.interfaces import Algorithm
 from mmrl.ops import metrics
 from mmrl.ops.objective import advantages_per_token, assign_credit, loss_masks, training_rows
 from mmrl.ops.packing import offsets
-from mmrl.rollout.collector import Collected
 from mmrl.system.clock import Clock
 from mmrl.system.signals import Interruption
 from mmrl.types import (
     Batch,
-    BoolArray,
     CreditedGroup,
     FloatArray,
     IntArray,
     PreUpdateStatistics,
-    Rollout,
     Sample,
+    SampleKey,
     ScoredGroup,
     TrainingRow,
 )
@@ -38,8 +37,8 @@ MAX_FAULTS = 3
 class UpdateRecorder(Protocol):
     """Where the optimizer steps of a run are noted."""
 
-    def trained(self, step: int, update: int, samples: Sequence[tuple[int, str, int]]) -> None:
-        """The (epoch, prompt id, member) that entered an optimizer step."""
+    def trained(self, step: int, update: int, samples: Sequence[SampleKey]) -> None:
+        """The samples that entered an optimizer step."""
         ...
 
     def event(self, kind: str, **fields: Any) -> None: ...
@@ -48,63 +47,34 @@ class UpdateRecorder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Experience:
+class TrainBatch:
     """What one step learns from.
 
     Attributes:
-        samples: B samples to train on, none if the step had to be left out.
+        samples: B samples to train on, at least one.
+        batch: The same as ``Algorithm.credit`` sees them, without learner log-probs yet.
         groups: The scored groups that they come from, in order; empty for demonstrations.
-        collected: What was sampled in this step; None for demonstrations.
     """
 
     samples: Sequence[Sample]
+    batch: Batch
     groups: Sequence[ScoredGroup] = ()
-    collected: Collected | None = None
-
-    @classmethod
-    def of_groups(cls, groups: Sequence[ScoredGroup], collected: Collected) -> Self:
-        """To train on every rollout of ``groups``."""
-        return cls(_rollouts(groups), groups, collected)
-
-    @property
-    def sampled(self) -> Sequence[Sample]:
-        """What was sampled in this step, kept or not; the samples themselves for demonstrations."""
-        return self.samples if self.collected is None else _rollouts(self.collected.groups)
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """What was learned from an experience.
+class StepResult:
+    """What came of a step's optimizer steps.
 
     Attributes:
-        groups: Those of the experience, in order.
+        groups: Those that were trained on, in order.
     """
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     groups: Sequence[CreditedGroup] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What came of a step's optimizer steps.
-
-    Attributes:
-        metrics: Their means.
-        logprobs: Of each sample, before them; none where it is in no loss, unless they were asked for, nor where the
-            only step was skipped.
-        updates: See ``CreditedGroup``.
-    """
-
-    metrics: Mapping[str, float]
-    logprobs: Sequence[FloatArray]
-    updates: Sequence[Sequence[PreUpdateStatistics]]
-
-
 class Updater:
     """Assigns credit and takes a step's optimizer steps.
-
-    Args:
-        make_batch: Makes the batch of some groups, as ``Collector.batch``.
 
     Attributes:
         updates: Optimizer steps taken so far.
@@ -115,77 +85,74 @@ class Updater:
         self,
         config: Config,
         algorithm: Algorithm,
-        make_batch: Callable[[Sequence[ScoredGroup]], Batch],
         recorder: UpdateRecorder,
         interruption: Interruption,
     ) -> None:
-        self._config, self._algorithm, self._make_batch = config, algorithm, make_batch
+        self._config, self._algorithm = config, algorithm
         self._recorder, self._interruption = recorder, interruption
         self.updates = self.faults_in_a_row = 0
 
-    def learn(self, step: int, experience: Experience, learner: Learner, clock: Clock) -> Lesson:
+    def learn(self, step: int, train: TrainBatch, learner: Learner, clock: Clock) -> StepResult:
         """Assign credit and update.
-
-        Args:
-            experience: Has samples.
 
         Raises:
             NumericsError: Too many optimizer steps in a row came to nothing.
             PluginError: The algorithm fails.
             Stopped: A signal came before the first optimizer step; none was taken.
         """
-        samples = experience.samples
         with clock.phase("logprob"):
-            batch = self._with_logprobs(experience, learner)
+            train = self._with_logprobs(train, learner)
+        batch = train.batch
         with clock.phase("credit"):
             credit = assign_credit(self._algorithm, batch)
             masks = loss_masks(batch, credit)
             advantages = advantages_per_token(credit, masks)
         self._interruption.check()
+        rows_of = partial(
+            training_rows,
+            train.samples,
+            masks,
+            advantages,
+            batch.group_ids,
+            self._algorithm.aggregation.with_default(self._config.sampler.max_new_tokens),
+            old_logprobs=batch.old_logprobs,
+            reference_logprobs=batch.reference_logprobs,
+            constants=credit.constants,
+        )
         with clock.phase("update"):
-            outcome = self._update(step, samples, batch, masks, advantages, credit.constants, learner, clock)
-        values = {**outcome.metrics, **credit.metrics, **metrics.advantage_metrics(masks, advantages)}
-        return Lesson(values, _credited(experience.groups, batch, advantages, outcome))
+            means, logprobs, updates = self._update(step, train, rows_of, learner, clock)
+        values = {**means, **credit.metrics, **metrics.advantage_metrics(masks, advantages)}
+        return StepResult(values, _credited(train, advantages, logprobs, updates))
 
-    def _with_logprobs(self, experience: Experience, learner: Learner) -> Batch:
-        """The batch with the log-probs that the algorithm asks for, or that several optimizer steps need."""
-        needs, config, samples = self._algorithm.needs(), self._config.learner, experience.samples
-        batch = self._make_batch(experience.groups) if experience.groups else _demonstrations(samples)
+    def _with_logprobs(self, train: TrainBatch, learner: Learner) -> TrainBatch:
+        """With the log-probs that the algorithm asks for, or that several optimizer steps need."""
+        needs, config, samples = self._algorithm.needs(), self._config.learner, train.samples
         several_steps = config.minibatches * config.epochs > 1
         old = learner.logprobs(samples) if needs.old_logprobs or several_steps else None
         reference = learner.reference_logprobs(samples) if needs.reference_logprobs else None
-        return replace(batch, old_logprobs=old, reference_logprobs=reference)
+        return replace(train, batch=replace(train.batch, old_logprobs=old, reference_logprobs=reference))
 
     def _update(
         self,
         step: int,
-        samples: Sequence[Sample],
-        batch: Batch,
-        masks: Sequence[BoolArray],
-        advantages: Sequence[FloatArray],
-        constants: Mapping[str, float],
+        train: TrainBatch,
+        rows_of: Callable[[Sequence[int]], Mapping[int, TrainingRow]],
         learner: Learner,
         clock: Clock,
-    ) -> _Outcome:
-        """Take the step's optimizer steps."""
-        config = self._config.learner
-        aggregation = self._algorithm.aggregation.with_default(self._config.sampler.max_new_tokens)
+    ) -> tuple[Mapping[str, float], list[FloatArray], list[list[PreUpdateStatistics]]]:
+        """Take the step's optimizer steps.
+
+        Returns:
+            The means of their metrics; each sample's log-probs before them, none where it is in no loss, unless they
+            were asked for, nor where the only one was skipped; and what each that took the sample in began from.
+        """
+        config, samples, batch = self._config.learner, train.samples, train.batch
         logprobs = list(batch.old_logprobs or [np.zeros(0, np.float32)] * len(samples))
         updates: list[list[PreUpdateStatistics]] = [[] for _ in samples]
         steps: list[Mapping[str, float]] = []
         skipped, memory = 0, list[float]()
         for part in minibatches(batch.group_ids, config.minibatches, config.epochs, (self._config.trainer.seed, step)):
-            rows = training_rows(
-                samples,
-                masks,
-                advantages,
-                batch.group_ids,
-                aggregation,
-                part,
-                old_logprobs=batch.old_logprobs,
-                reference_logprobs=batch.reference_logprobs,
-                constants=constants,
-            )
+            rows = rows_of(part)
             result = learner.update(list(rows.values()))
             clock.count("update", sum(int(row.mask.sum()) for row in rows.values()))
             clock.count_flops(result.flops)
@@ -204,7 +171,7 @@ class Updater:
             steps.append(result.metrics)
             if rows:
                 self.updates += 1
-                self._recorder.trained(step, self.updates, [_name(samples[index]) for index in rows])
+                self._recorder.trained(step, self.updates, [samples[index].key for index in rows])
             for index, *values in zip(rows, result.logprobs, result.entropies, strict=True):
                 updates[index].append(PreUpdateStatistics(*values))
                 if batch.old_logprobs is None:
@@ -212,7 +179,7 @@ class Updater:
             self._recorder.progress("update", len(steps), config.minibatches * config.epochs)
         means = metrics.average(steps) | {"policy/skipped_updates": float(skipped)}
         means |= {"perf/update_memory_bytes_max": max(memory)} if memory else {}
-        return _Outcome(means, logprobs, updates)
+        return means, logprobs, updates
 
     def _report_fault(self, step: int, fault: str, rows: Sequence[TrainingRow]) -> None:
         """Note an optimizer step that came to nothing, with what it was made of.
@@ -255,34 +222,29 @@ def minibatches(group_ids: IntArray, parts: int, epochs: int, seed: Sequence[int
         yield from (np.flatnonzero(np.isin(units, part)).tolist() for part in np.array_split(order, parts) if len(part))
 
 
-def _name(sample: Sample) -> tuple[int, str, int]:
-    """(epoch, prompt id, member) of a rollout or a demonstration."""
-    return sample.prompt.epoch, sample.prompt.id, sample.index if isinstance(sample, Rollout) else 0
-
-
-def _rollouts(groups: Sequence[ScoredGroup]) -> list[Rollout]:
-    return [rollout for group in groups for rollout in group.group.rollouts]
-
-
 def _credited(
-    groups: Sequence[ScoredGroup], batch: Batch, advantages: Sequence[FloatArray], outcome: _Outcome
+    train: TrainBatch,
+    advantages: Sequence[FloatArray],
+    logprobs: Sequence[FloatArray],
+    updates: Sequence[Sequence[PreUpdateStatistics]],
 ) -> list[CreditedGroup]:
-    bounds = offsets([len(group.group.rollouts) for group in groups])
+    bounds = offsets([len(group.rollouts) for group in train.groups])
     return [
         CreditedGroup(
             scored=group,
             kept=True,
             advantages=advantages[start:end],
-            logprobs=outcome.logprobs[start:end],
+            logprobs=logprobs[start:end],
             trained=True,
-            reference_logprobs=(batch.reference_logprobs or ())[start:end],
-            updates=outcome.updates[start:end],
+            reference_logprobs=(train.batch.reference_logprobs or ())[start:end],
+            updates=updates[start:end],
         )
-        for group, start, end in zip(groups, bounds, bounds[1:], strict=False)
+        for group, start, end in zip(train.groups, bounds, bounds[1:], strict=False)
     ]
 
 
-def _demonstrations(samples: Sequence[Sample]) -> Batch:
+def demonstrations_batch(samples: Sequence[Sample]) -> Batch:
+    """Demonstrations as one batch; nothing scores them."""
     return Batch(
         rewards=np.zeros(len(samples)),
         valid=np.ones(len(samples), bool),

@@ -24,11 +24,6 @@ DOUBLE = "def f(x):\n    return 2 * x"
 def score(program, answer, columns=None, fenced=True, **options):
     row = Prompt("p", (), answer=answer, columns=columns or {})
     prompt = EncodedPrompt(prompt=row, text="", token_ids=np.zeros(0, np.int32), images=())
-        prompt=Prompt("p", (), answer=answer, columns=columns or {}),
-        text="",
-        token_ids=np.zeros(0, np.int32),
-        images=(),
-    )
     text = f"Here it is:\n```python\n{program}\n```\nDone." if fenced else program
     reward = Code(Code.Config(**(LOCAL | options)))
     return call(reward, [Rollout(prompt, (), 0, text, "stop", 1)])[0]

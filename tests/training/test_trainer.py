@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,10 @@ from mmrl.rollout.collector import Collector
 from mmrl.rollout.records import rollout_records
 from mmrl.rollout.rewards.failures import Failure, Failures, RewardError
 from mmrl.rollout.rewards.scorer import Scorer
+from mmrl.system.profiling import Profiler
 from mmrl.system.signals import Interruption
 from mmrl.system.watchdog import Watchdog
-from mmrl.training.trainer import Trainer
+from mmrl.training.trainer import RunContext, Trainer
 from mmrl.training.updater import minibatches
 from mmrl.types import (
     Credit,
@@ -254,11 +256,9 @@ def run() -> Callable[..., Run]:
                 collector,
                 source,
                 held_out,
-                recorder,
+                RunContext(recorder, Interruption(), Watchdog(None, bool, print), Profiler(fake, Path(), 0, 0, print)),
                 precision=precision,
                 peak_flops_per_s=PEAK,
-                interruption=Interruption(),
-                watchdog=Watchdog(None, bool, print),
             ),
         )
 
@@ -917,7 +917,7 @@ def test_right_and_wrong_are_those_of_the_evaluated_component(run):
 @pytest.mark.parametrize("policy", ["train_partial", "skip"])
 def test_a_run_whose_groups_are_all_rejected_ends_without_an_update(run, policy):
     done = run(algorithm=Picky(lambda group: False, Refill(2, policy))).fit()
-    assert done.engine.updates == [] and done.trainer.carried_groups == []
+    assert done.engine.updates == [] and done.trainer.state()["carried_groups"] == []
     assert done.trainer.consumed_prompts == len(done.engine.requests) == 3 * 2 * 3
     assert [event["action"] for event in done.recorder.events if event["kind"] == "starved"] == [policy] * 3
     assert len(done.recorder.events) == 3 and done.recorder.saved == [0, 3]

@@ -164,7 +164,7 @@ class _Examination:
 
     def _references(self, name: str, source: PromptSource, row_sources: Sequence[str]) -> None:
         """Each reward that tells right from wrong, on the rows that it scores."""
-        if name == "train" and self.setup.algorithm.source != "rollouts":
+        if name == "train" and not self.setup.source.samples:
             return
         reports = list[dict[str, Any]]()
         accuracy = self.config.accuracy

@@ -18,8 +18,9 @@ from mmrl.rollout.collector import batch_of
 from mmrl.runs.setup import RunSetup
 from mmrl.system.clock import Clock
 from mmrl.system.signals import Interruption
-from mmrl.training.updater import Experience, Updater
-from mmrl.types import EncodedPrompt, RolloutGroup, ScoredGroup
+from mmrl.training.sources import train_batch
+from mmrl.training.updater import TrainBatch, Updater, demonstrations_batch
+from mmrl.types import EncodedPrompt, RolloutGroup, SampleKey, ScoredGroup
 
 PROMPTS = 16
 """Prompts of the larger of the two small steps, at most."""
@@ -66,9 +67,9 @@ class Seconds:
 
 
 class _Unrecorded:
-    """Implements ``updating.UpdateRecorder``: nothing is kept of what is only measured."""
+    """Implements ``updater.UpdateRecorder``: nothing is kept of what is only measured."""
 
-    def trained(self, step: int, update: int, samples: Sequence[tuple[int, str, int]]) -> None: ...
+    def trained(self, step: int, update: int, samples: Sequence[SampleKey]) -> None: ...
 
     def event(self, kind: str, **fields: Any) -> None: ...
 
@@ -88,7 +89,7 @@ def calibrate(config: Config, setup: RunSetup) -> Measured:
         }
     )
     count = min(PROMPTS, -(-config.trainer.prompts_per_step // config.cluster.ranks))
-    samples_here = setup.algorithm.source == "rollouts"
+    samples_here = setup.source.samples
     engine = start_engine(
         alone, setup.folder, setup.media, setup.algorithm, max_images=setup.max_images, with_sampler=samples_here
     )
@@ -118,7 +119,7 @@ class _Step:
 
 def _step(config: Config, setup: RunSetup, engine: Engine, prompts: Sequence[EncodedPrompt]) -> _Step:
     clock = Clock()
-    if setup.algorithm.source == "rollouts":
+    if setup.source.samples:
         with ExitStack() as stack:
             with clock.phase("sync"):
                 sampler = stack.enter_context(engine.sampling())
@@ -126,17 +127,14 @@ def _step(config: Config, setup: RunSetup, engine: Engine, prompts: Sequence[Enc
                 groups = dict(sampler.generate([_request(config, prompt) for prompt in prompts]))
         greedy = setup.algorithm.needs().greedy_rollout
         scored = [_scored(config, groups[index], greedy=greedy) for index in range(len(prompts))]
-        samples = [rollout for group in scored for rollout in group.group.rollouts]
-        experience = Experience(samples, scored)
+        weights = {spec.metric: spec.weight for spec in config.rewards}
+        train = train_batch(scored, batch_of(scored, weights, setup.penalties))
     else:
-        experience = Experience([setup.encoder.demonstrate(prompt) for prompt in prompts])
-    weights = {spec.metric: spec.weight for spec in config.rewards}
-    updater = Updater(
-        config, setup.algorithm, lambda found: batch_of(found, weights, setup.penalties), _Unrecorded(), Interruption()
-    )
+        samples = [setup.encoder.demonstrate(prompt) for prompt in prompts]
+        train = TrainBatch(samples, demonstrations_batch(samples))
     with engine.learning() as learner:
-        updater.learn(1, experience, learner, clock)
-    lengths = [len(sample.token_ids) for sample in experience.samples]
+        Updater(config, setup.algorithm, _Unrecorded(), Interruption()).learn(1, train, learner, clock)
+    lengths = [len(sample.token_ids) for sample in train.samples]
     return _Step(clock.metrics(sum(lengths), 1.0), float(np.mean(lengths)))
 
 

@@ -68,7 +68,7 @@ class _Forecast:
             self.config = config = config.model_copy(update={"cluster": config.cluster.model_copy(update=cluster)})
         self.setup = RunSetup(config, media_folder, with_weights=assumptions.measure)
         self.kind: device.DeviceKind = "cuda" if assumptions.memory_bytes is not None else device.detect()
-        self.samples = self.setup.algorithm.source == "rollouts"
+        self.samples = self.setup.source.samples
         self.group_size = config.sampler.group_size if self.samples else 1
         self.report.warnings += [*self.setup.warnings, *self.setup.model_warnings]
         self.model = PlannedModel(config, self.setup.folder, self.setup.part_sizes, self.setup.algorithm, self.kind)

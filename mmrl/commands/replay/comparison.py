@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.commands.replay.rerun import Name, Rerun, name_of, sampled
+from mmrl.commands.replay.rerun import Rerun, name_of, sampled
 from mmrl.rollout.records import RecordedGroup, RecordedStep
-from mmrl.types import CreditedGroup, FloatArray, ScoredGroup
+from mmrl.types import CreditedGroup, FloatArray, SampleKey, ScoredGroup
 
 EXACT, SUMMED = 1e-12, 1e-5
 """Relative differences that are none: of float64 from the same computation on another processor, and of float32 that
@@ -37,7 +37,7 @@ class Difference:
     what: str
     was: Any
     now: Any
-    rollout: Name | None = None
+    rollout: SampleKey | None = None
     greedy: bool = False
     why: tuple[str, ...] = ()
 
@@ -92,22 +92,22 @@ class Explanations:
 
     Attributes:
         then: By epoch, prompt id, member and reward: how it failed in the run.
-        now: By the identity of a rollout and the reward: how it fails now.
+        now: By the rollout's key and the reward: how it fails now.
         unstable: Likewise, those that answered another number when they were asked again.
         of_reward: By reward: what has changed.
     """
 
     then: Mapping[tuple[int, str, int, str], str] = field(default_factory=dict)
-    now: Mapping[tuple[int, str], str] = field(default_factory=dict)
-    unstable: Mapping[tuple[int, str], tuple[float, float]] = field(default_factory=dict)
+    now: Mapping[tuple[SampleKey, str], str] = field(default_factory=dict)
+    unstable: Mapping[tuple[SampleKey, str], tuple[float, float]] = field(default_factory=dict)
     of_reward: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def of(self, group: RecordedGroup, rollout: Any, reward: str) -> Iterator[str]:
-        if (pair := self.unstable.get((id(rollout), reward))) is not None:
+        if (pair := self.unstable.get((rollout.key, reward))) is not None:
             yield f"it is not deterministic: {number(pair[0])}, then {number(pair[1])}"
         if cause := self.then.get((*name_of(rollout), reward)):
             yield f"in the run it {cause}"
-        if cause := self.now.get((id(rollout), reward)):
+        if cause := self.now.get((rollout.key, reward)):
             yield f"now it {cause}"
         if group.lost_columns:
             yield f"JSON could not hold the columns {', '.join(group.lost_columns)}"
@@ -136,7 +136,7 @@ def advantage_part(record: RecordedStep, result: Rerun) -> Part:
     return Part("advantages", "rollouts", len(pairs), found, f"to {EXACT:g}")
 
 
-def update_part(result: Rerun, ledger: Sequence[Sequence[Name]]) -> Part:
+def update_part(result: Rerun, ledger: Sequence[Sequence[SampleKey]]) -> Part:
     """Which rollouts were in which optimizer step, as the ledger tells."""
     if result.updates and not ledger:
         return Part("updates", "optimizer steps", 0, [], "ledger.jsonl tells nothing of this step")
@@ -224,8 +224,8 @@ def advantage_change(record: RecordedStep, result: Rerun) -> Change:
     was, now = means.reshape(-1, 2).T
     moved = np.abs(was - now) > EXACT * np.maximum(1.0, np.abs(was))
     flat = len(was) < 2 or np.ptp(was) <= EXACT or np.ptp(now) <= EXACT
-    before = {id(g.credited.scored.group.prompt): g.rollouts[0] for g in record.groups if g.credited.trained}
-    after = {id(group.scored.group.prompt): group.scored.group.rollouts[0] for group in result.groups}
+    before = {group.credited.key: group.rollouts[0] for group in record.groups if group.credited.trained}
+    after = {group.key: group.scored.rollouts[0] for group in result.groups}
     return Change(
         compared=len(was),
         changed=int(moved.sum()),
@@ -282,11 +282,9 @@ def _reward_differences(
 
 def _trained_pairs(record: RecordedStep, result: Rerun) -> Iterator[tuple[Any, FloatArray, FloatArray]]:
     """Each rollout that is trained on both times, with its advantages then and now."""
-    before = {
-        id(group.credited.scored.group.prompt): group.credited for group in record.groups if group.credited.trained
-    }
+    before = {group.credited.key: group.credited for group in record.groups if group.credited.trained}
     for group in result.groups:
-        recorded: CreditedGroup | None = before.get(id(group.scored.group.prompt))
+        recorded: CreditedGroup | None = before.get(group.key)
         if recorded is not None:
             yield from zip(group.scored.group.rollouts, recorded.advantages, group.advantages, strict=True)
 
@@ -299,7 +297,7 @@ def _first_unequal(was: FloatArray, now: FloatArray) -> list[int]:
     return [int(token) for token in np.flatnonzero(~equal)[:1]]
 
 
-def _padded(one: Sequence[Sequence[Name]], other: Sequence[Sequence[Name]]) -> list[list[Name]]:
+def _padded(one: Sequence[Sequence[SampleKey]], other: Sequence[Sequence[SampleKey]]) -> list[list[SampleKey]]:
     """Its optimizer steps, and empty ones where the other has more."""
     return [[(*name,) for name in each] for each in one] + [[]] * (len(other) - len(one))
 

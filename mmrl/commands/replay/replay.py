@@ -76,7 +76,7 @@ class RecordedRun:
             raise ConfigError(what, where=str(path), remedy="give the folder that trainer.run_dir named")
         run = cls(path, _load(path))
         if not run.steps:
-            is_supervised = run.setup(run.config).algorithm.source == "demonstrations"
+            is_supervised = not run.setup(run.config).source.samples
             raise DataError(
                 "the run has recorded no rollouts" + (": it learns from demonstrations" if is_supervised else ""),
                 where=str(path / "rollouts"),
@@ -207,7 +207,7 @@ def replay(
     if is_what_if:
         config, changes, notes = _changed(run, files, overrides)
     setup = run.setup(config)
-    if setup.algorithm.source == "demonstrations":
+    if not setup.source.samples:
         raise ConfigError(
             "an algorithm that learns from demonstrations makes nothing of rollouts",
             where=f"algorithm: {config.algorithm.name}",
@@ -327,7 +327,7 @@ class _Player:
         """Why rewards may differ: those that do are asked again."""
         pairs = list(zip(self._record.groups, self._now, strict=True))
         places = [place for place, (group, now) in enumerate(pairs) if not _same(group.credited.scored, now)]
-        failed = {(id(each.rollout), each.reward): each.cause for each in self._failures.since(0)}
+        failed = {(each.rollout.key, each.reward): each.cause for each in self._failures.since(0)}
         unstable = {}
         for place, again in zip(places, self._score(self._record, places), strict=True):
             for first, second in _both(self._now[place], again):
@@ -335,7 +335,7 @@ class _Player:
                     for member, rollout in enumerate(first.group.rollouts):
                         pair = float(values[member]), float(second.component(name)[member])
                         if not close(*pair):
-                            unstable[id(rollout), name] = pair
+                            unstable[rollout.key, name] = pair
         return Explanations(self._run.failures(), failed, unstable, versions)
 
     def _reasons(self, versions: Mapping[str, Sequence[str]]) -> list[str]:

@@ -22,16 +22,14 @@ from mmrl.errors import DataError, plugin_errors
 from mmrl.interfaces import Algorithm
 from mmrl.ops.objective import partial_loss, reduce_partials
 from mmrl.plugin_host import registry
-from mmrl.rollout.collector import Collected, batch_of, collected_metrics, select
+from mmrl.rollout.collector import SampledBatch, SampledGroup, batch_of, sampled_metrics, select
 from mmrl.rollout.records import RecordedStep
 from mmrl.system.clock import Clock
 from mmrl.system.signals import Interruption
 from mmrl.training.logprob_check import LogprobCheck
-from mmrl.training.updater import Experience, Lesson, Updater
-from mmrl.types import CreditedGroup, FloatArray, Rollout, Sample, ScoredGroup, TrainingRow
-
-Name = tuple[int, str, int]
-"""Epoch, prompt id and member of a rollout."""
+from mmrl.training.sources import train_batch
+from mmrl.training.updater import StepResult, Updater
+from mmrl.types import CreditedGroup, FloatArray, Rollout, Sample, SampleKey, ScoredGroup, TrainingRow
 
 
 class RecordedLearner:
@@ -55,22 +53,20 @@ class RecordedLearner:
 
     def __init__(self, algorithm: Algorithm, groups: Sequence[CreditedGroup], *, reorders: bool = False) -> None:
         self._algorithm, self._reorders = algorithm, reorders
-        self._members = {
-            id(rollout): (group, member)
-            for group in groups
-            for member, rollout in enumerate(group.scored.group.rollouts)
+        self._recorded = {
+            rollout.key: (group, index) for group in groups for index, rollout in enumerate(group.scored.rollouts)
         }
-        self._asked = Counter[int]()
+        self._asked = Counter[SampleKey]()
         self.names, self.unknown = set[str](), set[str]()
         self.scale: list[float] = []
-        self.stood_in = set[int]()
+        self.stood_in = set[SampleKey]()
 
     def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[FloatArray]:
         return [self._before(sample) for sample in samples]
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        found = [self._members[id(sample)] for sample in samples]
-        return [group.reference_logprobs[member] for group, member in found]
+        found = [self._recorded[sample.key] for sample in samples]
+        return [group.reference_logprobs[index] for group, index in found]
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         """What an optimizer step on the recorded log-probs gives; none is taken."""
@@ -93,17 +89,17 @@ class RecordedLearner:
         raise AssertionError("there are no weights")
 
     def _before(self, sample: Sample) -> FloatArray:
-        group, member = self._members[id(sample)]
-        if len(group.logprobs[member]) < len(sample.token_ids):
-            self.stood_in.add(id(sample))
+        group, index = self._recorded[sample.key]
+        if len(group.logprobs[index]) < len(sample.token_ids):
+            self.stood_in.add(sample.key)
             return sample.sampler_logprobs
-        return group.logprobs[member]
+        return group.logprobs[index]
 
     def _began(self, sample: Sample) -> tuple[FloatArray, FloatArray]:
         """Log-probs and entropies before the next optimizer step that takes the sample in."""
-        group, member = self._members[id(sample)]
-        updates, number = group.updates[member], self._asked[id(sample)]
-        self._asked[id(sample)] += 1
+        group, index = self._recorded[sample.key]
+        updates, number = group.updates[index], self._asked[sample.key]
+        self._asked[sample.key] += 1
         if number < len(updates):
             is_first = self._reorders and not self.scale and len(updates[number].logprobs)
             return self._before(sample) if is_first else updates[number].logprobs, updates[number].entropy
@@ -130,7 +126,7 @@ class Rerun:
     groups: Sequence[CreditedGroup]
     left_out: int
     metrics: Mapping[str, float]
-    updates: Sequence[Sequence[Name]]
+    updates: Sequence[Sequence[SampleKey]]
     refills: bool
     learner: RecordedLearner
 
@@ -202,27 +198,29 @@ def rerun(
     ledger = _Ledger()
     weights = {reward.metric: reward.weight for reward in config.rewards}
     make_batch = partial(batch_of, weights=weights, penalties=rules.penalties)
-    updater = Updater(config, algorithm, make_batch, ledger, Interruption())
-    found = Collected(
-        [scored[place] for place in places],
-        kept if reselect else [record.groups[place].credited.kept for place in places],
-        [len(groups) for groups in rounds],
+    recorded = [record.groups[place].credited for place in places]
+    found = SampledBatch(
+        [
+            SampledGroup(scored[place], keep if reselect else group.kept, group.place or (0, 0))
+            for place, keep, group in zip(places, kept, recorded, strict=True)
+        ],
         {},
     )
-    lesson = Lesson()
+    result = StepResult()
     if trained:
-        experience = Experience.of_groups([scored[place] for place in trained], found)
-        lesson = updater.learn(step, experience, learner, Clock())
+        groups = [scored[place] for place in trained]
+        updater = Updater(config, algorithm, ledger, Interruption())
+        result = updater.learn(step, train_batch(groups, make_batch(groups)), learner, Clock())
     assert config.accuracy is not None, "there is nothing to score with"
-    values = dict(lesson.metrics)
+    values = dict(result.metrics)
     if found.groups:
-        values |= collected_metrics(found, make_batch(found.groups), config.accuracy, refills=needs.refill is not None)
-    values |= LogprobCheck("float32", "warn", event=ledger.event).check_step(step, lesson.groups)
+        values |= sampled_metrics(found, make_batch(found.scored), config.accuracy, refills=needs.refill is not None)
+    values |= LogprobCheck("float32", "warn", event=ledger.event).check_step(step, result.groups)
     if beside is not None:
         with plugin_errors(algorithm, "observe"):
             values |= algorithm.observe({**beside, **values})
     left_out = len(record.groups) - len(places) - len(carried) if reselect else 0
-    return Rerun(kept, lesson.groups, left_out, values, ledger.updates, needs.refill is not None, learner)
+    return Rerun(kept, result.groups, left_out, values, ledger.updates, needs.refill is not None, learner)
 
 
 def sampled(record: RecordedStep) -> list[int]:
@@ -253,17 +251,18 @@ def lacking(algorithm: Algorithm, config: Config, record: RecordedStep, trained:
     return missing
 
 
-def name_of(rollout: Rollout) -> Name:
-    return rollout.prompt.epoch, rollout.prompt.id, rollout.index
+def name_of(rollout: Rollout) -> SampleKey:
+    """As people and events know it: greedy rollouts have index 0."""
+    return *rollout.prompt.key, rollout.index
 
 
 class _Ledger:
-    """Implements ``updating.UpdateRecorder``: keeps which rollouts were in which optimizer step."""
+    """Implements ``updater.UpdateRecorder``: keeps which rollouts were in which optimizer step."""
 
     def __init__(self) -> None:
-        self.updates: list[Sequence[Name]] = []
+        self.updates: list[Sequence[SampleKey]] = []
 
-    def trained(self, step: int, update: int, samples: Sequence[Name]) -> None:
+    def trained(self, step: int, update: int, samples: Sequence[SampleKey]) -> None:
         self.updates.append(samples)
 
     def event(self, kind: str, **fields: Any) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from mmrl.errors import PluginError
-from mmrl.types import Rollout
+from mmrl.types import Rollout, SampleKey
 
 MAX_FAILED_SHARE = 0.05
 """Of a step's rollouts; with more of them failed, what is left is no fair sample of what the policy does."""
@@ -55,7 +55,7 @@ class Failures:
         self.too_many: Future[NoReturn] = Future()
         self._bounded, self._num_rollouts = bounded, 0
         self._all: list[Failure] = []
-        self._failed: set[int] = set()
+        self._failed: set[SampleKey] = set()
         self._lock = threading.Lock()
 
     def expect(self, num_rollouts: int) -> None:
@@ -65,7 +65,7 @@ class Failures:
     def add(self, failure: Failure) -> None:
         with self._lock:
             self._all.append(failure)
-            self._failed.add(id(failure.rollout))
+            self._failed.add(failure.rollout.key)
             excess = self._bounded and len(self._failed) > MAX_FAILED_SHARE * self._num_rollouts
             if excess and not self.too_many.done():
                 self.too_many.set_exception(self._error(failure))

@@ -1,0 +1,236 @@
+"""Where a step's samples come from: one strategy for each ``Algorithm.source``."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from mmrl.config.sections import Config
+from mmrl.engine_api import PromptEncoder
+from mmrl.errors import MMRLError, NumericsError, plugin_errors
+from mmrl.interfaces import Algorithm
+from mmrl.ops import metrics
+from mmrl.rollout.collector import Collector, SampledBatch, sampled_metrics
+from mmrl.rollout.records import group_records, read_groups
+from mmrl.system.clock import Clock
+from mmrl.training.updater import TrainBatch, UpdateRecorder, demonstrations_batch
+from mmrl.types import Batch, CreditedGroup, EncodedPrompt, Prompt, RolloutGroup, Sample, ScoredGroup
+
+Draw = Callable[[int], Sequence[tuple[int, Any]]]
+"""The next so many prompts as ``Source.make`` made them, each with the epoch that it is drawn in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """A step's samples.
+
+    Attributes:
+        samples: All of them, kept or not.
+        train: What to learn from; None if the step has to be left out.
+        metrics: Of all samples.
+        sampled: The groups behind the samples; None for demonstrations.
+    """
+
+    samples: Sequence[Sample]
+    train: TrainBatch | None
+    metrics: Mapping[str, float]
+    sampled: SampledBatch | None = None
+
+
+class StepRecorder(UpdateRecorder, Protocol):
+    """Where a step's rollouts are noted."""
+
+    def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Mapping[str, Any]) -> None:
+        """All that a step sampled, and the algorithm's state before it."""
+        ...
+
+
+class Source(ABC):
+    """Where a step's samples come from.
+
+    Attributes:
+        samples: Whether the policy is sampled, and scored by rewards, in each step; else rows have demonstrations.
+    """
+
+    samples: ClassVar[bool]
+
+    @abstractmethod
+    def make(self, prompt: Prompt) -> Any:
+        """What a prompt is made into when it is drawn."""
+
+    @abstractmethod
+    def collect(self, step: int, draw: Draw, clock: Clock) -> Collected:
+        """The step's samples.
+
+        Raises:
+            MMRLError: A reward or the algorithm fails, or the algorithm rejects too many groups and says to stop.
+        """
+
+    @property
+    def num_carried(self) -> int:
+        """Groups of the next step that are there already."""
+        return 0
+
+    def state(self) -> list[dict[str, Any]]:
+        """What is carried over to the next step, as JSON can hold it."""
+        return []
+
+    def restore(self, state: Sequence[Mapping[str, Any]], media: Path) -> None:
+        """Take over what ``state`` answered.
+
+        Args:
+            media: Where images are.
+        """
+        return
+
+
+class Demonstrations(Source):
+    """The dataset's own completions."""
+
+    samples = False
+
+    def __init__(self, config: Config, encoder: PromptEncoder) -> None:
+        self._count, self._encoder = config.trainer.prompts_per_step, encoder
+
+    def make(self, prompt: Prompt) -> Sample:
+        return self._encoder.demonstrate(self._encoder.encode(prompt))
+
+    def collect(self, step: int, draw: Draw, clock: Clock) -> Collected:
+        with clock.phase("prompts"):
+            drawn = draw(self._count)
+        samples = [replace(s, prompt=replace(s.prompt, epoch=epoch)) for epoch, s in drawn]
+        batch = demonstrations_batch(samples)
+        lengths = metrics.length_metrics(batch.masks, batch.truncated)
+        return Collected(samples, TrainBatch(samples, batch), lengths)
+
+
+class Rollouts(Source):
+    """Completions of the policy itself, scored by rewards.
+
+    Attributes:
+        carried: Groups that the algorithm kept in steps that were skipped, to be used first in the next one. The
+            weights have not moved since they were sampled.
+    """
+
+    samples = True
+
+    def __init__(
+        self, config: Config, algorithm: Algorithm, encoder: PromptEncoder, collector: Collector, recorder: StepRecorder
+    ) -> None:
+        self._config, self._algorithm, self._encoder = config, algorithm, encoder
+        self._collector, self._recorder = collector, recorder
+        self.carried: list[ScoredGroup] = []
+
+    def make(self, prompt: Prompt) -> EncodedPrompt:
+        return self._encoder.encode(prompt)
+
+    @property
+    def num_carried(self) -> int:
+        return len(self.carried)
+
+    def state(self) -> list[dict[str, Any]]:
+        return group_records(self.carried)
+
+    def restore(self, state: Sequence[Mapping[str, Any]], media: Path) -> None:
+        self.carried = read_groups(state, media)
+
+    def collect(self, step: int, draw: Draw, clock: Clock) -> Collected:
+        count = self._config.trainer.prompts_per_step
+        carried, self.carried = self.carried, []
+        try:
+            found = self._collector.training_groups(self._algorithm, draw, count - len(carried), clock)
+        except MMRLError:  # such as too many failures of rewards
+            if lost := self._collector.generated:
+                unscored = [_not_trained_on(_unscored(group), False, (0, place)) for place, group in enumerate(lost)]
+                self._recorder.rollouts(step, unscored, state_of(self._algorithm))
+            raise
+        groups = [*carried, *found.kept]
+        if len(groups) < count:
+            groups = self._starve(step, groups, found)
+        batch = self._collector.batch(found.scored)
+        if not batch.valid.any():
+            self._recorder.event("unscored", message=f"no rollout of step {step} could be scored")
+        refills = self._algorithm.needs().refill is not None
+        values = sampled_metrics(found, batch, self._collector.accuracy_of, refills=refills)
+        whole = len(groups) == len(found.groups) and not carried
+        train = train_batch(groups, batch if whole else self._collector.batch(groups)) if groups else None
+        return Collected([rollout for group in found.scored for rollout in group.rollouts], train, values, found)
+
+    def _starve(self, step: int, groups: list[ScoredGroup], found: SampledBatch) -> list[ScoredGroup]:
+        """What to train on where the algorithm rejected too much: it said itself what to do then.
+
+        Raises:
+            NumericsError: To stop.
+        """
+        refill, wanted = self._algorithm.needs().refill, self._config.trainer.prompts_per_step
+        assert refill is not None, "only what may be rejected can be missing"
+        sampled = len(found.groups)
+        rate = len(found.kept) / sampled
+        what = f"step {step} has {len(groups)} of {wanted} groups: {rate:.1%} of the {sampled} sampled were kept"
+        self._recorder.event("starved", message=what, step=step, acceptance_rate=rate, action=refill.on_starvation)
+        if refill.on_starvation == "stop":
+            self._recorder.rollouts(step, step_groups(found, ()), state_of(self._algorithm))
+            raise NumericsError(
+                f"the algorithm rejects too many groups: {what}",
+                where=f"algorithm: {self._config.algorithm.name}, after {found.rounds} rounds of sampling",
+                remedy="use prompts that the policy gets right sometimes and not always, raise sampler.group_size, "
+                "or let the algorithm sample more rounds or train on smaller batches",
+            )
+        if refill.on_starvation == "skip":
+            self.carried = groups
+            return []
+        return groups
+
+
+SOURCES: Mapping[str, type[Source]] = {"rollouts": Rollouts, "demonstrations": Demonstrations}
+"""By ``Algorithm.source``."""
+
+
+def make_source(
+    config: Config, algorithm: Algorithm, encoder: PromptEncoder, collector: Collector, recorder: StepRecorder
+) -> Source:
+    """The strategy of the algorithm's source."""
+    if SOURCES[algorithm.source] is Demonstrations:
+        return Demonstrations(config, encoder)
+    return Rollouts(config, algorithm, encoder, collector, recorder)
+
+
+def train_batch(groups: Sequence[ScoredGroup], batch: Batch) -> TrainBatch:
+    """To train on every rollout of some groups.
+
+    Args:
+        batch: That of the groups.
+    """
+    return TrainBatch([rollout for group in groups for rollout in group.rollouts], batch, groups)
+
+
+def state_of(algorithm: Algorithm) -> dict[str, Any]:
+    """A copy, as the next step may change it."""
+    with plugin_errors(algorithm, "state"):
+        state: dict[str, Any] = json.loads(json.dumps(dict(algorithm.state())))
+    return state
+
+
+def step_groups(found: SampledBatch, trained: Sequence[CreditedGroup]) -> list[CreditedGroup]:
+    """The groups that were trained on, and then the others that were sampled in the step."""
+    places = {group.scored.key: group.place for group in found.groups}
+    others = [
+        _not_trained_on(group.scored, group.kept, group.place) for group in found.groups if not (trained and group.kept)
+    ]
+    return [*(replace(group, place=places.get(group.key)) for group in trained), *others]
+
+
+def _not_trained_on(group: ScoredGroup, kept: bool, place: tuple[int, int]) -> CreditedGroup:
+    zeros = [np.zeros(len(rollout.token_ids)) for rollout in group.rollouts]
+    return CreditedGroup(group, kept, zeros, [np.zeros(0, np.float32)] * len(zeros), place=place)
+
+
+def _unscored(group: RolloutGroup) -> ScoredGroup:
+    count = len(group.rollouts)
+    return ScoredGroup(group, np.zeros(count), np.zeros(count, np.bool_), {})
