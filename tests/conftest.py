@@ -274,6 +274,7 @@ def vision(bench: Callable[[str], Bench]) -> Bench:
 def start(vision: Bench) -> Iterator[Callable[..., RankEngine]]:
     """Builds a rank's engine in this process: as many learners as wanted, but one vLLM."""
     from mmrl.cluster.local import start_engine
+    from mmrl.engine.spec import EngineSpec
     from mmrl.interfaces import Algorithm
     from mmrl_algorithms.grpo import GRPO
 
@@ -287,8 +288,9 @@ def start(vision: Bench) -> Iterator[Callable[..., RankEngine]]:
         config = vision.config(**sections)
         if not isinstance(algorithm, Algorithm):
             algorithm = GRPO(GRPO.Config.model_validate(algorithm or {}))
-        paths = (vision.folder, vision.media)
-        return start_engine(config, *paths, algorithm, max_images=2, with_sampler=with_sampler, checkpoint=checkpoint)
+        return start_engine(
+            EngineSpec(config, vision.folder, vision.media, algorithm, 2, with_sampler, checkpoint=checkpoint)
+        )
 
     yield build
     import torch

@@ -12,33 +12,25 @@ from mmrl.cluster.group import Place, RankGroup
 from mmrl.cluster.nodes import PACKAGES, fingerprints, installed_versions, probe_file
 from mmrl.cluster.worker import Installation, RankJob, RankPlace
 from mmrl.config.sections import Config
-from mmrl.data.images import MediaStore
 from mmrl.engine import device
 from mmrl.engine.collation import shares_prefix
 from mmrl.engine.counting import UnitCost
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import Engine
 from mmrl.errors import PluginError, ResourceError
-from mmrl.interfaces import Algorithm
 from mmrl.plugin_host import registry
 
 
 def start_engine(
-    config: Config,
-    folder: ModelFolder,
-    media: MediaStore,
-    algorithm: Algorithm | None,
+    spec: EngineSpec,
     *,
-    max_images: int,
-    with_sampler: bool,
-    checkpoint: Path | None = None,
     least_memory: Callable[[], int] | None = None,
     progress: Callable[[str], object] = lambda text: None,
 ) -> Engine:
-    """The engine that ``cluster`` asks for; see ``RankEngine`` for the arguments.
+    """The engine that ``cluster`` asks for.
 
     Args:
-        checkpoint: A folder of ``model/`` and ``state/`` to go on from, as ``Learner.save`` writes it.
         least_memory: Bytes that a rank's GPU must have; asked where there are GPUs.
         progress: Called with what begins.
 
@@ -46,19 +38,11 @@ def start_engine(
         ResourceError: Too few devices, nodes with other versions, or a GPU that torch cannot use.
         PluginError: A node lacks a plugin, or has another version of it.
     """
+    config, folder = spec.config, spec.folder
     if config.cluster.name == "local":
         if least_memory is not None:
             check_devices([("this machine", device.total_memory_bytes(device.detect()))], least_memory)
-        return local.start_engine(
-            config,
-            folder,
-            media,
-            algorithm,
-            max_images=max_images,
-            with_sampler=with_sampler,
-            checkpoint=checkpoint,
-            progress=progress,
-        )
+        return local.start_engine(spec, progress)
     from mmrl.cluster.ray_ranks import RayRanks
 
     progress(f"{config.cluster.ranks} ranks start")
@@ -66,7 +50,7 @@ def start_engine(
     facts = {"model": folder.name, "model_commit": folder.commit}
     group = RankGroup(
         ranks,
-        media,
+        spec.media,
         UnitCost(folder),
         tensor_parallel_size=config.sampler.tensor_parallel_size,
         shares_prefix=shares_prefix(config.learner, folder),
@@ -79,19 +63,19 @@ def start_engine(
         if least_memory is not None:
             hosts = [node.host for node in group.nodes]
             check_devices(list(zip(hosts, group.all("device_memory"), strict=True)), least_memory)
-        find_shared_files(group, media.folder)
-        models, checkpoints = place_model(group, folder), place_checkpoint(group, checkpoint)
+        find_shared_files(group, spec.media.folder)
+        models, checkpoints = place_model(group, folder), place_checkpoint(group, spec.checkpoint)
         places = place_ranks(group, ranks.places)
         jobs = [
             RankJob(
                 config=config.model_dump(mode="json"),
                 place=place,
                 model=model,
-                media=str(media.folder) if node.shares_files else node.path("media"),
-                grid=media.grid,
-                max_images=max_images,
-                with_sampler=with_sampler,
-                with_learner=algorithm is not None,
+                media=str(spec.media.folder) if node.shares_files else node.path("media"),
+                grid=spec.media.grid,
+                max_images=spec.max_images,
+                with_sampler=spec.with_sampler,
+                with_learner=spec.algorithm is not None,
                 checkpoint=state,
             )
             for node, place, model, state in zip(group.nodes, places, models, checkpoints, strict=True)

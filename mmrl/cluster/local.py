@@ -5,54 +5,31 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from mmrl.cluster.process import host_meeting, interface_of, prepare_process
-from mmrl.config.sections import Config
-from mmrl.data.images import MediaStore
 from mmrl.engine import device
-from mmrl.engine.folder import ModelFolder
 from mmrl.engine.rank import RankEngine
-from mmrl.interfaces import Algorithm
+from mmrl.engine.spec import EngineSpec
 
 _meetings = list[Any]()
 """One for each engine that was started: torch's groups outlive the engine that asked for them."""
 
 
-def start_engine(
-    config: Config,
-    folder: ModelFolder,
-    media: MediaStore,
-    algorithm: Algorithm | None,
-    *,
-    max_images: int,
-    with_sampler: bool,
-    checkpoint: Path | None = None,
-    progress: Callable[[str], object] = lambda text: None,
-) -> RankEngine:
-    """Prepare this process as rank 0 of 1 and build its engine; see ``RankEngine`` for the arguments.
+def start_engine(spec: EngineSpec, progress: Callable[[str], object] = lambda text: None) -> RankEngine:
+    """Prepare this process as rank 0 of 1 and build its engine.
 
     Raises:
         ResourceError: There is a GPU, and torch cannot use it.
     """
     kind = prepare_process()
     device.check_gpu(kind)
-    folder = folder.fetched()
+    spec = replace(spec, folder=spec.folder.fetched())
     bound = socket.create_server(("127.0.0.1", 0))
     place = {"rank": 0, "node_rank": 0, "world_size": 1}
     os.environ.update(device.rank_environment(kind, **place, address="127.0.0.1", port=bound.getsockname()[1]))
     if interface := interface_of("127.0.0.1"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # else the one that the host's name resolves to
     _meetings.append(host_meeting(bound))
-    return RankEngine(
-        config,
-        folder,
-        media,
-        algorithm,
-        kind,
-        max_images=max_images,
-        with_sampler=with_sampler,
-        checkpoint=checkpoint,
-        progress=progress,
-    )
+    return RankEngine(spec, kind, progress)

@@ -160,6 +160,7 @@ class RankWorker:
         """Build the engine, together with the other ranks; returns its description."""
         from mmrl.engine.folder import ModelFolder
         from mmrl.engine.rank import RankEngine
+        from mmrl.engine.spec import EngineSpec
 
         config = from_mapping(job.config)
         self._take(job.place)
@@ -168,16 +169,9 @@ class RankWorker:
         algorithm = registry.create("algorithm", config.algorithm) if job.with_learner else None
         if job.place.rank == 0:
             self._meeting = host_meeting(self._port)
-        self._engine = RankEngine(
-            config,
-            folder,
-            self._media,
-            algorithm,
-            self._kind,
-            max_images=job.max_images,
-            with_sampler=job.with_sampler,
-            checkpoint=Path(job.checkpoint) if job.checkpoint else None,
-        )
+        checkpoint = Path(job.checkpoint) if job.checkpoint else None
+        spec = EngineSpec(config, folder, self._media, algorithm, job.max_images, job.with_sampler, checkpoint)
+        self._engine = RankEngine(spec, self._kind)
         process = {"host": socket.gethostname(), "pid": os.getpid()}
         return {**self._engine.describe(), "process": process}
 

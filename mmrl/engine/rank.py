@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from mmrl.config.sections import Config, LoraConfig
-from mmrl.data.images import MediaStore
+from mmrl.config.sections import LoraConfig
 from mmrl.engine import device
 from mmrl.engine.adapters import is_adapter
 from mmrl.engine.collation import Collator, shares_prefix
@@ -28,6 +27,7 @@ from mmrl.engine.peak import peak
 from mmrl.engine.placement import Reference, place
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.shape import model_shape
+from mmrl.engine.spec import EngineSpec
 from mmrl.engine.tracing import Tracer
 from mmrl.engine.vision import ImageInputs
 from mmrl.engine.vllm_sampler import VLLMSampler
@@ -44,11 +44,6 @@ class RankEngine:
     """Implements ``engine_api.Engine`` inside one process; its environment must be set already.
 
     Args:
-        algorithm: None for evaluation only: no learner is built, and the sampler keeps the folder's weights.
-        max_images: Most images in one prompt; decides what vLLM reserves.
-        with_sampler: Whether anything will be sampled.
-        checkpoint: What ``Learner.save`` wrote, for the learner to go on from; the reference is the folder's all the
-            same.
         progress: Called with what begins.
 
     Raises:
@@ -58,35 +53,28 @@ class RankEngine:
 
     def __init__(
         self,
-        config: Config,
-        folder: ModelFolder,
-        media: MediaStore,
-        algorithm: Algorithm | None,
+        spec: EngineSpec,
         kind: device.DeviceKind,
-        *,
-        max_images: int,
-        with_sampler: bool,
-        checkpoint: Path | None = None,
         progress: Callable[[str], object] = lambda text: None,
     ) -> None:
-        self._config, self._folder, self._media, self._kind = config, folder, media, kind
-        self._precision = device.precision(kind, config.model.dtype)
-        self._images = ImageInputs(folder, media)
-        self._shares_prefix = shares_prefix(config.learner, folder)
+        self._config, self._folder, self._media, self._kind = spec.config, spec.folder, spec.media, kind
+        self._precision = device.precision(kind, spec.config.model.dtype)
+        self._images = ImageInputs(spec.folder, spec.media)
+        self._shares_prefix = shares_prefix(spec.config.learner, spec.folder)
         self._in_use = ""
         self._memory_bytes_max = 0
         self._tracer = Tracer(kind)
         # The group of all ranks first: vLLM would make one of its tensor-parallel ranks alone.
         _join_group(kind)
         # Then vLLM: it measures free memory, and gives it back when it sleeps.
-        if with_sampler:
+        if spec.with_sampler:
             progress("the sampler starts")
-        self._sampler = self._build_sampler(max_images) if with_sampler else None
-        if self._sampler is not None and algorithm is not None:
+        self._sampler = self._build_sampler(spec.max_images) if spec.with_sampler else None
+        if self._sampler is not None and spec.algorithm is not None:
             self._sampler.sleep()
-        if algorithm is not None:
+        if spec.algorithm is not None:
             progress("the learner starts")
-        self._learner = self._build_learner(algorithm, checkpoint) if algorithm is not None else None
+        self._learner = self._build_learner(spec.algorithm, spec.checkpoint) if spec.algorithm is not None else None
 
     @property
     def precision(self) -> str:

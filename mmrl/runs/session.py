@@ -236,13 +236,7 @@ class TrainingRun:
                 noise = nullcontext() if self._verbose else diverted(directory.path / "engines.log")
                 with noise, garbage_kept():
                     engine = start_engine(
-                        config,
-                        setup.folder,
-                        setup.media,
-                        algorithm,
-                        max_images=setup.max_images,
-                        with_sampler=setup.with_sampler,
-                        checkpoint=None if checkpoint is None else checkpoint.path,
+                        setup.engine_spec(algorithm, None if checkpoint is None else checkpoint.path),
                         least_memory=None if self._least_memory is None else partial(self._least_memory, config, setup),
                         progress=lambda text: self._console.line(f"{'':{INDENT}}{text}"),
                     )

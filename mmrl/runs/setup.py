@@ -22,6 +22,7 @@ from mmrl.types import Prompt
 if TYPE_CHECKING:
     from mmrl.engine.encoding import Encoder
     from mmrl.engine.folder import ModelFolder
+    from mmrl.engine.spec import EngineSpec
 
 LORA_RATE = 1e-5
 """Learning rates of adapters begin here; those of whole weights end here."""
@@ -211,6 +212,18 @@ class RunSetup:
     def max_images(self) -> int:
         """Most images in one prompt."""
         return max(source.max_images for source in (self.prompts, self.evaluation) if source is not None)
+
+    def engine_spec(self, algorithm: Algorithm, checkpoint: Path | None = None) -> EngineSpec:
+        """What the run's engine is made of.
+
+        Args:
+            algorithm: A new instance.
+            checkpoint: To go on from.
+        """
+        from mmrl.engine.spec import EngineSpec
+
+        args = self.config, self.folder, self.media, algorithm, self.max_images, self.with_sampler, checkpoint
+        return EngineSpec(*args)
 
     def num_rows(self, key: str, spec: DatasetSpec) -> int:
         """Rows of a dataset as its loader gives them, which needs no model."""

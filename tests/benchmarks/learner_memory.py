@@ -40,6 +40,7 @@ def measure(folder: str, settings: dict[str, Any]) -> None:
     from mmrl.engine.device import used_memory_bytes
     from mmrl.engine.encoding import Encoder
     from mmrl.engine.folder import ModelFolder
+    from mmrl.engine.spec import EngineSpec
     from mmrl.interfaces import Aggregation
     from mmrl.ops.objective import training_rows
     from mmrl.types import Message, Prompt, Sample, Segment
@@ -65,7 +66,7 @@ def measure(folder: str, settings: dict[str, Any]) -> None:
     algorithm = GRPO(GRPO.Config.model_validate({"kl": {"coef": 0.1}} if settings.get("kl") else {}))
     with redirect_stdout(io.StringIO()):
         before = psutil.Process().memory_info().rss
-        engine = start_engine(config, model, media, algorithm, max_images=0, with_sampler=False)
+        engine = start_engine(EngineSpec(config, model, media, algorithm, 0, with_sampler=False))
         with engine.learning() as learner:
             for _ in range(2):
                 if settings.get("kl"):

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -181,12 +182,10 @@ def _engine(job: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
 
     loaded = load_config([Path(job["config"])], job["overrides"], options_class=registry.options_class)
     prepare_process()
-    plan = RunSetup(loaded.config, Path(loaded.config.trainer.run_dir) / "media")
-    engine = start_engine(
-        loaded.config, plan.folder, plan.media, plan.algorithm, max_images=plan.max_images, with_sampler=False
-    )
+    setup = RunSetup(loaded.config, Path(loaded.config.trainer.run_dir) / "media")
+    engine = start_engine(replace(setup.engine_spec(setup.algorithm), with_sampler=False))
     try:
-        yield engine, plan
+        yield engine, setup
     finally:
         engine.close()
 

@@ -24,6 +24,7 @@ from mmrl.cluster.launch import start_engine
 from mmrl.config.load import from_mapping
 from mmrl.data.images import ImageGrid, MediaStore
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import SamplingRequest
 from mmrl.errors import RankLostError
 from mmrl.types import EncodedPrompt, Prompt, RolloutGroup, TrainingRow
@@ -52,15 +53,8 @@ class Lesson:
             }
         )
         media = MediaStore(Path("run/media").absolute(), ImageGrid(28, 3136, 50176))
-        engine = start_engine(
-            config,
-            ModelFolder.open(model),
-            media,
-            GRPO(GRPO.Config()),
-            max_images=0,
-            with_sampler=True,
-            checkpoint=checkpoint,
-        )
+        folder, algorithm = ModelFolder.open(model), GRPO(GRPO.Config())
+        engine = start_engine(EngineSpec(config, folder, media, algorithm, 0, True, checkpoint))
         assert isinstance(engine, RankGroup)
         self.engine = engine
         self.ranks: list[dict[str, Any]] = list(engine.describe()["ranks"])

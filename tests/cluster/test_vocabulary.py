@@ -19,6 +19,7 @@ import yaml
 from mmrl.cluster.launch import start_engine
 from mmrl.engine.device import LOGITS_CHUNK_BYTES
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.spec import EngineSpec
 from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
 from mmrl.types import Message, Prompt
@@ -82,7 +83,7 @@ def test_long_rows_have_plain_autograds_gradient(large, bench, plain, ray_addres
     }
     config = setting.config(learner=learner, cluster={"name": "ray", "ranks": 2, "address": ray_address})
     grpo = GRPO(GRPO.Config())
-    group = start_engine(config, setting.folder, setting.media, grpo, max_images=0, with_sampler=False)
+    group = start_engine(EngineSpec(config, setting.folder, setting.media, grpo, 0, with_sampler=False))
     try:
         with group.learning() as learner:
             logprobs = learner.logprobs(samples)

@@ -35,6 +35,7 @@ from mmrl.engine.folder import ModelFolder
 from mmrl.engine.placement import place
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.rank import RankEngine
+from mmrl.engine.spec import EngineSpec
 from mmrl.errors import MMRLError
 from mmrl_algorithms.grpo import GRPO
 
@@ -124,15 +125,8 @@ def said_of(model: str) -> str:
     }
     media = MediaStore(Path("media").absolute(), ImageGrid(28, 3136, 50176))
     try:
-        RankEngine(
-            from_mapping(sections),
-            ModelFolder.open(model),
-            media,
-            GRPO(GRPO.Config()),
-            "cpu",
-            max_images=0,
-            with_sampler=False,
-        )
+        folder, algorithm = ModelFolder.open(model), GRPO(GRPO.Config())
+        RankEngine(EngineSpec(from_mapping(sections), folder, media, algorithm, 0, with_sampler=False), "cpu")
     except MMRLError as error:
         return str(error)
     return ""

@@ -21,6 +21,7 @@ from mmrl.cluster.launch import start_engine
 from mmrl.engine import device
 from mmrl.engine.collation import Collator
 from mmrl.engine.device import FEATURE_BYTES
+from mmrl.engine.spec import EngineSpec
 from mmrl.interfaces import Aggregation, AggregationMode, Algorithm, Needs
 from mmrl.ops.objective import training_rows
 from mmrl.ops.packing import Item, plan_microbatches, units_of
@@ -296,7 +297,7 @@ def test_two_ranks_keep_features_of_different_images_in_step(room, vision, ray_a
     cluster = {"name": "ray", "ranks": 2, "address": ray_address}
     config = vision.config(learner=learner, model=model, cluster=cluster)
     grpo = GRPO(GRPO.Config())
-    group = start_engine(config, vision.folder, vision.media, grpo, max_images=2, with_sampler=False)
+    group = start_engine(EngineSpec(config, vision.folder, vision.media, grpo, 2, with_sampler=False))
     try:
         for actor in group._ranks._actors:
             ray.get(actor.__ray_call__.remote(partial(_limit_features, room=room)))
@@ -412,7 +413,7 @@ def many_chunks(request, bench, ray_address, plain) -> Iterator[Any]:
     learner["deepspeed"] = EXPOSED | {"zero_optimization": partition}
     config = setting.config(learner=learner, cluster={"name": "ray", "ranks": 2, "address": ray_address})
     grpo = GRPO(GRPO.Config())
-    group = start_engine(config, setting.folder, setting.media, grpo, max_images=2, with_sampler=False)
+    group = start_engine(EngineSpec(config, setting.folder, setting.media, grpo, 2, with_sampler=False))
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     reference = plain(setting.folder.path)
     assert reference.model.get_output_embeddings().weight.numel() > partition["reduce_bucket_size"]
@@ -449,7 +450,7 @@ def two_ranks(request, vision, ray_address) -> Iterator[Any]:
     cluster = {"name": "ray", "ranks": 2, "address": ray_address}
     config = vision.config(learner=learner, cluster=cluster, algorithm=algorithm)
     grpo = GRPO(GRPO.Config())
-    group = start_engine(config, vision.folder, vision.media, grpo, max_images=2, with_sampler=False)
+    group = start_engine(EngineSpec(config, vision.folder, vision.media, grpo, 2, with_sampler=False))
     yield group
     group.close()
 

@@ -27,6 +27,7 @@ from mmrl.engine.folder import ModelFolder
 from mmrl.engine.learner_state import OptimizerState
 from mmrl.engine.policy import load_policy
 from mmrl.engine.rank import RankEngine
+from mmrl.engine.spec import EngineSpec
 from mmrl.errors import ConfigError, NumericsError, ResourceError
 from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
@@ -159,8 +160,8 @@ def run_rank(rank: int, port: int, jobs: list[Job], folder: str, media: Any, row
     told = []
     for job in jobs:
         random.seed(rank)
-        arguments = {"max_images": 2, "with_sampler": False, "checkpoint": job.checkpoint}
-        with RankEngine(job.config, model, media, algorithm, "cpu", **arguments).learning() as learner:
+        spec = EngineSpec(job.config, model, media, algorithm, 2, with_sampler=False, checkpoint=job.checkpoint)
+        with RankEngine(spec, "cpu").learning() as learner:
             drawn, built = random.random(), shot(learner)
             fault = learner.update(worse).fault if job.breaks else ""
             take_steps(learner, own, job.steps[0])

@@ -22,6 +22,7 @@ from mmrl.engine.device import DeviceKind
 from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.rank import RankEngine
+from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import SamplingRequest
 from mmrl.errors import ResourceError
 from mmrl_algorithms.grpo import GRPO
@@ -121,7 +122,7 @@ class Recording:
         bench = self._bench
         config = bench.config(**{"model": {"dtype": "auto"}} | sections)
         algorithm = GRPO(GRPO.Config.model_validate({"kl": {"coef": kl}})) if trains else None
-        return RankEngine(config, bench.folder, bench.media, algorithm, kind, max_images=2, with_sampler=True)
+        return RankEngine(EngineSpec(config, bench.folder, bench.media, algorithm, 2, with_sampler=True), kind)
 
     def sample(self, engine: RankEngine) -> None:
         """One rollout."""

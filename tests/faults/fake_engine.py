@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmrl.config.sections import Config
+from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import SamplingRequest, UpdateResult
 from mmrl.errors import MMRLError
 from mmrl.interfaces import Algorithm
@@ -138,8 +139,7 @@ class FakeEngine:
         return torch.log_softmax(logits_PV / self._config.sampler.temperature, -1)[positions_T, ids_T]
 
 
-def start_engine(
-    config: Config, folder: Any, media: Any, algorithm: Algorithm, *, checkpoint: Path | None = None, **options: Any
-) -> FakeEngine:
+def start_engine(spec: EngineSpec, **options: Any) -> FakeEngine:
     """To take the place of ``mmrl.cluster.launch.start_engine``."""
-    return FakeEngine(config, algorithm, checkpoint)
+    assert spec.algorithm is not None
+    return FakeEngine(spec.config, spec.algorithm, spec.checkpoint)

@@ -221,10 +221,9 @@ class Training:
         from mmrl.cluster.local import start_engine
         from mmrl.runs.setup import RunSetup
 
-        plan = RunSetup(config, self._bench.folder / "media")
-        options = {"max_images": plan.max_images, "with_sampler": False, "checkpoint": checkpoint}
-        engine = start_engine(config, plan.folder, plan.media, plan.algorithm, **options)
-        return Run(engine, plan, _rows(plan, self.load))
+        setup = RunSetup(config, self._bench.folder / "media")
+        spec = setup.engine_spec(setup.algorithm, checkpoint)
+        return Run(start_engine(replace(spec, with_sampler=False)), setup, _rows(setup, self.load))
 
 
 @dataclass(frozen=True, slots=True)

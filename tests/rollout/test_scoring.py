@@ -526,8 +526,8 @@ def test_more_than_five_percent_of_a_step_stop_it_at_once_and_the_rest_is_not_tr
     with Scorer([reward("one", on_error="skip")], workers=1) as scorer:
         five = scorer.submit(group(texts=["raise"] * 5 + ["1"]), failures)
         assert five.result(60).valid.sum() == 1
-        tried, stuck = len(calls()), scorer.submit(group(texts=["raise", "2", "3"]), failures)
-        waiting = scorer.submit(group(texts=["4"] * 5), failures)
+        tried, stuck = len(calls()), scorer.submit(group(prompt_id="p2", texts=["raise", "2", "3"]), failures)
+        waiting = scorer.submit(group(prompt_id="p3", texts=["4"] * 5), failures)
         for scoring in (stuck, waiting):
             with pytest.raises(RewardError) as caught:
                 scoring.result(60)

@@ -88,6 +88,7 @@ class TinyRun:
         from mmrl.data.images import ImageGrid, MediaStore
         from mmrl.engine.encoding import Encoder
         from mmrl.engine.folder import ModelFolder
+        from mmrl.engine.spec import EngineSpec
         from mmrl.engine.tiny_model import write_model
         from mmrl.runs.setup import TEXT_IMAGE_FACTOR
 
@@ -98,7 +99,7 @@ class TinyRun:
         prompts = tuple(encoder.encode(prompt) for prompt in _prompts() if model.family.vision or not prompt.images)
         algorithm = PolicyGradient(PolicyGradient.Config())
         config = _config(model.path, kind, precision, sampler)
-        engine = start_engine(config, model, media, algorithm, max_images=2, with_sampler=True)
+        engine = start_engine(EngineSpec(config, model, media, algorithm, max_images=2, with_sampler=True))
         return cls(engine, prompts, sleeps=config.sampler.name == "vllm" and sleep_level(kind) is not None)
 
     def requests(self, temperature: float, num_samples: int, seed: int) -> list[SamplingRequest]:

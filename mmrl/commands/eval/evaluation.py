@@ -155,12 +155,12 @@ class _OnDemand:
     @cached_property
     def _engine(self) -> Engine:
         from mmrl.cluster.launch import start_engine
+        from mmrl.engine.spec import EngineSpec
 
         setup = self._setup
         assert setup.evaluation is not None
-        engine = start_engine(
-            self._config, setup.folder, setup.media, None, max_images=setup.evaluation.max_images, with_sampler=True
-        )
+        images = setup.evaluation.max_images
+        engine = start_engine(EngineSpec(self._config, setup.folder, setup.media, None, images, with_sampler=True))
         self._stack.callback(engine.close)
         self._interruption.renew()  # engines' packages take signals over
         self._interruption.check()

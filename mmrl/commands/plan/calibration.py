@@ -89,10 +89,8 @@ def calibrate(config: Config, setup: RunSetup) -> Measured:
         }
     )
     count = min(PROMPTS, -(-config.trainer.prompts_per_step // config.cluster.ranks))
-    samples_here = setup.source.samples
-    engine = start_engine(
-        alone, setup.folder, setup.media, setup.algorithm, max_images=setup.max_images, with_sampler=samples_here
-    )
+    spec = setup.engine_spec(setup.algorithm)
+    engine = start_engine(replace(spec, config=alone, with_sampler=setup.source.samples))
     try:
         prompts = setup.prompts.each(setup.encoder.encode, count)
         _step(alone, setup, engine, prompts[:1])  # warms up

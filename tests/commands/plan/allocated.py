@@ -119,6 +119,7 @@ def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
     from mmrl.engine.encoding import Encoder
     from mmrl.engine.folder import ModelFolder
     from mmrl.engine.rank import RankEngine
+    from mmrl.engine.spec import EngineSpec
     from mmrl.interfaces import Aggregation
     from mmrl.ops.objective import training_rows
     from mmrl.types import Message, Prompt, Sample, Segment
@@ -137,7 +138,7 @@ def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
     masks = [sample.mask for sample in samples]
     rows = list(training_rows(samples, masks, advantages, np.arange(4), Aggregation("token-mean"), range(4)).values())
     algorithm = GRPO(GRPO.Config.model_validate({"kl": {"coef": 0.1}} if kl else {}))
-    engine = RankEngine(config, model, media, algorithm, "cpu", max_images=0, with_sampler=False)
+    engine = RankEngine(EngineSpec(config, model, media, algorithm, 0, with_sampler=False), "cpu")
     with engine.learning() as learner:
         if kl:
             known = zip(rows, learner.reference_logprobs(samples), strict=True)

@@ -1,0 +1,32 @@
+"""What an engine is made of, in one record, from the run's setup to the rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mmrl.config.sections import Config
+from mmrl.data.images import MediaStore
+from mmrl.engine.folder import ModelFolder
+from mmrl.interfaces import Algorithm
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """What an engine is made of.
+
+    Attributes:
+        algorithm: None for evaluation only: no learner is built, and the sampler keeps the folder's weights.
+        max_images: Most images in one prompt; decides what vLLM reserves.
+        with_sampler: Whether anything will be sampled.
+        checkpoint: A folder of ``model/`` and ``state/`` for the learner to go on from, as ``Learner.save`` writes it;
+            the reference is the folder's all the same.
+    """
+
+    config: Config
+    folder: ModelFolder
+    media: MediaStore
+    algorithm: Algorithm | None
+    max_images: int
+    with_sampler: bool
+    checkpoint: Path | None = None
