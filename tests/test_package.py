@@ -126,6 +126,14 @@ def top_level_imports(path: Path) -> set[str]:
     return found
 
 
+def test_no_source_is_ignored() -> None:
+    """A folder of sources whose name .gitignore lists would miss its new files, and the wheel all of them."""
+    ignored = run("git", "ls-files", "--others", "--ignored", "--exclude-standard", "mmrl", *SOURCES[1:], "tests")
+    assert [name for name in ignored.splitlines() if name.endswith(".py")] == []
+    lacking = {path.parent for path in modules("mmrl") if TEMPLATE not in path.relative_to(ROOT).parents}
+    assert [folder for folder in lacking if not (folder / "__init__.py").exists()] == []
+
+
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The wheel and the sdist, built without a network from the files that are tracked or to be."""

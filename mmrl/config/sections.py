@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
@@ -26,6 +27,27 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 CountOrNever = Annotated[int, Field(ge=0, le=10**9)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 Text = Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class MayChange:
+    """Marks a key that may change when a run goes on: it does not decide what is learned.
+
+    Paths and columns do so only through the model's files and the training prompts, whose fingerprints are compared.
+
+    Attributes:
+        keys: Those of a mapping; empty for all.
+    """
+
+    keys: tuple[str, ...] = ()
+
+
+MAY_CHANGE = MayChange()
+_MEMORY = (
+    "kv_cache_memory_bytes", "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "enforce_eager",
+    "enable_prefix_caching", "enable_chunked_prefill", "block_size", "swap_space", "max_model_len", "seed",
+)  # fmt: skip
+"""Arguments of vLLM that are a matter of memory and speed."""
 
 
 def _only(accepted: object, why: str) -> Any:
@@ -94,13 +116,13 @@ class RewardSpec(PluginSpec):
     """A name that `mmrl plugins` lists, `distribution:name`, `path/to/file.py:name` or `import:package.module:name`."""
     weight: float = 1.0
     """Its factor in the sum of rewards."""
-    timeout_s: Seconds = 30.0
+    timeout_s: Annotated[Seconds, MAY_CHANGE] = 30.0
     """Seconds that one rollout (`score_one`) or one group (`score`) may take before it is given up as unscored."""
     sources: Annotated[tuple[Text, ...], Field(min_length=1, strict=False)] | None = None
     """Datasets whose rows it scores; null is all. Rewards with the same label must not share a dataset."""
-    on_error: Literal["fail", "skip"] = "fail"
+    on_error: Annotated[Literal["fail", "skip"], MAY_CHANGE] = "fail"
     """What to do when it raises: stop, or leave the rollout unscored, up to 5 % of a step."""
-    workers: Annotated[int, Field(ge=1, le=256)] | None = None
+    workers: Annotated[Annotated[int, Field(ge=1, le=256)] | None, MAY_CHANGE] = None
     """Processes of its own; null shares those of the other rewards, unless the reward says otherwise."""
 
     style: RewardStyle | None = None
@@ -132,44 +154,44 @@ class LoraConfig(Section):
 class ModelConfig(Section):
     """The policy."""
 
-    path: Text
+    path: Annotated[Text, MAY_CHANGE]
     """A Hugging Face model folder, or a name on the hub."""
-    revision: Text | None = None
+    revision: Annotated[Text | None, MAY_CHANGE] = None
     """Branch, tag or commit of a model on the hub; null is its default branch."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of weights and activations; auto is bfloat16 on a GPU and float32 on a CPU."""
     freeze: Annotated[tuple[Literal["vision", "projector", "language"], ...], Field(strict=False)] = ()
     """Parts that are not trained: any of vision, projector, language."""
-    gradient_checkpointing: bool = True
+    gradient_checkpointing: Annotated[bool, MAY_CHANGE] = True
     """Recompute activations in the backward pass, for less memory and more time."""
     lora: LoraConfig | None = None
     """Train low-rank adapters in place of the weights; null trains the weights."""
-    trust_remote_code: bool = False
+    trust_remote_code: Annotated[bool, MAY_CHANGE] = False
     """Run Python code that comes with the model's folder."""
 
 
 class DataConfig(Section):
     """What to train and evaluate on."""
 
-    train: DatasetSpec
+    train: Annotated[DatasetSpec, MAY_CHANGE]
     """The dataset to train on."""
-    mix: Annotated[tuple[DatasetSpec, ...], Field(strict=False)] = ()
+    mix: Annotated[tuple[DatasetSpec, ...], Field(strict=False), MAY_CHANGE] = ()
     """Further datasets to train on, mixed with `train` by weight."""
-    eval: DatasetSpec | None = None
+    eval: Annotated[DatasetSpec | None, MAY_CHANGE] = None
     """The dataset to evaluate on; null for none."""
-    prompt_template: str | None = None
+    prompt_template: Annotated[str | None, MAY_CHANGE] = None
     """Jinja text for the last user turn, or a path to a .jinja or .j2 file; null leaves the turn as it is."""
-    system_prompt: str | None = None
+    system_prompt: Annotated[str | None, MAY_CHANGE] = None
     """A system turn put before each conversation that has none."""
-    max_prompt_tokens: Count = 2048
+    max_prompt_tokens: Annotated[Count, MAY_CHANGE] = 2048
     """Longest prompt, image tokens included."""
-    overlong: Literal["drop", "fail"] = "drop"
+    overlong: Annotated[Literal["drop", "fail"], MAY_CHANGE] = "drop"
     """What to do with a longer prompt."""
-    on_bad_row: Literal["drop", "fail"] = "drop"
+    on_bad_row: Annotated[Literal["drop", "fail"], MAY_CHANGE] = "drop"
     """What to do with a row that cannot be used: a null, an image that is none, a placeholder too many."""
-    max_bad_rows: Annotated[float, Field(ge=0, le=1)] = 0.01
+    max_bad_rows: Annotated[float, Field(ge=0, le=1), MAY_CHANGE] = 0.01
     """Share of bad rows above which a dataset is refused."""
-    image_root: Text | None = None
+    image_root: Annotated[Text | None, MAY_CHANGE] = None
     """Folder that relative image paths start from and stay below; null is the dataset's own."""
     min_pixels: Count = 3136
     """Smaller images are enlarged to this many pixels."""
@@ -182,7 +204,7 @@ class SamplerConfig(Section):
 
     name: Literal["vllm", "hf"] = "vllm"
     """vllm, or hf: transformers' own generate, slow, for machines without vLLM."""
-    engine: dict[str, JsonValue] = Field(default_factory=dict)
+    engine: Annotated[dict[str, JsonValue], MayChange(_MEMORY)] = Field(default_factory=dict)
     """Further engine arguments of vLLM."""
     group_size: Annotated[int, Field(ge=1, le=4096)] = 8
     """Completions per prompt."""
@@ -194,9 +216,9 @@ class SamplerConfig(Section):
     """Only 1.0: the learner cannot reproduce a truncated distribution."""
     top_k: Annotated[int, AfterValidator(_only(-1, _TRUNCATED))] = -1
     """Only -1 (all tokens): the learner cannot reproduce a truncated distribution."""
-    tensor_parallel_size: Count = 1
+    tensor_parallel_size: Annotated[Count, MAY_CHANGE] = 1
     """Ranks that share one copy of the sampler's weights."""
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.5
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1), MAY_CHANGE] = 0.5
     """Share of the device's memory that the sampler may use while it samples."""
 
 
@@ -219,51 +241,51 @@ class LearnerConfig(Section):
     """Optimizer steps per pass over a rollout batch; the completions of a prompt stay together if there are enough."""
     epochs: Count = 1
     """Passes over a rollout batch."""
-    tokens_per_microbatch: Count = 8192
+    tokens_per_microbatch: Annotated[Count, MAY_CHANGE] = 8192
     """Tokens in one packed row: a matter of memory, not of results."""
-    share_prefix: Literal["auto", "off"] = "auto"
+    share_prefix: Annotated[Literal["auto", "off"], MAY_CHANGE] = "auto"
     """auto: a prompt, its images too, is computed once per row for all of its completions; off: with each of them."""
-    zero_stage: Annotated[int, Field(ge=0, le=3)] = 3
+    zero_stage: Annotated[int, Field(ge=0, le=3), MAY_CHANGE] = 3
     """What DeepSpeed shards over ranks: 1 optimizer states, 2 and gradients, 3 and parameters."""
-    offload: Literal["none", "optimizer", "parameters"] = "none"
+    offload: Annotated[Literal["none", "optimizer", "parameters"], MAY_CHANGE] = "none"
     """What is kept in the host's memory: optimizer: AdamW, which then steps there; parameters: those as well."""
 
 
 class TrainerConfig(Section):
     """The loop."""
 
-    steps: Count = 200
+    steps: Annotated[Count, MAY_CHANGE] = 200
     """Rollout batches to train on."""
-    epochs: Annotated[float, Field(gt=0, le=10**6)] | None = None
+    epochs: Annotated[Annotated[float, Field(gt=0, le=10**6)] | None, MAY_CHANGE] = None
     """In place of `steps`: passes over the training rows that are kept, also a part of one."""
-    stop_when: Annotated[str, AfterValidator(_condition)] | None = None
+    stop_when: Annotated[Annotated[str, AfterValidator(_condition)] | None, MAY_CHANGE] = None
     """End earlier, after a step whose metrics fulfil this, such as `eval/accuracy >= 0.9`: a metric, a comparison (>=,
     <=, >, <) and a number."""
     prompts_per_step: Count = 128
     """Prompts in a rollout batch."""
-    eval_every: CountOrNever = 10
+    eval_every: Annotated[CountOrNever, MAY_CHANGE] = 10
     """Steps between evaluations; there is also one before the first and one after the last step. 0: none at all."""
-    eval_samples: Annotated[int, Field(ge=1, le=4096)] = 1
+    eval_samples: Annotated[int, Field(ge=1, le=4096), MAY_CHANGE] = 1
     """Completions per evaluation prompt: 1 is greedy, more are sampled at the sampler's temperature."""
-    eval_metric: str | None = None
+    eval_metric: Annotated[str | None, MAY_CHANGE] = None
     """The reward whose mean is eval/accuracy; null for the first."""
-    save_every: CountOrNever = 20
+    save_every: Annotated[CountOrNever, MAY_CHANGE] = 20
     """Steps between checkpoints; there is also one before the first and one after the last step. 0: those alone."""
-    keep_checkpoints: Count = 3
+    keep_checkpoints: Annotated[Count, MAY_CHANGE] = 3
     """Checkpoints kept, the newest ones."""
-    best_metric: str | None = None
+    best_metric: Annotated[str | None, MAY_CHANGE] = None
     """A metric, such as eval/accuracy, by which the best checkpoint is kept too; null for none."""
-    best_is: Literal["max", "min"] = "max"
+    best_is: Annotated[Literal["max", "min"], MAY_CHANGE] = "max"
     """Whether more or less of `best_metric` is better."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Fixes data order and sampling."""
-    run_dir: Text = "runs/run"
+    run_dir: Annotated[Text, MAY_CHANGE] = "runs/run"
     """Folder of everything that the run writes."""
-    on_mismatch: Literal["stop", "warn"] = "stop"
+    on_mismatch: Annotated[Literal["stop", "warn"], MAY_CHANGE] = "stop"
     """What to do when sampler and learner disagree about log-probs."""
-    step_timeout_s: Seconds | None = None
+    step_timeout_s: Annotated[Seconds | None, MAY_CHANGE] = None
     """Seconds that a step, evaluation or checkpoint may take; then Ray ranks restart, or the run ends. null: any."""
-    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 3
+    max_restarts: Annotated[int, Field(ge=0, le=1000), MAY_CHANGE] = 3
     """Times that ranks which were lost, hang or ran out of memory are started again from the last checkpoint."""
 
     @property
@@ -303,8 +325,8 @@ class Config(Section):
     sampler: SamplerConfig = Field(default_factory=SamplerConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
-    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
-    trackers: Annotated[tuple[PluginSpec, ...], Field(strict=False)] = ()
+    cluster: Annotated[ClusterConfig, MAY_CHANGE] = Field(default_factory=ClusterConfig)
+    trackers: Annotated[tuple[PluginSpec, ...], Field(strict=False), MAY_CHANGE] = ()
     """Where metrics go besides metrics.jsonl and the console."""
 
     @property
@@ -326,6 +348,22 @@ class Config(Section):
             yield "algorithm", "algorithm", self.algorithm
         for index, tracker in enumerate(self.trackers):
             yield f"trackers.{index}", "tracker", tracker
+
+
+def may_change(key: str, section: type[BaseModel] | None = None) -> bool:
+    """Whether a run may go on though the value at this dotted key has changed."""
+    name, _, rest = key.partition(".")
+    field = (section or Config).model_fields.get(name)
+    if field is None:
+        return False
+    for mark in field.metadata:
+        if isinstance(mark, MayChange):
+            return not mark.keys or rest in mark.keys
+    parts = [field.annotation, *get_args(field.annotation)]
+    inner = next((part for part in parts if isinstance(part, type) and issubclass(part, Section)), None)
+    if inner is None:
+        return False
+    return may_change(rest.partition(".")[2] if rest[:1].isdecimal() else rest, inner)  # a list's index is left out
 
 
 def is_component(name: str, rewards: Iterable[str]) -> bool:

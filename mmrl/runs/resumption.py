@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any
 
-from mmrl.config.sections import RENAMED, Config
+from mmrl.config.sections import RENAMED, Config, may_change
 from mmrl.config.yaml_tree import to_flow
 from mmrl.errors import ConfigError
 from mmrl.runs.setup import RunSetup
@@ -17,25 +16,6 @@ from mmrl.system.redaction import Redactor
 if TYPE_CHECKING:
     from mmrl.engine.folder import ModelFolder
 
-_MEMORY = (
-    "kv_cache_memory_bytes", "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "enforce_eager",
-    "enable_prefix_caching", "enable_chunked_prefill", "block_size", "swap_space", "max_model_len", "seed",
-)  # fmt: skip
-"""Arguments of vLLM that are a matter of memory and speed."""
-MAY_CHANGE = (
-    "trainer.run_dir", "trainer.eval_*", "trainer.save_every", "trainer.keep_checkpoints", "trainer.best_*",
-    "trainer.on_mismatch", "trainer.step_timeout_s", "trainer.max_restarts", "trainer.steps",
-    "trainer.epochs", "trainer.stop_when",
-    "cluster.*", "trackers", "trackers.*", "data.eval", "data.eval.*",
-    "model.path", "model.revision", "model.trust_remote_code", "model.gradient_checkpointing",
-    *(f"sampler.engine.{key}" for key in _MEMORY), "sampler.tensor_parallel_size", "sampler.gpu_memory_utilization",
-    "learner.tokens_per_microbatch", "learner.share_prefix", "learner.zero_stage", "learner.offload",
-    "rewards.*.timeout_s", "rewards.*.on_error", "rewards.*.workers",
-    "data.train", "data.train.*", "data.mix", "data.mix.*", "data.prompt_template", "data.system_prompt",
-    "data.max_prompt_tokens", "data.overlong", "data.on_bad_row", "data.max_bad_rows", "data.image_root",
-)  # fmt: skip
-"""Keys that may change: they do not decide what is learned, or, as paths and columns, only through the model's files
-and the training prompts, whose fingerprints are compared."""
 MODEL, DATA = "model", "data.train"
 """Names of the fingerprints."""
 
@@ -85,7 +65,7 @@ def changed_config(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Ch
     keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
     decays = now["learner"]["schedule"] != "constant"  # towards the last step
     return [
-        Change(key, old.get(key), new.get(key), not _is_free(key) or (key == "trainer.steps" and decays))
+        Change(key, old.get(key), new.get(key), not may_change(key) or (key == "trainer.steps" and decays))
         for key in keys
     ]
 
@@ -121,7 +101,3 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield from parts
     else:
         yield key, value
-
-
-def _is_free(key: str) -> bool:
-    return any(fnmatch(key, pattern) for pattern in MAY_CHANGE)
