@@ -44,7 +44,8 @@ Graph = Mapping[str, set[str]]
 
 FOLDERS = ("mmrl", "plugins", "datasets")
 LONG = 400
-ROW = {"id": "quokka", "problem": "<image>Where is the quokka?", "answer": "quokka", "images": ["quokka.png"]}
+WORD = "quokka"
+ROW = {"id": WORD, "problem": "<image>Where is the quokka?", "answer": WORD, "images": ["quokka.png"]}
 MODEL = """
 import sys
 from PIL import Image
@@ -189,7 +190,7 @@ def walk(root: Path) -> Walk:
         (folder / "config.yaml").write_text(json.dumps(config))
         paths = list(map(str, [root, root / "plugins", root / "datasets"]))
         _run(folder, paths, "-c", MODEL)
-        told = {"WALK_ROOT": str(root), "WALK_NOTES": str(folder / "notes"), "WALK_WORD": ROW["id"]}
+        told = {"WALK_ROOT": str(root), "WALK_NOTES": str(folder / "notes"), "WALK_WORD": WORD}
         _run(folder, [str(folder / "site"), *paths], "-m", "mmrl", "train", "config.yaml", **told)
         lines = [line for path in (folder / "notes").iterdir() for line in path.read_text().splitlines()]
     notes = sorted(map(json.loads, lines))  # by time
