@@ -16,7 +16,6 @@ LONG_FILES = {
     "mmrl/config/load.py",
     "mmrl/config/sections.py",
     "mmrl/plugin_host/foreign_rewards.py",
-    "mmrl/runs/session.py",
     "mmrl/runs/setup.py",
     "mmrl/types.py",
 }
@@ -27,7 +26,9 @@ def test_rooms_are_few_and_in_order_and_files_are_short() -> None:
     found = structure(ROOT)
     assert len(found.rooms) <= 22 and found.floors <= 9 and len(found.arrows) <= 130
     assert found.room_circles == []
-    assert {path for path, lines in found.long_files.items() if lines > TOO_LONG} == LONG_FILES
+    too_long = {path for path, lines in found.long_files.items() if lines > TOO_LONG}
+    assert too_long - LONG_FILES == set(), "split it"
+    assert LONG_FILES - too_long == set(), "take it from the list"
 
 
 def test_every_form_of_an_import_is_an_arrow_between_rooms(tmp_path: Path) -> None:
