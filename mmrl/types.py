@@ -285,6 +285,8 @@ class ScoredGroup:
         greedy: The prompt's one rollout at temperature 0, if the algorithm needs it; enters no loss. Where it could not
             be scored, none of the group's rollouts is valid.
         answers: Of each reward that reads answers (``Reward.answer_of``), what each rollout answers.
+        kept: Whether the algorithm keeps it, where it is asked (``Needs.refill``).
+        place: The round in which it was sampled, and its place in there, from 0; None if that was in an earlier step.
     """
 
     group: RolloutGroup
@@ -293,6 +295,8 @@ class ScoredGroup:
     components: Mapping[str, FloatArray]
     greedy: ScoredGroup | None = None
     answers: Mapping[str, Sequence[str | None]] = field(default_factory=dict)
+    kept: bool = True
+    place: tuple[int, int] | None = None
 
     @property
     def key(self) -> GroupKey:
@@ -419,21 +423,17 @@ class CreditedGroup:
     """A group and what the step made of it; those that were not trained on have advantages 0 and no log-probs.
 
     Attributes:
-        kept: Whether the algorithm keeps it, where it is asked (``Needs.refill``).
         advantages: G arrays (T_i,).
         logprobs: G arrays (T_i,), the learner's before the update; empty where the rollout is in no loss.
         trained: Whether the step has learned from it.
-        place: The round in which it was sampled, and its place in there, from 0; None if that was in an earlier step.
         reference_logprobs: G arrays (T_i,); none where the algorithm needs no reference policy.
         updates: Of each rollout, the optimizer steps that took it in, in order; none where it is in no loss.
     """
 
     scored: ScoredGroup
-    kept: bool
     advantages: Sequence[FloatArray]
     logprobs: Sequence[FloatArray]
     trained: bool = False
-    place: tuple[int, int] | None = None
     reference_logprobs: Sequence[FloatArray] = ()
     updates: Sequence[Sequence[PreUpdateStatistics]] = ()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -18,21 +18,7 @@ from mmrl.ops import metrics
 from mmrl.rollout.rewards.failures import Failure, Failures, describe
 from mmrl.rollout.rewards.scorer import Scorer, Scoring
 from mmrl.system.clock import Clock
-from mmrl.types import Batch, EncodedPrompt, FloatArray, RolloutGroup, ScoredGroup
-
-
-@dataclass(frozen=True, slots=True)
-class SampledGroup:
-    """A group that a step sampled.
-
-    Attributes:
-        kept: Whether the algorithm keeps it, where it is asked (``Needs.refill``).
-        place: The round in which it was sampled, and its place in there, from 0.
-    """
-
-    scored: ScoredGroup
-    kept: bool
-    place: tuple[int, int]
+from mmrl.types import Batch, EncodedPrompt, FloatArray, Rollout, RolloutGroup, Sample, ScoredGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +26,25 @@ class SampledBatch:
     """What was sampled for one step.
 
     Attributes:
-        groups: Round by round, each in the order of its prompts.
+        groups: Round by round, each in the order of its prompts; empty for demonstrations.
+        samples: The groups' rollouts, or demonstrations.
+        batch: The same as one batch.
         failed: Share of the rollouts that each reward failed on, by its name.
     """
 
-    groups: Sequence[SampledGroup]
-    failed: Mapping[str, float]
-
-    @property
-    def scored(self) -> list[ScoredGroup]:
-        return [group.scored for group in self.groups]
+    groups: Sequence[ScoredGroup]
+    samples: Sequence[Sample]
+    batch: Batch
+    failed: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def kept(self) -> list[ScoredGroup]:
-        return [group.scored for group in self.groups if group.kept]
+        return [group for group in self.groups if group.kept]
 
     @property
     def rounds(self) -> int:
         """Times that prompts were sampled."""
-        return 1 + max((group.place[0] for group in self.groups), default=-1)
+        return len({group.place[0] for group in self.groups if group.place})
 
 
 Keep = Callable[[ScoredGroup, Sequence[Failure]], object]
@@ -150,7 +136,7 @@ class Collector:
         failures, self.generated = Failures(), []
         needs = algorithm.needs()
         max_rounds = 1 + (needs.refill.max_rounds if needs.refill else 0)
-        groups, left = list[SampledGroup](), wanted
+        groups, left = list[ScoredGroup](), wanted
         with self._sampling(clock) as sampler:
             for number in range(max_rounds):
                 if left <= 0:
@@ -161,9 +147,13 @@ class Collector:
                 with clock.phase("credit"):
                     kept = select(algorithm, found) if needs.refill else [True] * len(found)
                 pairs = enumerate(zip(found, kept, strict=True))
-                groups += [SampledGroup(scored, keep, (number, place)) for place, (scored, keep) in pairs]
+                groups += [replace(scored, kept=keep, place=(number, place)) for place, (scored, keep) in pairs]
                 left -= sum(kept)
-        return SampledBatch(groups, failures.fractions(self._rewards))
+        return self.sampled(groups, failures.fractions(self._rewards))
+
+    def sampled(self, groups: Sequence[ScoredGroup], failed: Mapping[str, float]) -> SampledBatch:
+        """Some groups as what a step sampled."""
+        return SampledBatch(groups, rollouts_of(groups), self.batch(groups), failed)
 
     def evaluate(
         self,
@@ -327,16 +317,19 @@ class Collector:
         )
 
 
-def sampled_metrics(found: SampledBatch, batch: Batch, accuracy_of: str, *, refills: bool) -> dict[str, float]:
+def rollouts_of(groups: Sequence[ScoredGroup]) -> list[Rollout]:
+    return [rollout for group in groups for rollout in group.rollouts]
+
+
+def sampled_metrics(found: SampledBatch, accuracy_of: str, *, refills: bool) -> dict[str, float]:
     """Metrics of all that a step sampled.
 
     Args:
-        batch: That of ``found.scored``.
         accuracy_of: The reward component that tells right from wrong.
         refills: Whether the algorithm rejects groups.
     """
-    values = metrics.length_metrics(batch.masks, batch.truncated)
-    values |= metrics.reward_metrics(batch, accuracy_of)
+    values = metrics.length_metrics(found.batch.masks, found.batch.truncated)
+    values |= metrics.reward_metrics(found.batch, accuracy_of)
     values |= metrics.failure_metrics("reward", found.failed)
     return values | (metrics.refill_metrics([group.kept for group in found.groups], found.rounds) if refills else {})
 
@@ -365,7 +358,7 @@ def batch_of(
         penalties: Names of the components that are penalties.
     """
     components = _components(groups)
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    rollouts = rollouts_of(groups)
     sizes = [len(group.rollouts) for group in groups]
     greedy = [group.greedy for group in groups if group.greedy is not None]
     return Batch(

@@ -41,7 +41,7 @@ def rollout_records(index: int, group: CreditedGroup) -> Iterator[dict[str, Any]
     ``update_logprobs`` and ``update_entropy`` have a list for each optimizer step that took the rollout in, an empty
     one where that was skipped; there are no ``update_logprobs`` where they are ``learner_logprobs``.
     """
-    of_group = {"group": index, "place": group.place, "kept": group.kept, "trained": group.trained}
+    of_group = {"group": index, "place": group.scored.place, "kept": group.scored.kept, "trained": group.trained}
     for member in range(len(group.scored.group.rollouts)):
         yield {**of_group, **_record(group.scored, member, greedy=False), **_learned(group, member)}
     if group.scored.greedy is not None:
@@ -66,7 +66,7 @@ def group_records(groups: Sequence[ScoredGroup]) -> list[dict[str, Any]]:
     return [
         record
         for index, group in enumerate(groups)
-        for record in rollout_records(index, CreditedGroup(group, True, *_nothing(group)))
+        for record in rollout_records(index, CreditedGroup(group, *_nothing(group)))
     ]
 
 
@@ -245,7 +245,7 @@ def _scored(members: Sequence[tuple[Mapping[str, Any], RecordedRollout]]) -> Sco
     """A group of its records, the greedy one last."""
     sampled = [pair for pair in members if not pair[1].greedy]
     greedy = [pair for pair in members if pair[1].greedy]
-    prompt = members[0][1].rollout.prompt
+    prompt, first = members[0][1].rollout.prompt, members[0][0]
 
     def scored(pairs: Sequence[tuple[Mapping[str, Any], RecordedRollout]], partner: ScoredGroup | None) -> ScoredGroup:
         rollouts = tuple(replace(found.rollout, prompt=prompt) for _, found in pairs)
@@ -259,7 +259,9 @@ def _scored(members: Sequence[tuple[Mapping[str, Any], RecordedRollout]]) -> Sco
             {name: [record["answers"][name] for record, _ in pairs] for name in pairs[0][0].get("answers", {})},
         )
 
-    return scored(sampled, scored(greedy, None) if greedy else None)
+    return replace(
+        scored(sampled, scored(greedy, None) if greedy else None), kept=bool(first["kept"]), place=_place(first)
+    )
 
 
 def _recorded_group(members: Sequence[tuple[Mapping[str, Any], RecordedRollout]], where: str) -> RecordedGroup:
@@ -272,11 +274,9 @@ def _recorded_group(members: Sequence[tuple[Mapping[str, Any], RecordedRollout]]
     reference = [_floats(record, "reference_logprobs") for record in records if record.get("reference_logprobs")]
     credited = CreditedGroup(
         scored=scored,
-        kept=bool(first["kept"]),
         advantages=[_floats(record, "advantage", np.float64) for record in records],
         logprobs=logprobs,
         trained=bool(first.get("trained", first["kept"])),
-        place=_place(first),
         reference_logprobs=reference if len(reference) == len(records) else (),
         updates=[_updates(record, values) for record, values in zip(records, logprobs, strict=True)],
     )

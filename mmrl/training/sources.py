@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -16,31 +16,14 @@ from mmrl.engine_api import PromptEncoder
 from mmrl.errors import MMRLError, NumericsError, plugin_errors
 from mmrl.interfaces import Algorithm
 from mmrl.ops import metrics
-from mmrl.rollout.collector import Collector, SampledBatch, sampled_metrics
+from mmrl.rollout.collector import Collector, SampledBatch, rollouts_of, sampled_metrics
 from mmrl.rollout.records import group_records, read_groups
 from mmrl.system.clock import Clock
 from mmrl.training.updater import TrainBatch, UpdateRecorder, demonstrations_batch
-from mmrl.types import Batch, CreditedGroup, EncodedPrompt, Prompt, RolloutGroup, Sample, ScoredGroup
+from mmrl.types import CreditedGroup, EncodedPrompt, Prompt, RolloutGroup, Sample, ScoredGroup
 
 Draw = Callable[[int], Sequence[tuple[int, Any]]]
 """The next so many prompts as ``Source.make`` made them, each with the epoch that it is drawn in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Collected:
-    """A step's samples.
-
-    Attributes:
-        samples: All of them, kept or not.
-        train: What to learn from; None if the step has to be left out.
-        metrics: Of all samples.
-        sampled: The groups behind the samples; None for demonstrations.
-    """
-
-    samples: Sequence[Sample]
-    train: TrainBatch | None
-    metrics: Mapping[str, float]
-    sampled: SampledBatch | None = None
 
 
 class StepRecorder(UpdateRecorder, Protocol):
@@ -65,8 +48,8 @@ class Source(ABC):
         """What a prompt is made into when it is drawn."""
 
     @abstractmethod
-    def collect(self, step: int, draw: Draw, clock: Clock) -> Collected:
-        """The step's samples.
+    def collect(self, step: int, draw: Draw, clock: Clock) -> tuple[SampledBatch, TrainBatch | None]:
+        """The step's samples, and what to learn from; None if the step has to be left out.
 
         Raises:
             MMRLError: A reward or the algorithm fails, or the algorithm rejects too many groups and says to stop.
@@ -76,6 +59,10 @@ class Source(ABC):
     def num_carried(self) -> int:
         """Groups of the next step that are there already."""
         return 0
+
+    def metrics(self, found: SampledBatch) -> dict[str, float]:
+        """Metrics of all that was sampled."""
+        return metrics.length_metrics(found.batch.masks, found.batch.truncated)
 
     def state(self) -> list[dict[str, Any]]:
         """What is carried over to the next step, as JSON can hold it."""
@@ -101,13 +88,12 @@ class Demonstrations(Source):
     def make(self, prompt: Prompt) -> Sample:
         return self._encoder.demonstrate(self._encoder.encode(prompt))
 
-    def collect(self, step: int, draw: Draw, clock: Clock) -> Collected:
+    def collect(self, step: int, draw: Draw, clock: Clock) -> tuple[SampledBatch, TrainBatch | None]:
         with clock.phase("prompts"):
             drawn = draw(self._count)
         samples = [replace(s, prompt=replace(s.prompt, epoch=epoch)) for epoch, s in drawn]
         batch = demonstrations_batch(samples)
-        lengths = metrics.length_metrics(batch.masks, batch.truncated)
-        return Collected(samples, TrainBatch(samples, batch), lengths)
+        return SampledBatch((), samples, batch), TrainBatch(samples, batch)
 
 
 class Rollouts(Source):
@@ -140,27 +126,28 @@ class Rollouts(Source):
     def restore(self, state: Sequence[Mapping[str, Any]], media: Path) -> None:
         self.carried = read_groups(state, media)
 
-    def collect(self, step: int, draw: Draw, clock: Clock) -> Collected:
+    def metrics(self, found: SampledBatch) -> dict[str, float]:
+        refills = self._algorithm.needs().refill is not None
+        return sampled_metrics(found, self._collector.accuracy_of, refills=refills)
+
+    def collect(self, step: int, draw: Draw, clock: Clock) -> tuple[SampledBatch, TrainBatch | None]:
         count = self._config.trainer.prompts_per_step
         carried, self.carried = self.carried, []
         try:
             found = self._collector.training_groups(self._algorithm, draw, count - len(carried), clock)
         except MMRLError:  # such as too many failures of rewards
             if lost := self._collector.generated:
-                unscored = [_not_trained_on(_unscored(group), False, (0, place)) for place, group in enumerate(lost)]
+                unscored = [_not_trained_on(_unscored(group, (0, place))) for place, group in enumerate(lost)]
                 self._recorder.rollouts(step, unscored, state_of(self._algorithm))
             raise
         groups = [*carried, *found.kept]
         if len(groups) < count:
             groups = self._starve(step, groups, found)
-        batch = self._collector.batch(found.scored)
-        if not batch.valid.any():
+        if not found.batch.valid.any():
             self._recorder.event("unscored", message=f"no rollout of step {step} could be scored")
-        refills = self._algorithm.needs().refill is not None
-        values = sampled_metrics(found, batch, self._collector.accuracy_of, refills=refills)
-        whole = len(groups) == len(found.groups) and not carried
-        train = train_batch(groups, batch if whole else self._collector.batch(groups)) if groups else None
-        return Collected([rollout for group in found.scored for rollout in group.rollouts], train, values, found)
+        is_all = len(groups) == len(found.groups) and not carried
+        batch = found.batch if is_all or not groups else self._collector.batch(groups)
+        return found, TrainBatch(rollouts_of(groups), batch, groups) if groups else None
 
     def _starve(self, step: int, groups: list[ScoredGroup], found: SampledBatch) -> list[ScoredGroup]:
         """What to train on where the algorithm rejected too much: it said itself what to do then.
@@ -183,7 +170,7 @@ class Rollouts(Source):
                 "or let the algorithm sample more rounds or train on smaller batches",
             )
         if refill.on_starvation == "skip":
-            self.carried = groups
+            self.carried = [replace(group, place=None) for group in groups]
             return []
         return groups
 
@@ -201,15 +188,6 @@ def make_source(
     return Rollouts(config, algorithm, encoder, collector, recorder)
 
 
-def train_batch(groups: Sequence[ScoredGroup], batch: Batch) -> TrainBatch:
-    """To train on every rollout of some groups.
-
-    Args:
-        batch: That of the groups.
-    """
-    return TrainBatch([rollout for group in groups for rollout in group.rollouts], batch, groups)
-
-
 def state_of(algorithm: Algorithm) -> dict[str, Any]:
     """A copy, as the next step may change it."""
     with plugin_errors(algorithm, "state"):
@@ -219,18 +197,14 @@ def state_of(algorithm: Algorithm) -> dict[str, Any]:
 
 def step_groups(found: SampledBatch, trained: Sequence[CreditedGroup]) -> list[CreditedGroup]:
     """The groups that were trained on, and then the others that were sampled in the step."""
-    places = {group.scored.key: group.place for group in found.groups}
-    others = [
-        _not_trained_on(group.scored, group.kept, group.place) for group in found.groups if not (trained and group.kept)
-    ]
-    return [*(replace(group, place=places.get(group.key)) for group in trained), *others]
+    return [*trained, *(_not_trained_on(group) for group in found.groups if not (trained and group.kept))]
 
 
-def _not_trained_on(group: ScoredGroup, kept: bool, place: tuple[int, int]) -> CreditedGroup:
+def _not_trained_on(group: ScoredGroup) -> CreditedGroup:
     zeros = [np.zeros(len(rollout.token_ids)) for rollout in group.rollouts]
-    return CreditedGroup(group, kept, zeros, [np.zeros(0, np.float32)] * len(zeros), place=place)
+    return CreditedGroup(group, zeros, [np.zeros(0, np.float32)] * len(zeros))
 
 
-def _unscored(group: RolloutGroup) -> ScoredGroup:
+def _unscored(group: RolloutGroup, place: tuple[int, int]) -> ScoredGroup:
     count = len(group.rollouts)
-    return ScoredGroup(group, np.zeros(count), np.zeros(count, np.bool_), {})
+    return ScoredGroup(group, np.zeros(count), np.zeros(count, np.bool_), {}, kept=False, place=place)

@@ -248,7 +248,7 @@ class Trainer:
         """Sample, score, assign credit, update; returns the step's metrics."""
         clock, state, result = Clock(self._run.profiler.span), state_of(self._algorithm), StepResult()
         with self._run.interruption.immediate():
-            found = self._source.collect(step, self._prompts.draw, clock)
+            found, train = self._source.collect(step, self._prompts.draw, clock)
         self._run.interruption.check()
         if step < self._config.trainer.steps:
             self._prompts.prepare(self._config.trainer.prompts_per_step - self._source.num_carried)
@@ -257,14 +257,14 @@ class Trainer:
                 with clock.phase("check"):
                     self._check.check_first(found.samples, self._engine, has_sampler=self._source.samples)
                 self._is_checked = True
-            if found.train is not None:
+            if train is not None:
                 with self._engine.learning() as learner:
-                    result = self._updater.learn(step, found.train, learner, clock)
+                    result = self._updater.learn(step, train, learner, clock)
         finally:  # what was sampled is on disk before its numbers can stop the run
-            if found.sampled is not None:
+            if found.groups:
                 with clock.phase("record"):
-                    self._recorder.rollouts(step, step_groups(found.sampled, result.groups), state)
-        values = {**result.metrics, **found.metrics, **self._check.check_step(step, result.groups)}
+                    self._recorder.rollouts(step, step_groups(found, result.groups), state)
+        values = {**result.metrics, **self._source.metrics(found), **self._check.check_step(step, result.groups)}
         if values.get("advantage/abs_mean") == 0:
             self._recorder.event("no_signal", message=f"step {step} taught nothing: every advantage is 0", step=step)
         values |= clock.metrics(sum(sample.num_tokens for sample in found.samples), self._peak_flops_per_s)

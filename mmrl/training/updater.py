@@ -232,7 +232,6 @@ def _credited(
     return [
         CreditedGroup(
             scored=group,
-            kept=True,
             advantages=advantages[start:end],
             logprobs=logprobs[start:end],
             trained=True,

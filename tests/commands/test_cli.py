@@ -430,7 +430,7 @@ def recorded(tmp_path: Path) -> Callable[..., tuple[str, str]]:
             rollouts = [replace(each, prompt=replace(each.prompt, source=source)) for each in rollouts]
             one, values = RolloutGroup(rollouts[0].prompt, tuple(rollouts)), np.array([1.0])
             groups.append(ScoredGroup(one, values, np.ones(1, bool), {"right": values, "other": np.array([np.nan])}))
-        credited = [CreditedGroup(group, True, [np.zeros(9)], [np.zeros(0)]) for group in groups]
+        credited = [CreditedGroup(group, [np.zeros(9)], [np.zeros(0)]) for group in groups]
         run.write_rollouts(1, (record for i, group in enumerate(credited) for record in rollout_records(i, group)))
         run.release()
         return str(tmp_path / "run"), f"{tmp_path / 'reward.py'}:right"

@@ -290,7 +290,7 @@ def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
         PreUpdateStatistics(learner[:0], learner[:0]),
     ]
     group = CreditedGroup(
-        scored_group(), True, advantages, [learner, learner[:0]], True, (1, 5), [later, later], [updates, []]
+        replace(scored_group(), place=(1, 5)), advantages, [learner, learner[:0]], True, [later, later], [updates, []]
     )
     run.write_rollouts(1, step_records([group], {"coefficient": 0.5}))
     first, second = lines(tmp_path / "rollouts" / "step-000001.jsonl")
@@ -337,7 +337,7 @@ def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
     read = read_step(tmp_path / "rollouts" / "step-000001.jsonl")
     assert read.state == {"coefficient": 0.5} and read.is_complete and read.groups[0].lost_columns == ("seen",)
     found = read.groups[0].credited
-    assert (found.trained, found.place, found.kept) == (True, (1, 5), True)
+    assert (found.trained, found.scored.place, found.scored.kept) == (True, (1, 5), True)
     pairs = [(a, b) for name in ("advantages", "logprobs", "reference_logprobs")
              for a, b in zip(getattr(found, name), getattr(group, name), strict=True)]  # fmt: skip
     pairs += [(getattr(a, name), getattr(b, name)) for name in ("logprobs", "entropy")
@@ -349,7 +349,7 @@ def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
 def test_rollouts_can_be_read_again_as_their_rewards_saw_them(tmp_path):
     run, written = RunDirectory.create(tmp_path), scored_group()
     for step in (1, 2):
-        credited = CreditedGroup(written, True, [np.zeros(3)] * 2, [np.zeros(0)] * 2)
+        credited = CreditedGroup(written, [np.zeros(3)] * 2, [np.zeros(0)] * 2)
         run.write_rollouts(step, rollout_records(0, credited))
     file = tmp_path / "rollouts" / "step-000001.jsonl"
     assert [len(list(read_rollouts(path))) for path in (tmp_path, tmp_path / "rollouts", file)] == [4, 4, 2]
@@ -382,7 +382,7 @@ def test_rejected_groups_are_marked_and_the_greedy_rollout_comes_last_without_cr
     scored, greedy = scored_group(), scored_group()
     alone = RolloutGroup(greedy.group.prompt, greedy.group.rollouts[:1])
     greedy = replace(greedy, group=alone, rewards=np.array([0.75]), valid=np.array([True]))
-    group = CreditedGroup(replace(scored, greedy=greedy), False, [np.zeros(3)] * 2, [np.zeros(0)] * 2)
+    group = CreditedGroup(replace(scored, greedy=greedy, kept=False), [np.zeros(3)] * 2, [np.zeros(0)] * 2)
     records = list(rollout_records(3, group))
     assert [record["kept"] for record in records] == [False] * 3
     assert [record["greedy"] for record in records] == [False, False, True]

@@ -545,7 +545,7 @@ def test_more_failures_than_five_percent_stop_the_step_with_an_event_for_each(ru
     assert [event["member"] for event in stopped.recorder.events] == [0]
     assert stopped.engine.updates == []
     (group,) = stopped.recorder.rolled[1]  # what was sampled by then
-    assert len(group.scored.group.rollouts) == 4 and not group.kept
+    assert len(group.scored.group.rollouts) == 4 and not group.scored.kept
     assert not group.scored.valid.any() and group.scored.components == {}
     assert [record["valid"] for record in rollout_records(0, group)] == [False] * 4
 
@@ -883,7 +883,7 @@ def test_what_was_thrown_away_is_logged(run):
         "rollout/sampled_groups": 2, "rollout/kept_groups": 2, "rollout/acceptance_rate": 1, "rollout/rounds": 1,
     }  # fmt: skip
     groups = done.recorder.rolled[1]
-    assert [group.kept for group in groups] == [True, True, False, False, False]
+    assert [group.scored.kept for group in groups] == [True, True, False, False, False]
     assert prompt_ids([group.scored for group in groups[:2]]) == trained_ids(done.engine.updates[0])
     for group in groups[2:]:
         assert all((advantage == 0).all() for advantage in group.advantages)
@@ -927,7 +927,7 @@ def test_a_run_whose_groups_are_all_rejected_ends_without_an_update(run, policy)
         assert values["rollout/acceptance_rate"] == 0 and values["rollout/sampled_groups"] == 6
         assert values["reward/mean"] == 0.5 and values["length/completion_mean"] >= 1
         assert all(np.isfinite(value) for value in values.values())
-        assert [group.kept for group in done.recorder.rolled[step]] == [False] * 6
+        assert [group.scored.kept for group in done.recorder.rolled[step]] == [False] * 6
 
 
 def test_a_run_that_starves_may_stop(run):
@@ -937,7 +937,7 @@ def test_a_run_that_starves_may_stop(run):
     assert caught.value.exit_code == 6
     assert "after 2 rounds" in caught.value.where and "raise sampler.group_size" in caught.value.remedy
     assert len(stopped.engine.updates) == 1 and list(stopped.recorder.logged) == [0, 1]
-    assert [group.kept for group in stopped.recorder.rolled[2]] == [True, False, False]
+    assert [group.scored.kept for group in stopped.recorder.rolled[2]] == [True, False, False]
     assert stopped.recorder.events[-1]["action"] == "stop"
 
 
@@ -955,8 +955,8 @@ def test_groups_of_a_skipped_step_are_used_first_in_the_next(run):
     assert [event["step"] for event in done.recorder.events] == [1, 2]
     carried = [[g for g in done.recorder.rolled[step] if g.scored.group.prompt.id == first[1]] for step in (1, 2, 3)]
     assert [len(groups) for groups in carried] == [1, 0, 1]
-    assert carried[0][0].kept and all(len(values) == 0 for values in carried[0][0].logprobs)
-    assert carried[2][0].kept and all(len(values) > 0 for values in carried[2][0].logprobs)
+    assert carried[0][0].scored.kept and all(len(values) == 0 for values in carried[0][0].logprobs)
+    assert carried[2][0].scored.kept and all(len(values) > 0 for values in carried[2][0].logprobs)
     assert done.recorder.logged[3]["rollout/kept_groups"] == done.recorder.logged[3]["rollout/sampled_groups"] == 1
 
 

@@ -14,11 +14,10 @@ from mmrl.commands.plan.workload import Workload
 from mmrl.config.sections import ClusterConfig, Config
 from mmrl.engine_api import Engine, SamplingRequest
 from mmrl.ops.cost import ModelShape, Training
-from mmrl.rollout.collector import batch_of
+from mmrl.rollout.collector import batch_of, rollouts_of
 from mmrl.runs.setup import RunSetup
 from mmrl.system.clock import Clock
 from mmrl.system.signals import Interruption
-from mmrl.training.sources import train_batch
 from mmrl.training.updater import TrainBatch, Updater, demonstrations_batch
 from mmrl.types import EncodedPrompt, RolloutGroup, SampleKey, ScoredGroup
 
@@ -126,7 +125,7 @@ def _step(config: Config, setup: RunSetup, engine: Engine, prompts: Sequence[Enc
         greedy = setup.algorithm.needs().greedy_rollout
         scored = [_scored(config, groups[index], greedy=greedy) for index in range(len(prompts))]
         weights = {spec.metric: spec.weight for spec in config.rewards}
-        train = train_batch(scored, batch_of(scored, weights, setup.penalties))
+        train = TrainBatch(rollouts_of(scored), batch_of(scored, weights, setup.penalties), scored)
     else:
         samples = [setup.encoder.demonstrate(prompt) for prompt in prompts]
         train = TrainBatch(samples, demonstrations_batch(samples))

@@ -118,9 +118,9 @@ def selection_part(record: RecordedStep, result: Rerun) -> Part:
     """Which of the sampled groups the algorithm keeps."""
     groups = [record.groups[place] for place in sampled(record)]
     found = [
-        Difference("kept", group.credited.kept, now, name_of(group.rollouts[0]))
+        Difference("kept", group.credited.scored.kept, now, name_of(group.rollouts[0]))
         for group, now in zip(groups, result.kept, strict=True)
-        if group.credited.kept != now
+        if group.credited.scored.kept != now
     ]
     return Part("selection", "groups", len(groups), found)
 

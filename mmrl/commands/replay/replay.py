@@ -263,7 +263,7 @@ class _Player:
             if self._metrics:
                 parts += [*metric_parts(result, self._metrics), logprob_part(self._record, self._metrics)]
             groups = [group.credited for group in self._record.groups]
-            is_rejected = result.refills and not any(group.kept for group in groups)
+            is_rejected = result.refills and not any(group.scored.kept for group in groups)
             if not (self._is_over or is_rejected or any(group.trained for group in groups)):
                 self.notes.append("the step ended before anything was trained")
             if result.learner.unknown:

@@ -22,13 +22,12 @@ from mmrl.errors import DataError, plugin_errors
 from mmrl.interfaces import Algorithm
 from mmrl.ops.objective import partial_loss, reduce_partials
 from mmrl.plugin_host import registry
-from mmrl.rollout.collector import SampledBatch, SampledGroup, batch_of, sampled_metrics, select
+from mmrl.rollout.collector import SampledBatch, batch_of, rollouts_of, sampled_metrics, select
 from mmrl.rollout.records import RecordedStep
 from mmrl.system.clock import Clock
 from mmrl.system.signals import Interruption
 from mmrl.training.logprob_check import LogprobCheck
-from mmrl.training.sources import train_batch
-from mmrl.training.updater import StepResult, Updater
+from mmrl.training.updater import StepResult, TrainBatch, Updater
 from mmrl.types import CreditedGroup, FloatArray, Rollout, Sample, SampleKey, ScoredGroup, TrainingRow
 
 
@@ -174,7 +173,7 @@ def rerun(
     """
     algorithm, config = rules.algorithm(), rules.config
     needs, rounds = algorithm.needs(), list(_rounds(record))
-    carried = [place for place, group in enumerate(record.groups) if group.credited.place is None]
+    carried = [place for place, group in enumerate(record.groups) if group.credited.scored.place is None]
     if reselect and needs.refill is None:
         rounds, carried = rounds[:1], []
     places = [place for found in rounds for place in found]
@@ -198,23 +197,21 @@ def rerun(
     ledger = _Ledger()
     weights = {reward.metric: reward.weight for reward in config.rewards}
     make_batch = partial(batch_of, weights=weights, penalties=rules.penalties)
-    recorded = [record.groups[place].credited for place in places]
-    found = SampledBatch(
-        [
-            SampledGroup(scored[place], keep if reselect else group.kept, group.place or (0, 0))
-            for place, keep, group in zip(places, kept, recorded, strict=True)
-        ],
-        {},
-    )
+    recorded = [record.groups[place].credited.scored for place in places]
+    found = [
+        replace(scored[place], kept=keep if reselect else was.kept, place=was.place)
+        for place, keep, was in zip(places, kept, recorded, strict=True)
+    ]
     result = StepResult()
     if trained:
         groups = [scored[place] for place in trained]
         updater = Updater(config, algorithm, ledger, Interruption())
-        result = updater.learn(step, train_batch(groups, make_batch(groups)), learner, Clock())
+        result = updater.learn(step, TrainBatch(rollouts_of(groups), make_batch(groups), groups), learner, Clock())
     assert config.accuracy is not None, "there is nothing to score with"
     values = dict(result.metrics)
-    if found.groups:
-        values |= sampled_metrics(found, make_batch(found.scored), config.accuracy, refills=needs.refill is not None)
+    if found:
+        sampled_batch = SampledBatch(found, rollouts_of(found), make_batch(found))
+        values |= sampled_metrics(sampled_batch, config.accuracy, refills=needs.refill is not None)
     values |= LogprobCheck("float32", "warn", event=ledger.event).check_step(step, result.groups)
     if beside is not None:
         with plugin_errors(algorithm, "observe"):
@@ -225,7 +222,7 @@ def rerun(
 
 def sampled(record: RecordedStep) -> list[int]:
     """Places in the record of the groups that the step itself sampled, in that order."""
-    places = [(group.credited.place, index) for index, group in enumerate(record.groups)]
+    places = [(group.credited.scored.place, index) for index, group in enumerate(record.groups)]
     return [index for _, index in sorted((place, index) for place, index in places if place is not None)]
 
 
@@ -246,7 +243,7 @@ def lacking(algorithm: Algorithm, config: Config, record: RecordedStep, trained:
         and (needs.old_logprobs or config.learner.minibatches * config.learner.epochs > 1)
     ):
         missing.append("what each optimizer step began from (it is of an older version)")
-    if not record.is_complete and (needs.refill or not all(group.credited.kept for group in record.groups)):
+    if not record.is_complete and (needs.refill or not all(group.credited.scored.kept for group in record.groups)):
         missing.append("the rounds in which groups were sampled (it is of an older version)")
     return missing
 
@@ -276,7 +273,7 @@ def _rounds(record: RecordedStep) -> Iterator[list[int]]:
     """Places of the groups of each round of sampling."""
 
     def number(place: int) -> int:
-        found = record.groups[place].credited.place
+        found = record.groups[place].credited.scored.place
         assert found is not None
         return found[0]
 
