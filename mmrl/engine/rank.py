@@ -37,7 +37,7 @@ from mmrl.errors import ConfigError, MMRLError, ResourceError
 from mmrl.interfaces import Algorithm
 
 WAIT = timedelta(hours=1)
-"""How long ranks wait for each other: rank 0 alone reads the weights, which takes minutes from a slow disk."""
+"""Time that ranks wait for each other: rank 0 alone reads the weights, which takes minutes from a slow disk."""
 
 
 class RankEngine:
@@ -45,14 +45,14 @@ class RankEngine:
 
     Args:
         algorithm: None for evaluation only: no learner is built, and the sampler keeps the folder's weights.
-        max_images: Most images in one prompt; decides what vLLM reserves.
-        with_sampler: Whether anything will be sampled.
-        checkpoint: What ``Learner.save`` wrote, for the learner to go on from; the reference is the folder's all the
-            same.
-        progress: Called with what begins.
+        max_images: Most images in one prompt; vLLM reserves memory for them.
+        with_sampler: False if nothing will be sampled.
+        checkpoint: Folder that ``Learner.save`` wrote, for the learner to go on from; the reference is the model
+            folder's even then.
+        progress: Called with the name of each part of the start as it begins.
 
     Raises:
-        ConfigError: The checkpoint is that of another model, of other trained parts or of another precision.
+        ConfigError: The checkpoint has another model, other trained parts or another precision.
         ResourceError: The checkpoint is damaged.
     """
 
@@ -145,7 +145,7 @@ class RankEngine:
         }
 
     def _peak(self) -> dict[str, Any] | None:
-        """The most that this rank's device does."""
+        """The peak rate of this rank's device."""
         name = torch.cuda.get_device_name() if self._kind == "cuda" else "cpu"
         found = peak(self._kind, name, self._precision, model_shape(self._folder.config))
         return None if found is None else asdict(found)
@@ -164,11 +164,11 @@ class RankEngine:
         return self._memory_bytes_max
 
     def abandon(self, error: MMRLError) -> bool:
-        """A call in this process cannot be stopped."""
+        """Answer False: a call in this process cannot be stopped."""
         return False
 
     def close(self) -> None:
-        """Leave the process group, unless vLLM is in it: it leaves by itself when the process ends."""
+        """Leave the process group, unless vLLM is in it: vLLM leaves when the process ends."""
         if not isinstance(self._sampler, VLLMSampler) and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
@@ -267,10 +267,10 @@ class RankEngine:
         return learner
 
     def _check_hosts(self, policy: Policy, has_reference: bool) -> None:
-        """See that every machine has memory for what its ranks keep there: on all ranks, so that none waits for others.
+        """Check that every machine has memory for the parts that its ranks keep there; all ranks raise if one raises.
 
         Raises:
-            ResourceError: One has not; better told now than by the kernel in the first update.
+            ResourceError: A machine has too little. Without this, the kernel would kill the first update.
         """
         import psutil
 
@@ -314,7 +314,7 @@ class RankEngine:
         """Read a model on rank 0, and build it without content on the others; see ``placement``.
 
         Raises:
-            MMRLError: Rank 0, or any other, cannot: on all of them.
+            MMRLError: A rank cannot; raised on all of them.
         """
         failures, policy = Failures(), None
         try:

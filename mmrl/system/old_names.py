@@ -11,7 +11,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED = {"mmrl.media": "mmrl.data.images", "mmrl.hub": "mmrl.data.hub", "mmrl.templates": "mmrl.data.templates"}
-"""What the README of 0.2.0 showed to plugin authors, and where it is now."""
+"""Modules that the README of 0.2.0 showed to plugin authors, and their present names."""
 
 
 class _Moved(MetaPathFinder, Loader):
