@@ -82,7 +82,7 @@ def _load(loader: DatasetLoader) -> Sequence[Prompt]:
 
 
 def _beyond(rows: Sequence[Prompt]) -> bool:
-    """Whether there is a row after the last."""
+    """True if there is a row after the last."""
     try:
         rows[len(rows)]
     except IndexError:

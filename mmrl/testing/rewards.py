@@ -30,15 +30,15 @@ def check_reward(
     The rules: one finite number, or several by name, or None for each rollout, in order; the same again for the same
     rollouts, and in another order for another order; rollouts are not modified; no rollouts give no scores; what a
     rollout answers (``answer_of``) is a text or None, and the same again. By default rollouts are
-    right, wrong, empty, cut-off and odd answers to a question in text. Where their reference is no text but a list, a
-    number or missing, a reward that is not made for it may raise.
+    right, wrong, empty, cut-off and odd answers to a question in text. If their reference is a list, a number or
+    missing, a reward that is not made for that may raise.
 
     Args:
-        reward: A registered name, a class, a reward, a function (see ``plugin_host.foreign_rewards``), or what a file
-            has, as ``path/to/file.py:name``.
-        options: The reward's options, unless it is made already.
-        rollouts: What to score instead, those of a prompt side by side: ``make_rollouts`` makes them, for a reward
-            that needs columns or images.
+        reward: A registered name, a class, a reward, a function (see ``plugin_host.foreign_rewards``), or a name in a
+            file, ``path/to/file.py:name``.
+        options: The reward's options, unless it is an object already.
+        rollouts: Rollouts to score instead, those of a prompt side by side, for a reward that needs columns or images;
+            ``make_rollouts`` makes them.
 
     Raises:
         PluginError: A rule is broken, or the reward does not fit its interface.
@@ -113,7 +113,7 @@ def _score(score: CheckedScore) -> str:
 
 
 def _content(group: Sequence[Rollout]) -> list[str]:
-    """All that rollouts hold, as text, which a change cannot reach."""
+    """The content of rollouts as text, to compare after a call."""
     with np.printoptions(threshold=sys.maxsize):
         return [repr(rollout) for rollout in group]
 
