@@ -1,4 +1,4 @@
-"""What plugins implement: Algorithm, Reward, DatasetLoader and Tracker.
+"""The interfaces of plugins: Algorithm, Reward, DatasetLoader and Tracker.
 
 A plugin is a class with a nested pydantic ``Config``, registered under an entry-point group:
 
@@ -172,7 +172,7 @@ _UNSERVED = ("values", "before_update", "whole_groups", "last_state")
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """How per-token losses become one number; see ``mmrl.ops.aggregation``.
+    """The rule that makes one number of per-token losses; see ``mmrl.ops.aggregation``.
 
     Attributes:
         mode: One of the five modes.

@@ -169,7 +169,7 @@ class PolicyGradient(Algorithm):
 
     class Config(PluginConfig):
         aggregation: AggregationMode = "token-mean"
-        """How per-token losses are averaged."""
+        """The average over per-token losses."""
         length_norm: Positive | None = None
         """The length constant of `seq-mean-token-sum-norm`; null is `sampler.max_new_tokens`."""
         kl: KLOptions = KLOptions()

@@ -236,7 +236,7 @@ class RowReader:
         ]
 
     def _single_image(self, row: _Row, column: str) -> RawImage | None:
-        """Of one of several numbered columns."""
+        """The image of one of several numbered columns."""
         label, cells = f"{row.where}, {column}", image_cells(row.cells.get(column))
         if len(cells) > 1:
             raise DataError(f"A numbered column holds {len(cells)} images", where=label, possible="one, or null")

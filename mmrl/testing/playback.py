@@ -26,7 +26,7 @@ class Replay:
         grad_log_probs: (B, T) gradient of the loss with respect to the current log-probs.
         grad_entropy: (B, T) likewise for the entropy; a run has it only with ``Needs.entropy_gradient``.
         sequence_weights: (B,) weights; 0 for rows that are invalid, fully masked or not kept.
-        metrics: Of ``credit`` and ``loss``, reduced over the batch.
+        metrics: Metrics of ``credit`` and ``loss``, reduced over the batch.
     """
 
     advantages: FloatArray

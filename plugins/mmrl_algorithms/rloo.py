@@ -46,7 +46,7 @@ class RLOO(PolicyGradient):
         loss: Literal["reinforce", "ppo_clip", "sequence_clip"] = "reinforce"
         """The paper's, or one with a ratio, for several updates per rollout batch."""
         aggregation: AggregationMode = "seq-mean-token-sum"
-        """How per-token losses are averaged."""
+        """The average over per-token losses."""
         kl: KL = KL()
         """The penalty for leaving the initial policy."""
 

@@ -31,7 +31,7 @@ class SAPO(PolicyGradient):
         tau_negative: Positive = 1.05
         """Steepness of the gate for the others."""
         aggregation: AggregationMode = "seq-mean-token-mean"
-        """How per-token losses are averaged."""
+        """The average over per-token losses."""
 
     config: Config
 
