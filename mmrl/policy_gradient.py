@@ -244,7 +244,7 @@ class PolicyGradient(Algorithm):
         if not run.has_component(metric):
             raise ValueError(f"dynamic_sampling.metric is {metric!r}, and the rewards are {', '.join(run.rewards)}")
         if metric != run.accuracy:
-            return [f"dynamic_sampling selects by {metric!r}, and what tells right from wrong is {run.accuracy!r}"]
+            return [f"dynamic_sampling selects by {metric!r}, and accuracy is {run.accuracy!r}"]
         return ()
 
     def select(self, groups: Sequence[ScoredGroup]) -> Sequence[bool]:

@@ -254,7 +254,7 @@ def _complete_options(
         validated = model.model_validate(spec.options)
         options = validated.model_dump(mode="json", by_alias=True)
         if model.model_validate(options).model_dump_json() != validated.model_dump_json():
-            raise ValueError("what it writes is not what it reads")
+            raise ValueError("the written config reads as another one")
         return options, []
     except ValidationError as error:
         return {}, options_errors(error, model, key, tree, type(spec))

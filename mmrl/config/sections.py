@@ -380,14 +380,14 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]
     if len(set(model.freeze)) == 3:
         yield ("model.freeze",), "model.freeze leaves nothing to train", "leave out at least one part"
     if learner.offload != "none" and not learner.zero_stage:
-        what = "DeepSpeed offloads what ZeRO manages, and learner.zero_stage is 0"
+        what = "DeepSpeed offloads only tensors of ZeRO, and learner.zero_stage is 0"
         yield ("learner.offload", "learner.zero_stage"), what, "set learner.zero_stage: 1 or more, or offload: none"
     if learner.offload == "parameters" and learner.zero_stage in (1, 2):
         what = "DeepSpeed offloads parameters at ZeRO's stage 3 alone"
         yield ("learner.offload", "learner.zero_stage"), what, "set learner.zero_stage: 3, or offload: optimizer"
     if model.freeze and model.lora:
         what = "model.lora trains its adapters and no weight, so there is nothing to freeze"
-        yield ("model.freeze", "model.lora"), what, "remove model.freeze, and name what to adapt in model.lora.targets"
+        yield ("model.freeze", "model.lora"), what, "remove model.freeze, and name the layers in model.lora.targets"
 
 
 def _shared_labels(rewards: Sequence[RewardSpec]) -> set[str]:

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from mmrl.config.sections import Config, PluginSpec, Section, is_section
 from mmrl.config.yaml_tree import to_flow
 
-_HEADING = "# What is commented out shows the defaults. `mmrl check` says whether the config can run."
+_HEADING = "# Lines that are commented out show the defaults. `mmrl check` says whether the config can run."
 
 
 def starter(

@@ -284,7 +284,7 @@ class _Translator:
         named = self._get(targets, str) or "all-linear"
         is_language = named == "all-linear" and "visual" in (self._get(without, str) or "")
         if not is_language:
-            self._leave(without, "name what to adapt in model.lora.targets")
+            self._leave(without, "name the layers in model.lora.targets")
         every = ["language"] if is_language else ["language", "vision", "projector"]
         parts = every if named == "all-linear" else [each.strip() for each in named.split(",") if each.strip()]
         used = [rank, without, *([targets] if self._get(targets, str) else [])]
@@ -294,7 +294,7 @@ class _Translator:
             if freezes and is_language:
                 self._drop(frozen)
             elif freezes:
-                self._leave(frozen, "adapters alone are trained; name what to adapt in model.lora.targets")
+                self._leave(frozen, "adapters alone are trained; name the layers in model.lora.targets")
 
     def _learner(self) -> None:
         key = "worker.actor.global_batch_size"

@@ -203,7 +203,7 @@ def read_config(folder: Path) -> tuple[LoraConfig, str, str | None]:
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"the adapter's config cannot be read: {type(error).__name__}: {error}"
-        raise ConfigError(what, where=str(folder / CONFIG), possible="what peft writes of a LoRA") from error
+        raise ConfigError(what, where=str(folder / CONFIG), possible="a LoRA as peft writes it") from error
     if strange:
         raise ConfigError(
             f"the adapter is no plain LoRA: {', '.join(f'{key} is {config[key]!r}' for key in strange)}",

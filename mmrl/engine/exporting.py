@@ -358,7 +358,7 @@ def _compare(before: _Reading, after: _Reading, precision: str) -> Gap:
     if gap.verdict(precision) == "stop":
         limits = LIMITS[precision]
         raise NumericsError(
-            f"log-probs from the source and from what was written disagree: mean {gap.abs_mean:.2e}, "
+            f"log-probs from the source and from the written folder disagree: mean {gap.abs_mean:.2e}, "
             f"max {gap.abs_max:.2e} nats",
             where=f"{len(before.logprobs)} tokens of {len(before.token_ids)} built-in samples",
             possible=f"a mean of {limits.mean_stop:g}, a 99th percentile of {limits.p99_stop:g}",

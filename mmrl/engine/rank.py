@@ -297,7 +297,7 @@ class RankEngine:
             here = kept * ranks.count((host, total))
             if here > total:
                 raise ResourceError(
-                    f"what is offloaded takes {here / 1e9:.1f} GB of {host}'s memory, and it has {total / 1e9:.1f} GB",
+                    f"offloaded states take {here / 1e9:.1f} GB of {host}'s memory, and it has {total / 1e9:.1f} GB",
                     where=f"learner.offload: {learner.offload}; learner.zero_stage: {learner.zero_stage}",
                     remedy="use more machines, train adapters (model.lora), set learner.offload: none, or, for the "
                     "reference policy alone, learner.zero_stage: 3",

@@ -242,7 +242,7 @@ def _normal(distribution: str) -> str:
 
 def _raise_unknown(kind: Kind, name: str, installed: Sequence[PluginInfo]) -> NoReturn:
     names = sorted({info.name for info in installed} | {f"{i.distribution}:{i.name}" for i in installed if ":" in name})
-    install = "install the package that has it (pip install ...); `mmrl plugins` lists what is installed"
+    install = "install the package that has it (pip install ...); `mmrl plugins` lists the installed ones"
     hint = suggestion(spelled(name), names) or suggestion(name, names)
     raise PluginError(
         f"no installed package has {_article(kind)} plugin called {name!r}",

@@ -139,7 +139,7 @@ class _Subject:
             raise failed(self.algorithm, rule, error, self._remedy(error)) from error
         self._check_finite(case, result, remedy)
         if result.grad_entropy.any() and not self.needs.entropy_gradient:
-            rule = f"only what needs() asks for is used ({case})"
+            rule = f"only fields that needs() asks for are used ({case})"
             found = "the loss has a gradient with respect to entropy_T, which has none in a run"
             raise broken(self.algorithm, rule, found, "return Needs(entropy_gradient=True), or use entropy_T.detach()")
         return result
@@ -204,8 +204,8 @@ class _Subject:
         """``loss`` depends on ``credit`` only through its Credit."""
         both = copy.deepcopy(self.algorithm)
         if difference := _difference(expected, play(both, both, batch), slice(None)):
-            rule = f"loss knows of credit only what its Credit says ({case})"
-            found = f"with what credit has set on self, {difference}"
+            rule = f"loss depends on credit only through its Credit ({case})"
+            found = f"with the attributes that credit has set on self, {difference}"
             raise broken(self.algorithm, rule, found, "pass it through Credit.constants: other processes compute loss")
 
     def check_state(self, case: str, batch: Arrays) -> None:
@@ -226,7 +226,7 @@ class _Subject:
             with plugin_errors(new, "restore"):
                 new.restore(state) if state else None
         except PluginError as error:
-            rule = f"restore takes what state answered, from JSON ({case})"
+            rule = f"restore takes the JSON that state answered ({case})"
             raise failed(self.algorithm, rule, error, "read every key, as a plain number, list or text") from error
         if difference := _difference(play(old, learner, batch), play(new, learner, batch), slice(None)):
             rule = f"a run that goes on from a checkpoint goes on the same ({case})"

@@ -50,7 +50,7 @@ def check_dataset(
             prompt, twin = first[row], again[row]
         _check_prompt(made, row, prompt)
         if prompt.id != getattr(twin, "id", None):
-            remedy = "make ids of what does not change, such as the split and the row"
+            remedy = "make ids of lasting values, such as the split and the row"
             found = f"row {row}: {prompt.id!r}, then {twin.id!r}"
             raise broken(made, "ids are the same when loaded again", found, remedy)
         if prompt.id in places:

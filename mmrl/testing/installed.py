@@ -55,14 +55,14 @@ def examine(infos: Sequence[PluginInfo]) -> Iterator[Verdict]:
 
 
 def _ask(child: WorkerProcess, info: PluginInfo) -> Verdict:
-    remedy = "look for what waits, or runs without end, in its module, its constructor or its hooks"
+    remedy = "look for a wait, or a loop without end, in its module, its constructor or its hooks"
     try:
         reply = child.ask(pickle.dumps(info), TIMEOUT_S)
         if reply is not None:
             return Verdict(**reply)
         what = f"is not done with its checks within {TIMEOUT_S:g} s"
     except WorkerProcessEnded as end:
-        what, remedy = f"ended the process ({end.how})", "raise an exception instead, or repair what crashes"
+        what, remedy = f"ended the process ({end.how})", "raise an exception instead, or repair the crash"
     return Verdict("bad", str(PluginError(f"{info} {what}", where=info.target, remedy=remedy)))
 
 

@@ -70,7 +70,7 @@ def _check_group(reward: Reward, group: tuple[Rollout, ...]) -> None:
     for rollout in group:
         _check_answer(reward, rollout)
     order = np.random.default_rng(0).permutation(len(group)).tolist()
-    remedy = "score each rollout by what it holds, with no random numbers and no memory of earlier calls"
+    remedy = "score each rollout by its own content, with no random numbers and no memory of earlier calls"
     for rule, places in (("the same rollouts get the same scores", range(len(group))), ("scores keep order", order)):
         again = _scores(reward, tuple(group[place] for place in places))
         for place, score in zip(places, again, strict=True):
@@ -93,9 +93,7 @@ def _scores(reward: Reward, group: tuple[Rollout, ...]) -> list[CheckedScore]:
         with plugin_errors(reward, "score"):
             values = call(reward, group)
     except MMRLError as error:
-        remedy = (
-            "answer for each, None where it cannot be scored; to check_reward, pass rollouts that have what it needs"
-        )
+        remedy = "answer for each, None where it cannot be scored; to check_reward, pass rollouts that suit it"
         remedy = remedy if group else "return []"
         prompt = f"answer {group[0].answer!r}" if group else "none"
         raise failed(reward, f"rollouts can be scored ({len(group)}, {prompt})", error, remedy, Untried) from error

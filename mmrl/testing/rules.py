@@ -49,9 +49,9 @@ def _algorithm_remedy(error: BaseException) -> str:
         if isinstance(error.obj, np.ndarray | list):
             return "return mmrl.types.Credit(values)"
     if isinstance(error, AttributeError) and isinstance(error.obj, Plugin):
-        return "set it in __init__; what loss needs to know of credit goes through Credit.constants"
+        return "set it in __init__; numbers that loss needs from credit go through Credit.constants"
     if "NoneType" in text:
-        return "what needs() does not ask for (old and reference log-probs, greedy rewards) is None; ask, or do without"
+        return "fields that needs() does not ask for (log-probs, greedy rewards) are None; ask for them"
     if isinstance(error, RuntimeError) and ("dtype" in text or "scalar type" in text):
         return "make tensors of the type and device of those given: tokens.logprobs_T.new_zeros(n)"
     return ""
