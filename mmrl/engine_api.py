@@ -17,7 +17,7 @@ class SamplingRequest:
     """A group to sample.
 
     Attributes:
-        prompt: What to continue.
+        prompt: The prompt to continue.
         num_samples: Completions wanted.
         temperature: 0 is greedy.
         max_new_tokens: Limit per completion, the end-of-sequence token included.
@@ -41,14 +41,14 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """What one optimizer step tells.
+    """The results of one optimizer step.
 
     Attributes:
         metrics: Reduced over all micro-batches and ranks.
-        logprobs: Of each row, (T_i,) float32, before the step.
+        logprobs: Each row's, (T_i,) float32, before the step.
         entropies: Likewise the entropies, as ``PackedTokens.entropy_T``.
-        fault: Why no rank took the step, such as a loss that is not finite; empty if all did.
-        notice: What the learner has changed by itself to take it, such as a smaller micro-batch; empty if nothing.
+        fault: The reason why no rank took the step, such as a loss that is not finite; empty if all did.
+        notice: A change that the learner made by itself to take it, such as a smaller micro-batch; empty if nothing.
         flops: Operations that the own rows' passes need, see ``ops.cost``; 0 if they are not counted.
         memory_bytes: Allocated on the device at most, above what was allocated before; None if that is not known.
     """
@@ -136,7 +136,7 @@ class Engine(Protocol):
     def learning(self) -> AbstractContextManager[Learner]: ...
 
     def describe(self) -> Mapping[str, Any]:
-        """What really runs: devices, precisions, sampler, attention, versions; for RUN/environment.json."""
+        """The parts that really run: devices, precisions, sampler, attention, versions; for RUN/environment.json."""
         ...
 
     def abandon(self, error: MMRLError) -> bool:

@@ -1,4 +1,4 @@
-"""Everything mmrl raises on purpose; each kind has its exit code.
+"""The exceptions that mmrl raises on purpose; each kind has its exit code.
 
     MMRLError
     ├── ConfigError     2   a bad config or command line, a missing model folder
@@ -11,7 +11,7 @@
     │   └── DeviceMemoryError   a device has too little memory
     └── NumericsError   6   the numbers do not agree, or are not finite
 
-Any other exception is a bug: it keeps its traceback and exits with 1. A signal is no error: ``interruption.Stopped``
+Any other exception is a bug: it keeps its traceback and exits with 1. A signal is no error: ``system.signals.Stopped``
 exits with 10, or with 130 after Ctrl-C.
 """
 
@@ -34,7 +34,7 @@ class MMRLError(Exception):
         what: One sentence without a trailing newline.
         where: The file and line, config key, dataset row or plugin concerned.
         possible: The values that would have been accepted.
-        remedy: What the user can do next.
+        remedy: The user's next step.
     """
 
     exit_code: ClassVar[int] = 1
@@ -64,11 +64,11 @@ class DataError(MMRLError):
 
 
 class HubError(DataError):
-    """A model or dataset that is not here, and that a hub does not give: unknown, gated or damaged."""
+    """A model or dataset that is not here, and that a hub does not give because it is unknown, gated or damaged."""
 
 
 class HubUnreachableError(HubError):
-    """The hub cannot be asked, offline or because it fails, and the cache does not have what is needed."""
+    """The hub cannot be reached or fails, and the cache lacks files that are needed."""
 
 
 class PluginError(MMRLError):
@@ -89,11 +89,11 @@ class ResourceError(MMRLError):
 
 
 class RankLostError(ResourceError):
-    """A rank's process is gone, or hangs; what it had in memory is lost."""
+    """A rank's process is gone, or hangs; its memory is lost."""
 
 
 class DeviceMemoryError(ResourceError):
-    """A device has too little memory for what it is asked for."""
+    """A device has too little memory for its work."""
 
 
 class NumericsError(MMRLError):
@@ -103,13 +103,13 @@ class NumericsError(MMRLError):
 
 
 def contract_error(plugin: object, hook: str, what: str, remedy: str) -> PluginError:
-    """For a plugin whose ``hook`` answered what it may not, said by ``what``."""
+    """The error for a plugin whose ``hook`` broke its contract; ``what`` says how."""
     return PluginError(f"{_qualified(plugin)}.{hook} {what}", remedy=remedy)
 
 
 @contextmanager
 def plugin_errors(plugin: object, hook: str) -> Iterator[None]:
-    """Turn what a plugin raises in ``hook`` into a PluginError that shows its message and last frame."""
+    """Turn a plugin's exception in ``hook`` into a PluginError that shows its message and last frame."""
     try:
         yield
     except MMRLError:

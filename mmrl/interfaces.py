@@ -1,4 +1,4 @@
-"""What plugins implement: Algorithm, Reward, DatasetLoader and Tracker.
+"""The interfaces of plugins: Algorithm, Reward, DatasetLoader and Tracker.
 
 A plugin is a class with a nested pydantic ``Config``, registered under an entry-point group:
 
@@ -6,7 +6,7 @@ A plugin is a class with a nested pydantic ``Config``, registered under an entry
     shortest = "my_package.shortest:Shortest"
 
 ``Config`` rejects unknown options, so a misspelt one is an error before anything starts. Import torch and other
-heavy packages inside functions: options are validated on machines that have no use for them.
+heavy packages inside functions: options are validated on machines that lack them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Plugin(ABC):  # noqa: B024 - the kinds of plugins add the abstract methods
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a plugin may want to know of the run that it is part of.
+    """Facts that a plugin may need of its run.
 
     Attributes:
         group_size: Rollouts of each prompt.
@@ -107,7 +107,7 @@ class RunFacts:
     accuracy: str | None = None
 
     def has_component(self, name: str) -> bool:
-        """Whether it is a reward's component, or may be one of several that a reward answers: ``<reward>/<name>``."""
+        """True for a reward's component, and for a name that may be one of a reward's several: ``<reward>/<name>``."""
         return any(name == reward or name.startswith(f"{reward}/") for reward in self.rewards)
 
 
@@ -116,11 +116,11 @@ Starvation = Literal["train_partial", "skip", "stop"]
 
 @dataclass(frozen=True, slots=True)
 class Refill:
-    """How groups that ``Algorithm.select`` rejects are replaced by the next prompts' in rounds, one for each.
+    """Replacement of groups that ``Algorithm.select`` rejects: in rounds, each by the next prompt's group.
 
     Attributes:
         max_rounds: Rounds of replacements after the first sampling of a step.
-        on_starvation: What to do with a batch that is still not full: ``train_partial`` on what there is, ``skip``
+        on_starvation: Action on a batch that is still not full: ``train_partial`` on the groups there are, ``skip``
             the update and keep the groups for the next step, or ``stop`` the run.
     """
 
@@ -134,7 +134,7 @@ class Refill:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What an algorithm asks of a step beyond rollouts and rewards.
+    """Needs of an algorithm beyond rollouts and rewards.
 
     Attributes:
         reference_logprobs: Log-probs of the frozen initial policy; loads a second model.
@@ -142,10 +142,10 @@ class Needs:
         min_group_size: Rollouts per prompt without which the estimator is undefined.
         greedy_rollout: One more rollout per prompt at temperature 0, scored and never trained on.
         entropy_gradient: ``PackedTokens.entropy_T`` with gradient.
-        refill: ``select`` is asked, and what it rejects is replaced; None trains on whatever was sampled.
-        values: ``Batch.values``, of a critic that is trained beside the policy. Not served yet, as all that follow: an
-            algorithm that asks for one is refused.
-        before_update: Of ``logprobs`` and ``entropy``, those of all rows of an optimizer step before its loss.
+        refill: ``select`` is asked, and rejected groups are replaced; None trains on all sampled groups.
+        values: ``Batch.values``, of a critic that is trained beside the policy. This need and those below are not
+            served yet: an algorithm that asks for one is refused.
+        before_update: ``logprobs`` or ``entropy`` of all rows of an optimizer step before its loss.
         whole_groups: The rows of a group are in one micro-batch.
         last_state: Rows keep the last token of their completion; ``Batch.final_values``.
     """
@@ -163,7 +163,7 @@ class Needs:
 
     @property
     def unserved(self) -> tuple[str, ...]:
-        """Those asked for that this version does not serve."""
+        """Needs that this version does not serve."""
         return tuple(name for name in _UNSERVED if getattr(self, name))
 
 
@@ -172,7 +172,7 @@ _UNSERVED = ("values", "before_update", "whole_groups", "last_state")
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """How per-token losses become one number; see ``mmrl.ops.aggregation``.
+    """The rule that makes one number of per-token losses; see ``mmrl.ops.aggregation``.
 
     Attributes:
         mode: One of the five modes.
@@ -189,13 +189,13 @@ class Aggregation:
             raise ValueError(f"only seq-mean-token-sum-norm has a length constant, above 0, not {self.constant}")
 
     def with_default(self, constant: float | None) -> Aggregation:
-        """Itself, or with this length constant if it needs one and has none."""
+        """This aggregation, with this length constant if it needs one and has none."""
         missing = self.mode == "seq-mean-token-sum-norm" and self.constant is None
         return Aggregation(self.mode, constant) if missing else self
 
 
 class Algorithm(Plugin):
-    """A learning rule: where the data comes from, what is credited, what is minimised.
+    """A learning rule: the source of data, the credit, and the loss.
 
     Attributes:
         source: ``rollouts`` samples completions from the policy and scores them; ``demonstrations`` takes the
@@ -205,16 +205,16 @@ class Algorithm(Plugin):
     source: ClassVar[Literal["rollouts", "demonstrations"]] = "rollouts"
 
     def needs(self) -> Needs:
-        """What the algorithm asks of a step; constant for a run."""
+        """The algorithm's needs; constant for a run."""
         return Needs()
 
     @property
     @abstractmethod
     def aggregation(self) -> Aggregation:
-        """How the per-token loss is weighed."""
+        """The weighing of the per-token loss."""
 
     def select(self, groups: Sequence[ScoredGroup]) -> Sequence[bool]:
-        """Which groups to keep, one bool for each; the others are replaced. Asked only with ``Needs.refill``."""
+        """One bool for each group: True keeps it, False has it replaced. Called only with ``Needs.refill``."""
         return [True] * len(groups)
 
     @abstractmethod
@@ -225,8 +225,8 @@ class Algorithm(Plugin):
     def loss(self, tokens: PackedTokens) -> TokenLoss:
         """The unreduced loss of each packed token, in float32; weights and sums are the framework's.
 
-        Other processes compute it, with instances of their own: nothing that ``credit`` or ``observe`` set on ``self``
-        is there. What it needs to know of them goes through ``Credit.constants``.
+        Other processes compute it, with instances of their own: they lack all that ``credit`` or ``observe`` set on
+        ``self``. Numbers that it needs from them go through ``Credit.constants``.
         """
 
     def observe(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
@@ -234,14 +234,14 @@ class Algorithm(Plugin):
         return {}
 
     def state(self) -> Mapping[str, Any]:
-        """What steps have changed in this object, on the driver: kept with each checkpoint.
+        """The state that steps have changed in this object, on the driver; each checkpoint keeps it.
 
-        As JSON can hold it, with finite numbers; texts that look like secrets are replaced.
+        It must be JSON with finite numbers; texts that look like secrets are replaced.
         """
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state`` answered, in the run that goes on; called only if that was not empty."""
+        """Take over the ``state`` of the run that goes on; called only if it is not empty."""
         raise NotImplementedError(f"{type(self).__name__} has a state and does not restore it")
 
 
@@ -249,7 +249,7 @@ def served_needs(algorithm: Algorithm) -> Needs:
     """An algorithm's ``needs``.
 
     Raises:
-        PluginError: It fails, or asks for what this version does not serve.
+        PluginError: It fails, or has needs that this version does not serve.
     """
     with plugin_errors(algorithm, "needs"):
         needs = algorithm.needs()
@@ -267,11 +267,11 @@ class Reward(Plugin):
     """Scores rollouts, in a worker process that may be killed and replaced at any time.
 
     Attributes:
-        penalty: Whether it shapes the others, as a length penalty does: algorithms that normalise or clip rewards add
+        penalty: True if it shapes the others, as a length penalty does: algorithms that normalise or clip rewards add
             it afterwards.
         workers: Processes of its own, such as 1 for a model that is loaded once; None shares those of the others.
             ``rewards[].workers`` of the config wins.
-        groups_per_call: Most groups whose rollouts ``score`` is given in one call, where as many are waiting.
+        groups_per_call: Most groups whose rollouts ``score`` gets in one call, if as many are waiting.
     """
 
     penalty: ClassVar[bool] = False
@@ -279,7 +279,7 @@ class Reward(Plugin):
     groups_per_call: ClassVar[int] = 1
 
     def prepare(self) -> None:
-        """Load what is large. Called once in each worker before it scores; no ``timeout_s`` counts meanwhile."""
+        """Load large things. Called once in each worker before it scores; ``timeout_s`` does not count meanwhile."""
         return
 
     def score_one(self, rollout: Rollout) -> Score | Awaitable[Score | None] | None:
@@ -302,8 +302,8 @@ class Reward(Plugin):
     def answer_of(self, rollout: Rollout) -> str | None:
         """The answer that a completion gives, for votes among the completions of a prompt (majority@k of `mmrl eval`).
 
-        Equal texts are the same answer: those that ``score`` takes for the same, such as ``0.5`` and ``1/2``, should be
-        one text here. Must not depend on the reference answer. None, as without this method, gives no vote. Called
+        Equal texts are the same answer, so answers that ``score`` takes for the same, such as ``0.5`` and ``1/2``,
+        should give one text. It must not depend on the reference answer. None gives no vote, and is the default. Called
         after each scoring, in the same process and within the same time.
         """
         return None
@@ -311,14 +311,14 @@ class Reward(Plugin):
 
 @dataclass(frozen=True, slots=True)
 class DatasetFacts:
-    """What is known of a dataset that a loader is made for.
+    """Facts of a dataset that a loader is made for.
 
     Attributes:
-        origin: Where it is published, such as a name on a hub.
-        licence: As its publisher states it; "not stated" where it is not known.
+        origin: Its place of publication, such as a name on a hub.
+        licence: The licence that its publisher states; "not stated" if it is not known.
         rows: Rows of each split, as far as known.
         reward: The rewards that suit its answers, by name, the first one for accuracy.
-        notes: What a user should know of it.
+        notes: Advice for its users.
     """
 
     origin: str
@@ -332,18 +332,18 @@ class DatasetLoader(Plugin):
     """Reads prompts.
 
     Attributes:
-        facts: Of the one dataset that it is made for; None for loaders of any.
+        facts: Facts of the one dataset that it is made for; None for loaders of any.
     """
 
     facts: ClassVar[DatasetFacts | None] = None
 
     def describe(self) -> Mapping[str, str]:
-        """After ``load``, what it chose by itself, for people: such as the column of each part."""
+        """Choices that ``load`` made by itself, for people, such as the column of each part; called after it."""
         return {}
 
     @abstractmethod
     def load(self) -> Sequence[Prompt]:
-        """A sequence with ``len`` and ``[i]``; rows may be read lazily, and give the same whenever they are read.
+        """A sequence with ``len`` and ``[i]``; rows may be read lazily, and are the same at every reading.
 
         One thread at a time reads them, not always the main one.
 
@@ -356,8 +356,8 @@ class Tracker(Plugin):
     """Sends metrics somewhere. Called from a thread of its own: it can neither stop nor slow a run.
 
     A run that goes on makes a new object: ``restore`` if there is a ``state``, then ``start``; steps after the
-    checkpoint that it goes on from are logged again. What its service prints belongs on the console with ``mmrl train
-    --verbose`` only, where the environment has ``MMRL_VERBOSE=1``.
+    checkpoint that it goes on from are logged again. Output of its service belongs on the console only with ``mmrl
+    train --verbose``, which sets ``MMRL_VERBOSE=1``.
     """
 
     @abstractmethod
@@ -373,9 +373,9 @@ class Tracker(Plugin):
         """Flush and close."""
 
     def state(self) -> Mapping[str, Any]:
-        """Such as the run's id, after ``start``, as JSON can hold it: kept with each checkpoint."""
+        """State as JSON, such as the run's id, asked for after ``start``; each checkpoint keeps it."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state`` answered, before ``start``, to go on in the same place."""
+        """Take over an earlier ``state``, before ``start``, to go on in the same place."""
         return

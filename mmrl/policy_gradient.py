@@ -1,6 +1,6 @@
 """The frame of policy-gradient algorithms: the options that they share, and the order in which those act.
 
-An algorithm says what its advantages and its surrogate loss are; around them stand, in this order,
+An algorithm defines its advantages and its surrogate loss. The frame adds the rest, in this order,
 
     rewards      components normalised, summed, clipped, penalties added      (reward_norm, reward_clip)
     KL           beta (log pi_old - log pi_ref) per token, off the reward     (kl.where: reward)
@@ -13,7 +13,7 @@ on the driver and, for each token,
     + beta KL    of an estimator                                              (kl.where: loss)
     - c H        the entropy of the policy                                    (entropy_coef)
 
-A subclass that needs none of this may as well implement ``mmrl.interfaces.Algorithm`` itself.
+An algorithm that needs none of this may implement ``mmrl.interfaces.Algorithm`` itself.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class KLOptions(PluginConfig):
     target: Positive | None = None
     """The KL that `coef` is steered to, from step to step; null leaves it as it is."""
     unit: Literal["token", "sequence"] = "token"
-    """What `target` is the mean KL of."""
+    """Whose mean KL `target` is: a token's or a sequence's."""
     horizon: Positive = 10000.0
     """Completions in which `coef` may change by a fifth, which is also the most in one step."""
 
@@ -81,7 +81,7 @@ class CorrectionOptions(PluginConfig):
     """Weights against the difference between sampler and learner; see `mmrl.ops.correction`."""
 
     mode: CorrectionMode
-    """Of what the weight is taken (token, sequence, its geometric mean), and what happens outside the bounds."""
+    """The ratio that is the weight (a token's, a sequence's, or its geometric mean), and the rule beyond the bounds."""
     low: Positive | None = None
     """Lower bound of the weight; null is the mode's own."""
     high: Positive | None = None
@@ -99,7 +99,7 @@ class CorrectionOptions(PluginConfig):
 
 
 class DynamicSamplingOptions(PluginConfig):
-    """Replace groups whose completions are all equally right by other prompts' (arXiv:2503.14476)."""
+    """Replace groups whose completions are all equally right by groups of other prompts (arXiv:2503.14476)."""
 
     metric: str | None = None
     """The reward whose raw values must differ within a group; null is the first of `rewards`. Where it does not score
@@ -107,7 +107,8 @@ class DynamicSamplingOptions(PluginConfig):
     max_rounds: Annotated[int, Field(ge=1)] = 10
     """Rounds of replacements in a step, one prompt for each rejected group."""
     on_starvation: Starvation = "train_partial"
-    """With the rounds used up: train on what there is (in as many updates), keep it for the next step, or stop."""
+    """When the rounds are used up: train on the groups there are (in as many updates), keep them for the next step, or
+    stop."""
 
 
 class ClipOptions(PluginConfig):
@@ -120,7 +121,7 @@ class ClipOptions(PluginConfig):
 
     @property
     def clip(self) -> dict[str, Any]:
-        """As arguments of a surrogate."""
+        """The options as arguments of a surrogate."""
         return {"clip_low": self.clip_low, "clip_high": self.clip_high}
 
 
@@ -151,7 +152,7 @@ class StdOptions(PluginConfig):
 
     @property
     def std(self) -> dict[str, Any]:
-        """As arguments of ``group_advantages``."""
+        """The options as arguments of ``group_advantages``."""
         return {"eps": self.std_eps, "ddof": self.std_ddof}
 
 
@@ -160,7 +161,7 @@ class PolicyGradient(Algorithm):
 
     Attributes:
         min_group_size: Rollouts per prompt without which the advantages are undefined.
-        greedy_rollout: Whether the advantages need a greedy rollout of each prompt.
+        greedy_rollout: True if the advantages need a greedy rollout of each prompt.
     """
 
     min_group_size: ClassVar[int] = 1
@@ -168,7 +169,7 @@ class PolicyGradient(Algorithm):
 
     class Config(PluginConfig):
         aggregation: AggregationMode = "token-mean"
-        """How per-token losses are averaged."""
+        """The average over per-token losses."""
         length_norm: Positive | None = None
         """The length constant of `seq-mean-token-sum-norm`; null is `sampler.max_new_tokens`."""
         kl: KLOptions = KLOptions()
@@ -184,7 +185,7 @@ class PolicyGradient(Algorithm):
         reward_clip: tuple[float, float] | None = None
         """Bounds of the weighted sum, before penalties are added; null is none."""
         dynamic_sampling: DynamicSamplingOptions | None = None
-        """Replace groups without a signal; null trains on whatever was sampled."""
+        """Replace groups without a signal; null trains on all sampled groups."""
 
         @model_validator(mode="after")
         def _check(self) -> PolicyGradient.Config:
@@ -209,7 +210,7 @@ class PolicyGradient(Algorithm):
 
     @abstractmethod
     def advantages(self, batch: Batch, rewards: FloatArray, kl: Sequence[FloatArray] | None) -> Credit:
-        """The estimator.
+        """The advantages of a batch.
 
         Args:
             rewards: (B,) shaped, 0 where invalid.
@@ -243,7 +244,7 @@ class PolicyGradient(Algorithm):
         if not run.has_component(metric):
             raise ValueError(f"dynamic_sampling.metric is {metric!r}, and the rewards are {', '.join(run.rewards)}")
         if metric != run.accuracy:
-            return [f"dynamic_sampling selects by {metric!r}, and what tells right from wrong is {run.accuracy!r}"]
+            return [f"dynamic_sampling selects by {metric!r}, and accuracy is {run.accuracy!r}"]
         return ()
 
     def select(self, groups: Sequence[ScoredGroup]) -> Sequence[bool]:
@@ -332,7 +333,7 @@ class PolicyGradient(Algorithm):
         return further
 
     def state(self) -> Mapping[str, Any]:
-        """The coefficient of the KL, where it is steered."""
+        """The coefficient of the KL, if it is steered."""
         return {} if self.config.kl.target is None else {"kl_coef": self._kl_coef}
 
     def restore(self, state: Mapping[str, Any]) -> None:

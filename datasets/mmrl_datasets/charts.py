@@ -2,9 +2,9 @@
 
     python -m mmrl_datasets.charts OUT
 
-Bars and points bear no numbers: they are read off an axis with a grid at every value; a pie shows the share of each
-part. Asked is a value, a difference, a total, or where the largest or smallest value is. No test chart has the values
-of a training chart. Columns ``kind``, ``asked`` and ``values`` (JSON) say what was drawn.
+Bars and points bear no numbers: they are read off an axis with a grid at every value. A pie shows the share of each
+part. Questions ask for a value, a difference, a total, or the name of the largest or smallest value. No test chart has
+the values of a training chart. Columns ``kind``, ``asked`` and ``values`` (JSON) describe the drawing.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def write_charts(folder: Path, *, train: int = 2000, test: int = 300, warmup: in
     """Write ``train.parquet``, ``test.parquet`` and, if asked for, ``warmup.parquet``.
 
     Args:
-        folder: Where to; holds nothing else under these names.
+        folder: Folder of the files; it holds nothing else under these names.
         train: Training rows.
-        test: Held-out rows: of values that the other splits do not have.
+        test: Held-out rows, with values that the other splits do not have.
         warmup: Rows for a supervised warm-up, of other pictures than ``train``.
         seed: Decides which values are held out, and every draw.
 
@@ -67,7 +67,7 @@ def _draw(rng: np.random.Generator, belongs: Belongs) -> Example:
 
 
 def _values(kind: str, rng: np.random.Generator) -> dict[str, int]:
-    """A value for each name, no two the same; those of a pie add up to 100."""
+    """A different value for each name; those of a pie add up to 100."""
     count = int(rng.integers(3, 6))
     if kind == "pie":
         cuts = first(lambda: np.sort(rng.choice(np.arange(1, 20), count - 1, replace=False)) * 5, _parts_differ)

@@ -1,4 +1,4 @@
-"""The answers that a question offers: read from a cell, and listed after the question."""
+"""Reads the choices of a question from a cell, and lists them after the question."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _COMMANDS = """
     underset uparrow updownarrow uplus upsilon varepsilon varnothing varphi varpi varrho varsigma vartheta vdash vDash
     vdots vec vee verb vert Vert vphantom vspace xi xleftarrow xrightarrow Updownarrow Uparrow Upsilon"""
 _LATEX = frozenset(_COMMANDS.split())
-"""Commands whose backslash and first letter are an escape to Python or JSON."""
+"""Commands whose backslash and first letter are an escape in Python or JSON."""
 _ESCAPE = re.compile(r"\\\\|\\([A-Za-z]+)")
 _NO_TEXT = re.compile("[\0-\x08\v\f\x0e-\x1f\x7f\ud800-\udfff]|\r(?!\n)|[\t\n](?=[A-Za-z])")
-"""What no choice means to say; a tab or a new line before a letter may be a command that is not among these."""
+"""Characters that no choice contains on purpose; a tab or a line break before a letter may be an unlisted command."""
 
 
 def read_choices(value: Any, where: str) -> tuple[str, ...]:
@@ -100,9 +100,9 @@ def _is_choice(value: Any) -> bool:
 
 
 def _are_listed(text: str, choices: Sequence[str]) -> bool:
-    """Whether all stand in the text one after the other, each after its letter, and then the line ends.
+    """True if the text has all choices one after the other, each after its letter, and then the line ends.
 
-    With anything else between or after them they may be part of the question: "Fig. A: 10 cm, B: 20 cm" lists no 10.
+    With other text between or after them they may be part of the question: "Fig. A: 10 cm, B: 20 cm" lists no 10.
     """
     if not all(choice.strip() for choice in choices):
         return False

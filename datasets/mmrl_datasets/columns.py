@@ -1,4 +1,4 @@
-"""Which columns of a table play which part: the names that datasets use for each, and the choice among them."""
+"""Chooses the columns of a table for each role, by the names that datasets use."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Columns:
     """The columns of each role; None where there is none.
 
     Attributes:
-        images: Several where they are numbered, one after the other.
-        plain: All that hold no images.
-        refused: Those with media that cannot be used, if a row has any.
-        wants_answer: Whether each row must have an answer or a demonstration.
+        images: Columns of images; several if they are numbered.
+        plain: Columns without images.
+        refused: Columns with media that cannot be used, if a row has any.
+        wants_answer: True if each row must have an answer or a demonstration.
         named: Roles whose columns the user named.
     """
 
@@ -54,7 +54,7 @@ class Columns:
     named: frozenset[str]
 
     def described(self) -> dict[str, str]:
-        """Role -> column, for people."""
+        """The column of each role, for people."""
         single = {role: getattr(self, role) for role in ALIASES if role != "images"}
         chosen = {"prompt": self.prompt, "images": ", ".join(self.images), **single}
         return {role: column for role, column in chosen.items() if column}
@@ -65,11 +65,11 @@ def choose_columns(rows: Rows, named: Mapping[str, str | None], where: str) -> C
 
     Args:
         rows: The table.
-        named: What the user says of each role: a column, "" for none, or None for the first of ``ALIASES``.
+        named: The user's choice for each role: a column, "" for none, or None for the first of ``ALIASES``.
         where: The dataset, for messages.
 
     Raises:
-        DataError: A column that is needed or named is not there, or several could be meant.
+        DataError: A column that is needed or named is missing, or several fit.
     """
     return _Chooser(rows, named, where).choose()
 
@@ -90,7 +90,7 @@ class _Chooser:
         self._named = named
         self._where = where
         self._first: list[Mapping[str, Any]] | None = None
-        # What is named for one role is a candidate for no other.
+        # A column that is named for one role is a candidate for no other.
         self._taken = {column: role for role, column in named.items() if column}
 
     def choose(self) -> Columns:
@@ -124,7 +124,7 @@ class _Chooser:
         )
 
     def _one(self, role: str, aside: Iterable[str] = ()) -> str | None:
-        """The column of a role. Those ``aside`` count only where there is no other."""
+        """The column of a role. Those ``aside`` count only if there is no other."""
         named = self._named[role]
         if named is not None:
             if named and not self._exists(named):

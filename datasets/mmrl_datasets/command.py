@@ -22,13 +22,13 @@ _HELP = {
 def run(
     write: Callable[..., None], description: str, helps: Mapping[str, str], arguments: Sequence[str] | None = None
 ) -> int:
-    """Call ``write(folder, **options)`` with what the command line says; returns the exit code.
+    """Call ``write(folder, **options)`` with the command line's options; returns the exit code.
 
     Args:
         write: Its keyword arguments, which all have defaults, are the options; a tuple is given as ``a,b``.
         description: A module's docstring.
-        helps: What each further option is.
-        arguments: In place of those of the process.
+        helps: Help of each further option.
+        arguments: Arguments in place of the process's.
     """
     parser = argparse.ArgumentParser(_name(write), description=description.partition("\n")[0])
     parser.add_argument("folder", type=Path, metavar="OUT")

@@ -26,7 +26,7 @@ def write_compare(folder: Path, *, train: int = 2000, test: int = 300, warmup: i
     """Write ``train.parquet``, ``test.parquet`` and, if asked for, ``warmup.parquet``.
 
     Args:
-        folder: Where to; holds nothing else under these names.
+        folder: Folder of the files; it holds nothing else under these names.
         train: Training rows.
         test: Held-out rows.
         warmup: Rows for a supervised warm-up, in neither of the other two.

@@ -36,10 +36,10 @@ def write_digits(
     """Write ``train.parquet``, ``test.parquet`` and, if asked for, ``warmup.parquet``.
 
     Args:
-        folder: Where to; holds nothing else under these names.
+        folder: Folder of the files; it holds nothing else under these names.
         train: Training rows.
         test: Held-out rows.
-        warmup: Rows for a supervised warm-up, drawn from the training digits anew: they overlap ``train``.
+        warmup: Rows for a supervised warm-up, drawn from the training digits again, so that they overlap ``train``.
         pairs: Fraction of rows that show two digits and ask for their sum.
         seed: Decides which digits are held out, and every draw.
         image_size: Side of a digit in pixels.

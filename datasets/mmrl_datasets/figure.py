@@ -1,4 +1,4 @@
-"""Figures in the plane and how they are drawn. Points are complex numbers, the imaginary part up."""
+"""Figures in the plane, and their drawing. Points are complex numbers, the imaginary part up."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from PIL import ImageFont
 
 NAMES = 0.8
-"""Height of names, where that of values is 1."""
+"""Height of names relative to values."""
 SMOOTHING = 4
-"""Pictures are drawn so many times larger and reduced, so that edges are smooth."""
+"""Factor by which pictures are drawn larger before they are reduced, so that edges are smooth."""
 INK, _FAINT, _FILL = (20, 20, 20), (205, 205, 205), (70, 110, 200)
 
 
@@ -31,7 +31,7 @@ class Label:
 
 @dataclass(slots=True)
 class Figure:
-    """What is drawn, in any unit: lines through points, faint ones, areas, circles (centre, radius), dots, labels."""
+    """A drawing in any unit: lines through points, faint ones, areas, circles (centre, radius), dots, labels."""
 
     paths: list[Sequence[complex]] = field(default_factory=list)
     faint: list[Sequence[complex]] = field(default_factory=list)
@@ -75,11 +75,11 @@ class Figure:
         """A PNG with the figure as large as fits.
 
         Args:
-            width, height: Of the picture, in pixels.
-            font_size: Of the labels, in pixels; they always stand upright.
+            width, height: Size of the picture in pixels.
+            font_size: Size of the labels in pixels; they always stand upright.
             turn: A factor of length 1.
-            mirror: Whether left and right change places, before the turn.
-            shift: In pixels, after all else.
+            mirror: True to swap left and right before the turn.
+            shift: Shift in pixels, after all else.
         """
         from PIL import Image, ImageDraw
 
@@ -125,7 +125,7 @@ class Figure:
 
 
 def write(pen: Any, at: tuple[float, float], text: str, size: int) -> None:
-    """Write text around a point, moved so that all of it is in the picture."""
+    """Write text around a point, moved so that the picture has all of it."""
     letters = font(size)
     x0, y0, x1, y1 = pen.textbbox(at, text, letters, "mm")
     width, height = pen.im.size

@@ -2,9 +2,9 @@
 
     python -m mmrl_datasets.geometry OUT --kinds hypotenuse,leg --level 1
 
-The values are in the figure and nowhere else (``right_corner`` tells the lengths, and the figure where the right angle
-is); a text row gives them in words. No test row has the values of a
-training row. Columns ``kind``, ``level`` and ``values`` (JSON) say what was drawn.
+The values are in the figure and nowhere else (``right_corner`` tells the lengths, and its figure shows the right
+angle); a text row gives them in words. No test row has the values of a training row. Columns ``kind``, ``level`` and
+``values`` (JSON) describe the drawing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mmrl_datasets.problems import EASY, HARD, KINDS, Problem, Values
 RATIOS = ((1, 1), (4, 3), (3, 4), (5, 4), (3, 2))
 """Width to height of the pictures; at level 1 only the first, unless there are several in a row."""
 LABELS = {EASY: 5.5, HARD: 9}
-"""How many labels' heights the longer side of a picture is, by level."""
+"""Longer side of a picture in heights of a label, by level."""
 _ORDINALS = ("first", "second", "third")
 
 
@@ -47,14 +47,14 @@ def write_geometry(
     """Write ``train.parquet``, ``test.parquet`` and, if asked for, ``warmup.parquet``.
 
     Args:
-        folder: Where to; holds nothing else under these names.
+        folder: Folder of the files; it holds nothing else under these names.
         train: Training rows.
-        test: Held-out rows: of values that the other splits do not have.
+        test: Held-out rows, with values that the other splits do not have.
         warmup: Rows for a supervised warm-up, with the values of ``train`` in other pictures.
         fresh: Rows for an easier evaluation, of the same kind: new pictures of known values.
-        kinds: Which of ``problems.KINDS``, equally often.
+        kinds: Kinds of ``problems.KINDS``, equally often.
         level: 1 or 2, see ``problems``.
-        told: How many values are told in the question rather than drawn, where a figure has more than one length or
+        told: Number of values that the question tells instead of the figure, if a figure has more than one length or
             angle; one is always drawn.
         text_only: Fraction of rows without a picture.
         multi: Fraction of rows with three pictures of different sizes, one of which the question is about.
@@ -118,7 +118,7 @@ def _draw(
 
 def _values(name: str, level: int, rng: np.random.Generator, belongs: Belongs) -> Values:
     def fits(values: Values) -> bool:
-        # Not the corner: if one were held out, the lengths alone would say that it is the other.
+        # Not the corner: if one were held out, the lengths alone would tell the other.
         return belongs(f"{name} {json.dumps({key: value for key, value in values.items() if key != 'corner'})}")
 
     return first(lambda: KINDS[name].sample(rng, level), fits)

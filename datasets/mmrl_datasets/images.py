@@ -48,15 +48,15 @@ def image_cells(value: Any) -> list[Any]:
 
 
 def read_image(cell: Any, root: Path | None, label: str) -> RawImage:
-    """The encoded file of one cell; what is no file becomes a lossless one.
+    """The encoded file of one cell; other forms of images become a lossless file.
 
     Args:
-        cell: In one of ``FORMS``.
-        root: The folder that paths start from and stay below; None where there is none.
+        cell: A cell in one of ``FORMS``.
+        root: The folder that paths start from and stay below; None if there is none.
         label: The row and column.
 
     Raises:
-        DataError: In no such form, an address, a path out of ``root``, or too large.
+        DataError: The cell has no such form, is an address or a path out of ``root``, or is too large.
     """
     return RawImage(_encoded(cell, root, label), label)
 
@@ -167,7 +167,7 @@ def _read_under(root: Path | None, value: str, label: str) -> bytes:
 
 
 def _depth(value: Sequence[Any]) -> tuple[int, int]:
-    """How many lists are nested around a number, and the length of the innermost; (0, 0) if it is no number."""
+    """Number of lists nested around a number, and the length of the innermost; (0, 0) if it is no number."""
     depth, inner = 0, value
     while isinstance(inner, (list, tuple)) and inner and depth < 8:
         depth, length, inner = depth + 1, len(inner), inner[0]

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 HELD_OUT_FRACTION = 0.2
-"""Share of the digits, scenes or problems that only ``test`` may show."""
+"""Share of the digits, scenes or problems that are only in ``test``."""
 _MAX_TRIES = 2000
 
 T = TypeVar("T")
 Belongs = Callable[[str], bool]
-"""Whether a problem, given by what makes it that problem (its kind and values), may be shown in the split at hand."""
+"""True if a problem, identified by its kind and values, may be in the split at hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ def draw_splits(
     fresh: int = 0,
     pictures_repeat: bool = False,
 ) -> dict[str, list[Example]]:
-    """Rows for each split, of which no two have a picture in common (or, without any, the text).
+    """Rows for each split. No two rows have a picture in common, or the text if they have no picture.
 
-    With ``pictures_repeat``, pictures and text together are what no two rows have in common.
+    With ``pictures_repeat``, no two rows have both pictures and text in common.
 
-    The test rows depend on nothing but ``seed`` and their number. ``draw`` must use only problems that belong: then
+    The test rows depend only on ``seed`` and their number. ``draw`` must use only problems that belong: then
     no test row shows a problem of another split. ``warmup``, ``train`` and ``fresh`` share theirs, in other pictures.
 
     Raises:
@@ -82,7 +82,7 @@ def first(draw: Callable[[], T], fits: Callable[[T], bool]) -> T:
     """The first draw that fits.
 
     Raises:
-        DataError: None does for a long time.
+        DataError: No draw has fitted for a long time.
     """
     for _ in range(_MAX_TRIES):
         if fits(drawn := draw()):
@@ -107,7 +107,7 @@ def _belongs(seed: int, held_out: bool, problem: str) -> bool:
 
 
 def boxed(answer: str) -> str:
-    """The answer as completions give it."""
+    """The answer in a box, as completions give it."""
     return f"\\boxed{{{answer}}}"
 
 

@@ -18,7 +18,7 @@ from mmrl.data.images import MAX_IMAGE_BYTES
 from mmrl.errors import DataError
 
 _NULLS = ("", "nan", "NaN")
-"""How writers of csv files say null."""
+"""Spellings of null in csv files."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -89,7 +89,7 @@ class CsvRows:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a row starts in its file."""
+    """The start of a row in its file."""
 
     file: Path
     number: int
@@ -115,7 +115,7 @@ class _Place:
 
 
 def _index(file: Path, names: dict[str, None]) -> Iterator[_Place | dict[str, Any]]:
-    """The elements of a file that holds an array, or the places of the lines of any other; adds their columns."""
+    """The elements of a file that holds an array, or the places of lines of any other file; adds their columns."""
     with file.open("rb") as stream:
         if stream.read(64).lstrip(_BOM + b" \t\r\n").startswith(b"["):
             stream.seek(0)
@@ -177,7 +177,7 @@ def _records(stream: Any, file: Path, number: int = 1) -> Iterator[tuple[_Place,
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Room for an image as a data URI in one cell; the limit is the interpreter's, so it is put back."""
+    """Make room for an image as a data URI in one cell; the limit belongs to the interpreter, so it is put back."""
     before = csv.field_size_limit(2 * MAX_IMAGE_BYTES)
     try:
         yield

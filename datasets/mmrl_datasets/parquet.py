@@ -2,7 +2,7 @@
 
 Reading any row costs decoding its row group, so files whose groups are large (many writers put all rows into one) are
 rewritten once, in bounded memory, with groups of about a megabyte. Hugging Face ``datasets`` would copy every file, and
-holds a whole row group while it does; what that costs is in tests/benchmarks/README.md.
+holds a whole row group while it does; tests/benchmarks/README.md has the cost.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _arrow_errors(path: Path) -> Iterator[None]:
 
 
 def _features(schema: pa.Schema) -> dict[str, Any]:
-    """What ``datasets`` noted about the columns when it wrote the file."""
+    """The notes of ``datasets`` about the columns from when it wrote the file."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):
@@ -190,7 +190,7 @@ def _features(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _is_image(feature: Any) -> bool:
-    """Whether a feature, as it is noted, is an image or a list of them."""
+    """True if a noted feature is an image or a list of them."""
     while isinstance(feature, list) and feature:
         feature = feature[0]
     while isinstance(feature, dict) and isinstance(feature.get("feature"), dict):

@@ -1,7 +1,7 @@
-"""Brings the places of images in the text together with the images of the row.
+"""Matches the places of images in the text with the images of the row.
 
-As many ``<image>`` as images: they belong together in order. None at all: the images go first. ``<image 2>`` is the
-second image, and naming it twice shows it twice. Everything else is an error of the row.
+If there are as many ``<image>`` as images, they match in order. If there is none, the images go first. ``<image 2>`` is
+the second image, and naming it twice shows it twice. All other cases are errors of the row.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from mmrl_datasets.turns import Turn, refused_media
 _PLACE = re.compile(r"<image(?:\s{0,2}(\d{1,4}))?>")
 _REFUSED = re.compile(r"<(video|audio)(?:\s{0,2}\d{1,4})?>")
 MAX_IMAGES = 1024
-"""Images in one prompt: a text may name the same large one any number of times."""
+"""Most images in one prompt: a text could name the same large one any number of times."""
 
 Unused = Literal["fail", "drop"]
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where an image belongs; ``image`` is None until it is known which."""
+    """The place of an image; ``image`` is None until it is known."""
 
     number: int | None = None
     image: RawImage | None = None
@@ -41,11 +41,11 @@ def place_images(
     """The messages with one ``<image>`` per image, and the images in that order.
 
     Args:
-        turns: What is said.
-        inline: The images that stand in the turns themselves, in order.
-        images: Those of the row's columns; None where a numbered column is null.
+        turns: The turns of the conversation.
+        inline: The images within the turns, in order.
+        images: The images of the row's columns; None where a numbered column is null.
         where: Row and column.
-        unused: What to do with images that the text, which names others by number, does not name.
+        unused: Treatment of images that a text which names others by number does not name.
 
     Raises:
         DataError: Placeholders and images do not fit together.

@@ -1,4 +1,4 @@
-"""Geometry problems of a dozen kinds: what is drawn, what is asked, a worked solution, and the answer in LaTeX.
+"""Geometry problems of a dozen kinds: the drawing, the question, a worked solution, and the answer in LaTeX.
 
 Answers are written as Geometry3K writes them: ``48``, ``2 \\sqrt { 221 }``, ``\\frac { 7 } { 25 }``.
 """
@@ -27,11 +27,11 @@ class Problem:
     """A problem as it is put to the policy.
 
     Attributes:
-        givens: What the figure shows, in words: the text row begins with it.
-        question: What is asked; it says nothing that the figure shows.
+        givens: The content of the figure in words, with which a text row begins.
+        question: The question; it repeats nothing that the figure shows.
         steps: The way to the answer, without the box.
-        answer: LaTeX.
-        turns: Whether the figure may be turned and mirrored.
+        answer: The answer in LaTeX.
+        turns: True if the figure may be turned and mirrored.
     """
 
     figure: Figure
@@ -46,7 +46,7 @@ class Problem:
         return f"{self.steps} {boxed(self.answer)}"
 
     def told(self, count: int) -> Problem:
-        """The same problem with so many of its values in the question in place of the figure, all but one at most."""
+        """The same problem with that number of values in the question instead of the figure, at most all but one."""
         valued = [label for label in self.figure.labels if label.value]
         labels = valued[max(1, len(valued) - count) :]
         if not labels:
@@ -157,7 +157,7 @@ def _right_corner_values(rng: np.random.Generator, level: int) -> Values:
 
 
 def _right_corner(v: Values, level: int) -> Problem:
-    """The lengths are told; the figure shows where the right angle is, and so which side is the hypotenuse."""
+    """The question tells the lengths; the figure shows the right angle, and so the hypotenuse."""
     x, y, corner = v["AC"], v["BC"], "ABC"[v["corner"]]
     c, b = 0j, 1.3 + 0j
     a = {"A": 0.48 + 0.63j, "B": b + 1j, "C": c + 1j}[corner]

@@ -1,4 +1,4 @@
-"""The rows of a table, wherever it lies: text, parquet or arrow files, a dataset that was saved, or one on the hub."""
+"""The rows of a table in text, parquet or arrow files, in a dataset that was saved, or on the hub."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Rows(Protocol):
 
     Attributes:
         columns: Names of all columns.
-        image_columns: Those that are declared to hold images.
+        image_columns: Columns that are declared to hold images.
     """
 
     columns: tuple[str, ...]
@@ -42,7 +42,7 @@ def open_rows(path: str, split: str | None, subset: str | None, revision: str | 
     """The name of the split and its rows.
 
     Raises:
-        DataError: Nothing readable at ``path``, no such split, or no row.
+        DataError: ``path`` has nothing readable, no such split, or no row.
     """
     local = Path(path).expanduser()
     if local.exists() or _looks_local(path):
@@ -102,7 +102,7 @@ READERS: Mapping[str, Callable[[Sequence[Path]], Rows]] = {
     ".csv": CsvRows,
     ".arrow": _open_arrow,
 }
-"""Who reads the files that end so."""
+"""Readers by the ends of files' names."""
 
 
 def _looks_local(path: str) -> bool:
@@ -133,7 +133,7 @@ def _open_local(path: Path, split: str | None) -> tuple[str, Rows]:
 
 
 def _open_saved(path: Path, split: str | None) -> tuple[str, Rows]:
-    """What ``save_to_disk`` of ``datasets`` has written."""
+    """The split's name and rows in a folder that ``save_to_disk`` of ``datasets`` has written."""
     from datasets import DatasetDict, load_from_disk
 
     with _quiet():
@@ -219,7 +219,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the bars of datasets, and its log lines about failures, which our own errors repeat."""
+    """Hide the bars of datasets, and its log lines about failures, which our own errors repeat."""
     from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
 
     were_disabled, verbosity = are_progress_bars_disabled(), logging.get_verbosity()

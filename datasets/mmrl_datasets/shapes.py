@@ -36,7 +36,7 @@ COLOURS = {
 }
 SHAPES = ("circle", "square", "triangle", "star", "ring")
 RADII = {"small": (5, 7), "large": (10, 13)}
-"""From and to (exclusive) which radius in pixels a thing of a varied scene has."""
+"""Bounds (the upper one exclusive) of the radius in pixels of a thing in a varied scene."""
 PLAIN_RADII = (8, 13)
 MAX_COUNT = 4
 CELL = 28
@@ -47,19 +47,19 @@ _SMOOTHING = 4
 
 
 class Thing(NamedTuple):
-    """What a scene is made of; the size is empty where scenes do not tell sizes apart."""
+    """A thing in a scene; its size is empty if scenes do not tell sizes apart."""
 
     size: str
     colour: str
     shape: str
 
     def is_a(self, wanted: Thing) -> bool:
-        """Whether it is what is wanted; an empty part of that may be anything."""
+        """True if it fits the wanted thing, of which an empty part fits all."""
         return all(part in ("", own) for own, part in zip(self, wanted, strict=True))
 
 
 PLAIN_KINDS = tuple(Thing("", colour, shape) for colour in list(COLOURS)[:4] for shape in SHAPES[:3])
-"""What there is in scenes that are not varied."""
+"""The things in scenes that are not varied."""
 VARIED_KINDS = tuple(Thing(size, colour, shape) for size in RADII for colour in COLOURS for shape in SHAPES)
 
 
@@ -69,7 +69,7 @@ def write_shapes(
     """Write ``train.parquet``, ``test.parquet`` and, if asked for, ``warmup.parquet``.
 
     Args:
-        folder: Where to; holds nothing else under these names.
+        folder: Folder of the files; it holds nothing else under these names.
         train: Training rows.
         test: Held-out rows.
         warmup: Rows for a supervised warm-up, in neither of the other two.

@@ -1,7 +1,7 @@
 """Reads tables of questions in any of the layouts in use, one prompt a row.
 
-Which column is what follows from its name (``mmrl_datasets.columns.ALIASES``) or an option; a row may be a plain
-question, a chat or a ShareGPT conversation, with images in any form. The README of datasets/ has the rules.
+A column's role follows from its name (``mmrl_datasets.columns.ALIASES``) or an option. A row may be a plain question,
+a chat or a ShareGPT conversation, with images in any form. The README of datasets/ has the rules.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Table(DatasetLoader):
         path: str
         """A parquet, json, jsonl, csv or arrow file, a folder of such, one that datasets saved, or a hub id."""
         split: str | None = None
-        """Which split; may be left out where there is only one."""
+        """The split; may be left out if there is only one."""
         subset: str | None = None
         """Configuration of a hub dataset."""
         revision: str | None = Field(default=None, min_length=1)
@@ -61,7 +61,7 @@ class Table(DatasetLoader):
         list_choices: bool = True
         """Write the choices after the question as (A), (B), unless it lists them already."""
         unused_images: Unused = "fail"
-        """What to do with images that a text with <image 1>, <image 2> does not name."""
+        """Treatment of images that a text with <image 1>, <image 2> does not name."""
         prompt_template: str | None = None
         """Jinja text, or a path to a .jinja or .j2 file, for the last user turn; sees prompt and row."""
 
@@ -92,7 +92,7 @@ class Table(DatasetLoader):
         return self._described or {}
 
     def adapt(self, cells: dict[str, Any], where: str) -> dict[str, Any]:
-        """The cells of a row before they are read: where a recipe puts a question together.
+        """Change the cells of a row before they are read, so that a recipe can put a question together.
 
         Raises:
             DataError: A cell cannot be used.
@@ -187,7 +187,7 @@ class RowReader:
                 raise refused_media(column.rstrip("s"), f"{row.where}, column {column!r}")
 
     def _turns(self, row: _Row) -> tuple[tuple[Turn, ...], str | None]:
-        """What is said up to the question, and the assistant's turn after it, if there is one."""
+        """The turns up to the question, and the assistant's turn after it, if there is one."""
         column = self._columns.prompt
         where = f"{row.where}, column {column!r}"
         turns = read_turns(lookup(row.cells, column), column, row.where)
@@ -236,7 +236,7 @@ class RowReader:
         ]
 
     def _single_image(self, row: _Row, column: str) -> RawImage | None:
-        """Of one of several numbered columns."""
+        """The image of one of several numbered columns."""
         label, cells = f"{row.where}, {column}", image_cells(row.cells.get(column))
         if len(cells) > 1:
             raise DataError(f"A numbered column holds {len(cells)} images", where=label, possible="one, or null")

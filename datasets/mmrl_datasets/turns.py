@@ -14,7 +14,7 @@ ROLES: Mapping[str, str] = {
     "system": "system", "developer": "system", "user": "user", "human": "user",
     "assistant": "assistant", "gpt": "assistant", "model": "assistant", "bot": "assistant",
 }  # fmt: skip
-"""What datasets call who speaks."""
+"""Names of speakers in datasets."""
 CONVERSATIONS = ("messages", "conversations")
 _MEDIA = ("video", "audio")
 _ROLE_KEYS, _CONTENT_KEYS = ("role", "from"), ("content", "value")

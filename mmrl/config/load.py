@@ -1,6 +1,6 @@
 """Loading a config: files and overrides in, one frozen ``Config`` out, or every error at once.
 
-The sections are in ``config_sections``, the reading of YAML in ``config_files``. Nothing here imports torch.
+The sections are in ``config.sections``, the reading of YAML in ``config.yaml_tree``. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ def load_config(
     Args:
         paths: Files, or values; merged left to right: mappings merge, lists are replaced.
         overrides: Command-line words: ``a.b=v``, ``--a.b=v``, or ``--a.b`` followed by ``v``.
-        options_class: Given, the options of every plugin are checked too, and completed with their defaults.
-        optional: Keys of plugins that need not be there, such as ``algorithm`` for what trains nothing.
+        options_class: If given, the options of every plugin are checked too, and completed with their defaults.
+        optional: Keys of plugins that need not be there, such as ``algorithm`` for commands that train nothing.
 
     Raises:
-        ConfigError: Everything that is wrong, at once.
+        ConfigError: All errors at once.
         PluginError: Plugins cannot be used, and nothing else is wrong.
     """
     tree, problems = read_tree(paths, overrides)
@@ -136,7 +136,7 @@ def options_errors(
     """One ConfigError per problem that pydantic found with ``model``, whose values are written under ``key``.
 
     Args:
-        spec: Of a plugin's options, has the framework's own keys, which stand beside them.
+        spec: For a plugin's options, the class with the framework's own keys beside them.
     """
     path, place = tuple(key.split(".")) if key else (), tree or Located({}, "")
     beside = [name for name in spec.model_fields if name != "name"]
@@ -198,7 +198,7 @@ def _one_length(tree: Located) -> tuple[Located, list[MMRLError]]:
 
 
 def _validate(tree: Located) -> tuple[Config, list[MMRLError], set[str]]:
-    """The config, what is wrong, and the keys concerned; there the config holds defaults or placeholders instead."""
+    """The config, its errors, and the keys concerned; there the config holds defaults or placeholders instead."""
     raw = _with_sections(tree.plain())
     try:
         return Config.model_validate(raw), [], set()
@@ -216,7 +216,7 @@ def _validate(tree: Located) -> tuple[Config, list[MMRLError], set[str]]:
 
 
 def _with_sections(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """``raw`` with an empty mapping for each absent section, so that what it lacks is reported key by key."""
+    """``raw`` with an empty mapping for each absent section, so that its missing keys are reported one by one."""
     sections: dict[str, Any] = {key: {} for key, field in Config.model_fields.items() if is_section(field.annotation)}
     return sections | {key: value for key, value in raw.items() if value is not None or key not in Config.model_fields}
 
@@ -230,7 +230,7 @@ def _owner(loc: _Path) -> str:
 def _complete(
     config: Config, tree: Located, options_class: OptionsClass, wrong: set[str]
 ) -> tuple[Config, list[MMRLError]]:
-    """The config with every plugin's defaults filled in, and what is wrong with its options."""
+    """The config with every plugin's defaults filled in, and the errors in its options."""
     raw, problems = config.model_dump(), list[MMRLError]()
     for key, kind, spec in config.plugins():
         if _touches(wrong, key):
@@ -247,14 +247,14 @@ def _complete(
 def _complete_options(
     key: str, kind: Kind, spec: PluginSpec, tree: Located, options_class: OptionsClass
 ) -> tuple[dict[str, Any], list[MMRLError]]:
-    """One plugin's options with its defaults, and what is wrong with them."""
+    """One plugin's options with its defaults, and the errors in them."""
     place = tree.nearest((*key.split("."), "name")).origin
     try:
         model = options_class(kind, spec)
         validated = model.model_validate(spec.options)
         options = validated.model_dump(mode="json", by_alias=True)
         if model.model_validate(options).model_dump_json() != validated.model_dump_json():
-            raise ValueError("what it writes is not what it reads")
+            raise ValueError("the written config reads as another one")
         return options, []
     except ValidationError as error:
         return {}, options_errors(error, model, key, tree, type(spec))
@@ -289,7 +289,7 @@ def _to_be_replaced(blanks: Sequence[tuple[str, Located]]) -> ConfigError:
 
 
 def _contradictions(config: Config, tree: Located, wrong: set[str]) -> list[MMRLError]:
-    """What fits its own key but not the others."""
+    """Errors for values that fit their own key but not the others."""
     problems: list[MMRLError] = []
     for keys, what, remedy in contradictions(config):
         if not any(_touches(wrong, key) for key in keys):
@@ -300,7 +300,7 @@ def _contradictions(config: Config, tree: Located, wrong: set[str]) -> list[MMRL
 
 
 def _touches(wrong: set[str], key: str) -> bool:
-    """Whether an error was found at ``key`` or in what holds it."""
+    """True if an error was found at ``key`` or in a section that holds it."""
     parts = key.split(".")
     return any(".".join(parts[:length]) in wrong for length in range(1, len(parts) + 1))
 
@@ -337,7 +337,7 @@ def _problem(
 
 
 def _hint(key: str, value: Any, known: Sequence[str], prefix: _Path) -> str:
-    """What may be meant by an unknown key: a key beside it, or anywhere; the word of another trainer first."""
+    """A hint for an unknown key: the word of another trainer first, then a key beside it, or anywhere."""
     word, here = key.rpartition(".")[2], ".".join(map(str, prefix))
     found, note = _ours(key, value), _note(key)
     ours = found.removeprefix(f"{here}.")
@@ -357,7 +357,7 @@ def _is_known(option: str, known: Sequence[str]) -> bool:
 
 
 def _ours(key: str, value: Any = None) -> str:
-    """mmrl's key for one of others, for an algorithm with its value; empty if there is none."""
+    """mmrl's key for another trainer's, with the value for an algorithm; empty if there is none."""
     found = synonym(key)
     if found is None or not found.key:
         return ""
@@ -375,7 +375,7 @@ def _note(key: str) -> str:
 
 
 def _named_algorithm(value: Any) -> str:
-    """A question whether an installed algorithm is meant that is called like the value."""
+    """A question that names an installed algorithm with a name like the value."""
     if not isinstance(value, str):
         return ""
     installed = {entry.name for entry in entry_points(group="mmrl.algorithms")}
@@ -383,7 +383,7 @@ def _named_algorithm(value: Any) -> str:
 
 
 def _in_our_words(leaves: Sequence[_Path], tree: Located) -> str:
-    """For a section of another trainer: which of its keys mmrl has."""
+    """A hint for a section of another trainer: the keys of it that mmrl has."""
     shown = list[str]()
     for leaf in leaves:
         key = ".".join(map(str, leaf))
@@ -396,7 +396,7 @@ def _in_our_words(leaves: Sequence[_Path], tree: Located) -> str:
 
 
 def _in_place_of(key: str, tree: Located) -> str:
-    """For a required key: what to write it in place of, if its section has a word of others for it."""
+    """A hint for a required key: its section has another trainer's word for it."""
     *parents, last = key.split(".")
     section = tree.nearest(parents).value if tree.holds(parents) else None
     siblings: Mapping[str, Located] = section if isinstance(section, dict) else {}
@@ -436,7 +436,7 @@ def _shown(value: Any) -> str:
 
 
 def _example(model: type[BaseModel], loc: _Path) -> str:
-    """What may be written under ``loc`` of ``model``: some keys with their defaults, or a plugin's name."""
+    """An example of the values under ``loc`` of ``model``: some keys with their defaults, or a plugin's name."""
     inner = _class_at(model, loc)
     if inner is None or ("name" in inner.model_fields and inner.model_fields["name"].is_required()):
         return "{name: ...}"
@@ -470,7 +470,7 @@ def _class_at(model: type[BaseModel], loc: _Path) -> type[BaseModel] | None:
 
 
 def _elsewhere_exactly(word: str) -> str:
-    """The dotted key of some section whose last word it is; empty if there is none."""
+    """The dotted key of some section that ends in this word; empty if there is none."""
     return _by_last_word().get(word, "")
 
 
@@ -492,7 +492,7 @@ def _elsewhere(word: str) -> str:
 
 
 def _leaves(value: Any, path: _Path = ()) -> Iterator[_Path]:
-    """Paths of everything that is written on one line."""
+    """Paths of all values that are written on one line."""
     if isinstance(value, dict) and value:
         for key, item in value.items():
             yield from _leaves(item, (*path, key))
@@ -504,7 +504,7 @@ def _leaves(value: Any, path: _Path = ()) -> Iterator[_Path]:
 
 
 def _origin(tree: Located, path: _Path) -> str:
-    """Where the value under ``path`` was written, alone or in a whole; ``default`` if nowhere."""
+    """The origin of the value under ``path``, or of the value that holds it; ``default`` if it was not written."""
     for part in path:
         inner = tree.child(part)
         if inner is None:

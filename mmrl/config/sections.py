@@ -16,12 +16,12 @@ Kind = Literal["algorithm", "reward", "dataset", "tracker"]
 """The four kinds of plugins; the entry-point group of a kind is `mmrl.<kind>s`."""
 
 RewardStyle = Literal["mmrl", "trl", "easyr1", "verl"]
-"""How a reward function is called; see `mmrl.plugin_host.foreign_rewards`."""
+"""Conventions of calling a reward function; see `mmrl.plugin_host.foreign_rewards`."""
 RENAMED = {"sampler.memory_fraction": "sampler.gpu_memory_utilization"}
-"""By old name, the new one of each key that was renamed in this version, in which the old one still works."""
+"""New names of keys by their old names, which still work in this version."""
 
 NONE = "(none)"
-"""The name of a plugin that a command has no use for, where the config does not name one."""
+"""The name of a plugin that a command does not need, if the config names none."""
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
 CountOrNever = Annotated[int, Field(ge=0, le=10**9)]
@@ -81,7 +81,7 @@ class Section(BaseModel):
 
 
 class PluginSpec(Section):
-    """Which plugin, and its options."""
+    """A plugin's name and options."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
@@ -91,15 +91,15 @@ class PluginSpec(Section):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the plugin's own ``Config`` validates."""
+        """The options that the plugin's own ``Config`` validates."""
         return dict(self.model_extra or {})
 
 
 class DatasetSpec(PluginSpec):
-    """Which dataset, and its options."""
+    """A dataset's name and options."""
 
     label: Text | None = None
-    """What `rewards[].sources` and records call it; by default the name without distribution."""
+    """Its name in `rewards[].sources` and records; by default the plugin's name without distribution."""
     weight: Annotated[float, Field(gt=0, le=1e9)] | None = None
     """Its share of the training rows among the datasets that are mixed; null for all of them is by their sizes."""
 
@@ -110,7 +110,7 @@ class DatasetSpec(PluginSpec):
 
 
 class RewardSpec(PluginSpec):
-    """Which reward, and its options."""
+    """A reward's name and options."""
 
     name: Text
     """A name that `mmrl plugins` lists, `distribution:name`, `path/to/file.py:name` or `import:package.module:name`."""
@@ -121,18 +121,18 @@ class RewardSpec(PluginSpec):
     sources: Annotated[tuple[Text, ...], Field(min_length=1, strict=False)] | None = None
     """Datasets whose rows it scores; null is all. Rewards with the same label must not share a dataset."""
     on_error: Annotated[Literal["fail", "skip"], MAY_CHANGE] = "fail"
-    """What to do when it raises: stop, or leave the rollout unscored, up to 5 % of a step."""
+    """When it raises: fail ends the run, skip leaves the rollout unscored, up to 5 % of a step."""
     workers: Annotated[Annotated[int, Field(ge=1, le=256)] | None, MAY_CHANGE] = None
     """Processes of its own; null shares those of the other rewards, unless the reward says otherwise."""
 
     style: RewardStyle | None = None
-    """How a file's function is called: as mmrl, trl, easyr1 or verl do; null tells it by its parameters."""
+    """Convention of a file's function: mmrl's, trl's, easyr1's or verl's; null tells it by its parameters."""
     weights: Annotated[dict[Text, float], Field(min_length=1)] | None = None
-    """Of a reward that answers several components by name: factor of each in its score; null is `overall` or `score`
-    where it has one, else their sum."""
+    """For a reward that answers several components by name: factor of each in its score; null is `overall` or `score`
+    if it has one, else their sum."""
 
     label: Text | None = None
-    """What metrics and `trainer.eval_metric` call it; by default the name without distribution or file."""
+    """Its name in metrics and `trainer.eval_metric`; by default the plugin's name without distribution or file."""
 
     @property
     def metric(self) -> str:
@@ -171,7 +171,7 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    """What to train and evaluate on."""
+    """The datasets, and how rows become prompts."""
 
     train: Annotated[DatasetSpec, MAY_CHANGE]
     """The dataset to train on."""
@@ -186,9 +186,9 @@ class DataConfig(Section):
     max_prompt_tokens: Annotated[Count, MAY_CHANGE] = 2048
     """Longest prompt, image tokens included."""
     overlong: Annotated[Literal["drop", "fail"], MAY_CHANGE] = "drop"
-    """What to do with a longer prompt."""
+    """Treatment of a longer prompt."""
     on_bad_row: Annotated[Literal["drop", "fail"], MAY_CHANGE] = "drop"
-    """What to do with a row that cannot be used: a null, an image that is none, a placeholder too many."""
+    """Treatment of a row that cannot be used: a null, a damaged image, a placeholder too many."""
     max_bad_rows: Annotated[float, Field(ge=0, le=1), MAY_CHANGE] = 0.01
     """Share of bad rows above which a dataset is refused."""
     image_root: Annotated[Text | None, MAY_CHANGE] = None
@@ -200,7 +200,7 @@ class DataConfig(Section):
 
 
 class SamplerConfig(Section):
-    """How completions are sampled."""
+    """Sampling of completions."""
 
     name: Literal["vllm", "hf"] = "vllm"
     """vllm, or hf: transformers' own generate, slow, for machines without vLLM."""
@@ -223,7 +223,7 @@ class SamplerConfig(Section):
 
 
 class LearnerConfig(Section):
-    """How the policy is updated."""
+    """Updates of the policy."""
 
     deepspeed: dict[str, JsonValue] = Field(default_factory=dict)
     """Further settings of DeepSpeed."""
@@ -246,9 +246,9 @@ class LearnerConfig(Section):
     share_prefix: Annotated[Literal["auto", "off"], MAY_CHANGE] = "auto"
     """auto: a prompt, its images too, is computed once per row for all of its completions; off: with each of them."""
     zero_stage: Annotated[int, Field(ge=0, le=3), MAY_CHANGE] = 3
-    """What DeepSpeed shards over ranks: 1 optimizer states, 2 and gradients, 3 and parameters."""
+    """DeepSpeed shards over ranks: 1 optimizer states, 2 gradients too, 3 parameters too."""
     offload: Annotated[Literal["none", "optimizer", "parameters"], MAY_CHANGE] = "none"
-    """What is kept in the host's memory: optimizer: AdamW, which then steps there; parameters: those as well."""
+    """Kept in the host's memory: optimizer: AdamW, which then steps there; parameters: AdamW and the parameters."""
 
 
 class TrainerConfig(Section):
@@ -276,13 +276,13 @@ class TrainerConfig(Section):
     best_metric: Annotated[str | None, MAY_CHANGE] = None
     """A metric, such as eval/accuracy, by which the best checkpoint is kept too; null for none."""
     best_is: Annotated[Literal["max", "min"], MAY_CHANGE] = "max"
-    """Whether more or less of `best_metric` is better."""
+    """max if more of `best_metric` is better, min if less."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Fixes data order and sampling."""
     run_dir: Annotated[Text, MAY_CHANGE] = "runs/run"
     """Folder of everything that the run writes."""
     on_mismatch: Annotated[Literal["stop", "warn"], MAY_CHANGE] = "stop"
-    """What to do when sampler and learner disagree about log-probs."""
+    """Reaction when sampler and learner disagree about log-probs."""
     step_timeout_s: Annotated[Seconds | None, MAY_CHANGE] = None
     """Seconds that a step, evaluation or checkpoint may take; then Ray ranks restart, or the run ends. null: any."""
     max_restarts: Annotated[int, Field(ge=0, le=1000), MAY_CHANGE] = 3
@@ -290,20 +290,20 @@ class TrainerConfig(Section):
 
     @property
     def stop_condition(self) -> StopCondition | None:
-        """What ends the run before its last step; None for nothing."""
+        """The condition that ends the run before its last step; None if there is none."""
         return None if self.stop_when is None else StopCondition.read(self.stop_when)
 
     def evaluates(self, step: int) -> bool:
-        """Whether an evaluation is due after ``step`` (0: before the first), if there is data for it."""
+        """True if an evaluation is due after ``step`` (0: before the first), provided that there is data for it."""
         return self.eval_every > 0 and (step in (0, self.steps) or step % self.eval_every == 0)
 
     def saves(self, step: int) -> bool:
-        """Whether a checkpoint is due after ``step``, which has been taken."""
+        """True if a checkpoint is due after ``step``, which has been taken."""
         return step == self.steps or (self.save_every > 0 and step % self.save_every == 0)
 
 
 class ClusterConfig(Section):
-    """Where the ranks are."""
+    """Ranks and their places."""
 
     name: Literal["local", "ray"] = "local"
     """local: one rank, in this process. ray: one process per rank, on one node or many."""
@@ -319,7 +319,7 @@ class Config(Section):
     model: ModelConfig
     data: DataConfig
     rewards: Annotated[tuple[RewardSpec, ...], Field(strict=False)] = ()
-    """What completions are scored by; their weighted sum is the reward."""
+    """The rewards that score completions; their weighted sum is the reward."""
     algorithm: PluginSpec
     """The learning rule."""
     sampler: SamplerConfig = Field(default_factory=SamplerConfig)
@@ -327,7 +327,7 @@ class Config(Section):
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
     cluster: Annotated[ClusterConfig, MAY_CHANGE] = Field(default_factory=ClusterConfig)
     trackers: Annotated[tuple[PluginSpec, ...], Field(strict=False), MAY_CHANGE] = ()
-    """Where metrics go besides metrics.jsonl and the console."""
+    """Trackers, which get metrics beside metrics.jsonl and the console."""
 
     @property
     def accuracy(self) -> str | None:
@@ -367,17 +367,17 @@ def may_change(key: str, section: type[BaseModel] | None = None) -> bool:
 
 
 def is_component(name: str, rewards: Iterable[str]) -> bool:
-    """Whether it is one of these labels of rewards, or may be a component of one: `<label>/<name>`."""
+    """True for one of these labels of rewards, and for a name that may be a component of one: `<label>/<name>`."""
     return any(name == label or name.startswith(f"{label}/") for label in rewards)
 
 
 def is_section(annotation: Any) -> bool:
-    """Whether a field of ``Config`` is a section, as opposed to a plugin or a list of them."""
+    """True if a field of ``Config`` is a section, as opposed to a plugin or a list of them."""
     return isinstance(annotation, type) and issubclass(annotation, Section) and not issubclass(annotation, PluginSpec)
 
 
 def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Keys, fault and remedy of every value that fits its own key but not the others."""
+    """Keys, fault and remedy of every value that fits its own key but contradicts others."""
     model, data, sampler, learner, trainer = config.model, config.data, config.sampler, config.learner, config.trainer
     yield from _misplaced_ranks(config.cluster, sampler)
     names = [reward.metric for reward in config.rewards]
@@ -418,14 +418,14 @@ def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]
     if len(set(model.freeze)) == 3:
         yield ("model.freeze",), "model.freeze leaves nothing to train", "leave out at least one part"
     if learner.offload != "none" and not learner.zero_stage:
-        what = "DeepSpeed offloads what ZeRO manages, and learner.zero_stage is 0"
+        what = "DeepSpeed offloads only tensors of ZeRO, and learner.zero_stage is 0"
         yield ("learner.offload", "learner.zero_stage"), what, "set learner.zero_stage: 1 or more, or offload: none"
     if learner.offload == "parameters" and learner.zero_stage in (1, 2):
         what = "DeepSpeed offloads parameters at ZeRO's stage 3 alone"
         yield ("learner.offload", "learner.zero_stage"), what, "set learner.zero_stage: 3, or offload: optimizer"
     if model.freeze and model.lora:
         what = "model.lora trains its adapters and no weight, so there is nothing to freeze"
-        yield ("model.freeze", "model.lora"), what, "remove model.freeze, and name what to adapt in model.lora.targets"
+        yield ("model.freeze", "model.lora"), what, "remove model.freeze, and name the layers in model.lora.targets"
 
 
 def _shared_labels(rewards: Sequence[RewardSpec]) -> set[str]:

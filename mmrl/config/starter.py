@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from mmrl.config.sections import Config, PluginSpec, Section, is_section
 from mmrl.config.yaml_tree import to_flow
 
-_HEADING = "# What is commented out shows the defaults. `mmrl check` says whether the config can run."
+_HEADING = "# Lines that are commented out show the defaults. `mmrl check` says whether the config can run."
 
 
 def starter(
@@ -26,7 +26,7 @@ def starter(
     Args:
         options: By the dotted key of a plugin, such as ``data.train`` or ``rewards.0``: the class of its options, which
             are shown too. One that is required and has no value becomes a placeholder, such as ``<path>``.
-        notes: By the same keys, what to say beside the plugin's name.
+        notes: Remarks beside the plugins' names, by the same keys.
         heading: Further lines for the top of the file.
     """
     writer = _Writer(options or {}, notes or {})
@@ -68,7 +68,7 @@ class _Writer:
                 yield from _indented(_indented(rest))
 
     def _plugin(self, dotted: str, spec: type[PluginSpec], entry: Mapping[str, Any]) -> Iterator[str]:
-        """The lines of one plugin: what is set, and then every other option, if its class is known."""
+        """The lines of one plugin: the options that are set, and then every other one, if its class is known."""
         note = self._notes.get(dotted)
         model = self._options.get(dotted)
         fields = {} if model is None else {each.alias or key: each for key, each in model.model_fields.items()}

@@ -1,4 +1,4 @@
-"""When a run has learned enough: one metric compared with one number, and no code."""
+"""The condition that ends a run early: one metric compared with one number, without code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMPARISONS: Mapping[str, Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class StopCondition:
-    """Such as ``eval/accuracy >= 0.9``."""
+    """A condition such as ``eval/accuracy >= 0.9``."""
 
     metric: str
     comparison: str
@@ -37,10 +37,10 @@ class StopCondition:
         return cls(match[1], match[2], float(match[3]))
 
     def holds(self, metrics: Mapping[str, float | None]) -> bool:
-        """Whether a step's metrics fulfil it; a metric that is not there, or no number, does not."""
+        """True if a step's metrics fulfil it; a missing metric, or one that is no number, does not."""
         value = metrics.get(self.metric)
         return value is not None and _COMPARISONS[self.comparison](value, self.bound)
 
     def told(self, metrics: Mapping[str, float | None]) -> str:
-        """What the metric is, and what it was to be."""
+        """The metric's value, and the condition."""
         return f"{self.metric} is {metrics[self.metric]:.4g}, and {self.comparison} {self.bound:g} was to be reached"

@@ -1,4 +1,4 @@
-"""Words of other trainers' configs (EasyR1, verl, TRL, OpenRLHF), and where mmrl's config has what they mean.
+"""Words of other trainers' configs (EasyR1, verl, TRL, OpenRLHF), and mmrl's keys of the same meaning.
 
 An unknown key is looked up here, with and without the sections that it stands in: ``worker.rollout.n`` and ``n``.
 """
@@ -116,7 +116,7 @@ _WORDS: Mapping[str, str] = {
     "algorithm.dynamic_sampling": "online_filtering dynamic_filtering dynamic_filtering_enable filter_groups",
     "algorithm.correction": "vllm_importance_sampling_correction rollout_correction is_correction_enable",
 }  # fmt: skip
-"""By mmrl's key, words of the same meaning."""
+"""Words of the same meaning, by mmrl's key."""
 
 _NOTES: Mapping[str, str] = {
     "learner.tokens_per_microbatch": "counted in tokens, and a matter of memory alone",
@@ -134,7 +134,7 @@ _NOTES: Mapping[str, str] = {
     "model.freeze": "a list of parts: vision, projector",
     "sampler.name": "vllm or hf",
 }
-"""What is different about mmrl's key."""
+"""Differences of mmrl's keys from the words."""
 
 _ABSENT: Mapping[str, str] = {
     "gamma lam lambd cliprange_value value_clip vf_coef critic critic_warmup critic_learning_rate":
@@ -152,18 +152,18 @@ _ABSENT: Mapping[str, str] = {
         "every step is logged, and every completion is in RUN/rollouts",
     "val_batch_size per_device_eval_batch_size": "the sampler batches by itself",
 }  # fmt: skip
-"""Words for what has no key, and why."""
+"""Words without a key of mmrl's, and the reasons."""
 
 _PARTS = re.compile(r"\.\d+(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
 class Synonym:
-    """What mmrl has for a word of others.
+    """mmrl's answer to a word of others.
 
     Attributes:
-        key: Its own dotted key; empty if it has none.
-        note: What is different; without a key, why there is none.
+        key: mmrl's dotted key; empty if it has none.
+        note: The difference; without a key, the reason why there is none.
     """
 
     key: str
@@ -180,7 +180,7 @@ _TABLE = _table()
 
 
 def synonym(key: str) -> Synonym | None:
-    """What mmrl has for a dotted key of others, by the longest end of it that is known; None if none is."""
+    """mmrl's answer to a dotted key of others, by the longest end of it that is known; None if none is."""
     parts = key.lower().replace("-", "_").split(".")
     ends = (".".join(parts[start:]) for start in range(len(parts)))
     found = next((_TABLE[end] for end in ends if end in _TABLE), None)

@@ -1,6 +1,6 @@
-"""A config of EasyR1 in mmrl's words, as far as that goes; of other trainers the plain numbers that are meant alike.
+"""Translates a config of EasyR1 into mmrl's keys, and from other trainers' configs the plain numbers of like meaning.
 
-What a file leaves out has mmrl's defaults here and EasyR1's there: only what is written is translated.
+Only written keys are translated. A key that a file leaves out has mmrl's default here and EasyR1's there.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _DEFAULTS: Mapping[str, Any] = {
     "worker.actor.loss_avg_mode": "token",
     "worker.actor.optim.weight_decay": 1e-2,
 }
-"""What EasyR1 takes where nothing is written, and mmrl would take otherwise."""
+"""EasyR1's defaults that differ from mmrl's."""
 
 _AS_ALWAYS: Mapping[str, Any] = {
     "data.shuffle": True,
@@ -91,7 +91,7 @@ _AS_ALWAYS: Mapping[str, Any] = {
     "trainer.find_last_checkpoint": True,
     "max_steps": -1,
 }
-"""Values that say what mmrl does anyway."""
+"""Values that mean mmrl's fixed behaviour."""
 
 _ALIKE = frozenset(
     {
@@ -100,7 +100,7 @@ _ALIKE = frozenset(
         "algorithm.kl.coef", "trainer.steps", "trainer.epochs", "trainer.seed",
     }
 )  # fmt: skip
-"""Keys whose values are meant alike in the configs of other trainers too."""
+"""Keys whose values mean the same in the configs of other trainers too."""
 
 _KWARGS = "worker.reward.reward_function_kwargs"
 _ASIDE = re.compile(r"(^|\.)(critic|ref|(val|eval)(_\w+|idation|uation)?)\.")
@@ -111,38 +111,38 @@ _MEANS = {"token": "token-mean", "seq": "seq-mean-token-mean"}
 
 @dataclass(slots=True)
 class Translation:
-    """What became of a config.
+    """The outcome of a translation.
 
     Attributes:
         values: mmrl's values by section.
-        left_out: (their key, its value, what to do) of everything that was not translated.
+        left_out: (their key, its value, what to do) for each key that was not translated.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     left_out: list[tuple[str, Any, str]] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """What was not translated, a line each."""
+        """The keys that were not translated, a line each."""
         return [f"{key}: {to_flow(value)}" + (f"  ({note})" if note else "") for key, value, note in self.left_out]
 
 
 def translate(
     config: Mapping[str, Any], *, dataset: str, algorithms: Collection[str], trackers: Collection[str], near: Path
 ) -> Translation:
-    """A config of EasyR1, or as far as its keys are meant alike of another trainer, as mmrl's.
+    """Translate a config of EasyR1, or the keys of like meaning of another trainer's config.
 
     Args:
         config: Its nested values.
         dataset: The plugin that reads files.
-        algorithms: Those that are installed; another is left out.
-        trackers: Those that are installed.
-        near: The folder from which relative paths count too.
+        algorithms: The installed ones; another is left out.
+        trackers: The installed ones.
+        near: A further folder from which relative paths count.
     """
     return _Translator(config, dataset, algorithms, trackers, near).translation
 
 
 class _Translator:
-    """Every key stays among ``_left`` until it is used, and what is there in the end is listed."""
+    """Every key stays in ``_left`` until it is used. The rest is listed in the end."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class _Translator:
             self._put(ours, value, key)
 
     def _leave(self, key: str, note: str) -> None:
-        """List a key as not translated, if something is written there."""
+        """List a key as not translated, if it is written."""
         value = self._left.pop(key, None)
         if value is not None and value not in ("", [], {}):
             self.translation.left_out.append((key, value, note))
@@ -284,7 +284,7 @@ class _Translator:
         named = self._get(targets, str) or "all-linear"
         is_language = named == "all-linear" and "visual" in (self._get(without, str) or "")
         if not is_language:
-            self._leave(without, "name what to adapt in model.lora.targets")
+            self._leave(without, "name the layers in model.lora.targets")
         every = ["language"] if is_language else ["language", "vision", "projector"]
         parts = every if named == "all-linear" else [each.strip() for each in named.split(",") if each.strip()]
         used = [rank, without, *([targets] if self._get(targets, str) else [])]
@@ -294,7 +294,7 @@ class _Translator:
             if freezes and is_language:
                 self._drop(frozen)
             elif freezes:
-                self._leave(frozen, "adapters alone are trained; name what to adapt in model.lora.targets")
+                self._leave(frozen, "adapters alone are trained; name the layers in model.lora.targets")
 
     def _learner(self) -> None:
         key = "worker.actor.global_batch_size"
@@ -348,20 +348,20 @@ class _Translator:
             self._drop(key)
 
     def _alike(self) -> None:
-        """Plain values that are meant alike by other trainers; steps win over epochs."""
+        """Translate plain values that mean the same in other trainers; steps win over epochs."""
         found = {key: ours for key in self._left if (ours := _meant(key).key) in _ALIKE and not self._aside(key, ours)}
         for key, ours in sorted(found.items(), key=lambda pair: pair[1] == "trainer.epochs"):
             self._move(key, ours)
 
     def _aside(self, key: str, ours: str) -> str:
-        """Why their value is not meant like ours of that name; empty if it is."""
+        """The reason why their value differs in meaning from ours of that name; empty if it does not."""
         if _ASIDE.search(key):
             return "not about the policy's training"
         is_off = ours == "algorithm.kl.coef" and any(key.startswith(parent) for parent in self._without_kl)
         return "KL is off there" if is_off else ""
 
     def _rest(self) -> None:
-        """List all that is left."""
+        """List all keys that are left."""
         for key, value in [*self._left.items()]:
             if _AS_ALWAYS.get(key, _Nothing) == value:
                 continue
@@ -379,7 +379,7 @@ def _meant(key: str) -> Synonym:
 
 
 def _fits(key: str, value: Any) -> bool:
-    """Whether mmrl's key can have that value, as far as plugins have no say."""
+    """True if mmrl's key can have that value, as far as plugins do not decide."""
     for part in reversed(key.split(".")):
         value = {part: value}
     try:

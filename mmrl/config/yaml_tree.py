@@ -1,4 +1,4 @@
-"""Where config values come from: YAML files and command-line overrides, merged into one tree that knows its origins.
+"""Merges YAML files and command-line overrides into one tree that knows the origin of each value.
 
 YAML here is the plain part of YAML 1.2: ``1e-6`` is a number, ``no`` is text, and anchors, aliases, tags, duplicate
 keys, deep nesting and huge files are errors. Environment variables are not interpolated.
@@ -34,10 +34,10 @@ _SCALARS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A value and where it was written; mappings and lists hold further ``Located``.
+    """A value and its origin; mappings and lists hold further ``Located``.
 
     Attributes:
-        is_whole: Whether it was written as one, unlike what dotted keys of overrides make up.
+        is_whole: True if it was written as one value; False if dotted keys of overrides make it up.
     """
 
     value: Any
@@ -55,7 +55,7 @@ class Located:
 
     @classmethod
     def of_dotted(cls, values: Mapping[str, Any], origin: str) -> Located:
-        """The same of a mapping whose own keys may lead into sections, such as ``trainer.steps``.
+        """As ``of``, for a mapping whose own keys may lead into sections, such as ``trainer.steps``.
 
         Raises:
             ConfigError: A key is no text, or leads nowhere.
@@ -77,7 +77,7 @@ class Located:
         return [item.plain() for item in self.value] if isinstance(self.value, list) else self.value
 
     def child(self, key: str | int) -> Located | None:
-        """What a mapping or list holds under ``key``; None if it holds nothing there."""
+        """The value of a mapping or list under ``key``; None if there is none."""
         if isinstance(self.value, dict):
             return self.value.get(key)
         if isinstance(self.value, list) and str(key).isdecimal() and int(key) < len(self.value):
@@ -86,7 +86,7 @@ class Located:
         return None
 
     def holds(self, path: Sequence[str | int]) -> bool:
-        """Whether there is a value under ``path``."""
+        """True if there is a value under ``path``."""
         inner = self.child(path[0]) if path else None
         return not path or (inner is not None and inner.holds(path[1:]))
 
@@ -105,14 +105,14 @@ class Located:
 
 
 def nested(path: Sequence[str], value: Located) -> Located:
-    """A tree that holds nothing but ``value``, under ``path``."""
+    """A tree with only ``value``, under ``path``."""
     for part in reversed(path):
         value = Located({part: value}, value.origin)
     return value
 
 
 def join_errors(errors: Sequence[MMRLError]) -> MMRLError:
-    """One error that says them all: a PluginError if all are, else a ConfigError."""
+    """One error with the texts of all: a PluginError if all are, else a ConfigError."""
     if len(errors) == 1:
         return errors[0]
     kind = type(errors[0]) if len({type(error) for error in errors}) == 1 else ConfigError
@@ -120,7 +120,7 @@ def join_errors(errors: Sequence[MMRLError]) -> MMRLError:
 
 
 def read_tree(paths: Sequence[Path | Located], overrides: Sequence[str] = ()) -> tuple[Located, list[MMRLError]]:
-    """Files (or values) and then overrides, merged left to right, and the errors in keys, which do not prevent merging.
+    """Files (or values) and then overrides, merged left to right, with the errors in keys, which do not stop merging.
 
     Raises:
         ConfigError: Files that cannot be read or parsed, and overrides that cannot be understood, all together.
@@ -185,7 +185,7 @@ def _merge_entries(base: Located, over: Located, path: tuple[str, ...]) -> Locat
 
 
 def _is_replaced(base: Located, over: Located, path: tuple[str, ...]) -> bool:
-    """Whether a plugin takes the place of another one, of whose options none is left."""
+    """True if a plugin replaces another one, whose options are then dropped."""
     is_plugin = path in {("algorithm",), ("data", "train"), ("data", "eval")} or (
         (len(path) == 2 and path[0] in {"rewards", "trackers"}) or (len(path) == 3 and path[:2] == ("data", "mix"))
     )
@@ -277,7 +277,7 @@ def _convert_mapping(
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes; refuses what a config has no use for and an attacker has."""
+    """Composes nodes; refuses features of YAML that help attackers and that no config needs."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own way)
     depth = 0
@@ -299,7 +299,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes exactly what ``_Loader`` would otherwise take for something else than text."""
+    """Quotes exactly the texts that ``_Loader`` would otherwise read as another type."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own way)
 
@@ -323,7 +323,7 @@ def to_flow(value: Any) -> str:
 
 
 Comment = Callable[[str], str]
-"""What to write after the value under a dotted key; empty for nothing."""
+"""The comment after the value under a dotted key; empty for none."""
 
 
 def to_lines(value: Any, comment: Comment, path: str = "") -> list[str]:

@@ -1,8 +1,8 @@
 """LoRA: a product of two thin matrices beside frozen linear layers (Hu et al., 2021, arXiv:2106.09685, section 4.1).
 
 An adapted layer answers ``x W^T + (alpha / rank) x A^T B^T``. ``A`` starts at random and ``B`` at zero: a policy begins
-as the model that it adapts, and is that model again without its adapters. Whoever samples gets the merged weights
-``W + (alpha / rank) B A``, of any layer, those of the vision tower included.
+as the model that it adapts, and is that model again without its adapters. The sampler gets the merged weights
+``W + (alpha / rank) B A`` of every layer, the vision tower's included.
 
 A folder with an adapter holds, as peft writes and reads it, ``adapter_config.json`` and ``adapter_model.safetensors``.
 """
@@ -27,7 +27,7 @@ from mmrl.errors import ConfigError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-"""What peft puts before the names of a model's own modules."""
+"""peft's prefix of the names of a model's own modules."""
 _NAME = "default"
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": (True, False, "gaussian"),
@@ -35,16 +35,16 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
     **dict.fromkeys(("rank_pattern", "alpha_pattern"), ({}, None)),
     **dict.fromkeys(("modules_to_save", "trainable_token_indices", "target_parameters", "layer_replication"), (None,)),
 }  # fmt: skip
-"""Settings of peft, and the values with which an adapter is what this module computes."""
+"""Settings of peft, and the values that mean an adapter as this module computes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """What is beside one linear layer.
+    """The adapter beside one linear layer.
 
     Attributes:
-        name: The layer's, as in the model without adapters.
-        layer: peft's.
+        name: The layer's name in the model without adapters.
+        layer: peft's layer.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Adapter:
         return {"lora_A.weight": self.layer.lora_A[_NAME].weight, "lora_B.weight": self.layer.lora_B[_NAME].weight}
 
     def merged(self, dtype: torch.dtype) -> torch.Tensor:
-        """(out, in) ``W + (alpha / rank) B A``; of partitioned parameters, while they are gathered."""
+        """(out, in) ``W + (alpha / rank) B A``; partitioned parameters must be gathered."""
         a, b = (factor.detach() for factor in self.factors.values())
         return merged(self.weight.detach(), a, b, self.layer.scaling[_NAME], dtype)
 
@@ -70,7 +70,7 @@ class Adapter:
 def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float, dtype: torch.dtype) -> torch.Tensor:
     """(out, in) ``W + scaling * B A``: computed in float32, some rows at a time, and rounded once.
 
-    Float32 copies of whole matrices are memory that a CPU has to fetch, and to clear, page by page.
+    A CPU would have to fetch and clear the memory of whole float32 copies page by page.
     """
     a, b = a.float(), b.float()
     rows = max(MERGED_AT_ONCE[weight.device.type] // weight.shape[1], 1)
@@ -88,10 +88,10 @@ def linear_layers(model: Any) -> dict[str, torch.nn.Linear]:
 
 
 def chosen_layers(names: Sequence[str], family: Family, targets: Sequence[str]) -> list[str]:
-    """Those that parts (``language``, ``vision``, ``projector``), names, ends of names or patterns mean.
+    """The layers that targets name: parts (``language``, ``vision``, ``projector``), names, ends of names or patterns.
 
     Raises:
-        ConfigError: One of the targets means none.
+        ConfigError: A target names no layer.
     """
     chosen = set[str]()
     for target in targets:
@@ -148,7 +148,7 @@ def file_names(adapters: Sequence[Adapter]) -> dict[str, torch.nn.Parameter]:
 
 
 def write_config(folder: ModelFolder, adapters: Sequence[Adapter], lora: LoraConfig, target: Path) -> None:
-    """Write ``adapter_config.json``: from it peft, and transformers' ``from_pretrained``, find the model itself."""
+    """Write ``adapter_config.json``, by which peft and transformers' ``from_pretrained`` find the model itself."""
     import peft
 
     base = folder.name if folder.commit else str(Path(folder.path).resolve())
@@ -167,7 +167,7 @@ def load(adapters: Sequence[Adapter], folder: Path) -> None:
     """Take over the matrices of a folder.
 
     Raises:
-        ConfigError: It holds others, or of other shapes.
+        ConfigError: The folder holds other matrices, or other shapes.
     """
     own, saved = file_names(adapters), _read(folder)
     different = sorted(
@@ -186,12 +186,12 @@ def load(adapters: Sequence[Adapter], folder: Path) -> None:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter, and no whole model."""
+    """True if a folder holds an adapter, and no whole model."""
     return (folder / CONFIG).exists()
 
 
 def read_config(folder: Path) -> tuple[LoraConfig, str, str | None]:
-    """What a folder's adapter is, and name and revision of the model that it adapts; its targets are its layers.
+    """A folder's adapter, with its layers as targets, and name and revision of the model that it adapts.
 
     Raises:
         ConfigError: It is no plain LoRA, or cannot be read.
@@ -203,7 +203,7 @@ def read_config(folder: Path) -> tuple[LoraConfig, str, str | None]:
         rank, alpha = int(config["r"]), float(config["lora_alpha"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"the adapter's config cannot be read: {type(error).__name__}: {error}"
-        raise ConfigError(what, where=str(folder / CONFIG), possible="what peft writes of a LoRA") from error
+        raise ConfigError(what, where=str(folder / CONFIG), possible="a LoRA as peft writes it") from error
     if strange:
         raise ConfigError(
             f"the adapter is no plain LoRA: {', '.join(f'{key} is {config[key]!r}' for key in strange)}",
@@ -216,10 +216,10 @@ def read_config(folder: Path) -> tuple[LoraConfig, str, str | None]:
 
 @torch.no_grad()
 def merge(model: Any, folder: Path) -> None:
-    """Add a folder's adapter to the weights of a model that has none beside it.
+    """Add a folder's adapter to the weights of a model without adapters.
 
     Raises:
-        ConfigError: The adapter is no plain LoRA, or that of another model.
+        ConfigError: The adapter is no plain LoRA, or belongs to another model.
     """
     lora, *_ = read_config(folder)
     saved, weights = _read(folder), dict(model.named_parameters())
@@ -236,7 +236,7 @@ def merge(model: Any, folder: Path) -> None:
 
 
 def dtype(folder: Path) -> torch.dtype:
-    """The element type of a folder's adapter: what the run that wrote it computed in."""
+    """The element type of a folder's adapter, in which the run that wrote it computed."""
     return next(iter(_read(folder).values())).dtype
 
 
@@ -244,7 +244,7 @@ def _read(folder: Path) -> dict[str, torch.Tensor]:
     """The matrices of a folder's adapter.
 
     Raises:
-        ConfigError: They are not there, damaged, or no safetensors.
+        ConfigError: They are missing, damaged, or no safetensors.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -263,7 +263,7 @@ def _layers(saved: Mapping[str, torch.Tensor], folder: Path) -> list[str]:
     """Names of the layers that matrices are for.
 
     Raises:
-        ConfigError: One is no half of a LoRA of a linear layer.
+        ConfigError: A matrix is not one of the two of a linear layer's LoRA.
     """
     ends = {f".lora_{letter}.weight" for letter in "AB"}
     found = {name.removeprefix(_PREFIX).rpartition(".lora_")[0] for name in saved}

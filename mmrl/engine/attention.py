@@ -1,10 +1,10 @@
 """Attention functions that are registered with transformers: two over packed rows whose spans may share a prefix, and
 one over the images or windows of a vision tower.
 
-Letters: ``S`` tokens or patches, ``H`` query heads, ``K`` key-value heads, ``D`` head size; of a block: ``N`` entries,
+Letters: ``S`` tokens or patches, ``H`` query heads, ``K`` key-value heads, ``D`` head size; in a block: ``N`` entries,
 ``L`` queries and ``M`` keys of each.
 
-Those over rows take the row's layout as keyword argument ``layout`` of the model call, and none takes a mask.
+The functions over rows take the row's layout as keyword argument ``layout`` of the model call. None takes a mask.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from mmrl.ops.packing import Span, offsets
 from mmrl.types import IntArray
 
 MASKED = 2
-"""A call may compute this many times as many pairs of query and key as are needed: beyond it, further calls with fewer
-masked pairs are faster (measured on a CPU; group sizes 5 to 8, completions of 32 to 550 tokens)."""
+"""A call may compute at most this many times the pairs of query and key that are needed. Beyond it, more calls with
+fewer masked pairs are faster (measured on a CPU; group sizes 5 to 8, completions of 32 to 550 tokens)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Block:
 
     Attributes:
         shape: N, L, M.
-        bias_N1LM: What is added to the scores: 0, or -inf where a query does not attend; None is a causal mask, L = M.
+        bias_N1LM: Added to the scores: 0, or -inf where a query does not attend; None is a causal mask, L = M.
     """
 
     shape: tuple[int, int, int]
@@ -47,8 +47,8 @@ class Blocks:
 
     Attributes:
         queries: Positions in the row of all blocks' queries, padding included.
-        keys: Likewise of their keys.
-        place_S: Where the queries' order has each position of the row.
+        keys: Positions of their keys, likewise.
+        place_S: Place of each position of the row in the queries' order.
     """
 
     blocks: tuple[Block, ...]
@@ -63,9 +63,9 @@ class Bounds:
 
     Attributes:
         queries: int32 starts of each span, and the row's end.
-        keys: Likewise of each span's keys, those of its prefix first, in the order of ``key_order``.
+        keys: Likewise for each span's keys, its prefix first, in the order of ``key_order``.
         longest: Most queries and most keys of a span.
-        key_order: Positions in the row; None where that is the row itself.
+        key_order: Positions in the row; None for the row's own order.
     """
 
     queries: torch.Tensor
@@ -75,11 +75,11 @@ class Bounds:
 
 
 class PackedLayout:
-    """Where each span lies in a packed row; made ready for an attention function once, for all layers and passes.
+    """The spans of a packed row, prepared for an attention function once, for all layers and passes.
 
     Args:
         spans: All tokens of the row, in order, each once; empty ones are left out.
-        dtype: That of queries, keys and values.
+        dtype: Element type of queries, keys and values.
     """
 
     def __init__(self, spans: Sequence[Span], device: str, dtype: torch.dtype) -> None:
@@ -111,7 +111,7 @@ class PackedLayout:
         made = [self._block(chunks) for chunks in batches.values()]
         query_order, key_order = (np.concatenate(orders) for orders in zip(*(found[1:] for found in made), strict=True))
         place_S = np.zeros(sum(span.length for span in self._spans), np.int64)
-        # Padding repeats positions: where one comes again, its first place has the right answer.
+        # Padding repeats positions: the first place of a position has the right answer.
         place_S[query_order[::-1]] = np.arange(len(query_order))[::-1]
         return Blocks(tuple(block for block, *_ in made), *map(self._tensor, (query_order, key_order, place_S)))
 
@@ -144,14 +144,14 @@ class PackedLayout:
 
 
 def rounded(size: int) -> int:
-    """A size at least as large, by less than a quarter of it or by less than 8: sizes that agree in it are padded to
-    one."""
+    """A size rounded up, by less than a quarter of it or by less than 8. Sizes that round to the same are padded to
+    it."""
     step = max(8, 1 << max(size.bit_length() - 3, 0))
     return -(-size // step) * step
 
 
 def _chunks(spans: Sequence[Span]) -> Iterator[list[Span]]:
-    """Spans of the same prefix that one call computes together; those without a prefix one by one."""
+    """Spans of the same prefix that one call computes together. A span without a prefix is alone."""
     chunk: list[Span] = []
     for span in spans:
         wider = [*chunk, span]
@@ -270,15 +270,15 @@ def _varlen(
 
 @cache
 def _takes(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function has a parameter of that name."""
+    """True if a function has a parameter of that name."""
     return name in inspect.signature(function).parameters
 
 
 def _rows(values_SHD: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """The values of some positions, of which many may be one.
+    """The values of some positions, which may repeat.
 
-    On a GPU the gradient of ``index_select`` is added up in any order, and in the values' own precision; that of
-    indexing is sorted first, and summed in float32. On a CPU the former is the faster one, and has an order.
+    On a GPU the gradient of ``index_select`` is added up in any order, and in the values' own precision. Indexing
+    sorts it first and sums in float32. On a CPU ``index_select`` is faster, and its order is fixed.
     """
     return values_SHD[places] if values_SHD.is_cuda else values_SHD.index_select(0, places)
 
@@ -290,8 +290,8 @@ KERNELS: dict[str, Callable[..., tuple[torch.Tensor, None]]] = {
 }
 """The functions by the names that ``device`` chooses from.
 
-In a vision tower, transformers gives the bounds of images and windows to a function whose name has ``flash`` in it; any
-other is called for one image or window after the other.
+In a vision tower, transformers gives the bounds of images and windows to a function whose name has ``flash`` in it. It
+calls any other function for one image or window after the other.
 """
 
 

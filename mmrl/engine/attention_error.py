@@ -1,4 +1,4 @@
-"""How far the attention kernels in use are from plain attention, forward and backward.
+"""The error of the attention kernels in use against plain attention, forward and backward.
 
 Letters as in ``mmrl.engine.attention``.
 """
@@ -40,7 +40,7 @@ def attention_error(
 
 
 def tower_error(kind: device.DeviceKind, precision: str, *, heads: int = 4) -> float:
-    """The same of a vision tower's kernel, where ``device.tower_attention`` names one of ours."""
+    """The same error for a vision tower's kernel, where ``device.tower_attention`` names one of ours."""
     ends = torch.tensor([0, *(span.start + span.length for span in WINDOWS)], dtype=torch.int32)
     ends, longest = ends.to(device.torch_device(kind)), max(span.length for span in WINDOWS)
     bounds = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends, "max_length_q": longest, "max_length_k": longest}

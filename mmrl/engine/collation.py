@@ -1,4 +1,4 @@
-"""Samples as one packed row of model inputs: tokens, positions, attention layout, image patches.
+"""Packs samples into one row of model inputs: tokens, positions, attention layout, image patches.
 
 Letters: ``S`` tokens of the row, ``P`` prompt tokens, ``T`` completion tokens, ``I`` images of the row's prompts, ``U``
 different ones among them.
@@ -34,7 +34,7 @@ class PackedInputs:
         model_inputs: Keyword arguments of the model's body.
         predicting_T: int64 positions in the row whose hidden states predict the completion tokens.
         targets_T: int64 completion tokens.
-        images: The row's different images, or what the vision tower made of each of the I; None without any.
+        images: The row's different images, or the vision tower's features of each of the I; None without any.
     """
 
     model_inputs: dict[str, Any]
@@ -44,17 +44,17 @@ class PackedInputs:
 
 
 Features = tuple[torch.Tensor, ...]
-"""An image to the language model: (image tokens, H) for its first layer, then for each of those that take it again."""
+"""An image's features: (image tokens, H) for the language model's first layer, then for each layer that takes more."""
 
 
 @dataclass(frozen=True, slots=True)
 class UniqueImages:
-    """Images that each go through the vision tower once, whoever shares them.
+    """Images that each go through the vision tower once, even if prompts share them.
 
     Attributes:
         pixels: Their patches, (sum of patches, C).
         grids_U3: Temporal, vertical and horizontal patches of each, in the host's memory.
-        derived: What the tower needs of the grids; see ``vision.tower_inputs``.
+        derived: The tower's inputs that follow from the grids; see ``vision.tower_inputs``.
         places: I places among them, in the order of the row's prompts.
     """
 
@@ -69,7 +69,7 @@ class Collator:
 
     Args:
         body: The model without its head; a vision-language body computes its prompts' multimodal positions.
-        share: Whether samples of one prompt share it in the row, and prompts with the same image share that.
+        share: True if samples of one prompt share it in the row, and prompts with the same image share that.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class Collator:
         return units_of([Item.of(sample) for sample in samples], budget, share=self.share)
 
     def __call__(self, samples: Sequence[Sample], known: Mapping[str, Features] = MappingProxyType({})) -> PackedInputs:
-        """The log-probs that are computed from it are in the order of the samples.
+        """A row whose log-probs are in the order of the samples.
 
         Args:
-            known: Features by the image's hash; of all the row's images, or none at all.
+            known: Features by the image's hash, for all of the row's images or for none.
         """
         units = self.units(samples)
         prompts = [samples[unit.indices[0]].prompt for unit in units]
@@ -166,7 +166,7 @@ class Collator:
         return devices.moved(torch.cat([text_S[None], torch.cat(columns, 1)])[:, None], self._device)
 
     def _cached_positions(self, prompt: EncodedPrompt) -> torch.Tensor:
-        """``_prompt_positions``, which depend on the tokens and the images' sizes alone."""
+        """``_prompt_positions``, cached by all that they depend on: the tokens and the images' sizes."""
         key = (prompt.token_ids.tobytes(), tuple((ref.width, ref.height) for ref in prompt.images))
         if key not in self._known_positions:
             if len(self._known_positions) >= KNOWN_POSITIONS:
@@ -186,5 +186,5 @@ class Collator:
 
 
 def shares_prefix(config: LearnerConfig, folder: ModelFolder) -> bool:
-    """Whether the samples of a prompt share it in their row."""
+    """True if the samples of a prompt share it in their row."""
     return config.share_prefix == "auto" and folder.family.shares_prefix

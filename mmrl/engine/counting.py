@@ -1,4 +1,4 @@
-"""What a learner's passes need: operations counted from the packed rows themselves, and memory beside what stays."""
+"""Costs of a learner's passes: operations, counted from the packed rows themselves, and temporary memory."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class UpdateCost:
     """Operations that forward and backward of a packed row need; see ``ops.cost``.
 
     Args:
-        config: The model's, of transformers.
-        training: What is trained.
+        config: The model's transformers config.
+        training: The parts that are trained.
 
     Attributes:
-        shape: Of the model.
+        shape: The model's shape.
     """
 
     def __init__(self, config: Any, training: Training) -> None:
@@ -32,14 +32,14 @@ class UpdateCost:
 
     @classmethod
     def of(cls, policy: Policy, folder: ModelFolder) -> UpdateCost:
-        """That of a policy."""
+        """The cost of a policy's rows."""
         trained = dict.fromkeys(folder.family.parts, 0)
         for name, parameter in policy.model.named_parameters():
             trained[folder.family.part_of(name)] += numel(parameter) * parameter.requires_grad
         return cls(folder.config, training_of(trained, adapted=bool(policy.adapted)))
 
     def flops(self, inputs: PackedInputs) -> int:
-        """Of one row: what it shares is in it once, and counts once."""
+        """Operations of one row; a shared prompt or image counts once."""
         work = self.shape.work(
             tokens=int(inputs.model_inputs["input_ids"].shape[-1]),
             pairs=inputs.model_inputs["layout"].pairs,
@@ -49,29 +49,29 @@ class UpdateCost:
         return self.shape.update_flops(work, self._training)
 
     def tower_flops(self, images: UniqueImages) -> int:
-        """Of the vision tower alone, forward."""
+        """Operations of the vision tower's forward pass."""
         return self.shape.forward_flops(
             self.shape.work(tokens=0, pairs=0, predicted=0, images=images.grids_U3.tolist())
         )
 
     def image_token_bytes(self, width: int) -> int:
-        """Of one image token's features, ``width`` bytes a number."""
+        """Bytes of one image token's features, with ``width`` bytes a number."""
         tower = self.shape.tower
         return tower.mergers * tower.out * width if tower is not None else 0
 
     @property
     def trains_tower(self) -> bool:
-        """Whether a gradient goes into the vision tower or what merges its patches."""
+        """True if a gradient goes into the vision tower or its merger."""
         return self.shape.tower is not None and self._training.reaches("projector")
 
 
 class UnitCost:
-    """Estimated operations of the samples of a prompt that lie together in a row: what ranks and rows are balanced by.
+    """Estimated operations of the samples of a prompt that lie together in a row. Ranks and rows are balanced by them.
 
-    Forward alone: the backward pass costs all of them the same factor more, or nearly.
+    Only the forward pass counts: the backward pass adds nearly the same factor to all of them.
 
     Args:
-        tower: Whether their images go through the vision tower with them.
+        tower: True if their images go through the vision tower with them.
     """
 
     def __init__(self, folder: ModelFolder, *, tower: bool = True) -> None:
@@ -90,7 +90,7 @@ class UnitCost:
 
 
 def training_of(trained: Mapping[str, int], *, adapted: bool) -> Training:
-    """What the number of trained parameters of each part says; ``adapted``: they are those of adapters."""
+    """The training that a number of trained parameters of each part means; ``adapted``: they belong to adapters."""
     if adapted:
         return Training(adapters={part: size for part, size in trained.items() if size})
     return Training(frozen=frozenset(PARTS) - {part for part, size in trained.items() if size})
@@ -99,11 +99,11 @@ def training_of(trained: Mapping[str, int], *, adapted: bool) -> Training:
 class UpdateMemory:
     """Peak memory of updates on a GPU.
 
-    Nothing is told of a CPU: what a process frees stays resident for a while, and would hide what the next update
-    takes.
+    On a CPU nothing is measured: freed memory stays resident for a while, and would hide the memory of the next
+    update.
 
     Attributes:
-        above: Bytes allocated at most in the last block, above what was allocated before it; None on a CPU.
+        above: Most bytes allocated in the last block, above those allocated before it; None on a CPU.
     """
 
     def __init__(self, kind: str) -> None:

@@ -22,17 +22,18 @@ runner keeps four bytes a token of the vocabulary for each."""
 CPU_BATCHED_TOKENS = 4096
 LOGITS_CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 512 * 2**20}
 MERGED_AT_ONCE = {"cpu": 2**19, "cuda": 2**27}
-"""Elements of a weight into which an adapter is merged at once: what a CPU's cache holds, a whole matrix on a GPU."""
+"""Elements of a weight into which an adapter is merged at once: as many as a CPU's cache holds, a whole matrix on a
+GPU."""
 FEATURE_BYTES = {"cpu": 512 * 2**20, "cuda": 2**31}
 """Image features that are kept for a step if the vision tower is not trained."""
 RUNTIME_BYTES = {"cpu": 0, "cuda": 1_500_000_000}
-"""Allowed in a memory plan for what is no tensor: CUDA's context and libraries, NCCL's buffers, memory that torch's
-allocator has and cannot use."""
+"""A memory plan's allowance beside tensors: CUDA's context and libraries, NCCL's buffers, memory that torch's allocator
+has and cannot use."""
 SAMPLER_BYTES = {"cpu": 0, "cuda": 3_000_000_000}
-"""Allowed in a memory plan for what vLLM's share holds beside weights and KV cache: activations, CUDA graphs, the
-sampler's own arrays."""
+"""A memory plan's allowance for vLLM's share beside weights and KV cache: activations, CUDA graphs, the sampler's own
+arrays."""
 ASLEEP_BYTES = {"cpu": 0, "cuda": 1_500_000_000}
-"""Allowed in a memory plan for what vLLM keeps of that while it sleeps."""
+"""The part of that allowance that vLLM keeps while it sleeps."""
 REDUCE_BUCKET = 10**8
 """Gradients that DeepSpeed reduces at a time on CUDA. Its buffer is that large whatever the model, at stage 3 for the
 length of the run: 0.2 GB in bfloat16, where DeepSpeed's own 500 million take 1 GB. Messages are long enough."""
@@ -51,7 +52,7 @@ VERBOSE = {
     "TRANSFORMERS_VERBOSITY": "warning",
     "VLLM_LOGGING_LEVEL": "INFO",
 }
-"""Instead of ``QUIET``, for who wants to see it all."""
+"""In place of ``QUIET`` with ``--verbose``."""
 
 
 WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
@@ -102,8 +103,8 @@ def environment(kind: DeviceKind) -> dict[str, str]:
 def model_runner(kind: DeviceKind) -> Literal[1, 2]:
     """The number of vLLM's model runner; each takes logits processors of a class of its own.
 
-    vLLM 0.32's first draws the noise of seeded requests one request after the other: on a GPU about 10 microseconds
-    each, at every token. Its second draws it in one kernel, and needs Triton, which has no CPU.
+    vLLM 0.32's first runner draws the noise of seeded requests one request after the other: on a GPU about 10
+    microseconds each, at every token. Its second draws it in one kernel, and needs Triton, which has no CPU.
     """
     return 2 if kind == "cuda" else 1
 
@@ -204,9 +205,9 @@ def learner_config(
 ) -> dict[str, Any]:
     """DeepSpeed's configuration.
 
-    Weights are stepped by torch's AdamW, wherever they are, in one pass over the memory (``fused``): on a CPU that is
-    3.5 times faster than without, and on a GPU nothing temporary is made. DeepSpeed's own for hosts is compiled on
-    first use, and a checkpoint could not be read without it.
+    torch's AdamW steps the weights, wherever they are, in one pass over the memory (``fused``): on a CPU that is
+    3.5 times faster than without, and on a GPU nothing temporary is made. DeepSpeed's own AdamW for hosts is compiled
+    on first use, and a checkpoint could not be read without it.
 
     Gradients are reduced beside the backward pass at stage 3 only, which is DeepSpeed's default. At stages 1 and 2,
     DeepSpeed 0.19.8 lets the backward pass wait for the reduction before, so that nothing is gained; and at stage 2 it
@@ -235,7 +236,7 @@ def learner_config(
         "wall_clock_breakdown": False,
     }
     if dtype == "bfloat16" and zero_stage >= 2:
-        # In bfloat16, the sum over micro-batches would lose digits with their number.
+        # A bfloat16 sum over micro-batches would lose digits as their number grows.
         config["data_types"] = {"grad_accum_dtype": "fp32"}
     if kind == "cuda" and zero_stage:
         config["zero_optimization"] |= {"reduce_bucket_size": REDUCE_BUCKET}
@@ -255,7 +256,7 @@ LEARNER_KEYS = frozenset(
         "zero_allow_untested_optimizer", "zero_optimization",
     }
 )  # fmt: skip
-"""DeepSpeed's settings that ``learner.deepspeed`` may hold: the others have a key of their own in mmrl's config, are
+"""DeepSpeed's settings that ``learner.deepspeed`` may hold. The others have a key of their own in mmrl's config, are
 decided by the learner, or have no use here. DeepSpeed itself accepts any name in silence."""
 
 OWNED_LEARNER_KEYS = (
@@ -263,7 +264,7 @@ OWNED_LEARNER_KEYS = (
     "zero_optimization.compute_grad_norm", "optimizer.params.lr", "optimizer.params.weight_decay",
     "optimizer.params.fused", "optimizer.params.foreach", "optimizer.params.capturable", "data_types.grad_accum_dtype",
 )  # fmt: skip
-"""Settings within those that are mmrl's own."""
+"""Settings within those that mmrl decides."""
 
 
 def attention(kind: DeviceKind, dtype: str) -> str:
@@ -272,13 +273,13 @@ def attention(kind: DeviceKind, dtype: str) -> str:
 
 
 def tower_attention(kind: DeviceKind, dtype: str) -> str:
-    """The attention function of a vision tower: all images or windows in one call, or transformers' loop over them,
+    """The attention function of a vision tower: one call for all images or windows, or transformers' loop over them,
     which starts 2,240 kernels for an image of a megapixel."""
     return "mmrl_flash_tower" if (kind, dtype) == ("cuda", "bfloat16") else "sdpa"
 
 
 def tower_bounds(torch_device: str, dtype: torch.dtype) -> str:
-    """The torch device on which a vision tower's attention looks for its bounds: a loop asks for them as plain numbers,
+    """The torch device on which a vision tower's attention looks for its bounds. A loop asks for them as plain numbers,
     and would wait for a GPU in every layer."""
     kind: DeviceKind = "cuda" if torch_device.startswith("cuda") else "cpu"
     looped = tower_attention(kind, str(dtype).removeprefix("torch.")) == "sdpa"
@@ -288,8 +289,8 @@ def tower_bounds(torch_device: str, dtype: torch.dtype) -> str:
 def moved(values: torch.Tensor, torch_device: str) -> torch.Tensor:
     """The values of the host's memory on a device.
 
-    A GPU copies them from pinned memory while the host goes on; from other memory the host would wait for all that is
-    under way there.
+    A GPU copies from pinned memory while the host goes on. With other memory the host would wait for all work under
+    way on the GPU.
     """
     if torch_device.startswith("cuda"):
         return values.pin_memory().to(torch_device, non_blocking=True)
@@ -305,7 +306,7 @@ def free_cache(kind: DeviceKind) -> None:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether it says that the device, or on a CPU the machine, has no memory left."""
+    """True if the error says that the device, or on a CPU the machine, has no memory left."""
     import torch
 
     # CUDA's libraries and the allocator of a CPU raise plain RuntimeErrors.
@@ -314,11 +315,11 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def used_memory_bytes(kind: DeviceKind) -> int:
-    """Memory that is taken of the GPU, or was resident in this process at its peak.
+    """Memory in use on the GPU, or this process's peak of resident memory.
 
-    Of a GPU the driver is asked, what other processes hold counts too: torch keeps what was freed, so that this is the
-    peak since its cache was emptied. torch's own peak is another: it counts vLLM's weights and KV cache while they are
-    asleep and hold no memory, since their tensors still exist.
+    A GPU's driver answers, so other processes count too. torch keeps freed memory, so this is the peak since its cache
+    was emptied. torch's own peak is another number: it counts vLLM's weights and KV cache even while they sleep and
+    hold no memory, since their tensors still exist.
     """
     if kind == "cuda":
         import torch
@@ -333,10 +334,10 @@ def used_memory_bytes(kind: DeviceKind) -> int:
 
 
 def host_bytes_offloaded(trained: int, others: int, dtype: str, offload: str) -> int:
-    """Bytes in host memory of what all ranks offload together.
+    """Bytes in host memory that all ranks offload together.
 
-    Of each trained parameter: the float32 weight and AdamW's two averages, and the gradient as the optimizer takes it;
-    with ``parameters`` all weights too.
+    For each trained parameter these are the float32 weight, AdamW's two averages, and the gradient as the optimizer
+    takes it. With ``parameters`` all weights come in addition.
 
     Args:
         trained: Parameters that are trained.
@@ -349,10 +350,10 @@ def host_bytes_offloaded(trained: int, others: int, dtype: str, offload: str) ->
 
 
 def reference_place(kind: DeviceKind, zero_stage: int) -> Literal["sharded", "host", "device"]:
-    """Where the weights of the reference policy lie between its uses.
+    """The place of the reference policy's weights between its uses.
 
-    ``sharded`` over the ranks as the policy's are; else whole on every rank, in the ``host``'s memory beside a GPU. A
-    CPU is both, and nothing is moved.
+    ``sharded`` over the ranks like the policy's; else whole on every rank, in the ``host``'s memory beside a GPU. On a
+    CPU host and device are one, and nothing is moved.
     """
     if zero_stage == 3:
         return "sharded"
@@ -367,7 +368,7 @@ def reference_bytes(
     Where the host has them whole, the device has them as well while reference log-probs are computed.
 
     Args:
-        parameters: Of the whole model.
+        parameters: Parameters of the whole model.
     """
     whole = parameters * (2 if dtype == "bfloat16" else 4)
     where = reference_place(kind, zero_stage)
@@ -396,7 +397,7 @@ def free_memory_bytes(kind: DeviceKind) -> tuple[int, int] | None:
 
 
 def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with the user's, which go into nested ones key by key."""
+    """Settings with the user's merged in; nested ones are merged key by key."""
     result = dict(base)
     for key, value in overrides.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), dict)

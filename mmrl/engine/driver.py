@@ -1,4 +1,4 @@
-"""NVIDIA's driver: which one is here, whether it has a GPU for this process, and why torch does not use that GPU."""
+"""NVIDIA's driver: its version, its GPUs for this process, and the reason why torch does not use them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ OLDEST = {11: 450, 12: 525, 13: 580}
 """The oldest driver of each major version of CUDA (CUDA's release notes, "CUDA minor version compatibility")."""
 
 NO_DEVICES = "No devices were found"
-"""What ``nvidia-smi`` says if a driver is loaded and this process may use none of its GPUs."""
+"""The words of ``nvidia-smi`` if a driver is loaded and this process may use none of its GPUs."""
 
 DEVICES = Path("/dev")
 LOADED = Path("/proc/driver/nvidia/version")
-"""Where the kernel tells the version of the loaded driver, to containers without a GPU too."""
+"""The kernel's file with the version of the loaded driver; containers without a GPU can read it too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """NVIDIA's driver, as ``nvidia-smi`` tells it, or without that command the kernel.
+    """NVIDIA's driver according to ``nvidia-smi``, or to the kernel without that command.
 
     Attributes:
-        version: Empty if it is not known, or none is loaded.
-        error: What ``nvidia-smi`` says where it fails.
-        opens: Whether the device file of a GPU can be opened.
+        version: Empty if it is not known, or no driver is loaded.
+        error: The output of ``nvidia-smi`` where it fails.
+        opens: True if the device file of a GPU can be opened.
     """
 
     version: str = ""
@@ -37,7 +37,7 @@ class Driver:
 
     @classmethod
     def here(cls) -> Driver:
-        """That of this machine."""
+        """This machine's driver."""
         opens = any(map(_opens, DEVICES.glob("nvidia[0-9]*")))
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         loaded = loaded_version(_text(LOADED)) if opens else ""
@@ -54,23 +54,23 @@ class Driver:
 
     @property
     def has_gpu(self) -> bool:
-        """Whether there is a GPU that this process may use."""
+        """True if there is a GPU that this process may use."""
         return bool(self.version or self.opens) and NO_DEVICES not in self.error
 
     def is_older_than(self, needed: int) -> bool:
-        """Whether its version is known, and below a major version."""
+        """True if its version is known, and below a major version."""
         major = self.version.partition(".")[0]
         return major.isdigit() and int(major) < needed
 
 
 @dataclass(frozen=True, slots=True)
 class CudaFacts:
-    """What tells a GPU that torch cannot use from a machine without one.
+    """Facts that tell a GPU that torch cannot use from a machine without one.
 
     Attributes:
-        torch: Its version.
+        torch: torch's version.
         cuda: The CUDA version that torch is built for; empty for a CPU build.
-        error: Why torch finds no GPU, in its own words; empty if they are not known.
+        error: torch's own words on why it finds no GPU; empty if they are not known.
         visible: The environment variable CUDA_VISIBLE_DEVICES; None if it is not set.
     """
 
@@ -82,7 +82,7 @@ class CudaFacts:
 
     @classmethod
     def here(cls) -> CudaFacts:
-        """Those of this process, in which torch finds no GPU."""
+        """The facts of this process, in which torch finds no GPU."""
         import torch
 
         visible, driver = os.environ.get("CUDA_VISIBLE_DEVICES"), Driver()
@@ -98,12 +98,12 @@ class CudaFacts:
 
 
 def hides_gpus(visible: str | None) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES says that no GPU is wanted; Slurm's word for it is ``NoDevFiles``."""
+    """True if CUDA_VISIBLE_DEVICES says that no GPU is wanted; Slurm's word for it is ``NoDevFiles``."""
     return visible is not None and visible.strip() in ("", "-1", "NoDevFiles")
 
 
 def unused_gpu(facts: CudaFacts) -> ResourceError | None:
-    """Why torch uses no GPU although there is one and nobody has said that a CPU is wanted; None if all is well."""
+    """An error if torch uses no GPU although there is one and nobody asked for a CPU; None if all is well."""
     driver = facts.driver
     if hides_gpus(facts.visible) or not driver.has_gpu:
         return None
@@ -147,7 +147,7 @@ def loaded_version(text: str) -> str:
 
 
 def _opens(path: Path) -> bool:
-    """Whether this process may use the device: a control group can forbid what the file's permissions allow."""
+    """True if this process may use the device. A control group can forbid what the file's permissions allow."""
     try:
         os.close(os.open(path, os.O_RDWR))
     except OSError:

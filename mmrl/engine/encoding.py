@@ -15,13 +15,13 @@ from mmrl.errors import DataError
 from mmrl.types import IMAGE_PLACEHOLDER, EncodedPrompt, IntArray, Message, Prompt, Sample, Segment
 
 _INVISIBLE = "\u200b"
-"""A zero-width space: put into a special token's text, it leaves the text to a reader, and the token to nobody."""
+"""A zero-width space. Within a special token's text it leaves the text readable, and makes it no token."""
 
 
 class Encoder:
     """Implements ``interfaces.PromptEncoder`` with a model folder's tokenizer and chat template.
 
-    Special tokens come from the template alone. Where the text of a message spells one, it stays text.
+    Special tokens come from the template alone. A message's text that spells one stays text.
     """
 
     def __init__(self, folder: ModelFolder, media: MediaStore) -> None:
@@ -53,7 +53,8 @@ class Encoder:
         vocabulary = self._folder.vocabulary
         end = self._folder.tokenizer.eos_token_id
         ids = [*self._tokenize(demonstration, prompt.id), vocabulary.eos[0] if end is None else end]
-        # Neither is right here: the token would end the completion or open an image, its spelling is not for learning.
+        # Neither form is right here: the token would end the completion or open an image, and its spelling would be
+        # learned.
         if special := set(ids[:-1]) & (self._special_ids | set(vocabulary.banned)):
             raise DataError(
                 "the demonstration holds special tokens of the model",
@@ -95,7 +96,7 @@ class Encoder:
         return {"role": role, "content": parts}
 
     def _spelled(self, text: str) -> str:
-        """The text with an invisible character in whatever the tokenizer would read as a special token."""
+        """The text with an invisible character in each part that the tokenizer would read as a special token."""
         return self._special_text.sub(lambda match: f"{match[0][:1]}{_INVISIBLE}{match[0][1:]}", text)
 
     def _tokenize(self, text: str, row: str) -> list[int]:
@@ -125,10 +126,10 @@ class Encoder:
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Ids of the tokens that have a meaning of their own, by what they look like in text.
+    """Ids of the tokens that have a meaning of their own, by their text.
 
-    Besides those that the tokenizer calls special there are some that it does not, such as the marks of turns of
-    DeepSeek-R1: all that look like ``<|...|>``, with either bar. Plain tags such as ``<think>`` are ordinary text.
+    These are the tokens that the tokenizer calls special, and all that look like ``<|...|>``, with either bar, such as
+    the marks of turns of DeepSeek-R1. Plain tags such as ``<think>`` are ordinary text.
     """
     added = {str(token): (index, token.special) for index, token in tokenizer.added_tokens_decoder.items()}
     special = {text: index for text, (index, named) in added.items() if named or re.fullmatch(r"<[|｜].*[|｜]>", text)}

@@ -1,8 +1,7 @@
-"""A model folder written anew, in another precision if wanted, and believed only if it computes what the old one does.
+"""Writes a model folder anew, in another precision if wanted, and checks that it gives the source's log-probs.
 
-The model is in memory once, in float32 and on the CPU: as the source while it is compared and written, then as what
-was written. Configuration files are copied byte by byte, so the new folder says what the old one said; in config.json
-the element type alone is changed.
+The model is in memory once, in float32 and on the CPU: first the source, then the written folder. Configuration files
+are copied byte by byte; in config.json the element type alone is changed.
 """
 
 from __future__ import annotations
@@ -50,15 +49,15 @@ SAMPLES = (
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """What was written.
+    """The outcome of an export.
 
     Attributes:
         stored: Element type of the source's weights, most of them.
         masters: Weights that were taken from the optimizer's float32 ones.
-        size_bytes: Of all files of weights.
+        size_bytes: Bytes of all files of weights.
         kept: Names of the files that were copied.
-        samples: Compared, of which ``tokens`` log-probs.
-        precision: Whose limits the gap was judged by: float32 where no weight was rounded.
+        samples: Samples that were compared, with ``tokens`` log-probs.
+        precision: The precision whose limits the gap was judged by: float32 where no weight was rounded.
     """
 
     stored: str
@@ -100,12 +99,12 @@ def export_model(
         target: An empty folder.
         media: A folder for the samples' images.
         dtype: One of ``DTYPES``; None for the stored one, or the adapter's where that is wider.
-        shard_bytes: Most bytes of a file of weights, and what writing holds in memory beside the model.
-        base: The model that an adapter adapts, where it is not what the adapter says.
+        shard_bytes: Most bytes of a file of weights, and of the memory that writing takes beside the model.
+        base: The model that an adapter adapts, if not the one that the adapter names.
 
     Raises:
-        ConfigError: The folder is none that can be exported.
-        NumericsError: What was written does not compute what the source does, or the weights do not fit the type.
+        ConfigError: The folder cannot be exported.
+        NumericsError: The written folder gives other log-probs than the source, or the weights do not fit the type.
         ResourceError: The disk is full.
     """
     adapter = source if adapters.is_adapter(source) else None
@@ -163,7 +162,7 @@ def write_merged(adapter: Path, target: Path) -> None:
     """Write the whole model of an adapter's folder, to be loaded once: ``export_model`` without the comparison.
 
     Raises:
-        ConfigError: The model that it adapts is not there, or is another one.
+        ConfigError: The model that it adapts is missing, or is another one.
         ResourceError: The disk is full.
     """
     folder = _open(adapter, None)
@@ -171,7 +170,7 @@ def write_merged(adapter: Path, target: Path) -> None:
 
 
 def _element(stored: Counter[str], adapter: Path | None) -> str:
-    """What weights are stored as, or the adapter's element type where that is wider."""
+    """The stored weights' element type, or the adapter's where that is wider."""
     most = stored.most_common(1)[0][0]
     return "float32" if adapter is not None and adapters.dtype(adapter) == torch.float32 else most
 
@@ -180,7 +179,7 @@ def _open(source: Path, base: str | None) -> ModelFolder:
     """The model in a folder, or the one that the folder's adapter adapts.
 
     Raises:
-        ConfigError: It is not there, or the adapter comes with a vocabulary or a chat template of its own.
+        ConfigError: It is missing, or the adapter has a vocabulary or a chat template of its own.
     """
     if not adapters.is_adapter(source):
         if base is not None:
@@ -213,7 +212,7 @@ def _open(source: Path, base: str | None) -> ModelFolder:
 
 
 def _load(folder: ModelFolder, adapter: Path | None = None) -> Policy:
-    """The folder's model in float32, in which any weights that can be stored are exact; adapters are beside them."""
+    """The folder's model in float32, which holds every type of stored weights exactly; adapters are beside them."""
     lora = None if adapter is None else adapters.read_config(adapter)[0]
     parts = () if lora else ("vision", "projector", "language")
     return load_policy(folder, "cpu", "float32", freeze=parts, temperature=1.0, lora=lora, adapter=adapter)
@@ -229,7 +228,7 @@ def _stored(folder: ModelFolder) -> Counter[str]:
     """Elements of each type in the folder's weights.
 
     Raises:
-        ConfigError: Some are of a type that is not exported, as those of quantised models are.
+        ConfigError: Some have a type that is not exported, such as those of quantised models.
     """
     names = {code: name for name, code in DTYPES.items()}
     found: Counter[str] = Counter()
@@ -252,10 +251,10 @@ def _stored(folder: ModelFolder) -> Counter[str]:
 
 @torch.no_grad()
 def _take_masters(policy: Policy, state: SavedState, stored: Counter[str]) -> int:
-    """Put the optimizer's float32 weights in place of those that were rounded from them; how many there are.
+    """Put the optimizer's float32 weights in place of the weights rounded from them; returns their number.
 
     Raises:
-        NumericsError: They are not those that the stored ones were rounded from.
+        NumericsError: The stored weights were not rounded from them.
     """
     rounded = getattr(torch, stored.most_common(1)[0][0])
     weights, count = dict(policy.model.named_parameters()), 0
@@ -301,7 +300,7 @@ def _write(policy: Policy, folder: ModelFolder, target: Path, dtype: str, shard_
 
 
 def _kept(source: Path) -> Iterator[str]:
-    """Names of the files that are copied as they are."""
+    """Names of the files that are copied unchanged."""
     for path in sorted({path for pattern in KEPT for path in source.glob(pattern)}):
         index = path.name.endswith(".index.json")
         if path.is_file() and not index and path.name not in ("config.json", "mmrl.json"):
@@ -359,7 +358,7 @@ def _compare(before: _Reading, after: _Reading, precision: str) -> Gap:
     if gap.verdict(precision) == "stop":
         limits = LIMITS[precision]
         raise NumericsError(
-            f"log-probs from the source and from what was written disagree: mean {gap.abs_mean:.2e}, "
+            f"log-probs from the source and from the written folder disagree: mean {gap.abs_mean:.2e}, "
             f"max {gap.abs_max:.2e} nats",
             where=f"{len(before.logprobs)} tokens of {len(before.token_ids)} built-in samples",
             possible=f"a mean of {limits.mean_stop:g}, a 99th percentile of {limits.p99_stop:g}",

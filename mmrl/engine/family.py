@@ -18,10 +18,10 @@ class Family:
     Attributes:
         model_type: ``model_type`` in the folder's config.json.
         models: Public names of models that belong to it, for people who choose one.
-        vision: Whether prompts may hold images; positions are then multimodal (M-RoPE).
+        vision: True if prompts may hold images; positions are then multimodal (M-RoPE).
         parts: Name prefixes of the parameters of ``vision``, ``projector`` and ``language``; the longest wins.
         banned_tokens: Never sampled: the policy would otherwise write an image that does not exist.
-        shares_prefix: Whether completions of one prompt may share its keys and values in a packed row: not with layers
+        shares_prefix: True if completions of one prompt may share its keys and values in a packed row. False for layers
             that hand a state from token to token, such as linear attention.
     """
 

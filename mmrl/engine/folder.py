@@ -17,24 +17,24 @@ from mmrl.engine.vocabulary import Vocabulary
 from mmrl.errors import ConfigError, MMRLError, ResourceError
 
 CONFIGURATION = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
-"""Every file of a model on the hub that is read before its weights are."""
+"""The files of a model on the hub that are read before its weights."""
 INDEX = "model.safetensors.index.json"
 _SHOWN_MODELS = 3
-"""Folders within the named one that a message names."""
+"""Most folders within a wrongly named one that a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """What a run needs to know of a model before its weights are loaded.
+    """The facts of a model that a run needs before its weights are loaded.
 
     Attributes:
-        name: As the config names it: a folder, or a hub id.
-        path: The folder here; that of a hub model has all weights once it is ``fetched``.
-        commit: Of a hub model; None for a folder.
+        name: The config's name for it: a folder, or a hub id.
+        path: The folder on this machine; a hub model's has all weights once it is ``fetched``.
+        commit: Commit of a hub model; None for a folder.
         config: The transformers config.
         tokenizer: The tokenizer.
         processor: The multimodal processor; None for a text model.
-        trust_remote_code: Whether Python code of the folder may run.
+        trust_remote_code: True if Python code of the folder may run.
     """
 
     name: str
@@ -56,7 +56,7 @@ class ModelFolder:
 
         Args:
             revision: Branch, tag or commit of a hub model; None for its default branch.
-            with_weights: Whether a folder must hold them; a hub model's are never fetched here.
+            with_weights: True if a folder must hold them; a hub model's are never fetched here.
 
         Raises:
             ConfigError: The folder is missing, incomplete or damaged, or the family is not supported.
@@ -77,7 +77,7 @@ class ModelFolder:
 
         options = {"trust_remote_code": trust_remote_code}
         try:
-            # Read by itself first: transformers has less to say of a type that it does not know.
+            # First without transformers, whose message on an unknown type says less.
             written, _ = PreTrainedConfig.get_config_dict(here)
             family = family_of(written.get("model_type"), name)
             config = AutoConfig.from_pretrained(here, **options)
@@ -112,11 +112,11 @@ class ModelFolder:
     def fetched(self) -> ModelFolder:
         """The same with ``path`` a folder on this machine that has the weights; call it once per machine.
 
-        What the machine's cache has of a hub model's commit is not fetched again, and weights in formats that are not
-        read are left where they are.
+        Files of the commit that are in the machine's cache are not fetched again. Weights in formats that are not read
+        are not fetched.
 
         Raises:
-            ConfigError: They are no safetensors.
+            ConfigError: The weights are no safetensors.
             HubError: The hub does not give them.
             ResourceError: The cache cannot be written.
         """
@@ -161,9 +161,9 @@ class ModelFolder:
 
 
 def check_takes_features(body: Any, where: str) -> None:
-    """See that the body of a vision-language model takes what the vision tower has made of its images.
+    """Check that the body of a vision-language model takes the features that the vision tower made of its images.
 
-    transformers before 5.18 drops it without a word, and the learner would train as if there were no images.
+    transformers before 5.18 drops them in silence, and the learner would train as if there were no images.
 
     Args:
         body: Class or instance.
@@ -182,7 +182,7 @@ def check_takes_features(body: Any, where: str) -> None:
 
 
 def _is_hub_id(name: str) -> bool:
-    """Whether a name is a hub's, and not that of a folder, there or not."""
+    """True if a name is a hub's, and not a folder's, whether or not the folder exists."""
     return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) is not None and not Path(name).parent.exists()
 
 
@@ -209,7 +209,7 @@ def _local(name: str, revision: str | None, with_weights: bool) -> Path:
 
 
 def _no_model(name: str, here: Path) -> ConfigError:
-    """Says what a path lacks to be a model's folder."""
+    """The error for a path that is no model's folder, with what it lacks."""
     what, remedy = f"no model folder at {name}", "check the path"
     if here.is_dir():
         lacks = "no config.json" if not (here / "config.json").is_file() else "a config.json and no *.safetensors"
@@ -245,7 +245,7 @@ def _weights(here: Path) -> list[str]:
     """Names of the files that hold a folder's weights.
 
     Raises:
-        ConfigError: The folder's index names anything but safetensors beside itself.
+        ConfigError: The folder's index names files other than safetensors beside itself.
     """
     if not (here / INDEX).is_file():
         return ["model.safetensors"]
@@ -286,7 +286,7 @@ def _check_weights(here: Path) -> None:
 
 
 def _missing(config: Any, processor: Any, tokenizer: Any, vocabulary: Vocabulary) -> Iterator[str]:
-    """What keeps the model from being trained here."""
+    """Reasons why the model cannot be trained here."""
     if not vocabulary.eos:
         yield "the model has no end-of-sequence token"
     if not (getattr(processor, "chat_template", None) or tokenizer.chat_template):

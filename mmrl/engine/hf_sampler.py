@@ -42,7 +42,7 @@ class HFSampler:
         """Both copies of the weights stay on the device."""
 
     def wake(self, part: SamplerMemory) -> None:
-        """Nothing slept."""
+        """Do nothing: nothing slept."""
 
     @torch.no_grad()
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
@@ -83,7 +83,7 @@ class HFSampler:
         return RolloutGroup(request.prompt, rollouts)
 
     def _continued(self, request: SamplingRequest, ids_1P: torch.Tensor) -> dict[str, Any]:
-        """What ``generate`` goes on from: the group's prompts, all but their last token in the cache already.
+        """Inputs from which ``generate`` goes on: the group's prompts, with all but their last token in the cache.
 
         ``num_return_sequences`` would send the prompt and its images through the model once for each member.
         """

@@ -1,7 +1,7 @@
 """The learner: DeepSpeed around a policy, fed with packed micro-batches of uneven number and size.
 
-Ranks wait for each other in every micro-batch: they agree on the number, and one that has fewer fills up with rows of
-weight zero.
+Ranks wait for each other in every micro-batch. They agree on the number, and a rank that has fewer adds rows of weight
+zero.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class DeepSpeedLearner:
 
     Args:
         policy: The weights to train.
-        reference: The frozen initial policy; None if the algorithm does not need it, or the policy without its
-            adapters is that.
+        reference: The frozen initial policy; None if the algorithm does not need it, or if the policy without its
+            adapters is the initial policy.
         settings: DeepSpeed's configuration; kept as ``settings``.
         total_steps: Optimizer steps of the run, for the schedule.
-        lora: What the policy is adapted with; checkpoints then hold the adapters alone.
+        lora: The policy's adapters; checkpoints then hold the adapters alone.
 
     Attributes:
-        memory: Of updates, at their peak.
+        memory: Peak memory of updates.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class DeepSpeedLearner:
 
     @property
     def weight_version(self) -> int:
-        """Optimizer steps taken: a new version of the weights each."""
+        """Optimizer steps taken; each makes a new version of the weights."""
         return self._step
 
     @property
@@ -108,11 +108,11 @@ class DeepSpeedLearner:
             return self._forward(reference, samples, self._budget)
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
-        """One optimizer step of all ranks; the metrics are theirs together, the log-probs those of the own rows.
+        """One optimizer step of all ranks; the metrics are of all ranks, the log-probs of this rank's rows.
 
-        A loss or a gradient that is not finite on any rank is the result's ``fault``: no rank takes the step, and what
-        is finite of the metrics is told. Out of memory, a rank that is alone halves its micro-batches, once and for
-        all, and starts again.
+        A loss or a gradient that is not finite on any rank is the result's ``fault``: no rank takes the step, and the
+        metrics are those that are finite. A single rank that runs out of memory halves its micro-batches, once for the
+        rest of the run, and starts the step again.
 
         Raises:
             DeviceMemoryError: There is not enough memory; the learner cannot go on.
@@ -130,7 +130,7 @@ class DeepSpeedLearner:
         return replace(self._measured_update(rows), notice=notice)
 
     def save(self, folder: Path) -> None:
-        """Write ``model/`` and ``state/``: rank 0 does, with what all ranks gather weight by weight."""
+        """Write ``model/`` and ``state/``: all ranks gather weight by weight, and rank 0 writes."""
         failures = Failures()
         save = save_model if self._lora is None else partial(save_adapter, self._lora)
         save(self._policy, self._folder, folder / "model", failures)
@@ -221,9 +221,9 @@ class DeepSpeedLearner:
 
     @torch.no_grad()
     def _remember_images(self, samples: Sequence[Sample]) -> None:
-        """Compute the features of new images, if the vision tower is not trained; none are kept if not all have room.
+        """Compute the features of new images, if the vision tower is not trained; keep all, or none for lack of room.
 
-        The ranks do so together, in as many rounds as the one with most images needs. The reference has the same tower.
+        All ranks take as many rounds as the rank with most images needs. The reference has the same tower.
         """
         if not self._keeps_features:
             return
@@ -247,20 +247,20 @@ class DeepSpeedLearner:
             self._features |= {ref.hash: found for ref, found in zip(batch, self._engine(images), strict=True)}
 
     def forget_images(self) -> None:
-        """Drop the features of images: the next step is computed as if this process had begun with it."""
+        """Drop the features of images, so that the next step is computed as in a fresh process."""
         self._features.clear()
 
     def release(self) -> None:
-        """Give weights and optimizer up, for another learner in this process; this one can do nothing any more.
+        """Give weights and optimizer up for another learner in this process; this one cannot be used again.
 
-        At stages 1 and 2, DeepSpeed's hooks keep all of it until they are taken off; at stage 3 DeepSpeed 0.19 keeps
-        it all the same.
+        At stages 1 and 2, DeepSpeed's hooks keep the memory until they are removed. At stage 3 DeepSpeed 0.19 keeps it
+        even then.
         """
         self.forget_images()
         self._engine.destroy()
 
     def _idles(self, samples: Sequence[Sample]) -> list[Sample]:
-        """What a packed row needs besides the samples; see ``idle_sample``."""
+        """Samples that a packed row needs besides its own; see ``idle_sample``."""
         reads = self._folder.family.vision and not self._features
         lacks = reads and not any(sample.prompt.images for sample in samples)
         return [self._idle] if lacks or not samples else []
@@ -280,7 +280,7 @@ class DeepSpeedLearner:
             # DeepSpeed averages gradients over ranks; the sequence weights already span all of them.
             loss = partial.loss * self._engine.world_size + idle
             if not math.isfinite(partial.sums["loss/total"]):
-                # A gradient of NaN, whatever the loss would make it: all ranks see that, and none takes the step.
+                # A gradient of NaN, which all ranks see, so that none takes the step.
                 loss = math.nan * logprobs_T.sum()
         self._goes_backward = True
         self._engine.backward(loss)
@@ -290,8 +290,9 @@ class DeepSpeedLearner:
     def _finish_step(self) -> float:
         """Let DeepSpeed take its optimizer step; returns the norm of all ranks' gradient before clipping.
 
-        Without ZeRO, DeepSpeed clips but tells no norm; with it, the gradients are not here, DeepSpeed tells the norm
-        afterwards. If the norm is not finite, no step is taken, and the gradient is dropped: here, or by DeepSpeed.
+        Without ZeRO, DeepSpeed clips and does not tell the norm. With ZeRO the gradients are elsewhere, and DeepSpeed
+        tells the norm afterwards. If the norm is not finite, no step is taken, and this method or DeepSpeed drops the
+        gradient.
         """
         norm = 0.0
         if self._config.zero_stage == 0:
@@ -319,7 +320,11 @@ class DeepSpeedLearner:
         self._engine.step()
 
     def _halve_budget(self, rows: Sequence[TrainingRow], reason: str) -> None:
-        """Raises DeviceMemoryError where it has been done before, gains nothing, or would leave other ranks waiting."""
+        """Halve the tokens of a micro-batch.
+
+        Raises:
+            DeviceMemoryError: They were halved before, halving gains nothing, or other ranks would wait.
+        """
         lengths = [row.sample.num_tokens for row in rows]
         halved = self._budget // 2
         alone = torch.distributed.get_world_size() == 1
@@ -328,9 +333,9 @@ class DeepSpeedLearner:
         self._budget = halved
 
     def _forget_update(self) -> None:
-        """Drop what an interrupted forward or backward pass left behind.
+        """Drop the gradients that an interrupted forward or backward pass left behind.
 
-        With ZeRO, DeepSpeed does, as it drops a gradient that is not finite; the pass is brought to its end before.
+        With ZeRO the pass is brought to its end with a gradient that is not finite, which DeepSpeed drops.
         """
         self.forget_images()
         if self._config.zero_stage == 0:
@@ -369,8 +374,8 @@ class DeepSpeedLearner:
 def _of_all_ranks(
     partials: Sequence[PartialLoss], strange: set[str], costs: Sequence[int]
 ) -> tuple[list[PartialLoss], set[str], list[Sequence[int]]]:
-    """Every rank's partial sums, without their losses, the prompts that every rank has named, and every rank's costs
-    of its micro-batches."""
+    """Partial sums of all ranks without their losses, the prompts that the ranks have named, and the costs of each
+    rank's micro-batches."""
     sums: list[tuple[Mapping[str, float], int]] = [(partial.sums, partial.tokens) for partial in partials]
     ranks: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(ranks, (sums, strange, costs))
@@ -388,6 +393,6 @@ def _no_memory(reason: str) -> DeviceMemoryError:
 
 
 def _split(values_T: torch.Tensor, parts: Sequence[TrainingRow] | Sequence[Sample]) -> list[FloatArray]:
-    """A packed row's values as one array per sample; those of an idle one at the end are dropped."""
+    """A packed row's values as one array per sample; values of an idle sample at the end are dropped."""
     lengths = [len(part.mask) for part in parts]
     return list(np.split(values_T.float().cpu().numpy(), np.cumsum(lengths)))[: len(parts)]

@@ -1,4 +1,4 @@
-"""What a learner has besides weights, by the names of the weights, whatever the number of ranks and the ZeRO stage.
+"""A learner's state besides weights, by the names of the weights, for any number of ranks and any ZeRO stage.
 
 ``state/`` of a checkpoint holds:
 
@@ -34,7 +34,7 @@ class OptimizerState:
     """The state of DeepSpeed's optimizer as whole tensors by weight; getting one is collective, setting one is not.
 
     DeepSpeed makes the state in its first step, and its public calls find it from then on. Without ZeRO they find
-    nothing: there the optimizer's own parameters are in the order of the trained weights.
+    nothing; the optimizer's own parameters are then in the order of the trained weights.
     """
 
     def __init__(self, engine: Any, policy: Policy) -> None:
@@ -46,7 +46,7 @@ class OptimizerState:
 
     @property
     def adam_step(self) -> int:
-        """Adam's own count of steps: 0 as long as there is no state."""
+        """Adam's own count of steps; 0 before there is a state."""
         counts = {int(state["step"]) for state in self._optimizer.state.values() if "step" in state}
         assert len(counts) <= 1, f"weights have taken different numbers of steps: {counts}"
         return counts.pop() if counts else 0
@@ -57,7 +57,7 @@ class OptimizerState:
             state["step"].fill_(steps)
 
     def kinds(self, adam_step: int) -> tuple[str, ...]:
-        """What there is of each weight."""
+        """Kinds of tensors that each weight has."""
         masters = (MASTER,) if self._has_masters else ()
         return (*masters, "exp_avg", "exp_avg_sq") if adam_step else masters
 
@@ -74,7 +74,7 @@ class OptimizerState:
         return {f"{kind}/{name}": 4 * numel(weight) for name, weight in self.weights.items() for kind in kinds}
 
     def shapes(self) -> dict[str, list[int]]:
-        """Of the trained weights."""
+        """Shapes of the trained weights."""
         return {name: list(getattr(weight, "ds_shape", weight.shape)) for name, weight in self.weights.items()}
 
     def _get(self, name: str, kind: str) -> torch.Tensor:
@@ -110,7 +110,7 @@ class OptimizerState:
                 public.safe_set_full_fp32_param(weight, value)
             else:
                 public.safe_set_full_optimizer_state(weight, value, kind)
-        # The calls for whole tensors fail at stage 3 where a weight cannot be shared out evenly.
+        # The calls for whole tensors fail at stage 3 if a weight does not divide evenly.
         elif kind == MASTER:
             own = public.safe_get_local_fp32_param(weight)
             public.safe_set_local_fp32_param(weight, _part(value, own.numel()))
@@ -120,13 +120,13 @@ class OptimizerState:
 
 
 def check_optimizer(settings: Mapping[str, Any]) -> None:
-    """See that the optimizer is one whose state can be saved.
+    """Check that the optimizer's state can be saved.
 
     Args:
-        settings: DeepSpeed's.
+        settings: DeepSpeed's settings.
 
     Raises:
-        ConfigError: It is not.
+        ConfigError: It cannot.
     """
     chosen = settings["optimizer"]
     name, by_torch = chosen["type"], chosen["params"].get("torch_adam")
@@ -174,7 +174,7 @@ def save_state(state: OptimizerState, steps: int, target: Path, failures: Failur
 
 
 class SavedState:
-    """A checkpoint's ``state/``, of which only the names and shapes are in memory.
+    """A checkpoint's ``state/``, with only names and shapes in memory.
 
     Raises:
         ResourceError: A file is missing or damaged.
@@ -203,7 +203,7 @@ class SavedState:
             raise self._damaged(error) from error
 
     def check(self, state: OptimizerState) -> None:
-        """See that all of it, and nothing else, belongs to a learner.
+        """Check that the state has all that a learner needs, and nothing else.
 
         Raises:
             ConfigError: It does not.

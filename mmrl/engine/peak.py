@@ -1,6 +1,6 @@
-"""The most operations a second that a device does: of a GPU from its maker's data sheet, of a CPU measured.
+"""The peak rate of a device in operations a second: a GPU's from its maker's data sheet, a CPU's measured.
 
-A GPU that is not in the table, by the exact name that its driver gives, has no number: a wrong one would be worse.
+A GPU whose exact name is not in the table has no number: a wrong one would be worse.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ T = 10**12
 MEASURED_S = 0.05
 """Seconds for which each product is repeated on a CPU; the fastest counts."""
 SQUARE = 768
-"""Side of matrices that no cache holds in their order, and that a core multiplies in some ten milliseconds."""
+"""Side of matrices that are too large for a core's own cache, and that it multiplies in some ten milliseconds."""
 ROWS = 512
-"""Of a product of the model's own widths."""
+"""Rows of a product of the model's own widths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Peak:
 
     Attributes:
         flops_per_s: Floating-point operations a second of one rank's device, dense.
-        source: Where the number comes from.
+        source: Origin of the number.
     """
 
     flops_per_s: float
@@ -37,11 +37,11 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class _Sheet:
-    """What a data sheet says, in operations a second without sparsity, accumulated in float32.
+    """A data sheet's operations a second without sparsity, accumulated in float32.
 
     Attributes:
-        bfloat16: Of tensor cores; None where there are none for it.
-        float32: Of the plain units: torch does not round float32 to TF32 unless told to.
+        bfloat16: Rate of tensor cores; None where none computes it.
+        float32: Rate of the plain units: torch does not round float32 to TF32 unless told to.
     """
 
     bfloat16: float | None
@@ -85,16 +85,16 @@ SHEETS: Mapping[str, _Sheet] = MappingProxyType(
         "Tesla T4": _Sheet(None, 8.1 * T, "NVIDIA T4 data sheet, 2019"),
     }
 )  # fmt: skip
-"""By the name that ``torch.cuda.get_device_name`` gives."""
+"""Data sheets by the name that ``torch.cuda.get_device_name`` gives."""
 
 
 def peak(kind: DeviceKind, name: str, precision: str, shape: ModelShape) -> Peak | None:
-    """That of this rank's device; None if it is not known.
+    """The peak of this rank's device; None if it is not known.
 
     Args:
-        name: Of the device.
+        name: The device's name.
         precision: ``float32`` or ``bfloat16``.
-        shape: Of the model; a CPU is measured with products of its widths too.
+        shape: The model's shape; a CPU is measured with products of its widths too.
     """
     if kind == "cpu":
         return _measured(precision, shape)

@@ -1,7 +1,7 @@
-"""Where weights lie: sharded over the ranks, whole on the device, or in the host's memory between their uses.
+"""Places of weights: sharded over the ranks, whole on the device, or in the host's memory between their uses.
 
-Rank 0 alone has read them (see ``policy.load_policy``). The others' have no content, and take no memory, until rank 0
-sends them theirs: parameter by parameter, to where each is to lie.
+Rank 0 alone has read them (see ``policy.load_policy``). Weights of other ranks have no content and take no memory until
+rank 0 sends them, parameter by parameter, to their places.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from mmrl.engine.weights import numel, shards
 
 
 def place(policy: Policy, settings: Mapping[str, Any], torch_device: str) -> None:
-    """Bring a policy to the device: at ZeRO 3 each parameter for as long as it takes to share it out among the ranks.
+    """Bring a policy to the device; at ZeRO 3 each parameter stays there only while it is shared out among the ranks.
 
-    Collective. Below ZeRO 3, DeepSpeed's engine is what sends rank 0's parameters to the others.
+    Collective. Below ZeRO 3, DeepSpeed's engine sends rank 0's parameters to the others.
 
     Args:
-        settings: DeepSpeed's.
+        settings: DeepSpeed's settings.
     """
     if settings["zero_optimization"]["stage"] == 3:
         import deepspeed
@@ -45,8 +45,8 @@ class Reference:
     is on a GPU only while it is used; see ``device.reference_place``.
 
     Args:
-        policy: As it was loaded.
-        settings: DeepSpeed's for the policy that is trained.
+        policy: The policy as loaded.
+        settings: DeepSpeed's settings for the trained policy.
 
     Attributes:
         policy: The weights, wherever they are.
@@ -75,7 +75,7 @@ class Reference:
 
     @contextmanager
     def in_use(self) -> Iterator[Any]:
-        """What to call in the policy's place, its weights on the device until the block ends."""
+        """The module to call in the policy's place; its weights are on the device until the block ends."""
         with self._host.on_device() if self._host else nullcontext():
             yield self._run
 
@@ -84,7 +84,7 @@ class HostWeights:
     """A frozen module's parameters, rank 0's on every rank, in host memory and for a while on a device.
 
     Args:
-        pinned: Whether the memory is page-locked, for faster copies to a GPU.
+        pinned: True if the memory is page-locked, for faster copies to a GPU.
         piece_bytes: Parameters share pieces of memory of up to this size, as torch makes pinned ones as large as the
             next power of two.
     """
@@ -106,7 +106,7 @@ class HostWeights:
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """The parameters on the device; nothing is copied back, as nothing changes them."""
+        """Have the parameters on the device in a block; nothing is copied back, as nothing changes them."""
         try:
             for parameter, host in self._host:
                 parameter.data = host.to(self._device, non_blocking=True)
@@ -124,6 +124,6 @@ def _from_rank_0(tensor: torch.Tensor, torch_device: str) -> torch.Tensor:
 
 
 def _without_optimizer(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """DeepSpeed's settings for weights that nothing trains; they are offloaded as those of the policy are."""
+    """DeepSpeed's settings for weights that nothing trains; they are offloaded like the policy's."""
     zero = {key: value for key, value in settings["zero_optimization"].items() if key != "offload_optimizer"}
     return {key: value for key, value in settings.items() if key != "optimizer"} | {"zero_optimization": zero}

@@ -24,8 +24,8 @@ class Policy(torch.nn.Module):
 
     Args:
         model: A causal language model, vision-language or text.
-        temperature: That of sampling.
-        entropy_gradient: Whether the loss uses the entropies.
+        temperature: Temperature of sampling.
+        entropy_gradient: True if the loss uses the entropies.
         adapted: The model's adapters; if there are any, only they are trained.
     """
 
@@ -50,10 +50,10 @@ class Policy(torch.nn.Module):
         self.register_buffer("banned_V", banned_V, persistent=False)
 
     def forward(self, inputs: PackedInputs | UniqueImages) -> Any:
-        """(T,) log-probs of the row's completion tokens, and with gradients (T,) entropies in nats; of images alone
+        """(T,) log-probs of the row's completion tokens, and with gradients (T,) entropies in nats; for images alone,
         their features.
 
-        Both in one method, as DeepSpeed watches over this one.
+        One method does both, as DeepSpeed hooks into this one.
         """
         if isinstance(inputs, UniqueImages):
             return self._features(inputs)
@@ -74,7 +74,7 @@ class Policy(torch.nn.Module):
         )
 
     def _features(self, images: UniqueImages) -> list[Features]:
-        """What the vision tower makes of the images, one entry per place."""
+        """The vision tower's features of the images, one entry per place."""
         body = self.model.base_model
         found = body.get_image_features(images.pixels, images.grids_U3, return_dict=True, **images.derived)
         features = list(zip(found.pooler_output, *getattr(found, "deepstack_features", ()), strict=True))
@@ -85,10 +85,10 @@ class Policy(torch.nn.Module):
         return adapters.switched_off(self.adapted)
 
     def named_weights(self, dtype: torch.dtype, *, tied: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight under its state-dict name, gathered one at a time, adapters merged into theirs.
+        """Every weight under its state-dict name, gathered one at a time, with its adapter merged into it.
 
         Args:
-            tied: A tied head as well.
+            tied: True to yield a tied head as well.
         """
         adapted = {id(adapter.weight): adapter for adapter in self.adapted}
         factors = {id(factor) for adapter in self.adapted for factor in adapter.factors.values()}
@@ -109,10 +109,10 @@ class Policy(torch.nn.Module):
 class Head(torch.nn.Module):
     """A model's head, applied to one chunk of tokens after the other.
 
-    At ZeRO 3 the ranks gather a module's own parameters together whenever it is called, and drop them afterwards. So
-    this module owns the head's parameters and is called once in a row, by every rank, however many chunks its row has;
-    the model's own head module is never called. It is no leaf module of DeepSpeed: 0.19 reduces a leaf's gradients in
-    its backward hook, where a tied weight lacks the embedding's gradient.
+    At ZeRO 3 the ranks gather a module's own parameters together at each call, and drop them afterwards. So this module
+    owns the head's parameters, and every rank calls it once a row, however many chunks its row has. The model's own
+    head module is never called. This is no leaf module of DeepSpeed: 0.19 reduces a leaf's gradients in its backward
+    hook, where a tied weight lacks the embedding's gradient.
 
     Args:
         linear: The model's head.
@@ -153,8 +153,8 @@ def load_policy(
     Args:
         freeze: Parts without gradient.
         lora: Adapters to train in place of the weights.
-        adapter: The folder that they go on from; new ones are drawn with ``seed`` without it.
-        with_weights: Whether to read them. Without, they have no content, and take no memory until they are filled.
+        adapter: The folder with adapters to go on from; without it new ones are drawn with ``seed``.
+        with_weights: True to read the weights. Else they have no content, and take no memory until they are filled.
 
     Raises:
         ConfigError: The files cannot be read, or lack weights of the model, which transformers would draw at random.
@@ -196,7 +196,7 @@ def load_policy(
 
 
 def _auto(folder: ModelFolder) -> Any:
-    """The class of transformers that finds the folder's."""
+    """The class of transformers that finds the folder's own class."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     return AutoModelForImageTextToText if folder.family.vision else AutoModelForCausalLM
@@ -224,7 +224,7 @@ def _read(folder: ModelFolder, options: dict[str, Any]) -> Any:
 
 
 def _empty(folder: ModelFolder, options: dict[str, Any]) -> Any:
-    """The folder's model with memory for its weights that nothing has been written to."""
+    """The folder's model with untouched memory for its weights."""
     from transformers import AutoConfig
     from transformers.initialization import no_init_weights
 

@@ -37,17 +37,17 @@ from mmrl.errors import ConfigError, MMRLError, ResourceError
 from mmrl.interfaces import Algorithm
 
 WAIT = timedelta(hours=1)
-"""How long ranks wait for each other: rank 0 alone reads the weights, which takes minutes from a slow disk."""
+"""Time that ranks wait for each other: rank 0 alone reads the weights, which takes minutes from a slow disk."""
 
 
 class RankEngine:
     """Implements ``engine_api.Engine`` inside one process; its environment must be set already.
 
     Args:
-        progress: Called with what begins.
+        progress: Called with the name of each part of the start as it begins.
 
     Raises:
-        ConfigError: The checkpoint is that of another model, of other trained parts or of another precision.
+        ConfigError: The checkpoint has another model, other trained parts or another precision.
         ResourceError: The checkpoint is damaged.
     """
 
@@ -133,7 +133,7 @@ class RankEngine:
         }
 
     def _peak(self) -> dict[str, Any] | None:
-        """The most that this rank's device does."""
+        """The peak rate of this rank's device."""
         name = torch.cuda.get_device_name() if self._kind == "cuda" else "cpu"
         found = peak(self._kind, name, self._precision, model_shape(self._folder.config))
         return None if found is None else asdict(found)
@@ -152,11 +152,11 @@ class RankEngine:
         return self._memory_bytes_max
 
     def abandon(self, error: MMRLError) -> bool:
-        """A call in this process cannot be stopped."""
+        """Answer False: a call in this process cannot be stopped."""
         return False
 
     def close(self) -> None:
-        """Leave the process group, unless vLLM is in it: it leaves by itself when the process ends."""
+        """Leave the process group, unless vLLM is in it: vLLM leaves when the process ends."""
         if not isinstance(self._sampler, VLLMSampler) and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
@@ -255,10 +255,10 @@ class RankEngine:
         return learner
 
     def _check_hosts(self, policy: Policy, has_reference: bool) -> None:
-        """See that every machine has memory for what its ranks keep there: on all ranks, so that none waits for others.
+        """Check that every machine has memory for the parts that its ranks keep there; all ranks raise if one raises.
 
         Raises:
-            ResourceError: One has not; better told now than by the kernel in the first update.
+            ResourceError: A machine has too little. Without this, the kernel would kill the first update.
         """
         import psutil
 
@@ -285,7 +285,7 @@ class RankEngine:
             here = kept * ranks.count((host, total))
             if here > total:
                 raise ResourceError(
-                    f"what is offloaded takes {here / 1e9:.1f} GB of {host}'s memory, and it has {total / 1e9:.1f} GB",
+                    f"offloaded states take {here / 1e9:.1f} GB of {host}'s memory, and it has {total / 1e9:.1f} GB",
                     where=f"learner.offload: {learner.offload}; learner.zero_stage: {learner.zero_stage}",
                     remedy="use more machines, train adapters (model.lora), set learner.offload: none, or, for the "
                     "reference policy alone, learner.zero_stage: 3",
@@ -302,7 +302,7 @@ class RankEngine:
         """Read a model on rank 0, and build it without content on the others; see ``placement``.
 
         Raises:
-            MMRLError: Rank 0, or any other, cannot: on all of them.
+            MMRLError: A rank cannot; raised on all of them.
         """
         failures, policy = Failures(), None
         try:

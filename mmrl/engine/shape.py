@@ -8,7 +8,7 @@ from mmrl.ops.cost import ModelShape, TowerShape
 
 
 def model_shape(config: Any) -> ModelShape:
-    """That of a transformers config of any family in ``family.FAMILIES``."""
+    """The shape of a transformers config of any family in ``family.FAMILIES``."""
     text, vision = config.get_text_config(), getattr(config, "vision_config", None)
     return ModelShape(
         layers=text.num_hidden_layers,

@@ -1,4 +1,4 @@
-"""How many parameters a model has, part by part, from its config alone."""
+"""The number of a model's parameters, part by part, from its config alone."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def meta_model(folder: ModelFolder) -> Any:
 def part_sizes(
     folder: ModelFolder, freeze: Sequence[str] = (), lora: LoraConfig | None = None
 ) -> dict[str, tuple[int, int]]:
-    """Of each part its trained and its frozen parameters; adapters count to the part of their layers.
+    """Each part's trained and frozen parameters; adapters count to the part of their layers.
 
     Raises:
-        ConfigError: ``lora.targets`` means no layer.
+        ConfigError: ``lora.targets`` names no layer.
     """
     model, family = meta_model(folder), folder.family
     sizes = {part: [0, 0] for part in family.parts}

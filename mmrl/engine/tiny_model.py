@@ -1,7 +1,7 @@
 """Tiny random models as Hugging Face folders, for self-checks and demonstrations; nothing is downloaded.
 
-The architecture and file layout of the real ones, in two sizes: 0.6 million parameters are enough to read handwritten
-digits, 1 million to read a labelled figure and to work an answer out.
+They have the architecture and file layout of the real ones, in two sizes: 0.6 million parameters are enough to read
+handwritten digits, 1 million to read a labelled figure and to work an answer out.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ STEMS = {
     "qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL",
     "qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama",
 }  # fmt: skip
-"""What a family's classes in transformers are called."""
+"""Names of a family's classes in transformers."""
 
 TOWER = {"depth": 2, "num_heads": 4, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
 VISION: dict[str, dict[str, Any]] = {
@@ -99,7 +99,7 @@ def write_tokenizer(folder: Path, *, vision: bool, geometry: bool = False) -> An
 
 
 def save_tokenizer(tokenizer: Any, folder: Path, *, vision: bool) -> Any:
-    """Write a tokenizer's files, with Qwen's special tokens and chat format; return it as transformers has it."""
+    """Write a tokenizer's files, with Qwen's special tokens and chat format; return transformers' object."""
     from transformers import PreTrainedTokenizerFast
 
     fast = PreTrainedTokenizerFast(
@@ -116,8 +116,8 @@ def save_tokenizer(tokenizer: Any, folder: Path, *, vision: bool) -> Any:
 def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny", seed: int = 0) -> Path:
     """Write weights, config, tokenizer and (for a vision-language family) the processor's files; return the folder.
 
-    ``size`` is one of ``SIZES``; any but tiny has read geometry in its tokenizer's corpus. Float32 in one file, with a
-    tied head; the layout is that of the installed transformers.
+    ``size`` is one of ``SIZES``; all but tiny have geometry in their tokenizer's corpus. Weights are float32 in one
+    file, with a tied head, in the layout of the installed transformers.
     """
     import torch
     import transformers
@@ -145,7 +145,7 @@ def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny",
     head = "ForConditionalGeneration" if vision else "ForCausalLM"
     config = getattr(transformers, f"{STEMS[family]}Config")(**values)
     getattr(transformers, STEMS[family] + head)(config).to(torch.float32).save_pretrained(folder)
-    # What the hub's folders carry: sampling defaults that training must not inherit, and two end tokens.
+    # As in the hub's folders: sampling defaults that training must not inherit, and two end tokens.
     defaults = {
         "do_sample": True,
         "repetition_penalty": 1.05,

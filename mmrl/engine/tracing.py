@@ -1,4 +1,4 @@
-"""A trace of what this process and its device do, in Chrome's format."""
+"""A trace of this process and its device, in Chrome's format."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from mmrl.engine.device import DeviceKind
 
 LABEL = "mmrl."
-"""What the names of spans begin with in a trace."""
+"""Prefix of the names of spans in a trace."""
 
 
 class Tracer:
-    """torch's profiler, while it is asked for."""
+    """torch's profiler, which runs between ``start`` and ``stop``."""
 
     def __init__(self, kind: DeviceKind) -> None:
         self._kind = kind

@@ -1,4 +1,4 @@
-"""What the vision tower takes of an image, computed once per image and kept within a memory bound."""
+"""The vision tower's inputs, computed once per image and kept within a memory bound."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from mmrl.types import EncodedPrompt, ImageRef, Prompt, Sample, Segment
 
 CACHE_BYTES = 512 * 2**20
 BLANK = ImageRef(hash="blank", width=0, height=0, path="")
-"""The smallest image there is, one merged patch; no store has it."""
+"""The smallest image, one merged patch; no store has it."""
 
 
 def idle_sample(folder: ModelFolder) -> Sample:
-    """The smallest sample, with an image if the model reads any; to be trained on with weight 0.
+    """The smallest sample, with an image if the model reads any; it is trained on with weight 0.
 
-    Ranks wait for each other in every module of the model, in the order in which modules run, and DeepSpeed's ZeRO 3
-    keeps the last gradient of a parameter that gets none: a row without an image, or without anything, gets this one.
+    Rows without an image, and empty rows, get it. Ranks wait for each other in every module of the model, in the order
+    in which modules run, and DeepSpeed's ZeRO 3 keeps the last gradient of a parameter that gets none.
     """
     end = np.array(folder.vocabulary.eos[:1], np.int32)  # a banned token would have an infinite log-prob
     token_ids, images = (np.array([folder.image_token_id], np.int32), (BLANK,)) if folder.family.vision else (end, ())
@@ -48,7 +48,7 @@ class ImageInputs:
             self._cache.move_to_end(ref.hash)
             return self._cache[ref.hash]
         assert self._processor is not None
-        # The store's pixels are on the model's grid already: a second resize could only make them differ.
+        # The store's pixels are on the model's grid already: a second resize would only change them.
         inputs = self._processor(images=[self._media.load(ref)], do_resize=False, return_tensors="pt")
         entry = (inputs["pixel_values"], inputs["image_grid_thw"][0])
         self._cache[ref.hash] = entry
@@ -60,16 +60,16 @@ class ImageInputs:
 
 
 def tower_inputs(tower: Any, grids_U3: torch.Tensor, where: str, dtype: torch.dtype) -> dict[str, torch.Tensor | int]:
-    """What a vision tower would else work out from the grids, as its keyword arguments.
+    """Keyword arguments of a vision tower that it would otherwise compute from the grids.
 
-    It would ask for the grids as plain numbers: on a GPU the host would wait for all that is under way. Thus the grids
-    stay in the host's memory, and so do the bounds of attention where it asks for those (``device.tower_bounds``).
+    It would read the grids as plain numbers, and on a GPU the host would wait for all work under way. So the grids stay
+    in the host's memory, and so do the bounds of attention where the tower reads those (``device.tower_bounds``).
 
     Args:
-        tower: Of transformers.
-        grids_U3: In the host's memory.
+        tower: A tower of transformers.
+        grids_U3: Grids in the host's memory.
         where: The torch device of the tower.
-        dtype: Of the tower.
+        dtype: The tower's element type.
     """
     from transformers import vision_utils as grids
 

@@ -1,4 +1,4 @@
-"""Which arguments ``sampler.engine`` may hold, told without importing vLLM, which takes seconds."""
+"""The arguments that ``sampler.engine`` may hold, found without importing vLLM, which takes seconds."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ OWNED_KEYS = frozenset(
 
 
 def check_engine_keys(engine: Mapping[str, Any], known: Collection[str] | None = None) -> None:
-    """See that vLLM knows the arguments, and that none of them is mmrl's own.
+    """Check that vLLM knows the arguments, and that none of them is mmrl's own.
 
     Args:
-        known: vLLM's arguments; by default those that its source tells, and no check against them if it does not.
+        known: vLLM's arguments; by default those in its source. If none are found there, unknown names pass.
 
     Raises:
-        ConfigError: Names all that are not possible.
+        ConfigError: Some are not possible; it names all of them.
     """
     known = written_arguments() if known is None else known
     errors: list[MMRLError] = []
@@ -47,7 +47,7 @@ def check_engine_keys(engine: Mapping[str, Any], known: Collection[str] | None =
 
 @cache
 def written_arguments() -> frozenset[str]:
-    """The fields of vLLM's ``EngineArgs`` as its source has them; empty where vLLM is not, or is written otherwise."""
+    """The fields of ``EngineArgs`` in vLLM's source; empty if vLLM is not installed, or its source looks different."""
     found = importlib.util.find_spec("vllm")
     if found is None or found.origin is None:
         return frozenset()

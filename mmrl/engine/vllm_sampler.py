@@ -28,7 +28,7 @@ IMAGE_CACHE_GIB = 1
 """Preprocessed images that vLLM keeps in the rank's memory, until it sleeps; ``sampler.engine`` may say otherwise."""
 
 NO_VERSION = -1
-"""In place of a version: the next sync sends the weights, whichever they are."""
+"""In place of a version: the next sync sends the weights in any case."""
 
 
 class VLLMSampler:
@@ -40,8 +40,8 @@ class VLLMSampler:
         num_sequences: Completions that a rank samples in a step.
 
     Attributes:
-        arguments: What vLLM was asked for, plain values.
-        weight_version: Of the weights that vLLM holds; ``NO_VERSION`` if it holds the folder's, or none.
+        arguments: vLLM's arguments, as plain values.
+        weight_version: Version of the weights that vLLM holds; ``NO_VERSION`` if it holds the folder's, or none.
     """
 
     def __init__(
@@ -105,9 +105,9 @@ class VLLMSampler:
             self._llm.wake_up([part])
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Replace all weights: one call with everything, then every cache that the old ones filled is dropped.
+        """Replace all weights in one call, and drop every cache that the old ones filled.
 
-        Preprocessed images come from pixels alone, go by their hash, and stay. A sleep drops them too.
+        Preprocessed images stay: they depend on pixels alone, and have their hash as key. A sleep drops them too.
         """
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
         self._llm.llm_engine.reset_encoder_cache()
@@ -136,7 +136,7 @@ class VLLMSampler:
             engine.abort_request(list(pending))
 
     def _add(self, request_id: str, request: SamplingRequest) -> None:
-        """Enqueue a request; its images are read only if vLLM does not hold all of them preprocessed, by their hash."""
+        """Enqueue a request; its images are read only if vLLM lacks the preprocessed form of one, by hash."""
         add, refs = self._llm.llm_engine.add_request, request.prompt.images
         if refs and self.arguments["mm_processor_cache_gb"]:
             try:
@@ -239,7 +239,7 @@ def engine_arguments(
 
 
 def sampled_logprobs(logprobs: Any, ids: IntArray) -> FloatArray:
-    """(T,) float32 log-probs of the sampled tokens: of vLLM's ``FlatLogprobs``, or of a list of dictionaries."""
+    """(T,) float32 log-probs of the sampled tokens, from vLLM's ``FlatLogprobs`` or a list of dictionaries."""
     flat = getattr(logprobs, "start_indices", None)
     if flat is None:
         return np.array([entry[token].logprob for entry, token in zip(logprobs, ids.tolist(), strict=True)], np.float32)
@@ -250,7 +250,7 @@ def sampled_logprobs(logprobs: Any, ids: IntArray) -> FloatArray:
 
 
 def banned_ids_processor(banned: Sequence[int], model_runner: Literal[1, 2]) -> type:
-    """A logits processor of vLLM's first or second model runner: the banned ids get probability zero, in greedy
+    """A logits processor for vLLM's first or second model runner. It gives the banned ids probability zero, in greedy
     sampling too."""
     return _first_runners(banned) if model_runner == 1 else _second_runners(banned)
 

@@ -1,4 +1,4 @@
-"""Which token ids may be sampled, and which end a completion: one answer for sampler, learner and reference."""
+"""Token ids that may be sampled, and that end a completion: the same for sampler, learner and reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of any size in files of bounded size: collected one at a time, written, dropped."""
+"""Writes tensors of any size to files of bounded size, one at a time."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from mmrl.errors import MMRLError, NumericsError, ResourceError
 from mmrl.system import failpoints
 
 SHARD_BYTES = 2**30
-"""Most bytes of a file, unless one tensor has more; what saving holds in memory beside the model."""
+"""Most bytes of a file, unless one tensor has more. Saving holds as much in memory beside the model."""
 WEIGHTS = "model.safetensors"
 
 
 class Failures:
-    """What went wrong on this rank while all ranks go on with their collectives.
+    """Errors of this rank, kept while all ranks go on with their collectives.
 
     Args:
-        written: What is being written, for messages.
+        written: Name of the files being written, for messages.
 
     Attributes:
         first: The first error; None so far.
@@ -86,7 +86,7 @@ def write_shards(
 ) -> None:
     """Give rank 0's ``write`` the tensors of one file after the other, numbered from 1.
 
-    All ranks run through ``tensors``, whose production is collective, whatever fails.
+    All ranks run through ``tensors`` even after a failure, because making them is collective.
 
     Args:
         files: The tensors' names in their order.
@@ -110,7 +110,7 @@ def write_shards(
 def save_model(policy: Policy, folder: ModelFolder, target: Path, failures: Failures) -> None:
     """Write a policy as a Hugging Face folder.
 
-    Collective: rank 0 writes what all ranks gather. A weight that is not finite is a failure, like a full disk.
+    Collective: all ranks gather, and rank 0 writes. A weight that is not finite is a failure, like a full disk.
     """
     save_weights(policy, policy.model.dtype, target, failures)
     with failures.writing(target):
@@ -124,8 +124,8 @@ def save_weights(
     """Write a policy's weights with the names on disk that ``save_pretrained`` gives, and its config; collective.
 
     Args:
-        dtype: Of the weights; the config has the policy's own.
-        limit: Bytes of a file; ``SHARD_BYTES`` if not given.
+        dtype: Element type of the weights; the config has the policy's own.
+        limit: Most bytes of a file; ``SHARD_BYTES`` if not given.
     """
     files = shards({name: numel(p) * dtype.itemsize for name, p in policy.model.named_parameters()}, limit)
     shard_of: dict[str, int] = {}
@@ -198,7 +198,7 @@ def numel(parameter: torch.nn.Parameter) -> int:
 
 
 def _rank() -> int:
-    """This process's; 0 where it is the only one, and has not joined a group."""
+    """This process's rank; 0 if it has not joined a group."""
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 

@@ -1,4 +1,4 @@
-"""Rollout correction: weights for tokens that another distribution sampled than the one that is trained.
+"""Rollout correction: weights for tokens whose sampling distribution is not the one that is trained.
 
 The sampler's log-probs differ from the learner's (precision, kernels, stale weights); ``q = l_old - l_sampler`` tells
 by how much. The weights are detached and multiply the loss of a token; its denominators stay those of the masks.
@@ -16,7 +16,7 @@ from mmrl.types import PackedTokens
 def correction_weights(
     tokens: PackedTokens, mode: CorrectionMode, *, low: float | None = None, high: float | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(T,) weights, and (T,) what they would be without bounds.
+    """(T,) weights, and (T,) the same weights without bounds.
 
     ``token-*`` weighs each token by ``exp(q_t)``, ``seq-*`` all tokens of a sequence by ``exp(sum_t q_t)``,
     ``seq-geo-*`` by ``exp(mean_t q_t)``. Then ``truncate`` bounds the weight (TIS), ``mask`` makes it 0 outside the

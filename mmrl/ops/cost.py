@@ -1,12 +1,12 @@
-"""Floating-point operations of a decoder with an optional vision tower: those that a pass needs, however it is packed.
+"""Floating-point operations that a pass needs, however it is packed: a decoder with an optional vision tower.
 
 A product of (n, i) and (i, o) matrices is 2 n i o operations; norms, activations and softmax are left out, as usual
 (Kaplan et al., 2020, arXiv:2001.08361, section 2.1; Chowdhery et al., 2022, arXiv:2204.02311, appendix B). A query
 that attends to a key costs 4 D operations per head of size D, for the score and for the weighted value; pairs that
 causality or a window rules out cost nothing, though a kernel may compute them. The backward pass computes each
 product's gradients for its inputs and for its weights: twice the forward, without the weights' where these are frozen,
-and nothing before the first trained part. What gradient checkpointing computes again is not needed, and not counted:
-see ``ModelShape.recomputed_flops`` for that.
+and nothing before the first trained part. Operations that gradient checkpointing repeats are not counted;
+``ModelShape.recomputed_flops`` has them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PARTS = ("vision", "projector", "language")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What passes through a model, in numbers that add up over samples, rows, steps and ranks.
+    """The work that passes through a model, in numbers that add up over samples, rows, steps and ranks.
 
     Attributes:
         tokens: Text and image tokens of the language model; a shared prefix counts once if it is computed once.
@@ -54,8 +54,8 @@ NOTHING = Work()
 
 
 def imbalance(costs: Sequence[Sequence[float]]) -> float:
-    """How much longer ranks that wait for each other in every micro-batch, as ZeRO 3 makes them, take than if all had
-    the same: at least 1.
+    """The time of ranks over their time with equal shares, at least 1, if they wait for each other in every
+    micro-batch, as ZeRO 3 makes them.
 
     ``sum_m max_r c_rm / mean_r sum_m c_rm``, for the cost c of rank r's micro-batch m; 1 if nothing costs anything.
     """
@@ -70,7 +70,7 @@ def causal_pairs(queries: int, prefix: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TowerShape:
-    """A vision tower and what merges its patches into image tokens.
+    """A vision tower, and the mergers that make image tokens of its patches.
 
     Attributes:
         width: Hidden size.
@@ -82,7 +82,7 @@ class TowerShape:
         mergers: Projections of patches to tokens, those to deeper layers of the language model included.
         windowed_layers: Layers that attend within windows; the others attend to the whole image.
         window: Both sides of a window, in tokens.
-        heads: Of a layer's attention.
+        heads: Heads of a layer's attention.
     """
 
     layers: int
@@ -109,7 +109,7 @@ class TowerShape:
         return merged * (merged + self.out)
 
     def work(self, grid: Sequence[int]) -> Work:
-        """Of one image's pass through the tower; ``grid`` is its temporal, vertical and horizontal patches."""
+        """The work of one image's pass through the tower; ``grid`` is its temporal, vertical and horizontal patches."""
         frames, height, width = grid
         patches = height * width
         windows = 0
@@ -121,7 +121,7 @@ class TowerShape:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What a backward pass is for.
+    """The parts that a backward pass trains.
 
     Attributes:
         frozen: Parts whose weights have no gradient.
@@ -132,11 +132,11 @@ class Training:
     adapters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     def trains(self, part: str) -> bool:
-        """Whether the part's own weights are trained."""
+        """True if the part's own weights are trained."""
         return not self.adapters and part not in self.frozen
 
     def reaches(self, part: str) -> bool:
-        """Whether a gradient goes through the part: it is trained, or one before it is."""
+        """True if a gradient goes through the part: it is trained, or one before it is."""
         return any(self.trains(each) or self.adapters.get(each) for each in PARTS[: PARTS.index(part) + 1])
 
 
@@ -149,7 +149,7 @@ class ModelShape:
         heads: Query heads.
         kv_heads: Key-value heads.
         vocabulary: Rows of the head.
-        normed_heads: Whether queries and keys are normalised.
+        normed_heads: True if queries and keys are normalised.
         tower: None for a text model.
     """
 
@@ -170,13 +170,13 @@ class ModelShape:
         return attention + 3 * self.width * self.mlp_width
 
     def indivisible(self, parts: int, *, whole_tower: bool = False) -> str:
-        """Why the layers cannot be divided among ``parts`` as vLLM does; empty if they can.
+        """The reason why layers cannot be divided among ``parts`` as vLLM divides them; empty if they can.
 
-        A rank has a whole number of query heads, and of key-value heads or one of them; of the tower, whole heads and
-        as many columns of the MLP as the others.
+        A rank has a whole number of query heads, and of key-value heads or one of them. It has whole heads of the
+        tower, and as many columns of the MLP as the others.
 
         Args:
-            whole_tower: Whether each part has all of the tower.
+            whole_tower: True if each part has all of the tower.
         """
         if self.heads % parts:
             return f"the model has {self.heads} attention heads"
@@ -192,7 +192,7 @@ class ModelShape:
         return ""
 
     def work(self, *, tokens: int, pairs: int, predicted: int, images: Sequence[Sequence[int]] = ()) -> Work:
-        """Of a row: see ``Work``; ``images`` are the grids of those that pass through the tower."""
+        """The work of a row; ``images`` are the grids of those that pass through the tower."""
         assert self.tower is not None or not images, "a text model takes no images"
         return sum((self.tower.work(grid) for grid in images if self.tower), Work(tokens, pairs, predicted))
 
@@ -204,8 +204,8 @@ class ModelShape:
     def backward_flops(self, work: Work, training: Training = Training()) -> int:
         """Operations of the backward pass after it.
 
-        With adapters this is too much by part of the first adapted layer: what lies before an adapter there needs no
-        gradient.
+        With adapters this counts part of the first adapted layer too much: the products before its first adapter need
+        no gradient.
         """
         linear, attention = self._linear(work), self._attention(work)
         passes = {part: training.trains(part) + training.reaches(part) for part in PARTS}
@@ -220,11 +220,11 @@ class ModelShape:
         return sum(6 * rows[part] * weights for part, weights in training.adapters.items())
 
     def update_flops(self, work: Work, training: Training = Training()) -> int:
-        """Operations that a forward and a backward pass need; what ``perf/mfu`` counts."""
+        """Operations that a forward and a backward pass need; ``perf/mfu`` counts these."""
         return self.forward_flops(work) + self.backward_flops(work, training) + self.adapter_flops(work, training)
 
     def recomputed_flops(self, work: Work, training: Training = Training()) -> int:
-        """Operations that gradient checkpointing of every layer does twice: the layers' forward, head and merger not.
+        """Operations that gradient checkpointing of every layer repeats: the layers' forward, without head and merger.
 
         The last matrix of a layer is not computed again, as nothing in the backward pass needs its product; with ZeRO 3
         it is, by DeepSpeed's own linear function.
@@ -267,6 +267,6 @@ class ModelShape:
 
 
 def _squares(length: int, side: int) -> int:
-    """Sum of the squares of what ``length`` falls into: pieces of ``side``, and a rest."""
+    """Sum of the squares of the pieces of ``length``: as many of ``side`` as fit, and a rest."""
     whole, rest = divmod(length, side)
     return whole * side**2 + rest**2

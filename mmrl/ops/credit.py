@@ -1,7 +1,7 @@
 """Advantages from rewards: pure functions of a whole rollout batch, in float64; rows and groups in any order.
 
 Shape letters: ``B`` rollouts in the batch, ``T_i`` completion tokens of row ``i``. ``masks`` are False where a token
-was not written by the policy; such holes are skipped, neither counted nor an end.
+was not written by the policy. Such holes are skipped: they are not counted and end nothing.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def whiten(
     mean, scale = population.mean(), np.sqrt(population.var(ddof=ddof) + eps)
 
     def whitened(values_T: FloatArray) -> FloatArray:
-        # What differs from the mean by rounding alone is the mean: its sign would enter clips and their metrics.
+        # Differences from the mean by rounding alone become 0: their sign would enter clips and their metrics.
         centred_T = values_T - mean
         return np.where(np.abs(centred_T) <= TOLERANCE, 0.0, centred_T / scale)
 

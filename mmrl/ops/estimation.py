@@ -1,4 +1,4 @@
-"""What a sample of completions says of a policy: means with intervals, pass@k, majority@k; pure functions in float64.
+"""Estimates from a sample of completions: means with intervals, pass@k, majority@k; pure functions in float64.
 
 Shape letters: ``N`` values, ``n`` completions of one prompt. Values of one prompt are not independent of each other,
 so intervals count prompts, not completions.
@@ -23,8 +23,8 @@ class Estimate:
     """A mean and its 95 % interval.
 
     Attributes:
-        low: None where nothing can be said: without values, of a single prompt, or of values that are all equal, unless
-            these are 0 or 1.
+        low: None where nothing can be said: there are no values, one prompt only, or values that are all equal and
+            neither 0 nor 1.
         high: As ``low``.
     """
 
@@ -103,7 +103,7 @@ def majority_at_k(answers: Sequence[Hashable | None], scores: FloatArray, k: int
 
     Args:
         answers: n, equal ones are the same answer.
-        scores: (n,) of each completion.
+        scores: (n,) each completion's.
         k: At most n.
 
     The subsets are not listed: with ``p = k / n``, the votes for each answer are drawn from binomial distributions,

@@ -12,11 +12,11 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 BANNED_SCORE = -1e9
-"""Its probability is 0 all the same, but 0 * -inf would be NaN; and so would be the entropy's gradient with the lowest
-finite number, which overflows in the product with the gradient from above."""
+"""Score of a banned token. Its probability is 0, but 0 * -inf would be NaN. The lowest finite number would overflow in
+the entropy's gradient, and make that NaN."""
 
 BLOCK_BYTES = {"cpu": 2**21, "cuda": 2**26}
-"""Scores that are worked on at a time: on a CPU they stay in its cache, on a GPU what is temporary stays small."""
+"""Scores that are worked on at a time: they stay in a CPU's cache, and keep temporary memory small on a GPU."""
 
 
 def token_logprobs(
@@ -29,7 +29,7 @@ def token_logprobs(
     entropy_gradient: bool = False,
     overwrite: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(C,) log-probs of the targets, with gradient, and (C,) entropies in nats, with gradient only if asked; or (0,).
+    """(C,) log-probs of the targets, with gradient, and (C,) entropies in nats, or (0,) if they are not asked for.
 
     The softmax is that of the sampler: logits divided by the temperature, over the vocabulary that may be sampled.
 
@@ -38,8 +38,8 @@ def token_logprobs(
         targets_C: Ids that are not banned.
         banned_V: (V,) bool, True for ids that are never sampled.
         temperature: Greater than 0.
-        entropy: Whether they are asked for at all.
-        overwrite: Whether the logits' memory may be used. Then one buffer of their size serves both passes.
+        entropy: True to compute entropies; they have a gradient with ``entropy_gradient`` only.
+        overwrite: True to use the logits' memory. Then one buffer of their size serves both passes.
     """
     scores_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
     if scores_CV is logits_CV and not overwrite:
@@ -49,7 +49,7 @@ def token_logprobs(
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """``token_logprobs`` in the memory of its first argument, which also becomes its gradient: no second backward.
+    """``token_logprobs`` in the memory of its first argument, which becomes the gradient: backward runs once.
 
     With scores s and probabilities p, the gradient of a target's log-prob is (onehot - p), and that of the entropy H is
     -p (log p + H).
@@ -121,8 +121,8 @@ def chunked_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As ``token_logprobs``, from hidden states, holding the logits of one chunk at a time.
 
-    The backward pass recomputes each chunk's logits, so peak memory is ``chunk_tokens * V`` in both passes; unless one
-    chunk is all there is.
+    The backward pass recomputes each chunk's logits, so peak memory is ``chunk_tokens * V`` in both passes. A single
+    chunk is not recomputed.
     """
 
     def score(hidden_CH: torch.Tensor, targets_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

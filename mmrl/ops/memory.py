@@ -1,9 +1,9 @@
-"""Bytes that a rank holds: what DeepSpeed keeps of the parameters, what a micro-batch leaves for its backward pass.
+"""Bytes that a rank holds: DeepSpeed's states of the parameters, and the activations of a micro-batch.
 
 The states follow Rajbhandari et al., 2020 (arXiv:1910.02054, section 5) and the code of DeepSpeed 0.19.8 (``runtime/``:
 ``zero/stage_1_and_2.py``, ``zero/stage3.py``, ``zero/partition_parameters.py``, ``fp16/unfused_optimizer.py``). It
 keeps float32 copies of float32 weights too at stages 1 to 3. A test (``commands/plan/test_allocated.py``) counts
-what is really allocated. Activations are the tensors that autograd keeps, layer by layer.
+the bytes that are really allocated. Activations are the tensors that autograd keeps, layer by layer.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _ALLREDUCED = 5 * 10**8
 
 @dataclass(frozen=True, slots=True)
 class Zero:
-    """What decides about the states, from DeepSpeed's configuration.
+    """The settings of DeepSpeed that decide about the states.
 
     Attributes:
         offloads: ``none``, ``optimizer`` or ``parameters``.
         reduce_bucket: Gradients that are reduced at a time; the buffer is that large however few gradients there are.
         reuse: Parameters between two uses of one for which stage 3 keeps it gathered.
         sub_group: Parameters that stage 3 steps at a time.
-        buffers: Such buffers at stages 1 and 2.
-        float32_sums: Whether gradients are added up in float32.
-        fused: Whether AdamW makes no intermediate values.
+        buffers: Reduce buckets at stages 1 and 2.
+        float32_sums: True if gradients are added up in float32.
+        fused: True if AdamW makes no intermediate values.
     """
 
     stage: int
@@ -46,7 +46,7 @@ class Zero:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any], ranks: int) -> Zero:
-        """That of a configuration; what it leaves out is DeepSpeed's default."""
+        """The settings of a configuration; missing ones have DeepSpeed's defaults."""
         zero = settings["zero_optimization"]
         offloads = "parameters" if "offload_param" in zero else "optimizer" if "offload_optimizer" in zero else "none"
         contiguous = zero.get("contiguous_gradients", True) or offloads != "none"
@@ -68,18 +68,18 @@ class States:
     """Bytes of one rank that stay, or come back in each optimizer step.
 
     Attributes:
-        weights: Of the model, as far as the rank holds them.
+        weights: The model's, as far as the rank holds them.
         master: float32 copies of the trained weights.
         optimizer: AdamW's two averages.
         gradients: As they are added up over micro-batches.
         buckets: Buffers in which gradients wait to be reduced.
         reduced: A copy of a bucket while ranks add it up.
         reference: A second, frozen model between its uses.
-        reference_used: What it takes more while it computes.
+        reference_used: Bytes that it takes in addition while it computes.
         gathered: Weights that are whole only while they are in use, at most.
-        step: What the optimizer step takes besides: gradients in float32, and AdamW's intermediate values.
-        host: What is in the host's memory instead.
-        keeps_gradients: Whether gradients and buckets stay between optimizer steps.
+        step: Bytes that the optimizer step takes in addition: gradients in float32, and AdamW's intermediate values.
+        host: Bytes in the host's memory instead.
+        keeps_gradients: True if gradients and buckets stay between optimizer steps.
     """
 
     weights: int
@@ -97,7 +97,7 @@ class States:
 
     @property
     def kept(self) -> dict[str, int]:
-        """By kind, what stays on the device from step to step."""
+        """Bytes that stay on the device from step to step, by kind."""
         found = {name: getattr(self, name) for name in ("weights", "master", "optimizer", "reference")}
         if self.keeps_gradients:
             found |= {"gradients": self.gradients, "buckets": self.buckets}
@@ -105,21 +105,21 @@ class States:
 
     @property
     def resident(self) -> int:
-        """What stays on the device from step to step."""
+        """Bytes that stay on the device from step to step."""
         return sum(self.kept.values())
 
 
 def states(
     trained: int, frozen: int, *, width: int, zero: Zero, largest: int = 0, reference: str | None = None
 ) -> States:
-    """What training takes of each rank.
+    """Bytes that training takes of each rank.
 
     Args:
         trained: Parameters with a gradient.
         frozen: Parameters without.
         width: Bytes of a weight: 4 or 2.
         largest: Parameters of the largest weight.
-        reference: Where a frozen model beside the policy is between its uses: ``sharded`` over the ranks, in the
+        reference: Place of a frozen model beside the policy between its uses: ``sharded`` over the ranks, in the
             ``host``'s memory or on the ``device``; None if there is none.
     """
     whole, stage = trained + frozen, zero.stage
@@ -170,10 +170,10 @@ def states(
 
 
 def _step(share: int, width: int, zero: Zero, largest: int, *, copies: bool) -> int:
-    """What an optimizer step takes beside the gradients.
+    """Bytes that an optimizer step takes beside the gradients.
 
     Args:
-        copies: Whether gradients are copied before they are used, at stages 1 and 2.
+        copies: True if gradients are copied before they are used, at stages 1 and 2.
     """
     at_once = share
     if zero.stage == 3:
@@ -202,7 +202,7 @@ def patch_activations(shape: ModelShape, width: int) -> int:
         return 0
     norms = 2 * tower.width * (4 + 2 * width)
     inner = {2: 2, 3: 4}[tower.mlp_matrices] * tower.mlp_width
-    # The values are a view of queries, keys and values as they were projected, which so stay as well.
+    # The values are a view of the projected queries, keys and values, so all three stay.
     return norms + width * (7 * tower.width + inner)
 
 
@@ -212,9 +212,9 @@ def activations(
     """Bytes that a micro-batch holds at most between its forward and its backward pass.
 
     Args:
-        checkpointing: Whether layers keep their inputs alone, and one is computed again at a time.
-        tower_trained: Whether a gradient goes through the vision tower.
-        logits_bytes: Of the logits that exist at a time.
+        checkpointing: True if layers keep their inputs alone, and one at a time is computed again.
+        tower_trained: True if a gradient goes through the vision tower.
+        logits_bytes: Bytes of the logits that exist at a time.
     """
     layer, patch = layer_activations(shape, width) * work.tokens, patch_activations(shape, width) * work.patches
     depth = shape.tower.layers if shape.tower is not None else 0

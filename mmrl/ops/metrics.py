@@ -60,7 +60,7 @@ def failure_metrics(section: str, failed: Mapping[str, float]) -> dict[str, floa
 
 
 def refill_metrics(kept: Sequence[bool], rounds: int) -> dict[str, float]:
-    """``rollout/*``: what became of the groups that a step sampled, those carried over from an earlier one left out.
+    """``rollout/*``: the fate of the groups that a step sampled; groups carried over from an earlier step do not count.
 
     - ``rollout/sampled_groups``: groups sampled in this step, in all rounds.
     - ``rollout/kept_groups``: those of them that the algorithm keeps.
@@ -86,7 +86,7 @@ def length_metrics(masks: Sequence[BoolArray], truncated: BoolArray) -> dict[str
 
 
 def advantage_metrics(masks: Sequence[BoolArray], advantages: Sequence[FloatArray]) -> dict[str, float]:
-    """``advantage/*`` over the tokens in the loss, which ``masks`` tells; 0 if there is none.
+    """``advantage/*`` over the tokens in the loss (``masks``); 0 if there is none.
 
     - ``advantage/mean``, ``advantage/abs_mean``: means of ``A`` and ``|A|``.
     - ``advantage/max``: the largest ``A``.
@@ -130,15 +130,15 @@ def average(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _component_means(section: str, components: Mapping[str, FloatArray], rows: BoolArray) -> dict[str, float]:
-    """Of each component that scores any of the rows, as a mean of nothing would look like a score of 0; of all if none
-    does."""
+    """Means of the components that score any row, or of all components if none does: a mean of nothing would look like
+    a score of 0."""
     scored = {name: values[rows] for name, values in components.items()}
     nothing = all(np.isnan(values).all() for values in scored.values())
     return {f"{section}/{name}_mean": _mean(v) for name, v in scored.items() if nothing or not np.isnan(v).all()}
 
 
 def _mean(values: FloatArray) -> float:
-    """Mean of the values that are not NaN; 0 of none."""
+    """Mean of the values that are not NaN; 0 if there is none."""
     values = np.asarray(values, np.float64)
     values = values[~np.isnan(values)]
     return float(values.mean()) if len(values) else 0.0

@@ -17,7 +17,7 @@ from mmrl.types import Batch, BoolArray, Credit, FloatArray, IntArray, PackedTok
 
 @dataclass(frozen=True, slots=True)
 class PartialLoss:
-    """What one micro-batch adds to an optimizer step.
+    """One micro-batch's share of an optimizer step.
 
     Attributes:
         loss: Scalar with gradient; the sum over all micro-batches and ranks is the step's loss.
@@ -31,7 +31,7 @@ class PartialLoss:
 
 
 def assign_credit(algorithm: Algorithm, batch: Batch) -> Credit:
-    """The algorithm's credit for a batch; demonstrations have advantage 1, and nobody is asked.
+    """The algorithm's credit for a batch; demonstrations get advantage 1 without asking it.
 
     Raises:
         PluginError: It raised, or answered no Credit that fits the batch: values one per row, or one per token, all
@@ -78,7 +78,7 @@ def _check_credit(algorithm: Algorithm, batch: Batch, credit: Credit) -> None:
 
 
 def _kind(value: object) -> str:
-    """What something is, with its shape."""
+    """The type of a value, with its shape."""
     shape = f" of shape {tuple(value.shape)}" if isinstance(value, np.ndarray | torch.Tensor) else ""
     length = f" of length {len(value)}" if isinstance(value, list | tuple) else ""
     return f"{getattr(value, 'dtype', type(value).__name__)}{shape}{length}"
@@ -133,7 +133,7 @@ def training_rows(
 
 
 def pack_tokens(rows: Sequence[TrainingRow], logprobs_T: torch.Tensor, entropy_T: torch.Tensor) -> PackedTokens:
-    """The rows' completion tokens in packed order, what is masked replaced by zeros.
+    """The rows' completion tokens in packed order, with zeros in place of masked ones.
 
     Args:
         logprobs_T: The rows' current log-probs, concatenated.

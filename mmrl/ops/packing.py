@@ -1,4 +1,4 @@
-"""Which samples go to which rank and micro-batch, and where each lies in its packed row.
+"""Assigns samples to ranks and micro-batches, and to their places in packed rows.
 
 A row holds a prompt once for all of its completions: ``[prompt | completion 1 | ... | completion G]``.
 """
@@ -16,7 +16,7 @@ from mmrl.types import Sample
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Neighbours in a packed row: each attends to those before it, and to all of a prefix elsewhere in the row.
+    """Neighbouring tokens of a packed row. Each attends to those before it, and to a whole prefix elsewhere in the row.
 
     Attributes:
         start: Position of the first token.
@@ -38,7 +38,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What planning knows of a sample.
+    """A sample, as planning sees it.
 
     Attributes:
         prompt: Equal for samples that may share their prompt.
@@ -52,7 +52,7 @@ class Item:
 
     @classmethod
     def of(cls, sample: Sample) -> Self:
-        """Of prompts that are the same to the model, tokens and images, one may do for both."""
+        """The item of a sample. Prompts with the same tokens and images share one key."""
         prompt = sample.prompt
         key = prompt.token_ids.tobytes(), tuple(ref.hash for ref in prompt.images)
         return cls(key, len(prompt.token_ids), len(sample.token_ids))
@@ -63,9 +63,9 @@ class Unit:
     """Samples of one prompt that lie together, their prompt once.
 
     Attributes:
-        indices: Of the samples.
-        prompt_tokens: Of their prompt.
-        completions: Tokens in the row of each completion: all but the last, which predicts nothing.
+        indices: The samples' indices.
+        prompt_tokens: Tokens of their prompt.
+        completions: Each completion's tokens in the row: all but the last, which predicts nothing.
     """
 
     indices: tuple[int, ...]
@@ -79,12 +79,12 @@ class Unit:
 
     @property
     def predicted(self) -> int:
-        """Completion tokens: as many positions meet the head."""
+        """Completion tokens, which is the number of positions that meet the head."""
         return sum(self.completions) + len(self.completions)
 
     def spans(self, start: int) -> list[Span]:
-        """Where the unit's tokens lie if it begins at ``start``: the prompt, then each completion; a single one goes
-        on in the prompt's span. Empty completions have spans too."""
+        """Spans of a unit that begins at ``start``: the prompt, then each completion, empty ones too. A single
+        completion continues the prompt's span."""
         if len(self.completions) == 1:
             return [Span(start, self.tokens)]
         starts = [start + self.prompt_tokens + offset for offset in offsets(self.completions)]
@@ -111,7 +111,7 @@ def units_of(items: Sequence[Item], budget: int | None = None, *, share: bool = 
 
     Args:
         budget: None for any number of tokens. A sample that is longer is a unit of its own.
-        share: Whether to; else each sample is a unit.
+        share: False makes each sample a unit.
     """
     groups: dict[Hashable, list[int]] = {}
     for index, item in enumerate(items):
@@ -126,7 +126,7 @@ def units_of(items: Sequence[Item], budget: int | None = None, *, share: bool = 
 
 
 def shares_of(units: Sequence[Unit], parts: int, cost: Callable[[Unit], float]) -> list[list[Unit]]:
-    """Units of each part, balanced by cost; whole, unless there are fewer than parts."""
+    """Units of each part, balanced by cost. Units are split only if there are fewer than parts."""
     units = list(units)
     while len(units) < parts and (dearest := max(units, key=lambda unit: len(unit.indices), default=None)):
         if len(dearest.indices) == 1:
@@ -137,8 +137,8 @@ def shares_of(units: Sequence[Unit], parts: int, cost: Callable[[Unit], float]) 
 
 
 def plan_microbatches(units: Sequence[Unit], budget: int, cost: Callable[[Unit], float]) -> list[list[Unit]]:
-    """Units of each micro-batch: at most ``budget`` tokens, as few as first-fit finds, and of costs that are as equal
-    as may be within that; the most expensive micro-batch first, so that those of several ranks match."""
+    """Units of each micro-batch: at most ``budget`` tokens each, as few micro-batches as first-fit finds, and costs as
+    equal as that allows. The most expensive micro-batch comes first, so that those of several ranks match."""
     bins = [[units[i] for i in part] for part in first_fit([unit.tokens for unit in units], budget)]
     even = [[units[i] for i in part] for part in balance([cost(unit) for unit in units], len(bins))]
     if all(sum(unit.tokens for unit in part) <= budget or len(part) == 1 for part in even):
@@ -166,7 +166,7 @@ def first_fit(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def balance(costs: Sequence[float], parts: int) -> list[list[int]]:
-    """Indices of each part, ascending: every index once, and sums of costs that are as equal as may be.
+    """Indices of each part, ascending: every index once, with sums of costs as equal as possible.
 
     Longest processing time first (Graham, 1969): deterministic, and within a third of the best.
     """

@@ -1,4 +1,4 @@
-"""How far two computations of the same log-probs may be apart, by precision."""
+"""Limits, by precision, on the gap between two computations of the same log-probs."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ MAX_LOG_RATIO = 20.0
 
 
 def reinforce(tokens: PackedTokens) -> TokenLoss:
-    """``-A l`` (Williams, 1992): on-policy only, it has no ratio."""
+    """``-A l`` (Williams, 1992); on-policy only, as it has no ratio."""
     return _surrogate(-tokens.advantages_T * tokens.logprobs_T)
 
 

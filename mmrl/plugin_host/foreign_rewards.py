@@ -1,4 +1,4 @@
-"""Reward functions as TRL, EasyR1, verl and mmrl call them, each as a class of rewards; the functions stay as they are.
+"""Reward functions written for TRL, EasyR1, verl and mmrl, each made a class of rewards; the functions stay unchanged.
 
     style    it is called as                                                            it answers
     mmrl     f(rollouts, **options)                                                     a score for each
@@ -6,8 +6,8 @@
     easyr1   f(reward_inputs), or f(reward_input) where REWARD_TYPE is "sequential"     {overall, ...}
     verl     f(data_source=, solution_str=, ground_truth=, extra_info=)                 a number, or {score, ...}
 
-All are called with one group at a time, or one rollout. Parameters that none of this names are options of the reward;
-for ``trl``, those without a default are columns, and one with a default is a column where the row has it.
+All are called with one group at a time, or one rollout. Other parameters are options of the reward. For ``trl``, those
+without a default are columns, and one with a default is a column where the row has it.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _FOREIGN = frozenset(
         *("ground_truths", "data_source", "data_sources", "extra_info", "extra_infos", "trainer_state"),
     }
 )
-"""Parameters that no function of rollouts has, and that do not tell whose convention it is."""
+"""Parameters that mark a function of another framework without telling which one."""
 _SOLUTION = frozenset({"solution_str", "predict_str", "model_output"})
-"""Names of the completion in the files of verl's own, which are called by position there."""
+"""Names of the completion in verl's own files, which verl calls by position."""
 _TOTALS: Mapping[RewardStyle, str] = {"easyr1": "overall", "verl": "score"}
-"""The component that is the score, in the styles that always have the same."""
+"""The component that is the score, in the styles that fix it."""
 _GOLD = ("solution", "answer", "ground_truth")
-"""Columns in whose place the reference is given where the row has no such column."""
+"""Columns that get the reference answer if the row has no such column."""
 
 Answers = Callable[[Any, Any], Any]
 """See ``FunctionReward.answers``."""
@@ -57,8 +57,8 @@ class FunctionReward(Reward):
     """A function as a reward.
 
     Attributes:
-        style: How the function is called.
-        total: The component that is the score, where its answers have several and its style says which one it is.
+        style: The convention by which the function is called.
+        total: The component that is the score, if answers have several and the style says which.
     """
 
     style: ClassVar[RewardStyle] = "mmrl"
@@ -87,7 +87,7 @@ class _SideBySide(FunctionReward):
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """The part of TRL's that a reward can be told: the step whose weights wrote the completions, and the epoch."""
+    """The part of TRL's trainer state that a reward can get: the step of the sampling weights, and the epoch."""
 
     global_step: int
     epoch: float
@@ -97,7 +97,7 @@ def adapt(function: Callable[..., Any], style: RewardStyle | None = None) -> typ
     """A reward class around a function, sync or async, or any other object that can be called.
 
     Args:
-        style: How it is called; None recognises that by its parameters.
+        style: The convention by which it is called; None recognises it by the parameters.
 
     Raises:
         PluginError: Its parameters are those of several styles or of none, or cannot be options.
@@ -139,7 +139,7 @@ def _unclear(function: Callable[..., Any], why: str) -> PluginError:
 
 
 def _signature(function: Callable[..., Any], style: RewardStyle) -> inspect.Signature:
-    """With annotations as objects; those of others need not make sense here."""
+    """The signature with annotations as objects; other frameworks' annotations need not make sense here."""
     try:
         return inspect.signature(function, eval_str=True)
     except Exception:
@@ -162,7 +162,7 @@ def _mmrl(function: Callable[..., Any], signature: inspect.Signature) -> _Adapte
 
 
 def _easyr1(function: Callable[..., Any], signature: inspect.Signature) -> _Adapted:
-    """A file says by REWARD_TYPE whether its function is given all inputs or one, batch being EasyR1's default."""
+    """A file's REWARD_TYPE says if its function gets all inputs or one; EasyR1's default is batch."""
     first = _check_takes_one(signature, "reward_inputs", "def compute_score(reward_inputs): ...")
     options = _config(list(_named(signature))[1:])
     by_name = "sequential" if first == "reward_input" else "batch"
@@ -184,7 +184,7 @@ def _easyr1(function: Callable[..., Any], signature: inspect.Signature) -> _Adap
 
 
 def _verl(function: Callable[..., Any], signature: inspect.Signature) -> _Adapted:
-    """Called by keyword, with as much of it as the function takes; its batches have the names in the plural."""
+    """Called by keyword, with the keywords that the function takes; its batches have plural names."""
     given = {"data_source", "solution_str", "ground_truth", "extra_info"}
     batched = "solution_strs" in signature.parameters
     known = {f"{name}s" for name in given} if batched else given
@@ -279,18 +279,18 @@ _STYLES: Mapping[RewardStyle, Callable[[Callable[..., Any], inspect.Signature], 
 
 
 class _Metrics:
-    """What a function of TRL's logs in one call."""
+    """The values that a function of TRL's logs in one call."""
 
     def __init__(self) -> None:
         self._logged: dict[str, list[float]] = {}
 
     def log(self, name: str, value: float) -> None:
-        """Keep a value, unless it is NaN or infinite: no component may be so, and in TRL it changes no score."""
+        """Keep a value unless it is NaN or infinite: no component may be, and in TRL such a value changes no score."""
         if math.isfinite(number := float(value)):
             self._logged.setdefault(name, []).append(number)
 
     def beside(self, scores: Any) -> Any:
-        """The scores, NaN being TRL's None, with the metrics' means as further components."""
+        """The scores, with None for TRL's NaN, and the metrics' means as further components."""
         scores = plain(scores)
         if not isinstance(scores, Iterable) or isinstance(scores, str | bytes | Mapping):
             return scores
@@ -300,7 +300,7 @@ class _Metrics:
 
 
 def plain(value: Any) -> Any:
-    """A number out of an array or a tensor without dimensions; anything else as it is."""
+    """A number for an array or a tensor without dimensions; other values unchanged."""
     return value.tolist() if getattr(value, "ndim", None) == 0 and hasattr(value, "tolist") else value
 
 
@@ -319,7 +319,7 @@ def _log_extra(column: str, values: Sequence[Any]) -> None:
 
 
 def _prompt(rollout: Rollout, as_messages: bool) -> Any:
-    """As TRL has it: a text, or messages, which are lists of parts where there are images."""
+    """TRL's form of a prompt: a text, or messages, which are lists of parts if there are images."""
     if not as_messages:
         return rollout.messages[-1].content if rollout.messages else rollout.prompt.text
     images = iter(rollout.images)
@@ -345,7 +345,7 @@ def _picture(image: ImageRef) -> Any:
 
 
 def _is_conversational(rollout: Rollout) -> bool:
-    """Whether TRL would take the row for a conversation: there are messages in it, or images, which need them."""
+    """True if TRL would take the row for a conversation: it has messages, or images, which need them."""
     columns = rollout.columns.values()
     return bool(rollout.images) or len(rollout.messages) > 1 or any(map(_is_conversation, columns))
 
@@ -357,7 +357,7 @@ def _is_conversation(value: Any) -> bool:
 
 
 def _declared(signature: inspect.Signature) -> bool | None:
-    """Whether a function says that completions are messages, or texts; None if it says nothing, or that both may be."""
+    """True if a function declares completions as messages, False for texts; None for neither or both."""
     parameter = signature.parameters.get("completions") or signature.parameters.get("prompts")
     if parameter is None:
         return None
@@ -366,9 +366,9 @@ def _declared(signature: inspect.Signature) -> bool | None:
 
 
 def _are_messages(element: Any) -> bool | None:
-    """Whether completions of this type are messages, or texts; None if it does not tell.
+    """True if completions of this type are messages, False for texts; None if it does not tell.
 
-    A list of anything is one of messages, since nothing else that is given is a list.
+    Any list type means messages, since nothing else that is given is a list.
     """
     if element is str:
         return False
@@ -402,7 +402,7 @@ def _is_a(annotation: Any, base: type) -> bool:
 
 
 def _column(name: str, rollouts: Sequence[Rollout]) -> list[Any]:
-    """A column that the function asks for, or that it is given with all others."""
+    """A column that the function asks for, or gets with all others."""
     if name in rollouts[0].columns:
         return [each.columns.get(name) for each in rollouts]
     if name in _GOLD and rollouts[0].answer is not None:
@@ -429,7 +429,7 @@ def _takes_all(signature: inspect.Signature) -> bool:
 
 
 def _taken(signature: inspect.Signature, known: Iterable[str]) -> set[str]:
-    """The keywords that a function takes, of those that its style knows."""
+    """The keywords of its style that a function takes."""
     return {*known} if _takes_all(signature) else {*known} & {each.name for each in _named(signature)}
 
 
@@ -464,8 +464,8 @@ def _config(parameters: Iterable[inspect.Parameter], *, lenient: bool = True) ->
     """An options class with a field for each parameter.
 
     Args:
-        lenient: Leave parameters at their default that cannot be set from a config, and take annotations that say
-            nothing here, or something else than the default, for none.
+        lenient: Leave parameters that cannot be set from a config at their default. Ignore annotations without a
+            meaning here, and those that the default contradicts.
     """
     fields: dict[str, Any] = {}
     for each in parameters:

@@ -1,8 +1,7 @@
-"""Entry points to plugin classes: lists without importing, imports what is asked for, checks and explains it.
+"""Finds plugin classes by entry points: lists without importing, imports on demand, checks, and explains errors.
 
-A plugin is called by its entry point's name, or by ``distribution:name`` where two packages register the same name. One
-that no package registers is called by ``path/to/file.py:Name`` or ``import:package.module:Name``; there a reward may be
-a function.
+A plugin's name is its entry point's, or ``distribution:name`` if two packages register the same one. A plugin that no
+package registers is named ``path/to/file.py:Name`` or ``import:package.module:Name``; a reward may be a function there.
 """
 
 from __future__ import annotations
@@ -46,18 +45,18 @@ INTERFACES: Mapping[Kind, type[Plugin]] = {
 }
 
 _SPECS: Mapping[Kind, type[PluginSpec]] = {"reward": RewardSpec, "dataset": DatasetSpec}
-"""Where the framework has options of its own beside the plugin's."""
+"""Kinds of plugins for which the framework has options of its own beside the plugin's."""
 _GIVEN = "(given)"
 
 
 @dataclass(frozen=True, slots=True)
 class PluginInfo:
-    """A plugin and where it comes from.
+    """A plugin and its origin.
 
     Attributes:
-        distribution: The installed package; ``file`` for what is named by its file or module.
-        version: Of the distribution; else the start of the file's sha256.
-        target: ``module:Class``, or the file's path and what is named in it.
+        distribution: The installed package; ``file`` for a plugin that is named by its file or module.
+        version: The distribution's version; else the start of the file's sha256.
+        target: ``module:Class``, or the file's path and the name in it.
     """
 
     kind: Kind
@@ -68,7 +67,7 @@ class PluginInfo:
 
     @property
     def is_installed(self) -> bool:
-        """Not named by its file or module, nor a class that was given."""
+        """True unless it is named by its file or module, or is a class that was given."""
         return self.distribution != "file" and self.version != _GIVEN
 
     def __str__(self) -> str:
@@ -76,12 +75,12 @@ class PluginInfo:
 
 
 def is_file(name: str) -> bool:
-    """Whether it is in a file, ``path/to/file.py:Name``."""
+    """True for a name in a file, ``path/to/file.py:Name``."""
     return re.search(r"\.py:\w+$", name) is not None and not is_import(name)
 
 
 def is_import(name: str) -> bool:
-    """Whether it is in a module, ``import:package.module:Name``."""
+    """True for a name in a module, ``import:package.module:Name``."""
     return re.fullmatch(r"import:[^:]*:.*", name) is not None
 
 
@@ -96,7 +95,7 @@ def used_plugins(config: Config) -> list[PluginInfo]:
 
 
 def locate(kind: Kind, name: str) -> PluginInfo:
-    """Where the plugin of that name comes from; imports nothing.
+    """The origin of the plugin of that name; imports nothing.
 
     Raises:
         PluginError: It is not installed, or is registered twice.
@@ -108,7 +107,7 @@ def resolve(kind: Kind, plugin: str | PluginSpec) -> type[Plugin]:
     """The class of a plugin, imported and checked against its interface.
 
     Args:
-        plugin: Its name, or its entry in a config, which may say how a file's function is called.
+        plugin: Its name, or its entry in a config, which may name the convention of a file's function.
 
     Raises:
         PluginError: It is not installed, is registered twice, cannot be imported, or does not fit.
@@ -129,7 +128,7 @@ def resolve(kind: Kind, plugin: str | PluginSpec) -> type[Plugin]:
 
 
 def options_class(kind: Kind, plugin: str | PluginSpec) -> type[BaseModel]:
-    """The class that validates a plugin's options; takes and raises what ``resolve`` does."""
+    """The class that validates a plugin's options; arguments and errors as in ``resolve``."""
     return resolve(kind, plugin).Config
 
 
@@ -168,14 +167,14 @@ def given(
     options: Mapping[str, Any] | None = None,
 ) -> DatasetLoader: ...
 def given(kind: Kind, plugin: Any, options: Mapping[str, Any] | None = None) -> Plugin:
-    """The plugin of that name, of that class (which need not be registered), or that very one, checked as any.
+    """The plugin of that name or class (which need not be registered), or the given plugin itself, checked like any.
 
     A function is a reward.
 
     Raises:
         ConfigError: The options do not fit.
         PluginError: As ``create``.
-        ValueError: Options for a plugin that is made already.
+        ValueError: There are options, and the plugin is an object already.
     """
     if isinstance(plugin, str):
         return _construct(locate(kind, plugin), resolve(kind, plugin), options or {})
@@ -243,7 +242,7 @@ def _normal(distribution: str) -> str:
 
 def _raise_unknown(kind: Kind, name: str, installed: Sequence[PluginInfo]) -> NoReturn:
     names = sorted({info.name for info in installed} | {f"{i.distribution}:{i.name}" for i in installed if ":" in name})
-    install = "install the package that has it (pip install ...); `mmrl plugins` lists what is installed"
+    install = "install the package that has it (pip install ...); `mmrl plugins` lists the installed ones"
     hint = suggestion(spelled(name), names) or suggestion(name, names)
     raise PluginError(
         f"no installed package has {_article(kind)} plugin called {name!r}",
@@ -257,7 +256,7 @@ def _article(kind: Kind) -> str:
 
 
 def _failure(info: PluginInfo, what: str, error: BaseException) -> PluginError:
-    """An error that shows the plugin's own: its type, message and last frame."""
+    """An error that shows the plugin's exception: its type, message and last frame."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -273,7 +272,7 @@ def _failure(info: PluginInfo, what: str, error: BaseException) -> PluginError:
 
 
 def _check_class(info: PluginInfo, plugin: Any) -> None:
-    """Raises PluginError unless ``plugin`` can be used as what it is registered as."""
+    """Raises PluginError unless ``plugin`` fits the kind that it is registered as."""
     interface = INTERFACES[info.kind]
     if not (isinstance(plugin, type) and issubclass(plugin, interface)):
         _misfit(info, f"{plugin!r} is no subclass of mmrl.interfaces.{interface.__name__}")
@@ -303,7 +302,7 @@ def _check_class(info: PluginInfo, plugin: Any) -> None:
 
 
 def _check_hook(info: PluginInfo, plugin: type[Plugin], hook: str, wanted: Callable[..., Any]) -> None:
-    """Raises PluginError unless ``hook`` can be called as the interface's is: positionally, with as many arguments."""
+    """Raises PluginError unless ``hook`` can be called like the interface's: positionally, with as many arguments."""
     static = inspect.getattr_static(plugin, hook)
     given = getattr(plugin, hook)
     if not callable(given):
@@ -360,7 +359,7 @@ def _version(kind: Kind, name: str, path: Path) -> str:
 
 
 def _own_plugin(info: PluginInfo, style: RewardStyle | None) -> Any:
-    """What a file or a module has under the name: a class; or a function, which a reward is made of.
+    """The class of that name in a file or module; a function becomes a reward class.
 
     Raises:
         PluginError: It has nothing of that name, or a function that does not fit.
@@ -392,7 +391,7 @@ def _function_reward(info: PluginInfo, function: Callable[..., Any], style: Rewa
     """A reward class around a function; see ``mmrl.plugin_host.foreign_rewards``.
 
     Raises:
-        PluginError: Its arguments cannot be options, or do not tell how it is called.
+        PluginError: Its arguments cannot be options, or do not tell its convention.
     """
     try:
         return adapt(function, style)

@@ -18,7 +18,7 @@ def write_plugin(name: str, folder: Path) -> list[Path]:
     """Write the package ``name`` to a new folder; returns its files.
 
     Raises:
-        ConfigError: The name cannot be one of a package, a module and a plugin, or is taken; the folder exists, or
+        ConfigError: The name cannot name a package, a module and a plugin, or is taken; the folder exists, or
             cannot be written.
     """
     module = module_name(name)
@@ -43,10 +43,10 @@ def write_plugin(name: str, folder: Path) -> list[Path]:
 
 
 def module_name(name: str) -> str:
-    """The module of a package with that name, which is also what its plugins are called.
+    """The module's name for a package of that name; its plugins have the same name.
 
     Raises:
-        ConfigError: The name is none.
+        ConfigError: It is no valid name.
     """
     module = name.replace("-", "_")
     if not _NAME.fullmatch(name) or keyword.iskeyword(module):

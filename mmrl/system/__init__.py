@@ -1,1 +1,1 @@
-"""What any program needs of its machine and process."""
+"""Machine and process: console, signals, child processes, redaction, clocks."""

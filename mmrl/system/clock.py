@@ -1,4 +1,4 @@
-"""Seconds by phase, and what was done in them."""
+"""Seconds by phase, with the tokens and operations of each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Clock:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def count(self, phase: str, tokens: int) -> None:
-        """Note tokens that a phase has made, or learned from."""
+        """Note tokens that a phase has sampled, or learned from."""
         self._tokens[phase] = self._tokens.get(phase, 0) + tokens
 
     def count_flops(self, flops: int) -> None:
@@ -47,17 +47,17 @@ class Clock:
 
         - ``perf/<phase>_s``, ``perf/step_s``: seconds by phase, and from the clock's creation to now.
         - ``perf/other_s``: seconds of the step outside every phase, so that all of these sum to ``perf/step_s``.
-        - ``perf/score_share``: ``perf/score_s / perf/step_s``, the share of the step in which nothing was left to do
-          but wait for scores; what is scored while others are generated costs nothing.
+        - ``perf/score_share``: ``perf/score_s / perf/step_s``, the share of the step that was spent waiting for scores;
+          scoring beside generation costs nothing.
         - ``perf/tokens_per_s``: prompt and completion tokens over ``perf/step_s``.
         - ``perf/generate_tokens_per_s``: completion tokens that were sampled over ``perf/generate_s``.
         - ``perf/update_tokens_per_s``: completion tokens in the loss, of every optimizer step, over ``perf/update_s``.
         - ``perf/mfu``: operations that the optimizer steps need (``ops.cost``: forward and backward, vision tower and
-          attended pairs counted, what is shared once, what checkpointing recomputes not), over
+          attended pairs; shared parts count once, recomputation by checkpointing does not count), over
           ``perf/update_s * peak_flops_per_s``.
 
         Args:
-            peak_flops_per_s: Of the devices of all ranks together; None if it is not known, then there is no
+            peak_flops_per_s: Peak of the devices of all ranks together; None if it is not known, and then there is no
                 ``perf/mfu``.
         """
         elapsed = time.perf_counter() - self._start

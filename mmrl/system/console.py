@@ -1,4 +1,4 @@
-"""What a run says on the terminal: one line a step, and a live bar within the step where someone is watching."""
+"""A run's output on the terminal: one line a step, and a live bar within the step if someone is watching."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _COLUMNS = [
 class Console:
     """Lines on a stream; ``step 12/200  reward 0.53  acc 0.61  loss 0.012  len 6.2  zero 0.21  grad 1.3  1.8 s``.
 
-    The bar exists on a terminal only; elsewhere the stream gets whole lines and nothing else. A stream that nobody
-    reads any more, or that has no room, ends no run: what it does not take is left out.
+    The bar exists on a terminal only; other streams get whole lines and nothing else. A stream that nobody reads any
+    more, or that has no room, ends no run: its lines are dropped.
     """
 
     def __init__(self, num_steps: int, stream: TextIO | None = None) -> None:
@@ -41,7 +41,7 @@ class Console:
         self._redact = Redactor()
 
     def line(self, text: str) -> None:
-        """Print a line, further ones of the text below it, indented; control characters are shown, secrets are not."""
+        """Print a text, its further lines indented; control characters are shown, secrets are not."""
         self.close()
         shown = visible(self._redact(text), keep="\n").replace("\n", "\n  ")
         with suppress(OSError):
@@ -53,7 +53,7 @@ class Console:
             self.line(line)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Print what a step came to, of the metrics that are there."""
+        """Print a step's metrics, as far as they are there."""
         width = len(str(self._num_steps))
         shown = [form.format(metrics[name]) for name, form in _COLUMNS if name in metrics]
         self.line("  ".join([f"step {step:{width}}/{self._num_steps}", *shown]))
@@ -111,7 +111,7 @@ def _writes_to(stream: TextIO, descriptor: int) -> bool:
 
 
 def visible(text: str, keep: str = "") -> str:
-    """The text with control, format and line-break characters written out, such as ``\\x1b``, but those in ``keep``."""
+    """The text with control, format and line-break characters, except those in ``keep``, written out as ``\\x1b``."""
     return "".join(c if c in keep or not _is_control(c) else _escape(c) for c in text)
 
 

@@ -1,4 +1,4 @@
-"""Named points at which a test can break a run: it sets ``inject``, and nothing else does."""
+"""Named points at which a test can break a run. Only tests set ``inject``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ inject: Callable[[str], None] | None = None
 
 
 def reach(name: str) -> None:
-    """A moment at which a kill, a full disk or a hang has consequences of its own."""
+    """Call ``inject`` at a moment at which a kill, a full disk or a hang has consequences of its own."""
     if inject is not None:
         inject(name)

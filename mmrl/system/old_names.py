@@ -13,7 +13,7 @@ from types import ModuleType
 from mmrl.errors import OldNameWarning
 
 MOVED = {"mmrl.media": "mmrl.data.images", "mmrl.hub": "mmrl.data.hub", "mmrl.templates": "mmrl.data.templates"}
-"""What the README of 0.2.0 showed to plugin authors, and where it is now."""
+"""Modules that the README of 0.2.0 showed to plugin authors, and their present names."""
 
 
 class _Moved(MetaPathFinder, Loader):

@@ -25,12 +25,12 @@ class TracedEngine(Protocol):
 class Profiler:
     """Traces the second step of an attempt and those after it; the first one only if there is no other.
 
-    The first step also does what is done once: it checks the engines' numbers, and warms them up.
+    The first step is unlike the others: it checks the engines' numbers, and warms them up.
 
     Args:
         engine: Rank 0's process and device are recorded.
-        folder: Where traces go.
-        steps: How many to record; 0 records nothing.
+        folder: Folder of the traces.
+        steps: Number of steps to record; 0 records nothing.
         last: The run's last step.
         tell: Called with a kind and a message.
     """
@@ -48,7 +48,7 @@ class Profiler:
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """A step, that may be recorded; what is recorded is dropped if it fails."""
+        """Record a step if it is one to record; the recording is dropped if the step fails."""
         self._seen += 1
         if self._steps and not self._begun and (self._seen == 2 or step == self._last):
             self._engine.start_trace()

@@ -18,7 +18,7 @@ _OPTION = re.compile(
     r"(.*[_-])?(api_?key|access_?key|secret|secret_?key|password|passwd)|((api|access|auth|hub|hf)[_-])?token",
     re.IGNORECASE,
 )
-"""Stricter than of variables: what stands under ``stop_token`` or ``answer_key`` is in every rollout."""
+"""Stricter than for variables: values of ``stop_token`` or ``answer_key`` are in every rollout."""
 _KNOWN_FORMS = [
     r"\bhf_[A-Za-z0-9]{16,}",
     r"\bsk-(?=[\w-]*\d)[\w-]{16,}",
@@ -28,7 +28,7 @@ _KNOWN_FORMS = [
 
 
 def names_a_secret(variable: str) -> bool:
-    """Whether an environment variable of this name is taken to hold a secret."""
+    """True if an environment variable of this name is taken to hold a secret."""
     return _NAME.search(variable) is not None
 
 
@@ -36,7 +36,7 @@ _of_configs: set[str] = set()
 
 
 def remember_secrets(config: Any) -> None:
-    """Have every ``Redactor`` made from now on replace what stands under a config's keys such as ``api_key``.
+    """Have every ``Redactor`` made from now on replace the values of a config's keys such as ``api_key``.
 
     Args:
         config: Mappings and lists, as in YAML.
@@ -54,11 +54,9 @@ def remember_secrets(config: Any) -> None:
 class Redactor:
     """Replaces tokens and passwords of known forms, and the values of secret environment variables, in texts.
 
-    So it does with the secrets of the process's config (``remember_secrets``).
-
-    Known are Hugging Face and ``sk-`` keys, what follows ``Bearer``, and who is named in an address.
-
-    Values shorter than 8 characters are left alone: they are flags and numbers, and words of ordinary text.
+    It also replaces the secrets of the process's config (``remember_secrets``). Known forms are Hugging Face and
+    ``sk-`` keys, words after ``Bearer``, and users in addresses. Values shorter than 8 characters are left alone: they
+    are flags and numbers, and words of ordinary text.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What was found: numbers for a program, lines for a person, and everything that would stop or poison the run."""
+"""A report: numbers for a program, lines for a person, and all errors that would stop or poison the run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ INDENT = 11
 
 @dataclass(slots=True)
 class Report:
-    """Grows while the parts of a run are looked at.
+    """Grows while the parts of a run are examined.
 
     Attributes:
-        lines: For a person.
-        data: For a program.
-        errors: What would stop or poison the run, in the order found.
-        warnings: What a user should know.
-        notes: What could not be looked at, because a hub cannot be asked.
+        lines: Lines for a person.
+        data: Values for a program.
+        errors: Errors that would stop or poison the run, in the order found.
+        warnings: Facts that a user should know.
+        notes: Parts that could not be examined, because a hub cannot be reached.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -33,15 +33,15 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """That of the first error; 0 without."""
+        """The first error's exit code; 0 without errors."""
         return self.errors[0].exit_code if self.errors else 0
 
     def show(self, title: str, lines: Sequence[str]) -> None:
-        """Lines under each other, the first one after the title."""
+        """Add lines under each other, the first one after the title."""
         self.lines += [f"{title if not i else '':<{INDENT}}{line}".rstrip() for i, line in enumerate(lines)]
 
     def add(self, name: str, data: Any, lines: Sequence[str], *, title: str | None = None) -> None:
-        """One section: its data, and its lines, the first one after the title, by default the name."""
+        """Add a section: its data, and its lines, the first one after the title, by default the name."""
         self.data[name] = data
         self.show(name if title is None else title, lines)
 
@@ -59,7 +59,7 @@ class Report:
             self.blame(error)
 
     def blame(self, error: MMRLError) -> None:
-        """Take up an error, unless it has been said already, of another row."""
+        """Add an error, unless the same was found in another row."""
         if error.what not in {each.what for each in self.errors}:
             self.errors.append(error)
 
@@ -80,7 +80,7 @@ class Report:
 
 
 def excerpt(value: object, limit: int = 80) -> str:
-    """A value as it may stand in a line."""
+    """A value, short enough for a line."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}..."
 

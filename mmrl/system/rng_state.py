@@ -10,13 +10,13 @@ import numpy as np
 
 
 def seed_generators(seed: int) -> None:
-    """Begin as every other run with this seed; ``seed`` is below 2**32."""
+    """Set the generators from a seed below 2**32."""
     random.seed(seed)
     np.random.seed(seed)
 
 
 def generators() -> dict[str, Any]:
-    """What ``set_generators`` needs."""
+    """The generators' states, for ``set_generators``."""
     version, words, gauss = random.getstate()
     twister: Any = np.random.get_state()  # of a Mersenne Twister, unless someone has replaced it
     name, numpy_words, *numbers = twister
@@ -24,10 +24,10 @@ def generators() -> dict[str, Any]:
 
 
 def set_generators(state: Mapping[str, Any]) -> None:
-    """Go on where ``generators`` was asked.
+    """Set the generators to the states that ``generators`` returned.
 
     Raises:
-        ValueError, TypeError, KeyError: It is no such state.
+        ValueError, TypeError, KeyError: ``state`` is no such state.
     """
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))

@@ -16,7 +16,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 class Stopped(BaseException):
-    """A signal asks the run to end. No Exception, so that nobody takes it for a fault of theirs.
+    """A signal asks the run to end. It is no Exception, so that no handler of errors catches it.
 
     Attributes:
         exit_code: 130 after Ctrl-C, else 10.
@@ -28,15 +28,15 @@ class Stopped(BaseException):
 
 
 class Interruption:
-    """What signals do to this process.
+    """Handles the signals of this process.
 
-    At first they raise ``Stopped`` where they arrive. Within ``deferred`` they are noted, for ``check`` to raise;
-    within ``immediate`` inside of that they raise again.
+    At first they raise ``Stopped`` where they arrive. Within ``deferred`` they are noted, and ``check`` raises them.
+    Within ``immediate`` inside of that they raise again.
 
     As a context it takes the signals over, and gives them back at the end.
 
     Attributes:
-        stopped: What the first signal asks for; None before.
+        stopped: The first signal's exception; None before.
     """
 
     def __init__(self) -> None:
@@ -63,13 +63,13 @@ class Interruption:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Nothing in this block is interrupted."""
+        """Interrupt nothing in this block."""
         with self._mode(True):
             yield
 
     @contextmanager
     def immediate(self) -> Iterator[None]:
-        """Whatever is done in this block may be left half done.
+        """Let signals interrupt this block at any point.
 
         Raises:
             Stopped: At once if a signal came before.
@@ -79,7 +79,7 @@ class Interruption:
             yield
 
     def only_note(self) -> None:
-        """Only note signals from now on: the run is done, and raising would break what is taken down."""
+        """Only note signals from now on: the run is done, and raising would break its teardown."""
         self._is_deferred = True
 
     def check(self) -> None:
@@ -120,10 +120,10 @@ _late: list[Stopped] = []
 
 @contextmanager
 def defer_signals() -> Iterator[None]:
-    """What must be done whole or not at all: ``Stopped`` is raised at the end of the block; can be nested.
+    """Raise ``Stopped`` only at the end of the block, so that it is done as a whole; can be nested.
 
-    Only the main thread is ever interrupted. Blocking signals would not do: Python's handlers run there whichever
-    thread of the process, Ray's for one, the system has given the signal to.
+    Only the main thread is ever interrupted. Blocking signals would not help: Python's handlers run in the main thread,
+    whichever thread of the process (Ray's, for one) the system has given the signal to.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -139,7 +139,7 @@ def defer_signals() -> Iterator[None]:
 
 @contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Put back the handlers that a block replaces, below what Python knows of them too; in the main thread only.
+    """Put back the handlers that a block replaces, the system's own included; in the main thread only.
 
     Ray 2.60 aborts the process on SIGTERM while it is connected, and resets the handler when it disconnects.
     """
@@ -153,9 +153,9 @@ def handlers_kept() -> Iterator[None]:
 
 
 def prepare_exit() -> Callable[[int], None]:
-    """To be called first thing in a process; what it returns, with the exit code once that is known.
+    """Prepare a fast end of the process. Call this first, and call the function that it returns with the exit code.
 
-    The interpreter would take seconds to take torch and vLLM down: the process ends after its last exit function. A
+    The interpreter would take seconds to take torch and vLLM down, so the process ends after its last exit function. A
     signal before that ends it at once, with the same code.
     """
     codes = list[int]()
@@ -179,7 +179,7 @@ def prepare_exit() -> Callable[[int], None]:
 
 
 def end_process(code: int) -> None:
-    """End this process and all that it has started, whatever they are doing."""
+    """End this process and all processes that it has started, at once."""
     import psutil
 
     for child in psutil.Process().children(recursive=True):

@@ -1,6 +1,6 @@
-"""What this is called, and which version."""
+"""The package's name and version."""
 
 DISTRIBUTION = "mmrl-train"
-"""What package indexes and pip call it: the ``mmrl`` there is another project."""
+"""Its name on package indexes and for pip: the ``mmrl`` there is another project."""
 
 __version__ = "0.2.0"

@@ -1,4 +1,4 @@
-"""A deadline for what may hang: generation, a collective, a write to a dead file system."""
+"""A deadline for blocks that may hang: generation, a collective, a write to a dead file system."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ GRACE_S = 60.0
 
 
 class Watchdog:
-    """Ends what takes too long, from a thread of its own.
+    """Ends blocks that take too long, from a thread of its own.
 
     Args:
-        timeout_s: Seconds that a block may take; None lets it take for ever.
-        interrupt: Called with what was watched, once at most for each block; makes the block raise, or answers False.
-        end: Called with it if that is no use; to end the process.
+        timeout_s: Seconds that a block may take; None sets no limit.
+        interrupt: Called with the block's name, at most once for each block; makes it raise, or answers False.
+        end: Called with the name if that does not help; ends the process.
     """
 
     def __init__(self, timeout_s: float | None, interrupt: Callable[[str], bool], end: Callable[[str], object]) -> None:

@@ -2,8 +2,7 @@
 
 It is a fresh interpreter, never a fork: the parent holds the threads of torch and vLLM. It has a session of its own, so
 Ctrl-C does not reach it and a kill takes its children too. Requests are pickles of our own, replies are lines of JSON:
-nothing that a plugin made is unpickled by the parent. What is printed there goes nowhere: the stream for replies is out
-of a plugin's reach.
+the parent unpickles nothing that a plugin made. Prints go nowhere: a plugin cannot reach the stream for replies.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ _BOOTSTRAP = "import sys; sys.path[:] = sys.argv[2:]; import importlib as i; i.i
 
 
 def python(module: str) -> list[str]:
-    """The command that calls a module's ``serve``, in a fresh interpreter that looks for modules as this one."""
+    """The command that calls a module's ``serve``, in a fresh interpreter with this one's ``sys.path``."""
     return [sys.executable, "-c", _BOOTSTRAP, module, *(entry or os.getcwd() for entry in sys.path)]
 
 
 class WorkerProcess:
     """The process, seen from the parent.
 
-    To be made in the thread that asks it: Linux ends the process with the thread that made it.
+    Make it in the thread that asks it: Linux ends the process with the thread that made it.
 
     Args:
-        module: Of a function ``serve``, which is all that the process does.
+        module: Module of a function ``serve``, which is all that the process runs.
         environment: Its environment variables.
     """
 
@@ -61,13 +60,13 @@ class WorkerProcess:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has; it is not reaped, so that its id, which is that of its children's group, stays its own."""
+        """True if it has ended. It is not reaped, so that its id, which is also its children's group, is not reused."""
         if self._process.returncode is not None:
             return True
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def ask(self, request: bytes, timeout_s: float) -> Reply | None:
-        """The one reply to a request; None if the process is killed as it gives none in time.
+        """The one reply to a request; None if none came in time, and the process was killed.
 
         Raises:
             WorkerProcessEnded: It ended by itself.
@@ -76,14 +75,14 @@ class WorkerProcess:
         return self.receive(timeout_s)
 
     def send(self, request: bytes, timeout_s: float) -> None:
-        """Write a request, as far as the process reads it within that time; the next reply tells how it fared."""
+        """Write a request, as far as the process reads it within that time. The next reply tells the outcome."""
         rest, deadline = memoryview(request), time.monotonic() + timeout_s
         with contextlib.suppress(OSError):
             while rest and _is_ready(self._requests, select.POLLOUT, deadline):
                 rest = rest[os.write(self._requests.fileno(), rest) :]
 
     def receive(self, timeout_s: float) -> Reply | None:
-        """The next reply; None if the process is killed as it gives none in time.
+        """The next reply; None if none came in time, and the process was killed.
 
         Raises:
             WorkerProcessEnded: It ended by itself.
@@ -114,9 +113,9 @@ class WorkerProcess:
         self._stderr.close()
 
     def kill(self) -> None:
-        """End the process now, and its children, also those of one that ended by itself; from any thread.
+        """End the process now, and its children even if it has ended by itself; callable from any thread.
 
-        Nothing else reaps it.
+        Only this method reaps it.
         """
         with self._killing:
             if self._process.returncode is None:
@@ -130,7 +129,7 @@ class WorkerProcess:
 
 
 def _is_ready(stream: IO[bytes], event: int, deadline: float) -> bool:
-    """Whether the stream can be read or written, or has been closed at its other end, before the deadline."""
+    """True if, before the deadline, the stream can be read or written, or is closed at its other end."""
     poll = select.poll()
     poll.register(stream, event)
     return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
@@ -141,7 +140,7 @@ class WorkerProcessEnded(Exception):
 
     Attributes:
         how: Its exit code or signal.
-        stderr: What it wrote there before it took requests.
+        stderr: Its output there before it took requests.
     """
 
     def __init__(self, how: str, stderr: str) -> None:
@@ -152,8 +151,8 @@ class WorkerProcessEnded(Exception):
 class Line:
     """The parent, seen from the process: requests to read, in order, and replies to send.
 
-    stdin, stdout and stderr of this process are empty from here on, Ctrl-C is the parent's, and this process ends with
-    the parent, whatever it is doing.
+    From here on stdin, stdout and stderr of this process are empty, Ctrl-C is left to the parent, and this process ends
+    with the parent even if it is busy.
     """
 
     def __init__(self) -> None:

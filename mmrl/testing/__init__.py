@@ -2,11 +2,11 @@
 
     from mmrl.testing import check_algorithm, check_dataset, check_reward, replay
 
-- ``check_algorithm``, ``check_reward`` and ``check_dataset`` take a plugin by its name, its class, or itself, and raise
+- ``check_algorithm``, ``check_reward`` and ``check_dataset`` take a plugin's name, its class, or the plugin, and raise
   PluginError with the first rule that it breaks, the values that show it, and what to do. `mmrl plugins --check` calls
-  them for what is installed.
-- ``make_rollouts`` makes what a reward scores out of texts, for its own tests.
-- ``read_rollouts`` gives the rollouts of any RUN/rollouts file back, to try a reward on what a policy really wrote, as
+  them for installed plugins.
+- ``make_rollouts`` makes rollouts from texts, for a reward's own tests.
+- ``read_rollouts`` reads the rollouts of any RUN/rollouts file, to try a reward on a policy's real completions, as
   `mmrl rewards test` does.
 - ``replay`` gives an algorithm's advantages, loss and gradient on recorded numbers, to be compared with a paper's or
   with those of another implementation.

@@ -21,7 +21,7 @@ from mmrl.testing.rollouts import scored_groups
 from mmrl.testing.rules import broken, failed, shown
 
 PARTITIONS = ((1, 4), (2, 2), (3, 1))
-"""Ranks and micro-batches of each; compared with one of each."""
+"""Ranks, and micro-batches of each rank, that are compared with one of each."""
 RTOL, ATOL = 1e-7, 1e-10
 _FIELDS = ("loss", "sequence_weights", "advantages", "grad_log_probs", "grad_entropy")
 
@@ -76,7 +76,7 @@ def check_algorithm(
 
 
 def _random_batches(needs: Needs, components: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Batches by description; the old log-probs are there if several optimizer steps share a batch."""
+    """Batches by description, with and without old log-probs, as several optimizer steps on a batch need them."""
     for seed, binary in enumerate((True, False)):
         batch = random_batch(needs, binary_rewards=binary, seed=seed, components=components)
         rewards = "rewards of 0 and 1" if binary else "normal rewards"
@@ -86,7 +86,7 @@ def _random_batches(needs: Needs, components: Sequence[str]) -> Iterator[tuple[s
 
 
 class _Subject:
-    """An algorithm under test. Every replay gets a copy: what one leaves behind must not show in the next."""
+    """An algorithm under test. Every replay gets a copy, so that none sees the traces of another."""
 
     def __init__(self, algorithm: Algorithm, rewards: tuple[str, ...]) -> None:
         self.algorithm, self.rewards = algorithm, rewards
@@ -94,7 +94,7 @@ class _Subject:
             self.needs = algorithm.needs()
 
     def check_declarations(self) -> None:
-        """``needs``, ``aggregation`` and ``check`` answer what the interface says."""
+        """``needs``, ``aggregation`` and ``check`` keep to the interface."""
         algorithm = self.algorithm
         if not isinstance(self.needs, Needs):
             raise broken(algorithm, "needs() answers Needs", repr(self.needs), "return mmrl.interfaces.Needs(...)")
@@ -118,7 +118,7 @@ class _Subject:
             raise broken(algorithm, "check(run) answers a list of texts", repr(warnings), "return a list or a tuple")
 
     def _never_refills(self) -> bool:
-        """Whether ``needs`` has no ``refill`` and looks at no option that could change that."""
+        """True if ``needs`` has no ``refill`` and looks at no option that could change that."""
         if self.needs.refill is not None:
             return False
         blind = copy.copy(self.algorithm)
@@ -139,7 +139,7 @@ class _Subject:
             raise failed(self.algorithm, rule, error, self._remedy(error)) from error
         self._check_finite(case, result, remedy)
         if result.grad_entropy.any() and not self.needs.entropy_gradient:
-            rule = f"only what needs() asks for is used ({case})"
+            rule = f"only fields that needs() asks for are used ({case})"
             found = "the loss has a gradient with respect to entropy_T, which has none in a run"
             raise broken(self.algorithm, rule, found, "return Needs(entropy_gradient=True), or use entropy_T.detach()")
         return result
@@ -165,7 +165,7 @@ class _Subject:
                 raise broken(self.algorithm, f"every metric is a finite number ({case})", f"{name}: {value!r}", remedy)
 
     def check_sameness(self, case: str, batch: Arrays, expected: Replay) -> None:
-        """Whatever changes nothing in the batch's meaning changes nothing in the result."""
+        """A change of the batch that keeps its meaning keeps the result."""
 
         def compare(what: str, changed: Arrays, remedy: str, rows: Any = slice(None), **arguments: int) -> None:
             found = self.replay(f"{case}; {what}", changed, remedy, **arguments)
@@ -201,15 +201,15 @@ class _Subject:
                 raise broken(self.algorithm, f"credit leaves its batch as it is ({case})", found, remedy)
 
     def check_loss_is_apart(self, case: str, batch: Arrays, expected: Replay) -> None:
-        """``loss`` knows nothing of ``credit`` but its Credit."""
+        """``loss`` depends on ``credit`` only through its Credit."""
         both = copy.deepcopy(self.algorithm)
         if difference := _difference(expected, play(both, both, batch), slice(None)):
-            rule = f"loss knows of credit only what its Credit says ({case})"
-            found = f"with what credit has set on self, {difference}"
+            rule = f"loss depends on credit only through its Credit ({case})"
+            found = f"with the attributes that credit has set on self, {difference}"
             raise broken(self.algorithm, rule, found, "pass it through Credit.constants: other processes compute loss")
 
     def check_state(self, case: str, batch: Arrays) -> None:
-        """What steps have changed is in ``state``, and comes back with ``restore``."""
+        """``state`` holds all that steps have changed, and ``restore`` brings it back."""
         old, new, learner = (copy.deepcopy(self.algorithm) for _ in range(3))
         for _ in range(3):
             play(old, learner, batch)
@@ -226,7 +226,7 @@ class _Subject:
             with plugin_errors(new, "restore"):
                 new.restore(state) if state else None
         except PluginError as error:
-            rule = f"restore takes what state answered, from JSON ({case})"
+            rule = f"restore takes the JSON that state answered ({case})"
             raise failed(self.algorithm, rule, error, "read every key, as a plain number, list or text") from error
         if difference := _difference(play(old, learner, batch), play(new, learner, batch), slice(None)):
             rule = f"a run that goes on from a checkpoint goes on the same ({case})"
@@ -251,7 +251,7 @@ class _Subject:
 
 
 def _difference(expected: Replay, found: Replay, rows: Any) -> str | None:
-    """The first number that differs; ``rows`` says where the rows of ``found`` come from."""
+    """The first number that differs; ``rows`` gives the original places of the rows of ``found``."""
     for name in _FIELDS:
         one, other = np.asarray(getattr(expected, name)), np.asarray(getattr(found, name))
         one = one[rows] if one.ndim else one
@@ -272,7 +272,7 @@ def _difference(expected: Replay, found: Replay, rows: Any) -> str | None:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two fields of a batch hold the same; NaN is NaN."""
+    """True if two fields of a batch are equal; NaN equals NaN."""
     if isinstance(one, np.ndarray):
         return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
     if isinstance(one, list):

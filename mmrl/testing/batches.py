@@ -22,10 +22,10 @@ _LONGEST = 8
 def random_batch(
     needs: Needs, *, binary_rewards: bool, seed: int, components: Sequence[str] = ("reward",)
 ) -> dict[str, Any]:
-    """A batch of groups whose rows are mixed, with nothing in it that ``needs`` does not ask for.
+    """A batch of groups whose rows are mixed, with only those fields that ``needs`` asks for.
 
-    It has a group of equal rewards, one of which only one reward is valid, a row without a token in the loss, holes
-    within rows, and a group of one if the algorithm allows that. The last of several components counts as a penalty.
+    It has a group of equal rewards, a group with only one valid reward, a row without a token in the loss, holes within
+    rows, and a group of one if the algorithm allows that. The last of several components counts as a penalty.
     """
     rng = np.random.default_rng(seed)
     groups = {i: n for i, n in _GROUPS.items() if i != _SINGLE_GROUP or needs.min_group_size <= n}
@@ -79,12 +79,12 @@ def _with_components(batch: Arrays, change: Callable[[Any], Any]) -> dict[str, A
 
 
 def without(batch: Arrays, name: str) -> dict[str, Any]:
-    """The batch of a run that does not compute ``name``."""
+    """The batch without ``name``, as in a run that does not compute it."""
     return {key: value for key, value in batch.items() if key != name}
 
 
 def polluted(batch: Arrays, garbage: float) -> dict[str, Any]:
-    """The batch with garbage wherever it must not matter: masked tokens, rewards of invalid rows."""
+    """The batch with garbage where it must not matter: masked tokens, rewards of invalid rows."""
     mask_BT = batch["response_mask"]
     dirty = {name: np.where(mask_BT, batch[name], garbage) for name in PER_TOKEN if name in batch}
     return _with_components({**batch, **dirty}, lambda values_B: np.where(batch["reward_valid"], values_B, garbage))
@@ -106,7 +106,7 @@ def reordered(batch: Arrays, order: Any) -> dict[str, Any]:
 
 
 def odd_batches(batch: Arrays) -> dict[str, dict[str, Any]]:
-    """What a run can meet and no estimator should fail on, by description."""
+    """Odd batches that a run can meet and no estimator should fail on, by description."""
     none_B, no_token_BT = np.zeros_like(batch["reward_valid"]), np.zeros_like(batch["response_mask"])
     first = np.flatnonzero(batch["reward_valid"] & batch["response_mask"].any(1))[:1]
     below = {name: batch[name] - 100.0 for name in PER_TOKEN[1:4] if name in batch}

@@ -50,7 +50,7 @@ def check_dataset(
             prompt, twin = first[row], again[row]
         _check_prompt(made, row, prompt)
         if prompt.id != getattr(twin, "id", None):
-            remedy = "make ids of what does not change, such as the split and the row"
+            remedy = "make ids of lasting values, such as the split and the row"
             found = f"row {row}: {prompt.id!r}, then {twin.id!r}"
             raise broken(made, "ids are the same when loaded again", found, remedy)
         if prompt.id in places:
@@ -82,7 +82,7 @@ def _load(loader: DatasetLoader) -> Sequence[Prompt]:
 
 
 def _beyond(rows: Sequence[Prompt]) -> bool:
-    """Whether there is a row after the last."""
+    """True if there is a row after the last."""
     try:
         rows[len(rows)]
     except IndexError:

@@ -1,6 +1,6 @@
-"""What can be said of an installed plugin without a config: it loads, and keeps the rules of its kind.
+"""Checks installed plugins without a config: each loads, and keeps the rules of its kind.
 
-Plugins are tried in a child process, which one that hangs, exits or prints takes along without the others.
+Plugins are tried in a child process. One that hangs, exits or prints does not affect the others.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from mmrl.testing.rewards import check_reward
 from mmrl.testing.rules import Untried
 
 TIMEOUT_S = 60.0
-"""For one plugin, with what it imports."""
+"""Seconds for one plugin, with its imports."""
 _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """Batches are so small that a second thread only waits."""
 
 
 class Verdict(NamedTuple):
-    """What a check found.
+    """The outcome of a check.
 
     Attributes:
-        status: ``ok``: loaded, and its contract checks passed with default options; ``loaded``: no more than that can
-            be checked; ``bad``: it cannot be used.
+        status: ``ok``: loaded, and its contract checks passed with default options; ``loaded``: nothing more can be
+            checked; ``bad``: it cannot be used.
         note: Why it is not ``ok``, in a line or more.
     """
 
@@ -55,19 +55,19 @@ def examine(infos: Sequence[PluginInfo]) -> Iterator[Verdict]:
 
 
 def _ask(child: WorkerProcess, info: PluginInfo) -> Verdict:
-    remedy = "look for what waits, or runs without end, in its module, its constructor or its hooks"
+    remedy = "look for a wait, or a loop without end, in its module, its constructor or its hooks"
     try:
         reply = child.ask(pickle.dumps(info), TIMEOUT_S)
         if reply is not None:
             return Verdict(**reply)
         what = f"is not done with its checks within {TIMEOUT_S:g} s"
     except WorkerProcessEnded as end:
-        what, remedy = f"ended the process ({end.how})", "raise an exception instead, or repair what crashes"
+        what, remedy = f"ended the process ({end.how})", "raise an exception instead, or repair the crash"
     return Verdict("bad", str(PluginError(f"{info} {what}", where=info.target, remedy=remedy)))
 
 
 def serve() -> None:
-    """What the child process does."""
+    """Run the child process."""
     line = Line()
     for info in line:
         line.send(_examine(info)._asdict())

@@ -18,15 +18,15 @@ from mmrl.types import Batch, BoolArray, EncodedPrompt, FloatArray, IntArray, Pr
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What an algorithm made of a batch.
+    """An algorithm's results on a batch.
 
     Attributes:
         advantages: (B,) or (B, T), as the algorithm gives them; 0 outside the mask.
         loss: The optimizer step's loss.
         grad_log_probs: (B, T) gradient of the loss with respect to the current log-probs.
-        grad_entropy: (B, T) likewise the entropy; a run has it only with ``Needs.entropy_gradient``.
+        grad_entropy: (B, T) likewise for the entropy; a run has it only with ``Needs.entropy_gradient``.
         sequence_weights: (B,) weights; 0 for rows that are invalid, fully masked or not kept.
-        metrics: Of ``credit`` and ``loss``, reduced over the batch.
+        metrics: Metrics of ``credit`` and ``loss``, reduced over the batch.
     """
 
     advantages: FloatArray
@@ -49,9 +49,9 @@ def replay(
     """Run an algorithm on one batch through the real packing, weighting and loss code.
 
     ``select`` is not called; groups may be split to fill the micro-batches. Garbage in masked places, and in the
-    rewards of invalid rows, changes nothing. ``observe`` is called with the metrics, as after a step. ``loss`` is
-    another instance's, as it is that of other processes in a run with several ranks: what it needs to know of
-    ``credit`` or ``observe`` goes through ``Credit.constants``.
+    rewards of invalid rows, changes nothing. ``observe`` is called with the metrics, as after a step. Another instance
+    computes ``loss``, as other processes do in a run with several ranks: numbers that it needs from ``credit`` or
+    ``observe`` go through ``Credit.constants``.
 
     Args:
         algorithm: A registered name, a class, or an algorithm.
@@ -71,7 +71,7 @@ def replay(
     Raises:
         ConfigError: The options do not fit.
         DataError: The batch lacks what the algorithm needs, or its arrays do not fit.
-        PluginError: No such algorithm, or one of its hooks raised or answered what it may not.
+        PluginError: No such algorithm, or one of its hooks raised or broke its contract.
     """
     algorithm = registry.given("algorithm", algorithm, options)
     with plugin_errors(algorithm, "__init__"):
@@ -82,7 +82,7 @@ def replay(
 def play(
     algorithm: Algorithm, learner: Algorithm, batch: Mapping[str, Any], parts: int = 1, dtype: str = "float64"
 ) -> Replay:
-    """``replay`` with the instance whose ``loss`` is called, in as many micro-batches, on whatever rank."""
+    """``replay`` with a function that gives the instance for ``loss``."""
     import torch
 
     from mmrl.ops.objective import (
@@ -143,7 +143,7 @@ def play(
 
 
 class RecordedBatch:
-    """A padded batch as the records that a run would hold, padding and all: what is masked must not matter.
+    """A padded batch as a run's records, with its padding, since masked tokens must not matter.
 
     It holds copies, which an algorithm may spoil.
     """

@@ -1,4 +1,4 @@
-"""Recorded numbers as ``replay`` takes them: read, and refused where they would be taken for something else.
+"""Reads recorded numbers for ``replay``, and refuses those that would be misunderstood.
 
 Letters: ``B`` rows, ``T`` tokens of the longest row.
 """
@@ -25,7 +25,7 @@ _KNOWN = (*_ROWS, *_TOKENS, *_NAMED, "weights", "penalties", "max_len")
 
 
 def read_batch(batch: Arrays, needs: Needs) -> dict[str, Any]:
-    """Copies of the arrays, of the right types, with what may be left out where it follows from the rest.
+    """Copies of the arrays, of the right types; optional ones that follow from the rest are added.
 
     Raises:
         DataError: A key is missing, or nearly a known one; shapes do not fit; rewards are not their components' sum.
@@ -90,9 +90,9 @@ def _array(name: str, values: Any, kind: str, shape: tuple[int, ...] | None = No
 
 
 def _with_sum(read: dict[str, Any]) -> dict[str, Any]:
-    """With rewards and their validity, of the components if they are not given.
+    """The batch with rewards and their validity, which follow from the components if they are not given.
 
-    NaN of a row that is said to be valid is a component that does not apply to it, and adds nothing.
+    A component that is NaN in a valid row does not apply to it, and adds nothing.
     """
     components, weights = read["components"], read["weights"]
     valid_B = read.setdefault("reward_valid", ~np.any([np.isnan(values) for values in components.values()], axis=0))

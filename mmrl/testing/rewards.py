@@ -30,15 +30,15 @@ def check_reward(
     The rules: one finite number, or several by name, or None for each rollout, in order; the same again for the same
     rollouts, and in another order for another order; rollouts are not modified; no rollouts give no scores; what a
     rollout answers (``answer_of``) is a text or None, and the same again. By default rollouts are
-    right, wrong, empty, cut-off and odd answers to a question in text. Where their reference is no text but a list, a
-    number or missing, a reward that is not made for it may raise.
+    right, wrong, empty, cut-off and odd answers to a question in text. If their reference is a list, a number or
+    missing, a reward that is not made for that may raise.
 
     Args:
-        reward: A registered name, a class, a reward, a function (see ``plugin_host.foreign_rewards``), or what a file
-            has, as ``path/to/file.py:name``.
-        options: The reward's options, unless it is made already.
-        rollouts: What to score instead, those of a prompt side by side: ``make_rollouts`` makes them, for a reward
-            that needs columns or images.
+        reward: A registered name, a class, a reward, a function (see ``plugin_host.foreign_rewards``), or a name in a
+            file, ``path/to/file.py:name``.
+        options: The reward's options, unless it is an object already.
+        rollouts: Rollouts to score instead, those of a prompt side by side, for a reward that needs columns or images;
+            ``make_rollouts`` makes them.
 
     Raises:
         PluginError: A rule is broken, or the reward does not fit its interface.
@@ -70,7 +70,7 @@ def _check_group(reward: Reward, group: tuple[Rollout, ...]) -> None:
     for rollout in group:
         _check_answer(reward, rollout)
     order = np.random.default_rng(0).permutation(len(group)).tolist()
-    remedy = "score each rollout by what it holds, with no random numbers and no memory of earlier calls"
+    remedy = "score each rollout by its own content, with no random numbers and no memory of earlier calls"
     for rule, places in (("the same rollouts get the same scores", range(len(group))), ("scores keep order", order)):
         again = _scores(reward, tuple(group[place] for place in places))
         for place, score in zip(places, again, strict=True):
@@ -93,9 +93,7 @@ def _scores(reward: Reward, group: tuple[Rollout, ...]) -> list[CheckedScore]:
         with plugin_errors(reward, "score"):
             values = call(reward, group)
     except MMRLError as error:
-        remedy = (
-            "answer for each, None where it cannot be scored; to check_reward, pass rollouts that have what it needs"
-        )
+        remedy = "answer for each, None where it cannot be scored; to check_reward, pass rollouts that suit it"
         remedy = remedy if group else "return []"
         prompt = f"answer {group[0].answer!r}" if group else "none"
         raise failed(reward, f"rollouts can be scored ({len(group)}, {prompt})", error, remedy, Untried) from error
@@ -113,7 +111,7 @@ def _score(score: CheckedScore) -> str:
 
 
 def _content(group: Sequence[Rollout]) -> list[str]:
-    """All that rollouts hold, as text, which a change cannot reach."""
+    """The content of rollouts as text, to compare after a call."""
     with np.printoptions(threshold=sys.maxsize):
         return [repr(rollout) for rollout in group]
 

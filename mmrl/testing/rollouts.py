@@ -19,7 +19,7 @@ _COMPLETE = (
 )
 _CUT_OFF = ("I start with 3 and add 1, and add 1, and add 1, and add 1, and add", "so it is \\boxed{7", "7")
 OTHER_GOLDS = (["seven", "7"], 7, None)
-"""How datasets give reference answers, besides as a text."""
+"""Forms of reference answers in datasets besides text."""
 
 
 def make_rollouts(
@@ -36,10 +36,10 @@ def make_rollouts(
     Args:
         texts: The completions.
         answer: The reference answer.
-        columns: Of the dataset's row; by default ``problem`` and ``answer``.
-        truncated: Whether all were cut at the length limit, and so lack the token that ends them.
+        columns: The row's columns; by default ``problem`` and ``answer``.
+        truncated: True if all were cut at the length limit, and so lack the token that ends them.
         question: The prompt, which is its own id.
-        images: Of the prompt.
+        images: The prompt's images.
     """
     columns = {"problem": question, "answer": answer} if columns is None else columns
     text = f"user: {question}\nassistant: "
@@ -60,7 +60,7 @@ def sample_groups(answer: Any) -> list[list[Rollout]]:
 
 
 def scored_groups(*, with_greedy: bool, components: Sequence[str] = ("reward",)) -> tuple[ScoredGroup, ...]:
-    """Groups of rewards that are mixed, all 1, all 0, partly invalid; of one reward, of one valid one, and of none."""
+    """Groups of rewards that are mixed, all 1, all 0 or partly invalid; groups with one reward, one valid one, none."""
     nan = np.nan
     mixed: tuple[list[float], ...] = ([1, 0, 1, 0], [nan, 1, nan, 0], [0.25, 0.5], [0.0, 0.0, 1.0])
     alike: tuple[list[float], ...] = ([1, 1, 1, 1], [0, 0, 0, 0], [0.25], [nan, 1, nan, nan], [nan] * 4)

@@ -1,4 +1,4 @@
-"""How a check says that a plugin breaks a rule."""
+"""The errors of checks for plugins that break a rule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmrl.interfaces import Algorithm, Plugin
 
 
 class Untried(PluginError):
-    """A plugin raised on made-up data that it need not be made for; ``where`` says what."""
+    """A plugin raised on made-up data that it need not suit; ``where`` names the data."""
 
 
 def broken(plugin: Plugin, rule: str, found: str, remedy: str, kind: type[PluginError] = PluginError) -> PluginError:
@@ -23,7 +23,7 @@ def broken(plugin: Plugin, rule: str, found: str, remedy: str, kind: type[Plugin
 def failed(
     plugin: Plugin, rule: str, error: MMRLError, remedy: str, kind: type[PluginError] = PluginError
 ) -> PluginError:
-    """The same, where the plugin raised; ``remedy`` is what to do unless the error itself tells."""
+    """The error for a plugin that raised; ``remedy`` says what to do unless the exception itself tells."""
     if error.__cause__ is None:
         remedy = error.remedy or remedy
     elif isinstance(plugin, Algorithm):
@@ -34,12 +34,12 @@ def failed(
 
 
 def shown(error: MMRLError) -> str:
-    """What went wrong, and where."""
+    """The error's text and place."""
     return f"{error.what} ({error.where})" if error.where else error.what
 
 
 def _algorithm_remedy(error: BaseException) -> str:
-    """What to do about the exceptions that a first algorithm raises; empty for any other."""
+    """The remedy for exceptions that first algorithms often raise; empty for any other."""
     text = str(error)
     if isinstance(error, FrozenInstanceError):
         return "make a new array instead (rewards = batch.rewards - 1, not batch.rewards -= 1)"
@@ -49,9 +49,9 @@ def _algorithm_remedy(error: BaseException) -> str:
         if isinstance(error.obj, np.ndarray | list):
             return "return mmrl.types.Credit(advantages)"
     if isinstance(error, AttributeError) and isinstance(error.obj, Plugin):
-        return "set it in __init__; what loss needs to know of credit goes through Credit.constants"
+        return "set it in __init__; numbers that loss needs from credit go through Credit.constants"
     if "NoneType" in text:
-        return "what needs() does not ask for (old and reference log-probs, greedy rewards) is None; ask, or do without"
+        return "fields that needs() does not ask for (log-probs, greedy rewards) are None; ask for them"
     if isinstance(error, RuntimeError) and ("dtype" in text or "scalar type" in text):
         return "make tensors of the type and device of those given: tokens.logprobs_T.new_zeros(n)"
     return ""

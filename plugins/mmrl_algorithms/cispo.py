@@ -7,7 +7,7 @@ The weight is clipped instead of the update, so no token ever loses its gradient
     L    = 1/sum_i |y_i| sum_i sum_t L_it,  no KL
 
 ``ratio_min`` and ``ratio_max`` are absolute bounds, not offsets from 1 as ``clip_high`` elsewhere. There is no lower
-bound by default, as in the paper; the upper one is ScaleRL's 5 (arXiv:2510.13786). The loss itself has no meaning: it
+bound by default, as in the paper; the upper one is ScaleRL's 5 (arXiv:2510.13786). The loss's value has no meaning: it
 scales with the log-prob.
 """
 

@@ -38,7 +38,7 @@ class DAPO(PolicyGradient):
         clip_high: Positive = 0.28
         """The ratio is clipped above `1 + clip_high`."""
         dynamic_sampling: DynamicSamplingOptions | None = DynamicSamplingOptions()
-        """Replace groups without a signal; null trains on whatever was sampled."""
+        """Replace groups without a signal; null trains on all sampled groups."""
 
     config: Config
 

@@ -28,7 +28,7 @@ class DrGRPO(PolicyGradient):
 
     class Config(DualClipOptions, PolicyGradient.Config):
         aggregation: AggregationMode = "seq-mean-token-sum-norm"
-        """How per-token losses are averaged."""
+        """The average over per-token losses."""
 
     config: Config
 

@@ -39,7 +39,7 @@ class GRPO(PolicyGradient):
 
     class Config(StdOptions, DualClipOptions, PolicyGradient.Config):
         aggregation: AggregationMode = "seq-mean-token-mean"
-        """How per-token losses are averaged."""
+        """The average over per-token losses."""
         kl: KL = KL()
         """The penalty for leaving the initial policy."""
 

@@ -8,8 +8,8 @@ The unit of reward is the sequence, and so is the unit of the ratio and of the c
     L   = 1/G sum_i L_i,  no KL
 
 The geometric mean moves little, hence clips of 3e-4 and 4e-4 where GRPO has 0.2. Many more tokens are clipped than
-there, which is meant to be: 7 to 32 % in the comparison of plugins/README.md. Where the loss of a sequence is one
-number, each of its tokens carries that number with weight ``1 / |y_i|``.
+with GRPO, as intended: 7 to 32 % in the comparison of plugins/README.md. The loss of a sequence is one number, which
+each of its tokens carries with weight ``1 / |y_i|``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mmrl.policy_gradient import ClipOptions, PolicyGradient, Positive, StdOptio
 from mmrl.types import Batch, Credit, FloatArray, PackedTokens, TokenLoss
 
 WIDEST_CLIP = 0.05
-"""A wider clip is surely meant for a ratio per token."""
+"""A wider clip is surely intended for a ratio per token."""
 
 
 class GSPO(PolicyGradient):

@@ -6,8 +6,7 @@ Maximum likelihood of each prompt's best completions:
     L      = 1/N sum_{i kept} sum_t -log pi(y_t),  N tokens of the kept completions
 
 Groups without a reward above 0 contribute nothing: the best of only wrong answers is still wrong. Equally good
-completions are all kept (the paper keeps one). The KL may be put into the loss, not into the reward, which here only
-ranks.
+completions are all kept (the paper keeps one). The KL may be in the loss but not in the reward, which only ranks here.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ r"""RAFT++ (arXiv:2504.11343): RAFT with a clipped ratio, for several updates pe
     L_it   = max(-rho, -clip(rho, 1 - clip_low, 1 + clip_high)) = -min(rho, 1 + clip_high)
     L      = 1/N sum_{i kept} sum_t L_it,  N tokens of the kept completions
 
-What RAFT says about groups holds here too.
+Groups are treated as in RAFT.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ No group and no critic: each token's return is normalised over the whole rollout
     L_it = max(-A_it rho, -A_it clip(rho, 1 - clip_low, 1 + clip_high))
     L    = 1/sum_i |y_i| sum_i sum_t L_it
 
-One completion per prompt is enough; the batch should have some 500 completions for its mean and variance to be worth
-something. Deviations: no discount; tokens that the policy did not write are skipped, and neither reset nor discount the
-return; the variance is the sample's.
+One completion per prompt is enough; the batch should have some 500 completions for a useful mean and variance.
+Deviations: no discount; tokens that the policy did not write are skipped, and neither reset nor discount the return;
+the variance is the sample's.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ r"""REINFORCE++-baseline (arXiv:2501.03262): the group's mean as baseline, the b
 
 The KL is a term of the loss, estimator k2, whose gradient is that of KL(pi || pi_ref).
 
-Groups of one are left out of mean and variance and get 0. Since tokens are what is averaged, long completions weigh
-more, and a group of equal rewards is not exactly 0 afterwards: ``level: sample`` counts each completion once.
+Groups of one are left out of mean and variance and get 0. The average is over tokens, so long completions weigh more,
+and a group of equal rewards is not exactly 0 afterwards; ``level: sample`` counts each completion once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ReinforcePPBaseline(PolicyGradient):
 
     class Config(DualClipOptions, PolicyGradient.Config):
         level: Literal["token", "sample"] = "token"
-        """What mean and variance of the batch are taken over."""
+        """Mean and variance of the batch are taken over tokens, or over samples."""
         kl: KL = KL()
         """The penalty for leaving the initial policy."""
 

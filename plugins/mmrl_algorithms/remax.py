@@ -44,7 +44,7 @@ class ReMax(PolicyGradient):
 
     class Config(PolicyGradient.Config):
         aggregation: AggregationMode = "seq-mean-token-sum"
-        """How per-token losses are averaged."""
+        """The average over per-token losses."""
         kl: KL = KL()
         """The penalty for leaving the initial policy."""
         reward_norm: Literal["none"] = "none"

@@ -6,8 +6,8 @@ The baseline of a completion is the mean reward of the others of its prompt:
     A_i = R_i - 1/(G - 1) sum_{j != i} R_j
     L   = 1/B sum_i sum_t -A_i log pi(y_t)
 
-The whole completion is one action: log-probs are summed, not averaged, and there is no ratio and no clip, which is
-right for one update per rollout batch. For several there are
+The whole completion is one action: log-probs are summed, not averaged. There is no ratio and no clip, which is right
+for one update per rollout batch. For several there are
 
 - ``loss: ppo_clip``, GRPO's clipped ratio per token, and
 - ``loss: sequence_clip``, a clipped ratio ``exp(sum_t log(pi / pi_old))`` per completion, with
@@ -46,7 +46,7 @@ class RLOO(PolicyGradient):
         loss: Literal["reinforce", "ppo_clip", "sequence_clip"] = "reinforce"
         """The paper's, or one with a ratio, for several updates per rollout batch."""
         aggregation: AggregationMode = "seq-mean-token-sum"
-        """How per-token losses are averaged."""
+        """The average over per-token losses."""
         kl: KL = KL()
         """The penalty for leaving the initial policy."""
 

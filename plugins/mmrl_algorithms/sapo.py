@@ -8,7 +8,7 @@ A smooth gate in place of the clip:
     L    = 1/G sum_i 1/|y_i| sum_t L_it,  no KL
 
 On-policy (``rho = 1``) its gradient is that of GRPO; away from it the gradient fades instead of stopping, faster the
-larger ``tau``. Tokens of negative advantage fade faster, since what they push up is spread over the whole vocabulary.
+larger ``tau``. Tokens of negative advantage fade faster, since they push up probabilities all over the vocabulary.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SAPO(PolicyGradient):
         tau_negative: Positive = 1.05
         """Steepness of the gate for the others."""
         aggregation: AggregationMode = "seq-mean-token-mean"
-        """How per-token losses are averaged."""
+        """The average over per-token losses."""
 
     config: Config
 

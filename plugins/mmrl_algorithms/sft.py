@@ -20,7 +20,7 @@ class SFT(Algorithm):
 
     class Config(PluginConfig):
         aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
-        """How per-token losses are averaged."""
+        """The average over per-token losses."""
 
     config: Config
 

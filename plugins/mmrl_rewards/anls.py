@@ -5,8 +5,8 @@ distance over the length of the longer text, the score is ``1 - NL`` if ``NL < t
 references the best one counts. Letter case and spaces at the ends and in runs do not count. The mean over a dataset is
 the benchmark's number.
 
-The answer is what is in the last box or answer tags, else after "the answer is", else all of the completion. A rollout
-without a reference is unscorable.
+The answer is the content of the last box or answer tags, else the text after "the answer is", else all of the
+completion. A rollout without a reference is unscorable.
 """
 
 from __future__ import annotations

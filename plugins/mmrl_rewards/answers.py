@@ -1,4 +1,4 @@
-"""Where the answer of a completion is, and what a dataset's reference answer says."""
+"""Finds the answer of a completion, and the texts that a dataset's reference answer accepts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 Extract = Literal["auto", "boxed", "last_number", "whole"]
-"""Where an answer is looked for; see ``extract``."""
+"""The part of a completion that is searched for an answer; see ``extract``."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACES = re.compile(rf"(?P<box>{_BOX.pattern})|\\.|(?P<open>\{{)|(?P<close>\}})", re.DOTALL)
@@ -27,25 +27,25 @@ _NUMBER = re.compile(r"(?<!\w)(?<!\d\.)-?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<!\.)\.\d
 _WRAPPERS = [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**")]
 _COMMAND = re.compile(r"\\(?:boxed|fbox|text|mathrm|textbf|mathbf|textit|mathit|displaystyle)\s*\{([^{}]*)\}")
 GOLD_KEYS = ("answer", "value", "ground_truth", "text")
-"""Where a reference that is a mapping says what it is."""
+"""Keys under which a mapping has its reference."""
 _LAYERS = 8
-"""Wrappers that are taken off at most; more are no answer of a person."""
+"""Most wrappers that are taken off; no person writes more."""
 
 
 def last_boxed(text: str) -> str | None:
-    """What is in the last complete ``\\boxed{...}`` or ``\\fbox{...}``, nested braces included; linear in the text."""
+    """Content of the last complete ``\\boxed{...}`` or ``\\fbox{...}``, nested braces included; linear in the text."""
     last = max(_boxes(text), default=None)
     return text[slice(*last)].strip() if last else None
 
 
 def is_box_at_end(text: str) -> bool:
-    """Whether a box that is not blank ends the text; a full stop and the end of a formula may follow."""
+    """True if a box that is not blank ends the text; a full stop and the end of a formula may follow."""
     outer = max(_boxes(text), key=lambda box: box[1], default=None)
     return bool(outer and text[slice(*outer)].strip() and _AFTER_BOX.fullmatch(text, outer[1] + 1))
 
 
 def _boxes(text: str) -> Iterator[tuple[int, int]]:
-    """Where the content of every complete box begins and ends."""
+    """Start and end of every complete box's content."""
     first = _BOX.search(text)
     if not first:
         return
@@ -60,7 +60,7 @@ def _boxes(text: str) -> Iterator[tuple[int, int]]:
 
 
 def last_tagged(text: str) -> str | None:
-    """What is in the last complete ``<answer>...</answer>``."""
+    """The content of the last complete ``<answer>...</answer>``."""
     before, closed, _ = text.rpartition(_TAG_CLOSE)
     _, opened, answer = before.rpartition(_TAG_OPEN)
     return answer.strip() if closed and opened else None
@@ -74,7 +74,7 @@ def final_answer(text: str) -> str | None:
 
 
 def said_answer(text: str) -> str | None:
-    """What follows the last "the answer is", "Answer:" or "答案是", up to the end of the sentence."""
+    """The text after the last "the answer is", "Answer:" or "答案是", up to the end of the sentence."""
     starts = [match.end() for match in _SAID.finditer(text)]
     if not starts:
         return None
@@ -84,7 +84,7 @@ def said_answer(text: str) -> str | None:
 
 
 def before_cut(text: str) -> str:
-    """What a text without a complete box or answer tag says before one that is cut off."""
+    """The part of a text without a complete box or answer tag that comes before one that is cut off."""
     cut = _CUT.search(text)
     return text[: cut.start()] if cut else text
 

@@ -2,11 +2,11 @@
 
 Both the reference and the answer may be a letter (``B``, ``(B)``, ``B.``, ``option B``), a choice's text (letter case,
 spaces and ``$`` do not count; numbers by value, ``45`` for ``45^\\circ``) or both (``B. 45``; wrong if they disagree).
-The choices are those of the row (``rollout.choices``); without them only letters can be compared. The answer is what
-is in the last box or answer tags, else what follows "the answer is", else (unless ``require_box``) the whole
-completion. Where that is no choice by itself, the only letter of the last sentence with letters counts, if it is in
-brackets or said to be chosen and nothing is denied there. A rollout without a reference, or with one that is none of
-the choices, is unscorable.
+The choices are those of the row (``rollout.choices``); without them only letters can be compared. The answer is the
+content of the last box or answer tags, else the text after "the answer is", else (unless ``require_box``) the whole
+completion. If that is no choice by itself, the only letter of the last sentence with letters counts, provided that it
+is in brackets or said to be chosen, and that nothing is denied there. A rollout without a reference, or with one that
+is none of the choices, is unscorable.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Choice(Reward):
 
     class Config(PluginConfig):
         require_box: bool = False
-        """Whether an answer outside a box or answer tags is wrong."""
+        """True if an answer outside a box or answer tags is wrong."""
         first_index: int | None = None
-        """For references and answers that are indices: the first choice's, 0 or 1; null: integers are texts only."""
+        """Index of the first choice, 0 or 1, for references and answers that are indices; null: integers are texts."""
 
     def score_one(self, rollout: Rollout) -> Score | None:
         choices, first = Choices(rollout.choices), self.config.first_index

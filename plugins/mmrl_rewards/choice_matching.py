@@ -1,4 +1,4 @@
-"""The answers that a question offers: their letters and texts are the same answers."""
+"""The answers that a question offers; a choice's letter and its text are the same answer."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _TAIL = 200
 class Choices:
     """The texts of a question's choices, in the order of their letters; empty where only letters are known.
 
-    A text that is itself a letter of another choice is meant where it is given: texts come before letters.
+    Texts come before letters: an answer that is one choice's text and another one's letter means the text.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -53,11 +53,12 @@ class Choices:
         self._quantities = [quantity(bare(text)) for text in self.texts]
 
     def index(self, answer: str, first_index: int | None = None) -> int | None:
-        """Which choice an answer names, by text, by letter, or by both if they agree; None if none or several.
+        """Index of the choice that an answer names, by text, letter, or both if they agree; None if none or several.
 
         Args:
             answer: As bare text: ``45``, ``B``, ``(B)``, ``B. 45``, ``option B``, ``\\text{(B)}``.
-            first_index: What an integer that is no choice's text counts from; None if integers are no indices.
+            first_index: Index of the first choice, for an integer that is no choice's text; None if integers are no
+                indices.
         """
         if len(answer) > _MAX_CHARACTERS:
             return None
@@ -78,13 +79,13 @@ class Choices:
         return index if said == index else None
 
     def contradicts_itself(self, answer: str) -> bool:
-        """Whether an answer begins with a choice's letter and goes on with another choice."""
+        """True if an answer begins with a choice's letter and goes on with another choice."""
         match = _LETTER.fullmatch(bare(_COMMAND.sub(r"\1", plain(answer)))) if len(answer) <= _MAX_CHARACTERS else None
         begins = match and self._within(_LETTERS.index((match["closed"] or match["open"]).upper())) is not None
         return bool(begins and self.index(answer) is None)
 
     def last_letter(self, text: str) -> int | None:
-        """The choice of the last sentence that has letters: of the only one there, in brackets or as what is chosen.
+        """The choice whose letter is the only one in the last sentence with letters, in brackets or said to be chosen.
 
         ``So it is (B).`` and ``I pick B``, but neither ``not (B)`` nor ``(A) or (B)`` nor ``vitamin B``.
         """
@@ -107,7 +108,7 @@ class Choices:
         return [reference, *letter, bare(self.texts[index])]
 
     def _names_another(self, index: int, rest: str, answer: str) -> bool:
-        """Whether what is behind a choice's letter has the letter or text of another one."""
+        """True if the text after a choice's letter has the letter or text of another one."""
         is_lower = answer.lstrip("([{<\\ ")[:1].islower()
         letters = _ALONE.findall(rest) + (_LOWER.findall(rest) if is_lower else [])
         if any(self._within(_LETTERS.index(letter.upper())) not in (None, index) for letter in letters):
@@ -137,7 +138,7 @@ def _fold(text: str) -> str:
 def accepted_texts(rollout: Rollout) -> list[str]:
     """Every text that is a right answer to the rollout's question; empty without a reference.
 
-    Where the row offers choices, a reference that names one stands for its letter and its text.
+    If the row offers choices, a reference that names one stands for its letter and its text.
     """
     accepted = references(rollout.answer)
     if not rollout.choices:
@@ -149,7 +150,7 @@ def accepted_texts(rollout: Rollout) -> list[str]:
 def chosen_text(rollout: Rollout, answer: str) -> str:
     """The text of the choice that the answer names; the answer itself if it names none, or there are no choices.
 
-    "" where the answer has one choice's letter and another one's text.
+    "" if the answer has one choice's letter and another one's text.
     """
     if not rollout.choices:
         return answer

@@ -13,12 +13,12 @@ limits and NO security boundary: the program runs as the user. It therefore star
 
 Pairs are compared outside the sandbox. Code that tests is run by a driver, in a child that has defined the program by
 then and has no other way to know the tests: they are in no file, and neither they nor the mark of success are in the
-program's source. What remains: tests and program share an interpreter, so one that looks for its driver, or whose
-values are equal to everything, can still pass. Use pairs where models search for such ways.
+program's source. One gap remains: tests and program share an interpreter, so a program that looks for its driver, or
+whose values are equal to everything, can still pass. Use pairs if models search for such ways.
 
 Each test has ``time_limit_s``; the first that does not end in time ends the row's tests, and the others count as
-failed. The reward's ``timeout_s`` has to cover ``max_tests`` that take as long as they may. Whether a program ends in
-time depends on the machine: choose a limit that right programs stay far below.
+failed. The reward's ``timeout_s`` must cover ``max_tests`` tests that take their full time. Machines differ in speed:
+choose a limit that right programs stay far below.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ class Code(Reward):
 
     class Config(PluginConfig):
         sandbox: str = "local"
-        """Where programs run: local, or package.module:Class."""
+        """Sandbox of the programs: local, or package.module:Class."""
         sandbox_options: dict[str, Any] = Field(default_factory=dict)
         """Options of the sandbox; of local: memory_bytes and output_bytes."""
         i_know_local_is_no_security_boundary: bool = False
-        """Has to be true for the sandbox local."""
+        """Must be true for the sandbox local."""
         tests_column: str | None = None
         """Column with the tests; null is the reference answer."""
         all_or_nothing: bool = False
-        """Whether one failed test makes the score 0."""
+        """True if one failed test makes the score 0."""
         time_limit_s: float = Field(default=4.0, gt=0, le=3600)
-        """For each test."""
+        """Seconds of each test."""
         max_tests: int = Field(default=20, gt=0)
-        """The first so many of a row's tests are run."""
+        """Most tests of a row that are run, from the first on."""
         max_characters: int = Field(default=50_000, gt=0)
         """Longer programs score 0."""
 
@@ -93,7 +93,7 @@ class Code(Reward):
         return float(share == 1) if self.config.all_or_nothing else share
 
     def _run(self, program: str, test: Test) -> Outcome:
-        """Code that tests passes only if its end is reached, which a mark that the driver then prints shows."""
+        """Run code that tests. It passes only if its end is reached; the driver then prints a mark."""
         tests, stdin, expected = test
         mark = f"passed {secrets.token_hex(8)}"
         if expected is None:
@@ -145,7 +145,7 @@ except BrokenPipeError:
     os._exit(1)
 print(mark)
 """
-"""What runs code that tests; reads the program, the tests, the mark of success and the child's word for it."""
+"""The driver that runs code that tests. It reads the program, the tests, the mark of success and the child's word."""
 
 
 def read_tests(value: Any) -> list[Test]:
@@ -179,7 +179,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _program(text: str) -> str | None:
-    """What is in the last closed code fence, else in the last answer tags."""
+    """The content of the last closed code fence, else of the last answer tags."""
     fences = list(_FENCE.finditer(text))
     closed = fences[: len(fences) // 2 * 2]
     if closed:

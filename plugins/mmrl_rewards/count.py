@@ -1,7 +1,7 @@
 """1 for an answer that is the reference count, else 0: ``3``, ``3.0``, ``three``, ``3 cubes``, ``twenty-one``.
 
 Counts are whole numbers, in digits or in English words up to the thousands; ``none`` and ``no`` are 0. The answer is
-what is in the last box or answer tags, else what follows "the answer is", else (unless ``require_box``) the last
+the content of the last box or answer tags, else the text after "the answer is", else (unless ``require_box``) the last
 number or number word of the completion. A marked answer may be a plain sentence, ``There are 3``. A rollout
 without a reference, or with one that is no count, is unscorable.
 """
@@ -20,7 +20,7 @@ _ZERO = frozenset({"no", "none", "nothing"})
 _NUMBER = re.compile(rf"(?<![\w.])-?(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?!\w)|{NUMBER_WORDS}", re.IGNORECASE)
 _NOBODY = re.compile(r"\b(?:no|any|some|every|each|this|that|which|another)[\s-]+one\b", re.IGNORECASE)
 _MAX_CHARACTERS = 1000
-"""Of a marked answer that is read."""
+"""Most characters of a marked answer that are read."""
 
 
 class Count(Reward):
@@ -28,7 +28,7 @@ class Count(Reward):
 
     class Config(PluginConfig):
         require_box: bool = False
-        """Whether an answer outside a box or answer tags is wrong."""
+        """True if an answer outside a box or answer tags is wrong."""
 
     def score_one(self, rollout: Rollout) -> Score | None:
         accepted = {count(reference) for reference in accepted_texts(rollout)} - {None}

@@ -1,9 +1,9 @@
 """1 for a completion whose answer is the reference text, else 0; for digits, counts, letters, words.
 
-Accepted: the reference, or any of a list of references, as the answer that ``extract`` finds; where the row offers
-    choices, also the letter or the text of the reference's choice. Spaces around and runs of spaces do not count, nor
-    ``$``, ``\\text{}``, a full stop at the end, or (unless ``case_sensitive``) letter case. ``7.0`` is not ``7``: use
-    ``numeric`` or ``math`` for values. A rollout without a reference is unscorable.
+Accepted: the reference, or any of a list of references, as the answer that ``extract`` finds. If the row offers
+choices, the letter and the text of the reference's choice count too. Spaces around and runs of spaces do not count, nor
+``$``, ``\\text{}``, a full stop at the end, or (unless ``case_sensitive``) letter case. ``7.0`` is not ``7``: use
+``numeric`` or ``math`` for values. A rollout without a reference is unscorable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Exact(Reward):
         """boxed: the last box or answer tag, required; whole: all of the completion; last_number: its last number;
         auto: as boxed where there is one, else after "the answer is", else whole."""
         case_sensitive: bool = False
-        """Whether ``a`` and ``A`` are different answers."""
+        """True if ``a`` and ``A`` are different answers."""
 
     def score_one(self, rollout: Rollout) -> Score | None:
         accepted = {self._fold(reference) for reference in accepted_texts(rollout)}

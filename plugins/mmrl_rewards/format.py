@@ -1,8 +1,8 @@
 """1 for a completion that has the form asked for, else 0; the form is a regular expression; no reference is read.
 
 Accepted: completions that match ``pattern`` as a whole, ``.`` matching line breaks too. The default asks for a box at
-the end. The forms with a name take time linear in the completion; a pattern of one's own that backtracks without end is
-stopped by the reward's ``timeout_s``.
+the end. The forms with a name take time linear in the completion. The reward's ``timeout_s`` stops a pattern of yours
+that backtracks without end.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ FORMS = {
     "think_then_answer": rf"\s*+<think>{_NO_TAG}++</think>\s*+<answer>{_NO_TAG}++</answer>\s*+",
     "think_then_boxed": rf"\s*+<think>{_NO_TAG}++</think>(?!.*</?think>).*",
 }
-"""Forms by name, each once through: what has been read is not tried again (possessive and atomic groups)."""
+"""Forms by name, without backtracking (possessive and atomic groups)."""
 _BOX_AT_END = ("boxed", "think_then_boxed")
-"""Forms that ask for a box at the end too, whose braces no regular expression can match."""
+"""Forms that also ask for a box at the end, whose braces no regular expression can match."""
 
 
 class Format(Reward):
@@ -32,7 +32,7 @@ class Format(Reward):
 
     class Config(PluginConfig):
         pattern: str = "boxed"
-        r"""What the whole completion must match: a regular expression like ``<sum>\d+</sum>\s*``, or boxed (a box at
+        r"""The form of the whole completion: a regular expression like ``<sum>\d+</sum>\s*``, or boxed (a box at
         the end), answer (answer tags at the end), think_then_answer (think tags, then answer tags, nothing else) or
         think_then_boxed (think tags, then text with a box at its end)."""
 

@@ -16,7 +16,7 @@ no rank (a 72B one): see plugins/README.md. The score is then the raw number at 
 
 Connection errors, time-outs, 429 and 5xx are tried again, ``retries`` times, after ``backoff_s``, twice that, ...;
 other answers are errors at once. All of it must fit into the reward's own ``timeout_s``. Redirects are not followed
-and HTTP_PROXY is not read: what is sent goes to ``url`` and nowhere else.
+and HTTP_PROXY is not read: requests go to ``url`` and nowhere else.
 
 Workers run without the user's secrets, so variables such as SERVICE_TOKEN do not reach them: a header with a secret is
 read from a file, ``secret_headers: {Authorization: ~/.service_token}``. An Authorization of one word gets ``Bearer``
@@ -57,29 +57,29 @@ class Http(Reward):
 
     class Config(PluginConfig):
         url: str
-        """Of the service, such as http://127.0.0.1:8000/score, or .../classify with ``api: classify``."""
+        """Address of the service, such as http://127.0.0.1:8000/score, or .../classify with ``api: classify``."""
         api: Literal["mmrl", "classify", "pooling"] = "mmrl"
-        """What is sent and answered: this module's form, or that of vLLM's endpoint."""
+        """Form of requests and answers: this module's, or that of vLLM's endpoint."""
         model: str | None = None
         """For vLLM's endpoints: the name that the model is served under; null is the only one."""
         output: int = Field(default=0, ge=0)
-        """For vLLM's endpoints: which of the model's outputs is the score."""
+        """For vLLM's endpoints: place of the score among the model's outputs."""
         batch_size: int = Field(default=64, gt=0)
         """Most rollouts in a request; vLLM's endpoints get one conversation each."""
         concurrency: int = Field(default=4, gt=0, le=256)
         """Most requests at a time."""
         request_timeout_s: float = Field(default=8.0, gt=0, allow_inf_nan=False)
-        """For one attempt, from connecting to the last byte."""
+        """Seconds of one attempt, from connecting to the last byte."""
         retries: int = Field(default=2, ge=0, le=20)
         """Further attempts of a request that failed in a way that may pass."""
         backoff_s: float = Field(default=0.5, ge=0, le=60)
         """Wait before the first further attempt; doubles each time, a Retry-After of the service may lengthen it."""
         headers: dict[str, str] = Field(default_factory=dict)
-        """Sent with each request; no secrets, since the config is saved with the run."""
+        """Headers of each request; no secrets, since the config is saved with the run."""
         secret_headers: dict[str, str] = Field(default_factory=dict)
         """Header to the file that holds its value."""
         send_images: bool = False
-        """Whether the prompt's images are sent."""
+        """True to send the prompt's images."""
         columns: list[str] | None = None
         """Columns that are sent; null is all."""
 
@@ -279,7 +279,7 @@ def _json(value: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON can hold it: NaN and infinity as null, what has no form there as text."""
+    """The value as JSON: NaN and infinity become null, values without a form there become text."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if value is None or isinstance(value, str | bool | int):

@@ -1,8 +1,8 @@
-"""How well the boxes of a completion cover the reference boxes, 0 to 1: intersections over unions, matched one to one.
+"""The overlap of a completion's boxes with the reference boxes, 0 to 1: intersections over unions, matched one to one.
 
 Intersection over union is PASCAL VOC's measure (Everingham et al., IJCV 2010, doi:10.1007/s11263-009-0275-4, section
 4.2); several boxes are matched so that the sum is largest (the assignment problem). The score is that sum over the
-larger number of boxes, so that boxes too many and too few cost alike; a box without an area counts, and overlaps none.
+larger number of boxes, so that extra and missing boxes cost the same; a box without an area counts, and overlaps none.
 With ``threshold``, a matched pair counts 1 if it reaches it, else 0.
 
 Boxes of references and answers may be ``[x1, y1, x2, y2]``, ``{"bbox_2d": [...]}`` (or ``bbox``, ``box``), ``{"x1":
@@ -49,7 +49,7 @@ class IoU(Reward):
 
     class Config(PluginConfig):
         boxes: Literal["xyxy", "xywh"] = "xyxy"
-        """What four bare numbers are: two corners, or a corner, width and height; of references and answers."""
+        """Meaning of four bare numbers in references and answers: two corners, or a corner, width and height."""
         threshold: float | None = Field(default=None, gt=0, le=1)
         """Overlap from which a box counts as found; null: the overlap itself is the score."""
         max_boxes: int = Field(default=100, gt=0)

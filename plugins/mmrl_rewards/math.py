@@ -13,12 +13,12 @@ for in per cent: for ``50``, ``50\%`` is right and ``5000\%`` wrong. A reference
 ``50\%``, ``50\%``, ``0.5`` and ``50`` are right. Other units may be left out, but ``48 m`` is wrong for ``48 cm``.
 
 Rounded decimals of other references (``29.7321`` for ``2\sqrt{221}``, ``0.33`` for ``1/3``) are wrong unless
-``rel_tol`` allows them, since how far to round is for the question to say; six right decimals are enough always.
+``rel_tol`` allows them, since the question must say how far to round. Six right decimals are always enough.
 ``rel_tol`` applies only where one of the two is written as a decimal and the other has no finite decimals: ``48.2``
 stays wrong for ``48``.
 
-Hostile answers cost little: longer ones than ``max_characters`` are wrong unread, and each comparison has
-``time_limit_s`` of processor time, after which it is wrong. This is the one place where a clock decides a reward.
+Hostile answers cost little: answers longer than ``max_characters`` are wrong unread, and each comparison has
+``time_limit_s`` of processor time, after which it is wrong. Only here a clock decides a reward.
 """
 
 from __future__ import annotations
@@ -64,13 +64,14 @@ _ALLOWED = """
     emptyset varnothing approx deg det sum int prod lim partial prime
 """
 _COMMANDS = frozenset(_ALLOWED.split())
-"""LaTeX that an answer may hold where its reference does not: math-verify takes a part of what it cannot read."""
+"""LaTeX that an answer may hold although its reference does not. math-verify takes a part of a text that it cannot
+read."""
 _GAP = r"(?:\\[;:,! ]|\\q?quad|~|\s|\\(?:text|mbox|mathrm)\s*\{\s*\}|\{\s*\}|')"
 _UNREADABLE = re.compile(
     rf"\d{_GAP}+\d|(?<![_^\d])\d+\s*(?:\\left)?\s*(?:[(\[{{]\s*)+\d+\s*(?:\\right)?[)\]}}]|\d\s*_|(?:\\circ|°)\s*\}}?\s*\d"
     r"|\d\s*\|\s*\d|\.\.|//|[-=]>|[\"#@?~]|\\\\|\\&|&"
 )
-"""Two numbers without an operator between them, which math-verify adds or takes one of, and what is no mathematics."""
+"""Two numbers without an operator between them (math-verify adds them, or takes one), and text without mathematics."""
 _SHORT_FRACTION = re.compile(r"\\([dt]?frac)\s*(\d)\s*(\d)")
 _AFTER_COMMA = re.compile(r"(?<=,)\s*\\q?quad\b|(?<=,)\\[;:, ]")
 _GROUPS = re.compile(r"(?<=\d)(?:\\[,!]|\{,\})(?=\d{3}(?!\d))")
@@ -85,7 +86,7 @@ class Math(Reward):
 
     class Config(PluginConfig):
         require_box: bool = False
-        """Whether an answer outside a box or answer tag is wrong."""
+        """True if an answer outside a box or answer tag is wrong."""
         rel_tol: float = Field(default=0.0, ge=0, lt=1, allow_inf_nan=False)
         """Largest difference of a decimal from a reference without finite decimals, or the reverse, as a share."""
         max_characters: int = Field(default=300, gt=0)
@@ -105,13 +106,13 @@ class Math(Reward):
         )
 
     def answer_of(self, rollout: Rollout) -> str | None:
-        """Numbers of the same value are one answer; all else by its text, as values are compared with the reference."""
+        """The answer: one text for numbers of the same value; other answers are their own text."""
         answer = self._read(rollout)
         read = quantity(answer) if answer else None
         return spelled(read) if read else answer and _SPACE.sub("", answer)
 
     def _read(self, rollout: Rollout) -> str | None:
-        """The answer; None where there is none, or one too long."""
+        """The answer; None if there is none, or it is too long."""
         answer = extract(rollout.text, "boxed") if self.config.require_box else marked_or_number(rollout.text)
         if not answer or len(answer) > self.config.max_characters:
             return None
@@ -120,7 +121,7 @@ class Math(Reward):
 
 @lru_cache(maxsize=4096)
 def equal(reference: str, answer: str, time_limit_s: float, rel_tol: float = 0.0) -> bool:
-    """Whether two bare answers have the same value. Main thread only: the time limit is a signal."""
+    """True if two bare answers have the same value. Main thread only: the time limit is a signal."""
     if _SPACE.sub("", reference) == _SPACE.sub("", answer):
         return True
     if len({name for name in (name_of(reference), name_of(answer)) if name}) > 1:
@@ -148,7 +149,7 @@ def equal(reference: str, answer: str, time_limit_s: float, rel_tol: float = 0.0
 
 
 def _is_readable(answer: str, reference: str) -> bool:
-    """Whether math-verify reads the answer whole; what the reference has too is taken to be right."""
+    """True if math-verify reads the answer whole; parts that the reference has too are taken to be readable."""
     if not set(_COMMAND.findall(_AFTER_COMMA.sub(" ", answer))) <= _COMMANDS.union(_COMMAND.findall(reference)):
         return False
     plain_answer = _GROUPS.sub("", _AFTER_COMMA.sub(" ", _SHORT_FRACTION.sub(r"\\\1{\2}{\3}", answer)))
@@ -158,7 +159,7 @@ def _is_readable(answer: str, reference: str) -> bool:
 
 
 def _sides(answer: str) -> list[str]:
-    """What each sign of equality says that the first side is: all of ``6+4=10``, but not the name of ``AB=6+4=10``."""
+    """The sides of an answer's equation: all of ``6+4=10``, but not the name in ``AB=6+4=10``."""
     first, *others = _CALL.sub("", answer).split("=")
     if not others:
         return [answer]
@@ -183,7 +184,7 @@ def _same(reference: Quantity, answer: Quantity, rel_tol: float) -> bool:
 
 
 def _is_endless(value: Fraction) -> bool:
-    """Whether it has no finite decimals."""
+    """True if it has no finite decimals."""
     rest = value.denominator
     for factor in (2, 5):
         while rest % factor == 0:
@@ -192,7 +193,7 @@ def _is_endless(value: Fraction) -> bool:
 
 
 def _latex(answer: str) -> str:
-    """As math-verify reads it whole: without dollars it takes ``2 \\sqrt { 221 }`` for 221, and ``9**9`` for 9."""
+    """The text in dollars, which math-verify reads whole. Without them it takes ``2 \\sqrt { 221 }`` for 221."""
     answer = _ROOT.sub(lambda m: r"\sqrt{" + (m[1] or m[2] or m[3] or m[4] or "") + "}", plain(answer))
     answer = _PLAIN_ROOT.sub(r"\\sqrt{\1}", answer)
     for symbol, command in _SYMBOLS.items():
@@ -218,7 +219,7 @@ def _verify(reference: str, answer: str, time_limit_s: float, rel_tol: float) ->
 
 
 def _close(reference: list[Any], answer: list[Any], rel_tol: float) -> bool:
-    """Whether one is a decimal, the other a real number without finite decimals, and they differ by that share."""
+    """True if a decimal and a real number without finite decimals differ by at most that share."""
     one, other = reference[0], answer[0]
     if not all(getattr(value, "is_number", False) and value.is_real for value in (one, other)):
         return False
@@ -241,12 +242,12 @@ def _math_verify() -> tuple[Any, Any]:
 
 
 class _OutOfTime(BaseException):
-    """Not an Exception: sympy and math-verify catch those."""
+    """The time is over. It is no Exception: sympy and math-verify catch those."""
 
 
 @contextmanager
 def _limit(time_limit_s: float) -> Iterator[None]:
-    """Raise ``_OutOfTime`` in the block once it has used that much processor time, however busy the machine is."""
+    """Raise ``_OutOfTime`` in the block once it has used that much processor time, on a busy machine too."""
 
     def expire(number: int, frame: FrameType | None) -> None:
         raise _OutOfTime

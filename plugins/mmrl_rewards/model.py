@@ -9,11 +9,11 @@ that sees images, or one too large for this machine, is served elsewhere (see ``
 A causal model's score is read at the last token of the text, as vLLM reads it. transformers reads it at the last token
 that is not the padding token, which is another one where a text ends in that token. A checkpoint whose config.json has
 the same token for padding and for the end of a text was trained like that, so its score is read as transformers does;
-vLLM's answer for it may differ. Encoders are asked as they are.
+vLLM's answer for it may differ. Encoders pool by themselves.
 
-One process (``workers`` 1) holds the model and is given the rollouts of up to 16 groups at once. They are batched by
-length, so that padding is small and a batch does not depend on the order of what came; scores of one rollout in another
-company agree to float rounding. It is loaded before the first call, outside ``timeout_s``.
+One process (``workers`` 1) holds the model and gets the rollouts of up to 16 groups at once. They are batched by
+length, so that padding is small and a batch does not depend on their order. A rollout's scores in different batches
+agree to float rounding. The model is loaded before the first call, outside ``timeout_s``.
 
 Only safetensors are read, and code of the folder runs only with ``trust_remote_code``. A gated model is downloaded
 first (``hf download``): workers run without HF_TOKEN.
@@ -55,17 +55,17 @@ class Model(Reward):
         """cpu, cuda, cuda:N, or auto: cuda where there is one. GPUs are counted as CUDA_VISIBLE_DEVICES says; a rank's
         own GPU must have memory left for it (``sampler.gpu_memory_utilization``)."""
         dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-        """auto: float32 on a CPU, on a GPU that of the weights."""
+        """auto: float32 on a CPU, the weights' element type on a GPU."""
         batch_size: int = Field(default=8, gt=0)
         """Rollouts in one forward pass."""
         max_tokens: int = Field(default=4096, gt=0)
         """Longest prompt and completion; longer ones are unscorable."""
         output: int | None = Field(default=None, ge=0)
-        """Which output is the score; null for a model with one."""
+        """Place of the score among the outputs; null for a model with one."""
         images: Literal["refuse", "drop"] = "refuse"
-        """What to do with rollouts that have images, which the model does not see."""
+        """Treatment of rollouts with images, which the model does not see."""
         trust_remote_code: bool = False
-        """Whether Python code of the folder may run."""
+        """True if Python code of the folder may run."""
 
         @field_validator("device")
         @classmethod
@@ -186,7 +186,7 @@ class Model(Reward):
 
     @property
     def _reads_last_token(self) -> bool:
-        """Whether the model is a decoder with a linear layer on one position; encoders pool in ways of their own."""
+        """True if the model is a decoder with a linear layer on one position; encoders pool in ways of their own."""
         import torch
 
         is_linear = isinstance(getattr(self._model, "score", None), torch.nn.Linear)
@@ -236,6 +236,6 @@ class Model(Reward):
 
 
 def _padding(tokenizer: Any) -> int:
-    """A token for padding: that of the tokenizer, else the one that ends a text."""
+    """A token for padding: the tokenizer's own, else the one that ends a text."""
     tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
     return int(next(token for token in tokens if token is not None))

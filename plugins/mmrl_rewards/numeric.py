@@ -5,11 +5,11 @@ percentages, powers of ten, "million"; a unit may be left out, but ``48 m`` is w
 counts by the reference: ``50%`` is right for ``0.5`` and for ``50``, ``5000%`` for neither. A reference ``[0, 6]`` asks
 for as many numbers in that order, in such brackets and without thousands separators.
 
-Where the row says how many decimals count (``precision_column``, as MathVista's ``precision``), an answer within half a
-unit of that decimal is right; elsewhere, one within ``abs_tol`` or ``rel_tol`` times the reference, 0 by default. The
-answer is what is in the last box or answer tags, else after "the answer is", else (unless ``require_box``) the last
-number. A plain sentence, ``The length is 5 cm``, is read as the number that it says. A rollout without a reference, or
-with one that is no number (``2\\sqrt{3}``: use ``math``), is unscorable.
+If the row says how many decimals count (``precision_column``, as MathVista's ``precision``), an answer within half a
+unit of that decimal is right. In other rows an answer within ``abs_tol`` or ``rel_tol`` times the reference is right,
+both 0 by default. The answer is the content of the last box or answer tags, else the text after "the answer is", else
+(unless ``require_box``) the last number. A plain sentence, ``The length is 5 cm``, is read as the number that it says.
+A rollout without a reference, or with one that is no number (``2\\sqrt{3}``: use ``math``), is unscorable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mmrl_rewards.choice_matching import accepted_texts, chosen_text
 from mmrl_rewards.quantities import Quantity, comparable, quantity, spelled, the_number
 
 _SLACK = Fraction(1, 10**9)
-"""Of a tolerance: 0.1 and 0.05 are no exact binary numbers, and a difference of just that much is allowed."""
+"""Slack of a tolerance: 0.1 and 0.05 are no exact binary numbers, and a difference of exactly that size is allowed."""
 
 
 class Numeric(Reward):
@@ -41,7 +41,7 @@ class Numeric(Reward):
         unit_column: str | None = "unit"
         """Column with the unit of a reference that has none itself."""
         require_box: bool = False
-        """Whether an answer outside a box or answer tags is wrong."""
+        """True if an answer outside a box or answer tags is wrong."""
 
     def score_one(self, rollout: Rollout) -> Score | None:
         references = [values for reference in accepted_texts(rollout) if (values := _numbers(reference))]
@@ -69,7 +69,7 @@ class Numeric(Reward):
         return _numbers(text) or tuple(filter(None, [the_number(text)]))
 
     def _unit(self, rollout: Rollout) -> str:
-        """The row's unit; "" where it has none, or none that is known."""
+        """The row's unit; "" if it has none, or an unknown one."""
         named = rollout.columns.get(self.config.unit_column) if self.config.unit_column else None
         read = quantity(f"1 {named}") if isinstance(named, str) and named.strip() else None
         return read.unit if read else ""
@@ -99,5 +99,5 @@ def _numbers(text: str) -> tuple[Quantity, ...]:
 
 
 def _with_unit(reference: Quantity, unit: str) -> Quantity:
-    """With the row's unit where the reference has none itself."""
+    """The quantity, with the row's unit if the reference has none itself."""
     return reference if reference.unit or not unit else Quantity(reference.value, unit, reference.decimals)

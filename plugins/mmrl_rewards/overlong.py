@@ -27,7 +27,7 @@ class Overlong(Reward):
         max_tokens: int = Field(default=20480, gt=0)
         """From this length on the penalty is whole; usually ``sampler.max_new_tokens``."""
         cache_tokens: int = Field(default=4096, gt=0)
-        """Over how many tokens before ``max_tokens`` it grows from 0."""
+        """Tokens before ``max_tokens`` over which the penalty grows from 0."""
         factor: float = Field(default=1.0, gt=0, allow_inf_nan=False)
         """The largest penalty."""
 

@@ -1,8 +1,8 @@
 """Numbers as people write them, with their unit: ``1,200``, ``-3/4``, ``1\\frac{1}{2}``, ``50\\%``, ``48^\\circ``, ``3
 cm²``.
 
-Exact (``Fraction``), bounded in time and size, never evaluated. Only what is unmistakably one number is read: ``5 or
-6``, ``2x``, ``\\sqrt{2}`` and ``3,14`` are not.
+Numbers are exact (``Fraction``), bounded in time and size, and never evaluated. Only a text that is unmistakably one
+number is read: ``5 or 6``, ``2x``, ``\\sqrt{2}`` and ``3,14`` are not.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Quantity:
     """A number and its unit.
 
     Attributes:
-        value: As it is written; a percentage is not divided by 100.
+        value: The number as written; a percentage is not divided by 100.
         unit: In one spelling; "" for none, and for words that are no unit that is known here, such as "apples".
         decimals: Digits after the point; None for an integer or a fraction.
     """
@@ -186,7 +186,7 @@ def plain(text: str) -> str:
 
 
 def name_of(text: str) -> str:
-    """The letters of ``x`` in ``x = 5``, sorted, since an angle or side is named from either end; "" without a name."""
+    """The letters of the name in ``x = 5``, sorted, since an angle or side is named from either end; "" without one."""
     match = _NAME.match(plain(text))
     return "".join(sorted(_NOT_NAME.sub("", match[0]))) if match else ""
 
@@ -199,7 +199,7 @@ def without_unit(text: str) -> tuple[str, str]:
 
 
 def unnamed(text: str) -> str:
-    """What ``x = 5`` or ``\\angle ABC = 5`` says of ``x``: what is behind the last sign of equality."""
+    """The value in ``x = 5`` or ``\\angle ABC = 5``: the text behind the last sign of equality."""
     return _EQUALS.split(text)[-1].strip() if _NAME.match(text) else text
 
 
@@ -268,7 +268,7 @@ def _in_words(words: str) -> int | None:
 
 
 def _unit(text: str, is_one: bool) -> str | None:
-    """The unit's one spelling; "" for none and for things in the plural; None for what else may follow a number."""
+    """The unit's one spelling; "" for none and for things in the plural; None for other words after a number."""
     glued = text[:1].isalpha()
     text = _SIZE.sub("", (closed[1] if (closed := _CLOSE.fullmatch(text)) else text).strip(" ."))
     if not text:
@@ -295,7 +295,7 @@ def _known_name(text: str) -> str | None:
 
 
 def stated(text: str) -> str:
-    """What a sentence says that something is: ``5 cm`` of ``The length is 5 cm.``; the text itself if it is none."""
+    """The value that a sentence states: ``5 cm`` of ``The length is 5 cm.``; the text itself if it is no sentence."""
     text = _ARTICLE.sub("", plain(text).strip(), count=1) if len(text) <= 4 * _MAX_CHARACTERS else ""
     match = _SAYS.fullmatch(text)
     return text if not match or _OTHERWISE.search(match["subject"]) else _ARTICLE.sub("", match["said"], count=1)

@@ -2,12 +2,12 @@
 
 The relaxed accuracy of ChartQA (arXiv:2203.10244, section 4), after PlotQA's (arXiv:1909.00997): numbers may differ
 from the reference by 5 per cent of it (``tolerance``), other answers must be equal; here without regard to letter case,
-spaces and a full stop. Years are numbers there, so 2010 is right for 2015: for rows where that matters use ``exact``.
+spaces and a full stop. Years are numbers there, so 2010 is right for 2015; use ``exact`` for rows where that matters.
 
 Deviations: ``1,200``, ``$3``, ``2 million`` and ``1/2`` are read as numbers too; a percent sign counts by the
     reference, so that ``50%`` is right for ``0.5`` and for ``50``; a reference of 0 needs 0. A list of references means
-    any of them. The answer is what is in the last box or answer tags, else after "the answer is", else all of the
-    completion. A rollout without a reference is unscorable.
+    any of them. The answer is the content of the last box or answer tags, else the text after "the answer is", else all
+    of the completion. A rollout without a reference is unscorable.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Where code that a model wrote runs: the interface, and the one that ships.
+"""Sandboxes for code that a model wrote: the interface, and the one that ships.
 
-A sandbox of one's own is a class ``Sandbox(**options)`` in an installed package, named ``package.module:Class``.
+Your own sandbox is a class ``Sandbox(**options)`` in an installed package, named ``package.module:Class``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from mmrl.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a program ended.
+    """The end of a program.
 
     Attributes:
-        passed: Whether it ended by itself, with exit status 0, within time.
-        output: What it printed, as far as the sandbox keeps it.
-        timed_out: Whether it was still running at the deadline.
+        passed: True if it ended by itself, with exit status 0, in time.
+        output: Its output, as far as the sandbox keeps it.
+        timed_out: True if it was still running at the deadline.
     """
 
     passed: bool
@@ -35,7 +35,7 @@ class Outcome:
 
 
 class Sandbox(Protocol):
-    """Runs a Python program and says how it ended; must not raise for anything that the program does."""
+    """Runs a Python program and returns its outcome; it must not raise for anything that the program does."""
 
     def run(self, program: str, stdin: str, time_limit_s: float) -> Outcome: ...
 
@@ -45,9 +45,9 @@ class LocalSandbox:
 
     The program runs as the user, in a temporary folder that is removed, with no environment but PATH and LANG, with
     limits on processor time, memory and the size of files, and is killed at the deadline. All its descendants are
-    killed when it ends, those in sessions of their own too, unless it kills its supervisor first. It can still read
-    what the user can read and reach whatever network the user can reach. Use it only for models and data that are
-    trusted, or inside a container or virtual machine that is the boundary.
+    killed when it ends, those in sessions of their own too, unless it kills its supervisor first. It can still read all
+    files that the user can read, and reach every network that the user can reach. Use it only for models and data that
+    are trusted, or inside a container or virtual machine that is the boundary.
 
     Args:
         memory_bytes: Address space that the program may take.
@@ -124,7 +124,7 @@ _TIMED_OUT = 124
 
 
 def _status(process: subprocess.Popen[bytes], time_limit_s: float) -> int | None:
-    """How the program ended; None if it had to be killed at the deadline."""
+    """The program's exit status; None if it was killed at the deadline."""
     try:
         status = process.wait(time_limit_s + _GRACE_S)
         return None if status == _TIMED_OUT else status
@@ -137,7 +137,7 @@ def _status(process: subprocess.Popen[bytes], time_limit_s: float) -> int | None
 
 
 _GRACE_S = 5.0
-"""For the supervisor to start and to kill what is left."""
+"""Seconds for the supervisor to start, and to kill the processes that are left."""
 
 
 def open_sandbox(name: str, options: Mapping[str, Any]) -> Sandbox:

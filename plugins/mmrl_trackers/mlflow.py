@@ -2,7 +2,7 @@
 
 ``mlflow ui --backend-store-uri sqlite:///RUN/mlruns/mlflow.db`` shows it; that command is in the full ``mlflow``
 package, while ``mlflow-skinny`` with SQLAlchemy is all that a run needs. MLflow's own file store, RUN/mlruns without a
-database, has been closed to new data by its authors. What MLflow tells its authors about its use is off.
+database, has been closed to new data by its authors. MLflow's reports on its use to its authors are off.
 
 A run that goes on keeps its id, and so its place; steps after the checkpoint that it goes on from are there twice, as
 MLflow forgets nothing.
@@ -26,7 +26,7 @@ from mmrl_trackers.services import NumberedTracker, require
 
 PARAMS_PER_CALL = 100
 KEY_CHARACTERS, PARAM_CHARACTERS = 250, 6000
-"""What MLflow takes at most."""
+"""Most characters that MLflow takes."""
 
 
 class MLflow(NumberedTracker):
@@ -101,7 +101,7 @@ class MLflow(NumberedTracker):
 
 
 def params_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """Every value by its dotted key, both as MLflow takes them; keys that it cannot tell apart are numbered."""
+    """Every value by its dotted key, both in MLflow's form; keys that it cannot tell apart are numbered."""
     found: dict[str, str] = {}
     for key, value in _flat(config):
         name = _key(key)
@@ -114,7 +114,7 @@ def params_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _key(key: str, end: str = "") -> str:
-    """A key of MLflow's characters, of which a path that it would write otherwise (``a//b``, ``../a``) is none."""
+    """A key in MLflow's characters, changed if it is a path that MLflow would write otherwise (``a//b``, ``../a``)."""
     parts = re.sub(r"[^\w\-. /:]", "_", key).split("/")
     path = "/".join(part for part in parts if part.strip(".")).lstrip(".") or "_"
     return path[: KEY_CHARACTERS - len(end)].rstrip("/") + end

@@ -1,4 +1,4 @@
-"""What trackers of services share: the id of a run, and packages that are not installed with mmrl."""
+"""Shared by trackers of services: the id of a run, and packages that are not installed with mmrl."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmrl.interfaces import Tracker
 
 
 class NumberedTracker(Tracker):
-    """A tracker whose service gives a run an id, by which one that goes on finds its place again."""
+    """A tracker whose service gives a run an id, by which a resumed run finds its place again."""
 
     _id: str | None = None
 
@@ -24,10 +24,10 @@ class NumberedTracker(Tracker):
 
 
 def require(module: str, extra: str) -> None:
-    """See that a tracker's package is there, without importing it.
+    """Check that a tracker's package is installed, without importing it.
 
     Raises:
-        PluginError: It is not; says how to install it.
+        PluginError: It is not; the message says how to install it.
     """
     try:
         found = find_spec(module) is not None

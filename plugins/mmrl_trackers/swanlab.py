@@ -4,8 +4,8 @@ The mode ``cloud`` reads SwanLab's own login (``swanlab login`` or SWANLAB_API_K
 snapshots of the machine, the command line, the packages and the git remote are off: RUN/environment.json has what a
 run needs, without secrets in addresses.
 
-A run that goes on keeps its id. In the mode ``cloud`` it goes on in the same experiment; what becomes of steps that are
-logged again is up to SwanLab, which refuses repeated ones. Offline and local, each attempt is a folder of its own in
+A run that goes on keeps its id. In the mode ``cloud`` it goes on in the same experiment, and SwanLab refuses steps that
+are logged again. Offline and local, each attempt is a folder of its own in
 RUN/swanlog, named by that id; ``swanlab sync --id ID FOLDER`` for each of them, in order, makes them one experiment.
 """
 
@@ -63,7 +63,7 @@ class SwanLab(NumberedTracker):
 
     @contextmanager
     def _notices(self) -> Iterator[None]:
-        """Keep what SwanLab prints in swanlog/notices.txt, unless the run is verbose; the cloud's address is shown."""
+        """Send SwanLab's prints to swanlog/notices.txt, unless the run is verbose; the cloud's address is shown."""
         if self.config.mode == "cloud" or os.environ.get("MMRL_VERBOSE") == "1":
             yield
             return

@@ -1,6 +1,6 @@
 """Scalars for TensorBoard in RUN/tensorboard; look at them with ``tensorboard --logdir RUN/tensorboard``.
 
-A run that goes on adds a file, and says from which step on the earlier ones are undone; TensorBoard leaves those out.
+A run that goes on adds a file, and says from which step on the earlier ones are undone. TensorBoard hides those.
 """
 
 from __future__ import annotations

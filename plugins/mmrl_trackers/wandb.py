@@ -4,8 +4,8 @@ The mode ``online`` reads W&B's own login (``wandb login`` or WANDB_API_KEY) and
 machine, its packages, the git repository, code, console and system metrics are off: RUN/environment.json has what a
 run needs, without secrets in addresses.
 
-A run that goes on keeps its id, and so its place. W&B takes no step again that it has: those after the checkpoint are
-left as they were first logged. Offline each attempt is a folder of its own, and syncing them in order joins them.
+A run that goes on keeps its id, and so its place. W&B takes no step twice: those after the checkpoint stay as they were
+first logged. Offline each attempt is a folder of its own, and syncing them in order joins them.
 """
 
 from __future__ import annotations

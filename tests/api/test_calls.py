@@ -89,7 +89,7 @@ def mapping(runs: Runs, **sections: Any) -> dict[str, Any]:
 
 
 def test_the_page_names_what_there_is() -> None:
-    page = (ROOT / "mmrl" / "PYTHON.md").read_text()
+    page = (ROOT / "mmrl" / "api" / "README.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
     named = {node.attr for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)}
     known = {*mmrl.__all__, *dir(mmrl.Run), *dir(mmrl.Metrics), *dir(mmrl.Evaluation), *dir(RecordedRollout)}

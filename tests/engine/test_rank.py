@@ -305,7 +305,7 @@ def test_what_is_offloaded_must_fit_into_the_machines_memory(start, monkeypatch)
     real = psutil.virtual_memory()
     machine = SimpleNamespace(total=8_000_000)
     monkeypatch.setattr("psutil.virtual_memory", lambda: real._replace(total=machine.total))
-    with pytest.raises(ResourceError, match=r"what is offloaded takes 0.0 GB of .*'s memory") as caught:
+    with pytest.raises(ResourceError, match=r"offloaded states take 0.0 GB of .*'s memory") as caught:
         start(learner={"zero_stage": 1, "offload": "optimizer"})
     assert caught.value.where == "learner.offload: optimizer; learner.zero_stage: 1"
     machine.total = 10_500_000

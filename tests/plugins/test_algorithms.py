@@ -349,7 +349,7 @@ def test_a_run_that_an_algorithm_does_not_fit() -> None:
         create("dapo", dynamic_sampling={"metric": "left"}).check(RUN)
     assert create("dapo").check(RUN) == create("grpo").check(RUN) == ()
     (warning,) = create("dapo", dynamic_sampling={"metric": "brief"}).check(RUN)
-    assert "selects by 'brief', and what tells right from wrong is 'right'" in warning
+    assert "selects by 'brief', and accuracy is 'right'" in warning
     assert create("dapo").check(replace(RUN, accuracy="brief"))
     several = replace(RUN, updates_per_batch=2)
     for name in ("rloo", "remax", "raft"):

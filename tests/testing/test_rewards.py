@@ -100,7 +100,7 @@ def test_a_reward_for_references_in_text_passes_but_no_score_may_be_wrong_for_ot
 def test_a_reward_is_given_images() -> None:
     by_width = scoring(lambda self, rs: [r.images[0].width for r in rs])
     check_reward(by_width, rollouts=make_rollouts(["a cat"], images=[ImageRef("0" * 64, 28, 56, "0.png")]))
-    with pytest.raises(PluginError, match="pass rollouts that have what it needs"):
+    with pytest.raises(PluginError, match="pass rollouts that suit it"):
         check_reward(by_width)
 
 

@@ -1,1 +1,1 @@
-"""Recipes: the table loader with the options of one public dataset each, and what is known of it."""
+"""Recipes: the table loader with the options of one public dataset each, and facts of that dataset."""

@@ -21,7 +21,7 @@ class ClevrCogenA(Table):
         path: str = "leonardPKU/clevr_cogen_a_train"
         """Its name on the hub, or a local copy."""
         split: str | None = "train"
-        """Which split."""
+        """The split to read."""
         prompt: str | None = "problem"
         """Column with the question."""
         images: str | None = "image"

@@ -21,7 +21,7 @@ class ClevrCount(Table):
         path: str = "BUAADreamer/clevr_count_70k"
         """Its name on the hub, or a local copy."""
         split: str | None = "train"
-        """Which split."""
+        """The split to read."""
         prompt: str | None = "problem"
         """Column with the question."""
         images: str | None = "images"

@@ -21,7 +21,7 @@ class GeoQA8K(Table):
         path: str = "leonardPKU/GEOQA_8K_R1V"
         """Its name on the hub, or a local copy."""
         split: str | None = "train"
-        """Which split."""
+        """The split to read."""
         prompt: str | None = "problem"
         """Column with the question."""
         images: str | None = "images"

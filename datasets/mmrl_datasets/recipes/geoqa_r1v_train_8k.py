@@ -21,7 +21,7 @@ class GeoQATrain8K(Table):
         path: str = "leonardPKU/GEOQA_R1V_Train_8K"
         """Its name on the hub, or a local copy."""
         split: str | None = "train"
-        """Which split."""
+        """The split to read."""
         prompt: str | None = "problem"
         """Column with the question."""
         images: str | None = "image"

@@ -21,7 +21,7 @@ class JourneyBenchMultiImageVQA(Table):
         path: str = "hiyouga/journeybench-multi-image-vqa"
         """Its name on the hub, or a local copy."""
         split: str | None = "train"
-        """Which split."""
+        """The split to read."""
         prompt: str | None = "problem"
         """Column with the question."""
         images: str | None = "images"

@@ -44,7 +44,7 @@ class MathVista(Table):
         """Column that says which rewards score the row: multi_choice or free_form."""
 
     def adapt(self, cells: dict[str, Any], where: str) -> dict[str, Any]:
-        """The question says what its answer must look like.
+        """Add the form of the answer to the question.
 
         Raises:
             DataError: ``precision`` is no number of decimals.
@@ -58,7 +58,7 @@ class MathVista(Table):
 
 
 def _form(cells: dict[str, Any], where: str) -> str:
-    """What the answer to a free question must look like."""
+    """The form of the answer to a free question."""
     kind, precision = cells.get("answer_type"), cells.get("precision")
     if kind == "integer":
         return "Answer with a whole number."

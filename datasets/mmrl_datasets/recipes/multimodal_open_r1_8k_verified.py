@@ -21,7 +21,7 @@ class MultimodalOpenR1(Table):
         path: str = "lmms-lab/multimodal-open-r1-8k-verified"
         """Its name on the hub, or a local copy."""
         split: str | None = "train"
-        """Which split."""
+        """The split to read."""
         prompt: str | None = "problem"
         """Column with the question."""
         images: str | None = "image"

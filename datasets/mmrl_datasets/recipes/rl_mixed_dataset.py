@@ -21,7 +21,7 @@ class RLMixed(Table):
         path: str = "hiyouga/rl-mixed-dataset"
         """Its name on the hub, or a local copy."""
         split: str | None = "train"
-        """Which split."""
+        """The split to read."""
         prompt: str | None = "problem"
         """Column with the question."""
         images: str | None = "images"

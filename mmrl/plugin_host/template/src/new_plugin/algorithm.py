@@ -14,11 +14,11 @@ from mmrl.types import Batch, Credit, PackedTokens, TokenLoss
 
 
 class MeanBaseline(Algorithm):
-    """What a config calls ``new_plugin``."""
+    """The plugin that a config names ``new_plugin``."""
 
     class Config(PluginConfig):
         aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
-        """How per-token losses become one number."""
+        """The rule that makes one number of per-token losses."""
 
     config: Config
 

@@ -13,11 +13,11 @@ from mmrl.types import Rollout, Score
 
 
 class RightAndShort(Reward):
-    """What a config calls ``new_plugin``."""
+    """The plugin that a config names ``new_plugin``."""
 
     class Config(PluginConfig):
         per_token: Annotated[float, Field(ge=0)] = 0.001
-        """What each token of the completion costs."""
+        """Cost of each token of the completion."""
 
     config: Config
 
