@@ -320,7 +320,7 @@ class SelectsByARangeOfNothing(Selects):
         (DividesByTheDeviation, "an advantage that is not finite", "mmrl.ops.credit.group_advantages does not"),
         (RewardsEntropy, "only fields that needs() asks for are used", "Needs(entropy_gradient=True)"),
         (KeepsATemperature, "loss depends on credit only through its Credit", "pass it through Credit.constants"),
-        (MakesATemperature, "has no attribute 'made'", "goes through Credit.constants"),
+        (MakesATemperature, "has no attribute 'made'", "go through Credit.constants"),
         (ForgetsToReturn, "observe answered None", "return a dict of further metrics"),
         (SelectsUnasked, "select is asked", "Needs(refill=Refill(...))"),
         (AggregatesByName, "aggregation is an Aggregation", "'token-mean'"),
