@@ -351,7 +351,7 @@ class Config(Section):
 
 
 def may_change(key: str, section: type[BaseModel] | None = None) -> bool:
-    """Whether a run may go on though the value at this dotted key has changed."""
+    """True if a run may go on though the value at this dotted key has changed."""
     name, _, rest = key.partition(".")
     field = (section or Config).model_fields.get(name)
     if field is None:

@@ -1,4 +1,4 @@
-"""What an engine is made of, in one record, from the run's setup to the rank."""
+"""The parts of an engine in one record, from the run's setup to the rank."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mmrl.interfaces import Algorithm
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What an engine is made of.
+    """The parts of an engine.
 
     Attributes:
         algorithm: None for evaluation only: no learner is built, and the sampler keeps the folder's weights.
-        max_images: Most images in one prompt; decides what vLLM reserves.
-        with_sampler: Whether anything will be sampled.
+        max_images: Most images in one prompt; vLLM reserves memory for them.
+        with_sampler: False if nothing will be sampled.
         checkpoint: A folder of ``model/`` and ``state/`` for the learner to go on from, as ``Learner.save`` writes it;
-            the reference is the folder's all the same.
+            the reference is the model folder's even then.
     """
 
     config: Config
