@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from mmrl.system import failpoints
 from mmrl.errors import DataError, ResourceError
+from mmrl.system import failpoints
 
 VERSION = 1
 _MANIFEST = "manifest.json"

@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from mmrl.system import failpoints
 from mmrl.errors import ConfigError, DataError, ResourceError
+from mmrl.system import failpoints
 from mmrl.system.redaction import Redactor
 
 LOCK = ".lock"

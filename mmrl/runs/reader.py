@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mmrl.runs.checkpoints import Checkpoint, Checkpoints
 from mmrl.config.yaml_tree import read_tree
 from mmrl.errors import ConfigError, DataError
 from mmrl.rollout.records import RecordedRollout, read_rollouts
+from mmrl.runs.checkpoints import Checkpoint, Checkpoints
 from mmrl.runs.directory import LOCK, finite_or_nan, metrics_of, read_metrics, read_records
 
 

@@ -14,18 +14,17 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from mmrl.system.version import __version__
-
-from mmrl.plugin_host import registry
-from mmrl.runs.checkpoints import Checkpoints, write_json
 from mmrl.config.sections import Config
-from mmrl.system.console import Console
 from mmrl.engine_api import Engine, Learner
-from mmrl.system.redaction import Redactor
-from mmrl.runs.resumption import plain_config
+from mmrl.plugin_host import registry
 from mmrl.rollout.records import step_records
+from mmrl.runs.checkpoints import Checkpoints, write_json
 from mmrl.runs.directory import RunDirectory
+from mmrl.runs.resumption import plain_config
 from mmrl.runs.tracking import Trackers
+from mmrl.system.console import Console
+from mmrl.system.redaction import Redactor
+from mmrl.system.version import __version__
 from mmrl.types import CreditedGroup
 
 RUN_STATE = "run.json"

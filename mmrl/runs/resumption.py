@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any
 
-from mmrl.config.sections import Config
+from mmrl.config.sections import RENAMED, Config
 from mmrl.config.yaml_tree import to_flow
-from mmrl.config.sections import RENAMED
 from mmrl.errors import ConfigError
 from mmrl.runs.setup import RunSetup
 from mmrl.system.redaction import Redactor

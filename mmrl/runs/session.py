@@ -13,25 +13,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmrl.plugin_host import registry
-from mmrl.system.report import INDENT
-from mmrl.runs.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
 from mmrl.cluster.process import garbage_kept
-from mmrl.config.sections import Config
 from mmrl.config.load import to_yaml
-from mmrl.system.console import Console, diverted
-from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, RankLostError, ResourceError
-from mmrl.system.signals import Interruption, Stopped, end_process
+from mmrl.config.sections import Config
 from mmrl.data.images import MediaStore
-from mmrl.runs.setup import RunSetup
-from mmrl.system.profiling import Profiler
+from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, RankLostError, ResourceError
+from mmrl.plugin_host import registry
+from mmrl.rollout.rewards.scorer import Scorer
+from mmrl.runs.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
+from mmrl.runs.directory import RunDirectory, metrics_of
 from mmrl.runs.recorder import RUN_STATE, RunRecorder, best_scores, environment, prune, tracking
 from mmrl.runs.resumption import Change, changed_config, changed_fingerprints, fingerprints, plain_config, refuse
-from mmrl.runs.directory import RunDirectory, metrics_of
-from mmrl.rollout.rewards.scorer import Scorer
+from mmrl.runs.setup import RunSetup
 from mmrl.runs.summary import closing, opening, way_on
-from mmrl.types import ImageRef
+from mmrl.system.console import Console, diverted
+from mmrl.system.profiling import Profiler
+from mmrl.system.report import INDENT
+from mmrl.system.signals import Interruption, Stopped, end_process
 from mmrl.system.watchdog import Watchdog
+from mmrl.types import ImageRef
 
 if TYPE_CHECKING:
     from mmrl.rollout.collector import Collector

@@ -9,13 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from mmrl.plugin_host import registry
 from mmrl.config.sections import Config, DatasetSpec
 from mmrl.config.yaml_tree import join_errors
-from mmrl.errors import ConfigError, DataError, plugin_errors
-from mmrl.interfaces import Algorithm, DatasetLoader, Needs, Plugin, Reward, RunFacts, served_needs
 from mmrl.data.images import ImageGrid, MediaStore
 from mmrl.data.prompts import Part, PromptSource
+from mmrl.errors import ConfigError, DataError, plugin_errors
+from mmrl.interfaces import Algorithm, DatasetLoader, Needs, Plugin, Reward, RunFacts, served_needs
+from mmrl.plugin_host import registry
 from mmrl.types import Prompt
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mmrl.runs.budget import Arithmetic
-from mmrl.data.prompts import PromptSource
-from mmrl.system.report import Report, counted, shortened
-from mmrl.runs.checkpoints import Checkpoint
 from mmrl.config.sections import Config, TrainerConfig
+from mmrl.data.prompts import PromptSource
+from mmrl.runs.budget import Arithmetic
+from mmrl.runs.checkpoints import Checkpoint
 from mmrl.runs.setup import RunSetup
+from mmrl.system.report import Report, counted, shortened
 
 MET = "eval/accuracy", "reward/mean", "loss/total"
 """Metrics that tell how a run went: the first one that it has is shown."""

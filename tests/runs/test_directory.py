@@ -20,11 +20,11 @@ from mmrl.types import (
     EncodedPrompt,
     ImageRef,
     Message,
+    PreUpdateStatistics,
     Rollout,
     RolloutGroup,
     ScoredGroup,
     Segment,
-    PreUpdateStatistics,
 )
 
 
@@ -280,7 +280,11 @@ def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
     run, learner = RunDirectory.create(tmp_path), np.array([-0.3, -0.4, 0.0], np.float32)
     advantages = [np.array([1.5, 1.5, 0.0]), np.zeros(3)]
     later, entropy = np.array([-0.25, -0.125, 0.0], np.float32), np.array([1 / 3, 2e-9, 0.0], np.float32)
-    updates = [PreUpdateStatistics(learner, entropy), PreUpdateStatistics(later, entropy), PreUpdateStatistics(learner[:0], learner[:0])]
+    updates = [
+        PreUpdateStatistics(learner, entropy),
+        PreUpdateStatistics(later, entropy),
+        PreUpdateStatistics(learner[:0], learner[:0]),
+    ]
     group = CreditedGroup(
         scored_group(), True, advantages, [learner, learner[:0]], True, (1, 5), [later, later], [updates, []]
     )
