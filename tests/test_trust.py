@@ -430,8 +430,8 @@ from mmrl.config.load import ClusterConfig
 from tests.test_trust import listening
 import os
 ranks = RayRanks(ClusterConfig(name="ray", ranks=2))
-port = ranks.call(0, "reserve_port", ranks.places[0].address).result()
-print(json.dumps([ranks.places[0].address, port, sorted(listening(os.getpid()))]))
+port = ranks.call(0, "reserve_port", ranks.locations[0].address).result()
+print(json.dumps([ranks.locations[0].address, port, sorted(listening(os.getpid()))]))
 ranks.close({}, wait=False)
 """
 
