@@ -63,7 +63,9 @@ def test_a_local_run_has_no_other_nodes():
 def asked(monkeypatch) -> list[tuple]:
     """What nodes are asked, which do not answer; a plugin of the distribution ``My_Plugin`` is in use."""
     questions: list[tuple] = []
-    monkeypatch.setattr("mmrl.cluster.survey.on_every_node", lambda _cluster, _function, *rest: questions.append(rest) or [])
+    monkeypatch.setattr(
+        "mmrl.cluster.survey.on_every_node", lambda _cluster, _function, *rest: questions.append(rest) or []
+    )
     used = PluginInfo("reward", "x", "My_Plugin", "1", "m:C")
     monkeypatch.setattr(registry, "used_plugins", lambda _config: [used])
     return questions
