@@ -8,11 +8,12 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from mmrl.commands.arguments import add_json
 from mmrl.commands.printing import print_json
 from mmrl.errors import ConfigError
+from mmrl.system.table import column_widths, line
 
 if TYPE_CHECKING:
     from mmrl.config.sections import Kind
@@ -38,16 +39,18 @@ def run(arguments: argparse.Namespace) -> int:
         from mmrl.testing.installed import examine
 
         verdicts = examine(infos)
-    widths = {name: max([len(name), *(len(getattr(info, name)) for info in infos)]) for name in _COLUMNS}
+    cells = [_COLUMNS, *([getattr(info, name) for name in _COLUMNS] for info in infos)]
+    widths = [*column_widths(cells), 0]
     if not arguments.json:
-        _print_row({name: name for name in (*_COLUMNS, "status")}, widths)
+        print(line([*_COLUMNS, "status"], widths))
     rows = []
     for (status, note), info in zip(verdicts, infos, strict=False):  # verdicts may be endless
         if seats[info.kind, info.name] > 1:
             note = "; ".join(filter(None, [f"name taken twice, use {info.distribution}:{info.name}", note]))
         rows.append({**dataclasses.asdict(info), "status": status, "note": note})
         if not arguments.json:
-            _print_row(rows[-1] | {"status": ": ".join([status, *note.splitlines()[:1]])}, widths)
+            shown = ": ".join([status, *note.splitlines()[:1]])
+            print(line([*(rows[-1][name] for name in _COLUMNS), shown], widths), flush=True)  # as soon as it is known
     bad = [row for row in rows if row["status"] == "bad"]
     if arguments.json:
         print_json(rows)
@@ -55,11 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
         for row in bad:
             print(f"\nmmrl: {row['note']}", file=sys.stderr)
     return 4 if bad else 0
-
-
-def _print_row(row: dict[str, Any], widths: dict[str, int]) -> None:
-    """A row of a table, with its status, as soon as it is known."""
-    print("  ".join([*(row[name].ljust(width) for name, width in widths.items()), row["status"]]), flush=True)
 
 
 def kind_and_name(word: str, command: str, option: str) -> tuple[Kind, str]:
