@@ -29,7 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
     from mmrl.cluster.process import prepare_process
 
     prepare_process()
-    from mmrl.commands.replay.replay import RecordedRun, replay
+    from mmrl.commands.replay.recorded_run import RecordedRun
+    from mmrl.commands.replay.replay import replay
 
     recorded = RecordedRun.open(arguments.run_dir)
     reports = []
