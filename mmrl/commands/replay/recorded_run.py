@@ -17,7 +17,7 @@ from mmrl.config.sections import Config, Kind, PluginSpec
 from mmrl.errors import ConfigError, DataError
 from mmrl.plugin_host import registry
 from mmrl.rollout.records import RecordedStep, read_step
-from mmrl.runs.directory import read_records
+from mmrl.runs.files import read_records
 from mmrl.runs.setup import RunSetup
 from mmrl.system.redaction import remember_secrets
 from mmrl.system.version import __version__
