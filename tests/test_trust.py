@@ -155,23 +155,25 @@ def test_a_folder_of_pickles_alone_is_no_model_folder(models: Callable[[str], Pa
         ModelFolder.open(str(folder))
 
 
-def test_a_chat_template_that_never_ends_is_a_row_error(models: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_chat_template_that_fails_is_a_row_error_and_one_that_never_ends_the_models(
+    models: Callable[[str], Path], tmp_path: Path
+) -> None:
     from mmrl.data.images import ImageGrid, MediaStore
     from mmrl.engine.encoding import Encoder
     from mmrl.types import Message, Prompt
 
     folder = shutil.copytree(models("qwen2"), tmp_path / "model")
     media = MediaStore(tmp_path / "media", ImageGrid(28, 3136, 50176))
-    for attack in (
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{{ messages.__class__.__mro__ }}",
-        "{{ raise_exception('roles must alternate') }}",
+    for attack, where in (
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", str(folder)),
+        ("{{ messages.__class__.__mro__ }}", "p1"),
+        ("{{ raise_exception('roles must alternate') }}", "p1"),
     ):
         (folder / "chat_template.jinja").write_text(attack)
         start = time.monotonic()
         with pytest.raises(DataError, match="the model's chat template fails") as caught:
             Encoder(ModelFolder.open(str(folder)), media).num_tokens(Prompt("p1", (Message("user", "hi"),)))
-        assert caught.value.where == "p1" and time.monotonic() - start < 10
+        assert caught.value.where == where and time.monotonic() - start < 10
 
 
 ALLOWED = {
@@ -430,8 +432,8 @@ from mmrl.config.load import ClusterConfig
 from tests.test_trust import listening
 import os
 ranks = RayRanks(ClusterConfig(name="ray", ranks=2))
-port = ranks.call(0, "reserve_port", ranks.places[0].address).result()
-print(json.dumps([ranks.places[0].address, port, sorted(listening(os.getpid()))]))
+port = ranks.call(0, "reserve_port", ranks.locations[0].address).result()
+print(json.dumps([ranks.locations[0].address, port, sorted(listening(os.getpid()))]))
 ranks.close({}, wait=False)
 """
 

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from mmrl.config.sections import Kind
 from mmrl.errors import ConfigError
 from mmrl.plugin_host.registry import list_plugins
-from mmrl.runs.directory import making, replace_file
+from mmrl.runs.files import making, replace_file
 from mmrl.system.redaction import Redactor
 
 GIVEN = "given"

@@ -271,53 +271,36 @@ def _fields(error: MMRLError) -> dict[str, Any]:
 
 
 def _train(request: Mapping[str, Any], interruption: Interruption) -> Answer:
-    from mmrl.commands import train as run
+    from mmrl.commands.train import train
     from mmrl.config.load import LoadedConfig, from_mapping
     from mmrl.plugin_host.registry import options_class
     from mmrl.system.redaction import remember_secrets
 
     remember_secrets(request["config"])
     loaded = LoadedConfig(from_mapping(request["config"], options_class=options_class), {})
-    run.train(loaded, interruption, allowed=request["allowed"])
+    train(loaded, interruption, allowed=request["allowed"])
     return {}
 
 
 def _evaluate(request: Mapping[str, Any], interruption: Interruption) -> Answer:
-    from mmrl.commands.eval import evaluation
-    from mmrl.commands.eval.subject import load
+    from mmrl.commands.eval.command import evaluated
     from mmrl.config.yaml_tree import Located
 
-    config = request["config"]
+    config, output = request["config"], request["options"]["output"]
     configs = [] if config is None else [Path(config) if isinstance(config, str) else Located.of(config, "config")]
     overrides = [Located.of_dotted(request["overrides"], "overrides")]
-    loaded, subject = load(request["model"], configs, overrides, lambda _, error: _complain(error))
-    output = request["options"].pop("output")
-    options = evaluation.Options(**request["options"], output=None if output is None else Path(output))
-    for warning in loaded.warnings:
-        _print_error(f"mmrl: warning: {warning}")
-    checkpoint = None if subject is None else subject.checkpoint
-    with subject.explaining(overrides) if subject is not None else contextlib.nullcontext():
-        found = evaluation.evaluate(loaded.config, options, checkpoint=checkpoint, interruption=interruption)
+    options = {**request["options"], "output": None if output is None else Path(output)}
+    found = evaluated(request["model"], configs, overrides, options, interruption)
     return {"data": found.data(), "text": "\n".join(found.lines())}
 
 
 def _export(request: Mapping[str, Any], interruption: Interruption) -> Answer:
-    from mmrl.commands.export import export
+    from mmrl.commands.export.model_folder import export
+    from mmrl.commands.printing import complain
 
     source, out = Path(request["source"]), Path(request["out"])
-    report = export(source, out, **request["options"], on_damage=lambda _, error: _complain(error))
+    report = export(source, out, **request["options"], on_damage=lambda _, error: complain(error))
     return {"data": report.data(), "text": "\n".join(report.lines())}
-
-
-def _complain(error: MMRLError) -> None:
-    _print_error(f"mmrl: {error}")
-
-
-def _print_error(text: str) -> None:
-    from mmrl.system.console import visible
-    from mmrl.system.redaction import Redactor
-
-    print(visible(Redactor()(text), keep="\n"), file=sys.stderr, flush=True)
 
 
 _TASKS = {"train": _train, "evaluate": _evaluate, "export": _export}

@@ -10,7 +10,7 @@ from typing import Any
 
 from mmrl.data.images import upright
 from mmrl.errors import ConfigError, DataError
-from mmrl.runs.directory import making, writing
+from mmrl.runs.files import making, writing
 
 _GROUP_ROWS = 64
 """Rows that are decoded together: they may hold images."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from mmrl.data.images import MediaStore
 from mmrl.errors import ResourceError
+from mmrl.types import EncodedPrompt, Prompt
 
 PART_BYTES = 32 * 2**20
 """Files travel in parts, and images in parcels, of this size."""
 
 Ask = Callable[..., Any]
-"""``RankGroup.ask``."""
+"""``RankCalls.ask``."""
 
 
 @dataclass(eq=False, slots=True)
@@ -65,3 +67,36 @@ class Node:
                     stream.write(data)
         except OSError as error:
             raise ResourceError(f"cannot write what node {self.host} saved: {error}", where=str(target)) from error
+
+
+def send_images(ask: Ask, media: MediaStore, nodes: Sequence[Node], prompts: Sequence[Iterable[EncodedPrompt]]) -> None:
+    """Bring the images of each rank's prompts to its node, each once, unless the node shares the driver's files.
+
+    Args:
+        nodes: Of each rank, the node that it is on.
+    """
+    for node, own in zip(nodes, prompts, strict=True):
+        if not node.shares_files:
+            names = dict.fromkeys(ref.hash for prompt in own for ref in prompt.images)
+            for files in _parcels(media, [name for name in names if name not in node.images]):
+                ask(node.leader, "receive_images", files)
+                node.images.update(files)
+
+
+def _parcels(media: MediaStore, names: Iterable[str]) -> Iterator[dict[str, bytes]]:
+    """Stored images by hash, in parcels of about ``PART_BYTES``."""
+    parcel: dict[str, bytes] = {}
+    size = 0
+    for name in names:
+        parcel[name] = media.read_file(name)
+        size += len(parcel[name])
+        if size >= PART_BYTES:
+            yield parcel
+            parcel, size = {}, 0
+    if parcel:
+        yield parcel
+
+
+def bare(prompt: EncodedPrompt) -> EncodedPrompt:
+    """What a rank needs of a prompt; the dataset's columns may be large."""
+    return replace(prompt, prompt=Prompt(prompt.id, ()))

@@ -8,9 +8,10 @@ from concurrent.futures import wait
 from pathlib import Path
 
 from mmrl.cluster import local
-from mmrl.cluster.group import Place, RankGroup
+from mmrl.cluster.group import RankGroup
+from mmrl.cluster.jobs import Installation, RankJob, Rendezvous
 from mmrl.cluster.nodes import PACKAGES, fingerprints, installed_versions, probe_file
-from mmrl.cluster.worker import Installation, RankJob, RankPlace
+from mmrl.cluster.ranks import RankLocation
 from mmrl.config.sections import Config
 from mmrl.engine import device
 from mmrl.engine.collation import shares_prefix
@@ -64,12 +65,12 @@ def start_engine(
             hosts = [node.host for node in group.nodes]
             check_devices(list(zip(hosts, group.all("device_memory"), strict=True)), least_memory)
         find_shared_files(group, spec.media.folder)
-        models, checkpoints = place_model(group, folder), place_checkpoint(group, spec.checkpoint)
-        places = place_ranks(group, ranks.places)
+        models, checkpoints = send_model(group, folder), send_checkpoint(group, spec.checkpoint)
+        meetings = rendezvous(group, ranks.locations)
         jobs = [
             RankJob(
                 config=config.model_dump(mode="json"),
-                place=place,
+                rendezvous=own,
                 model=model,
                 media=str(spec.media.folder) if node.shares_files else node.path("media"),
                 grid=spec.media.grid,
@@ -78,7 +79,7 @@ def start_engine(
                 with_learner=spec.algorithm is not None,
                 checkpoint=state,
             )
-            for node, place, model, state in zip(group.nodes, places, models, checkpoints, strict=True)
+            for node, own, model, state in zip(group.nodes, meetings, models, checkpoints, strict=True)
         ]
         progress("engines start on every rank")
         group.start(jobs)
@@ -158,19 +159,19 @@ def check_installations(group: RankGroup, config: Config) -> None:
                 )
 
 
-def place_ranks(group: RankGroup, places: Sequence[Place]) -> list[RankPlace]:
+def rendezvous(group: RankGroup, locations: Sequence[RankLocation]) -> list[Rendezvous]:
     """Each rank's number, address, threads and place on its node, and where rank 0 listens."""
-    address, across = places[0].address, len({place.address for place in places}) > 1
+    address, across = locations[0].address, len({each.address for each in locations}) > 1
     port = group.ask(0, "reserve_port", address)
     shares = [cores // group.nodes.count(node) for node, cores in zip(group.nodes, group.all("cores"), strict=True)]
     return [
-        RankPlace(
+        Rendezvous(
             rank=rank,
             node_rank=rank - node.leader,
-            world_size=len(places),
+            world_size=len(locations),
             address=address,
             port=port,
-            own_address=places[rank].address if across else None,
+            own_address=locations[rank].address if across else None,
             threads=None if "OMP_NUM_THREADS" in os.environ else max(shares[rank], 1),
         )
         for rank, node in enumerate(group.nodes)
@@ -187,7 +188,7 @@ def find_shared_files(group: RankGroup, folder: Path) -> None:
                 node.folder = group.ask(node.leader, "make_folder")
 
 
-def place_model(group: RankGroup, model: ModelFolder) -> list[str]:
+def send_model(group: RankGroup, model: ModelFolder) -> list[str]:
     """Each rank's path of the model: on its node, fetched from the hub once, seen there too, or sent."""
     if model.commit is not None:
         nodes = list(dict.fromkeys(group.nodes))
@@ -197,18 +198,18 @@ def place_model(group: RankGroup, model: ModelFolder) -> list[str]:
         group.check(futures)
         where = {node: future.result() for node, future in zip(nodes, futures, strict=True)}
         return [where[node] for node in group.nodes]
-    return _place_folder(group, Path(model.path), model.files(), "model")
+    return _send_folder(group, Path(model.path), model.files(), "model")
 
 
-def place_checkpoint(group: RankGroup, checkpoint: Path | None) -> list[str]:
+def send_checkpoint(group: RankGroup, checkpoint: Path | None) -> list[str]:
     """Each rank's path of the checkpoint: on its node, seen there too, or with ``model/`` and ``state/`` sent."""
     if checkpoint is None:
         return [""] * len(group.nodes)
     files = sorted(path for part in ("model", "state") for path in (checkpoint / part).rglob("*") if path.is_file())
-    return _place_folder(group, checkpoint, [str(path.relative_to(checkpoint)) for path in files], "checkpoint")
+    return _send_folder(group, checkpoint, [str(path.relative_to(checkpoint)) for path in files], "checkpoint")
 
 
-def _place_folder(group: RankGroup, folder: Path, files: Sequence[str], name: str) -> list[str]:
+def _send_folder(group: RankGroup, folder: Path, files: Sequence[str], name: str) -> list[str]:
     """Each rank's path, on its node, of a folder with these files of a folder here."""
     folder = folder.absolute()
     expected = fingerprints(str(folder), files)

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from mmrl.cluster.group import LESS_MEMORY, LOOK, DeadRankError, Place, verb_of
+from mmrl.cluster.failures import LESS_MEMORY, LOOK, DeadRankError
 from mmrl.cluster.guard import OOM_S, Death, Process, clear, watch
+from mmrl.cluster.ranks import RankLocation, verb_of
 from mmrl.cluster.worker import RankWorker
 from mmrl.config.sections import ClusterConfig
 from mmrl.errors import MMRLError, ResourceError
@@ -51,19 +52,20 @@ _COLOUR = re.compile("\033" + r"\[[0-9;]*m")
 
 
 class RayWorker(RankWorker):
-    """A worker that knows its place in the Ray cluster."""
+    """A worker that knows where it is in the Ray cluster."""
 
-    def place(self) -> tuple[Place, list[str]]:
+    def location(self) -> tuple[RankLocation, list[str]]:
         """Where this worker is, and its GPUs there."""
         import ray
 
         context = ray.get_runtime_context()
-        place = Place(context.get_node_id(), socket.gethostname(), ray.util.get_node_ip_address(), Process.own())
-        return place, [str(gpu) for gpu in ray.get_gpu_ids()]
+        address = ray.util.get_node_ip_address()
+        location = RankLocation(context.get_node_id(), socket.gethostname(), address, Process.own())
+        return location, [str(gpu) for gpu in ray.get_gpu_ids()]
 
 
 class RayRanks:
-    """Implements ``group.Ranks``.
+    """Implements ``ranks.Ranks``.
 
     Neighbouring ranks are on one node as far as they fit, beginning with the driver's.
 
@@ -79,19 +81,19 @@ class RayRanks:
                 ray.remote(RayWorker).options(**_bundle_options(self._reservation, index)).remote()
                 for index in range(cluster.ranks)
             ]
-            places = [_result(number, actor.place.remote()) for number, actor in enumerate(actors)]
+            found = [_result(number, actor.location.remote()) for number, actor in enumerate(actors)]
         except BaseException:
             _disconnect()
             raise
         here = ray.get_runtime_context().get_node_id()
 
         def neighbourhood(index: int) -> tuple[bool, str, str, list[str]]:
-            place, gpus = places[index]
-            return place.node != here, place.address, place.node, gpus
+            location, gpus = found[index]
+            return location.node != here, location.address, location.node, gpus
 
         order = sorted(range(cluster.ranks), key=neighbourhood)
         self._actors = [actors[i] for i in order]
-        self.places: Sequence[Place] = [places[i][0] for i in order]
+        self.locations: Sequence[RankLocation] = [found[i][0] for i in order]
         self._guards: dict[str, Future[Death]] = {}
         self._closing = threading.Event()
 
@@ -104,7 +106,7 @@ class RayRanks:
                 if error is None:
                     answer.set_result(done.result())
                 else:
-                    answer.set_exception(_explained(rank, error, self.places[rank].host, verb_of(method)))
+                    answer.set_exception(_explained(rank, error, self.locations[rank].host, verb_of(method)))
             except BaseException as fault:  # what is not answered would be waited for for ever
                 answer.set_exception(fault)
 
@@ -112,8 +114,8 @@ class RayRanks:
         return answer
 
     def watch(self, lost: Callable[[int], None]) -> None:
-        for node in {place.node for place in self.places}:
-            ranks = {rank: place.process for rank, place in enumerate(self.places) if place.node == node}
+        for node in {each.node for each in self.locations}:
+            ranks = {rank: each.process for rank, each in enumerate(self.locations) if each.node == node}
             self._guards[node] = guard = _on_node(node, watch, ranks).future()
             # Whoever waits for the rank may be told more.
             timer = threading.Timer(CAUSE_S, self._report, [node, guard, min(ranks), lost])
@@ -130,13 +132,13 @@ class RayRanks:
             lost(first)
 
     def last_words(self, rank: int) -> str:
-        place = self.places[rank]
+        location = self.locations[rank]
         try:
-            kills = self._guards[place.node].result(timeout=CAUSE_S).oom_kills
+            kills = self._guards[location.node].result(timeout=CAUSE_S).oom_kills
         except Exception:  # it has seen nothing, or has gone with its node
             return ""
         ended = f"the kernel ended {kills} process{'es' * (kills > 1)} for want of memory"
-        return f"{ended} on {place.host} in the {OOM_S} s before" if kills else ""
+        return f"{ended} on {location.host} in the {OOM_S} s before" if kills else ""
 
     def close(self, folders: Mapping[str, str], *, wait: bool) -> None:
         import ray
@@ -152,7 +154,7 @@ class RayRanks:
             ray.util.remove_placement_group(self._reservation)
         with contextlib.suppress(Exception):
             processes = {
-                node: [p.process for p in self.places if p.node == node] for node in _alive() & self._guards.keys()
+                node: [p.process for p in self.locations if p.node == node] for node in _alive() & self._guards.keys()
             }
             _wait([_on_node(node, clear, own, folders.get(node, "")) for node, own in processes.items()], CLEAR_S)
         _disconnect()

@@ -8,15 +8,15 @@ import socket
 import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from mmrl.cluster.jobs import Installation, RankJob, Rendezvous
 from mmrl.cluster.nodes import PACKAGES, fingerprints, holds, installed_versions
 from mmrl.cluster.process import forget_shared_memory, host_meeting, interface_of, prepare_process
 from mmrl.config.load import from_mapping
 from mmrl.config.sections import Kind
-from mmrl.data.images import ImageGrid, MediaStore
+from mmrl.data.images import MediaStore
 from mmrl.engine import device
 from mmrl.engine_api import Learner, Sampler, SamplingRequest, UpdateResult
 from mmrl.errors import MMRLError, NumericsError, PluginError, ResourceError
@@ -26,62 +26,6 @@ from mmrl.types import FloatArray, RolloutGroup, Sample, TrainingRow
 
 if TYPE_CHECKING:
     from mmrl.engine.rank import RankEngine
-
-
-@dataclass(frozen=True, slots=True)
-class Installation:
-    """What a rank's process finds installed.
-
-    Attributes:
-        versions: Of Python and of the packages; those that are not installed are left out.
-        plugins: Of each plugin asked for, by kind and name: distribution and version, or why it cannot be used.
-    """
-
-    versions: Mapping[str, str]
-    plugins: Mapping[tuple[Kind, str], str]
-
-
-@dataclass(frozen=True, slots=True)
-class RankPlace:
-    """Where a rank is among all, and where rank 0 listens.
-
-    Attributes:
-        node_rank: Its place among the ranks of its node.
-        address: Of rank 0.
-        own_address: By which ranks on other nodes reach this one; None if there are none.
-        threads: Of torch; None leaves it as it is.
-    """
-
-    rank: int
-    node_rank: int
-    world_size: int
-    address: str
-    port: int
-    own_address: str | None
-    threads: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class RankJob:
-    """What a rank builds its engine from: plain values, since plugins are resolved by name in each process.
-
-    Attributes:
-        config: The resolved config.
-        model: The model's folder, as this rank's node sees it.
-        media: The media store's folder, as this rank's node sees it.
-        with_learner: Whether the policy is trained.
-        checkpoint: The folder of ``model/`` and ``state/`` to go on from, as this rank's node sees it; empty for none.
-    """
-
-    config: Mapping[str, Any]
-    place: RankPlace
-    model: str
-    media: str
-    grid: ImageGrid
-    max_images: int
-    with_sampler: bool
-    with_learner: bool
-    checkpoint: str = ""
 
 
 class RankWorker:
@@ -163,11 +107,11 @@ class RankWorker:
         from mmrl.engine.spec import EngineSpec
 
         config = from_mapping(job.config)
-        self._take(job.place)
+        self._take(job.rendezvous)
         folder = ModelFolder.open(job.model, trust_remote_code=config.model.trust_remote_code)
         self._media = MediaStore(Path(job.media), job.grid)
         algorithm = registry.create("algorithm", config.algorithm) if job.with_learner else None
-        if job.place.rank == 0:
+        if job.rendezvous.rank == 0:
             self._meeting = host_meeting(self._port)
         checkpoint = Path(job.checkpoint) if job.checkpoint else None
         spec = EngineSpec(config, folder, self._media, algorithm, job.max_images, job.with_sampler, checkpoint)
@@ -175,29 +119,29 @@ class RankWorker:
         process = {"host": socket.gethostname(), "pid": os.getpid()}
         return {**self._engine.describe(), "process": process}
 
-    def _take(self, place: RankPlace) -> None:
+    def _take(self, own: Rendezvous) -> None:
         import torch
 
         if self._kind == "cuda" and torch.cuda.device_count() != 1:  # all ranks would take the first
             raise ResourceError(
-                f"rank {place.rank} sees {torch.cuda.device_count()} GPUs instead of its own",
+                f"rank {own.rank} sees {torch.cuda.device_count()} GPUs instead of its own",
                 where="CUDA_VISIBLE_DEVICES of the rank's process",
                 remedy="unset RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES on all nodes, and start Ray again",
             )
         os.environ.update(
             device.rank_environment(
                 self._kind,
-                rank=place.rank,
-                node_rank=place.node_rank,
-                world_size=place.world_size,
-                address=place.address,
-                port=place.port,
+                rank=own.rank,
+                node_rank=own.node_rank,
+                world_size=own.world_size,
+                address=own.address,
+                port=own.port,
             )
         )
-        if place.own_address and (interface := interface_of(place.own_address)):
+        if own.own_address and (interface := interface_of(own.own_address)):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # else the one that the host's name resolves to
-        if place.threads:  # Ray has said one
-            torch.set_num_threads(place.threads)
+        if own.threads:  # Ray has said one
+            torch.set_num_threads(own.threads)
 
     def forget_shared_memory(self) -> None:
         """Leave nothing on this node that a later run stumbles over; before the ranks start, and when they have."""

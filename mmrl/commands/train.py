@@ -1,43 +1,72 @@
-"""The commands that run something: a config becomes objects, and the objects run."""
+"""``mmrl train``."""
 
 from __future__ import annotations
 
-import tempfile
+import argparse
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mmrl.cluster.process import prepare_process
-from mmrl.commands.check.examination import examine
-from mmrl.commands.plan.forecast import Assumptions, forecast
-from mmrl.commands.plan.proposal import least_memory
-from mmrl.config.load import LoadedConfig
+from mmrl.commands.arguments import add_config, load
+from mmrl.commands.printing import print_error, tell
 from mmrl.errors import MMRLError, PluginError
-from mmrl.runs.directory import RunDirectory
-from mmrl.runs.session import TrainingRun
-from mmrl.system.report import Report
 from mmrl.system.signals import Interruption, Stopped
 
+if TYPE_CHECKING:
+    from mmrl.config.load import LoadedConfig
 
-def check(loaded: LoadedConfig) -> Report:
-    """Check a config as far as that goes without a device: plugins, model files, every row, the rewards, the disk.
-
-    Raises:
-        MMRLError: The plugins do not fit the config; what else is wrong is in the report.
-    """
-    prepare_process()
-    with tempfile.TemporaryDirectory() as folder:
-        return examine(loaded.config, Path(folder))
+_PROFILED = 2
+"""Steps that --profile traces by default."""
 
 
-def plan(loaded: LoadedConfig, assumptions: Assumptions) -> Report:
-    """Tell what a run takes in memory and, if it is to be measured, in time.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config(parser)
+    parser.add_argument("--dry-run", action="store_true", help="stop before the first model is loaded")
+    text = "auto (the default): go on with the run in trainer.run_dir, if there is one; never: refuse to; a path of "
+    text += "another run or of a checkpoint: begin a new run from there"
+    parser.add_argument("--resume", default="auto", metavar="auto|never|PATH", help=text)
+    text = "do not go on from an earlier checkpoint if the newest is damaged"
+    parser.add_argument("--strict-resume", action="store_true", help=text)
+    text = "go on though this key has changed since the checkpoint; repeat for more"
+    parser.add_argument("--allow-change", action="append", default=[], metavar="KEY", help=text)
+    text = "show what the engines' libraries write; without it, RUN/engines.log has what they write while they start"
+    parser.add_argument("--verbose", action="store_true", help=text)
+    text = f"write a trace of rank 0 to RUN/profile, for Perfetto: of {_PROFILED} steps, or of STEPS"
+    parser.add_argument("--profile", type=_steps, default=0, metavar="STEPS", help=text)
 
-    Raises:
-        MMRLError: The config does not fit its plugins, model or data.
-    """
-    prepare_process()
-    with tempfile.TemporaryDirectory() as folder:
-        return forecast(loaded.config, Path(folder), assumptions)
+
+def complete(words: Sequence[str]) -> list[str]:
+    """Fill in the number of ``--profile`` where it is left out; argparse would take the next word for it."""
+    return [f"{a}={_PROFILED}" if a == "--profile" and not b.isdecimal() else a for a, b in pairwise([*words, ""])]
+
+
+def _steps(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of steps, 1 or more")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.dry_run:
+        from mmrl.commands.check.command import check
+
+        return tell(check(load(arguments)), as_json=False)
+    try:
+        with Interruption() as interruption:
+            return train(
+                load(arguments),
+                interruption,
+                resume=arguments.resume,
+                strict=arguments.strict_resume,
+                allowed=arguments.allow_change,
+                profiled_steps=arguments.profile,
+                verbose=arguments.verbose,
+            )
+    except Stopped as stopped:
+        goes_on = "--resume auto goes on" if arguments.resume == "never" else "the same command goes on"
+        print_error(f"mmrl: {stopped}; {goes_on}\n")
+        return stopped.exit_code
 
 
 def train(
@@ -65,6 +94,11 @@ def train(
         MMRLError: See the exit codes in ``mmrl.errors``; also noted in RUN/events.jsonl once there is one.
         Stopped: A signal ended the run; it can go on.
     """
+    from mmrl.cluster.process import prepare_process
+    from mmrl.commands.plan.proposal import least_memory
+    from mmrl.runs.directory import RunDirectory
+    from mmrl.runs.session import TrainingRun
+
     interruption = interruption or Interruption()
     prepare_process(verbose=verbose)
     source = None if resume in ("auto", "never") else Path(resume)

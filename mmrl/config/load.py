@@ -1,21 +1,20 @@
 """Loading a config: files and overrides in, one frozen ``Config`` out, or every error at once.
 
-The sections are in ``config.sections``, the reading of YAML in ``config.yaml_tree``. Nothing here imports torch.
+The sections are in ``sections``, the reading of YAML in ``yaml_tree``, the wording of errors in ``problems``. Nothing
+here imports torch.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
-from itertools import islice
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from mmrl.config.problems import leaves_of, options_errors, suggestion
 from mmrl.config.sections import (
     NONE,
     RENAMED,
@@ -36,8 +35,7 @@ from mmrl.config.sections import (
     is_component,
     is_section,
 )
-from mmrl.config.synonyms import spelled, synonym
-from mmrl.config.yaml_tree import Located, join_errors, merge, nested, read_tree, to_flow, to_lines
+from mmrl.config.yaml_tree import Located, join_errors, merge, nested, read_tree, to_lines
 from mmrl.errors import ConfigError, MMRLError, PluginError
 
 __all__ = [
@@ -126,29 +124,6 @@ def to_yaml(config: Config, origins: Mapping[str, str] | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def options_errors(
-    error: ValidationError,
-    model: type[BaseModel],
-    key: str,
-    tree: Located | None = None,
-    spec: type[PluginSpec] = PluginSpec,
-) -> list[MMRLError]:
-    """One ConfigError per problem that pydantic found with ``model``, whose values are written under ``key``.
-
-    Args:
-        spec: For a plugin's options, the class with the framework's own keys beside them.
-    """
-    path, place = tuple(key.split(".")) if key else (), tree or Located({}, "")
-    beside = [name for name in spec.model_fields if name != "name"]
-    return [_problem(details, model, path, place, beside) for details in error.errors(include_url=False)]
-
-
-def suggestion(word: str, known: Iterable[str], *, nearness: float = 0.6) -> str:
-    """A question with the nearest known word; empty if none is near."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=nearness)
-    return f"did you mean {near[0]}?" if near else ""
-
-
 def _resolve(tree: Located, problems: list[MMRLError], options_class: OptionsClass | None) -> LoadedConfig:
     tree, warnings, found = _renamed(tree)
     tree, twice = _one_length(tree)
@@ -163,7 +138,7 @@ def _resolve(tree: Located, problems: list[MMRLError], options_class: OptionsCla
     problems += _contradictions(config, tree, wrong)
     if problems:
         raise join_errors(problems)
-    origins = {".".join(map(str, path)): _origin(tree, path) for path in _leaves(config.model_dump(mode="json"))}
+    origins = {".".join(map(str, path)): _origin(tree, path) for path in leaves_of(config.model_dump(mode="json"))}
     return LoadedConfig(config, origins, warnings)
 
 
@@ -303,204 +278,6 @@ def _touches(wrong: set[str], key: str) -> bool:
     """True if an error was found at ``key`` or in a section that holds it."""
     parts = key.split(".")
     return any(".".join(parts[:length]) in wrong for length in range(1, len(parts) + 1))
-
-
-def _problem(
-    details: Any, model: type[BaseModel], prefix: _Path, tree: Located, beside: Sequence[str] = ()
-) -> ConfigError:
-    """One of pydantic's errors in our words; ``beside`` are keys that are known besides those of ``model``."""
-    loc, context, value = details["loc"], details.get("ctx", {}), details["input"]
-    path = (*prefix, *loc)
-    while details["type"] != "missing" and tree.value and path != prefix and not tree.holds(path):
-        path = path[:-1]  # pydantic ends some paths with the name of a type
-    key, where = ".".join(map(str, path)), tree.nearest(path).origin
-    if details["type"] == "missing":
-        return ConfigError(f"{key} is required", where=where, remedy=_in_place_of(key, tree))
-    if details["type"] == "extra_forbidden":
-        known = [*_keys(model, loc[:-1]), *(beside if len(loc) == 1 else ())]
-        leaves = [path] if not isinstance(value, Mapping) else [(*path, *leaf) for leaf in _leaves(value)]
-        if len(leaves) == 1 and len(leaves[0]) > len(path):
-            key, value = ".".join(map(str, leaves[0])), tree.nearest(leaves[0]).plain()
-        hint = _hint(key, value, known, prefix) if len(leaves) == 1 else _in_our_words(leaves, tree)
-        return ConfigError(f"unknown key {key}", where=where, possible=", ".join(known), remedy=hint)
-    if details["type"] == "literal_error":
-        choices = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
-        what = f"{key} cannot be {_shown(value)}"
-        return ConfigError(what, where=where, possible=", ".join(choices), remedy=suggestion(str(value), choices))
-    if details["type"] == "value_error":
-        return ConfigError(f"{key} {context['error']}", where=where)
-    wording = _WORDING.get(details["type"], details["msg"].removeprefix("Input "))
-    if details["type"] in ("model_type", "model_attributes_type"):
-        wording = f"should be a mapping such as {_example(model, loc)}"
-    remedy = _ONE_DATASET if key == "data.train" and isinstance(value, list) else ""
-    return ConfigError(f"{key} {wording}, not {_shown(value)}", where=where, remedy=remedy)
-
-
-def _hint(key: str, value: Any, known: Sequence[str], prefix: _Path) -> str:
-    """A hint for an unknown key: the word of another trainer first, then a key beside it, or anywhere."""
-    word, here = key.rpartition(".")[2], ".".join(map(str, prefix))
-    found, note = _ours(key, value), _note(key)
-    ours = found.removeprefix(f"{here}.")
-    if here and not _is_known(ours, known):
-        if near := suggestion(word, known):
-            return near
-        ours = found
-    hint = f"did you mean {ours}?" if ours else suggestion(word, known)
-    if not hint and not note:
-        hint = ("" if here else _elsewhere(word)) or _named_algorithm(value)
-    return f"{hint} ({note})" if hint and note else hint or note
-
-
-def _is_known(option: str, known: Sequence[str]) -> bool:
-    first = option.partition(".")[0].partition(":")[0]
-    return first == "name" or first in known
-
-
-def _ours(key: str, value: Any = None) -> str:
-    """mmrl's key for another trainer's, with the value for an algorithm; empty if there is none."""
-    found = synonym(key)
-    if found is None or not found.key:
-        return ""
-    ours = found.key
-    section = ".".join(key.split(".")[:2])
-    if ours.startswith("data.train.") and (section == "data.eval" or section.startswith("data.mix")):
-        ours = ours.replace("data.train", section if section == "data.eval" else ".".join(key.split(".")[:3]))
-    named = _named_algorithm(value) if ours == "algorithm.name" else ""
-    return f"algorithm.name: {spelled(value)}" if named else ours
-
-
-def _note(key: str) -> str:
-    found = synonym(key)
-    return "" if found is None else found.note
-
-
-def _named_algorithm(value: Any) -> str:
-    """A question that names an installed algorithm with a name like the value."""
-    if not isinstance(value, str):
-        return ""
-    installed = {entry.name for entry in entry_points(group="mmrl.algorithms")}
-    return f"did you mean algorithm.name: {spelled(value)}?" if spelled(value) in installed else ""
-
-
-def _in_our_words(leaves: Sequence[_Path], tree: Located) -> str:
-    """A hint for a section of another trainer: the keys of it that mmrl has."""
-    shown = list[str]()
-    for leaf in leaves:
-        key = ".".join(map(str, leaf))
-        if found := _ours(key, tree.nearest(leaf).plain()) or _elsewhere_exactly(str(leaf[-1])):
-            shown.append(f"{key} is {found}")
-    if not shown:
-        return ""
-    more = f"; and {len(shown) - _SHOWN_WORDS} more" if len(shown) > _SHOWN_WORDS else ""
-    return f"{'; '.join(shown[:_SHOWN_WORDS])}{more}"
-
-
-def _in_place_of(key: str, tree: Located) -> str:
-    """A hint for a required key: its section has another trainer's word for it."""
-    *parents, last = key.split(".")
-    section = tree.nearest(parents).value if tree.holds(parents) else None
-    siblings: Mapping[str, Located] = section if isinstance(section, dict) else {}
-    ours = {word: _ours(".".join([*parents, word])) for word in siblings}
-    for word in ours:
-        if ours[word] == key:
-            others = "".join(f"; {other} is {found}" for other, found in ours.items() if found and other != word)
-            return f"write {last}: {_shown_plain(siblings[word].plain())} in place of {word}{others}"
-    return ""
-
-
-def _shown_plain(value: Any) -> str:
-    return spelled(value) if _named_algorithm(value) else to_flow(value) if isinstance(value, str | int) else "..."
-
-
-_SHOWN_WORDS = 12
-"""Keys of another trainer's section that are translated in a message."""
-_SHOWN_KEYS = 3
-"""Keys of a section that an example of it shows."""
-_ONE_DATASET = "name one dataset here, and those to mix with it in data.mix: [{name: ...}, ...]"
-_WORDING: Mapping[str, str] = {
-    "dict_type": "should be a mapping",
-    "tuple_type": "should be a list",
-    "list_type": "should be a list",
-    "string_type": "should be text",
-    "string_too_short": "should not be empty",
-    "bool_type": "should be true or false",
-    "int_type": "should be a whole number",
-    "float_type": "should be a number",
-}
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, str | int | float | None):
-        return repr(value) if len(repr(value)) <= 60 else repr(value)[:60] + "..."
-    return "a mapping" if isinstance(value, Mapping) else "a list" if isinstance(value, list | tuple) else "that"
-
-
-def _example(model: type[BaseModel], loc: _Path) -> str:
-    """An example of the values under ``loc`` of ``model``: some keys with their defaults, or a plugin's name."""
-    inner = _class_at(model, loc)
-    if inner is None or ("name" in inner.model_fields and inner.model_fields["name"].is_required()):
-        return "{name: ...}"
-    defaults = {
-        field.alias or name: field.get_default(call_default_factory=True, validated_data={})
-        for name, field in inner.model_fields.items()
-    }
-    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()}
-    shown = {key: value for key, value in plain.items() if value and isinstance(value, str | int | float | list)}
-    return to_flow(dict(islice(shown.items(), _SHOWN_KEYS)))
-
-
-def _keys(model: type[BaseModel], loc: _Path) -> list[str]:
-    """The keys that the class under ``loc`` of ``model`` knows; empty if there is no single such class."""
-    inner = _class_at(model, loc)
-    return [] if inner is None else [field.alias or name for name, field in inner.model_fields.items()]
-
-
-def _class_at(model: type[BaseModel], loc: _Path) -> type[BaseModel] | None:
-    """The class under ``loc`` of ``model``; None if there is no single one."""
-    for part in loc:
-        if isinstance(part, int):
-            continue
-        field = model.model_fields.get(part)
-        candidates = [field.annotation, *get_args(field.annotation)] if field else []
-        nested = [each for each in candidates if isinstance(each, type) and issubclass(each, BaseModel)]
-        if len(nested) != 1:
-            return None
-        model = nested[0]
-    return model
-
-
-def _elsewhere_exactly(word: str) -> str:
-    """The dotted key of some section that ends in this word; empty if there is none."""
-    return _by_last_word().get(word, "")
-
-
-def _by_last_word() -> dict[str, str]:
-    return {
-        name: f"{section}.{name}"
-        for section, field in Config.model_fields.items()
-        if is_section(field.annotation)
-        for name in _keys(Config, (section,))
-        if name not in {"name", "path"}
-    }
-
-
-def _elsewhere(word: str) -> str:
-    """A hint if ``word`` is, or nearly is, a key of some section."""
-    dotted = _by_last_word()
-    near = difflib.get_close_matches(word, dotted, n=1, cutoff=0.75)
-    return f"did you mean {dotted[near[0]]}?" if near else ""
-
-
-def _leaves(value: Any, path: _Path = ()) -> Iterator[_Path]:
-    """Paths of all values that are written on one line."""
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from _leaves(item, (*path, key))
-    elif isinstance(value, list) and value and all(isinstance(item, dict) and item for item in value):
-        for index, item in enumerate(value):
-            yield from _leaves(item, (*path, index))
-    else:
-        yield path
 
 
 def _origin(tree: Located, path: _Path) -> str:

@@ -154,8 +154,6 @@ _ABSENT: Mapping[str, str] = {
 }  # fmt: skip
 """Words without a key of mmrl's, and the reasons."""
 
-_PARTS = re.compile(r"\.\d+(?=\.|$)")
-
 
 @dataclass(frozen=True, slots=True)
 class Synonym:
@@ -185,11 +183,6 @@ def synonym(key: str) -> Synonym | None:
     ends = (".".join(parts[start:]) for start in range(len(parts)))
     found = next((_TABLE[end] for end in ends if end in _TABLE), None)
     return found if found is not None else next((_TABLE[part] for part in parts[:1] if part in _TABLE), None)
-
-
-def synonyms_of(key: str) -> frozenset[str]:
-    """The words of others for one of mmrl's keys."""
-    return frozenset(_WORDS.get(_PARTS.sub(".0", key), "").split())
 
 
 def spelled(name: str) -> str:

@@ -153,13 +153,15 @@ def write_config(folder: ModelFolder, adapters: Sequence[Adapter], lora: LoraCon
 
     base = folder.name if folder.commit else str(Path(folder.path).resolve())
     task = None if folder.family.vision else "CAUSAL_LM"
-    config = peft.LoraConfig(
-        task_type=task, base_model_name_or_path=base, revision=folder.commit, r=lora.rank, lora_alpha=lora.alpha
-    )
-    names = [adapter.name for adapter in adapters]
-    content = config.to_dict() | {"target_modules": names, "inference_mode": True}
-    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in content.items()}
-    (target / CONFIG).write_text(json.dumps(plain, indent=2, sort_keys=True))
+    peft.LoraConfig(
+        task_type=task,
+        base_model_name_or_path=base,
+        revision=folder.commit,
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=[adapter.name for adapter in adapters],
+        inference_mode=True,
+    ).save_pretrained(str(target))
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +32,7 @@ class Encoder:
         # Longest first: a token may begin with another.
         names = sorted(special, key=len, reverse=True)
         self._special_text = re.compile("|".join(map(re.escape, names)) or r"(?!)")
+        self._try_template()
 
     def num_tokens(self, prompt: Prompt) -> int:
         sizes = [normalised_size(raw, self._media.grid) for raw in prompt.images]
@@ -72,16 +74,34 @@ class Encoder:
                 remedy="choose a vision-language model, or a dataset without images",
             )
         messages = [self._message(message) for message in prompt.messages]
-        renderer = self._folder.processor or self._folder.tokenizer
         try:
-            with bounded():
-                return str(renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            return self._fill(messages)
         except Exception as error:  # the template is the model's: any exception is its own
             raise DataError(
                 f"the model's chat template fails: {error}",
                 where=prompt.id,
                 remedy="mend the row, such as the order of its roles, or choose another model",
             ) from error
+
+    def _fill(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        renderer = self._folder.processor or self._folder.tokenizer
+        return str(renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+    def _try_template(self) -> None:
+        """Raise DataError if the chat template runs for ever on one of a few conversations; rows are not watched."""
+        text = f"{IMAGE_PLACEHOLDER * self._folder.family.vision}What is 2 + 2?"
+        for roles in ("user",), ("system", "user"), ("user", "assistant", "user"):
+            try:
+                with bounded():
+                    self._fill([self._message(Message(role, text)) for role in roles])
+            except OverflowError as error:
+                raise DataError(
+                    f"the model's chat template fails: {error}",
+                    where=self._folder.path,
+                    remedy="mend chat_template.jinja there, or choose another model",
+                ) from error
+            except Exception:  # a row with these roles will be told
+                pass
 
     def _message(self, message: Message) -> dict[str, Any]:
         role, content = self._spelled(message.role), self._spelled(message.content)

@@ -12,20 +12,27 @@ without a default are columns, and one with a default is a column where the row 
 
 from __future__ import annotations
 
-import functools
 import inspect
-import json
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import NoneType, UnionType, new_class
-from typing import Annotated, Any, ClassVar, Union, cast, get_args, get_origin
+from types import new_class
+from typing import Any, ClassVar, cast
 
-from pydantic import TypeAdapter, create_model
+from pydantic import create_model
 
-from mmrl.config.sections import RewardSpec, RewardStyle
+from mmrl.config.sections import RewardStyle
 from mmrl.errors import PluginError
 from mmrl.interfaces import PluginConfig, Reward
+from mmrl.plugin_host.signatures import (
+    check_takes_one,
+    declares_messages,
+    globals_of,
+    named,
+    options_class,
+    taken,
+    takes_all,
+)
 from mmrl.types import IMAGE_PLACEHOLDER, ImageRef, Message, Rollout
 
 _MARKS: Mapping[RewardStyle, frozenset[str]] = {
@@ -152,8 +159,8 @@ _Adapted = tuple[type[FunctionReward], Answers, type[PluginConfig]]
 
 
 def _mmrl(function: Callable[..., Any], signature: inspect.Signature) -> _Adapted:
-    _check_takes_one(signature, "the rollouts", "def name(rollouts): ...")
-    options = _config(list(_named(signature))[1:], lenient=False)
+    check_takes_one(signature, "the rollouts", "def name(rollouts): ...")
+    options = options_class(list(named(signature))[1:], lenient=False)
 
     def answers(config: PluginConfig, rollouts: Sequence[Rollout]) -> Any:
         return function(rollouts, **_values(config, options))
@@ -163,10 +170,10 @@ def _mmrl(function: Callable[..., Any], signature: inspect.Signature) -> _Adapte
 
 def _easyr1(function: Callable[..., Any], signature: inspect.Signature) -> _Adapted:
     """A file's REWARD_TYPE says if its function gets all inputs or one; EasyR1's default is batch."""
-    first = _check_takes_one(signature, "reward_inputs", "def compute_score(reward_inputs): ...")
-    options = _config(list(_named(signature))[1:])
+    first = check_takes_one(signature, "reward_inputs", "def compute_score(reward_inputs): ...")
+    options = options_class(list(named(signature))[1:])
     by_name = "sequential" if first == "reward_input" else "batch"
-    kind = _globals(function).get("REWARD_TYPE", by_name)
+    kind = globals_of(function).get("REWARD_TYPE", by_name)
     if kind not in ("batch", "sequential"):
         raise PluginError(f"its REWARD_TYPE is {kind!r}", possible="batch, sequential", remedy="correct it")
 
@@ -188,8 +195,8 @@ def _verl(function: Callable[..., Any], signature: inspect.Signature) -> _Adapte
     given = {"data_source", "solution_str", "ground_truth", "extra_info"}
     batched = "solution_strs" in signature.parameters
     known = {f"{name}s" for name in given} if batched else given
-    takes = _taken(signature, known) | (_SOLUTION & signature.parameters.keys())
-    options = _config([each for each in _named(signature) if each.name not in takes])
+    takes = taken(signature, known) | (_SOLUTION & signature.parameters.keys())
+    options = options_class([each for each in named(signature) if each.name not in takes])
 
     def inputs(rollout: Rollout) -> dict[str, Any]:
         columns = rollout.columns
@@ -227,16 +234,16 @@ def _trl(function: Callable[..., Any], signature: inspect.Signature) -> _Adapted
     is given its column also where it can be no option, such as ``label``, which an entry of ``rewards`` has itself.
     """
     given = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"}
-    others = [each for each in _named(signature) if each.name not in given]
+    others = [each for each in named(signature) if each.name not in given]
     names = {each.name for each in others}
     required = [each.name for each in others if each.default is each.empty]
     if "environments" in required:
         raise PluginError("it asks for TRL's environments, and there are none", remedy="give it a default")
-    options = _config([each for each in others if each.default is not each.empty])
+    options = options_class([each for each in others if each.default is not each.empty])
     defaults = _values(options(), options)
     if not {"conversational"} & signature.parameters.keys():
-        options = create_model("Config", __base__=options, conversational=(bool | None, _declared(signature)))
-    takes, takes_all = _taken(signature, given), _takes_all(signature)
+        options = create_model("Config", __base__=options, conversational=(bool | None, declares_messages(signature)))
+    takes, takes_rest = taken(signature, given), takes_all(signature)
 
     def arguments(config: PluginConfig, rollouts: Sequence[Rollout], metrics: _Metrics) -> dict[str, Any]:
         as_messages = getattr(config, "conversational", None)
@@ -254,7 +261,7 @@ def _trl(function: Callable[..., Any], signature: inspect.Signature) -> _Adapted
             "log_metric": metrics.log,
         }
         columns = set(rollouts[0].columns) - given - {"prompt", "completion"}
-        wanted = {*required, *(columns if takes_all else columns & names)}
+        wanted = {*required, *(columns if takes_rest else columns & names)}
         chosen = {name: getattr(config, name) for name in defaults}
         set_here = {name: value for name, value in chosen.items() if value != defaults[name]}
         lists = {name: _column(name, rollouts) for name in sorted(wanted - set_here.keys())}
@@ -356,51 +363,6 @@ def _is_conversation(value: Any) -> bool:
     return isinstance(first, Mapping) and "role" in first and "content" in first
 
 
-def _declared(signature: inspect.Signature) -> bool | None:
-    """True if a function declares completions as messages, False for texts; None for neither or both."""
-    parameter = signature.parameters.get("completions") or signature.parameters.get("prompts")
-    if parameter is None:
-        return None
-    told = {_are_messages(element) for each in _members(parameter.annotation) for element in _elements(each)}
-    return told.pop() if len(told) == 1 else None
-
-
-def _are_messages(element: Any) -> bool | None:
-    """True if completions of this type are messages, False for texts; None if it does not tell.
-
-    Any list type means messages, since nothing else that is given is a list.
-    """
-    if element is str:
-        return False
-    if _is_a(element, Mapping):
-        return True
-    if not _is_a(element, Sequence):
-        return None
-    return True if all(each is Any or _is_a(each, Mapping) for each in _elements(element)) else None
-
-
-def _members(annotation: Any) -> Iterator[Any]:
-    """The types that a value may have by an annotation, None left out."""
-    origin = get_origin(annotation)
-    if origin in (Union, UnionType):
-        for each in get_args(annotation):
-            yield from _members(each)
-    elif origin is Annotated:
-        yield from _members(get_args(annotation)[0])
-    elif annotation is not NoneType:
-        yield annotation
-
-
-def _elements(annotation: Any) -> Iterator[Any]:
-    """The types of a list's elements."""
-    return _members(next(iter(get_args(annotation)), Any))
-
-
-def _is_a(annotation: Any, base: type) -> bool:
-    cls = get_origin(annotation) or annotation
-    return isinstance(cls, type) and issubclass(cls, base)
-
-
 def _column(name: str, rollouts: Sequence[Rollout]) -> list[Any]:
     """A column that the function asks for, or gets with all others."""
     if name in rollouts[0].columns:
@@ -419,79 +381,11 @@ def _column(name: str, rollouts: Sequence[Rollout]) -> list[Any]:
     )
 
 
-def _named(signature: inspect.Signature) -> Iterator[inspect.Parameter]:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return (each for each in signature.parameters.values() if each.kind in kinds)
-
-
-def _takes_all(signature: inspect.Signature) -> bool:
-    return any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
-
-
-def _taken(signature: inspect.Signature, known: Iterable[str]) -> set[str]:
-    """The keywords of its style that a function takes."""
-    return {*known} if _takes_all(signature) else {*known} & {each.name for each in _named(signature)}
-
-
-def _check_takes_one(signature: inspect.Signature, what: str, remedy: str) -> str:
-    """The name of the first parameter, which is given by position."""
-    first = next(iter(signature.parameters.values()), None)
-    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
-        raise PluginError(f"function{signature} cannot be called with one argument, {what}", remedy=remedy)
-    return first.name
-
-
 def _single(function: Callable[..., Any]) -> type[FunctionReward]:
     called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(called)
     return _SideBySide if is_async else _OneByOne
 
 
-def _globals(function: Callable[..., Any]) -> Mapping[str, Any]:
-    """The names of the module that a function is written in."""
-    inner: Any = inspect.unwrap(function)
-    while isinstance(inner, functools.partial):
-        inner = inner.func
-    found: Mapping[str, Any] = getattr(inner, "__globals__", {})
-    return found
-
-
 def _values(config: PluginConfig, options: type[PluginConfig]) -> dict[str, Any]:
     return {name: getattr(config, name) for name in options.model_fields}
-
-
-def _config(parameters: Iterable[inspect.Parameter], *, lenient: bool = True) -> type[PluginConfig]:
-    """An options class with a field for each parameter.
-
-    Args:
-        lenient: Leave parameters that cannot be set from a config at their default. Ignore annotations without a
-            meaning here, and those that the default contradicts.
-    """
-    fields: dict[str, Any] = {}
-    for each in parameters:
-        annotation = Any if each.annotation is each.empty else each.annotation
-        if lenient:
-            if each.default is not each.empty and not _can_be_set(each):
-                continue
-            annotation = annotation if _fits(annotation, each) else Any
-        fields[each.name] = (annotation, ... if each.default is each.empty else each.default)
-    return create_model("Config", __base__=PluginConfig, **fields)
-
-
-def _can_be_set(parameter: inspect.Parameter) -> bool:
-    try:
-        json.dumps(parameter.default)
-    except (TypeError, ValueError):
-        return False
-    return parameter.name not in RewardSpec.model_fields and not parameter.name.startswith("_")
-
-
-def _fits(annotation: Any, parameter: inspect.Parameter) -> bool:
-    try:
-        adapter = TypeAdapter(annotation)
-        adapter.json_schema()
-        if parameter.default is not parameter.empty:
-            adapter.validate_python(parameter.default)
-    except Exception:
-        return False
-    return True

@@ -14,7 +14,8 @@ from mmrl.config.yaml_tree import read_tree
 from mmrl.errors import ConfigError, DataError
 from mmrl.rollout.records import RecordedRollout, read_rollouts
 from mmrl.runs.checkpoints import Checkpoint, Checkpoints
-from mmrl.runs.directory import LOCK, finite_or_nan, metrics_of, read_metrics, read_records
+from mmrl.runs.directory import finite_or_nan, metrics_of, read_metrics
+from mmrl.runs.files import LOCK, read_records
 
 
 class Metrics(Mapping[str, float]):

@@ -20,12 +20,15 @@ import numpy as np
 import pytest
 
 from mmrl.cluster import guard
+from mmrl.cluster.failures import DeadRankError
 from mmrl.cluster.files import Node
-from mmrl.cluster.group import DeadRankError, Place, RankGroup
-from mmrl.cluster.launch import check_installations, check_sets, find_shared_files, place_checkpoint, place_model
+from mmrl.cluster.group import RankGroup
+from mmrl.cluster.jobs import Installation, Rendezvous
+from mmrl.cluster.launch import check_installations, check_sets, find_shared_files, send_checkpoint, send_model
 from mmrl.cluster.nodes import fingerprints, installed_versions
 from mmrl.cluster.process import forget_shared_memory, forget_stale_builds, interface_of
-from mmrl.cluster.worker import Installation, RankPlace, RankWorker
+from mmrl.cluster.ranks import RankLocation
+from mmrl.cluster.worker import RankWorker
 from mmrl.data.images import ImageGrid, MediaStore
 from mmrl.engine_api import SamplingRequest, UpdateResult
 from mmrl.errors import DataError, NumericsError, PluginError, RankLostError, ResourceError
@@ -77,7 +80,7 @@ class FakeRanks:
     """Implements ``group.Ranks`` with a thread per rank."""
 
     def __init__(self, nodes: Sequence[str], faults: dict[int, dict[str, Callable[[], Any]]] | None = None) -> None:
-        self.places = [Place(node, f"host-{node}", "127.0.0.1", guard.Process.own()) for node in nodes]
+        self.locations = [RankLocation(node, f"host-{node}", "127.0.0.1", guard.Process.own()) for node in nodes]
         self.words = ""
         self.workers = [FakeWorker(rank, (faults or {}).get(rank, {})) for rank in range(len(nodes))]
         self._threads = [ThreadPoolExecutor(1) for _ in nodes]
@@ -235,7 +238,7 @@ def test_the_guards_report_explains_the_survivors_error_that_came_before_it(is_i
     ],
 )
 def test_of_several_failures_the_cause_is_shown(faults, shown, group_of, monkeypatch):
-    monkeypatch.setattr("mmrl.cluster.group.CAUSE_S", 1.5)
+    monkeypatch.setattr("mmrl.cluster.calls.CAUSE_S", 1.5)
     fakes = FakeRanks(["a", "a"], {rank: {"submit": fault} for rank, fault in faults.items()})
     with pytest.raises(Exception, match=shown), group_of(fakes).sampling() as sampler:
         list(sampler.generate([request(0), request(1)]))
@@ -291,7 +294,7 @@ def test_a_model_is_sent_file_by_file_to_a_node_without_it(group_of, tmp_path, m
     fakes.workers[1].faults["fingerprints"] = lambda: ["", "", "2500 of another step"]
     fakes.workers[1].faults["make_folder"] = lambda: "/tmp/there"
     model = SimpleNamespace(path=str(folder), commit=None, files=lambda: names)
-    assert place_model(group_of(fakes), model) == [str(folder), "/tmp/there/model"]
+    assert send_model(group_of(fakes), model) == [str(folder), "/tmp/there/model"]
     parts = [call[1:] for call in fakes.workers[1].calls if call[0] == "write_part"]
     assert {path for path, _, _ in parts} == {f"/tmp/there/model/{name}" for name in names}
     weights = [(offset, data) for path, offset, data in parts if path.endswith("safetensors")]
@@ -359,7 +362,7 @@ def test_a_rank_that_sees_other_ranks_gpus_is_refused(monkeypatch):
     monkeypatch.setattr(worker, "_kind", "cuda")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     with pytest.raises(ResourceError, match="rank 3 sees 8 GPUs"):
-        worker._take(RankPlace(3, 3, 8, "127.0.0.1", 1, None, None))
+        worker._take(Rendezvous(3, 3, 8, "127.0.0.1", 1, None, None))
 
 
 def test_only_the_own_stale_shared_memory_is_forgotten(monkeypatch):
@@ -416,10 +419,10 @@ def test_a_checkpoint_is_sent_to_the_nodes_that_do_not_see_it(group_of, tmp_path
     fakes.workers[1].write_part = workers[1].write_part
     group = group_of(fakes)
     sent = str(tmp_path / "there" / "checkpoint")
-    assert place_checkpoint(group, checkpoint) == [str(checkpoint), sent, sent]
+    assert send_checkpoint(group, checkpoint) == [str(checkpoint), sent, sent]
     found = {str(p.relative_to(sent)): p.read_bytes() for p in Path(sent).rglob("*") if p.is_file()}
     assert found == {"model/config_json": b"{}", "state/optimizer/a": bytes(2500)}
-    assert place_checkpoint(group, None) == ["", "", ""]
+    assert send_checkpoint(group, None) == ["", "", ""]
     group.close()
     assert fakes.removed == {"there": str(tmp_path / "there")}
 

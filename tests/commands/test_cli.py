@@ -24,6 +24,7 @@ from mmrl.plugin_host.registry import list_plugins
 from mmrl.rollout.records import rollout_records
 from mmrl.runs.directory import RunDirectory
 from mmrl.system.report import Report
+from mmrl.system.version import DISTRIBUTION
 from mmrl.testing import make_rollouts
 from mmrl.types import CreditedGroup, RolloutGroup, ScoredGroup
 
@@ -45,7 +46,7 @@ def config(tmp_path: Path) -> str:
 
 @dataclass
 class FakeRun:
-    """Stands in for ``mmrl.commands.train``: records what it is called with."""
+    """Stands in for what the commands train and check run: records what it is called with."""
 
     calls: list[Any] = field(default_factory=list)
     error: BaseException | None = None
@@ -67,8 +68,8 @@ class FakeRun:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> FakeRun:
     fake = FakeRun()
-    monkeypatch.setitem(sys.modules, "mmrl.commands.train", fake)
-    monkeypatch.setattr(mmrl, "run", fake, raising=False)
+    monkeypatch.setattr("mmrl.commands.train.train", fake.train)
+    monkeypatch.setattr("mmrl.commands.check.command.check", fake.check)
     return fake
 
 
@@ -252,7 +253,7 @@ def test_show_prints_a_config_that_loads_again_with_origins(
 
 def test_plugins_lists_the_installed_ones(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins"]) == 0
-    assert ["algorithm", "grpo", mmrl.DISTRIBUTION, mmrl.__version__, "installed"] in [
+    assert ["algorithm", "grpo", DISTRIBUTION, mmrl.__version__, "installed"] in [
         line.split() for line in capsys.readouterr().out.split("\n")
     ]
     assert main(["plugins", "--json"]) == 0
@@ -743,7 +744,7 @@ def test_a_broken_pipe_within_training_is_no_success(monkeypatch, tmp_path, caps
     def fail(*_: Any, **__: Any) -> int:
         raise BrokenPipeError("a worker is gone")
 
-    monkeypatch.setattr("mmrl.commands.cli._load", fail)
+    monkeypatch.setattr("mmrl.commands.train.load", fail)
     assert main(["train", "x.yaml"]) == 1
     assert "a worker is gone" in capsys.readouterr().err
     assert main(["train", "--dry-run", "x.yaml"]) == 0

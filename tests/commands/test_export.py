@@ -308,7 +308,7 @@ KILLS = """
 import itertools, os, signal, sys
 from pathlib import Path
 
-import mmrl.engine.exporting, mmrl.commands.export
+import mmrl.engine.exporting, mmrl.commands.export.model_folder
 from mmrl.system import failpoints
 from mmrl.commands.cli import main
 

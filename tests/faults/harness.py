@@ -28,13 +28,13 @@ from typing import Any, Self
 ROOT = Path(__file__).parents[2]
 MODULE = (sys.executable, "-m", "tests.faults.harness")
 TRACED = tuple(f"{os.sep}mmrl{os.sep}{name}.py".replace("/", os.sep) for name in (
-    "commands/train", "rollout/collector", "runs/checkpoints", "runs/directory", "runs/session", "system/signals",
-    "training/logprob_check", "training/trainer", "training/updater",
+    "commands/train", "rollout/collector", "runs/checkpoints", "runs/directory", "runs/files", "runs/session",
+    "system/signals", "training/logprob_check", "training/trainer", "training/updater",
 ))  # fmt: skip
 """The files whose lines are places for a blow."""
 PACKAGES = (
-    "psutil", "mmrl.commands.train", "mmrl.training.trainer", "mmrl.rollout.collector", "mmrl.cluster.launch",
-    "mmrl.cluster.ray_ranks", "torch.utils.tensorboard",
+    "psutil", "mmrl.commands.train", "mmrl.runs.session", "mmrl.training.trainer", "mmrl.rollout.collector",
+    "mmrl.cluster.launch", "mmrl.cluster.ray_ranks", "torch.utils.tensorboard",
 )  # fmt: skip
 PLUGINS = (
     *(("algorithm", name) for name in ("grpo", "dapo", "remax")),

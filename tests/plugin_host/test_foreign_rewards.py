@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmrl.commands.check.rewards import reward_spec, try_reward
 from mmrl.commands.cli import main
 from mmrl.commands.eval.estimates import estimates
+from mmrl.commands.rewards.trial import reward_spec, try_reward
 from mmrl.config.load import from_mapping
 from mmrl.config.sections import RewardSpec
 from mmrl.errors import ConfigError, PluginError

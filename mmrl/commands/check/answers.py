@@ -33,12 +33,12 @@ class TriedAnswer:
         scores = {name: None if np.isnan(value) else value for name, value in self.components.items()}
         return {"answer": self.kind, "text": self.text, "rewards": scores, "reward": self.total}
 
-    def line(self) -> str:
-        """For a person."""
+    def cells(self) -> tuple[str, str, str, str]:
+        """For a person: a row of a table."""
         scores = ", ".join(
             f"{name} {'-' if np.isnan(value) else f'{value:g}'}" for name, value in self.components.items()
         )
-        return f"{self.kind:<10} {self.total:>6.3g}  ({scores})  {excerpt(self.text)}"
+        return self.kind, f"{self.total:.3g}", f"({scores})", excerpt(self.text)
 
 
 def try_rewards(scorer: Scorer, prompt: EncodedPrompt, max_new_tokens: int) -> list[TriedAnswer]:

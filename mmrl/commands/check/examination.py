@@ -28,6 +28,7 @@ from mmrl.runs.directory import check_place
 from mmrl.runs.setup import RunSetup
 from mmrl.runs.summary import SHOWN_ROWS, kept_rows
 from mmrl.system.report import Report, counted, excerpt, rows, shortened
+from mmrl.system.table import table
 from mmrl.types import EncodedPrompt
 
 GRADED = 10_000
@@ -238,7 +239,7 @@ class _Examination:
             if answers[0].is_scored:
                 break
         reference = "no reference" if prompt.prompt.answer is None else f"reference {excerpt(prompt.prompt.answer)}"
-        self.report.show("trial", [reference, *(answer.line() for answer in answers)])
+        self.report.show("trial", [reference, *table([answer.cells() for answer in answers], "<><")])
         right, wrong = answers[0], answers[1]
         if prompt.prompt.answer is not None and not right.total > wrong.total:
             what, where = f"A right answer earns {right.total:g} and a wrong one {wrong.total:g}", "rewards, tried on"

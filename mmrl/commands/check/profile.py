@@ -13,6 +13,7 @@ import numpy as np
 from mmrl.data.images import ImageGrid, read_header
 from mmrl.data.prompts import PromptSource, histogram
 from mmrl.system.report import counted
+from mmrl.system.table import table
 from mmrl.types import Prompt
 
 _BINS = 8
@@ -79,11 +80,8 @@ class Profile:
         ]
         bins = histogram(self.lengths, _BINS)
         largest = max(count for _, _, count in bins)
-        lines += [
-            f"  {f'{low}-{high}':>11} {count:>7} {'#' * round(_BAR * count / largest)}".rstrip()
-            for low, high, count in bins
-            if count
-        ]
+        shown = [(f"{low}-{high}", str(n), "#" * round(_BAR * n / largest)) for low, high, n in bins if n]
+        lines += [f"  {line}" for line in table(shown, ">><")]
         if not self.sizes:
             return [*lines, "images     none"]
         (w_min, w_mid, w_max), (h_min, h_mid, h_max) = data["image_width"], data["image_height"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from typing import TypeVar
 
-from mmrl.cluster.nodes import node_reports
+from mmrl.cluster.survey import node_reports
 from mmrl.commands.doctor.finding import REPORT, Area, Finding, Private, failure
 from mmrl.commands.doctor.machine import machine_findings
 from mmrl.commands.doctor.nodes import node_findings

@@ -15,6 +15,8 @@ from typing import Literal
 from mmrl.errors import NumericsError, ResourceError
 from mmrl.system.console import visible
 from mmrl.system.redaction import Redactor
+from mmrl.system.table import GAP
+from mmrl.system.table import table as layout
 
 Area = Literal["versions", "devices", "machine", "settings", "nodes", "engine", "numbers"]
 Status = Literal["ok", "warn", "bad"]
@@ -82,13 +84,11 @@ def exit_code(findings: Sequence[Finding]) -> int:
 
 def table(findings: Sequence[Finding]) -> list[str]:
     """The rows' lines: status, area, check, found; beneath what to do, after an arrow."""
-    columns = ("status", "area", "check")
-    widths = [max((len(getattr(finding, column)) for finding in findings), default=0) for column in columns]
-    indent = sum(widths) + 2 * len(widths)
+    heads = layout([(finding.status, finding.area, finding.check) for finding in findings])
+    indent = max(map(len, heads), default=0) + len(GAP)
     lines: list[str] = []
-    for finding in findings:
-        head = "".join(getattr(finding, c).ljust(w + 2) for c, w in zip(columns, widths, strict=True))
-        lines += _wrapped(finding.found or "-", head, " " * indent)
+    for finding, head in zip(findings, heads, strict=True):
+        lines += _wrapped(finding.found or "-", head.ljust(indent), " " * indent)
         lines += _wrapped(finding.remedy, " " * indent + "-> ", " " * (indent + 3)) if finding.remedy else []
     return lines
 

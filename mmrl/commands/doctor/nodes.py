@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from mmrl.cluster.nodes import NodeReport
+from mmrl.cluster.survey import NodeReport
 from mmrl.commands.doctor.finding import Finding
 
 

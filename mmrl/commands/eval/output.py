@@ -18,7 +18,7 @@ from typing import Any, Self, TextIO
 from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.rollout.records import group_records, read_groups
 from mmrl.rollout.rewards.failures import Failure
-from mmrl.runs.directory import locked, mend, read_records, replace_file, writing
+from mmrl.runs.files import locked, mend, read_records, replace_file, writing
 from mmrl.runs.resumption import changed_fingerprints
 from mmrl.system.redaction import Redactor
 from mmrl.system.signals import defer_signals

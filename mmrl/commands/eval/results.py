@@ -10,6 +10,7 @@ from typing import Any
 from mmrl.commands.eval.estimates import Estimates
 from mmrl.ops.estimation import Estimate
 from mmrl.runs.checkpoints import Checkpoint
+from mmrl.system.table import table
 
 SCHEMA = 1
 """Version of ``Results.data``; raised when a key changes its meaning or goes."""
@@ -83,14 +84,14 @@ class Results:
         yield from self._about()
         rewards = _rewards(self.metrics)
         yield ""
-        yield from _table(self._rows(rewards))
+        yield from table(self._rows(rewards), "<>")
         for title, what in (("pass@k", "pass"), ("majority@k", "majority")):
             if rows := _at_k(self.metrics, title, what):
                 yield ""
-                yield from _table(rows)
+                yield from table(rows, "<>")
         if self.ablation is not None:
             yield ""
-            yield from _table(_ablation_rows(self.ablation))
+            yield from table(_ablation_rows(self.ablation), "<>")
         yield ""
         yield "± half of the 95 % interval, which counts prompts, not completions"
 
@@ -163,10 +164,3 @@ def _ablation_rows(ablation: Ablation) -> list[list[str]]:
         for name in _rewards(ablation.pictures)
     ]
     return [[f"{ablation.prompts} prompts with images", "pictures", "blank", "difference"], *rows]
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for first, *others in rows:
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
-        yield "  ".join(cells).rstrip()

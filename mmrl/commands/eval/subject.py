@@ -15,7 +15,7 @@ from mmrl.config.yaml_tree import Located, read_tree
 from mmrl.errors import ConfigError, MMRLError
 from mmrl.plugin_host.registry import options_class
 from mmrl.runs.checkpoints import Checkpoint, CheckpointError, find
-from mmrl.runs.directory import read_records
+from mmrl.runs.files import read_records
 from mmrl.system.redaction import remember_secrets
 
 OPTIONAL = ("algorithm", "data.train")

@@ -25,6 +25,7 @@ from mmrl.ops.memory import cache_bytes_per_token
 from mmrl.runs.budget import gigabytes
 from mmrl.runs.setup import RunSetup
 from mmrl.system.report import Report
+from mmrl.system.table import table
 from mmrl.types import Prompt
 
 SAMPLED = 256
@@ -151,10 +152,10 @@ class _Forecast:
         parts = {
             part: {"trained": trained, "frozen": frozen} for part, (trained, frozen) in self.setup.part_sizes.items()
         }
-        lines = [
-            f"{part:<10} {_millions(trained)} trained, {_millions(frozen)} frozen"
-            for part, (trained, frozen) in self.setup.part_sizes.items()
-        ]
+        sizes = self.setup.part_sizes.items()
+        lines = table(
+            [(part, f"{_millions(own)} trained, {_millions(frozen)} frozen") for part, (own, frozen) in sizes]
+        )
         head = f"{self.setup.folder.family.model_type}, {_millions(self.model.trained + self.model.frozen)} parameters"
         kind = "GPU" if self.kind == "cuda" else "CPU"
         lines = [f"{head}, {self.model.precision} on a {kind}", *lines]

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from mmrl.commands.replay.comparison import (
     Explanations,
@@ -27,165 +21,21 @@ from mmrl.commands.replay.comparison import (
     selection_part,
     update_part,
 )
+from mmrl.commands.replay.recorded_run import RecordedRun, load_recorded
 from mmrl.commands.replay.report import StepReport, WhatIf
 from mmrl.commands.replay.rerun import Rerun, Rules, rerun
-from mmrl.config.load import load_config
-from mmrl.config.sections import Config, Kind, PluginSpec
+from mmrl.config.sections import Config
 from mmrl.errors import ConfigError, DataError
-from mmrl.plugin_host import registry
 from mmrl.rollout.collector import with_greedy
-from mmrl.rollout.records import RecordedStep, read_step
+from mmrl.rollout.records import RecordedStep
 from mmrl.rollout.rewards.failures import Failures
 from mmrl.rollout.rewards.scorer import Scorer
-from mmrl.runs.directory import metrics_of, read_ledger, read_records
+from mmrl.runs.directory import metrics_of, read_ledger
 from mmrl.runs.resumption import Change, changed_config, plain_config
-from mmrl.runs.setup import RunSetup
-from mmrl.system.redaction import remember_secrets
-from mmrl.system.version import __version__
 from mmrl.types import ScoredGroup
 
 REPLAYED = ("rewards", "algorithm", "trainer.eval_metric")
 """Parts of the config that a what-if may change: what decides about a step after its rollouts were sampled."""
-
-
-@dataclass(frozen=True)
-class RecordedRun:
-    """A run's folder, as far as it tells of its steps; nothing in it is changed, and the run may go on meanwhile.
-
-    Attributes:
-        config: Of config.yaml.
-    """
-
-    path: Path
-    config: Config
-
-    @classmethod
-    def open(cls, path: Path) -> RecordedRun:
-        """The run in that folder.
-
-        Raises:
-            ConfigError: There is none.
-            DataError: It has recorded no rollouts.
-        """
-        path = path.expanduser()
-        if path.absolute().parent.name == "checkpoints":
-            what, run_dir = "this is a checkpoint, and has no rollouts", path.absolute().parent.parent
-            raise ConfigError(what, where=str(path), remedy=f"give its run, {run_dir}, and --step")
-        if not (path / "config.yaml").is_file():
-            what = "this is no run: it has no config.yaml"
-            raise ConfigError(what, where=str(path), remedy="give the folder that trainer.run_dir named")
-        run = cls(path, _load(path))
-        if not run.steps:
-            is_supervised = not run.setup(run.config).source.samples
-            raise DataError(
-                "the run has recorded no rollouts" + (": it learns from demonstrations" if is_supervised else ""),
-                where=str(path / "rollouts"),
-                remedy="give a run that has sampled",
-            )
-        return run
-
-    @property
-    def steps(self) -> list[int]:
-        """Steps whose rollouts are there."""
-        names = [re.fullmatch(r"step-(\d+)", file.stem) for file in (self.path / "rollouts").glob("step-*.jsonl")]
-        return sorted(int(name[1]) for name in names if name)
-
-    def choose(self, wanted: Sequence[str]) -> list[int]:
-        """The steps that words such as ``7`` or ``3-5`` name; without any, the newest that was finished and not undone.
-
-        Raises:
-            ConfigError: They are not there.
-        """
-        known = self.steps
-        if not wanted:
-            return [step for step in known if self.metrics(step) and not self.undone(step)][-1:] or known[-1:]
-        chosen = set[int]()
-        for word in wanted:
-            bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
-            first = int(bounds[1]) if bounds else -1
-            last = int(bounds[2] or first) if bounds else -1
-            found = {step for step in known if first <= step <= last}
-            if not found:
-                what = f"there is no record of step {word}" if bounds else f"--step cannot be {word!r}"
-                raise ConfigError(what, where=str(self.path / "rollouts"), possible=f"{_ranges(known)}, or A-B")
-            chosen |= found
-        return sorted(chosen)
-
-    def read(self, step: int) -> RecordedStep:
-        """The record of a step.
-
-        Raises:
-            DataError: It is damaged.
-        """
-        return read_step(self.path / "rollouts" / f"step-{step:06d}.jsonl")
-
-    def metrics(self, step: int) -> dict[str, Any] | None:
-        """The step's line in metrics.jsonl, the last one of several."""
-        return self._lines.get(step)
-
-    def undone(self, step: int) -> str | None:
-        """What has undone the step as metrics.jsonl has it: a later attempt that went on from before it."""
-        attempt = (self.metrics(step) or {}).get("attempt")
-        if attempt is None:
-            return None
-        for number, begin in self._attempts:
-            if number > attempt and (begin or 0) < step:
-                where = "began from nothing" if begin is None else f"went on from step {begin}"
-                return f"step {step} was undone by attempt {number}, which {where}"
-        return None
-
-    @cached_property
-    def _lines(self) -> dict[int, dict[str, Any]]:
-        return {line["step"]: line for line in read_records(self.path / "metrics.jsonl") if "step" in line}
-
-    @cached_property
-    def _attempts(self) -> list[tuple[int, int | None]]:
-        """Of each attempt, in order, the step that it began from."""
-        begun = [each for each in read_records(self.path / "attempts.jsonl") if "resumed_from" in each]
-        return [(each.get("attempt", 0), each["resumed_from"]) for each in begun]
-
-    def setup(self, config: Config) -> RunSetup:
-        return RunSetup(config, self.path / "media")
-
-    def failures(self) -> dict[tuple[int, str, int, str], str]:
-        """By epoch, prompt id, member and reward: how it failed, as events.jsonl tells."""
-        keys = ("prompt", "member", "reward", "cause")
-        events = [each for each in read_records(self.path / "events.jsonl") if each.get("kind") == "reward_failed"]
-        return {
-            (each.get("epoch", 0), each["prompt"], each["member"], each["reward"]): each["cause"]
-            for each in events
-            if all(key in each for key in keys)
-        }
-
-    def changes_since(self, attempt: int) -> list[str]:
-        """What attempts after this one have changed in the config."""
-        later = [each for each in read_records(self.path / "attempts.jsonl") if each.get("attempt", 0) > attempt]
-        return [str(change) for each in later for change in each.get("changes", ())]
-
-    def other_versions(self, config: Config) -> dict[str, list[str]]:
-        """Of the algorithm (under its kind) and each reward (by its component): what is installed in another version.
-
-        An empty name stands for mmrl itself, and environment.json for itself if it tells nothing.
-        """
-        try:
-            then = json.loads((self.path / "environment.json").read_text())
-            plugins = {(each["kind"], each["name"]): each["version"] for each in then["plugins"]}
-        except (OSError, ValueError, KeyError, TypeError):  # it is only to explain what differs
-            return {"environment.json": ["it cannot be read, so nothing is known of the versions that the run had"]}
-        found: dict[str, list[str]] = {}
-        if then.get("mmrl") != __version__:
-            found[""] = [f"mmrl was {then.get('mmrl')}, and is {__version__}"]
-        named = [("algorithm", config.algorithm.name, "algorithm")]
-        named += [("reward", spec.name, spec.metric) for spec in config.rewards]
-        for kind, name, key in named:
-            now, before = (
-                registry.locate("reward" if kind == "reward" else "algorithm", name),
-                plugins.get((kind, name)),
-            )
-            if before is not None and before != now.version:
-                where = "its file" if now.distribution == "file" else now.distribution
-                found.setdefault(key, []).append(f"{where} was {before}, and is {now.version}")
-        return found
 
 
 def replay(
@@ -346,22 +196,6 @@ class _Player:
         ]
 
 
-class _AsWritten(BaseModel):
-    """Options of a plugin that no replay needs, which may not be installed here."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-def _options(kind: Kind, plugin: PluginSpec) -> type[BaseModel]:
-    return registry.options_class(kind, plugin) if kind in ("algorithm", "reward") else _AsWritten
-
-
-def _load(path: Path, files: Sequence[Path] = (), overrides: Sequence[str] = ()) -> Config:
-    config = load_config([path / "config.yaml", *files], overrides, options_class=_options).config
-    remember_secrets(config.model_dump(mode="json"))
-    return config
-
-
 def _changed(
     run: RecordedRun, files: Sequence[Path], overrides: Sequence[str]
 ) -> tuple[Config, list[Change], list[str]]:
@@ -370,11 +204,11 @@ def _changed(
     Raises:
         ConfigError: An override changes anything else.
     """
-    other, before = _load(run.path, files, overrides), plain_config(run.config)
+    other, before = load_recorded(run.path, files, overrides), plain_config(run.config)
     changes = changed_config(before, plain_config(other))
     aside = [change for change in changes if not _is_replayed(change)]
     if overrides:
-        only = changed_config(before, plain_config(_load(run.path, (), overrides))) if files else changes
+        only = changed_config(before, plain_config(load_recorded(run.path, (), overrides))) if files else changes
         for change in only:
             if not _is_replayed(change):
                 raise ConfigError(
@@ -423,14 +257,3 @@ def _both(one: ScoredGroup, other: ScoredGroup) -> Iterator[tuple[ScoredGroup, S
     yield one, other
     if one.greedy is not None and other.greedy is not None:
         yield one.greedy, other.greedy
-
-
-def _ranges(steps: Sequence[int]) -> str:
-    """Such as ``1-4, 7``."""
-    found: list[list[int]] = []
-    for step in steps:
-        if found and step == found[-1][-1] + 1:
-            found[-1].append(step)
-        else:
-            found.append([step])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in found)

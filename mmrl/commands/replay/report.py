@@ -8,6 +8,7 @@ from typing import Any
 
 from mmrl.commands.replay.comparison import Change, Difference, Part, describe, is_function, number
 from mmrl.system.console import visible
+from mmrl.system.table import table
 
 SHOWN = 10
 """Differences of each part that a person is shown."""
@@ -57,10 +58,9 @@ class WhatIf:
             if names:
                 some = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
                 yield f"  groups       {len(names)} {what}: {some}"
-        rows = [(name, was, now) for name, was, now in self._metrics() if name in self.moved]
+        rows = [(name, number(was), number(now)) for name, was, now in self._metrics() if name in self.moved]
         if rows:
-            yield f"  {'metric':<32}  {'was':>12}  {'would be':>12}"
-        yield from (f"  {name:<32}  {number(was):>12}  {number(now):>12}" for name, was, now in rows)
+            yield from (f"  {line}" for line in table([("metric", "was", "would be"), *rows], "<>"))
 
     def _metrics(self) -> Iterator[tuple[str, float | None, float | None]]:
         for name in dict.fromkeys([*self.would_be, *self.was]):
@@ -107,11 +107,9 @@ class StepReport:
     def lines(self) -> Iterator[str]:
         """For a person."""
         yield visible(f"step {self.step} of {self.run}: {self.num_rollouts} rollouts")
-        for part in self.parts:
-            same = "no difference" if part.compared else "nothing to compare"
-            found = f"{len(part.differences)} differ" if part.differences else same
-            note = f" ({part.note})" if part.note else ""
-            yield visible(f"  {part.name:<11}  {part.compared:>6} {part.unit:<15}  {found}{note}")
+        rows = [(part.name, str(part.compared), part.unit, _found(part)) for part in self.parts]
+        for part, line in zip(self.parts, table(rows, "<><"), strict=True):
+            yield visible(f"  {line}")
             yield from _shown(part.differences, "    ")
         yield from (visible(f"  why: {reason}") for reason in self.reasons)
         if self.what_if is not None:
@@ -122,6 +120,12 @@ class StepReport:
 def _part_data(part: Part) -> dict[str, Any]:
     differences = [each.data() for each in part.differences]
     return {"unit": part.unit, "compared": part.compared, "note": part.note, "differences": differences}
+
+
+def _found(part: Part) -> str:
+    same = "no difference" if part.compared else "nothing to compare"
+    found = f"{len(part.differences)} differ" if part.differences else same
+    return f"{found} ({part.note})" if part.note else found
 
 
 def _shown(differences: Sequence[Difference], indent: str) -> Iterator[str]:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from mmrl.cluster import ray_ranks
-from mmrl.cluster.nodes import NodeReport, node_reports
+from mmrl.cluster.survey import NodeReport, node_reports
 from mmrl.commands.doctor.nodes import node_findings
 from mmrl.config.load import from_mapping
 from mmrl.errors import ResourceError
@@ -64,7 +63,9 @@ def test_a_local_run_has_no_other_nodes():
 def asked(monkeypatch) -> list[tuple]:
     """What nodes are asked, which do not answer; a plugin of the distribution ``My_Plugin`` is in use."""
     questions: list[tuple] = []
-    monkeypatch.setattr(ray_ranks, "on_every_node", lambda _cluster, _function, *rest: questions.append(rest) or [])
+    monkeypatch.setattr(
+        "mmrl.cluster.survey.on_every_node", lambda _cluster, _function, *rest: questions.append(rest) or []
+    )
     used = PluginInfo("reward", "x", "My_Plugin", "1", "m:C")
     monkeypatch.setattr(registry, "used_plugins", lambda _config: [used])
     return questions

@@ -22,6 +22,7 @@ from mmrl.rollout.records import RecordedRollout, read_rollouts
 from mmrl.rollout.rewards.failures import Failures, RewardError
 from mmrl.rollout.rewards.scorer import reward_pools
 from mmrl.system.console import visible
+from mmrl.system.table import table
 from mmrl.testing.rollouts import sample_groups
 
 _ROWS_SHOWN, _WIDTH, _COLUMNS = 40, 48, 5
@@ -258,19 +259,18 @@ def _same(value: float | None, recorded: float | None) -> bool:
     return math.isclose(value, recorded, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
 
 
-def _table(rollouts: Sequence[TriedRollout], components: Sequence[str] = ()) -> Iterator[str]:
+def _table(rollouts: Sequence[TriedRollout], components: Sequence[str]) -> list[str]:
     """One line for each rollout, with a column for each value beside the score, of up to ``_COLUMNS``."""
     names = components[:_COLUMNS]
     titles = [_short(name, 12) for name in names]
-    form = "{:<20}  {:>7}  {:>9}" + "".join(f"  {{:>{max(8, len(each))}}}" for each in titles) + "  {:>9}  {:>9}  {}"
-    if rollouts:
-        yield form.format("prompt", "rollout", "value", *titles, "recorded", "time", "completion")
+    rows = [["prompt", "rollout", "value", *titles, "recorded", "time", "completion"]] if rollouts else []
     for each in rollouts:
         value = "failed" if each.failure else _number(each.value)
         recorded = "" if each.agrees is None else _number(each.recorded)
         prompt, text = _short(each.prompt, 20), _short(each.completion, _WIDTH)
         parts = ["" if (part := each.components.get(name)) is None else _number(part) for name in names]
-        yield form.format(prompt, each.member, value, *parts, recorded, _ms(each.seconds), text).rstrip()
+        rows.append([prompt, str(each.member), value, *parts, recorded, _ms(each.seconds), text])
+    return table(rows, f"<{'>' * (4 + len(names))}<")
 
 
 def _short(text: str, width: int) -> str:

@@ -1,0 +1,134 @@
+"""Calls to many ranks, which wait for each other: when one fails, the others' calls fail with it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from typing import Any
+
+from mmrl.cluster.failures import LESS_MEMORY, DeadRankError, cause_of, errors_of, loss_of
+from mmrl.cluster.files import Node
+from mmrl.cluster.ranks import Ranks, verb_of
+from mmrl.errors import MMRLError, RankLostError
+from mmrl.system.signals import defer_signals
+
+CAUSE_S = 3.0
+"""Seconds in which the cause of a failure may show itself: a rank that dies lets others fail first."""
+
+
+class RankCalls:
+    """Calls ranks, and gives all of them up when one is lost.
+
+    Attributes:
+        nodes: Of each rank, the node that it is on.
+        failed: Whether ranks may wait for each other for ever; they are then ended without more ado.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        ids = [location.node for location in ranks.locations]
+        nodes = {each.node: Node(each.node, each.host, ids.index(each.node)) for each in ranks.locations}
+        self.nodes = [nodes[name] for name in ids]
+        self.failed = False
+        self._lock = threading.Lock()
+        self._calls: dict[Future[Any], tuple[int, str]] = {}  # those in progress, in order
+        self._abandoned: Future[Any] = Future()  # raises what the group is abandoned with
+        ranks.watch(self._lose)
+
+    def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
+        """As ``Ranks.call``; the future also raises what the group is abandoned with."""
+        answer: Future[Any] = Future()
+
+        def pass_on(done: Future[Any]) -> None:
+            with self._lock:
+                if self._calls.pop(answer, None) is None:  # abandoned
+                    return
+            if error := done.exception():
+                answer.set_exception(error)
+            else:
+                answer.set_result(done.result())
+
+        with defer_signals():
+            with self._lock:
+                if self._abandoned.done():
+                    return self._abandoned
+                self._calls[answer] = rank, method
+            self._ranks.call(rank, method, *args).add_done_callback(pass_on)
+        return answer
+
+    def ask(self, rank: int, method: str, *args: Any) -> Any:
+        """A rank's answer to a call in which it waits for no other: the group survives what it raises."""
+        future = self.call(rank, method, *args)
+        wait([future])
+        if isinstance(future.exception(), RankLostError):
+            self.check([future])
+        return future.result()
+
+    def all(self, method: str, *args: Any, each: Sequence[Any] | None = None) -> list[Any]:
+        """Call all ranks at once; their answers by rank.
+
+        Args:
+            each: A further first argument for each rank.
+        """
+        own = [()] * len(self.nodes) if each is None else [(argument,) for argument in each]
+        with defer_signals():  # else some ranks would wait for the others for ever
+            futures = [self.call(rank, method, *first, *args) for rank, first in enumerate(own)]
+        return self.answers(futures)
+
+    def answers(self, futures: Sequence[Future[Any]]) -> list[Any]:
+        """What calls answer, in order; raises as ``check``."""
+        wait(futures, return_when=FIRST_EXCEPTION)
+        self.check(futures)
+        return [future.result() for future in futures]
+
+    def check(self, futures: Iterable[Future[Any]]) -> None:
+        """Raise if any has failed: of several errors the one that explains the others."""
+        futures = list(futures)
+        errors = errors_of(futures)
+        if not errors:
+            return
+        self.failed = True  # the other ranks may wait for this one for ever
+        if not any(isinstance(error, RankLostError) for error in errors):
+            wait(futures, timeout=CAUSE_S)
+            if any(map(loss_of, errors_of(futures))):
+                # All ranks may have answered, and one be gone: then the guard of its node will say so.
+                wait([self._abandoned], timeout=CAUSE_S)
+            errors += [error for error in errors_of([*futures, self._abandoned]) if error not in errors]
+        cause = cause_of(errors)
+        if isinstance(cause, DeadRankError) and (words := self._ranks.last_words(cause.rank)):
+            cause.what, cause.remedy = f"{cause.what.partition('; ')[0]}; {words}", LESS_MEMORY
+        raise cause
+
+    def abandon(self, error: MMRLError) -> bool:
+        """Make every call in progress, and every later one, raise ``error``; the ranks go on with what they do.
+
+        The error then also says which ranks have not answered.
+        """
+        waiting = [f"rank {rank} on {self.nodes[rank].host} (`{verb}`)" for rank, verb in self.waiting().items()]
+        if waiting:
+            error.where = "; ".join(filter(None, [error.where, f"no answer from {', '.join(waiting)}"]))
+        self._give_up(error)
+        return True
+
+    def waiting(self) -> dict[int, str]:
+        """Of each rank that has not answered yet, what it does."""
+        with self._lock:
+            calls = list(self._calls.values())
+        first = {rank: verb_of(method) for rank, method in reversed(calls)}
+        return dict(sorted(first.items()))
+
+    def _lose(self, rank: int) -> None:
+        """A rank has ended: whatever the others do is in vain, though they may not have noticed."""
+        if not self._abandoned.done():
+            host = self.nodes[rank].host
+            self._give_up(DeadRankError(rank, host, self.waiting().get(rank, ""), "its process has ended"))
+
+    def _give_up(self, error: MMRLError) -> None:
+        with self._lock:
+            self.failed = True
+            if not self._abandoned.done():
+                self._abandoned.set_exception(error)
+            calls, self._calls = self._calls, {}
+        for answer in calls:
+            answer.set_exception(error)

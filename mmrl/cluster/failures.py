@@ -1,0 +1,63 @@
+"""Why calls to ranks fail: of several errors the one that explains the others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from mmrl.errors import MMRLError, RankLostError
+
+_COLLECTIVE = re.compile("gloo|nccl|torch.distributed", re.IGNORECASE)
+_PEER_GONE = re.compile(
+    r"closed by peer|reset by peer|broken pipe|connect\w* .*(fail|refused)|remote process exit", re.IGNORECASE
+)
+"""How Gloo, NCCL and torch's store say that another process of a collective is gone."""
+
+LOOK = (
+    "look at what it wrote last (Ray's logs, usually /tmp/ray/session_latest/logs), and whether its node ran out of "
+    "memory"
+)
+LESS_MEMORY = (
+    "give the ranks of a node less to hold: "
+    "learner.zero_stage: 3 shares weights and optimizer out, and without GPUs a lower learner.tokens_per_microbatch or "
+    "sampler.engine.kv_cache_memory_bytes, or fewer ranks on a node"
+)
+"""What to do when the memory of a node, not that of its devices, ran out."""
+
+
+class DeadRankError(RankLostError):
+    """A rank's process is gone.
+
+    Args:
+        doing: The call that it did not answer; empty for none.
+    """
+
+    def __init__(self, rank: int, host: str, doing: str, reason: str, remedy: str = LOOK) -> None:
+        where = f"while it did `{doing}`" if doing else "while it had nothing to do"
+        super().__init__(f"rank {rank} is gone: {reason}", where=f"{host}, {where}", remedy=remedy)
+        self.rank = rank
+
+
+def cause_of(errors: Sequence[BaseException]) -> BaseException:
+    """The first loss of a rank, else the first error of ours, else the first."""
+    losses = [loss for error in errors if (loss := loss_of(error))]
+    lost = [error for error in errors if isinstance(error, RankLostError)] or losses
+    ours = [error for error in errors if isinstance(error, MMRLError)]
+    return (lost or ours or errors)[0]
+
+
+def loss_of(error: BaseException) -> RankLostError | None:
+    """The loss that an error of a rank, told with its traceback, is a consequence of; None if it is of none."""
+    text = str(error)
+    if isinstance(error, MMRLError) or not (_COLLECTIVE.search(text) and _PEER_GONE.search(text)):
+        return None
+    loss = RankLostError("a rank has lost another one", where=text.strip().splitlines()[-1][:300], remedy=LOOK)
+    loss.__cause__ = error
+    return loss
+
+
+def errors_of(futures: Iterable[Future[Any]]) -> list[BaseException]:
+    """The errors of the calls that have failed so far."""
+    return [error for future in futures if future.done() and (error := future.exception())]

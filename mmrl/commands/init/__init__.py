@@ -1,0 +1,1 @@
+"""``mmrl init``: the first files of a new project."""

@@ -1,0 +1,65 @@
+"""What commands print: answers to stdout, in JSON or as lines, complaints to stderr; neither holds a secret."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from mmrl.errors import MMRLError
+
+if TYPE_CHECKING:
+    from mmrl.system.report import Report
+
+
+def answer(data: Any, lines: Iterable[str], *, as_json: bool, ascii_only: bool = False) -> None:
+    """Print the data in JSON, or the lines with their control characters shown.
+
+    Args:
+        ascii_only: Write JSON in ASCII, as of texts which may hold what a terminal obeys.
+    """
+    from mmrl.system.redaction import Redactor
+
+    if as_json:
+        print_json(Redactor().plain(data), ascii_only=ascii_only)
+    else:
+        print(_shown("\n".join(lines)), flush=True)
+
+
+def print_json(value: Any, *, ascii_only: bool = False) -> None:
+    """Print the value as indented JSON."""
+    print(json.dumps(value, indent=2, ensure_ascii=ascii_only))
+
+
+def tell(report: Report, *, as_json: bool) -> int:
+    """Print a report, and its errors to stderr; returns its exit code."""
+    answer(report.complete(), report.text(), as_json=as_json)
+    for error in report.errors:
+        complain(error)
+    return report.exit_code
+
+
+def complain(error: MMRLError) -> None:
+    """Print an error to stderr."""
+    print_error(f"mmrl: {error}\n")
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Print warnings to stderr."""
+    for warning in warnings:
+        print_error(f"mmrl: warning: {warning}\n")
+
+
+def print_error(text: str) -> None:
+    """Print to stderr, if anybody reads it, with control characters shown."""
+    with suppress(OSError):
+        print(_shown(text), end="", file=sys.stderr)
+
+
+def _shown(text: str) -> str:
+    from mmrl.system.console import visible
+    from mmrl.system.redaction import Redactor
+
+    return visible(Redactor()(text), keep="\n")

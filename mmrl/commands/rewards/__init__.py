@@ -1,0 +1,1 @@
+"""``mmrl rewards``: a reward on its own, without a model."""

@@ -1,0 +1,108 @@
+"""Files that outlive a kill: replaced in one move, or appended line by line; and the lock on a folder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+from mmrl.errors import DataError, ResourceError
+from mmrl.system import failpoints
+
+LOCK = ".lock"
+
+
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file; none if it is not there."""
+    try:
+        with path.open(encoding="ascii") as lines:
+            for line in lines:
+                if line.endswith("\n"):  # else it is half a line, of a process that writes or was killed
+                    yield json.loads(line)
+    except FileNotFoundError:
+        return
+    except ValueError as error:
+        raise DataError(f"a line of the run's history is no JSON: {error}", where=str(path)) from error
+
+
+def mend(file: BinaryIO) -> None:
+    """Take away the half line at the end of a file whose writer was killed, or had no room."""
+    size, end = file.seek(0, os.SEEK_END), -1
+    start = size
+    while start and end < 0:
+        reach = start
+        start = max(start - 2**16, 0)
+        file.seek(start)
+        end = file.read(reach - start).rfind(b"\n")
+    if start + end + 1 < size:
+        file.truncate(start + end + 1)
+
+
+@contextmanager
+def making(path: Path) -> Iterator[None]:
+    """Turn what prevents a run's folder into a ResourceError."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(f"cannot make {path}: {error.strerror}", where="trainer.run_dir") from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses into a ResourceError."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(
+            f"the folder cannot be written: {error.strerror or error}",
+            where=str(path),
+            remedy="make room, or make it writable; the same command goes on where it was",
+        ) from error
+
+
+def locked(path: Path, where: str = "trainer.run_dir") -> TextIO:
+    """A lock on the folder, held until the file is closed or the process ends.
+
+    Args:
+        where: What named the folder.
+
+    Raises:
+        ResourceError: Another process holds it, or the file system has no locks.
+    """
+    with writing(path / LOCK):
+        file = (path / LOCK).open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        if isinstance(error, BlockingIOError):
+            what, remedy = f"another process is using {path}", f"choose another {where}"
+        else:
+            what = f"{path} cannot be locked: {error.strerror}"
+            remedy = f"choose a {where} on a file system that has locks (flock), such as a local disk"
+        raise ResourceError(what, where=where, remedy=remedy) from error
+    return file
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a whole file in one move: readers see the old one or the new one, also after a crash.
+
+    Raises:
+        ResourceError: The disk is full or cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with writing(path):
+        path.parent.mkdir(exist_ok=True)
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            failpoints.reach("directory.replacing")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
