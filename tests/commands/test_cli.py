@@ -428,7 +428,10 @@ def recorded(tmp_path: Path) -> Callable[..., tuple[str, str]]:
         run, groups = RunDirectory.create(tmp_path / "run"), []
         for text, source in zip_longest(texts, sources, fillvalue=""):
             rollouts = make_rollouts([text], answer="7", columns={"unit": unit}, question=f"question {text}")
-            rollouts = [replace(each, prompt=replace(each.prompt, source=source)) for each in rollouts]
+            rollouts = [
+                replace(each, prompt=replace(each.prompt, prompt=replace(each.prompt.prompt, source=source)))
+                for each in rollouts
+            ]
             one, values = RolloutGroup(rollouts[0].prompt, tuple(rollouts)), np.array([1.0])
             groups.append(ScoredGroup(one, values, np.ones(1, bool), {"right": values, "other": np.array([np.nan])}))
         credited = [CreditedGroup(group, [np.zeros(9)], [np.zeros(0)]) for group in groups]

@@ -152,7 +152,9 @@ def test_the_suggested_rewards_score_every_row_the_right_answer_above_a_wrong_on
         columns, values = dict(prompt.columns), []
         for text in (f"So it is \\boxed{{{reference}}}.", "So it is \\boxed{1234567}."):
             [rollout] = make_rollouts([text], answer=prompt.answer, columns=columns)
-            encoded = replace(rollout.prompt, choices=prompt.choices, source=source)
+            encoded = replace(
+                rollout.prompt, prompt=replace(rollout.prompt.prompt, choices=prompt.choices, source=source)
+            )
             [value] = call(reward, [replace(rollout, prompt=encoded)])  # type: ignore[misc]
             values.append(value)
         assert values == [1.0, 0.0], (name, prompt.id)

@@ -124,10 +124,10 @@ def test_completions_are_messages_where_the_row_is_a_conversation_or_the_functio
 
     turns = [{"role": "user", "content": "What is 3 + 4?"}]
     conversation = rollouts(columns={"prompt": turns, "solution": "7"})
-    several = [
-        replace(each, prompt=replace(each.prompt, messages=(Message("system", "Be short."), *each.messages)))
-        for each in rollouts()
-    ]
+    several = []
+    for each in rollouts():
+        row = replace(each.prompt.prompt, messages=(Message("system", "Be short."), *each.messages))
+        several.append(replace(each, prompt=replace(each.prompt, prompt=row)))
     is_list = [parts["messages"] for _, parts in scores(either, of=conversation)]
     assert is_list == [1.0] * 4
     assert [parts["messages"] for _, parts in scores(either, of=several)] == [1.0] * 4
