@@ -28,7 +28,7 @@ FOLDERS = ("", "plugins", "datasets")
 OPTIONS = ("-x", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "-m", "not slow and not full")
 TIMEOUT_S = 600
 """After which a fault's tests are taken to hang."""
-FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,4 +193,5 @@ def main(names: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its copy and its tests end with it
     sys.exit(main(sys.argv[1:]))

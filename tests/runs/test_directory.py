@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError, DataError, ResourceError
-from mmrl.rollout.records import read_rollouts, read_step, rollout_records, step_records
+from mmrl.rollout.records import group_records, read_groups, read_rollouts, read_step, rollout_records, step_records
 from mmrl.runs.directory import RunDirectory, check_place
 from mmrl.types import (
     CreditedGroup,
@@ -280,7 +280,11 @@ def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
     run, learner = RunDirectory.create(tmp_path), np.array([-0.3, -0.4, 0.0], np.float32)
     advantages = [np.array([1.5, 1.5, 0.0]), np.zeros(3)]
     later, entropy = np.array([-0.25, -0.125, 0.0], np.float32), np.array([1 / 3, 2e-9, 0.0], np.float32)
-    updates = [PreUpdateStatistics(learner, entropy), PreUpdateStatistics(later, entropy), PreUpdateStatistics(learner[:0], learner[:0])]
+    updates = [
+        PreUpdateStatistics(learner, entropy),
+        PreUpdateStatistics(later, entropy),
+        PreUpdateStatistics(learner[:0], learner[:0]),
+    ]
     group = CreditedGroup(
         scored_group(), True, advantages, [learner, learner[:0]], True, (1, 5), [later, later], [updates, []]
     )
@@ -359,6 +363,15 @@ def test_rollouts_can_be_read_again_as_their_rewards_saw_them(tmp_path):
         assert getattr(rollout, name).dtype == getattr(original, name).dtype
     assert [segment.by_policy for segment in rollout.segments] == [True, False]
     np.testing.assert_array_equal(rollout.prompt.token_ids, original.prompt.token_ids)
+
+
+def test_groups_of_one_prompt_in_two_epochs_are_told_apart_in_their_records(tmp_path):
+    written = scored_group()
+    prompt = replace(written.group.prompt, epoch=3)
+    rollouts = tuple(replace(rollout, prompt=prompt) for rollout in written.group.rollouts)
+    records = group_records([written, replace(written, group=RolloutGroup(prompt, rollouts))])
+    assert [record["epoch"] for record in records] == [0, 0, 3, 3]
+    assert [group.group.prompt.epoch for group in read_groups(records, tmp_path)] == [0, 3]
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"prompt": "p"}', '{"images": 3}', '{"images": [1]}', "\x80"])
