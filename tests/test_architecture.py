@@ -10,12 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TOO_LONG = 430
 LONG_FILES = {
     "datasets/mmrl_datasets/problems.py",
-    "mmrl/cluster/group.py",
-    "mmrl/commands/cli.py",
-    "mmrl/commands/replay/replay.py",
-    "mmrl/config/load.py",
     "mmrl/config/sections.py",
-    "mmrl/plugin_host/foreign_rewards.py",
     "mmrl/runs/setup.py",
     "mmrl/types.py",
 }

@@ -70,7 +70,8 @@ class FakeWorker:
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         ids = [row.sample.token_ids for row in rows]
-        return UpdateResult({"rank": float(self.rank)}, [each * 1.0 for each in ids], [each * 2.0 for each in ids])
+        values = [each * 1.0 for each in ids], [each * 2.0 for each in ids]
+        return UpdateResult({"rank": float(self.rank)}, *values, flops=10**self.rank, memory_bytes=50 - self.rank)
 
     def memory_bytes_max(self) -> int:
         return 100 + self.rank
@@ -186,6 +187,7 @@ def test_samples_of_a_prompt_stay_together_and_answers_keep_their_order(group_of
     assert [int(v[0]) for v in values] == [0, 10, 20, 30, 40, 50]
     assert [int(v[0]) for v in result.logprobs] == [0, 1, 2, 3, 4, 5]
     assert result.metrics == {"rank": 0.0}
+    assert (result.flops, result.memory_bytes) == (111, 50)  # of all ranks, and of the one that took most
     shares = [[s.prompt.id for s in call[1]] for w in fakes.workers for call in w.calls if call[0] == "logprobs"]
     assert sorted(map(sorted, shares)) == [["a", "a"], ["b", "b", "c"], ["d"]]
 

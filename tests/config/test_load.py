@@ -90,9 +90,10 @@ def test_all_spellings_of_an_override_mean_the_same(write) -> None:
     assert [config.trainer.seed for config in configs] == [3, 3, 3]
 
 
-def test_a_later_override_wins_and_a_value_is_yaml(write) -> None:
-    config = load(write(BASE), "trainer.seed=3", "trainer.seed=4", "model.freeze=[vision]", "sampler.engine={a: null}")
-    assert config.trainer.seed == 4
+def test_an_override_wins_over_files_and_earlier_ones_and_its_value_is_yaml(write) -> None:
+    words = ("trainer.seed=3", "trainer.seed=4", "trainer.steps=7", "model.freeze=[vision]", "sampler.engine={a: null}")
+    config = load(write(BASE), *words)
+    assert (config.trainer.seed, config.trainer.steps) == (4, 7)
     assert config.model.freeze == ("vision",)
     assert config.sampler.engine == {"a": None}
 

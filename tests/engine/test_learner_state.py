@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from mmrl.cluster.process import host_meeting
 from mmrl.config.sections import Config
-from mmrl.engine import device, weights
+from mmrl.engine import device, learner_state, weights
 from mmrl.engine.family import FAMILIES
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.learner_state import OptimizerState
@@ -415,6 +415,15 @@ def saved(start, rows, tmp_path) -> Path:
 def test_a_checkpoint_of_other_settings_is_refused(model, said, saved, start):
     with pytest.raises(ConfigError, match=said):
         start(learner={"zero_stage": 0} | LEARNER, model=model, checkpoint=saved)
+
+
+def test_ranks_share_a_weight_out_evenly_with_zeros_at_its_end(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    parts = []
+    for rank in range(3):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        parts.append(learner_state._part(torch.arange(1.0, 8.0)[:, None], 3).tolist())
+    assert parts == [[1, 2, 3], [4, 5, 6], [7, 0, 0]]
 
 
 def test_no_file_of_the_state_is_a_pickle(saved):

@@ -129,6 +129,23 @@ def test_a_loss_by_hand_and_in_parts(rows):
     assert reduce_partials(parts) == pytest.approx(reduce_partials([whole]))
 
 
+class Constant(Weighted):
+    """Loss and metric 1 at every token, masked or not, beside a log-prob that has a gradient."""
+
+    def loss(self, tokens):
+        loss_T = torch.ones_like(tokens.logprobs_T) + tokens.logprobs_T
+        return TokenLoss(loss_T, {"part": loss_T.detach()}, {"size": torch.ones_like(loss_T)})
+
+
+def test_what_a_loss_gives_for_masked_tokens_counts_nowhere(rows):
+    logprobs_T = torch.zeros(9, requires_grad=True)
+    partial = partial_loss(Constant({}), list(rows.values()), logprobs_T, torch.zeros(9))
+    found = {"loss/total": 1, "loss/part": 1, "size": 1, "policy/entropy": 0}
+    assert reduce_partials([partial]) == pytest.approx(found)
+    partial.loss.backward()
+    np.testing.assert_allclose(logprobs_T.grad, np.array([1, 1, 1, 0, 0, 1, 1, 1, 1]) / 7)
+
+
 def test_packed_tokens_know_their_sequence_and_carry_no_garbage(rows):
     dirty = [replace(row, old_logprobs=np.full(len(row.mask), -0.1), reference_logprobs=np.where(row.mask, -0.2, NAN))
              for row in rows.values()]  # fmt: skip

@@ -267,6 +267,19 @@ def test_only_the_newest_and_the_best_are_kept(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best", "step-000004", "step-000005"]
 
 
+def test_all_of_a_checkpoint_is_forced_to_the_disk_before_it_has_its_name(store, tmp_path, monkeypatch):
+    forced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: forced.append(os.fstat(descriptor).st_ino))
+    hidden = tmp_path / "checkpoints" / ".step-000006"
+
+    def look() -> None:
+        assert {path.stat().st_ino for path in (hidden, *hidden.rglob("*"))} == {*forced}
+
+    with at("checkpoint.sealed", act=look):
+        store.write(6, fill())
+    assert forced[-1] == (tmp_path / "checkpoints").stat().st_ino  # which holds the name
+
+
 @pytest.mark.parametrize("point", ["checkpoint.begin", "checkpoint.filled", "checkpoint.sealed"])
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), NumericsError("not finite")])
 def test_an_error_while_writing_leaves_the_others_and_no_trace(store, point, error):

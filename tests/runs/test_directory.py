@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError, DataError, ResourceError
-from mmrl.rollout.records import read_rollouts, read_step, rollout_records, step_records
-from mmrl.runs.directory import RunDirectory, check_place
+from mmrl.rollout.records import group_records, read_groups, read_rollouts, read_step, rollout_records, step_records
+from mmrl.runs.directory import RunDirectory, check_place, read_ledger
 from mmrl.types import (
     CreditedGroup,
     EncodedPrompt,
@@ -367,6 +367,25 @@ def test_rollouts_can_be_read_again_as_their_rewards_saw_them(tmp_path):
         assert getattr(rollout, name).dtype == getattr(original, name).dtype
     assert [segment.by_policy for segment in rollout.segments] == [True, False]
     np.testing.assert_array_equal(rollout.prompt.token_ids, original.prompt.token_ids)
+
+
+def test_the_ledger_keeps_the_step_that_a_run_went_on_from(tmp_path):
+    run = RunDirectory.create(tmp_path)
+    run.begin_attempt(None)
+    for step in (1, 2):
+        run.append_ledger(step, step, [(0, "p", 0)])
+    run.begin_attempt(1)
+    run.append_ledger(2, 2, [(0, "p", 0)])
+    assert [(record["step"], record["attempt"]) for record in read_ledger(tmp_path)] == [(1, 1), (2, 2)]
+
+
+def test_groups_of_one_prompt_in_two_epochs_are_told_apart_in_their_records(tmp_path):
+    written = scored_group()
+    prompt = replace(written.group.prompt, epoch=3)
+    rollouts = tuple(replace(rollout, prompt=prompt) for rollout in written.group.rollouts)
+    records = group_records([written, replace(written, group=RolloutGroup(prompt, rollouts))])
+    assert [record["epoch"] for record in records] == [0, 0, 3, 3]
+    assert [group.group.prompt.epoch for group in read_groups(records, tmp_path)] == [0, 3]
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"prompt": "p"}', '{"images": 3}', '{"images": [1]}', "\x80"])

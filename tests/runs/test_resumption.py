@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from mmrl.config.load import load_config
-from mmrl.errors import RankLostError
+from mmrl.errors import ConfigError, RankLostError
 from mmrl.runs.directory import read_ledger
+from mmrl.runs.resumption import Change, refuse
 from tests.faults.runs import REWARDS, Killed, Runs, at, events, fake, outcome, records, steps, stop
 
 RIGHT = """\
@@ -278,6 +279,18 @@ def test_what_changes_the_results_is_refused_by_name_unless_allowed(again: Runs,
     assert {p: c for p, c in after.items() if p.name not in ("events.jsonl", ".lock")} == {
         p: c for p, c in before.items() if p.name != ".lock"
     }
+
+
+def test_to_allow_one_change_is_not_to_allow_another() -> None:
+    changes = [
+        Change("learner.lr", 1, 2, True),
+        Change("trainer.seed", 0, 1, True),
+        Change("trackers", [], ["x"], False),
+    ]
+    with pytest.raises(ConfigError, match=r"began:\n +trainer\.seed: 0 -> 1\n") as refused:
+        refuse(changes, {"learner.lr"}, "the run")
+    assert "learner.lr" not in str(refused.value)
+    refuse(changes, {"learner.lr", "trainer.seed"}, "the run")
 
 
 def test_several_changes_are_refused_together_and_allowed_each_by_name(again: Runs, capsys):
