@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
-import transformers
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -97,6 +95,9 @@ def test_adapters_go_on_to_the_same_bits_after_a_kill(plain, runs, household):
 
 def test_a_checkpoint_is_evaluated_as_the_run_did_and_exported_whole_or_as_an_adapter(plain, runs, mmrl):
     """vLLM answers with the merged weights; in transformers and peft they have the log-probs that the run recorded."""
+    import peft
+    import transformers
+
     checkpoint, logged = plain / "checkpoints" / "step-000002", metrics(plain)
     whole, alone = runs.folder / "whole", runs.folder / "alone"
     for words in ([whole], [alone, "--adapter"]):

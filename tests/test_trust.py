@@ -24,7 +24,6 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from torch.distributed import TCPStore
 
 from mmrl.cluster.process import host_meeting
 from mmrl.data.templates import MAX_CHARACTERS, PromptTemplate
@@ -445,6 +444,8 @@ def test_the_ray_of_a_run_alone_listens_on_loopback_only(household: Any, tmp_pat
 
 
 def test_ranks_meet_at_the_address_that_they_were_given_and_at_no_other() -> None:
+    from torch.distributed import TCPStore
+
     bound = socket.create_server(("127.0.0.1", 0))
     port = bound.getsockname()[1]
     store = host_meeting(bound)

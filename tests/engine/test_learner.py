@@ -13,9 +13,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-import ray
 import torch
-from deepspeed.utils import safe_get_full_optimizer_state
 
 from mmrl.cluster.launch import start_engine
 from mmrl.engine import device
@@ -91,6 +89,8 @@ def row_gradients(row_losses, vision, plain) -> list[dict[str, torch.Tensor]]:
 
 def first_moment(learner: Any) -> dict[str, torch.Tensor]:
     """AdamW's, of every trained parameter."""
+    from deepspeed.utils import safe_get_full_optimizer_state
+
     named = {name: p for name, p in learner.policy.model.named_parameters() if p.requires_grad}
     state = learner._engine.optimizer.state
     if any(hasattr(p, "ds_id") or hasattr(p, "_hp_mapping") for p in named.values()):  # with ZeRO
@@ -291,6 +291,8 @@ def test_a_frozen_tower_sees_each_image_once_a_step(stage, start, rows, case, mo
 @pytest.mark.parametrize("room", [2**30, 12_000, 0])
 def test_two_ranks_keep_features_of_different_images_in_step(room, vision, ray_address, rows, row_gradients, case):
     """Room for all, for those of one rank, and for none."""
+    import ray
+
     learner = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED, "zero_stage": 3, "tokens_per_microbatch": 60}
     model = {"path": vision.folder.path, "dtype": "float32", "freeze": ["vision", "projector"]}
     cluster = {"name": "ray", "ranks": 2, "address": ray_address}
@@ -395,6 +397,8 @@ def test_logprobs_one_by_one_are_a_forward_each(exposed, case, monkeypatch):
 
 def gradients(group: Any) -> dict[str, torch.Tensor]:
     """The ranks' gradient, gathered by all of them together."""
+    import ray
+
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     actors = group._ranks._actors
     found = ray.get([actor.__ray_call__.remote(lambda worker: first_moment(worker._owner)) for actor in actors])
@@ -406,6 +410,8 @@ def gradients(group: Any) -> dict[str, torch.Tensor]:
 @pytest.fixture(params=[False, True], ids=["tied", "untied"])
 def many_chunks(request, bench, ray_address, plain) -> Iterator[Any]:
     """Two ranks at ZeRO 3 that compute four tokens' logits at a time, and drop every gathered weight after its use."""
+    import ray
+
     setting = bench("qwen2_5_vl", request.param)
     partition = {"stage3_param_persistence_threshold": 0, "reduce_bucket_size": 1000}
     learner = {"max_grad_norm": 1e9, "lr": STILL, "zero_stage": 3, "tokens_per_microbatch": 70}
@@ -426,6 +432,8 @@ def _limit_chunks(worker: Any) -> None:
 
 def test_ranks_with_different_numbers_of_head_chunks_find_the_gradient_of_one(many_chunks, rows, case, row_losses):
     """Each call of a module at ZeRO 3 is a collective: ranks with 3 and 2 chunks once waited for each other forever."""
+    import ray
+
     with many_chunks.group.learning() as learner:
         ray.get([actor.__ray_call__.remote(_limit_chunks) for actor in many_chunks.group._ranks._actors])
         logprobs = learner.logprobs(case.samples)
@@ -477,6 +485,8 @@ def test_two_ranks_find_the_gradient_of_one(two_ranks, mode, prompts, rows, row_
 @pytest.mark.parametrize("two_ranks", [0], indirect=True)
 def test_messages_too_large_to_travel_in_rays_calls_arrive_whole(two_ranks, vision):
     """Ray puts arguments and answers of 100 kB and more into its object store."""
+    import ray
+
     samples = vision.samples([1100, 40, 560] * 24)  # groups stay whole: one rank has the first, the other has two
     sizes = [len(ray.cloudpickle.dumps(part)) for part in (samples[::3], samples[1::3] + samples[2::3])]
     assert min(sizes) > 110_000 and 4 * 1100 * 24 > 105_000
@@ -498,6 +508,8 @@ def test_ranks_share_out_whole_groups(two_ranks, case):
 
 
 def test_two_ranks_score_as_one_with_a_reference_that_is_sharded_at_zero_3(two_ranks, case, vision, plain):
+    import ray
+
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with two_ranks.learning() as learner:
         found = [*learner.logprobs(case.samples), *learner.reference_logprobs(case.samples)]

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from mmrl.cluster.process import host_meeting
 from mmrl.config.sections import LoraConfig
@@ -107,6 +106,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory, models: Callable[..., Pa
 
 def large(folder: Path) -> Path:
     """A text model whose weights are a few hundred megabytes."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     write_model(folder, "qwen2")
     config = AutoConfig.from_pretrained(folder)
     config.update({"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 7, "num_key_value_heads": 4})
