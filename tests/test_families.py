@@ -19,6 +19,8 @@ from safetensors import safe_open
 from mmrl.commands.cli import main
 from mmrl.engine.family import FAMILIES
 
+pytestmark = pytest.mark.full
+
 REWARD = """\
 def fingerprint(rollouts):
     return [sum(place * token for place, token in enumerate(r.token_ids.tolist(), 1)) / 1000 for r in rollouts]

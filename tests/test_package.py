@@ -164,6 +164,7 @@ def pip(command: str, *words: str) -> None:
     run(sys.executable, "-m", "pip", command, *options, *words)
 
 
+@pytest.mark.full
 def test_one_wheel_holds_every_package(packages: dict[str, Path]) -> None:
     carried = {name for name in zipfile.ZipFile(packages["wheel"]).namelist() if ".dist-info/" not in name}
     sources = {path for path in visible_files() if path.parts[0] in SOURCES}
@@ -171,6 +172,7 @@ def test_one_wheel_holds_every_package(packages: dict[str, Path]) -> None:
     assert carried == {re.sub(r"^(plugins|datasets)/", "", path) for path in written}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
 def test_a_package_works_without_the_checkout(kind: str, packages: dict[str, Path], tmp_path: Path) -> None:
     """Installed into a folder of its own, and used from another one."""
@@ -192,6 +194,7 @@ def test_a_package_works_without_the_checkout(kind: str, packages: dict[str, Pat
     assert '"mmrl-train"' in (work / "new-rl/pyproject.toml").read_text()
 
 
+@pytest.mark.full
 def test_a_checkout_called_mmrl_works_from_the_folder_that_holds_it(tmp_path: Path) -> None:
     """There ``mmrl/`` could be a namespace package; an editable install puts the checkout itself on the path."""
     (tmp_path / "mmrl").symlink_to(ROOT)

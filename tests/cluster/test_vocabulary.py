@@ -23,6 +23,8 @@ from mmrl.ops.objective import training_rows
 from mmrl.types import Message, Prompt
 from mmrl_algorithms.grpo import GRPO
 
+pytestmark = pytest.mark.full
+
 VOCABULARY = 151_936
 CHUNK_TOKENS = LOGITS_CHUNK_BYTES["cpu"] // (4 * VOCABULARY)
 LENGTHS = ((500, 20, 333), (57, 210))

@@ -29,6 +29,8 @@ LENGTHS = (4, 19, 7, 3, 11, 24, 6)
 GROUPS = np.array([0, 0, 0, 1, 2, 2, 2])
 ADVANTAGES = (1.0, -0.5, 2.0, 0.7, -1.5, 0.3, -0.8)
 SLOW = pytest.mark.slow
+FULL = pytest.mark.full
+STAGES = [0, pytest.param(1, marks=FULL), pytest.param(2, marks=FULL), 3]
 STILL = 1e-30
 """A learning rate that moves no float32 weight."""
 EXPOSED = {"optimizer": {"params": {"betas": [0.0, 0.999]}}}
@@ -168,7 +170,7 @@ def test_a_step_on_text_alone_has_no_gradient_left_from_images(exposed, rows, ro
     assert result.metrics["policy/grad_norm"] == pytest.approx(norm(expected), rel=1e-5)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_reported_norm_is_the_gradients_before_clipping(stage, dtype, start, rows, row_gradients, case):
     true = norm(weighted(row_gradients, expected_weights("token-mean", case.tokens)))
@@ -217,7 +219,7 @@ class Vertical(Algorithm):
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=SLOW)])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", STAGES)
 def test_what_is_not_finite_takes_no_step_and_leaves_no_trace(stage, dtype, start, rows, monkeypatch):
     settings = {"learner": {"zero_stage": stage, "tokens_per_microbatch": 70}, "model": {"dtype": dtype}}
     with start(**settings).learning() as learner:
@@ -430,6 +432,7 @@ def _limit_chunks(worker: Any) -> None:
     worker._owner.policy.head.chunk_tokens = 4
 
 
+@pytest.mark.full
 def test_ranks_with_different_numbers_of_head_chunks_find_the_gradient_of_one(many_chunks, rows, case, row_losses):
     """Each call of a module at ZeRO 3 is a collective: ranks with 3 and 2 chunks once waited for each other forever."""
     import ray
@@ -462,6 +465,7 @@ def two_ranks(request, vision, ray_address) -> Iterator[Any]:
     group.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("prompts", [{"text"}, {"text", "one"}, {"text", "one", "two"}])
 @pytest.mark.parametrize("mode", get_args(AggregationMode))
 def test_two_ranks_find_the_gradient_of_one(two_ranks, mode, prompts, rows, row_gradients, case):
@@ -482,6 +486,7 @@ def test_two_ranks_find_the_gradient_of_one(two_ranks, mode, prompts, rows, row_
     assert result.metrics["loss/policy"] == pytest.approx(-sum(w * a * n for w, a, n in terms), rel=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("two_ranks", [0], indirect=True)
 def test_messages_too_large_to_travel_in_rays_calls_arrive_whole(two_ranks, vision):
     """Ray puts arguments and answers of 100 kB and more into its object store."""
@@ -499,6 +504,7 @@ def test_messages_too_large_to_travel_in_rays_calls_arrive_whole(two_ranks, visi
             np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.full
 def test_ranks_share_out_whole_groups(two_ranks, case):
     with two_ranks.learning() as learner:
         shares = learner._share(case.samples)
@@ -507,6 +513,7 @@ def test_ranks_share_out_whole_groups(two_ranks, case):
     assert not prompts[0] & prompts[1] and all(prompts)
 
 
+@pytest.mark.full
 def test_two_ranks_score_as_one_with_a_reference_that_is_sharded_at_zero_3(two_ranks, case, vision, plain):
     import ray
 
@@ -530,7 +537,7 @@ def reference_bytes(worker: Any) -> tuple[int, int]:
     return worker._owner._config.zero_stage, sum(tensor.nbytes for tensor in own)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", STAGES[:3])
 def test_nothing_keeps_a_learner_that_was_released(stage, start, rows):
     engine = start(learner={"zero_stage": stage})
     with engine.learning() as learner:
