@@ -297,6 +297,17 @@ def mmrl() -> Callable[..., subprocess.CompletedProcess[str]]:
     return command
 
 
+@pytest.fixture(scope="session")
+def warm_mmrl(
+    models: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """``mmrl`` in a fork of a process that has imported vLLM and DeepSpeed, which takes longer than a tiny run."""
+    from tests.faults.harness import Nursery
+
+    with Nursery(tmp_path_factory.mktemp("nursery"), models("qwen2"), real=True) as nursery:
+        yield nursery.command
+
+
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Installs a package of one module, for the length of a test; returns the module's name."""

@@ -152,6 +152,7 @@ def test_their_own_tests_pass(sources: list[Path], site: Path, tmp_path: Path) -
     assert re.search(r"^\d\d passed", output, re.MULTILINE), output
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("overrides", "message", "remedy"),
     [

@@ -449,6 +449,7 @@ def test_the_table_loader_reads_what_the_generators_write(
     assert len(prompts[0].images) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("module", GENERATORS)
 def test_the_generators_are_commands(tmp_path: Path, module: str) -> None:
     command = [sys.executable, "-m", f"mmrl_datasets.{module}", str(tmp_path / "out"), "--train", "4", "--test", "2"]
