@@ -43,6 +43,7 @@ PLUGINS = (
 )
 REAL = ("vllm", "vllm.v1.engine.llm_engine", "deepspeed", "mmrl.engine.rank")
 ORPHANS_MAY_LIVE_S = 5.0
+COMMANDS_MAY_TAKE_S = 300.0
 Request = dict[str, Any]
 
 
@@ -153,7 +154,8 @@ class Nursery:
         """``mmrl`` with these words, to its end, as ``subprocess.run`` would tell of it."""
         log, argv = self._new_log(), [*map(str, words)]
         errors = log.with_suffix(".err")
-        answer = self._ask(argv=argv, log=str(log), errors=str(errors), cold=False, record="", blow=None)
+        late = [int(signal.SIGKILL), ("s", COMMANDS_MAY_TAKE_S), None, True]
+        answer = self._ask(argv=argv, log=str(log), errors=str(errors), cold=False, record="", blow=late)
         assert not answer["orphans"], answer["orphans"]
         return subprocess.CompletedProcess(argv, answer["status"], log.read_text(), errors.read_text())
 
