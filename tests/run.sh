@@ -7,12 +7,15 @@
 set -euo pipefail
 unset PYTHONDONTWRITEBYTECODE # the tests start hundreds of interpreters: each would compile torch and vLLM anew
 
-tier=short
-case ${1-} in short | full | soak) tier=$1 && shift ;; esac
-declare -A marked=([short]="not slow and not full" [full]="not slow" [soak]="slow")
+tier="not slow and not full"
+case ${1-} in
+    short) shift ;;
+    full) shift && tier="not slow" ;;
+    soak) shift && tier="slow" ;;
+esac
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=$(bash "$root/examples/setup/install.sh")
 cd "$root"
 # The order is tests/conftest.py's: the longest files first.
-exec "$python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "${marked[$tier]}" "$@"
+exec "$python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "$tier" "$@"
