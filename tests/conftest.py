@@ -97,7 +97,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class Stopwatch:
-    """Adds up the files' seconds, and stores those of one second or more at the end, which is meant for whole tiers."""
+    """Adds up the files' seconds, and at the end stores those of the files that took one or more."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._tier = tier(config)
@@ -108,7 +108,9 @@ class Stopwatch:
 
     def pytest_sessionfinish(self) -> None:
         found = {file: round(seconds) for file, seconds in self._seconds.most_common() if seconds >= 1}
-        DURATIONS.write_text(json.dumps(stored_durations() | {self._tier: found}, indent=1) + "\n")
+        stored = stored_durations()
+        stored[self._tier] = stored.get(self._tier, {}) | found
+        DURATIONS.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n")
 
 
 @contextmanager
