@@ -81,11 +81,11 @@ def test_sampler_and_learner_agree_while_adapters_of_every_part_move(plain):
     assert len(first) == 52 and any("visual.merger" in name for name in first) and not still
 
 
-def test_adapters_go_on_to_the_same_bits_after_a_kill(plain, runs, household):
+def test_adapters_go_on_to_the_same_bits_after_a_kill(plain, runs, household, warm_mmrl):
     config = str(runs.config(**options(runs)))
     killed = household.call("killed.py", "train", config, folder=runs.folder)
     assert killed.returncode == -9 and steps(runs.folder / "run")[-1] == "step-000001", killed.stderr
-    done = household.run("train", config, folder=runs.folder)
+    done = warm_mmrl("train", config)
     assert done.returncode == 0, done.stderr
     expected, found = outcome(plain), outcome(runs.folder / "run")
     for part in expected:
