@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import importlib.metadata
 import importlib.util
 import io
+import json
 import os
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -28,7 +33,9 @@ os.environ.update(
 if not os.path.exists("/dev/nvidia0"):
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed prints that it has found none
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -53,26 +60,92 @@ if TYPE_CHECKING:
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen2", "qwen3", "llama")
 TEMPERATURE = 0.8
 BANNED_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
+DURATIONS = Path(__file__).with_name("durations.json")
+"""Seconds of each file, by tier."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--store-durations", action="store_true", help=f"write the files' seconds to {DURATIONS.name}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--store-durations") and not is_worker(config):
+        config.pluginmanager.register(Stopwatch(config))
     for module in ("torch", "vllm", "deepspeed", "transformers", "importlib", "swig"):
         for category in ("FutureWarning", "DeprecationWarning", "UserWarning"):
             config.addinivalue_line("filterwarnings", f"ignore::{category}:{module}.*")
     config.addinivalue_line("filterwarnings", "ignore:builtin type .*:DeprecationWarning")
 
 
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """The folder of a family's tiny model, plain or as on the hub, written when it is first asked for."""
-    from mmrl.engine.tiny_model import write_model
+def is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
 
-    age = runpy.run_path(str(Path(__file__).with_name("as_on_hub.py")))["age"]
+
+def tier(config: pytest.Config) -> str:
+    return "short" if "not full" in config.option.markexpr else "full"
+
+
+def stored_durations() -> dict[str, dict[str, float]]:
+    return json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several workers the files that take longest go first, so that none of them is begun when others end."""
+    if is_worker(config):
+        known = stored_durations().get(tier(config), {})
+        items.sort(key=lambda item: -known.get(item.nodeid.partition("::")[0], 0.0))
+
+
+class Stopwatch:
+    """Adds up the files' seconds, and at the end stores those of the files that took one or more."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._tier = tier(config)
+        self._seconds: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid.partition("::")[0]] += report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        found = {file: round(seconds) for file, seconds in self._seconds.most_common() if seconds >= 1}
+        stored = stored_durations()
+        stored[self._tier] = stored.get(self._tier, {}) | found
+        DURATIONS.write_text(json.dumps(stored, indent=1, sort_keys=True) + "\n")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One worker at a time."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def models(pytestconfig: pytest.Config) -> Callable[..., Path]:
+    """The folder of a family's tiny model, plain or as on the hub; no test changes it.
+
+    It is written when it is first asked for, once for all workers and later runs, until what writes it changes.
+    """
+    from mmrl.engine import tiny_model
+
+    sources = [Path(tiny_model.__file__), Path(__file__).with_name("as_on_hub.py")]
+    age = runpy.run_path(str(sources[1]))["age"]
+    parts = [path.read_bytes() for path in sources]
+    parts += [importlib.metadata.version(name).encode() for name in ("torch", "transformers", "tokenizers")]
+    folder = pytestconfig.rootpath / ".pytest_cache" / "models" / hashlib.sha256(b" ".join(parts)).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
 
     @cache
     def write(family: str, as_on_hub: bool = False) -> Path:
-        folder = write_model(tmp_path_factory.mktemp("models") / family, family)
-        return age(folder, family) if as_on_hub else folder
+        place = folder / ("as_on_hub" if as_on_hub else "plain") / family
+        with locked(folder / "lock"):
+            if not place.exists():
+                place.parent.mkdir(exist_ok=True)
+                shutil.rmtree(folder / "unfinished", ignore_errors=True)
+                written = tiny_model.write_model(folder / "unfinished" / family, family)
+                (age(written, family) if as_on_hub else written).rename(place)
+        return place
 
     return write
 
@@ -224,6 +297,17 @@ def mmrl() -> Callable[..., subprocess.CompletedProcess[str]]:
         return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
     return command
+
+
+@pytest.fixture(scope="session")
+def warm_mmrl(
+    models: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """``mmrl`` in a fork of a process that has imported vLLM and DeepSpeed, which takes longer than a tiny run."""
+    from tests.faults.harness import Nursery
+
+    with Nursery(tmp_path_factory.mktemp("nursery"), models("qwen2"), real=True) as nursery:
+        yield nursery.command
 
 
 @pytest.fixture

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
-import transformers
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -63,9 +61,9 @@ def options(runs: Runs, **cluster: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def plain(runs, mmrl) -> Path:
+def plain(runs, warm_mmrl) -> Path:
     """An unbroken run of three steps."""
-    done = mmrl("train", runs.config("plain", **options(runs)))
+    done = warm_mmrl("train", runs.config("plain", **options(runs)))
     assert done.returncode == 0, done.stderr
     return runs.folder / "plain"
 
@@ -83,11 +81,11 @@ def test_sampler_and_learner_agree_while_adapters_of_every_part_move(plain):
     assert len(first) == 52 and any("visual.merger" in name for name in first) and not still
 
 
-def test_adapters_go_on_to_the_same_bits_after_a_kill(plain, runs, household):
+def test_adapters_go_on_to_the_same_bits_after_a_kill(plain, runs, household, warm_mmrl):
     config = str(runs.config(**options(runs)))
     killed = household.call("killed.py", "train", config, folder=runs.folder)
     assert killed.returncode == -9 and steps(runs.folder / "run")[-1] == "step-000001", killed.stderr
-    done = household.run("train", config, folder=runs.folder)
+    done = warm_mmrl("train", config)
     assert done.returncode == 0, done.stderr
     expected, found = outcome(plain), outcome(runs.folder / "run")
     for part in expected:
@@ -95,16 +93,19 @@ def test_adapters_go_on_to_the_same_bits_after_a_kill(plain, runs, household):
     assert [event["step"] for event in events(runs.folder / "run", "resumed")] == [1]
 
 
-def test_a_checkpoint_is_evaluated_as_the_run_did_and_exported_whole_or_as_an_adapter(plain, runs, mmrl):
+def test_a_checkpoint_is_evaluated_as_the_run_did_and_exported_whole_or_as_an_adapter(plain, runs, warm_mmrl):
     """vLLM answers with the merged weights; in transformers and peft they have the log-probs that the run recorded."""
+    import peft
+    import transformers
+
     checkpoint, logged = plain / "checkpoints" / "step-000002", metrics(plain)
     whole, alone = runs.folder / "whole", runs.folder / "alone"
     for words in ([whole], [alone, "--adapter"]):
-        done = mmrl("export", checkpoint, *words)
+        done = warm_mmrl("export", checkpoint, *words)
         assert done.returncode == 0, done.stderr
     assert not (alone / "model.safetensors").exists()
     for model, words, step in ((plain, [], 3), (whole, [runs.folder / "plain.yaml"], 2)):
-        done = mmrl("eval", *words, "--model", model, "--json")
+        done = warm_mmrl("eval", *words, "--model", model, "--json")
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)["metrics"]
         for name in ("eval/accuracy", "eval/reward_mean"):

@@ -20,6 +20,8 @@ from safetensors.numpy import load_file
 from mmrl.commands.cli import main
 from mmrl_datasets.digits import write_digits
 
+pytestmark = pytest.mark.full
+
 REWARD = """\
 def even(rollouts):
     return [float((rollout.token_ids % 2 == 0).mean()) for rollout in rollouts]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,8 @@ from safetensors import safe_open
 
 from mmrl.commands.cli import main
 from mmrl.engine.family import FAMILIES
+
+pytestmark = pytest.mark.full
 
 REWARD = """\
 def fingerprint(rollouts):
@@ -74,8 +74,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory, picture: Callable[..., Any]) 
 
 
 @pytest.fixture(scope="module")
-def runs(rows: Path, models: Callable[..., Path], mmrl: Callable[..., Any]) -> dict[str, Run]:
-    """A run of each family, two at a time."""
+def runs(rows: Path, models: Callable[..., Path], warm_mmrl: Callable[..., Any]) -> dict[str, Run]:
+    """A run of each family."""
 
     def carry_out(family: str) -> Run:
         start, path = models(family, True), rows / family
@@ -92,18 +92,13 @@ def runs(rows: Path, models: Callable[..., Path], mmrl: Callable[..., Any]) -> d
         written = rows / f"{family}.yaml"
         written.write_text(json.dumps(config))
         run = Run(start, path, ())
-        trained = mmrl("train", written)
+        trained = warm_mmrl("train", written)
         if trained.returncode == 0:
-            with exporting:
-                assert main(["export", str(path), str(run.exported)]) == 0
-        run.processes = (trained, mmrl("eval", written, "--model", run.exported, "--json"))
+            assert main(["export", str(path), str(run.exported)]) == 0
+        run.processes = (trained, warm_mmrl("eval", written, "--model", run.exported, "--json"))
         return run
 
-    exporting = threading.Lock()
-    for family in FAMILIES:
-        models(family, True)
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(FAMILIES, pool.map(carry_out, FAMILIES), strict=True))
+    return {family: carry_out(family) for family in FAMILIES}
 
 
 @pytest.fixture(params=FAMILIES)

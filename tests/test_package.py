@@ -31,6 +31,11 @@ SOURCES = ("mmrl", "plugins", "datasets")
 TEMPLATE = Path("mmrl/plugin_host/template")
 HEAVY = {"PIL", "datasets", "deepspeed", "math_verify", "pyarrow", "ray", "sklearn", "swanlab", "tensorboard", "torch"}
 HEAVY |= {"transformers", "vllm"}
+SLOW_TO_COLLECT = {
+    "datasets", "deepspeed", "math_verify", "mlflow", "nbclient", "peft", "ray", "sklearn", "swanlab", "sympy",
+    "torch.nn.attention", "torch.utils", "torchvision", "transformers", "vllm", "wandb",
+}  # fmt: skip
+"""Packages that take seconds to import, beside torch itself, which every worker needs anyway."""
 COMMON_WORDS = {"exact", "format", "length", "math", "numeric", "overlong", "relaxed", "table"}
 CORE_WORDS = {"choice", "code", "count", "http", "model"}
 
@@ -72,9 +77,10 @@ def test_imports_keep_to_the_contracts() -> None:
     run(str(Path(sys.executable).with_name("lint-imports")))
 
 
-@pytest.mark.parametrize("path", modules("mmrl"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_core_names_no_first_party_plugin(path: Path) -> None:
-    assert list(named_plugins(path.read_text(), plugin_names())) == []
+def test_the_core_names_no_first_party_plugin() -> None:
+    names = plugin_names()
+    found = {str(path.relative_to(ROOT)): list(named_plugins(path.read_text(), names)) for path in modules("mmrl")}
+    assert {path: lines for path, lines in found.items() if lines} == {}
 
 
 def named_plugins(source: str, names: set[str]) -> Iterator[str]:
@@ -108,21 +114,34 @@ def test_the_search_for_plugin_names_tells_them_from_common_words(source: str, f
     assert len(list(named_plugins(source, plugin_names()))) == found
 
 
-@pytest.mark.parametrize("path", modules(*SOURCES), ids=lambda path: str(path.relative_to(ROOT)))
-def test_heavy_packages_are_imported_inside_functions(path: Path) -> None:
-    numeric = any(path.is_relative_to(ROOT / folder) for folder in ("mmrl/ops", "mmrl/engine"))
-    allowed = {"torch"} if numeric else set()
-    assert top_level_imports(path) & HEAVY <= allowed
+def test_heavy_packages_are_imported_inside_functions() -> None:
+    found = {}
+    for path in modules(*SOURCES):
+        numeric = any(path.is_relative_to(ROOT / folder) for folder in ("mmrl/ops", "mmrl/engine"))
+        packages = {name.partition(".")[0] for name in top_level_imports(path)} & HEAVY
+        found[str(path.relative_to(ROOT))] = packages - ({"torch"} if numeric else set())
+    assert {path: packages for path, packages in found.items() if packages} == {}
+
+
+def test_tests_import_what_is_slow_to_import_inside_functions() -> None:
+    """Each worker imports every test module, also of the tests that it does not run."""
+    files = [path for path in modules("tests") if path.name == "conftest.py" or path.name.startswith("test_")]
+    found = {path: {n for n in top_level_imports(path) if within(n, SLOW_TO_COLLECT)} for path in files}
+    assert {str(path.relative_to(ROOT)): names for path, names in found.items() if names} == {}
+
+
+def within(module: str, packages: set[str]) -> bool:
+    return any(f"{module}.".startswith(f"{package}.") for package in packages)
 
 
 def top_level_imports(path: Path) -> set[str]:
-    """Packages that importing a module imports; those under ``if TYPE_CHECKING`` are not."""
+    """Modules that importing a module imports; those under ``if TYPE_CHECKING`` are not."""
     found = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.split(".")[0])
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
     return found
 
 
@@ -153,6 +172,7 @@ def pip(command: str, *words: str) -> None:
     run(sys.executable, "-m", "pip", command, *options, *words)
 
 
+@pytest.mark.full
 def test_one_wheel_holds_every_package(packages: dict[str, Path]) -> None:
     carried = {name for name in zipfile.ZipFile(packages["wheel"]).namelist() if ".dist-info/" not in name}
     sources = {path for path in visible_files() if path.parts[0] in SOURCES}
@@ -160,6 +180,7 @@ def test_one_wheel_holds_every_package(packages: dict[str, Path]) -> None:
     assert carried == {re.sub(r"^(plugins|datasets)/", "", path) for path in written}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["wheel", "sdist"])
 def test_a_package_works_without_the_checkout(kind: str, packages: dict[str, Path], tmp_path: Path) -> None:
     """Installed into a folder of its own, and used from another one."""
@@ -181,6 +202,7 @@ def test_a_package_works_without_the_checkout(kind: str, packages: dict[str, Pat
     assert '"mmrl-train"' in (work / "new-rl/pyproject.toml").read_text()
 
 
+@pytest.mark.full
 def test_a_checkout_called_mmrl_works_from_the_folder_that_holds_it(tmp_path: Path) -> None:
     """There ``mmrl/`` could be a namespace package; an editable install puts the checkout itself on the path."""
     (tmp_path / "mmrl").symlink_to(ROOT)

@@ -77,6 +77,7 @@ def test_the_locks_have_the_same_hash_where_they_have_the_same_version() -> None
     assert len(cpu & gpu) == sum(LOCKS["gpu"].get(name) == version for name, version in LOCK.items()) > 150
 
 
+@pytest.mark.full
 def test_pip_refuses_a_file_that_is_not_the_locks(tmp_path: Path) -> None:
     """With a hash in the file, as install.sh calls it, one changed byte is enough."""
     wheel = tmp_path / "thing-1.0-py3-none-any.whl"
@@ -370,6 +371,7 @@ def test_looking_for_torchvision_imports_nothing() -> None:
     assert run_with_hook(code) == "True False"
 
 
+@pytest.mark.full
 def test_torchvision_works_in_every_process_of_this_environment() -> None:
     code = "import torch; from torchvision.transforms.v2 import functional as f; "
     code += "print(f.resize(torch.ones(3, 8, 8), [4, 4]).sum().item())"

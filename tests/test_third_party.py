@@ -144,6 +144,7 @@ def test_installed_packages_are_checked_whatever_their_neighbours(site: Path, fa
     assert "one per rollout" in bad["wrong"]
 
 
+@pytest.mark.full
 def test_their_own_tests_pass(sources: list[Path], site: Path, tmp_path: Path) -> None:
     tests = [package / "tests" for package in sources]
     options = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "--rootdir", tmp_path]
@@ -151,6 +152,7 @@ def test_their_own_tests_pass(sources: list[Path], site: Path, tmp_path: Path) -
     assert re.search(r"^\d\d passed", output, re.MULTILINE), output
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("overrides", "message", "remedy"),
     [
@@ -180,6 +182,7 @@ def test_without_the_package_the_error_says_what_to_install(folder: Path, househ
     assert not (folder / "nowhere").exists()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "cluster",
     [[], pytest.param(["cluster.name=ray", "cluster.ranks=2"], marks=pytest.mark.slow)],

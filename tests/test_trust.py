@@ -24,7 +24,6 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from torch.distributed import TCPStore
 
 from mmrl.cluster.process import host_meeting
 from mmrl.data.templates import MAX_CHARACTERS, PromptTemplate
@@ -391,12 +390,14 @@ def attacked(
     return Attacked(folder / "run", folder / "marks", shown, found, json.loads((folder / "seen.json").read_text()))
 
 
+@pytest.mark.full
 def test_a_run_neither_runs_code_nor_reads_pickles_of_its_models_folder(attacked: Attacked) -> None:
     assert not list(attacked.marks.iterdir())
     assert not list(attacked.folder.rglob("canary*"))  # nor does it hand them on
     assert not {file.suffix for file in attacked.folder.rglob("*")} & {".bin", ".pt", ".pth", ".pkl", ".py"}
 
 
+@pytest.mark.full
 def test_no_secret_is_left_by_a_run(attacked: Attacked) -> None:
     secrets = [*SECRETS.values(), "canary-of-an-option", "canary-of-an-address"]
     files = [path for path in attacked.folder.rglob("*") if path.is_file()]
@@ -409,17 +410,20 @@ def test_no_secret_is_left_by_a_run(attacked: Attacked) -> None:
     assert "cannot log in with [redacted], [redacted] at" in (attacked.folder / "events.jsonl").read_text()
 
 
+@pytest.mark.full
 def test_a_tracker_that_fails_costs_no_metric(attacked: Attacked) -> None:
     lines = (attacked.folder / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1]
 
 
+@pytest.mark.full
 def test_a_reward_does_not_see_the_users_secrets(attacked: Attacked) -> None:
     assert "PATH" in attacked.seen
     assert not SECRETS.keys() & attacked.seen.keys()
     assert not [name for name, value in attacked.seen.items() if value in SECRETS.values()]
 
 
+@pytest.mark.full
 def test_a_run_listens_on_loopback_only(attacked: Attacked) -> None:
     assert [place for place in attacked.listening if not loopback(place[0])] == []
 
@@ -438,6 +442,7 @@ ranks.close({}, wait=False)
 """
 
 
+@pytest.mark.full
 def test_the_ray_of_a_run_alone_listens_on_loopback_only(household: Any, tmp_path: Path) -> None:
     done = household.call("-c", RANKS, str(REPOSITORY), folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -447,6 +452,8 @@ def test_the_ray_of_a_run_alone_listens_on_loopback_only(household: Any, tmp_pat
 
 
 def test_ranks_meet_at_the_address_that_they_were_given_and_at_no_other() -> None:
+    from torch.distributed import TCPStore
+
     bound = socket.create_server(("127.0.0.1", 0))
     port = bound.getsockname()[1]
     store = host_meeting(bound)
@@ -455,6 +462,7 @@ def test_ranks_meet_at_the_address_that_they_were_given_and_at_no_other() -> Non
     assert TCPStore("127.0.0.1", port, is_master=False).get("rank") == b"0"
 
 
+@pytest.mark.full
 def test_hostile_text_leaves_only_plain_characters_in_what_a_run_writes(attacked: Attacked) -> None:
     assert all(line.isprintable() for line in attacked.output.splitlines())
     for name in ("metrics.jsonl", "events.jsonl", "rollouts/step-000001.jsonl"):

@@ -169,6 +169,7 @@ print("it is done", run)
 """
 
 
+@pytest.mark.full
 def test_a_script_gives_a_function_of_its_own_rows_with_images_and_a_rule_of_a_file(
     runs: Runs, models: Callable[[str], Path]
 ) -> None:
@@ -235,6 +236,7 @@ def test_an_error_of_the_run_is_that_of_the_command(runs: Runs, capsys: pytest.C
     assert told == f"mmrl: {caught.value}\n"
 
 
+@pytest.mark.full
 def test_a_callback_stops_the_run_with_false_and_with_an_error(runs: Runs) -> None:
     config = mapping(runs, trainer={"steps": 10**6, "prompts_per_step": 3, "save_every": 10**6, "run_dir": "run"})
     live = []
@@ -256,6 +258,7 @@ def test_a_callback_stops_the_run_with_false_and_with_an_error(runs: Runs) -> No
     assert run.checkpoints[-1].step > last
 
 
+@pytest.mark.full
 def test_an_evaluation_answers_as_the_command(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     data = {"eval": {"name": "table", "path": runs.rows}}
     config = {"data": data, "rewards": [{"name": f"{REWARDS}:early"}], "sampler": {"memory_fraction": 0.4}}
@@ -270,6 +273,7 @@ def test_an_evaluation_answers_as_the_command(runs: Runs, capsys: pytest.Capture
         mmrl.evaluate(runs.model, {"data": data, "rewards": [{"name": f"{REWARDS}:early"}]}, samples=0)
 
 
+@pytest.mark.full
 def test_a_model_is_exported_as_by_the_command(runs: Runs) -> None:
     report = mmrl.export(runs.model, "out", dtype="bfloat16")
     assert report.data["out"] == str(runs.folder / "out") and report.data["dtype"] == "bfloat16"

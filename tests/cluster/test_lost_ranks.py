@@ -13,6 +13,8 @@ from safetensors.numpy import load_file
 
 from tests.faults.comparison import metrics
 
+pytestmark = pytest.mark.full
+
 DEADLY = '''\
 """An algorithm that kills its own rank once, at a point of the run."""
 

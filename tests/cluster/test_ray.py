@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -10,7 +11,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from mmrl.config.sections import ClusterConfig
 from mmrl.errors import ResourceError
 from mmrl.types import RawImage
 from mmrl_datasets.digits import write_digits
+from tests.conftest import Household
 
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "examples" / "digits_grpo.yaml")
 FAULTY = '''
@@ -157,46 +159,64 @@ def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir() if re.match(r"psm_|.*cpushm", path.name)}
 
 
-def test_two_ranks_train_as_one_does(folder, household):
-    """The quickstart's config three times: one rank, two with a sampler each, two with ZeRO 3 that share a sampler."""
-    before = shared_memory()
-    two = ["cluster.name=ray", "cluster.ranks=2"]
-    layouts = {"one": [], "two": two, "shared": [*two, "sampler.tensor_parallel_size=2", "learner.zero_stage=3"]}
-    for name, overrides in layouts.items():
-        result = household.run("train", QUICKSTART, "images.yaml", f"trainer.run_dir={name}", *overrides, folder=folder)
+TWO = ("cluster.name=ray", "cluster.ranks=2")
+LAYOUTS = {"one": (), "two": TWO, "shared": (*TWO, "sampler.tensor_parallel_size=2", "learner.zero_stage=3")}
+"""One rank, two with a sampler each, and two with ZeRO 3 that share a sampler."""
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> Iterator[Callable[[str], Path]]:
+    """The quickstart's run in a layout, carried out when it is first asked for; it leaves no process and no memory."""
+    household = Household()
+
+    @functools.cache
+    def train(name: str) -> Path:
+        before = shared_memory()
+        words = ("train", QUICKSTART, "images.yaml", f"trainer.run_dir={name}", *LAYOUTS[name])
+        result = household.run(*words, folder=folder)
         assert result.returncode == 0, result.stderr
-        assert household.members_after(10) == {}
-    assert shared_memory() == before
-    alone = metrics(folder / "one")
-    for name in ("two", "shared"):
-        for step, (expected, found) in enumerate(zip(alone, metrics(folder / name), strict=True)):
-            assert {k for k in expected if k[:4] != "perf"} == {k for k in found if k[:4] != "perf"}
-            if step:
-                assert found["mismatch/logprob_abs_max"] < 1e-4
-        assert alone[1]["policy/grad_norm"] == pytest.approx(metrics(folder / name)[1]["policy/grad_norm"], rel=1e-3)
-        for step in (1, 2):
-            pairs = list(zip(rollouts(folder / "one", step), rollouts(folder / name, step), strict=True))
-            assert [a["prompt_id"] for a, _ in pairs] == [b["prompt_id"] for _, b in pairs]
-        same = [
-            a["token_ids"] == b["token_ids"]
-            for a, b in zip(*(rollouts(folder / n, 1) for n in ("one", name)), strict=True)
-        ]
-        assert np.mean(same) > 0.9  # sums in another order may tip a sample
-    for name in layouts:
-        assert_every_image_can_be_seen(folder / name)
-        events = [json.loads(line) for line in (folder / name / "events.jsonl").read_text().splitlines()]
-        assert [(e["kind"], e["prompt"]) for e in events] == [("dropped", "train/9")] and "truncated" in events[0][
-            "reason"
-        ]
-    engine = json.loads((folder / "shared" / "environment.json").read_text())["engine"]
+        assert household.members_after(10) == {} and shared_memory() == before
+        return folder / name
+
+    yield train
+    household.kill()
+
+
+def weights(run: Path) -> dict[str, Any]:
+    return load_file(run / "checkpoints" / "step-000002" / "model" / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", [pytest.param("two", marks=pytest.mark.full), "shared"])
+def test_two_ranks_train_as_one_does(name, trained):
+    one, run = trained("one"), trained(name)
+    alone, together = metrics(one), metrics(run)
+    for step, (expected, found) in enumerate(zip(alone, together, strict=True)):
+        assert {k for k in expected if k[:4] != "perf"} == {k for k in found if k[:4] != "perf"}
+        if step:
+            assert found["mismatch/logprob_abs_max"] < 1e-4
+    assert alone[1]["policy/grad_norm"] == pytest.approx(together[1]["policy/grad_norm"], rel=1e-3)
+    for step in (1, 2):
+        pairs = zip(rollouts(one, step), rollouts(run, step), strict=True)
+        assert all(a["prompt_id"] == b["prompt_id"] for a, b in pairs)
+    same = [a["token_ids"] == b["token_ids"] for a, b in zip(rollouts(one, 1), rollouts(run, 1), strict=True)]
+    assert np.mean(same) > 0.9  # sums in another order may tip a sample
+    shapes = [{key: tensor.shape for key, tensor in weights(path).items()} for path in (one, run)]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize("name", ["one", pytest.param("two", marks=pytest.mark.full), "shared"])
+def test_every_layout_trains_on_every_image_and_drops_the_broken_one(name, trained):
+    run = trained(name)
+    assert_every_image_can_be_seen(run)
+    (event,) = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    assert (event["kind"], event["prompt"]) == ("dropped", "train/9") and "truncated" in event["reason"]
+
+
+def test_two_ranks_share_a_sampler_and_the_weights(trained):
+    engine = json.loads((trained("shared") / "environment.json").read_text())["engine"]
     assert engine["sampler_arguments"]["tensor_parallel_size"] == 2
     assert engine["learner_settings"]["zero_optimization"]["stage"] == 3
     assert len({rank["pid"] for rank in engine["ranks"]}) == 2
-    states = [
-        load_file(folder / name / "checkpoints" / "step-000002" / "model" / "model.safetensors") for name in layouts
-    ]
-    assert states[0].keys() == states[1].keys() == states[2].keys()
-    assert all(states[0][key].shape == states[2][key].shape for key in states[0])
 
 
 @pytest.mark.slow
@@ -210,6 +230,7 @@ def test_sets_of_tensor_parallel_ranks_sample_beside_each_other(folder, househol
     assert len(rollouts(folder / "sets", 1)) == 15
 
 
+@pytest.mark.full
 def test_the_driver_imports_no_engine_and_has_a_cluster_of_its_own(folder, household):
     """It may run where there is no accelerator, which DeepSpeed looks for when it is imported."""
     code = (
@@ -221,6 +242,7 @@ def test_the_driver_imports_no_engine_and_has_a_cluster_of_its_own(folder, house
     assert (result.returncode, result.stdout.splitlines()[-1]) == (0, "[]"), result.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("fault", "config", "code", "message"),
     [
@@ -330,6 +352,7 @@ def test_a_session_that_auto_finds_dead_is_told_within_a_minute(monkeypatch):
         RayRanks(ClusterConfig(name="ray", ranks=1, address="auto"))
 
 
+@pytest.mark.full
 def test_too_few_devices_are_shown_by_node(ray_address, monkeypatch):
     monkeypatch.setattr("mmrl.cluster.ray_ranks.WAIT_S", 2)
     with pytest.raises(ResourceError, match="9 ranks need 9 CPUs") as caught:
@@ -337,6 +360,7 @@ def test_too_few_devices_are_shown_by_node(ray_address, monkeypatch):
     assert re.search(r"\(\S+\): 2 CPUs\n    free: 2", caught.value.possible)
 
 
+@pytest.mark.full
 def test_a_rank_with_a_gpu_that_torch_cannot_use_is_refused(folder, household, tmp_path):
     if torch.version.cuda:
         pytest.skip("this torch is built for CUDA")

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 import torch
 import yaml
 
@@ -24,6 +23,8 @@ from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
 from mmrl.types import Message, Prompt
 from mmrl_algorithms.grpo import GRPO
+
+pytestmark = pytest.mark.full
 
 VOCABULARY = 151_936
 CHUNK_TOKENS = LOGITS_CHUNK_BYTES["cpu"] // (4 * VOCABULARY)
@@ -58,6 +59,8 @@ def gradients(worker: Any) -> dict[str, torch.Tensor]:
 
 def test_long_rows_have_plain_autograds_gradient(large, bench, plain, ray_address):
     """One rank has rows of 2 chunks and of 1; the other has one row, of 1 chunk, and an idle one."""
+    import ray
+
     setting = replace(bench("qwen2"), folder=ModelFolder.open(str(large)))
     prompts = [
         setting.encoder.encode(Prompt(name, (Message("user", name),))) for name in ("what is 3+4?", "and 30+40?")

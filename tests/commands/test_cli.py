@@ -165,6 +165,7 @@ def test_an_expected_error_is_a_message_and_an_exit_code(
     assert "Traceback" not in complaint
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGINT", "SIGUSR1"])
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_signal_while_the_interpreter_is_taken_down_keeps_the_exit_code(number: str, is_late: bool) -> None:
@@ -729,6 +730,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("way", "code", "steps"), [("done", 0, 4), ("interrupted", 130, 2), ("refused", 2, None)])
 def test_a_run_whose_output_nobody_reads_goes_on_and_has_its_own_exit_code(way, code, steps, models, tmp_path) -> None:
     script = tmp_path / "unread.py"

@@ -13,13 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import sympy
-from math_verify import parse
 from PIL import Image
-from sklearn.datasets import load_digits
-from sklearn.neighbors import KNeighborsClassifier
 
-import datasets
 from mmrl.errors import DataError
 from mmrl_datasets import charts, compare, digits, geometry, shapes
 from mmrl_datasets.charts import write_charts
@@ -106,6 +101,9 @@ def compare_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_answers_are_those_of_the_digits_shown(digit_folder: Path) -> None:
+    from sklearn.datasets import load_digits
+    from sklearn.neighbors import KNeighborsClassifier
+
     source = load_digits()
     model = KNeighborsClassifier(1).fit(255 - source.images.reshape(-1, 64) * (255 / 16), source.target)
     read = rows(digit_folder / "train.parquet")
@@ -199,6 +197,8 @@ def test_varied_scenes_ask_for_any_of_size_colour_and_shape(tmp_path: Path) -> N
 
 def expected(kind: str, v: dict[str, int]) -> Any:
     """The answer to a problem, from its values, by a computer algebra system."""
+    import sympy
+
     rational, root, a, b = sympy.Rational, sympy.sqrt, sympy.Point(0, 0), sympy.Point(0, 0)
     if "ax" in v:
         a, b = sympy.Point(v["ax"], v["ay"]), sympy.Point(v["bx"], v["by"])
@@ -238,6 +238,9 @@ def expected(kind: str, v: dict[str, int]) -> Any:
 
 @pytest.mark.parametrize("level", [EASY, HARD])
 def test_geometry_answers_are_those_of_a_computer_algebra_system(geometry_folder: Path, level: int) -> None:
+    import sympy
+    from math_verify import parse
+
     read = rows(geometry_folder / str(level) / "train.parquet")
     assert {row["kind"] for row in read} == set(KINDS) and {row["level"] for row in read} == {level}
     for row in read:
@@ -266,6 +269,8 @@ def test_geometry_answers_are_written_as_in_geometry3k(geometry_folder: Path) ->
 
 
 def test_geometry_solutions_are_worked_and_every_equation_in_them_holds(geometry_folder: Path) -> None:
+    import sympy
+
     checked = 0
     for level in "12":
         for row in rows(geometry_folder / level / "train.parquet"):
@@ -434,6 +439,8 @@ def test_an_interrupted_file_is_not_taken_for_a_dataset(tmp_path: Path) -> None:
 def test_the_table_loader_reads_what_the_generators_write(
     digit_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import datasets
+
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
     prompts = Table(Table.Config(path=str(digit_folder), split="test")).load()
     assert len(prompts) == 60
@@ -442,6 +449,7 @@ def test_the_table_loader_reads_what_the_generators_write(
     assert len(prompts[0].images) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("module", GENERATORS)
 def test_the_generators_are_commands(tmp_path: Path, module: str) -> None:
     command = [sys.executable, "-m", f"mmrl_datasets.{module}", str(tmp_path / "out"), "--train", "4", "--test", "2"]

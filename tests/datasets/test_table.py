@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +14,6 @@ import pytest
 from PIL import Image
 from pydantic import ValidationError
 
-import datasets
 from mmrl.data.bad_rows import BadRows
 from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.testing import check_dataset
@@ -26,6 +24,8 @@ from mmrl_datasets.table import Table
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
 
 
@@ -94,6 +94,8 @@ def test_a_parquet_file_in_the_geometry3k_layout(tmp_path: Path) -> None:
 
 
 def test_hugging_face_image_features_are_read_without_decoding(tmp_path: Path) -> None:
+    import datasets
+
     features = datasets.Features(
         {
             "problem": datasets.Value("string"),
@@ -207,6 +209,8 @@ def test_missing_columns_are_listed_with_the_option_to_write(tmp_path: Path) -> 
 
 
 def test_images_under_another_name_are_not_overlooked(tmp_path: Path) -> None:
+    import datasets
+
     features = datasets.Features(
         {name: datasets.Image() if name == "figure" else datasets.Value("string") for name in ("problem", "figure")}
     )
@@ -386,6 +390,8 @@ def test_a_split_has_files_of_one_kind(tmp_path: Path) -> None:
 def test_large_row_groups_are_split_once_and_small_ones_are_read_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import huggingface_hub
+
     monkeypatch.setattr(huggingface_hub.constants, "HF_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(parquet_files, "CACHE_BYTES", 100_000)
     rows = [{"problem": f"{i}?", "image": struct(i % 256), "answer": i} for i in range(3000)]
@@ -411,6 +417,8 @@ def test_large_row_groups_are_split_once_and_small_ones_are_read_in_place(
 
 
 def test_no_room_for_smaller_row_groups_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
     (tmp_path / "home").write_text("a file")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HOME", str(tmp_path / "home"))
     path = parquet(tmp_path / "t.parquet", [{"problem": "?", "answer": i} for i in range(3000)])
@@ -455,6 +463,8 @@ def test_describe_says_what_was_chosen(tmp_path: Path) -> None:
 
 
 def test_json_features_of_datasets_are_objects_again(tmp_path: Path) -> None:
+    import datasets
+
     features = datasets.Features(
         {"problem": datasets.Value("string"), "answer": datasets.Json(), "label": datasets.List(datasets.Json())}
     )

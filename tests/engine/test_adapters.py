@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
 
 from mmrl.config.sections import LoraConfig
@@ -203,6 +201,9 @@ def test_a_checkpoint_holds_the_adapters_alone_and_goes_on_bit_for_bit(stage, dt
 
 
 def test_an_adapter_folder_loads_in_peft_and_transformers_and_merges(adapted, rows, vision, plain, tmp_path):
+    import peft
+    import transformers
+
     samples = [row.sample for row in rows]
     with adapted().learning() as learner:
         learner.update(rows)
@@ -224,6 +225,8 @@ def test_an_adapter_folder_loads_in_peft_and_transformers_and_merges(adapted, ro
 
 
 def test_another_adapter_is_refused(adapted, start, tmp_path, bench):
+    import transformers
+
     with adapted().learning() as learner:
         learner.save(tmp_path)
     with pytest.raises(ConfigError, match=r"another one: 52 matrices"):
@@ -255,6 +258,9 @@ def test_another_adapter_is_refused(adapted, start, tmp_path, bench):
     ],
 )
 def test_adapters_of_peft_are_merged_as_peft_does_or_refused(options, reason, bench, tmp_path):
+    import peft
+    import transformers
+
     def model() -> Any:
         return transformers.AutoModelForCausalLM.from_pretrained(bench("qwen2").folder.path)
 

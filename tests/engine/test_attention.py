@@ -5,13 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.attention.varlen
-from torch.nn.attention.varlen import AuxRequest
 
 from mmrl.engine import device
 from mmrl.engine.attention import PackedLayout, packed_sdpa, packed_varlen
@@ -21,6 +19,9 @@ from mmrl.engine.family import FAMILIES
 from mmrl.engine.policy import load_policy
 from mmrl.engine.vision import ImageInputs, tower_inputs
 from mmrl.ops.packing import Span, Unit, offsets
+
+if TYPE_CHECKING:
+    from torch.nn.attention.varlen import AuxRequest
 
 LENGTHS = [3, 1, 7, 3, 5]
 ALONE = [Span(start, length) for start, length in zip(offsets(LENGTHS), LENGTHS, strict=False)]
@@ -96,7 +97,7 @@ def varlen_on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
         return varlen_attn(query, *args, **options)
 
     # As a function with torch's own signature: what is asked for depends on it.
-    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", functools.wraps(varlen_attn)(recorded))
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", functools.wraps(varlen_attn)(recorded))
     return calls
 
 
@@ -150,7 +151,7 @@ def test_values_and_gradients_are_those_of_a_mask(function, spans, scaling, qkv,
 
 @pytest.mark.parametrize("spans", LAYOUTS)
 def test_torch_2_11_gets_as_many_heads_of_keys_and_values_as_of_queries(spans, qkv, monkeypatch):
-    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", varlen_attn_of_torch_2_11)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn_of_torch_2_11)
     layout = PackedLayout(LAYOUTS[spans], "cpu", torch.float64)
     output, _ = packed_varlen(torch.nn.Identity(), *qkv, None, layout=layout)
     expected = masked(*qkv, LAYOUTS[spans], None)
@@ -161,11 +162,13 @@ def test_torch_2_11_gets_as_many_heads_of_keys_and_values_as_of_queries(spans, q
 
 
 def test_the_reference_has_the_signature_of_torchs_function():
+    from torch.nn.attention import varlen
+
     def plain(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
         parameters = inspect.signature(function).parameters.values()
         return [(parameter.name, parameter.kind, parameter.default) for parameter in parameters]
 
-    assert plain(varlen_attn) == plain(torch.nn.attention.varlen.varlen_attn)
+    assert plain(varlen_attn) == plain(varlen.varlen_attn)
 
 
 def run(setting: Any, kind: DeviceKind, dtype: torch.dtype) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -250,7 +253,7 @@ def test_a_tower_on_a_gpu_never_waits_for_it(family, bench, monkeypatch):
         assert [type(length) for length in longest] == [int, int]
         return torch.empty_like(query)
 
-    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", shaped)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", shaped)
     monkeypatch.setattr(device, "tower_bounds", lambda where, dtype: where)
     setting = bench(family)
     body = load_policy(setting.folder, "cuda", "bfloat16", freeze=(), temperature=1.0).model.base_model

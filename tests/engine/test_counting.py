@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from mmrl.engine.collation import PackedInputs, UniqueImages
 from mmrl.engine.counting import UpdateMemory
@@ -37,6 +36,8 @@ def update_rows(vision: Any) -> list[Any]:
     ids=str,
 )
 def test_an_update_counts_what_torch_counts_and_causal_attention(model, budget, start, vision, monkeypatch):
+    from torch.utils.flop_counter import FlopCounterMode
+
     monkeypatch.setattr(torch.nn.functional, "linear", torch._C._nn.linear)  # ZeRO 3 of another test replaces it
     engine = start(learner={"zero_stage": 1, "tokens_per_microbatch": budget}, model=model)
     rows, seen = update_rows(vision), list[Any]()

@@ -16,6 +16,9 @@ from mmrl.engine.vllm_arguments import OWNED_KEYS, check_engine_keys, written_ar
 from mmrl.engine.vllm_sampler import engine_arguments
 from mmrl.errors import ConfigError
 
+FULL = pytest.mark.full
+STAGES = [0, pytest.param(1, marks=FULL), pytest.param(2, marks=FULL), 3]
+
 LEARNER = {"dtype": "bfloat16", "zero_stage": 3, "max_grad_norm": 0.5, "lr": 1e-4, "weight_decay": 0.1, "overrides": {}}
 
 
@@ -175,8 +178,10 @@ def test_engine_keys_are_checked_all_at_once_with_suggestions():
     assert "did you mean enforce_eager?" in text and text.startswith("3 errors")
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize(("kind", "dtype"), [("cpu", "float32"), ("cuda", "float32"), ("cuda", "bfloat16")])
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("cpu", "float32"), pytest.param("cuda", "float32", marks=FULL), ("cuda", "bfloat16")]
+)
 def test_deepspeed_accepts_the_settings_for_many_ranks(kind, dtype, stage, start, monkeypatch):
     from deepspeed.runtime.config import DeepSpeedConfig
 
@@ -195,7 +200,7 @@ def test_deepspeed_accepts_the_settings_for_many_ranks(kind, dtype, stage, start
 
 
 @pytest.mark.parametrize("offload", ["none", "optimizer"])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", STAGES)
 def test_deepspeed_steps_with_torchs_fused_adamw(stage, offload, start):
     import deepspeed
 
@@ -214,7 +219,7 @@ def test_deepspeed_steps_with_torchs_fused_adamw(stage, offload, start):
 
 
 @pytest.mark.parametrize("bucket", [None, 16])  # a weight may be larger than a bucket
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", STAGES[1:])
 def test_with_the_settings_for_cuda_steps_too_small_for_bfloat16_are_not_lost(stage, bucket, start):
     import deepspeed
     from deepspeed.utils import safe_get_full_fp32_param

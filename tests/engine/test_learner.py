@@ -13,9 +13,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-import ray
 import torch
-from deepspeed.utils import safe_get_full_optimizer_state
 
 from mmrl.cluster.launch import start_engine
 from mmrl.engine import device
@@ -32,6 +30,8 @@ LENGTHS = (4, 19, 7, 3, 11, 24, 6)
 GROUPS = np.array([0, 0, 0, 1, 2, 2, 2])
 ADVANTAGES = (1.0, -0.5, 2.0, 0.7, -1.5, 0.3, -0.8)
 SLOW = pytest.mark.slow
+FULL = pytest.mark.full
+STAGES = [0, pytest.param(1, marks=FULL), pytest.param(2, marks=FULL), 3]
 STILL = 1e-30
 """A learning rate that moves no float32 weight."""
 EXPOSED = {"optimizer": {"params": {"betas": [0.0, 0.999]}}}
@@ -92,6 +92,8 @@ def row_gradients(row_losses, vision, plain) -> list[dict[str, torch.Tensor]]:
 
 def first_moment(learner: Any) -> dict[str, torch.Tensor]:
     """AdamW's, of every trained parameter."""
+    from deepspeed.utils import safe_get_full_optimizer_state
+
     named = {name: p for name, p in learner.policy.model.named_parameters() if p.requires_grad}
     state = learner._engine.optimizer.state
     if any(hasattr(p, "ds_id") or hasattr(p, "_hp_mapping") for p in named.values()):  # with ZeRO
@@ -169,7 +171,7 @@ def test_a_step_on_text_alone_has_no_gradient_left_from_images(exposed, rows, ro
     assert result.metrics["policy/grad_norm"] == pytest.approx(norm(expected), rel=1e-5)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_reported_norm_is_the_gradients_before_clipping(stage, dtype, start, rows, row_gradients, case):
     true = norm(weighted(row_gradients, expected_weights("token-mean", case.tokens)))
@@ -218,7 +220,7 @@ class Vertical(Algorithm):
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=SLOW)])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("stage", STAGES)
 def test_what_is_not_finite_takes_no_step_and_leaves_no_trace(stage, dtype, start, rows, monkeypatch):
     settings = {"learner": {"zero_stage": stage, "tokens_per_microbatch": 70}, "model": {"dtype": dtype}}
     with start(**settings).learning() as learner:
@@ -292,6 +294,8 @@ def test_a_frozen_tower_sees_each_image_once_a_step(stage, start, rows, case, mo
 @pytest.mark.parametrize("room", [2**30, 12_000, 0])
 def test_two_ranks_keep_features_of_different_images_in_step(room, vision, ray_address, rows, row_gradients, case):
     """Room for all, for those of one rank, and for none."""
+    import ray
+
     learner = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": EXPOSED, "zero_stage": 3, "tokens_per_microbatch": 60}
     model = {"path": vision.folder.path, "dtype": "float32", "freeze": ["vision", "projector"]}
     cluster = {"name": "ray", "ranks": 2, "address": ray_address}
@@ -396,6 +400,8 @@ def test_logprobs_one_by_one_are_a_forward_each(exposed, case, monkeypatch):
 
 def gradients(group: Any) -> dict[str, torch.Tensor]:
     """The ranks' gradient, gathered by all of them together."""
+    import ray
+
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     actors = group._ranks._actors
     found = ray.get([actor.__ray_call__.remote(lambda worker: first_moment(worker._owner)) for actor in actors])
@@ -407,6 +413,8 @@ def gradients(group: Any) -> dict[str, torch.Tensor]:
 @pytest.fixture(params=[False, True], ids=["tied", "untied"])
 def many_chunks(request, bench, ray_address, plain) -> Iterator[Any]:
     """Two ranks at ZeRO 3 that compute four tokens' logits at a time, and drop every gathered weight after its use."""
+    import ray
+
     setting = bench("qwen2_5_vl", request.param)
     partition = {"stage3_param_persistence_threshold": 0, "reduce_bucket_size": 1000}
     learner = {"max_grad_norm": 1e9, "lr": STILL, "zero_stage": 3, "tokens_per_microbatch": 70}
@@ -425,8 +433,11 @@ def _limit_chunks(worker: Any) -> None:
     worker._owner.policy.head.chunk_tokens = 4
 
 
+@pytest.mark.full
 def test_ranks_with_different_numbers_of_head_chunks_find_the_gradient_of_one(many_chunks, rows, case, row_losses):
     """Each call of a module at ZeRO 3 is a collective: ranks with 3 and 2 chunks once waited for each other forever."""
+    import ray
+
     with many_chunks.group.learning() as learner:
         ray.get([actor.__ray_call__.remote(_limit_chunks) for actor in many_chunks.group._ranks._actors])
         logprobs = learner.logprobs(case.samples)
@@ -455,6 +466,7 @@ def two_ranks(request, vision, ray_address) -> Iterator[Any]:
     group.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("prompts", [{"text"}, {"text", "one"}, {"text", "one", "two"}])
 @pytest.mark.parametrize("mode", get_args(AggregationMode))
 def test_two_ranks_find_the_gradient_of_one(two_ranks, mode, prompts, rows, row_gradients, case):
@@ -475,9 +487,12 @@ def test_two_ranks_find_the_gradient_of_one(two_ranks, mode, prompts, rows, row_
     assert result.metrics["loss/policy"] == pytest.approx(-sum(w * a * n for w, a, n in terms), rel=1e-5)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("two_ranks", [0], indirect=True)
 def test_messages_too_large_to_travel_in_rays_calls_arrive_whole(two_ranks, vision):
     """Ray puts arguments and answers of 100 kB and more into its object store."""
+    import ray
+
     samples = vision.samples([1100, 40, 560] * 24)  # groups stay whole: one rank has the first, the other has two
     sizes = [len(ray.cloudpickle.dumps(part)) for part in (samples[::3], samples[1::3] + samples[2::3])]
     assert min(sizes) > 110_000 and 4 * 1100 * 24 > 105_000
@@ -490,6 +505,7 @@ def test_messages_too_large_to_travel_in_rays_calls_arrive_whole(two_ranks, visi
             np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.full
 def test_ranks_share_out_whole_groups(two_ranks, case):
     with two_ranks.learning() as learner:
         shares = learner._share(case.samples)
@@ -498,7 +514,10 @@ def test_ranks_share_out_whole_groups(two_ranks, case):
     assert not prompts[0] & prompts[1] and all(prompts)
 
 
+@pytest.mark.full
 def test_two_ranks_score_as_one_with_a_reference_that_is_sharded_at_zero_3(two_ranks, case, vision, plain):
+    import ray
+
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with two_ranks.learning() as learner:
         found = [*learner.logprobs(case.samples), *learner.reference_logprobs(case.samples)]
@@ -519,7 +538,7 @@ def reference_bytes(worker: Any) -> tuple[int, int]:
     return worker._owner._config.zero_stage, sum(tensor.nbytes for tensor in own)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", STAGES[:3])
 def test_nothing_keeps_a_learner_that_was_released(stage, start, rows):
     engine = start(learner={"zero_stage": stage})
     with engine.learning() as learner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -35,7 +36,7 @@ from mmrl.system import failpoints
 from mmrl.types import TrainingRow
 from mmrl_algorithms.grpo import GRPO
 
-SLOW = pytest.mark.slow
+FULL, SLOW = pytest.mark.full, pytest.mark.slow
 LENGTHS = (4, 19, 7, 3, 11, 24, 6)
 LEARNER = {"lr": 1e-2, "weight_decay": 0.1, "warmup_steps": 4, "tokens_per_microbatch": 200}
 
@@ -75,12 +76,15 @@ def take_steps(learner: Any, rows: list[TrainingRow], count: int) -> list[Any]:
     return [(r.metrics, np.concatenate(r.logprobs).tobytes()) for r in results]
 
 
-STAGES = [0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 3]
+def pairs(one: str, other: str) -> list[Any]:
+    """ZeRO stages with each of two values: in the short tier stage 0 with one and stage 3 with the other."""
+    short, slow = {(0, one), (3, other)}, {1, 2}
+    marks = {pair: SLOW if pair[0] in slow else FULL for pair in itertools.product(range(4), (one, other))}
+    return [pytest.param(*pair, marks=[] if pair in short else mark) for pair, mark in marks.items()]
 
 
 @pytest.mark.parametrize("steps", [pytest.param(0, marks=SLOW), 2])
-@pytest.mark.parametrize("dtype", [pytest.param("float32", id="f32"), pytest.param("bfloat16", id="bf16")])
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("stage", "dtype"), pairs("float32", "bfloat16"))
 def test_a_restored_learner_is_the_unbroken_one_bit_for_bit(stage, dtype, steps, start, rows, tmp_path):
     freeze = ["vision"] if dtype == "float32" else []
     sections = {"learner": LEARNER | {"zero_stage": stage}, "model": {"dtype": dtype, "freeze": freeze}}
@@ -206,6 +210,7 @@ def grad_norm(updates: list[Any]) -> float:
     return float(updates[0][0]["policy/grad_norm"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "stages",
     [pytest.param((0, 3, 2), id="0-3-2"), *(pytest.param(s, marks=SLOW) for s in [(3, 0, 1), (2, 2, 0), (1, 1, 3)])],
@@ -246,8 +251,7 @@ def test_one_rank_goes_on_as_two_and_two_as_one_at_any_stage(stages, two_ranks, 
         assert_close(shot(learner), broken.shots[2])
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("stage", "where"), pairs("forward", "backward"))
 def test_out_of_memory_halves_the_microbatches_once_with_the_same_gradient(stage, where, start, rows):
     settings = LEARNER | {"zero_stage": stage, "share_prefix": "off"}  # else all rows fit into one micro-batch
 

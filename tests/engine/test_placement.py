@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from mmrl.cluster.process import host_meeting
 from mmrl.config.sections import LoraConfig
@@ -107,6 +106,8 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory, models: Callable[..., Pa
 
 def large(folder: Path) -> Path:
     """A text model whose weights are a few hundred megabytes."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     write_model(folder, "qwen2")
     config = AutoConfig.from_pretrained(folder)
     config.update({"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 7, "num_key_value_heads": 4})
@@ -116,12 +117,14 @@ def large(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_two_ranks_have_the_weights_that_rank_0_has_read(two_ranks):
     first, second = two_ranks
     assert first["weights"] == second["weights"] == first["read"]
     assert first["part"] == pytest.approx(first["whole"] / 2, rel=1e-3)
 
 
+@pytest.mark.full
 def test_a_rank_that_does_not_read_has_no_copy_of_the_weights_in_memory(two_ranks):
     first, second = two_ranks
     whole, part = first["whole"], first["part"]
@@ -130,11 +133,13 @@ def test_a_rank_that_does_not_read_has_no_copy_of_the_weights_in_memory(two_rank
     assert max(first["left"], second["left"]) < part + 64 * 2**20
 
 
+@pytest.mark.full
 def test_a_device_never_has_more_than_a_part_and_one_parameter(two_ranks):
     for rank in two_ranks:
         assert rank["part"] < rank["arrived"] <= rank["part"] + rank["largest"] + rank["buffers"]
 
 
+@pytest.mark.full
 def test_what_rank_0_cannot_read_ends_all_ranks_with_its_message(two_ranks):
     assert "lack 1 of its weights: model.norm.weight" in two_ranks[0]["said"]
     assert two_ranks[1]["said"] == two_ranks[0]["said"]

@@ -8,14 +8,9 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
-import deepspeed
 import psutil
 import pytest
 import torch
-import vllm
-from vllm.logprobs import FlatLogprobs
-from vllm.utils.torch_utils import set_torch_threads_for_runtime
-from vllm.v1.engine.llm_engine import LLMEngine
 
 from mmrl.engine import device, rank
 from mmrl.engine.device import DeviceKind
@@ -82,6 +77,8 @@ class FakeLLM:
         return bool(self.requests)
 
     def step(self) -> list[Any]:
+        from vllm.logprobs import FlatLogprobs
+
         assert not self.asleep
         self.log.append("step")
         logprobs = FlatLogprobs(start_indices=[0], end_indices=[1], token_ids=[7], logprobs=[-1.0])
@@ -99,6 +96,9 @@ class Recording:
     """Builds engines for a device; ``log`` holds what was asked of it, in order."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, bench: Any) -> None:
+        import deepspeed
+        import vllm
+
         self.log: list[str] = []
         self.version = 0
         self._bench, self._patch = bench, monkeypatch.setattr
@@ -157,6 +157,9 @@ class Recording:
 
 @pytest.mark.parametrize("name", [name for name in vars(FakeLLM) if not name.startswith("_")])
 def test_the_fake_has_what_vllm_has(name):
+    import vllm
+    from vllm.v1.engine.llm_engine import LLMEngine
+
     real = getattr(vllm.LLM, name, None) or getattr(LLMEngine, name)
     assert inspect.signature(getattr(FakeLLM, name)).parameters.keys() <= inspect.signature(real).parameters.keys()
 
@@ -218,6 +221,9 @@ def test_what_sleeps_at_level_2_is_sent_the_weights_each_time_it_wakes(recording
 
 def test_the_learner_keeps_the_threads_that_vllm_takes_for_itself(recording, monkeypatch):
     """vLLM's own function, which its worker calls on a GPU once the model is loaded; torch's setting is a fake."""
+    import vllm
+    from vllm.utils.torch_utils import set_torch_threads_for_runtime
+
     threads = SimpleNamespace(number=6, before=None)
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads.number)

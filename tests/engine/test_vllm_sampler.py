@@ -14,10 +14,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vllm import SamplingParams
-from vllm.logprobs import append_logprobs_for_next_position, create_sample_logprobs
-from vllm.v1.sample.logits_processor import validate_logits_processors_parameters
-from vllm.v1.worker.gpu.sample.logits_processor import build_custom_logits_processors
 
 from mmrl.data import images as media
 from mmrl.engine import device
@@ -434,6 +430,9 @@ def second_runners_state(vocabulary: int) -> Any:
 
 @pytest.mark.parametrize("model_runner", [1, 2])
 def test_banned_ids_have_no_probability_and_the_others_keep_their_logits(model_runner):
+    from vllm import SamplingParams
+    from vllm.v1.worker.gpu.sample.logits_processor import build_custom_logits_processors
+
     banned, vocabulary = [0, 3, 9], 10
     logits = torch.randn(4, vocabulary, generator=torch.Generator().manual_seed(0))
     logits[:, 3] = 50.0  # greedy sampling would take it
@@ -457,6 +456,10 @@ def test_banned_ids_have_no_probability_and_the_others_keep_their_logits(model_r
 
 
 def test_each_model_runner_refuses_the_other_ones_logits_processor():
+    from vllm import SamplingParams
+    from vllm.v1.sample.logits_processor import validate_logits_processors_parameters
+    from vllm.v1.worker.gpu.sample.logits_processor import build_custom_logits_processors
+
     first, second = (banned_ids_processor([1], model_runner) for model_runner in (1, 2))
     with pytest.raises(ValueError, match="not a subclass"):
         build_custom_logits_processors(None, second_runners_state(4), False, [first])
@@ -465,6 +468,8 @@ def test_each_model_runner_refuses_the_other_ones_logits_processor():
 
 
 def test_the_log_probs_of_sampled_tokens_are_read_from_both_of_vllms_forms():
+    from vllm.logprobs import append_logprobs_for_next_position, create_sample_logprobs
+
     ids, rng = [5, 2, 2], np.random.default_rng(0)
     forms = [create_sample_logprobs(flat) for flat in (False, True)]
     expected = rng.normal(size=3).astype(np.float32)

@@ -14,6 +14,8 @@ import pytest
 from mmrl.engine.tiny_model import write_model
 from mmrl_datasets.geometry import write_geometry
 
+pytestmark = pytest.mark.full
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("geometry_sft", "geometry_grpo")
 

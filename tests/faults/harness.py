@@ -43,6 +43,7 @@ PLUGINS = (
 )
 REAL = ("vllm", "vllm.v1.engine.llm_engine", "deepspeed", "mmrl.engine.rank")
 ORPHANS_MAY_LIVE_S = 5.0
+COMMANDS_MAY_TAKE_S = 300.0
 Request = dict[str, Any]
 
 
@@ -131,21 +132,16 @@ class Nursery:
             record: A file to write the names of the points to that it reaches, and ``lines N`` at its end;
                 real runs are not slowed down by counting lines.
         """
-        self._runs += 1
-        log = self._folder / f"run-{self._runs:04d}.log"
-        request: Request = {
-            "argv": ["train", *argv],
-            "log": str(log),
-            "real": self._real,
-            "cold": cold,
-            "record": str(record or ""),
-            "blow": None if blow is None else [int(blow.number), blow.at, blow.again, blow.group],
-        }
-        assert self._process.stdin is not None and self._process.stdout is not None
-        log.touch()
+        log = self._new_log()
         before = _shared_memory()
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        answer = json.loads(self._process.stdout.readline())
+        answer = self._ask(
+            argv=["train", *argv],
+            log=str(log),
+            errors=str(log),
+            cold=cold,
+            record=str(record or ""),
+            blow=None if blow is None else [int(blow.number), blow.at, blow.again, blow.group],
+        )
         # Of another worker's tests, which kill processes too, nobody can tell whose it was.
         alone = "PYTEST_XDIST_WORKER" not in os.environ
         left = [name for name in _shared_memory() - before if alone and not _is_held(name)]
@@ -153,6 +149,27 @@ class Nursery:
             time.sleep(0.5)
             left = [name for name in left if name in _shared_memory() and not _is_held(name)]
         return End(**answer, memory=left, log=log.read_text(errors="replace"))
+
+    def command(self, *words: object) -> subprocess.CompletedProcess[str]:
+        """``mmrl`` with these words, to its end, as ``subprocess.run`` would tell of it."""
+        log, argv = self._new_log(), [*map(str, words)]
+        errors = log.with_suffix(".err")
+        late = [int(signal.SIGKILL), ("s", COMMANDS_MAY_TAKE_S), None, True]
+        answer = self._ask(argv=argv, log=str(log), errors=str(errors), cold=False, record="", blow=late)
+        assert not answer["orphans"], answer["orphans"]
+        return subprocess.CompletedProcess(argv, answer["status"], log.read_text(), errors.read_text())
+
+    def _new_log(self) -> Path:
+        self._runs += 1
+        log = self._folder / f"run-{self._runs:04d}.log"
+        log.touch()
+        return log
+
+    def _ask(self, **request: Any) -> Request:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps(request | {"real": self._real}), file=self._process.stdin, flush=True)
+        answer: Request = json.loads(self._process.stdout.readline())
+        return answer
 
 
 def _shared_memory() -> set[str]:
@@ -185,9 +202,8 @@ def nurse(model: str, *, real: bool) -> None:
         pid = os.fork()
         if not pid:
             os.setsid()
-            log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
+            for descriptor, name in ((1, "log"), (2, "errors")):
+                os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), descriptor)
             _begin(request, line)
         print(json.dumps(_attend(pid, request["blow"])), file=answers, flush=True)
 

@@ -57,7 +57,12 @@ def test_a_kill_before_any_line_changes_nothing(sweeps: dict[str, Sweep], name: 
 
 
 @pytest.mark.parametrize(
-    ("number", "name"), [(signal.SIGTERM, "dapo"), (signal.SIGUSR1, "remax"), (signal.SIGINT, "grpo")]
+    ("number", "name"),
+    [
+        pytest.param(signal.SIGTERM, "dapo", marks=pytest.mark.full),
+        pytest.param(signal.SIGUSR1, "remax", marks=pytest.mark.full),
+        (signal.SIGINT, "grpo"),
+    ],
 )
 def test_a_signal_ends_a_run_with_its_exit_code_and_nothing_is_lost(
     sweeps: dict[str, Sweep], number: signal.Signals, name: str

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from mmrl.engine.family import FAMILIES, family_of
 from mmrl.engine.shape import model_shape
@@ -35,6 +34,8 @@ class Counted:
 @pytest.fixture
 def run(models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Counted]:
     """Runs a family's tiny model on one sequence under torch's counter."""
+    from torch.utils.flop_counter import FlopCounterMode
+
     # An engine with ZeRO 3 leaves DeepSpeed's here, which computes a layer's last product again too.
     monkeypatch.setattr(torch.nn.functional, "linear", torch._C._nn.linear)
 

@@ -24,8 +24,8 @@ from mmrl_datasets.digits import write_digits
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["mmrl.algorithms"]
 ALGORITHMS = sorted(PLUGINS.keys() - {"sft"})
-OFTEN = ("cispo", "gspo", "reinforce_pp", "rloo")
-"""One of each kind; the others are trained by ``-m slow``, and with the fake engine in ``tests.commands.replay``."""
+OFTEN = {"cispo": [], "gspo": [pytest.mark.full], "reinforce_pp": [pytest.mark.full], "rloo": []}
+"""One of each kind; the others are trained by the soak tier, and with the fake engine in ``tests.commands.replay``."""
 REWARDS = '''\
 """Each completion is right or wrong by the parity of its first token, where that is not the same for all."""
 
@@ -115,9 +115,7 @@ def documented() -> re.Pattern[str]:
     return re.compile("|".join(re.escape(name).replace("<name>", ".+").replace(r"/\*", "/.+") for name in names))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in OFTEN else [pytest.mark.slow]) for name in ALGORITHMS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=OFTEN.get(name, [pytest.mark.slow])) for name in ALGORITHMS])
 def test_an_algorithm_trains(name, train, models, compare, documented):
     run = train(name)
     before, after = load_file(models("qwen2_5_vl") / "model.safetensors"), run.weights()
@@ -176,6 +174,7 @@ def test_dapo_fills_its_batch_where_most_groups_have_no_signal(train):
     assert len(set(seen)) == len(seen)  # each replacement is the next prompt of the order
 
 
+@pytest.mark.full
 def test_dapo_ends_normally_where_no_group_has_a_signal(train, models):
     run = train("dapo", "algorithm.dynamic_sampling.max_rounds=2", reward="constant")
     assert len(run.steps) == 2

@@ -109,6 +109,7 @@ def test_no_answer_hangs_or_crashes_a_reward(name):
             assert time.process_time() - start < 3, wrapped[:80]
 
 
+@pytest.mark.full
 def test_hostile_answers_are_graded_by_the_worker_like_all_others():
     names = ["math", "numeric", "choice", "count", "exact", "relaxed", "anls", "iou", "format"]
     specs = [RewardSpec(name="math", time_limit_s=0.2, timeout_s=60), *(RewardSpec(name=n) for n in names[1:])]

@@ -243,6 +243,7 @@ def test_files_are_hashed_side_by_side(store, monkeypatch):
     store.write(6, fill()).verify()
 
 
+@pytest.mark.full
 def test_a_checkpoint_of_the_real_learner_is_guarded_as_well(start, tmp_path):
     store = Checkpoints(tmp_path / "run" / "checkpoints")
     store.write(0, fill())

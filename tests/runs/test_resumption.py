@@ -92,9 +92,10 @@ def train_with_a_cut(runs: Runs, config: Path, cut: Any) -> bool:
         return False
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("reinforce_pp", "sft"))) for name in SECTIONS]
-)
+TIERS = {"remax": [pytest.mark.full], "reinforce_pp": [pytest.mark.slow], "sft": [pytest.mark.slow]}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=TIERS.get(name, [])) for name in SECTIONS])
 def test_a_run_cut_at_every_step_comes_out_as_the_unbroken_one(fake_runs: Runs, name):
     """One run, cut after every step: by turns killed when the checkpoint is there, and stopped while it is written."""
     assert fake_runs.train(fake_runs.config("plain", **sections(fake_runs, name, 1))) == 0
@@ -416,7 +417,14 @@ def test_a_fork_may_change_what_is_allowed_and_begins_from_the_newest_of_a_run(f
     assert sorted(path.name for path in (forked / "rollouts").iterdir()) == ["step-000003.jsonl", "step-000004.jsonl"]
 
 
-@pytest.mark.parametrize("point", ["save.shard", "checkpoint.sealed", "fake.update"])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param("save.shard", marks=pytest.mark.full),
+        "checkpoint.sealed",
+        pytest.param("fake.update", marks=pytest.mark.full),
+    ],
+)
 def test_a_fork_that_is_killed_goes_on_with_the_same_command(fake_runs: Runs, point):
     assert fake_runs.train(fake_runs.config(trainer={"save_every": 9})) == 0
     config = fake_runs.config("fork", trainer={"save_every": 9, "steps": 6})
@@ -655,7 +663,7 @@ def test_a_damaged_checkpoint_after_a_lost_rank_is_not_counted_among_the_newest(
     assert outcome(run) == outcome(fake_runs.folder / "plain")
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.full), 2, pytest.param(5, marks=pytest.mark.full)])
 def test_a_lost_rank_costs_the_steps_since_the_checkpoint_and_nothing_else(fake_runs: Runs, count):
     trainer = {"steps": 6, "save_every": 2}
     assert fake_runs.train(fake_runs.config("plain", trainer=trainer)) == 0
@@ -674,6 +682,7 @@ def test_a_lost_rank_costs_the_steps_since_the_checkpoint_and_nothing_else(fake_
     assert outcome(fake_runs.folder / "fork")["state"] == outcome(source)["state"]
 
 
+@pytest.mark.full
 def test_memory_descriptors_and_threads_are_flat_over_500_steps(fake_runs: Runs):
     """What the driver holds after 100 steps and after 500; checkpoints, evaluations and a tracker are part of it."""
     import psutil

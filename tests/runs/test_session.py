@@ -40,6 +40,7 @@ with fake(folder, model) as runs:
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("holding", ["nothing", "lock"])
 def test_a_step_that_hangs_in_this_process_ends_it(holding, fake_runs: Runs):
     config, run = fake_runs.config(trainer={"step_timeout_s": 4.0}), fake_runs.folder / "run"

@@ -66,6 +66,7 @@ def script(tmp_path: Path) -> Callable[[str], list[str]]:
     return write
 
 
+@pytest.mark.full
 def test_two_steps_on_the_cpu_agree_in_every_number():
     rows = list(self_test("cpu", ["float32"]))
     assert [row.check.removeprefix("fp32 ") for row in rows if row.area == "numbers"] == COMPARED
@@ -75,6 +76,7 @@ def test_two_steps_on_the_cpu_agree_in_every_number():
     assert "sampled tokens/s" in about["fp32 speed"]
 
 
+@pytest.mark.full
 def test_a_sampler_that_keeps_its_old_weights_is_found_out(tmp_path):
     script = tmp_path / "old_weights.py"
     script.write_text(KEEPS_OLD_WEIGHTS)
@@ -86,6 +88,7 @@ def test_a_sampler_that_keeps_its_old_weights_is_found_out(tmp_path):
     assert exit_code(list(rows.values())) == 6
 
 
+@pytest.mark.full
 def test_a_packed_row_whose_samples_see_each_other_is_found_out(tmp_path):
     script = tmp_path / "one_sequence.py"
     script.write_text(PACKS_ONE_SEQUENCE)

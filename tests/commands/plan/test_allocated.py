@@ -16,6 +16,8 @@ import pytest
 
 from mmrl.ops.memory import Zero, states
 
+pytestmark = pytest.mark.full
+
 BUCKET = {"zero_optimization": {"reduce_bucket_size": 2 * 10**6}}
 KINDS = ("weights", "master", "optimizer", "gradients", "buckets", "gathered", "reference")
 

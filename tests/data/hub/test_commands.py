@@ -81,6 +81,7 @@ def assert_no_token(folder: Path, environment: Mapping[str, str]) -> None:
         assert environment["HF_TOKEN"].encode() not in path.read_bytes(), path
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "cluster",
     [{"name": "local"}, pytest.param({"name": "ray", "ranks": 2}, marks=pytest.mark.slow)],
@@ -125,6 +126,7 @@ def test_a_model_and_a_dataset_on_the_hub_are_trained_on_at_their_revisions(
     assert hub.requests == []
 
 
+@pytest.mark.full
 def test_main_may_move_between_the_configuration_and_the_weights(
     environment: dict[str, str], hub: Any, tiny: Any, broken: Any
 ) -> None:
