@@ -1,4 +1,4 @@
-"""The self-test's tiny vision-language model, its prompts with drawn images, and the plainest algorithm."""
+"""The self-test's tiny vision-language model, prompts with drawn images, and the plainest algorithm."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ PHASES = {
     "update": "forward and backward",
     "step": "the optimizer step",
 }
-"""Each phase's name for people."""
+"""Names of the phases."""
 KINDS = {"master": "float32 copies", "sampler": "the sampler's share", "runtime": "CUDA and sleeping sampler"}
 """Names of kinds of bytes whose keys say too little."""
 
@@ -142,7 +142,7 @@ class Footprint:
         states: DeepSpeed's states.
         activations: Those of the largest micro-batch.
         forward: The same without gradients.
-        features: Images' features, kept for a step.
+        features: Image features, kept for a step.
         runtime: Allowed for memory outside of tensors.
         asleep: Allowed for a sampler that sleeps.
         sampler_weights: This rank's part of the sampler's weights.
