@@ -47,7 +47,7 @@ def reference(kind: Kind, value: Any, folder: Path) -> str:
 
     Args:
         kind: The plugin's kind.
-        folder: The folder in the run's for its source, if that must be written.
+        folder: A folder in the run's, for its source if that must be written.
 
     Raises:
         ConfigError: They cannot find it, or the folder cannot be made.

@@ -59,7 +59,7 @@ class ChildCommand:
     Args:
         task: ``train``, ``evaluate`` or ``export``.
         request: The task's arguments, fit for JSON.
-        where: Place of errors.
+        where: Errors name it.
     """
 
     def __init__(self, task: str, request: Mapping[str, Any], where: str) -> None:
@@ -83,7 +83,7 @@ class ChildCommand:
             self._caller.flush()
 
     def stop(self, reason: str) -> None:
-        """Have it end where nothing is lost."""
+        """Have it end where nothing is lost; only the first call counts."""
         if not self._reason:
             self._reason = reason
             self._process.send_signal(signal.SIGTERM)

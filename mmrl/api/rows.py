@@ -118,7 +118,7 @@ def _png(image: Any, where: str) -> bytes:
     """The image as PNG, turned as EXIF says: PNG of the pixels alone would lose that."""
     buffer = io.BytesIO()
     try:
-        image.load()  # which turns a TIFF
+        image.load()  # this turns a TIFF
         turned = upright(image)
         (turned if turned.mode in _PNG_MODES else turned.convert("RGB")).save(buffer, "PNG")
     except Exception as error:  # it may be closed, or opened from a damaged file: Pillow raises whatever it likes

@@ -191,7 +191,7 @@ def check_references(prompts: Iterable[Prompt], spec: RewardSpec, name: str) -> 
     Args:
         prompts: Rows that the reward scores.
         spec: A reward that tells right from wrong.
-        name: Its name in the report.
+        name: The reward's name in the report.
     """
     report = ReferenceReport(name)
     contradicted, slow, rejected, references = list[_Row](), list[Prompt](), list[_Row](), dict[str, None]()

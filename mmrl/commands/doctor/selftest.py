@@ -18,7 +18,7 @@ from mmrl.engine.device import WAITING, DeviceKind
 
 PRECISIONS = ("float32", "bfloat16")
 TIMEOUT_S = 900
-"""For one precision; a GPU's first start compiles for minutes."""
+"""Seconds for one precision; a GPU's first start compiles for minutes."""
 TAIL_LINES = 6
 TRIAL = (sys.executable, "-m", "mmrl.commands.doctor.trial")
 

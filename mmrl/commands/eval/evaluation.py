@@ -64,7 +64,7 @@ def evaluate(
 
     Args:
         checkpoint: The model's checkpoint, for the results.
-        interruption: Handles signals; by default they stay as they were.
+        interruption: Handles signals; by default their handlers stay.
 
     Raises:
         MMRLError: The config, the data, a plugin or the machine does not allow it.

@@ -125,7 +125,7 @@ class Samples:
         name = group.group.prompt.id
         self._texts[name] = self._text(group, failures)
         with defer_signals(), writing(self._path), self._path.open("a+b") as file:
-            mend(file)  # ends after the last whole line
+            mend(file)  # cuts a half line off the end
             file.write(self._texts[name].encode("ascii"))
 
     def finish(self) -> None:

@@ -43,7 +43,7 @@ class Source:
 
     Attributes:
         model: A Hugging Face folder.
-        checkpoint: The model's checkpoint, verified; None for a folder of no run's.
+        checkpoint: The model's checkpoint, verified; None if the folder is no run's.
     """
 
     model: Path

@@ -189,7 +189,7 @@ class Footprint:
         return max(sum(kinds.values()) for kinds in self.learning().values())
 
     def least_memory(self, *, samples: bool) -> int:
-        """Bytes of a device that carries this and, with a sampler, one of the longest sequences."""
+        """Bytes that a device needs; a sampler needs room for one of the longest sequences."""
         sampling = sum(self.sampling(self.least_share()).values()) if samples else 0
         return max(self.peak, sampling)
 

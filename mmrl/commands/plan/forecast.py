@@ -142,7 +142,7 @@ class _Forecast:
         return workload(config, self.shape, examples, group_size=self.group_size, share=share)
 
     def _work(self, config: Config) -> Workload:
-        """The workload of a config with other micro-batches at most."""
+        """The workload of a config of which only the micro-batches may differ."""
         budget = config.learner.tokens_per_microbatch
         if budget not in self._works:
             self._works[budget] = self._workload(config, self.examples)

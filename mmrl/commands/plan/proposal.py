@@ -15,7 +15,7 @@ from mmrl.runs.budget import gigabytes
 from mmrl.runs.setup import RunSetup
 
 SEQUENCES = 8
-"""Longest sequences that a proposal leaves room for in the cache if it can."""
+"""Longest sequences that a proposal leaves room for in the sampler's cache if it can."""
 NODE = 8
 """Most ranks that a proposal lets share one copy of the sampler's weights: they must be on one node."""
 LORA = "train adapters (model.lora)"

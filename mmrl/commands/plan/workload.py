@@ -44,7 +44,7 @@ class Workload:
 
     @property
     def microbatches(self) -> int:
-        """Most of any rank in one optimizer step: the others wait for it."""
+        """Most micro-batches of a rank in one optimizer step: the others wait for it."""
         return max(map(len, self.rows))
 
     @property
@@ -79,7 +79,7 @@ def workload(
 
 
 _Sample = tuple[int, Example]
-"""A prompt's number, and its example."""
+"""A prompt's number and example."""
 
 
 def _items(samples: Sequence[_Sample]) -> list[Item]:

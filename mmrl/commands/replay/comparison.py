@@ -91,7 +91,7 @@ class Explanations:
     """Why a rollout's reward may differ.
 
     Attributes:
-        then: How it failed in the run, by epoch, prompt id, member and reward.
+        then: How a reward failed in the run, by epoch, prompt id, member and reward.
         now: How it fails now, by the rollout's key and the reward.
         unstable: Both values, likewise, of a reward that changed when it was asked again.
         of_reward: Changes by reward.

@@ -68,7 +68,7 @@ class RecordedLearner:
         return [group.reference_logprobs[index] for group, index in found]
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
-        """Metrics of an optimizer step on the recorded log-probs; none is taken."""
+        """Metrics of an optimizer step on the recorded log-probs; no step is taken."""
         import torch
 
         began = [self._began(row.sample) for row in rows]
@@ -111,7 +111,7 @@ class Rerun:
     """The outcome of a step.
 
     Attributes:
-        kept: True for each sampled group, in that order, that the algorithm keeps.
+        kept: For each sampled group in order, True if the algorithm keeps it.
         groups: The groups that were trained on.
         left_out: Recorded groups that the step would not have had, if nothing is rejected: they were carried over, or
             sampled in place of rejected ones.
