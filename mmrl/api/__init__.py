@@ -1,1 +1,1 @@
-"""What Python calls: train, evaluate, export."""
+"""Functions: train, evaluate, export."""

@@ -1,4 +1,4 @@
-"""What ``import mmrl`` offers to programs and notebooks: the commands train, eval and export as functions.
+"""The commands train, eval and export as functions, for programs and notebooks that ``import mmrl``.
 
 Each runs in a process of its own (``mmrl.api.child_command``), so a notebook may call them as often as it likes, from
 any folder.
@@ -37,11 +37,11 @@ _NOTHING: Mapping[str, Any] = {}
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Answer:
-    """What a command answers.
+    """The answer of a command.
 
     Attributes:
-        data: As the command answers with ``--json``.
-        text: As the command prints.
+        data: The command's ``--json`` output.
+        text: The printed output.
     """
 
     data: Mapping[str, Any]
@@ -53,7 +53,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Evaluation(Answer):
-    """What an evaluation found."""
+    """The results of an evaluation."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -73,25 +73,25 @@ def train(
 ) -> Run:
     """Run a config, or go on with the run that its ``trainer.run_dir`` holds, as ``mmrl train`` does.
 
-    Ctrl-C has the run save a checkpoint and ends; a second one ends it at once.
+    Ctrl-C saves a checkpoint and ends the run; a second one ends it at once.
 
     Args:
         config: A YAML file or a mapping.
         overrides: Values that win over the config's and those below, such as ``{"trainer.steps": 20}``.
-        rewards: In place of the config's: names, classes, functions of rollouts, or entries as in the config, whose
-            ``name`` may be a class or function too.
+        rewards: Names, classes, functions of rollouts, or entries as in the config, whose ``name`` may be a class or
+            function too. They replace the config's.
         dataset: Rows for ``data.train``, whose loader reads them from a parquet file in its option ``path``; or a class
             that loads them.
         algorithm: The name or class of the learning rule.
-        callbacks: Each called with a step and its metrics soon after the step; the run does not wait for it. One that
-            answers False stops the run, where nothing is lost; one that raises does too, and the error is raised.
+        callbacks: Each is called with a step and its metrics soon after the step; the run does not wait for it. One
+            that returns False or raises stops the run, where nothing is lost; its error is raised.
         allow_change: Keys that may have changed in a run that goes on, as ``--allow-change``.
 
     Returns:
-        The run; ``stopped`` tells whether and why it has not taken all its steps. The same call goes on.
+        The run; ``stopped`` says why it ended early. The same call goes on.
 
     Raises:
-        MMRLError: As ``mmrl train``; its exit codes are these classes.
+        MMRLError: See ``mmrl train``; each class has one of its exit codes.
         KeyboardInterrupt: Ctrl-C, when the run has ended.
     """
     loaded = _loaded(config, overrides, rewards, dataset, algorithm)
@@ -129,12 +129,12 @@ def evaluate(
 
     Args:
         model: A model folder, a hub name, a run (its newest good checkpoint) or a checkpoint; None for the config's.
-        config: By default that of the run or checkpoint.
+        config: By default the run's or checkpoint's.
         overrides: Values that win over the config's.
-        samples: Completions of each prompt; with more than one also pass@k and majority@k.
+        samples: Completions of each prompt; more than one adds pass@k and majority@k.
         temperature: 0 is greedy; by default greedy for one completion, else ``sampler.temperature``.
-        limit: The first so many prompts.
-        blank_images: Also with grey images in place of the prompts' own.
+        limit: Number of prompts, from the first on.
+        blank_images: Evaluate with grey images in place of the prompts' own, too.
         output: A folder for completions and results; the same call goes on there.
 
     Raises:
@@ -175,9 +175,9 @@ def export(
         checkpoint: A checkpoint, a run (its newest good checkpoint) or a model folder.
         out: A new folder, or an empty one.
         dtype: float32, bfloat16 or float16; by default as stored.
-        adapter: Keep an adapter one; else it is merged.
+        adapter: Keep an adapter as it is; else it is merged.
         base: The model that was adapted, if it has moved.
-        shard_gb: Most of a file of weights, in gigabytes.
+        shard_gb: Largest file of weights, in gigabytes.
 
     Raises:
         MMRLError: There is no model, it does not agree with its source, or ``out`` cannot be taken.
@@ -199,7 +199,7 @@ def _complete(answer: dict[str, Any], stopped: str) -> dict[str, Any]:
 def _loaded(
     config: ConfigLike, overrides: Mapping[str, Any], rewards: Any, dataset: Any, algorithm: Any
 ) -> LoadedConfig:
-    """The config of a run, checked; what was given stands in files of the run's folder, unless there are errors."""
+    """The checked config of a run; given plugins and rows become files in its folder, unless there are errors."""
     base = Located.of(config, "config") if isinstance(config, Mapping) else Path(config).expanduser()
     over = Located.of_dotted(overrides, "overrides")
     tree, _ = read_tree([base, over])
@@ -237,7 +237,7 @@ def _value(tree: Located, *path: str) -> Any:
 
 @contextmanager
 def _kept_if_good(folder: Path) -> Iterator[None]:
-    """The folder, made if something is written; what a block that fails has written is removed."""
+    """Remove from the folder what the block has written if it fails."""
     before, had_run = set(folder.rglob("*")), folder.parent.exists()
     try:
         yield

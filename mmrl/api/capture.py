@@ -1,9 +1,9 @@
-"""How a function or class of this process is named for others: by its module, its file, or a file of its source.
+"""Names of functions and classes for other processes: by their module, their file, or a file of their source.
 
-Nothing is pickled. What lives in a script that is being run or in a notebook's cell is written to a file with all that
-its source names: modules as imports, simple constants as they are, functions and classes of the same place by their own
-source. What has no such source is refused by name. The file's source is run here once, and refused where that does not
-give the same: defaults, decorators' arguments and class bodies take what a name stands for when they are run.
+Nothing is pickled. A definition in a running script or a notebook's cell is written to a file with all that its source
+names: modules as imports, simple constants as they are, functions and classes of the same place by their own source.
+Anything else is refused by name. The file is run here once, and is refused if it does not give the same: defaults,
+decorators' arguments and class bodies use the value that a name has when they are run.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from mmrl.runs.files import making, replace_file
 from mmrl.system.redaction import Redactor
 
 GIVEN = "given"
-"""The folder in RUN for what ``mmrl.train`` was given."""
+"""The folder in RUN for the arguments of ``mmrl.train``."""
 _IN_FILE = "put it into a file, with all that it uses, and name that: path/to/file.py:Name"
 _MAX_CONSTANT = 1 << 16
 _GIVEN_FILE = "<given>"
 _POSTPONED = annotations.compiler_flag
-"""Of code under ``from __future__ import annotations``."""
+"""Flag of code under ``from __future__ import annotations``."""
 _PARTS = (
     *("__name__", "__defaults__", "__kwdefaults__", "__closure__", "cell_contents", "__func__", "fget", "fset", "fdel"),
     *("func", "args", "keywords", "__bases__", "__dict__"),
 )
-"""Attributes of functions, classes, and what wraps them, that hold what their source has been run with."""
+"""Attributes of functions, classes and their wrappers that hold values which their source was run with."""
 
 
 def reference(kind: Kind, value: Any, folder: Path) -> str:
     """The name by which other processes find a function or class; a text is one already.
 
     Args:
-        kind: What it is to be.
-        folder: Where its source is written, if it has to be; in the run's.
+        kind: The plugin's kind.
+        folder: A folder in the run's, for its source if that must be written.
 
     Raises:
-        ConfigError: They cannot find it; says why, and what to do. Or there can be no such folder.
+        ConfigError: They cannot find it, or the folder cannot be made.
         ResourceError: The file cannot be written.
     """
     if isinstance(value, str):
@@ -86,7 +86,7 @@ def _place(value: Any) -> str | None:
 
 
 def _is_importable(module: ModuleType) -> bool:
-    """Whether another process that looks in the same places finds it under its name."""
+    """True if another process that looks in the same places finds it under its name."""
     name, origin = module.__name__, getattr(module, "__file__", None)
     if name == "__main__":
         return False
@@ -98,7 +98,7 @@ def _is_importable(module: ModuleType) -> bool:
 
 
 def _inner(value: Any) -> Any:
-    """What decorators have wrapped."""
+    """The value without its decorators."""
     return inspect.unwrap(value) if callable(value) else value
 
 
@@ -136,7 +136,7 @@ class _Source:
         return text
 
     def _compared(self, text: str, made: dict[str, Any]) -> str:
-        """What the file defines otherwise than it is here; empty if nothing."""
+        """The first difference between the file's definitions and these; empty if none."""
         seen: dict[tuple[int, int], Any] = {}
         try:
             for name, value in self._known.items():
@@ -146,12 +146,12 @@ class _Source:
                 is_written = inspect.isfunction(again) and again.__code__.co_filename == _GIVEN_FILE
                 if is_written and inspect.getsource(live).rstrip() not in text:
                     return f"{live.__qualname__} has been defined again"
-        except Exception as error:  # what is compared may raise whatever it likes, or have no end
+        except Exception as error:  # compared values may raise anything, or have no end
             return f"{type(error).__name__}: {error}"
         return ""
 
     def _run(self) -> tuple[str, dict[str, Any]]:
-        """The whole file, and what it defines when it is run."""
+        """The whole file, and its definitions once it is run."""
         future = ["from __future__ import annotations\n"] if self._postpones else []
         constants = [f"{name} = {shown}" for name, shown in self._constants.items()]
         lines = [*future, *sorted(self._imports), "", *constants, "", *self._definitions.values()]
@@ -166,11 +166,11 @@ class _Source:
         return text, made
 
     def _mends(self, missing: str | None, text: str) -> bool:
-        """Whether something has changed about a name that was missing when the file was run."""
-        if missing in self._known:  # further down; if only an annotation names it, that can wait
+        """Supply a name that was missing when the file was run; False if that is impossible."""
+        if missing in self._known:  # defined further down; an annotation that names it can wait
             postponed, self._postpones = self._postpones, True
             return not postponed
-        if missing and missing in self._names:  # a class body takes it, for an attribute of that name
+        if missing and missing in self._names:  # a class body reads it for its attribute of that name
             after, self._definitions = self._definitions, {}
             self._need(missing, self._names, ast.parse(text))
             self._definitions |= after
@@ -220,7 +220,7 @@ class _Source:
         return source.rstrip() + "\n", node
 
     def _need(self, name: str, names: Mapping[str, Any], tree: ast.AST) -> None:
-        """Have the file define what ``name`` stands for."""
+        """Have the file define ``name``."""
         if name not in names:
             if not hasattr(builtins, name):
                 self._no(f"it names {name}, which is not defined")
@@ -251,7 +251,7 @@ class _Source:
             )
 
     def _import(self, name: str, module: ModuleType, tree: ast.AST) -> None:
-        """Have the file import a module, and what is used of its submodules."""
+        """Have the file import a module, and its submodules that are used."""
         for each in _modules(module, name, tree):
             if not _is_importable(each):
                 self._no(f"it uses the module {each.__name__}, which no other process can import")
@@ -264,7 +264,7 @@ def _renamed(name: str, known_as: str) -> str:
 
 
 def _methods(cls: type) -> Iterator[Any]:
-    """The functions that a class defines in its source, of inner classes too."""
+    """The functions in a class's source, with those of inner classes."""
     for value in vars(cls).values():
         value = _inner(getattr(value, "__func__", getattr(value, "fget", value)))
         if isinstance(value, type) and value.__qualname__.startswith(f"{cls.__qualname__}."):
@@ -278,9 +278,9 @@ def _methods(cls: type) -> Iterator[Any]:
 
 
 def _class_source(cls: type) -> str:
-    """The source of a class; of a notebook's, which has no file, from its cell.
+    """The source of a class; a notebook's class, which has no file, has it in a cell.
 
-    That is the cell of its methods; of a class without any, the last one that defines such a class.
+    That is the cell of its methods; without methods, the last cell that defines such a class.
     """
     try:
         return inspect.getsource(cls)
@@ -382,7 +382,7 @@ def _origin(value: Any) -> tuple[str, str] | None:
 
 
 def _difference(live: Any, made: Any, seen: dict[tuple[int, int], Any]) -> str:
-    """What differs between two results of the same source; empty if nothing does."""
+    """The first difference of two results of the same source; empty if none."""
     if live is made or (id(live), id(made)) in seen:
         return ""
     seen[id(live), id(made)] = live, made  # kept, so that nothing else gets their ids
@@ -398,7 +398,7 @@ def _difference(live: Any, made: Any, seen: dict[tuple[int, int], Any]) -> str:
 
 
 def _parts(value: Any) -> dict[Any, Any]:
-    """The values that a value consists of; none of a simple one."""
+    """The values that a value consists of; empty for a simple one."""
     if isinstance(value, list | tuple | Mapping):
         return dict(value if isinstance(value, Mapping) else enumerate(value))
     found = {}
@@ -417,6 +417,6 @@ def _shown(value: Any) -> str:
     """How Python shows a value, without its address and the function that its class is defined in."""
     try:
         shown = repr(value)
-    except Exception:  # such as of a number of 5000 digits
+    except Exception:  # such as for a number of 5000 digits
         shown = object.__repr__(value)
     return re.sub(r" at 0x[0-9a-f]+|\w+\.<locals>\.", "", shown)

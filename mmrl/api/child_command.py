@@ -1,8 +1,8 @@
-"""A command of ``mmrl`` for a program that calls it: in a fresh process, whose outcome comes back; both ends of it.
+"""Runs a command of ``mmrl`` in a fresh process and returns its outcome to the caller; both ends are here.
 
-vLLM never leaves its process's group and signals are the run's own, so nothing of a run happens in the caller. The
-process has a session of its own, so Ctrl-C does not reach it but through the caller; it ends as after SIGTERM when the
-caller is gone. What it prints the caller prints, and its error is raised there again.
+Nothing of a run happens in the caller, since vLLM never leaves its process's group and a run handles its own signals.
+The process has a session of its own, so Ctrl-C reaches it only through the caller; it ends as after SIGTERM when the
+caller is gone. The caller prints its output, and raises its error again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from mmrl.system.signals import Interruption, Stopped, prepare_exit
 from mmrl.system.worker_process import python
 
 MODULE = "mmrl.api.child_command"
-"""Whose ``serve`` the process calls."""
+"""The process calls its ``serve``."""
 _PATIENCE_S = 0.2
-"""Between two looks at what is new."""
+"""Seconds between looks for output."""
 _DRAIN_S = 1.0
-"""For what was printed last."""
+"""Seconds for the last output."""
 
 Answer = dict[str, Any]
 Watch = Callable[[], None]
@@ -45,7 +45,7 @@ class Outcome:
     """How a command ended.
 
     Attributes:
-        answer: ``data`` as the command answers with ``--json``, ``text`` as it prints; empty if there is none.
+        answer: ``data``, the ``--json`` output, and ``text``, the printed one; empty if there is none.
         stopped: Why it ended early; empty if it did not.
     """
 
@@ -58,8 +58,8 @@ class ChildCommand:
 
     Args:
         task: ``train``, ``evaluate`` or ``export``.
-        request: What the task takes, as JSON can hold it.
-        where: For errors.
+        request: The task's arguments, fit for JSON.
+        where: Errors name it.
     """
 
     def __init__(self, task: str, request: Mapping[str, Any], where: str) -> None:
@@ -83,16 +83,16 @@ class ChildCommand:
             self._caller.flush()
 
     def stop(self, reason: str) -> None:
-        """Have it end where nothing is lost; once."""
+        """Have it end where nothing is lost; only the first call counts."""
         if not self._reason:
             self._reason = reason
             self._process.send_signal(signal.SIGTERM)
 
     def wait(self, watch: Watch = lambda: None) -> Outcome:
-        """Its outcome, when it has ended; what it prints is printed meanwhile.
+        """Print its output until it has ended, and return its outcome.
 
         Args:
-            watch: Called again and again, and once when it has ended. What it raises stops the command, and is raised.
+            watch: Called again and again, and once when it has ended. Its error stops the command, and is raised.
 
         Raises:
             MMRLError: That of the command; ``ResourceError`` if the process was killed.
@@ -120,7 +120,7 @@ class ChildCommand:
             self._close()
 
     def _has_ended(self) -> bool:
-        """Print what is new, waiting for it for a moment; whether the process is gone."""
+        """Wait for new output for a moment, and print it; True if the process is gone."""
         has_ended = self._process.poll() is not None
         deadline = time.monotonic() + (_DRAIN_S if has_ended else _PATIENCE_S)
         while self._streams and time.monotonic() < deadline:
@@ -176,7 +176,7 @@ class ChildCommand:
         raise self._unexplained(code)
 
     def _unexplained(self, code: int) -> MMRLError:
-        """For a process that could not tell: it was killed, or its watchdog has ended it."""
+        """The error of a process that told none: it was killed, or its watchdog ended it."""
         if code < 0:
             return ResourceError(
                 f"the process of mmrl.{self._task} was ended by {signal.Signals(-code).name}",
@@ -191,7 +191,7 @@ class ChildCommand:
 
 
 class _Relay:
-    """One of its streams, printed by the caller as it comes."""
+    """A stream of the process, printed as it comes."""
 
     def __init__(self, stream: IO[bytes], to: Callable[[], TextIO]) -> None:
         self._stream, self._to = stream, to
@@ -221,7 +221,7 @@ def _error(fields: Mapping[str, Any]) -> MMRLError:
 
 
 def serve() -> None:
-    """Do what is asked for, and exit as the command would."""
+    """Do the requested task, and exit as its command."""
     finish = prepare_exit()
     with Interruption() as interruption:
         code = _serve(interruption)

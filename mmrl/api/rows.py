@@ -18,10 +18,10 @@ _PNG_MODES = {"1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16"}
 
 
 def write_rows(rows: Iterable[Any], folder: Path) -> Path:
-    """The parquet file of the rows, in a folder of ``folder`` that is named by their content.
+    """Write the rows to a parquet file, in a folder of ``folder`` that is named by their content.
 
     An image of Pillow is written as a PNG file, a ``Path`` as the file's bytes, and bytes as they are, each as a struct
-    of bytes and path; arrays are lists.
+    of bytes and path; arrays become lists.
 
     Raises:
         ConfigError: A row is no mapping, or there can be no such folder.
@@ -70,7 +70,7 @@ def _column(name: str, values: list[Any]) -> Any:
     unfit = (pa.ArrowException, OverflowError, UnicodeError)
     try:
         column = pa.array(values)
-        pq.write_table(pa.table({name: column[:0]}), io.BytesIO())  # not every type of arrow has one of parquet
+        pq.write_table(pa.table({name: column[:0]}), io.BytesIO())  # parquet lacks some types of arrow
     except unfit as error:
         for number, value in enumerate(values):
             try:
@@ -102,7 +102,7 @@ def _cell(value: Any, where: str) -> Any:
         except OSError as error:
             raise DataError(f"the file {value} cannot be read: {error.strerror}", where=where) from error
     if isinstance(value, Mapping):
-        if value.keys() == {"bytes", "path"}:  # as datasets has an image
+        if value.keys() == {"bytes", "path"}:  # an image of datasets
             return dict(value)
         return {str(name): _cell(item, where) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -115,10 +115,10 @@ def _cell(value: Any, where: str) -> Any:
 
 
 def _png(image: Any, where: str) -> bytes:
-    """The image as a viewer shows it: PNG of the pixels alone would lose how EXIF says to turn them."""
+    """The image as PNG, turned as EXIF says: PNG of the pixels alone would lose that."""
     buffer = io.BytesIO()
     try:
-        image.load()  # which turns a TIFF
+        image.load()  # this turns a TIFF
         turned = upright(image)
         (turned if turned.mode in _PNG_MODES else turned.convert("RGB")).save(buffer, "PNG")
     except Exception as error:  # it may be closed, or opened from a damaged file: Pillow raises whatever it likes

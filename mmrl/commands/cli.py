@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code.
 
     Args:
-        argv: By default what the process was started with: then the process is to end with that code.
+        argv: By default the process's own words: then the process must end with that code.
     """
     if argv is not None:
         return _run(list(argv))
@@ -74,7 +74,7 @@ def _run(words: list[str]) -> int:
         return 130
     except Exception as error:
         if isinstance(error, BrokenPipeError) and not is_training:
-            return 0  # who reads what the command prints has seen enough
+            return 0  # the reader of the output has closed it
         print_error(traceback.format_exc())
         return 1
     finally:
@@ -82,7 +82,7 @@ def _run(words: list[str]) -> int:
 
 
 def _drop_broken_streams() -> None:
-    """Drop what stdout and stderr could not take, as the interpreter's last flush would change the exit code."""
+    """Drop output that cannot be written, as the interpreter's last flush would change the exit code."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

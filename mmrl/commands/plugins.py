@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def kind_and_name(word: str, command: str, option: str) -> tuple[Kind, str]:
-    """Such as ``("reward", "exact")`` of ``reward:exact``.
+    """The parts of a word such as ``reward:exact``.
 
     Raises:
         ConfigError: The word is no such pair.

@@ -1,4 +1,4 @@
-"""What commands print: answers to stdout, in JSON or as lines, complaints to stderr; neither holds a secret."""
+"""Commands' output: answers to stdout, in JSON or as lines, complaints to stderr; neither holds a secret."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def answer(data: Any, lines: Iterable[str], *, as_json: bool, ascii_only: bool =
     """Print the data in JSON, or the lines with their control characters shown.
 
     Args:
-        ascii_only: Write JSON in ASCII, as of texts which may hold what a terminal obeys.
+        ascii_only: Write JSON in ASCII, for texts that a terminal may obey.
     """
     from mmrl.system.redaction import Redactor
 

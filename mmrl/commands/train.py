@@ -83,10 +83,10 @@ def train(
 
     Args:
         resume: ``auto`` goes on from the newest good checkpoint, ``never`` refuses a directory that holds a run; else
-            the path of another run, or of a checkpoint of one, to begin a new run from; the same words go on with that.
-        interruption: What signals do; by default what they did before.
-        strict: Refuse to go on if the newest checkpoint is damaged, rather than from the one before.
-        allowed: Keys whose change is no reason to refuse.
+            the path of another run, or of a checkpoint of one, to begin a new run from; the same path goes on with it.
+        interruption: Handles signals; by default their handlers stay.
+        strict: Refuse to go on if the newest checkpoint is damaged; else the one before is used.
+        allowed: Keys whose values may have changed.
         profiled_steps: Steps to write a trace of, to RUN/profile.
         verbose: Show what the engines' libraries write.
 

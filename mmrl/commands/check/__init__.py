@@ -1,1 +1,1 @@
-"""``mmrl check``: what a config would do, found out without a GPU."""
+"""``mmrl check``: examines a config without a GPU."""

@@ -1,4 +1,4 @@
-"""Answers made up for a prompt, and what the rewards of a run give for them.
+"""Made-up answers to a prompt, and the rewards that they earn.
 
 Rewards run in their worker processes as in a run, so one that hangs costs its deadline here too.
 """
@@ -20,7 +20,7 @@ from mmrl.types import EncodedPrompt, FinishReason, IntArray, Prompt, Rollout, R
 
 @dataclass(frozen=True, slots=True)
 class TriedAnswer:
-    """One answer to one prompt, and what each reward gives for it; NaN where it cannot score."""
+    """One answer to one prompt, and each reward's value for it; NaN where it cannot score."""
 
     kind: str
     text: str
@@ -44,7 +44,7 @@ class TriedAnswer:
 def try_rewards(scorer: Scorer, prompt: EncodedPrompt, max_new_tokens: int) -> list[TriedAnswer]:
     """A right, a wrong, an empty and a truncated answer, scored by all rewards.
 
-    Of the ways to give a right one that earns most. To a prompt without a reference the first two are just two answers.
+    The right one has the form that earns most. Without a reference the first two are just two answers.
 
     Raises:
         PluginError: A reward fails.
@@ -74,7 +74,7 @@ def try_rewards(scorer: Scorer, prompt: EncodedPrompt, max_new_tokens: int) -> l
 
 
 def reference_texts(answer: Any) -> list[str]:
-    """A reference as a model may write it; a list may mean any of its items, or, as boxes do, the whole."""
+    """A reference as a model may write it; a list may mean any of its items or, as a box does, the whole."""
     if hasattr(answer, "tolist"):
         answer = answer.tolist()
     if isinstance(answer, float) and answer.is_integer():
@@ -105,13 +105,13 @@ def wrong_for(reference: str) -> str:
 
 
 def unread(prompt: Prompt) -> EncodedPrompt:
-    """The prompt as far as a reward of texts needs it: no tokens, and its images not decoded."""
+    """The prompt as far as a reward of texts needs it, without tokens and images."""
     text = "\n".join(message.content for message in prompt.messages)
     return EncodedPrompt(prompt=replace(prompt, images=()), text=text, token_ids=np.zeros(0, np.int32), images=())
 
 
 def completions(prompt: EncodedPrompt, texts: Sequence[str], cut_at: int | None = None) -> RolloutGroup:
-    """The texts as completions of a prompt: one token each byte, or ``cut_at`` tokens, cut off there."""
+    """The texts as completions of a prompt: one token per byte, or cut off at ``cut_at`` tokens."""
     finish: FinishReason = "stop" if cut_at is None else "length"
     rollouts = []
     for index, text in enumerate(texts):

@@ -25,10 +25,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check(loaded: LoadedConfig) -> Report:
-    """Check a config as far as that goes without a device: plugins, model files, every row, the rewards, the disk.
+    """Check all that needs no device: plugins, model files, every row, the rewards, the disk.
 
     Raises:
-        MMRLError: The plugins do not fit the config; what else is wrong is in the report.
+        MMRLError: The plugins do not fit the config; all other errors are in the report.
     """
     from mmrl.cluster.process import prepare_process
     from mmrl.commands.check.examination import examine

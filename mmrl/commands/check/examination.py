@@ -1,4 +1,4 @@
-"""Looks at everything of a run that needs no device, part by part; one part's fault does not hide the next one's."""
+"""Examines everything of a run that needs no device; one part's fault does not hide the next one's."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GRADED = 10_000
 TRIED = 8
 """Prompts of a source that rewards are tried on until they can score one."""
 ENCODED = 32
-"""Prompts whose images are decoded and stored in any case, evenly spread over a dataset."""
+"""Prompts whose images are always decoded and stored, evenly spread over a dataset."""
 DECODING_S = 10.0
 """Seconds for decoding the images of further rows of a dataset."""
 _SHOWN_CHARACTERS = 4000
@@ -94,7 +94,7 @@ class _Examination:
         self.report.warnings += self.setup.warnings
 
     def _rows_without_a_model(self) -> None:
-        """What can be said of data while the model's hub is away."""
+        """Report the datasets' rows without the model."""
         for name, spec in (("train", self.config.data.train), ("eval", self.config.data.eval)):
             if spec is not None:
                 with self.report.guarded():
@@ -131,9 +131,9 @@ class _Examination:
         self._references(name, source, found.sources)
 
     def _images(self, name: str, source: PromptSource) -> None:
-        """Decode images of rows all over the dataset, and then of all in turn while there is time.
+        """Decode images of rows all over the dataset, then of all rows in turn while there is time.
 
-        A row whose pixels are damaged is treated as a run does: it is left out, or too many of them are an error.
+        A row with damaged pixels is treated as in a run: it is left out, or too many of them are an error.
         """
         known, grid, errors = len(source.dropped), self.setup.media.grid, list[DataError]()
         spread = np.unique(np.linspace(0, len(source) - 1, min(len(source), ENCODED)).astype(int)).tolist()
@@ -164,7 +164,7 @@ class _Examination:
             self.report.warn(f"{source.name}: {rows(len(damaged))} cannot be used, and a run takes others instead")
 
     def _references(self, name: str, source: PromptSource, row_sources: Sequence[str]) -> None:
-        """Each reward that tells right from wrong, on the rows that it scores."""
+        """Check each reward that tells right from wrong on its rows."""
         if name == "train" and not self.setup.source.samples:
             return
         reports = list[dict[str, Any]]()
@@ -192,7 +192,7 @@ class _Examination:
                 self._note(problem)
 
     def _both(self) -> None:
-        """Questions that are trained on and evaluated."""
+        """Count rows of data.eval that are in data.train."""
         if len(self._profiles) < 2:
             return
         trained = set(self._profiles["train"].fingerprints)
@@ -203,9 +203,9 @@ class _Examination:
             self.report.warn(f"data.eval: {shared} of {total} rows ask and show the same as a row of data.train")
 
     def _samples(self) -> None:
-        """One prompt of each source as the model reads it, and the rewards tried on it."""
+        """Show a prompt of each source as the model reads it, and try the rewards on it."""
         source, sources = self.setup.training, self._profiles["train"].sources
-        # With an image where the source has any: those are the ones that go wrong.
+        # Prompts with images come first: those are the ones that go wrong.
         order = sorted(range(len(sources)), key=lambda place: not self._profiles["train"].image_tokens[place])
         samples, trials = list[dict[str, Any]](), list[dict[str, Any]]()
         scorer = Scorer(self.config.rewards) if self.config.rewards and self.setup.with_sampler else None
@@ -233,7 +233,7 @@ class _Examination:
         return {"id": prompt.id, "text": prompt.text, "tokens": len(prompt.token_ids), "image_tokens": patches}
 
     def _try_rewards(self, scorer: Scorer, prompts: Iterator[EncodedPrompt]) -> dict[str, Any]:
-        """On the first prompt whose right answer can be scored; without a reference, nothing is right or wrong."""
+        """Use the first prompt whose right answer can be scored; without a reference, none is right or wrong."""
         for prompt in prompts:
             answers = try_rewards(scorer, prompt, self.config.sampler.max_new_tokens)
             if answers[0].is_scored:
@@ -263,7 +263,7 @@ class _Examination:
             self._note(problem)
 
     def _image_bytes(self) -> int:
-        """What stored images take, guessed from those that were decoded."""
+        """Bytes of stored images, estimated from the decoded ones."""
         stored = self._stored
         images = sum(len(found.sizes) for found in self._profiles.values())
         return int(sum(stored) / len(stored) * images) if stored else 0

@@ -1,4 +1,4 @@
-"""What a dataset's rows are like: lengths, images, duplicates. Headers are read, no pixels."""
+"""Lengths, images and duplicates of a dataset's rows. Headers are read, no pixels."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _BAR = 40
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Of the rows that a run keeps.
+    """The rows that a run keeps.
 
     Attributes:
         lengths: Tokens of each prompt, image tokens included.
-        image_tokens: Those of its images.
+        image_tokens: Image tokens of each prompt.
         sizes: (width, height) of each image in its file, turned upright.
         modes: Images of each Pillow mode.
         formats: Images of each file format.
         transparent: Images that have transparency, which is shown on white.
-        resized: Images that are not on the model's grid as they are.
+        resized: Images that are not on the model's grid.
         images_max: Most images of one prompt.
-        sources: Of each row, what it is from.
-        fingerprints: Of each row, what it asks, text and images alike.
+        sources: Each row's source.
+        fingerprints: Each row's fingerprint.
     """
 
     lengths: Sequence[int]
@@ -125,7 +125,7 @@ def profile(source: PromptSource, grid: ImageGrid) -> Profile:
 
 
 def fingerprint(prompt: Prompt) -> bytes:
-    """Equal for prompts that show and ask the same."""
+    """A hash, equal for prompts that show and ask the same."""
     digest = hashlib.blake2b(digest_size=16)
     for part in [text for message in prompt.messages for text in (message.role, message.content)]:
         digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
@@ -135,5 +135,5 @@ def fingerprint(prompt: Prompt) -> bytes:
 
 
 def _range(values: Sequence[int]) -> tuple[int, int, int]:
-    """Least, median and most; zeros of none."""
+    """Least, median and most; zeros if empty."""
     return (min(values), int(np.median(values)), max(values)) if values else (0, 0, 0)

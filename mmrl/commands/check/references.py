@@ -30,29 +30,29 @@ _TOWER = re.compile(r"\*\*|\d\s*!|\^[^^]*\^\s*\{?\s*\d")
 """Powers of powers and factorials, whose digits may not fit any memory."""
 _IN_FLIGHT = 512
 _COMPARED = 50
-"""Other rows' references that a demonstration is held against."""
+"""Other rows' references that a demonstration is compared with."""
 _ONLY = frozenset({0})
 
 
 @dataclass(slots=True)
 class ReferenceReport:
-    """How a reward that tells right from wrong takes the references of the rows that it scores.
+    """The references of a reward's rows, graded by that reward, which tells right from wrong.
 
     Attributes:
-        reward: Its component's name, and where it is one of several the sources that it scores.
-        graded: Rows looked at that it can score.
-        unscored: Ids of rows that it cannot, right or wrong: they have no reference for it.
-        without_reference: Rows that it scores although they have none, so nothing is right or wrong in them.
+        reward: Its component's name; one of several rewards also names its sources.
+        graded: Rows that it can score.
+        unscored: Ids of rows that it cannot score: they have no reference for it.
+        without_reference: Rows that it scores without a reference, so that no answer is right or wrong.
         error: The first thing that the reward raised; it would stop a run.
-        ignores_references: Whether rejected rows earn the same with another reference: it judges something else.
-        values: Least and most that it gave for any answer.
+        ignores_references: True if rejected rows earn the same with another reference: it judges something else.
+        values: Its least and largest value for any answer.
         rejected: (prompt id, reference, why) where no form of the reference earns more than a wrong answer.
         unboxed: Ids of rows whose reference is accepted, but not in a box.
         towers: (prompt id, reference) where the reference is a power of powers or a factorial.
         slow: (prompt id, reference, seconds) where one answer took longer than ``SLOW_S`` to be graded.
         demonstrations: Rows with a demonstration.
         contradicted: (prompt id, reference) where the demonstration does not earn the row's reference.
-        swapped: Of those that were held against other rows' references, the share that earns one of them.
+        swapped: Share of some contradicted rows whose demonstrations earn another row's reference.
     """
 
     reward: str
@@ -116,10 +116,10 @@ class ReferenceReport:
         return lines
 
     def judges_style(self, alone: bool) -> bool:
-        """Whether right and wrong are not what it tells apart, and may not be: something else is.
+        """True if it ignores references, and may: it tells something else apart.
 
         Args:
-            alone: Whether it is the run's only reward; then it has to tell something apart.
+            alone: True if it is the run's only reward; then its values must differ.
         """
         return self.ignores_references and not (alone and self.values[0] == self.values[1])
 
@@ -128,8 +128,8 @@ class ReferenceReport:
 
         Args:
             where: The dataset.
-            tolerated: Share of the rows up to which something is only a warning.
-            alone: Whether it is the run's only reward.
+            tolerated: Share of the rows up to which a problem is only a warning.
+            alone: True if it is the run's only reward.
         """
         if self.error is not None:
             yield self.error
@@ -186,12 +186,12 @@ class ReferenceReport:
 
 
 def check_references(prompts: Iterable[Prompt], spec: RewardSpec, name: str) -> ReferenceReport:
-    """Grade each row's reference against itself, in a box, in answer tags and bare, against a wrong answer.
+    """Compare each row's reference as an answer, in a box, in answer tags and bare, with a wrong answer.
 
     Args:
         prompts: Rows that the reward scores.
         spec: A reward that tells right from wrong.
-        name: What the report calls it.
+        name: The reward's name in the report.
     """
     report = ReferenceReport(name)
     contradicted, slow, rejected, references = list[_Row](), list[Prompt](), list[_Row](), dict[str, None]()
@@ -215,7 +215,7 @@ def check_references(prompts: Iterable[Prompt], spec: RewardSpec, name: str) -> 
                 slow.append(row.prompt)
             if not row.earns("demonstration"):
                 contradicted.append(row)
-        # Once more: the first call of a worker imports what it needs, and a machine may be busy.
+        # Once more: a worker's first call imports packages, and a machine may be busy.
         again = [row for row in _finished(_submit(pool, prompt, again=True) for prompt in slow) if row.seconds > SLOW_S]
         report.slow = [(row.prompt.id, excerpt(row.reference), row.seconds) for row in again]
         report.contradicted = [(row.prompt.id, excerpt(row.reference)) for row in contradicted]
@@ -227,13 +227,13 @@ def check_references(prompts: Iterable[Prompt], spec: RewardSpec, name: str) -> 
 
 @dataclass(slots=True)
 class _Row:
-    """A row in the middle of being graded.
+    """A row that is being graded.
 
     Attributes:
-        forms: What each of its rollouts is.
+        forms: The form of each rollout.
         why: How the reward failed on it, where that does not stop a run.
-        seconds: Of the slowest rollout.
-        scores: By form; NaN where the reward cannot score.
+        seconds: Time of the slowest rollout.
+        scores: Scores by form; NaN where the reward cannot score.
     """
 
     prompt: Prompt
@@ -251,7 +251,7 @@ class _Row:
         return not self.why and all(np.isnan(score) for score in self.scores.values())
 
     def earns(self, form: str) -> bool:
-        """Whether it earns more than the wrong answer; a form that the row does not have does."""
+        """True if this form earns more than the wrong answer, or the row lacks it."""
         return form not in self.scores or bool(np.nan_to_num(self.scores[form]) > np.nan_to_num(self.scores["wrong"]))
 
     def finish(self) -> None:
@@ -267,7 +267,7 @@ class _Row:
 
 
 def _note(report: ReferenceReport, row: _Row) -> None:
-    """Take up what was found about one row."""
+    """Add one row to the report."""
     report.graded += 1
     shown = excerpt(row.reference)
     if _TOWER.search(row.reference):
@@ -284,7 +284,7 @@ def _note(report: ReferenceReport, row: _Row) -> None:
 
 
 def _submit(pool: RewardPool, prompt: Prompt, *, again: bool = False) -> _Row:
-    """``again`` asks with another wrong answer, of which the reward does not know yet."""
+    """Grade a row; ``again`` uses another wrong answer, which is new to the reward."""
     reference = reference_texts(prompt.answer)[0]
     texts = _answers(prompt, "-98766" if again else wrong_for(reference))
     rollouts, failures = completions(unread(prompt), [*texts.values()]).rollouts, Failures(bounded=False)
@@ -292,13 +292,13 @@ def _submit(pool: RewardPool, prompt: Prompt, *, again: bool = False) -> _Row:
 
 
 def _answers(prompt: Prompt, wrong: str) -> dict[str, str]:
-    """What a row is graded with, by form."""
+    """The row's answers, by form."""
     demonstration = {} if prompt.demonstration is None else {"demonstration": prompt.demonstration}
     return {**right_forms(prompt.answer), "wrong": f"\\boxed{{{wrong}}}", **demonstration}
 
 
 def _is_the_same(pool: RewardPool, row: _Row) -> bool:
-    """Whether the row's answers earn the same where the reference is another one."""
+    """True if the row's answers earn the same with another reference."""
     texts = _answers(row.prompt, wrong_for(row.reference))
     other = unread(replace(row.prompt, answer=wrong_for(row.reference)))
     future = pool.submit(completions(other, [*texts.values()]).rollouts, _ONLY, Failures(bounded=False))
@@ -310,7 +310,7 @@ def _is_the_same(pool: RewardPool, row: _Row) -> bool:
 
 
 def _finished(rows: Iterator[_Row]) -> Iterator[_Row]:
-    """The rows with their scores, in order; so few are on their way at a time that memory stays bounded."""
+    """The rows with their scores, in order; few are under way at a time, so that memory stays bounded."""
     waiting = deque(islice(rows, _IN_FLIGHT))
     while waiting:
         row = waiting.popleft()
@@ -332,7 +332,7 @@ def _earn_others(pool: RewardPool, rows: Sequence[_Row], references: Sequence[st
 
 
 def _earns(pool: RewardPool, prompt: Prompt, text: str) -> bool:
-    """Whether the text earns anything as an answer to the prompt."""
+    """True if the text earns anything as an answer to the prompt."""
     future = pool.submit(completions(unread(prompt), [text]).rollouts, _ONLY, Failures(bounded=False))
     try:
         return (future.result()[0].scores[0] or 0.0) > 0

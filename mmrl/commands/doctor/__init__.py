@@ -1,1 +1,1 @@
-"""``mmrl doctor``: what a machine can carry, and whether its numbers are right, as one table."""
+"""``mmrl doctor``: examines a machine and its numbers, and answers with one table."""

@@ -1,4 +1,4 @@
-"""All checks, one after the other; none keeps the next from being made."""
+"""Makes all checks in turn, even if one of them fails."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 def examine(config: Config | None = None, self_test_on: DeviceKind | None = None) -> list[Finding]:
-    """Every row, fit to be shown.
+    """All rows, fit to be shown.
 
     Args:
-        config: Whose cluster and folders to look at as well.
+        config: Examine its cluster and folders too.
         self_test_on: Train the tiny model on this kind of device too.
     """
     private = Private()
@@ -55,7 +55,7 @@ def _rows(config: Config | None, self_test_on: DeviceKind | None) -> Iterator[Fi
 
 
 def _asked(check: str, question: Callable[[], T], unknown: T) -> Generator[Finding, None, T]:
-    """The answer; a row, and ``unknown``, if there is none."""
+    """The answer; if there is none, a row and ``unknown``."""
     try:
         return question()
     except Exception as error:  # a strange machine is what this command is for

@@ -1,4 +1,4 @@
-"""What a check found, and the table that goes into a bug report: aligned, without secrets and names of people."""
+"""A check's finding, and the table that goes into a bug report: aligned, without secrets and people's names."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Finding:
     """One row.
 
     Attributes:
-        area: Whose side it is on; ``numbers`` are comparisons that the self-test makes.
-        check: What was looked at.
-        found: What is there.
-        remedy: What to do about it; empty where nothing needs doing.
+        area: The part of the table; ``numbers`` are comparisons of the self-test.
+        check: The check's name.
+        found: The finding.
+        remedy: The next thing to do; empty if there is none.
     """
 
     area: Area
@@ -51,10 +51,10 @@ class Finding:
 
 
 class Private:
-    """Takes secrets, home folders and the user's name in words with a slash out of texts.
+    """Removes secrets, home folders, and the user's name in words with a slash, from texts.
 
     Args:
-        environ: Whose secrets; by default this process's.
+        environ: Its secrets are removed; by default this process's.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ def exit_code(findings: Sequence[Finding]) -> int:
 
 
 def table(findings: Sequence[Finding]) -> list[str]:
-    """The rows' lines: status, area, check, found; beneath what to do, after an arrow."""
+    """The rows' lines: status, area, check, found; the remedy beneath, after an arrow."""
     heads = layout([(finding.status, finding.area, finding.check) for finding in findings])
     indent = max(map(len, heads), default=0) + len(GAP)
     lines: list[str] = []
@@ -112,12 +112,12 @@ def failure(error: BaseException) -> str:
 
 
 def ending(text: str, size: int) -> str:
-    """The end of a text, cut when it is fit to be shown: nothing recognises half a secret."""
+    """The end of a text, cut once secrets are removed: half a secret is not recognised."""
     return Private()(text)[-size:]
 
 
 def gibibytes(size: float) -> str:
-    """A number of bytes to be read by people."""
+    """A number of bytes, for people."""
     return f"{size / 2**30:.1f} GiB"
 
 

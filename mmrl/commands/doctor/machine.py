@@ -108,7 +108,7 @@ def shared_memory_finding(folder: Path = Path("/dev/shm")) -> Finding:
 
 
 def port_findings(*, joins_cluster: bool) -> Iterator[Finding]:
-    """Whether ports can be opened and reached, on loopback and on the address that other nodes see."""
+    """Open and reach ports, on loopback and on the address that other nodes see."""
     severity: Status = "bad" if joins_cluster else "warn"
     yield _port("loopback", "127.0.0.1", "bad")
     try:
@@ -141,7 +141,7 @@ def _port(name: str, address: str, severity: Status, count: int = 4) -> Finding:
 
 
 def compiler_findings(environ: Mapping[str, str], kind: str) -> Iterator[Finding]:
-    """What compiles: on a CPU torch builds DeepSpeed's collectives with c++ and ninja, on a GPU Triton calls gcc.
+    """The compilers: on a CPU torch builds DeepSpeed's collectives with c++ and ninja, on a GPU Triton calls gcc.
 
     ``CXX`` and ``CC`` may hold arguments too.
     """
@@ -159,7 +159,7 @@ def compiler_findings(environ: Mapping[str, str], kind: str) -> Iterator[Finding
 
 
 def folder_findings(folders: Mapping[str, Path]) -> Iterator[Finding]:
-    """Whether each folder, or what it would be created in, can be written, and how much room there is."""
+    """Room in each folder, or in the one that it would be created in, and if it can be written."""
     for name, folder in folders.items():
         there = next(path for path in (folder.absolute(), *folder.absolute().parents) if os.path.isdir(path))
         free = shutil.disk_usage(there).free
@@ -189,7 +189,7 @@ def used_folders(environ: Mapping[str, str], run_dir: str) -> dict[str, Path]:
 def machine_findings(
     probe: Probe, environ: Mapping[str, str], run_dir: str, cluster: ClusterConfig, driver: str
 ) -> Sequence[Finding]:
-    """Everything in this module."""
+    """All findings of this module."""
     return [
         *gpu_findings(probe, driver),
         *processor_findings(environ, control_groups()),

@@ -1,4 +1,4 @@
-"""What the nodes of a cluster have in common with the driver, and what not."""
+"""Differences between the nodes of a cluster and the driver."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from mmrl.commands.doctor.finding import Finding
 
 
 def node_findings(nodes: Sequence[NodeReport], own_versions: Mapping[str, str]) -> Iterator[Finding]:
-    """A row per node, by number (host names are private), and one for each where versions differ from the driver's.
+    """A row for each node, by number (host names are private), and one more if its versions differ from the driver's.
 
-    The driver needs no vLLM: that of the nodes with devices must be one.
+    The driver needs no vLLM; all nodes with devices must have the same.
 
     Args:
-        own_versions: The driver's, in the form of ``NodeReport.versions``.
+        own_versions: The driver's, as in ``NodeReport.versions``.
     """
     most_gpus = max((node.num_gpus for node in nodes), default=0)
     vllms = next((_vllm(node.versions) for node in nodes if node.num_gpus == most_gpus), {})
@@ -39,6 +39,6 @@ def _vllm(versions: Mapping[str, str]) -> dict[str, str]:
 
 def _differences(there: Mapping[str, str], expected: Mapping[str, str]) -> Iterator[str]:
     for name, version in there.items():
-        wanted = expected.get(name, "").partition("+")[0]  # nodes leave out what builds for devices add
+        wanted = expected.get(name, "").partition("+")[0]  # nodes leave out a build's suffix
         if version != wanted:
             yield f"{name} {version or 'missing'} (expected {wanted or 'none'})"

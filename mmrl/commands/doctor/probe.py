@@ -1,4 +1,4 @@
-"""What torch says of itself and of the devices, asked in a process of its own: importing it may fail, or abort."""
+"""Facts about torch and the devices, from a process of its own: importing torch may fail, or abort."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class GPU:
     """One device that torch sees.
 
     Attributes:
-        free_bytes: What no process holds.
+        free_bytes: Bytes that no process holds.
         capability: Compute capability, such as (9, 0).
         error: Why it cannot be used, in torch's words; then nothing else is known.
     """
@@ -34,7 +34,7 @@ class GPU:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What torch says.
+    """Facts about torch and its devices.
 
     Attributes:
         error: Why torch cannot be imported; empty if it can, and then the rest is filled.
@@ -75,7 +75,7 @@ def probe() -> Probe:
 
 
 def _answer(line: str) -> Probe | None:
-    """What a line of output says; None if another than ``_look`` has written it."""
+    """The probe in a line of output; None if ``_look`` has not written it."""
     try:
         return Probe.of(json.loads(line))
     except (ValueError, TypeError, KeyError):
@@ -83,7 +83,7 @@ def _answer(line: str) -> Probe | None:
 
 
 def last_line(text: str) -> str:
-    """The last line with anything on it: the message of a traceback."""
+    """The last line that is not empty: the message of a traceback."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no message")
 
 
@@ -102,7 +102,7 @@ def _look() -> Iterator[Probe]:
         elif found.cuda:
             torch.cuda.init()
             yield replace(found, cuda_error="torch finds no device")
-    except Exception as error:  # what drivers raise has many types
+    except Exception as error:  # drivers raise many types
         yield replace(found, cuda_error=str(error).partition("\n")[0] or type(error).__name__)
 
 

@@ -1,4 +1,4 @@
-"""Runs the trial in a process of its own for each precision, and makes rows of whatever becomes of it."""
+"""Runs the trial in a process of its own for each precision, and reports its rows or its failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mmrl.engine.device import WAITING, DeviceKind
 
 PRECISIONS = ("float32", "bfloat16")
 TIMEOUT_S = 900
-"""For one precision: a GPU's first start compiles for minutes."""
+"""Seconds for one precision; a GPU's first start compiles for minutes."""
 TAIL_LINES = 6
 TRIAL = (sys.executable, "-m", "mmrl.commands.doctor.trial")
 
@@ -59,7 +59,7 @@ def run(
     timeout_s: float,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> str:
-    """Run to the end, its words added to a file; returns how it ended if not well. Nothing it started outlives it.
+    """Run a command to its end, its output in a file; returns how it failed, or nothing. Its children end too.
 
     Args:
         meanwhile: Called every second, and once when it has ended.

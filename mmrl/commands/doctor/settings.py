@@ -17,7 +17,7 @@ NAMES = (
 
 
 def setting_findings(environ: Mapping[str, str], cluster: ClusterConfig, *, has_gpu: bool) -> Iterator[Finding]:
-    """One row of what is set, by name and value, and one for each that matters; of secrets the name only."""
+    """One row of all variables that are set, and one for each that matters; secrets show their name only."""
     listed = {name: value for name, value in environ.items() if name in NAMES or name.startswith(PREFIXES)}
     shown = [f"{name}={'(set)' if names_a_secret(name) else value}" for name, value in sorted(listed.items())]
     yield Finding("settings", "environment", "ok", ", ".join(shown) or "nothing set")

@@ -1,4 +1,4 @@
-"""What the self-test trains: a tiny vision-language model, prompts with drawn images, the plainest algorithm."""
+"""The self-test's tiny vision-language model, prompts with drawn images, and the plainest algorithm."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GROUP_SIZE = 8
 NEW_TOKENS = 24
 TEMPERATURE = 0.8
 MEMORY_FRACTION = 0.3
-"""Of the GPU, for the sampler while it is awake: much more than the tiny model needs, so that sleeping shows."""
+"""The awake sampler's share of the GPU: much more than the tiny model needs, so that sleeping shows."""
 QUESTIONS = (
     ("what is 3+4?", ()),
     ("<image>What digit is this?", ((56, 56),)),
@@ -66,7 +66,7 @@ class TinyRun:
     """An engine and its prompts, one of them text, the last with two images.
 
     Attributes:
-        sleeps: Whether the sampler gives its memory to the learner.
+        sleeps: True if the sampler gives its memory to the learner.
     """
 
     engine: RankEngine
@@ -81,7 +81,7 @@ class TinyRun:
 
         Args:
             folder: For the model and the images.
-            family: Of the model; one without vision has the prompts without images alone.
+            family: The model's family; one without vision gets only the prompts without images.
             sampler: ``vllm`` or ``hf``; by default vLLM, where the one for this kind of device is installed.
         """
         from mmrl.cluster.local import start_engine
@@ -103,7 +103,7 @@ class TinyRun:
         return cls(engine, prompts, sleeps=config.sampler.name == "vllm" and sleep_level(kind) is not None)
 
     def requests(self, temperature: float, num_samples: int, seed: int) -> list[SamplingRequest]:
-        """One for each prompt."""
+        """A request for each prompt."""
         return [
             SamplingRequest(prompt, num_samples, temperature, NEW_TOKENS, (seed * len(self.prompts) + index) << 16)
             for index, prompt in enumerate(self.prompts)
@@ -111,7 +111,7 @@ class TinyRun:
 
 
 def weighted_rows(rollouts: Sequence[Rollout]) -> list[TrainingRow]:
-    """What the algorithm makes of whole groups, each completion's advantage 1 or -1."""
+    """Training rows of whole groups; each completion's advantage is 1 or -1."""
     masks = [rollout.mask for rollout in rollouts]
     signs = np.where(np.arange(len(masks)) % 2, 1.0, -1.0)
     advantages = [np.full(len(mask), sign) for mask, sign in zip(masks, signs, strict=True)]
@@ -150,7 +150,7 @@ def _prompts() -> list[Prompt]:
 
 
 def _draw(rng: np.random.Generator, width: int, height: int) -> RawImage:
-    """Noise."""
+    """An image of noise."""
     from PIL import Image
 
     buffer = io.BytesIO()

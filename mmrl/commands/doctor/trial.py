@@ -42,9 +42,9 @@ class Trial:
     Args:
         folder: For the model and the images.
         emit: Takes each row as soon as it is known.
-        family: Of the model.
+        family: The model's family.
         sampler: See ``TinyRun.start``.
-        is_last: Whether no other trial follows in this process, which then leaves its group of ranks.
+        is_last: True if no other trial follows in this process; then it leaves its group of ranks.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Trial:
         self._num_sampled = 0
 
     def run(self) -> None:
-        """All stages; one that fails is a row, and ends those that build on it."""
+        """Run all stages; one that fails gives a row, and ends those that build on it."""
         self._attempt("attention", self._check_attention)
         chain: list[tuple[str, Callable[[], None]]] = [("engines", self._start), ("sleep and wake", self._check_sleep)]
         chain += [(f"step {step}", partial(self._step, step)) for step in range(1, STEPS + 1)]
@@ -109,7 +109,7 @@ class Trial:
         self._row("engine", "engines", "ok", ", ".join(names))
 
     def _check_sleep(self) -> None:
-        """Greedy completions before and after a sleep, the weights unchanged; it has slept once, when it was built."""
+        """Compare greedy completions before and after a sleep; the sampler has slept once, when it was built."""
         before, awake = self._greedy()
         asleep = device.free_memory_bytes(self._kind)
         after, _ = self._greedy()
@@ -198,7 +198,7 @@ class Trial:
 
 
 def judge(gap: Gap, precision: str, *, inexact: bool = False) -> tuple[Status, str]:
-    """The status of a gap, and what to do; where TF32 may be at work, bfloat16's limits say what is bad."""
+    """The status of a gap, and its remedy; where TF32 may be at work, bfloat16's limits say what is bad."""
     verdict = gap.verdict(precision)
     if verdict == "ok":
         return "ok", ""
@@ -212,7 +212,7 @@ def judge(gap: Gap, precision: str, *, inexact: bool = False) -> tuple[Status, s
 def until_they_differ(one: Sequence[Rollout], other: Sequence[Rollout]) -> tuple[list[FloatArray], list[FloatArray]]:
     """Log-probs of greedy completions up to the first different token and including it.
 
-    A tie may be broken differently; then the two tokens have the same log-prob, and if they do not, it was no tie.
+    A tie may be broken differently; then the two tokens have the same log-prob. If they do not, it was no tie.
     """
     pairs = []
     for a, b in zip(one, other, strict=True):

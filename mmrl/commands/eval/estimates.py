@@ -1,4 +1,4 @@
-"""The numbers of an evaluation, each with its interval: means, pass@k and majority@k, and what pictures are worth."""
+"""The numbers of an evaluation, each with its interval: means, pass@k and majority@k, and the effect of images."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Estimates = Mapping[str, Estimate]
 def estimates(
     groups: Sequence[ScoredGroup], batch: Batch, values: Mapping[str, float], accuracy_of: str
 ) -> dict[str, Estimate]:
-    """The metrics of an evaluation with intervals, where they are means over completions; then what follows.
+    """An evaluation's metrics, with intervals if they are means over completions, and these:
 
-    - ``eval/<name>_pass@<k>``: see ``pass_at_k``; a completion is right whose value of the component is at least 1. Of
-      each component that is no penalty, for k = 1, 2, 4, ... and the number of completions; averaged over the prompts
-      that have as many scored ones.
-    - ``eval/<name>_majority@<k>``: the same of ``majority_at_k``, of each component whose reward reads answers.
+    - ``eval/<name>_pass@<k>``: see ``pass_at_k``, for each component that is no penalty, and for k = 1, 2, 4, ... and
+      the number of completions. A completion is right if its value of the component is at least 1. The mean is over
+      the prompts with at least k scored completions.
+    - ``eval/<name>_majority@<k>``: likewise ``majority_at_k``, for each component whose reward reads answers.
 
     Args:
         batch: The groups as one.
-        values: Of the batch, as a run logs them. Accuracy is left out where no such reward scores any row.
+        values: The batch's metrics, as a run logs them. Accuracy is left out if its reward scores no row.
     """
     found = {name: Estimate(value) for name, value in values.items()}
     if np.isnan(batch.component(accuracy_of)).all():
@@ -47,7 +47,7 @@ def estimates(
 
 
 def rewards_by_metric(batch: Batch, accuracy_of: str) -> dict[str, FloatArray]:
-    """(B,) what accuracy, the sum of the rewards and each component are the means of; NaN where one does not count."""
+    """(B,) values whose means are accuracy, the rewards' sum and each component; NaN where one does not count."""
     components = {f"eval/{name}_mean": values for name, values in batch.components.items()}
     reward = np.where(batch.valid, batch.rewards, np.nan)
     return {"eval/accuracy": batch.component(accuracy_of), "eval/reward_mean": reward, **components}
@@ -56,7 +56,7 @@ def rewards_by_metric(batch: Batch, accuracy_of: str) -> dict[str, FloatArray]:
 def differences(one: Batch, other: Batch, accuracy_of: str) -> dict[str, Estimate]:
     """Mean of ``one - other`` for the same members of the same groups, paired; clustered by prompt.
 
-    Pairs of which one is not scored are left out.
+    A pair is left out unless both are scored.
     """
     pairs = [rewards_by_metric(batch, accuracy_of) for batch in (one, other)]
     found = {}

@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from mmrl.engine.folder import ModelFolder
 
 _NOT_RESULTS = {"timeout_s", "on_error", "workers"}
-"""Settings of rewards that decide whether a score is there, not what it is."""
+"""Settings of rewards that do not change the value of a score."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says of an evaluation; None leaves it to the config.
+    """The command line's options; None leaves one to the config.
 
     Attributes:
         samples: Completions of each prompt.
         temperature: 0 is greedy, as is one completion without a temperature.
-        limit: The first so many prompts.
-        blank_images: Whether prompts with images are sampled with blank ones, too.
+        limit: How many prompts, from the first on.
+        blank_images: True to sample prompts with images also with blank ones.
         output: Where completions and results are kept.
     """
 
@@ -63,12 +63,12 @@ def evaluate(
     """Score the config's model on ``data.eval``.
 
     Args:
-        checkpoint: The one that the model is of, for the results.
-        interruption: What signals do; by default what they did before.
+        checkpoint: The model's checkpoint, for the results.
+        interruption: Handles signals; by default their handlers stay.
 
     Raises:
         MMRLError: The config, the data, a plugin or the machine does not allow it.
-        Stopped: A signal came; what is scored is kept in ``options.output``.
+        Stopped: A signal came; scored groups are kept in ``options.output``.
     """
     interruption = interruption or Interruption()
     if config.data.eval is None:
@@ -202,7 +202,7 @@ def _decided(config: Config, options: Options) -> tuple[Config, Decoding]:
 
 
 def _settings(config: Config, decoding: Decoding, options: Options, precision: str) -> dict[str, Any]:
-    """What the completions depend on, as far as it is no file's content."""
+    """Settings that the completions depend on, without files' content."""
     assert config.data.eval is not None
     return {
         "mmrl": __version__,
@@ -222,7 +222,7 @@ def _settings(config: Config, decoding: Decoding, options: Options, precision: s
 
 
 def _rewards(config: Config) -> list[dict[str, Any]]:
-    """What decides about scores: options, and the version of each reward's package, or what is in its file."""
+    """Everything that decides about scores: options, and the version of each reward's package or file."""
     plain = [(spec.model_dump(mode="json"), locate("reward", spec.name)) for spec in config.rewards]
     return [
         {key: value for key, value in spec.items() if key not in _NOT_RESULTS} | {"version": found.version}
@@ -231,7 +231,7 @@ def _rewards(config: Config) -> list[dict[str, Any]]:
 
 
 def _weights(folder: ModelFolder) -> str:
-    """Of a hub model its commit, of a folder what is in all its files: frozen parts may begin and end many of them."""
+    """A hub model's commit, or a hash of a folder's files, whole: frozen parts may begin and end many of them."""
     if folder.commit is not None:
         return folder.commit
     digest = hashlib.sha256()

@@ -65,7 +65,7 @@ class OutputFolder:
         return self.path / "media"
 
     def claim(self, settings: Mapping[str, Any]) -> None:
-        """Note what the completions depend on.
+        """Note the completions' settings.
 
         Raises:
             ConfigError: The folder's completions come from something else.
@@ -93,13 +93,13 @@ class OutputFolder:
 class Samples:
     """A file of scored groups, each of them a line per completion.
 
-    What is there already is read, without half a line or half a group at its end; groups in which a reward had failed
-    are to be sampled and scored again.
+    An existing file is read, without half a line or half a group at its end; groups in which a reward had failed are
+    sampled and scored again.
 
     Args:
-        prompts: Those of the evaluation, in order.
-        num_samples: Completions of each.
-        media: Where their images are.
+        prompts: The evaluation's prompts, in order.
+        num_samples: Completions of each prompt.
+        media: The folder of their images.
 
     Attributes:
         known: The groups that are there, by prompt id.
@@ -125,7 +125,7 @@ class Samples:
         name = group.group.prompt.id
         self._texts[name] = self._text(group, failures)
         with defer_signals(), writing(self._path), self._path.open("a+b") as file:
-            mend(file)  # one that could not be written whole
+            mend(file)  # cuts a half line off the end
             file.write(self._texts[name].encode("ascii"))
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""What an evaluation found, for programs and for people."""
+"""Results of an evaluation, for programs and for people."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Ablation:
     """The same prompts with their images and with blank ones.
 
     Attributes:
-        prompts: Those that have images.
+        prompts: Those with images.
         difference: ``pictures - blank``, paired.
     """
 
@@ -40,10 +40,10 @@ class Results:
 
     Attributes:
         model: A folder, or a name on the hub.
-        checkpoint: The one that the model is of.
+        checkpoint: The model's checkpoint.
         settings: How completions were sampled.
         counts: Prompts, completions, and those that could not be used or scored.
-        metrics: Of all prompts; those that a run logs have the same names.
+        metrics: All prompts' metrics, with the names that a run logs.
         sources: Prompts and metrics of each source.
     """
 

@@ -1,4 +1,4 @@
-"""What `--model` names: a Hugging Face folder, a model on the hub, a run, or a checkpoint of one."""
+"""The model that `--model` names: a folder, a model on the hub, a run, or a checkpoint of one."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Subject:
     """A model to evaluate.
 
     Attributes:
-        model: What ``model.path`` is to be: a folder, or a name on the hub.
-        checkpoint: Whose model it is; None for one that is no checkpoint's.
-        is_as_trained: Whether the config of the checkpoint's run is used, and not another.
+        model: The value for ``model.path``: a folder, or a name on the hub.
+        checkpoint: The model's checkpoint; None if it has none.
+        is_as_trained: True if the config of the checkpoint's run is used, and not another.
     """
 
     model: str
@@ -40,7 +40,7 @@ class Subject:
 
     @property
     def config(self) -> Path | None:
-        """The config of the checkpoint's run, which may not be there."""
+        """The config file of the checkpoint's run; it may be missing."""
         return None if self.checkpoint is None else self.checkpoint.path.parents[1] / "config.yaml"
 
     @property
@@ -50,10 +50,10 @@ class Subject:
 
     @contextmanager
     def explaining(self, overrides: Sequence[str | Located] = ()) -> Iterator[None]:
-        """Raise, instead of an error that comes from it, that the run's config has paths that lead nowhere from here.
+        """Replace an error by one about paths in the run's config that lead nowhere from here, if there are any.
 
         Args:
-            overrides: What goes over the run's config.
+            overrides: Values over the run's config.
         """
         try:
             yield
@@ -83,7 +83,7 @@ class Subject:
 
 
 def _paths(tree: Located, key: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted key and value of what may be a relative path among that which an evaluation reads."""
+    """Dotted key and value of each text that an evaluation may read as a relative path."""
     if isinstance(tree.value, dict | list):
         for name, item in tree.value.items() if isinstance(tree.value, dict) else enumerate(tree.value):
             if key or name in ("data", "rewards"):
@@ -100,7 +100,7 @@ def load(
     overrides: Sequence[str | Located],
     on_damage: Callable[[Checkpoint, CheckpointError], None],
 ) -> tuple[LoadedConfig, Subject | None]:
-    """The config of an evaluation, and what was named.
+    """The config of an evaluation, and its subject.
 
     Args:
         name: The model, as in ``subject``; None for that of the config.
@@ -109,7 +109,7 @@ def load(
 
     Raises:
         CheckpointError: As ``subject``.
-        ConfigError: Everything that is wrong with the config.
+        ConfigError: The config has errors; names all of them.
         PluginError: Plugins cannot be used.
     """
     found = None if name is None else subject(name, on_damage)
@@ -126,10 +126,10 @@ def load(
 
 
 def subject(name: str, on_damage: Callable[[Checkpoint, CheckpointError], None]) -> Subject:
-    """What a word on the command line means.
+    """The subject that a word names.
 
     Args:
-        on_damage: Called with each checkpoint of a run that is newer than the one taken, and what is wrong with it.
+        on_damage: Called with each checkpoint of a run that is newer than the one taken, and its error.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or the run has none that is good.

@@ -1,7 +1,7 @@
 """``mmrl export``: a checkpoint, or any model folder, as a folder of its own that is there whole or not at all.
 
 It is written to a hidden folder beside OUT, compared with its source, forced to the disk, and renamed: a kill at any
-moment leaves nothing at OUT. What a killed one has left the next export to the same OUT removes.
+moment leaves nothing at OUT. The next export to the same OUT removes the rest of a killed one.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ DTYPES = "float32", "bfloat16", "float16"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is exported.
+    """The model to export.
 
     Attributes:
         model: A Hugging Face folder.
-        checkpoint: The one that it belongs to, verified; None for a folder of no run's.
+        checkpoint: The model's checkpoint, verified; None if the folder is no run's.
     """
 
     model: Path
@@ -52,7 +52,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What ``mmrl export`` answers."""
+    """The answer of ``mmrl export``."""
 
     source: Source
     out: Path
@@ -97,15 +97,15 @@ def export(
     Args:
         source: A checkpoint, a run (its newest good checkpoint is meant), or a Hugging Face folder.
         dtype: ``float32``, ``bfloat16`` or ``float16``; None for the stored one.
-        shard_gb: Most of a file of weights, in gigabytes.
-        adapter: Whether an adapter stays one; else it is merged into its model.
-        base: The model that was adapted, where it is not what the adapter says.
+        shard_gb: Largest file of weights, in gigabytes.
+        adapter: Keep an adapter as it is; else it is merged into its model.
+        base: The model that was adapted, if the adapter names another.
         on_damage: Called with each checkpoint of a run that is newer and damaged.
 
     Raises:
-        ConfigError: There is no model, it is none that can be exported, or ``out`` cannot be taken.
+        ConfigError: There is no model, it cannot be exported, or ``out`` cannot be taken.
         CheckpointError: The checkpoint is damaged.
-        NumericsError: What was written does not compute what the source does.
+        NumericsError: The written model does not compute the same as its source.
         ResourceError: The disk is full, or cannot be read or written.
     """
     if dtype not in (None, *DTYPES):
@@ -191,7 +191,7 @@ def _hidden(out: Path) -> Iterator[Path]:
     try:
         _lock(descriptor, hidden, out)
         try:
-            for path in hidden.iterdir():  # of an export that was killed
+            for path in hidden.iterdir():  # a killed export left it
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             yield hidden
             force(hidden)

@@ -1,4 +1,4 @@
-"""``mmrl init config``: a first config, with what is installed beside every name that is to be chosen."""
+"""``mmrl init config``: a first config, with the installed plugins beside every name to choose."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_config(path: Path, values: Mapping[str, Any], heading: Sequence[str] =
 
 
 def first_config(values: Mapping[str, Any], heading: Sequence[str] = ()) -> str:
-    """The text of a config with ``values`` (by section); what they lack and a run needs becomes a placeholder."""
+    """The text of a config with ``values`` (by section); a value that a run needs and they lack is a placeholder."""
     installed = {kind: [info.name for info in list_plugins() if info.kind == kind] for kind in get_args(Kind)}
     data = {**values.get("data", {})}
     data["train"] = {"name": dataset_of_files() or "<dataset>", **data.get("train", {})}
@@ -61,7 +61,7 @@ def translated(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """The values of another trainer's config in mmrl's words, and a line for each of its keys that was left out.
 
     Args:
-        words: YAML files, and ``a.b=v`` to go over them.
+        words: YAML files, and ``a.b=v`` over them.
 
     Raises:
         ConfigError: A file cannot be read.
@@ -90,7 +90,7 @@ def translated(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 
 
 def dataset_of_files() -> str | None:
-    """The installed dataset that reads files which the config has to name; None if there is no such one."""
+    """The installed dataset that reads files which the config has to name; None if there is none."""
     for info in list_plugins():
         if info.kind == "dataset" and (model := _options(info.kind, info.name)) is not None:
             path = model.model_fields.get("path")

@@ -1,1 +1,1 @@
-"""``mmrl plan``: what a run will take in memory and time, before it is launched."""
+"""``mmrl plan``: estimates a run's memory and time before it is launched."""

@@ -1,4 +1,4 @@
-"""Seconds of a step, estimated from a small one that is really taken: one prompt, then a few."""
+"""Seconds of a step, estimated from two small ones that are taken: one prompt, then a few."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ PROMPTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What two small steps of one rank took.
+    """Measurements of two small steps of one rank.
 
     Attributes:
-        prompts: Of the larger one.
+        prompts: Prompts of the larger one.
         completion_tokens: Mean length of its completions.
         sync_s: Seconds of a weight sync.
         generate_s: Seconds to sample it.
@@ -52,7 +52,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """Of a whole step, estimated."""
+    """Estimates of a whole step."""
 
     sync: float
     generate: float
@@ -61,12 +61,12 @@ class Seconds:
 
     @property
     def step(self) -> float:
-        """Without scoring, which runs meanwhile, and without what the driver does between the phases."""
+        """All phases, without scoring, which runs meanwhile, and the driver's work between them."""
         return self.sync + self.generate + self.logprob + self.update
 
 
 class _Unrecorded:
-    """Implements ``updater.UpdateRecorder``: nothing is kept of what is only measured."""
+    """Implements ``updater.UpdateRecorder``: keeps nothing of a measured step."""
 
     def trained(self, step: int, update: int, samples: Sequence[SampleKey]) -> None: ...
 
@@ -141,7 +141,7 @@ def _request(config: Config, prompt: EncodedPrompt) -> SamplingRequest:
 
 
 def _scored(config: Config, group: RolloutGroup, *, greedy: bool) -> ScoredGroup:
-    """Every second member right, so that there is something to learn."""
+    """Score every second member 1, so that there is something to learn."""
     values = np.arange(len(group.rollouts)) % 2.0
     components = {spec.metric: values for spec in config.rewards}
     found = ScoredGroup(group, values, np.ones(len(values), bool), components)
@@ -157,7 +157,7 @@ def _scored(config: Config, group: RolloutGroup, *, greedy: bool) -> ScoredGroup
 
 
 def _fit(small: _Step, large: _Step, prompts: int, updates: int) -> Measured:
-    """A line through both steps' updates: what grows with the operations, and what does not."""
+    """Fit a line through both steps' updates: a rate of operations, and fixed seconds."""
     seconds, flops = large.seconds("update"), large.flops
     rate, fixed = flops / seconds, 0.0
     if flops > small.flops and seconds > small.seconds("update"):
@@ -179,7 +179,7 @@ def estimate(config: Config, shape: ModelShape, training: Training, work: Worklo
     """Seconds of a whole step, on as many ranks as the config has.
 
     Args:
-        work: Of a step with completions of the length that was measured.
+        work: Workload of a step with completions of the measured length.
     """
     share = config.trainer.prompts_per_step / (config.cluster.ranks * found.prompts)
     slowest = max(sum(shape.update_flops(row, training) for row in rank) for rank in work.rows)

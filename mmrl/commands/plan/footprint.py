@@ -1,4 +1,4 @@
-"""Memory of a rank's device, phase by phase: what the learner keeps, what each phase takes besides."""
+"""Memory of a rank's device, phase by phase: the learner's share, and each phase's besides."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ PHASES = {
     "update": "forward and backward",
     "step": "the optimizer step",
 }
-"""What each phase is called."""
+"""Names of the phases."""
 KINDS = {"master": "float32 copies", "sampler": "the sampler's share", "runtime": "CUDA and sleeping sampler"}
-"""What kinds of bytes are called that have no name of their own."""
+"""Names of kinds of bytes whose keys say too little."""
 
 
 class PlannedModel:
-    """What a plan of memory has to know of a model, an algorithm and a device.
+    """A model, an algorithm and a device, as a plan of memory needs them.
 
     Args:
         sizes: Trained and frozen parameters of each part.
 
     Attributes:
         trained: Parameters with a gradient.
-        frozen: Parameters without.
+        frozen: Parameters without one.
         width: Bytes of a weight.
     """
 
@@ -64,7 +64,7 @@ class PlannedModel:
         return self.shape.vocabulary * self.shape.width
 
     def states(self, config: Config) -> States:
-        """Of one rank."""
+        """States of one rank."""
         learner = config.learner
         settings = device.learner_config(
             self.kind,
@@ -90,7 +90,7 @@ class PlannedModel:
         return logits * (1 if self.width == 4 else 2)
 
     def activations(self, row: Work, *, checkpointing: bool) -> int:
-        """Of one micro-batch."""
+        """Activations of one micro-batch."""
         return activations(
             self.shape,
             row,
@@ -101,7 +101,7 @@ class PlannedModel:
         )
 
     def _features(self, config: Config, rows: Sequence[Work]) -> int:
-        """Of the images that a rank keeps for a step, where the tower is not trained; see ``device.FEATURE_BYTES``."""
+        """Image features that a rank keeps for a step if the tower is not trained; see ``device.FEATURE_BYTES``."""
         if (tower := self.shape.tower) is None or self.training.reaches("projector"):
             return 0
         tokens = (
@@ -110,7 +110,7 @@ class PlannedModel:
         return min(tokens * tower.mergers * tower.out * self.width, device.FEATURE_BYTES[self.kind])
 
     def footprint(self, config: Config, rows: Sequence[Work], longest: int) -> Footprint:
-        """Of one rank.
+        """One rank's footprint.
 
         Args:
             rows: Micro-batches of all ranks, or the largest ones.
@@ -139,13 +139,13 @@ class Footprint:
     """Bytes of one rank's device.
 
     Attributes:
-        states: What DeepSpeed holds.
-        activations: Of the largest micro-batch.
-        forward: Of the largest micro-batch without gradients.
-        features: Of images, kept for the length of a step.
-        runtime: Allowed for what is no tensor.
+        states: DeepSpeed's states.
+        activations: Those of the largest micro-batch.
+        forward: The same without gradients.
+        features: Image features, kept for a step.
+        runtime: Allowed for memory outside of tensors.
         asleep: Allowed for a sampler that sleeps.
-        sampler_weights: Of the sampler's copy, as far as this rank has it.
+        sampler_weights: This rank's part of the sampler's weights.
         sampler_extra: Allowed for the sampler's activations and CUDA graphs.
         sequence: Cache of the longest sequence.
     """
@@ -161,7 +161,7 @@ class Footprint:
     sequence: int
 
     def learning(self) -> dict[str, dict[str, int]]:
-        """By phase and kind, while the learner owns the device."""
+        """Bytes by phase and kind, while the learner owns the device."""
         held, kept = self.states, self.states.kept
         runtime = {"runtime": self.runtime + self.asleep}
         kept |= {"image features": self.features}
@@ -176,20 +176,20 @@ class Footprint:
         return {phase: {k: count for k, count in (kinds | runtime).items() if count} for phase, kinds in found.items()}
 
     def sampling(self, share: int) -> dict[str, int]:
-        """By kind, while the sampler owns the device and may use ``share`` of it."""
+        """Bytes by kind, while the sampler owns the device and may use ``share`` of it."""
         return self.states.kept | {"sampler": share} | ({"runtime": self.runtime} if self.runtime else {})
 
     def least_share(self, sequences: int = 1) -> int:
-        """Of the sampler, for so many of the longest sequences at once."""
+        """Bytes that the sampler needs for so many of the longest sequences at once."""
         return self.sampler_weights + self.sampler_extra + sequences * self.sequence
 
     @property
     def peak(self) -> int:
-        """The most of the learner."""
+        """The learner's most bytes."""
         return max(sum(kinds.values()) for kinds in self.learning().values())
 
     def least_memory(self, *, samples: bool) -> int:
-        """Of a device that carries this: with a sampler, room for one of the longest sequences."""
+        """Bytes that a device needs; a sampler needs room for one of the longest sequences."""
         sampling = sum(self.sampling(self.least_share()).values()) if samples else 0
         return max(self.peak, sampling)
 
@@ -201,10 +201,10 @@ def bound(phases: Mapping[str, Mapping[str, int]]) -> tuple[str, str]:
 
 
 def floor2(fraction: float) -> float:
-    """To hundredths, not above."""
+    """Round down to hundredths."""
     return math.floor(fraction * 100 + 1e-9) / 100
 
 
 def ceil2(fraction: float) -> float:
-    """To hundredths, not below."""
+    """Round up to hundredths."""
     return math.ceil(fraction * 100 - 1e-9) / 100

@@ -1,4 +1,4 @@
-"""What a run will take: parameters, memory of each rank, tokens of a step and, where a device may be tried, seconds."""
+"""Forecasts a run: parameters, memory of each rank, tokens of a step and, where a device may be tried, seconds."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SAMPLED = 256
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What a config does not say.
+    """Facts that a config lacks.
 
     Attributes:
-        gpus: As many ranks, each with a GPU; None for those of the config.
-        memory_bytes: Of the device that each rank will have, a GPU; None for the device at hand.
-        completion_tokens: Of every completion; None for the most there may be.
-        measure: Whether to take small steps on the device at hand.
+        gpus: Number of ranks, each with a GPU; None for the config's.
+        memory_bytes: Memory of each rank's GPU; None for the device at hand.
+        completion_tokens: Length of every completion; None for the longest allowed.
+        measure: True to take small steps on the device at hand.
     """
 
     gpus: int | None = None
@@ -50,7 +50,7 @@ class Assumptions:
 
 
 def forecast(config: Config, media_folder: Path, assumptions: Assumptions) -> Report:
-    """Tell what the run takes.
+    """Forecast a run.
 
     Args:
         media_folder: A temporary folder for images.
@@ -109,11 +109,11 @@ class _Forecast:
 
     @cached_property
     def longest_prompt(self) -> int:
-        """Tokens."""
+        """In tokens."""
         return self.config.data.max_prompt_tokens if self.source is None else max(self.source.lengths)
 
     def _longest_example(self) -> Example:
-        """A prompt of as many tokens as there may be, most of them of an image if the model reads any."""
+        """The longest prompt allowed; most of its tokens are an image's if the model reads any."""
         data = self.config.data
         grids: tuple[tuple[int, int, int], ...] = ()
         if (tower := self.shape.tower) is not None:
@@ -142,7 +142,7 @@ class _Forecast:
         return workload(config, self.shape, examples, group_size=self.group_size, share=share)
 
     def _work(self, config: Config) -> Workload:
-        """Of a config that differs in its micro-batches at most."""
+        """The workload of a config of which only the micro-batches may differ."""
         budget = config.learner.tokens_per_microbatch
         if budget not in self._works:
             self._works[budget] = self._workload(config, self.examples)
@@ -214,7 +214,7 @@ class _Forecast:
         return [example.completion_tokens for example in self.examples]
 
     def _step_examples(self) -> list[Example]:
-        """One for each completion of a step."""
+        """An example for each completion of a step."""
         prompts = range(self.config.trainer.prompts_per_step)
         return [self.examples[number % len(self.examples)] for number in prompts for _ in range(self.group_size)]
 
@@ -261,7 +261,7 @@ class _Forecast:
         return self._footprint(self.config)
 
     def _memory(self) -> int | None:
-        """Of the device of a rank; of a CPU nothing is known of what else the machine is to hold."""
+        """Memory of a rank's device; None on a CPU, whose memory has other uses too."""
         if self.assumptions.memory_bytes is not None:
             return self.assumptions.memory_bytes
         return device.total_memory_bytes(self.kind)
@@ -304,11 +304,11 @@ class _Forecast:
 
     @property
     def _shares_device(self) -> bool:
-        """Whether vLLM takes turns with the learner on a GPU."""
+        """True if vLLM takes turns with the learner on a GPU."""
         return self.setup.with_sampler and self.config.sampler.name == "vllm"
 
     def _fit(self, memory: int) -> None:
-        """What binds on a GPU of so many bytes, and the settings that fit."""
+        """Report a GPU's largest phase, and the settings that fit."""
         config, found, samples = self.config, self.footprint, self._shares_device
         share = int(config.sampler.gpu_memory_utilization * memory)
         phases = found.learning() | ({"sample": found.sampling(share)} if samples else {})
@@ -374,7 +374,7 @@ def _millions(count: int) -> str:
 
 
 def _plain(value: object) -> str:
-    """As it is written in an override."""
+    """A value as in an override."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

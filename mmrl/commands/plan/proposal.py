@@ -15,9 +15,9 @@ from mmrl.runs.budget import gigabytes
 from mmrl.runs.setup import RunSetup
 
 SEQUENCES = 8
-"""Of the longest, that a proposal leaves room for in the sampler's cache if it can."""
+"""Longest sequences that a proposal leaves room for in the sampler's cache if it can."""
 NODE = 8
-"""Ranks at most that a proposal lets share one copy of the sampler's weights: they must be on one node."""
+"""Most ranks that a proposal lets share one copy of the sampler's weights: they must be on one node."""
 LORA = "train adapters (model.lora)"
 
 _Take = Callable[[Config], Footprint]
@@ -29,7 +29,7 @@ class Proposal:
 
     Attributes:
         changes: Dotted keys of the config and their new values; empty if the config fits as it is.
-        footprint: Of the config with them.
+        footprint: The config's footprint with them.
     """
 
     changes: Mapping[str, Any]
@@ -39,13 +39,13 @@ class Proposal:
 def propose(config: Config, shape: ModelShape, take: _Take, memory: int, *, samples: bool, smallest: int) -> Proposal:
     """The settings nearest to a config's with which a run fits.
 
-    A change costs what it costs the run: the sampler's share of memory and the size of micro-batches little, then
-    recomputing activations, then another ZeRO stage or tensor parallelism, offloading most.
+    Changes have costs: the sampler's share of memory and the size of micro-batches cost little, recomputing
+    activations more, another ZeRO stage or tensor parallelism still more, and offloading most.
 
     Args:
-        take: A config's footprint.
+        take: Gives a config's footprint.
         memory: Bytes of each rank's device.
-        samples: Whether vLLM shares the device.
+        samples: True if vLLM shares the device.
         smallest: Tokens that a micro-batch must have room for: the longest sample.
 
     Raises:
@@ -83,7 +83,7 @@ def propose(config: Config, shape: ModelShape, take: _Take, memory: int, *, samp
 
 
 def least_memory(config: Config, setup: RunSetup) -> int:
-    """Bytes that a GPU of each rank must have: for one of the longest sequences, with whatever settings take least."""
+    """Bytes that each rank's GPU needs for one of the longest sequences, with the settings that take least."""
     model = PlannedModel(config, setup.folder, setup.part_sizes, setup.algorithm, "cuda")
     longest = config.data.max_prompt_tokens + config.sampler.max_new_tokens
     row = Work(tokens=longest, pairs=causal_pairs(longest), predicted=config.sampler.max_new_tokens)
@@ -93,13 +93,13 @@ def least_memory(config: Config, setup: RunSetup) -> int:
 
 
 def fits(config: Config, found: Footprint, memory: int) -> bool:
-    """Whether the sampler's share of the device is large enough, and leaves room for what the learner keeps."""
+    """True if the sampler's share of the device is large enough, and leaves room for what the learner keeps."""
     share = int(config.sampler.gpu_memory_utilization * memory)
     return found.least_share() <= share and sum(found.sampling(share).values()) <= memory
 
 
 def _fraction(wished: float, found: Footprint, memory: int, sequences: int) -> float | None:
-    """The share of the device nearest to the one that is wished, to hundredths; None if there is none."""
+    """The share of the device nearest to the wished one, to hundredths; None if there is none."""
     lowest = ceil2(found.least_share(sequences) / memory)
     highest = floor2(1 - sum(found.sampling(0).values()) / memory)
     if lowest > highest:

@@ -17,11 +17,11 @@ from mmrl.training.updater import minibatches
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What a prompt of the data takes.
+    """Sizes of one prompt of the data.
 
     Attributes:
-        prompt_tokens: Those of its images included.
-        completion_tokens: Of one completion.
+        prompt_tokens: With those of its images.
+        completion_tokens: Length of a completion.
         grids: Temporal, vertical and horizontal patches of each image.
     """
 
@@ -35,7 +35,7 @@ class Workload:
     """A step's optimizer steps.
 
     Attributes:
-        rows: Of the first optimizer step, the micro-batches of each rank.
+        rows: Each rank's micro-batches in the first optimizer step.
         updates: Optimizer steps in a step.
     """
 
@@ -44,12 +44,12 @@ class Workload:
 
     @property
     def microbatches(self) -> int:
-        """In one optimizer step: ranks wait for the one that has most."""
+        """Most micro-batches of a rank in one optimizer step: the others wait for it."""
         return max(map(len, self.rows))
 
     @property
     def total(self) -> Work:
-        """Of one optimizer step, all ranks together."""
+        """Work of one optimizer step on all ranks."""
         return reduce(add, (row for rank in self.rows for row in rank), NOTHING)
 
 
@@ -60,7 +60,7 @@ def workload(
 
     Args:
         group_size: Completions of a prompt.
-        share: Whether completions share their prompt in a row.
+        share: True if completions share their prompt in a row.
     """
     learner, budget = config.learner, config.learner.tokens_per_microbatch
     group_ids = np.repeat(np.arange(config.trainer.prompts_per_step), group_size)
@@ -79,7 +79,7 @@ def workload(
 
 
 _Sample = tuple[int, Example]
-"""The number of a prompt, and what it takes."""
+"""A prompt's number and example."""
 
 
 def _items(samples: Sequence[_Sample]) -> list[Item]:
@@ -87,7 +87,7 @@ def _items(samples: Sequence[_Sample]) -> list[Item]:
 
 
 def _work(shape: ModelShape, row: Sequence[Unit], samples: Sequence[_Sample], share: bool) -> Work:
-    """Of one row of these samples; what is shared goes through the tower once."""
+    """Work of one row of these samples; shared images go through the tower once."""
     shown = [samples[unit.indices[0]] for unit in row]
     seen = dict(shown).values() if share else [example for _, example in shown]
     return shape.work(

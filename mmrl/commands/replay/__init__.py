@@ -1,1 +1,1 @@
-"""A finished step once more, from what the run recorded of it: without a device, without a model."""
+"""Takes a finished step again, from a run's record, without a device or a model."""

@@ -1,4 +1,4 @@
-"""Two accounts of one step, part by part: what the run recorded, and what comes out now."""
+"""Compares a run's record of a step with its replay, part by part."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from mmrl.rollout.records import RecordedGroup, RecordedStep
 from mmrl.types import CreditedGroup, FloatArray, SampleKey, ScoredGroup
 
 EXACT, SUMMED = 1e-12, 1e-5
-"""Relative differences that are none: of float64 from the same computation on another processor, and of float32 that
-was added up in another order."""
+"""Relative differences that count as none: of float64 from the same computation on another processor, and of float32
+that was added up in another order."""
 _TERM = 1e-6
-"""Likewise of float32 sums, relative to the size of what was added up, which may cancel."""
+"""Likewise of float32 sums, relative to the size of their terms, which may cancel."""
 _TOTAL = "the sum"
 NOT_RECORDED = ("perf/", "eval/", "lr", "policy/grad_norm")
-"""Metrics of what no record holds: clocks, other rollouts, gradients. (So is what failed, ``*_failed_fraction``.)"""
+"""Metrics that no record gives: clocks, other rollouts, gradients. (``*_failed_fraction`` is another.)"""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One number, or one name, that was another.
+    """One number or name that differs.
 
     Attributes:
-        what: Such as a reward's or a metric's name.
-        rollout: Which one it is about; None for those of the whole step.
-        greedy: Whether that is the prompt's greedy rollout.
-        why: What may explain it.
+        what: The name of a reward or metric, for example.
+        rollout: The rollout's name; None for those of the whole step.
+        greedy: True if that is the prompt's greedy rollout.
+        why: Possible reasons.
     """
 
     what: str
@@ -54,8 +54,8 @@ class Part:
     """One part of a comparison.
 
     Attributes:
-        compared: How many there are, of what ``unit`` says.
-        note: How close is equal, or what was left out.
+        compared: How many units were compared.
+        note: The tolerance, or what was left out.
     """
 
     name: str
@@ -68,12 +68,12 @@ class Part:
 def reward_part(
     record: RecordedStep, now: Sequence[ScoredGroup], explain: Explanations | None = None, *, totals_only: bool = False
 ) -> Part:
-    """Each rollout's rewards, those of the same names and their sum.
+    """Compare each rollout's rewards, by name, and their sum.
 
     Args:
         now: The record's groups, scored again.
         explain: Why a rollout's reward may differ.
-        totals_only: Compare the weighted sums alone, as rewards of other names or weights do.
+        totals_only: Compare the weighted sums alone, for rewards of other names.
     """
     explain = explain or Explanations()
     pairs = [
@@ -91,10 +91,10 @@ class Explanations:
     """Why a rollout's reward may differ.
 
     Attributes:
-        then: By epoch, prompt id, member and reward: how it failed in the run.
-        now: By the rollout's key and the reward: how it fails now.
-        unstable: Likewise, those that answered another number when they were asked again.
-        of_reward: By reward: what has changed.
+        then: How a reward failed in the run, by epoch, prompt id, member and reward.
+        now: How it fails now, by the rollout's key and the reward.
+        unstable: Both values, likewise, of a reward that changed when it was asked again.
+        of_reward: Changes by reward.
     """
 
     then: Mapping[tuple[int, str, int, str], str] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Explanations:
 
 
 def selection_part(record: RecordedStep, result: Rerun) -> Part:
-    """Which of the sampled groups the algorithm keeps."""
+    """Compare which sampled groups the algorithm keeps."""
     groups = [record.groups[place] for place in sampled(record)]
     found = [
         Difference("kept", group.credited.scored.kept, now, name_of(group.rollouts[0]))
@@ -126,7 +126,7 @@ def selection_part(record: RecordedStep, result: Rerun) -> Part:
 
 
 def advantage_part(record: RecordedStep, result: Rerun) -> Part:
-    """Advantages of each token of what was trained on."""
+    """Compare the advantages of each trained rollout."""
     pairs = list(_trained_pairs(record, result))
     found = [
         Difference(f"advantage of token {token}", float(was[token]), float(now[token]), name_of(rollout))
@@ -137,7 +137,7 @@ def advantage_part(record: RecordedStep, result: Rerun) -> Part:
 
 
 def update_part(result: Rerun, ledger: Sequence[Sequence[SampleKey]]) -> Part:
-    """Which rollouts were in which optimizer step, as the ledger tells."""
+    """Compare each optimizer step's rollouts with the ledger."""
     if result.updates and not ledger:
         return Part("updates", "optimizer steps", 0, [], "ledger.jsonl tells nothing of this step")
     found = []
@@ -150,7 +150,7 @@ def update_part(result: Rerun, ledger: Sequence[Sequence[SampleKey]]) -> Part:
 
 
 def metric_parts(result: Rerun, recorded: Mapping[str, float | None]) -> list[Part]:
-    """Metrics of the step: those of float64, and those that the learner adds up in float32."""
+    """Compare metrics: those of float64, and those that the learner adds up in float32."""
     summed, unknown, size = result.learner.names, result.learner.unknown, _TERM * _scale(result)
     known = {name: value for name, value in result.metrics.items() if name not in unknown}
     names = [name for name in dict.fromkeys([*recorded, *known]) if is_function(name) and name not in unknown]
@@ -171,7 +171,7 @@ def metric_parts(result: Rerun, recorded: Mapping[str, float | None]) -> list[Pa
 
 
 def logprob_part(record: RecordedStep, recorded: Mapping[str, float | None]) -> Part:
-    """Log-probs of sampler and learner, which were nowhere further apart than the step's metric says."""
+    """Check that log-probs of sampler and learner are no further apart than the step's metric says."""
     largest = recorded.get("mismatch/logprob_abs_max")
     groups = [group.credited for group in record.groups if group.credited.trained]
     if largest is None:
@@ -195,7 +195,7 @@ def logprob_part(record: RecordedStep, recorded: Mapping[str, float | None]) -> 
 
 
 def is_function(name: str) -> bool:
-    """Whether a metric is a function of what is recorded."""
+    """True if a metric is a function of the record."""
     return not name.startswith(NOT_RECORDED) and not name.endswith("_failed_fraction")
 
 
@@ -206,8 +206,8 @@ class Change:
     Attributes:
         changed: Rollouts with another mean advantage.
         flipped: Those whose mean advantage has the other sign.
-        correlation: Of the mean advantages; None where one side has all the same.
-        added: Groups that were not trained on and would be; ``removed`` the other way round.
+        correlation: That of the mean advantages; None if one side has all the same.
+        added: Groups that were not trained on and would be; ``removed`` is the opposite.
     """
 
     compared: int
@@ -219,7 +219,7 @@ class Change:
 
 
 def advantage_change(record: RecordedStep, result: Rerun) -> Change:
-    """What would become of advantages and groups."""
+    """How advantages and groups would change."""
     means = np.array([[_mean(was, r.mask), _mean(now, r.mask)] for r, was, now in _trained_pairs(record, result)])
     was, now = means.reshape(-1, 2).T
     moved = np.abs(was - now) > EXACT * np.maximum(1.0, np.abs(was))
@@ -237,14 +237,14 @@ def advantage_change(record: RecordedStep, result: Rerun) -> Change:
 
 
 def number(value: Any) -> str:
-    """For a person."""
+    """The value for a person."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "none"
     return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 
 def describe(difference: Difference) -> str:
-    """Such as ``prompt 'r3' (epoch 1), rollout 2``."""
+    """A name such as ``prompt 'r3' (epoch 1), rollout 2``."""
     assert difference.rollout is not None
     epoch, prompt, member = difference.rollout
     kind = "the greedy rollout" if difference.greedy else f"rollout {member}"
@@ -272,7 +272,7 @@ def _reward_differences(
     }
     different = {name: pair for name, pair in values.items() if not close(*pair)}
     if not different:
-        # A rollout without a score has the sum 0, which is another matter than a score of 0.
+        # A rollout without a score has the sum 0, which differs from a score of 0.
         pair = tuple(float(each.rewards[member]) if each.valid[member] else math.nan for each in (was, now))
         different = {} if close(*pair) else {_TOTAL: (pair[0], pair[1])}
     for name, (one, other) in different.items():
@@ -298,12 +298,12 @@ def _first_unequal(was: FloatArray, now: FloatArray) -> list[int]:
 
 
 def _padded(one: Sequence[Sequence[SampleKey]], other: Sequence[Sequence[SampleKey]]) -> list[list[SampleKey]]:
-    """Its optimizer steps, and empty ones where the other has more."""
+    """Optimizer steps of ``one``, and empty ones where ``other`` has more."""
     return [[(*name,) for name in each] for each in one] + [[]] * (len(other) - len(one))
 
 
 def agree(result: Rerun, name: str, was: float | None, now: float | None) -> bool:
-    """Whether a metric is the same, but for rounding where the learner adds it up in float32."""
+    """True if a metric is the same, but for rounding where the learner adds it up in float32."""
     if was is None or now is None or name not in result.learner.names:
         return close(was, now)
     size = _scale(result) if name.startswith("loss/") else 1.0
@@ -311,12 +311,12 @@ def agree(result: Rerun, name: str, was: float | None, now: float | None) -> boo
 
 
 def _scale(result: Rerun) -> float:
-    """The size of what an optimizer step's loss is a sum of."""
+    """The mean size of an optimizer step's loss, its terms' absolute values added up."""
     return float(np.mean(result.learner.scale)) if result.learner.scale else 0.0
 
 
 def close(was: float | None, now: float | None) -> bool:
-    """Whether two float64 of the same computation are the same; nothing, or NaN, is equal to itself."""
+    """True if two float64 of the same computation are the same; None and NaN equal each other."""
     missing = [value is None or math.isnan(value) for value in (was, now)]
     if any(missing) or was is None or now is None:
         return all(missing)

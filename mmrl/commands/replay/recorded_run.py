@@ -1,4 +1,4 @@
-"""What a run's folder tells of its steps."""
+"""A run's record of its steps."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from mmrl.system.version import __version__
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """A run's folder, as far as it tells of its steps; nothing in it is changed, and the run may go on meanwhile.
+    """A run's folder with the record of its steps; nothing in it is changed, and the run may go on meanwhile.
 
     Attributes:
-        config: Of config.yaml.
+        config: That of config.yaml.
     """
 
     path: Path
@@ -61,7 +61,7 @@ class RecordedRun:
 
     @property
     def steps(self) -> list[int]:
-        """Steps whose rollouts are there."""
+        """Steps with recorded rollouts."""
         names = [re.fullmatch(r"step-(\d+)", file.stem) for file in (self.path / "rollouts").glob("step-*.jsonl")]
         return sorted(int(name[1]) for name in names if name)
 
@@ -99,7 +99,7 @@ class RecordedRun:
         return self._lines.get(step)
 
     def undone(self, step: int) -> str | None:
-        """What has undone the step as metrics.jsonl has it: a later attempt that went on from before it."""
+        """A sentence on the later attempt that began before the step and so undid it; None if none did."""
         attempt = (self.metrics(step) or {}).get("attempt")
         if attempt is None:
             return None
@@ -115,7 +115,7 @@ class RecordedRun:
 
     @cached_property
     def _attempts(self) -> list[tuple[int, int | None]]:
-        """Of each attempt, in order, the step that it began from."""
+        """Each attempt and the step that it began from, in order."""
         begun = [each for each in read_records(self.path / "attempts.jsonl") if "resumed_from" in each]
         return [(each.get("attempt", 0), each["resumed_from"]) for each in begun]
 
@@ -123,7 +123,7 @@ class RecordedRun:
         return RunSetup(config, self.path / "media")
 
     def failures(self) -> dict[tuple[int, str, int, str], str]:
-        """By epoch, prompt id, member and reward: how it failed, as events.jsonl tells."""
+        """How rewards failed, from events.jsonl, by epoch, prompt id, member and reward."""
         keys = ("prompt", "member", "reward", "cause")
         events = [each for each in read_records(self.path / "events.jsonl") if each.get("kind") == "reward_failed"]
         return {
@@ -133,14 +133,14 @@ class RecordedRun:
         }
 
     def changes_since(self, attempt: int) -> list[str]:
-        """What attempts after this one have changed in the config."""
+        """The config's changes in attempts after this one."""
         later = [each for each in read_records(self.path / "attempts.jsonl") if each.get("attempt", 0) > attempt]
         return [str(change) for each in later for change in each.get("changes", ())]
 
     def other_versions(self, config: Config) -> dict[str, list[str]]:
-        """Of the algorithm (under its kind) and each reward (by its component): what is installed in another version.
+        """Other versions that are installed, of the algorithm (under its kind) and rewards (by component).
 
-        An empty name stands for mmrl itself, and environment.json for itself if it tells nothing.
+        An empty name stands for mmrl itself, and environment.json for itself if it is unreadable.
         """
         try:
             then = json.loads((self.path / "environment.json").read_text())
@@ -181,7 +181,7 @@ def _options(kind: Kind, plugin: PluginSpec) -> type[BaseModel]:
 
 
 def _ranges(steps: Sequence[int]) -> str:
-    """Such as ``1-4, 7``."""
+    """Steps, such as ``1-4, 7``."""
     found: list[list[int]] = []
     for step in steps:
         if found and step == found[-1][-1] + 1:

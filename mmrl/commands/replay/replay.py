@@ -1,4 +1,4 @@
-"""``mmrl replay``: finished steps of a run once more, as they were, or with other rewards or another algorithm."""
+"""``mmrl replay``: takes finished steps again, as they were, or with other rewards or another algorithm."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from mmrl.runs.resumption import Change, changed_config, plain_config
 from mmrl.types import ScoredGroup
 
 REPLAYED = ("rewards", "algorithm", "trainer.eval_metric")
-"""Parts of the config that a what-if may change: what decides about a step after its rollouts were sampled."""
+"""Parts of the config that a what-if may change: they decide about a step after its rollouts were sampled."""
 
 
 def replay(
@@ -44,7 +44,7 @@ def replay(
     """A report of each step.
 
     Args:
-        files: Configs over the run's: their rewards and algorithm make it a what-if.
+        files: Configs over the run's, for a what-if; their rewards and algorithm count.
         overrides: Likewise, as on the command line.
 
     Raises:
@@ -78,7 +78,7 @@ class _Player:
     """One step.
 
     Attributes:
-        notes: What cannot be known, or was not looked at.
+        notes: Facts that are unknown, or were left out.
     """
 
     def __init__(self, run: RecordedRun, step: int, config: Config, penalties: frozenset[str], scorer: Scorer) -> None:
@@ -97,7 +97,7 @@ class _Player:
         return sum(len(group.rollouts) for group in self._record.groups)
 
     def verify(self) -> StepReport:
-        """The step as it was."""
+        """Compare the step with its record."""
         recorded = [group.credited.scored for group in self._record.groups]
         versions = self._run.other_versions(self._config)
         rewards = reward_part(self._record, self._now, self._explanations(versions))
@@ -124,7 +124,7 @@ class _Player:
         return StepReport(str(self._run.path), self._step, self.num_rollouts, parts, reasons, self.notes, what_if)
 
     def what_if(self, changes: Sequence[str]) -> WhatIf:
-        """What would have become of the step.
+        """The step as it would have been.
 
         Raises:
             DataError: The algorithm needs what was not recorded.
@@ -145,7 +145,7 @@ class _Player:
 
     @property
     def _is_same_algorithm(self) -> bool:
-        """Whether it has the run's options too: a state may hold what follows from them."""
+        """True if it has the run's options too: a state may depend on them."""
         return self._config.algorithm == self._run.config.algorithm
 
     def _rerun(self, scored: Sequence[ScoredGroup], *, reselect: bool) -> Rerun:
@@ -174,7 +174,7 @@ class _Player:
         ]
 
     def _explanations(self, versions: Mapping[str, Sequence[str]]) -> Explanations:
-        """Why rewards may differ: those that do are asked again."""
+        """Why rewards may differ; those that do are asked again."""
         pairs = list(zip(self._record.groups, self._now, strict=True))
         places = [place for place, (group, now) in enumerate(pairs) if not _same(group.credited.scored, now)]
         failed = {(each.rollout.key, each.reward): each.cause for each in self._failures.since(0)}
@@ -199,7 +199,7 @@ class _Player:
 def _changed(
     run: RecordedRun, files: Sequence[Path], overrides: Sequence[str]
 ) -> tuple[Config, list[Change], list[str]]:
-    """The run's config with other rewards and algorithm, what has changed, and what was left as it was.
+    """The run's config with other rewards and algorithm, the changes, and notes on those left out.
 
     Raises:
         ConfigError: An override changes anything else.
@@ -224,7 +224,7 @@ def _changed(
 
 
 def _unknowable(result: Rerun) -> Iterator[str]:
-    """What no record can tell of a what-if."""
+    """Notes on limits of a what-if."""
     yield "completions are those of the recorded policy; in every later step another one would have sampled others"
     if result.refills:
         yield "groups that would have been sampled in place of rejected ones are not there"
@@ -245,7 +245,7 @@ def _is_replayed(change: Change) -> bool:
 
 
 def _same(one: ScoredGroup, other: ScoredGroup) -> bool:
-    """Whether all components agree."""
+    """True if all components agree."""
     return all(
         np.array_equal(values, second.components.get(name, np.zeros(0)), equal_nan=True)
         for first, second in _both(one, other)

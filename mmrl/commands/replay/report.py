@@ -1,4 +1,4 @@
-"""What a replay found, for people and for programs."""
+"""Reports of a replay, for people and for programs."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SECTIONS = ("reward/", "group/", "rollout/", "advantage/", "loss/", "policy/", 
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """What other rewards or another algorithm would have made of a step.
+    """A step with other rewards or another algorithm.
 
     Attributes:
-        changes: What is other than in the run.
+        changes: Differences from the run.
         rewards: Rollouts whose reward changes.
         was: The step's metrics in the run; ``would_be`` those now.
-        moved: Those that change by more than rounding.
+        moved: Metrics that change by more than rounding.
     """
 
     changes: Sequence[str]
@@ -73,10 +73,10 @@ class StepReport:
     """A step that was replayed.
 
     Attributes:
-        parts: What was compared with the record; none in a what-if.
-        reasons: What has changed since, if anything differs.
-        notes: What was not compared, and what cannot be known.
-        what_if: What other rewards or another algorithm would have changed; also where rewards differ from the record.
+        parts: Comparisons with the record; none in a what-if.
+        reasons: Changes since then, if anything differs.
+        notes: Facts that were not compared, or cannot be known.
+        what_if: The effect of other rewards or another algorithm; also where rewards differ from the record.
     """
 
     run: str

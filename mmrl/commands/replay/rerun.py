@@ -1,6 +1,6 @@
-"""A recorded step through the run's own code: selection, credit, minibatches, loss and metrics.
+"""Takes a recorded step again with the run's code: selection, credit, minibatches, loss and metrics.
 
-Only the model is missing: in its place a learner answers with the log-probs and entropies on record.
+Only the model is missing: instead a learner answers with the recorded log-probs and entropies.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from mmrl.types import CreditedGroup, FloatArray, Rollout, Sample, SampleKey, Sc
 class RecordedLearner:
     """Implements ``engine_api.Learner`` with what a run recorded.
 
-    Of a rollout that was in no loss there is nothing on record; the sampler's log-probs, which are those of the same
-    weights up to rounding, stand in for the learner's.
+    Nothing is recorded of a rollout that was in no loss; the sampler's log-probs stand in for the learner's, which
+    they equal up to rounding.
 
     Args:
-        algorithm: Its loss, as ranks have an instance of their own.
-        groups: With all rollouts that are asked for.
-        reorders: Optimizer steps may take in other rollouts than the run's: the first one begins from the log-probs
-            before any, the others from those of when the run took the rollout in.
+        algorithm: Gives the loss; ranks too have an instance of their own.
+        groups: They hold all requested rollouts.
+        reorders: True if optimizer steps may take in other rollouts than the run's: the first one begins from the
+            log-probs before any, the others from those with which the run took the rollout in.
 
     Attributes:
-        names: Of the metrics that an optimizer step gave: float32 sums, which a run adds up in another order.
-        unknown: Of those, the ones that need what is not on record.
-        scale: Of each optimizer step ``sum_i w_i sum_t |A_it| max(1, |l_it|)``, the size of what its loss is a sum of.
+        names: Metrics of an optimizer step: float32 sums, which a run adds up in another order.
+        unknown: Those of them that need unrecorded values.
+        scale: ``sum_i w_i sum_t |A_it| max(1, |l_it|)`` of each optimizer step, the size of its loss's terms.
         stood_in: Rollouts that the sampler's log-probs were used for.
     """
 
@@ -68,7 +68,7 @@ class RecordedLearner:
         return [group.reference_logprobs[index] for group, index in found]
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
-        """What an optimizer step on the recorded log-probs gives; none is taken."""
+        """Metrics of an optimizer step on the recorded log-probs; no step is taken."""
         import torch
 
         began = [self._began(row.sample) for row in rows]
@@ -108,17 +108,17 @@ class RecordedLearner:
 
 @dataclass(frozen=True, slots=True)
 class Rerun:
-    """What came of a step.
+    """The outcome of a step.
 
     Attributes:
-        kept: Of each group that was sampled, in that order, whether the algorithm keeps it.
-        groups: Those that were trained on.
-        left_out: Groups on record that the step would not have had: those carried over or sampled in place of rejected
-            ones, where nothing is rejected.
-        metrics: All that are functions of the record.
+        kept: For each sampled group in order, True if the algorithm keeps it.
+        groups: The groups that were trained on.
+        left_out: Recorded groups that the step would not have had, if nothing is rejected: they were carried over, or
+            sampled in place of rejected ones.
+        metrics: All functions of the record.
         updates: The rollouts of each optimizer step.
-        refills: Whether the algorithm has others sampled in place of those it rejects.
-        learner: What took the model's place.
+        refills: True if others are sampled in place of rejected groups.
+        learner: The learner in the model's place.
     """
 
     kept: Sequence[bool]
@@ -132,10 +132,10 @@ class Rerun:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What decides about a step besides its rollouts.
+    """Everything besides rollouts that decides about a step.
 
     Attributes:
-        state: The algorithm's before the step, to be restored.
+        state: The algorithm's state before the step.
     """
 
     config: Config
@@ -143,7 +143,7 @@ class Rules:
     state: Mapping[str, Any]
 
     def algorithm(self) -> Algorithm:
-        """A new instance."""
+        """A new algorithm."""
         algorithm = registry.create("algorithm", self.config.algorithm)
         if self.state:
             with plugin_errors(algorithm, "restore"):
@@ -164,8 +164,8 @@ def rerun(
 
     Args:
         scored: The record's groups with the scores to learn from.
-        beside: Metrics that only the run could know, for ``observe``; None if it did not come to that.
-        reselect: Train on what the algorithm keeps now, rather than on what was trained on.
+        beside: Metrics that only the run could know, for ``observe``; None if it did not call it.
+        reselect: Train on what the algorithm keeps now, not on what was trained on.
 
     Raises:
         DataError: The algorithm needs what was not recorded.
@@ -227,7 +227,7 @@ def sampled(record: RecordedStep) -> list[int]:
 
 
 def lacking(algorithm: Algorithm, config: Config, record: RecordedStep, trained: Sequence[int]) -> list[str]:
-    """What the algorithm needs to learn from these groups and the record does not have."""
+    """Values that the algorithm needs to learn from these groups and the record lacks."""
     with plugin_errors(algorithm, "needs"):
         needs = algorithm.needs()
     groups: list[CreditedGroup] = [record.groups[place].credited for place in trained]
@@ -249,7 +249,7 @@ def lacking(algorithm: Algorithm, config: Config, record: RecordedStep, trained:
 
 
 def name_of(rollout: Rollout) -> SampleKey:
-    """As people and events know it: greedy rollouts have index 0."""
+    """Its name in reports and events: greedy rollouts have index 0."""
     return *rollout.prompt.key, rollout.index
 
 

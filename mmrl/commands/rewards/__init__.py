@@ -1,1 +1,1 @@
-"""``mmrl rewards``: a reward on its own, without a model."""
+"""``mmrl rewards``: tries a reward without a model."""

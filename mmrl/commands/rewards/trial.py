@@ -1,4 +1,4 @@
-"""A reward on recorded completions, without a model: what it answers, how fast, and where the record says otherwise."""
+"""Tries a reward on recorded completions, without a model: its values, its speed, and where the record differs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class TriedRollout:
-    """A rollout and what the reward made of it.
+    """A rollout and the reward's answer to it.
 
     Attributes:
-        value: None where it is unscored.
+        value: The reward; None if it is unscored.
         components: The values that the reward answers beside it, by name.
         recorded: The record's value of the same component; None where that was unscored, or there is none.
         failure: How the reward failed on it; empty if it did not.
-        agrees: Whether value, components and record are the same, within 1e-6; None where there is nothing to compare.
+        agrees: True if value, components and record are the same, within 1e-6; None where there is nothing to compare.
     """
 
     where: str
@@ -55,12 +55,12 @@ class TriedRollout:
 
 @dataclass(frozen=True, slots=True)
 class RewardTrial:
-    """What became of a reward's trial.
+    """The outcome of a reward's trial.
 
     Attributes:
-        component: What the reward is called in the record.
+        component: The reward's name in the record.
         other_sources: Rollouts left aside, since the reward does not score rows of their sources.
-        error: The first thing that would stop a run; None if there is none.
+        error: The first error that would stop a run; None if there is none.
     """
 
     component: str
@@ -78,7 +78,7 @@ class RewardTrial:
         return [each for each in self.rollouts if each.agrees is False]
 
     def means(self) -> dict[str, float | None]:
-        """Of each value that the reward answers beside its score, over the rollouts that have one."""
+        """Mean of each value beside the score, over the rollouts that have one."""
         found: dict[str, list[float]] = {}
         for each in self.rollouts:
             for name, value in each.components.items():
@@ -147,8 +147,8 @@ def reward_spec(name: str, settings: Sequence[str] = (), timeout_s: float | None
     """The reward of that name with ``key=value`` settings, as an entry of ``rewards`` would have them.
 
     Raises:
-        ConfigError: They do not fit.
-        PluginError: The reward cannot be had.
+        ConfigError: The settings do not fit.
+        PluginError: The reward cannot be used.
     """
     tree, problems = read_tree([], settings)
     if problems:
@@ -170,7 +170,7 @@ def try_reward(spec: RewardSpec, paths: Sequence[str] = (), limit: int | None = 
 
     Args:
         paths: See ``read_rollouts``.
-        limit: Most rollouts.
+        limit: Most rollouts to score.
 
     Raises:
         DataError: There are no rollouts, or none of the reward's sources.
@@ -206,7 +206,7 @@ def _rollouts(paths: Sequence[str]) -> Iterator[RecordedRollout]:
 def _of_sources(
     recorded: Iterable[RecordedRollout], sources: Sequence[str] | None, others: Counter[str]
 ) -> Iterator[RecordedRollout]:
-    """Those that a run would have such a reward score; the others are counted by source."""
+    """Rollouts that a run would have the reward score; the others are counted by source."""
     for each in recorded:
         source = each.rollout.source
         if not sources or source in sources:
@@ -229,7 +229,7 @@ def _tried(
     causes = {id(failure.rollout): failure.cause for failure in failures.since(0)}
     for each, value, took, beside in zip(group, scores, seconds, parts, strict=True):
         rollout, recorded, failure = each.rollout, each.rewards.get(name), reason or causes.get(id(each.rollout), "")
-        # Without a value, and valid all the same: no reward of that name was asked.
+        # If a valid rollout has no value, no reward of that name was asked.
         comparable = name in each.rewards and not (recorded is None and each.valid) and not failure
         yield TriedRollout(
             where=each.where,
@@ -248,7 +248,7 @@ def _tried(
 def _agrees(
     label: str, value: float | None, parts: Mapping[str, float | None], recorded: Mapping[str, float | None]
 ) -> bool:
-    """Whether the record has the same value and, of those beside it that it knows, the same too."""
+    """True if the record has the same value, and the same of the components that it knows."""
     now = {label: value, **{f"{label}/{name}": part for name, part in parts.items()}}
     return all(_same(now.get(name), recorded[name]) for name in recorded if is_component(name, [label]))
 
