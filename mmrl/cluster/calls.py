@@ -21,8 +21,8 @@ class RankCalls:
     """Calls ranks, and gives all of them up when one is lost.
 
     Attributes:
-        nodes: Of each rank, the node that it is on.
-        failed: Whether ranks may wait for each other for ever; they are then ended without more ado.
+        nodes: Each rank's node.
+        failed: True if ranks may wait for each other for ever; they then get no time to end by themselves.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -77,13 +77,13 @@ class RankCalls:
         return self.answers(futures)
 
     def answers(self, futures: Sequence[Future[Any]]) -> list[Any]:
-        """What calls answer, in order; raises as ``check``."""
+        """The calls' answers, in order; raises as ``check``."""
         wait(futures, return_when=FIRST_EXCEPTION)
         self.check(futures)
         return [future.result() for future in futures]
 
     def check(self, futures: Iterable[Future[Any]]) -> None:
-        """Raise if any has failed: of several errors the one that explains the others."""
+        """Raise if any call has failed: of several errors, raise the one that explains the others."""
         futures = list(futures)
         errors = errors_of(futures)
         if not errors:
@@ -92,7 +92,7 @@ class RankCalls:
         if not any(isinstance(error, RankLostError) for error in errors):
             wait(futures, timeout=CAUSE_S)
             if any(map(loss_of, errors_of(futures))):
-                # All ranks may have answered, and one be gone: then the guard of its node will say so.
+                # All ranks may have answered though one is gone: the guard of its node will say so.
                 wait([self._abandoned], timeout=CAUSE_S)
             errors += [error for error in errors_of([*futures, self._abandoned]) if error not in errors]
         cause = cause_of(errors)
@@ -112,7 +112,7 @@ class RankCalls:
         return True
 
     def waiting(self) -> dict[int, str]:
-        """Of each rank that has not answered yet, what it does."""
+        """The verb of each rank that has not answered yet."""
         with self._lock:
             calls = list(self._calls.values())
         first = {rank: verb_of(method) for rank, method in reversed(calls)}

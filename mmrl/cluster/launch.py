@@ -96,7 +96,7 @@ def check_devices(devices: Sequence[tuple[str, int | None]], least_memory: Calla
     """Refuse a GPU that no setting fits, before anything is loaded.
 
     Args:
-        devices: Of each rank, its host and the bytes of its GPU; None if it has none.
+        devices: Each rank's host and the bytes of its GPU; None if it has none.
 
     Raises:
         ResourceError: Says how much is missing.
@@ -133,11 +133,11 @@ def check_installations(group: RankGroup, config: Config) -> None:
     """Make sure that all ranks run the same versions, and the driver's, which needs no vLLM.
 
     Raises:
-        PluginError: Of a plugin.
-        ResourceError: Of a package or of Python.
+        PluginError: A rank lacks a plugin, or has another version of it.
+        ResourceError: A rank has another version of a package or of Python.
     """
     everything = registry.used_plugins(config)
-    # Ranks use the algorithm alone, and the others' files need not be on their nodes.
+    # Ranks use no plugin but the algorithm; files of the others need not be on their nodes.
     used = [info for info in everything if info.distribution != "file" or info.kind == "algorithm"]
     wanted = {(info.kind, info.name): f"{info.distribution} {info.version}" for info in used}
     found: Sequence[Installation] = group.all("installation", list(wanted))

@@ -16,8 +16,8 @@ class RankLocation:
 
     Attributes:
         node: The cluster's id of the node.
-        host: What people call it.
-        address: By which other nodes reach it.
+        host: Its name for people.
+        address: The address by which other nodes reach it.
     """
 
     node: str
@@ -44,7 +44,7 @@ class Ranks(Protocol):
         ...
 
     def last_words(self, rank: int) -> str:
-        """What the node of a rank that is gone knows of the memory that ran out; empty if it knows of nothing."""
+        """The account that a lost rank's node gives of memory that ran out; empty if it has none."""
         ...
 
     def close(self, folders: Mapping[str, str], *, wait: bool) -> None:

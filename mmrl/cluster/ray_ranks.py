@@ -107,7 +107,7 @@ class RayRanks:
                     answer.set_result(done.result())
                 else:
                     answer.set_exception(_explained(rank, error, self.locations[rank].host, verb_of(method)))
-            except BaseException as fault:  # what is not answered would be waited for for ever
+            except BaseException as fault:  # a call without an answer would be waited for for ever
                 answer.set_exception(fault)
 
         getattr(self._actors[rank], method).remote(*args).future().add_done_callback(pass_on)
@@ -123,7 +123,7 @@ class RayRanks:
             guard.add_done_callback(lambda _, timer=timer: timer.start())
 
     def _report(self, node: str, guard: Future[Death], first: int, lost: Callable[[int], None]) -> None:
-        """Called when the guard of a node has ended: because a rank has, or the node; or it was killed alone."""
+        """Called when the guard of a node has ended: a rank or the node has ended, or the guard alone was killed."""
         if self._closing.is_set():
             return
         if guard.exception() is None:
@@ -161,7 +161,7 @@ class RayRanks:
 
 
 def on_every_node(cluster: ClusterConfig, function: Callable[..., T], *args: Any) -> list[T]:
-    """What ``function(node id, number of GPUs, *args)`` answers on each node of a cluster."""
+    """The answer of ``function(node id, number of GPUs, *args)`` on each node of a cluster."""
     _connect(cluster)
     try:
         nodes = _alive().items()
@@ -224,7 +224,7 @@ def _knock(address: str) -> None:
     if not (host and port.isdigit()):
         raise ValueError("the address is not HOST:PORT")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S) as connection:
-        if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):  # else more would be needed to be understood
+        if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):  # over TLS a server understands no plain bytes
             connection.sendall(PREFACE)
             if connection.recv(9)[3:4] != SETTINGS_FRAME:
                 raise ConnectionError("what listens there is not Ray")
@@ -295,7 +295,7 @@ def _wait(references: Sequence[Any], seconds: float) -> None:
 
 
 def _table(kind: str) -> str:
-    """What each node has of a resource, and how much is free in all."""
+    """Each node's amount of a resource, and how much of it is free in all."""
     import ray
 
     rows = []
@@ -319,7 +319,7 @@ def _result(rank: int, reference: Any) -> Any:
 
 
 def _explained(rank: int, error: BaseException, host: str, doing: str) -> BaseException:
-    """What a rank raised in a call, with the rank's number."""
+    """The error that a rank raised in a call, with the rank's number."""
     from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
     if isinstance(error, RayTaskError) and isinstance(error.cause, MMRLError):
@@ -336,7 +336,7 @@ def _explained(rank: int, error: BaseException, host: str, doing: str) -> BaseEx
 
 
 def _reason(message: str) -> str:
-    """Ray's account of a process's end: without what may have happened in general, or the error of its start."""
+    """Ray's account of a process's end without its list of common causes, or the error of the process's start."""
     found = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", message, re.DOTALL)
     if found:
         return " ".join(found.group(1).split())[:300]
