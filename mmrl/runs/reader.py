@@ -124,7 +124,7 @@ class Run:
 
     @property
     def is_live(self) -> bool:
-        """Whether a process is at work on it."""
+        """True if a process is at work on it."""
         try:
             with (self.path / LOCK).open("r") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

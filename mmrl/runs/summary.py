@@ -51,7 +51,7 @@ def closing(
     """The lines after the last step: how the run went, where the policy is, and what to do next.
 
     Args:
-        metrics: Of each step, as metrics.jsonl has them.
+        metrics: Each step's metrics, as metrics.jsonl has them.
         policy: The last checkpoint.
         length: The key that says how long the run is: trainer.steps or trainer.epochs.
     """
@@ -75,7 +75,7 @@ def way_on(config: Config, metrics: Mapping[int, Mapping[str, Any]], step: int, 
     """The change after which a run that has ended takes further steps.
 
     Args:
-        metrics: Of each step, as metrics.jsonl has them.
+        metrics: Each step's metrics, as metrics.jsonl has them.
         step: The last one.
         length: The key that says how long the run is: trainer.steps or trainer.epochs.
     """
