@@ -18,7 +18,7 @@ _SHOWN_ROWS = 10
 
 
 class BadRows:
-    """Those of one dataset.
+    """The bad rows of one dataset.
 
     Args:
         where: The dataset, for messages.

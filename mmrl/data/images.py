@@ -1,4 +1,4 @@
-"""Images: normalised once, by one function, and addressed by what they show.
+"""Images: normalised once, by one function, and addressed by their pixels.
 
 Sampler and learner both read the pixels that ``MediaStore`` holds, so a row's hash vouches for what each of them saw.
 """
@@ -52,7 +52,7 @@ class MediaStore:
 
     Args:
         folder: Where the PNG files lie; created with the first image.
-        grid: What images are resized to.
+        grid: The sizes that images are resized to.
         cache_bytes: Decoded pixels kept in memory, least recently used first out.
     """
 
