@@ -157,10 +157,7 @@ def named_tests(cell: str, file: str = "") -> Iterator[str]:
 
 
 HALF_SENTENCE = re.compile(r"\s*(?:\w+: )?(?:What|Whether|Of)\s")
-LEFT = {
-    "mmrl/api": 12, "mmrl/commands": 141, "mmrl/config": 4, "mmrl/data": 20, "mmrl/plugin_host": 3,
-    "mmrl/types.py": 14,
-}  # fmt: skip
+LEFT = {"mmrl/api": 12, "mmrl/commands": 141}
 """Lines in docstrings of rooms whose prose is not done yet. These numbers only go down."""
 
 
