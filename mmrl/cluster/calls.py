@@ -33,11 +33,11 @@ class RankCalls:
         self.failed = False
         self._lock = threading.Lock()
         self._calls: dict[Future[Any], tuple[int, str]] = {}  # those in progress, in order
-        self._abandoned: Future[Any] = Future()  # raises what the group is abandoned with
+        self._abandoned: Future[Any] = Future()  # raises the error with which the group is abandoned
         ranks.watch(self._lose)
 
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
-        """As ``Ranks.call``; the future also raises what the group is abandoned with."""
+        """As ``Ranks.call``; the future also raises the error with which the group is abandoned."""
         answer: Future[Any] = Future()
 
         def pass_on(done: Future[Any]) -> None:
@@ -58,7 +58,7 @@ class RankCalls:
         return answer
 
     def ask(self, rank: int, method: str, *args: Any) -> Any:
-        """A rank's answer to a call in which it waits for no other: the group survives what it raises."""
+        """A rank's answer to a call in which it waits for no other: the group survives errors of the call."""
         future = self.call(rank, method, *args)
         wait([future])
         if isinstance(future.exception(), RankLostError):
@@ -101,7 +101,7 @@ class RankCalls:
         raise cause
 
     def abandon(self, error: MMRLError) -> bool:
-        """Make every call in progress, and every later one, raise ``error``; the ranks go on with what they do.
+        """Make every call in progress, and every later one, raise ``error``; the ranks go on with their work.
 
         The error then also says which ranks have not answered.
         """
@@ -119,7 +119,7 @@ class RankCalls:
         return dict(sorted(first.items()))
 
     def _lose(self, rank: int) -> None:
-        """A rank has ended: whatever the others do is in vain, though they may not have noticed."""
+        """A rank has ended: the others' work is in vain, though they may not have noticed."""
         if not self._abandoned.done():
             host = self.nodes[rank].host
             self._give_up(DeadRankError(rank, host, self.waiting().get(rank, ""), "its process has ended"))

@@ -13,7 +13,7 @@ _COLLECTIVE = re.compile("gloo|nccl|torch.distributed", re.IGNORECASE)
 _PEER_GONE = re.compile(
     r"closed by peer|reset by peer|broken pipe|connect\w* .*(fail|refused)|remote process exit", re.IGNORECASE
 )
-"""How Gloo, NCCL and torch's store say that another process of a collective is gone."""
+"""Words of Gloo, NCCL and torch's store that say that another process of a collective is gone."""
 
 LOOK = (
     "look at what it wrote last (Ray's logs, usually /tmp/ray/session_latest/logs), and whether its node ran out of "

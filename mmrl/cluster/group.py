@@ -69,7 +69,7 @@ class RankGroup(RankCalls):
             yield GroupLearner(self, self.media, self.cost, self.shares_prefix)
 
     def describe(self) -> Mapping[str, Any]:
-        """Rank 0's description, and where each rank is."""
+        """Rank 0's description, and each rank's location."""
         places = [
             {"node": node.id, "shares_files": node.shares_files, **description["process"]}
             for node, description in zip(self.nodes, self._descriptions, strict=True)
@@ -102,7 +102,7 @@ class RankGroup(RankCalls):
         return self._memory_bytes_max
 
     def close(self) -> None:
-        """End all ranks, whatever they are doing, and remove what was put on their nodes."""
+        """End all ranks, busy or not, and remove the files that were put on their nodes."""
         folders = {node.id: node.folder for node in self.nodes if node.folder}
         self._ranks.close(folders, wait=not self.failed)
 

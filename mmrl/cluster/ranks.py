@@ -1,4 +1,4 @@
-"""The processes of a group of ranks, as the group sees them: where each is, and how it is called."""
+"""The processes of a group of ranks, as the group sees them: their locations, and calls to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmrl.cluster.guard import Process
 
 @dataclass(frozen=True, slots=True)
 class RankLocation:
-    """Where a rank is.
+    """The location of a rank.
 
     Attributes:
         node: The cluster's id of the node.
@@ -30,7 +30,7 @@ class Ranks(Protocol):
     """The processes of a group, one ``RankWorker`` each."""
 
     locations: Sequence[RankLocation]
-    """Where each rank is."""
+    """Each rank's location."""
 
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
         """A call of the rank's worker; calls to one rank run in order.

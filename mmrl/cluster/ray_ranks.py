@@ -23,13 +23,13 @@ from mmrl.errors import MMRLError, ResourceError
 from mmrl.system.signals import handlers_kept
 
 WAIT_S = 60
-"""Seconds for a cluster to answer, to give what the ranks need, and to remove what they were sent."""
+"""Seconds for a cluster to answer, to reserve devices for the ranks, and to remove the files that they were sent."""
 CLOSE_S = 10
 """Seconds for ranks to end by themselves."""
 START_S = 300
 """Seconds for the ranks' processes to import torch."""
 CLEAR_S = 10
-"""Seconds for the nodes to see to it that no rank is left."""
+"""Seconds for the nodes to end the ranks that are left."""
 KNOCK_S = 10
 """Seconds for an address to answer."""
 CLUSTER_S = 40
@@ -45,7 +45,7 @@ SETTINGS = {
 the ranks of a cluster that starts here have the priority of other processes (Ray would start them at niceness 15)."""
 T = TypeVar("T")
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""How a client of gRPC begins: HTTP/2's preface and empty settings (RFC 9113, section 3.4)."""
+"""The first bytes of a gRPC client: HTTP/2's preface and empty settings (RFC 9113, section 3.4)."""
 SETTINGS_FRAME = bytes([4])
 """The type of the frame with which its server answers first."""
 _COLOUR = re.compile("\033" + r"\[[0-9;]*m")
@@ -55,7 +55,7 @@ class RayWorker(RankWorker):
     """A worker that knows where it is in the Ray cluster."""
 
     def location(self) -> tuple[RankLocation, list[str]]:
-        """Where this worker is, and its GPUs there."""
+        """This worker's location, and its GPUs there."""
         import ray
 
         context = ray.get_runtime_context()
@@ -172,7 +172,7 @@ def on_every_node(cluster: ClusterConfig, function: Callable[..., T], *args: Any
 
 
 def _connect(cluster: ClusterConfig) -> Any:
-    """Ray, connected; without an address to a cluster of this process alone, whatever RAY_ADDRESS says."""
+    """Ray, connected; without an address in the config to a cluster of this process alone, despite RAY_ADDRESS."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     if not cluster.address:  # Ray would listen on every interface; it reads this when it is imported, on Linux too
