@@ -46,7 +46,7 @@ class CheckpointError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A sealed folder; see ``verify`` for whether to believe it."""
+    """A sealed folder; ``verify`` decides if it is to be believed."""
 
     path: Path
     step: int
@@ -67,7 +67,7 @@ class Checkpoint:
             raise CheckpointError(f"a file of the checkpoint cannot be read: {error}", where=str(self.path)) from error
 
     def verify(self) -> None:
-        """Compare every file with the manifest: names and sizes first, then what is in them.
+        """Compare every file with the manifest: names and sizes first, then contents.
 
         Raises:
             CheckpointError: A file is missing, not listed, or not as it was written; names it.
@@ -122,7 +122,7 @@ class Checkpoints:
         self._folder = folder
 
     def all(self) -> list[Checkpoint]:
-        """By step, whether they are to be believed or not.
+        """All checkpoints by step, damaged ones too.
 
         Raises:
             ResourceError: The folder cannot be read now.
@@ -146,7 +146,7 @@ class Checkpoints:
         """The newest one that can be believed; None if there is none at all.
 
         Args:
-            on_damage: Called with each newer one, and what is wrong with it.
+            on_damage: Called with each newer one and its damage.
 
         Raises:
             CheckpointError: There are some, and all of them are damaged; or ``on_damage`` raises it.

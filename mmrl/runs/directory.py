@@ -117,12 +117,12 @@ class RunDirectory:
 
     @property
     def media(self) -> Path:
-        """Where the media store keeps images by content."""
+        """The folder in which the media store keeps images by content."""
         return self.path / "media"
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints go, one folder each."""
+        """The folder of checkpoints, which have one folder each."""
         return self.path / "checkpoints"
 
     def write_config(self, text: str) -> None:
@@ -161,7 +161,7 @@ class RunDirectory:
         self._append("attempts.jsonl", {**record, "host": socket.gethostname(), **fields})
 
     def end_attempt(self, exit_code: int, message: str = "") -> None:
-        """Note how it ended, as far as the folder can be written."""
+        """Note the end of the attempt, as far as the folder can be written."""
         record = {"attempt": self.attempt, "time": time.time(), "exit_code": exit_code, "message": message}
         with suppress(ResourceError):
             self._append("attempts.jsonl", record)
@@ -174,7 +174,7 @@ class RunDirectory:
             replace_file(self.path / name, "".join(json.dumps(record) + "\n" for record in records))
 
     def sync(self) -> None:
-        """Force what was appended to the disk: a checkpoint is to find its history there."""
+        """Force appended lines to the disk, so that a checkpoint finds its history there."""
         for name in _HISTORIES:
             with suppress(FileNotFoundError), (self.path / name).open("rb") as file:
                 os.fsync(file.fileno())
@@ -256,7 +256,7 @@ def finite_or_nan(metrics: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def metrics_of(record: Mapping[str, Any] | None) -> dict[str, float | None]:
-    """A line of metrics.jsonl without what names it."""
+    """A line of metrics.jsonl without the keys that name it."""
     return {name: value for name, value in (record or {}).items() if name not in ("step", "attempt", "time")}
 
 
@@ -270,10 +270,10 @@ def _remove_halves(path: Path) -> None:
 
 
 def check_place(path: Path) -> None:
-    """See that a run can be in a folder, there or not; makes nothing.
+    """Check that a run can be in a folder, which may exist or not; makes nothing.
 
     Raises:
-        ConfigError: It, or what it would be in, is a file; or it holds other files.
+        ConfigError: It, or a folder above it, is a file; or it holds other files.
         ResourceError: It cannot be written.
     """
     where, place = "trainer.run_dir", path.absolute()

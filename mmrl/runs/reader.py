@@ -53,7 +53,7 @@ class Metrics(Mapping[str, float]):
 
 
 class Run:
-    """A run's folder. Everything is read when it is asked for, so that a live run shows what it has done so far.
+    """A run's folder. Everything is read when it is asked for, so that a live run shows its latest state.
 
     Attributes:
         path: RUN.

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mmrl.rollout.collector import Collector
 
 TELL_S = 5.0
-"""Seconds to write down why a process that hangs is ended."""
+"""Seconds to write down the reason why a process that hangs is ended."""
 
 
 class TrainingRun:

@@ -34,7 +34,7 @@ class RunSetup:
     """Everything of a run that needs no device, made when it is first asked for.
 
     Args:
-        media_folder: Where normalised images go.
+        media_folder: The folder of normalised images.
         with_weights: True if a model's folder must hold its weights.
 
     Attributes:
@@ -67,7 +67,7 @@ class RunSetup:
 
     @property
     def source(self) -> type[Source]:
-        """Where the samples of a step come from."""
+        """The strategy that gives a step its samples."""
         return SOURCES[self.algorithm.source]
 
     @cached_property

@@ -23,8 +23,8 @@ class Trackers:
     """Sends the run's metrics to every tracker.
 
     Args:
-        on_fault: Told about each tracker's first fault and first dropped step, and in ``finish`` what is missing;
-            called from the trackers' threads.
+        on_fault: Called, from the trackers' threads, with each tracker's first fault and first dropped step, and in
+            ``finish`` with the missing steps.
     """
 
     def __init__(self, trackers: Sequence[Tracker], on_fault: Callable[[str], None]) -> None:
@@ -96,7 +96,7 @@ class _TrackerThread:
         self._queue.put(None)
 
     def report(self, deadline: float) -> None:
-        """Wait for the thread until the deadline, then say what is missing."""
+        """Wait for the thread until the deadline, then report the steps that are missing."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             self._on_fault(f"tracker {self._name} did not finish in time: about {self._queue.qsize()} calls not made")
