@@ -1,4 +1,4 @@
-"""Scored rollouts from prompts: sample, score each group while others are still generated, replace what is rejected."""
+"""Scored rollouts from prompts: sample, score groups while others are still generated, replace rejected groups."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SamplingEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How an evaluation samples.
+    """An evaluation's way to sample.
 
     Attributes:
         num_samples: Completions of each prompt.
@@ -95,7 +95,7 @@ class Collector:
     """Brings engine and scorer together.
 
     Args:
-        progress: Called with a phase, what is done and the total.
+        progress: Called with a phase, the count so far and the total.
         penalties: Names of the components that are penalties.
         event: Called with a kind and fields for each rollout that a reward failed on.
 
@@ -163,7 +163,7 @@ class Collector:
         known: Mapping[str, ScoredGroup] | None = None,
         keep: Keep | None = None,
     ) -> Evaluation:
-        """Sample completions of some prompts, of which there is at least one, and score them.
+        """Sample completions of at least one prompt, and score them.
 
         Args:
             decoding: By default as a run evaluates itself.
@@ -245,7 +245,7 @@ class Collector:
         return [with_greedy(*pair) for pair in zip(scored[: len(prompts)], scored[len(prompts) :], strict=True)]
 
     def _request(self, prompt: EncodedPrompt, namespace: str, num_samples: int, temperature: float) -> SamplingRequest:
-        """``namespace`` keeps the seeds of evaluation, and of greedy rollouts, apart from those of training."""
+        """A prompt's request; ``namespace`` keeps seeds of evaluation and greedy rollouts apart from training's."""
         seed = request_seed(self._config.trainer.seed, prompt.epoch, namespace + prompt.id, 0)
         return SamplingRequest(prompt, num_samples, temperature, self._config.sampler.max_new_tokens, seed)
 
@@ -335,7 +335,7 @@ def sampled_metrics(found: SampledBatch, accuracy_of: str, *, refills: bool) -> 
 
 
 def select(algorithm: Algorithm, groups: Sequence[ScoredGroup]) -> list[bool]:
-    """Which of the groups the algorithm keeps.
+    """True for each group that the algorithm keeps.
 
     Raises:
         PluginError: It raised, or answered anything but one bool for each group.

@@ -39,7 +39,7 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 def serve() -> None:
-    """Make the rewards, say how each of them scores, then score until there is nothing more."""
+    """Make the rewards, report each one's way to score, then score until there is nothing more."""
     line = Line()
     requests = iter(line)
     specs = next(requests)
@@ -74,9 +74,9 @@ def _form(reward: Reward) -> str:
 
 
 class _Call:
-    """Some rollouts for one reward, which is given copies: nothing else sees what it does to them.
+    """Some rollouts for one reward, which is given copies: nothing else sees its changes to them.
 
-    Every reply is about a range of the rollouts: their values, or what went wrong and whether that is to be skipped.
+    Every reply is about a range of the rollouts: their values, or a fault and whether to skip it.
     """
 
     def __init__(self, reward: Reward, spec: RewardSpec, blobs: Sequence[bytes], line: Line, run: Run) -> None:
@@ -275,7 +275,7 @@ def check_scores(
 
 
 class BadScores(Exception):
-    """A reward broke its contract: what was expected, what came, at which rollout (None: the whole answer)."""
+    """A reward broke its contract: the rollout (None: the whole answer), the expected value, and the given one."""
 
     def __init__(self, index: int | None, expected: str, got: str) -> None:
         super().__init__(f"expected {expected}, got {got}")
