@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 RETRY_AFTER_S = (1.0, 3.0)
 PATIENCE_S = 10.0
-"""How long the first answer may take. Later nothing is tried again: huggingface_hub itself retries, for up to 23 s."""
+"""Seconds for the first answer. Nothing is tried again later, as huggingface_hub itself retries for up to 23 s."""
 
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM})

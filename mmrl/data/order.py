@@ -1,4 +1,4 @@
-"""Which prompt comes next.
+"""The order of prompts.
 
 Order and seeds are pure functions of names and positions, never of what ran before: a resumed run, another number
 of ranks or a refilled batch draws the same prompts with the same randomness.
@@ -19,7 +19,7 @@ MAX_GROUP_SIZE = 2**16
 
 
 class Order(ABC):
-    """Which row comes at a position, counted from the start of the run: the position is the whole state."""
+    """The rows by position, counted from the start of the run: the position is the whole state."""
 
     @abstractmethod
     def at(self, position: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""How dataset rows become the prompts of a run."""
+"""From dataset rows to the prompts of a run."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def _contents(prompt: Prompt, length: int) -> str:
 
 
 def histogram(lengths: Sequence[int], num_bins: int) -> list[tuple[int, int, int]]:
-    """(lowest, highest, count) of bins of equal width that cover the lengths, of which there is at least one."""
+    """(lowest, highest, count) of bins of equal width that cover one or more lengths."""
     low, high = min(lengths), max(lengths)
     width = (high - low) // num_bins + 1
     counts = np.bincount((np.asarray(lengths) - low) // width)
