@@ -1,4 +1,4 @@
-"""Where a step's samples come from: one strategy for each ``Algorithm.source``."""
+"""The sources of a step's samples: one strategy for each ``Algorithm.source``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Draw = Callable[[int], Sequence[tuple[int, Any]]]
 
 
 class StepRecorder(UpdateRecorder, Protocol):
-    """Where a step's rollouts are noted."""
+    """The recorder of a step's rollouts."""
 
     def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Mapping[str, Any]) -> None:
         """Note all groups that a step sampled, and the algorithm's state before it."""
@@ -35,7 +35,7 @@ class StepRecorder(UpdateRecorder, Protocol):
 
 
 class Source(ABC):
-    """Where a step's samples come from.
+    """The source of a step's samples.
 
     Attributes:
         samples: True if each step samples the policy, and rewards score it; else rows have demonstrations.
@@ -49,7 +49,7 @@ class Source(ABC):
 
     @abstractmethod
     def collect(self, step: int, draw: Draw, clock: Clock) -> tuple[SampledBatch, TrainBatch | None]:
-        """The step's samples, and what to learn from; None if the step has to be left out.
+        """The step's samples, and the batch to learn from; None if the step has to be left out.
 
         Raises:
             MMRLError: A reward or the algorithm fails, or the algorithm rejects too many groups and says to stop.
@@ -57,7 +57,7 @@ class Source(ABC):
 
     @property
     def num_carried(self) -> int:
-        """Groups of the next step that are there already."""
+        """The number of groups of the next step that are there already."""
         return 0
 
     def metrics(self, found: SampledBatch) -> dict[str, float]:

@@ -32,7 +32,7 @@ MAX_HELD_OUT = 4096
 
 
 class Recorder(StepRecorder, Protocol):
-    """Where a run's numbers go: its folder, the trackers and the console."""
+    """The recorder of a run's numbers: its folder, the trackers and the console."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
@@ -50,7 +50,7 @@ class RunContext:
     """A run's surroundings: the place where it writes, and the parts that may end or watch it.
 
     Attributes:
-        recorder: Where its numbers go.
+        recorder: Takes its numbers.
         interruption: Handles signals.
         watchdog: Watches every step, evaluation and checkpoint.
         profiler: Records some steps.

@@ -35,7 +35,7 @@ MAX_FAULTS = 3
 
 
 class UpdateRecorder(Protocol):
-    """Where the optimizer steps of a run are noted."""
+    """The recorder of a run's optimizer steps."""
 
     def trained(self, step: int, update: int, samples: Sequence[SampleKey]) -> None:
         """The samples that entered an optimizer step."""
@@ -78,7 +78,7 @@ class Updater:
 
     Attributes:
         updates: Optimizer steps taken so far.
-        faults_in_a_row: How many of the last ones came to nothing.
+        faults_in_a_row: The number of the last ones in a row that came to nothing.
     """
 
     def __init__(
