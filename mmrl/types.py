@@ -50,7 +50,7 @@ class RawImage:
 
     Attributes:
         data: The encoded file (PNG, JPEG, WEBP, GIF, BMP or TIFF).
-        label: Where it came from, for error messages, such as ``"train.parquet row 17, images[0]"``.
+        label: Its origin, for error messages, such as ``"train.parquet row 17, images[0]"``.
     """
 
     data: bytes = field(repr=False)
@@ -91,7 +91,7 @@ class Candidate:
 
     Attributes:
         text: The completion.
-        score: How good it is, such as 1 for a chosen and 0 for a rejected one; None if nobody has said.
+        score: Its quality, such as 1 for a chosen and 0 for a rejected one; None if it is not known.
         images: Those that it shows itself.
     """
 
@@ -136,7 +136,7 @@ class EncodedPrompt:
         text: The rendered chat template with one image token per image, ending where the completion starts.
         token_ids: (P,) int32, each image token expanded to as many as the image has merged patches.
         images: References into the media store, in order.
-        epoch: Which pass over the data drew it, from 0; 0 in an evaluation.
+        epoch: The pass over the data that drew it, from 0; 0 in an evaluation.
     """
 
     prompt: Prompt
@@ -172,7 +172,7 @@ class Segment:
         token_ids: (T,) int32.
         by_policy: True if the policy wrote it; other segments (tool results) get no gradient.
         sampler_logprobs: (T,) float32 log-probs under the distribution that was sampled; zeros if not sampled.
-        weight_version: Which version of the weights sampled it; None is the rollout's, as it always is today.
+        weight_version: The version of the weights that sampled it; None is the rollout's, as it always is today.
     """
 
     token_ids: IntArray
@@ -221,7 +221,7 @@ class Rollout(Sample):
         index: Its place within the group.
         text: The completion decoded without special tokens.
         finish_reason: ``"stop"`` at an end-of-sequence token, ``"length"`` if cut at the limit.
-        weight_version: Which version of the weights sampled it.
+        weight_version: The version of the weights that sampled it.
         greedy: True if it is the prompt's one rollout at temperature 0, beside a group.
     """
 
