@@ -202,7 +202,7 @@ def send_model(group: RankGroup, model: ModelFolder) -> list[str]:
 
 
 def send_checkpoint(group: RankGroup, checkpoint: Path | None) -> list[str]:
-    """Each rank's path of the checkpoint; nodes that do not share it with the driver get ``model/`` and ``state/`` of it."""
+    """Each rank's path of the checkpoint; nodes that do not see it there get its ``model/`` and ``state/``."""
     if checkpoint is None:
         return [""] * len(group.nodes)
     files = sorted(path for part in ("model", "state") for path in (checkpoint / part).rglob("*") if path.is_file())
