@@ -30,17 +30,17 @@ IntArray = npt.NDArray[np.integer[Any]]
 BoolArray = npt.NDArray[np.bool_]
 
 GroupKey = tuple[int, str]
-"""(epoch, prompt id): what a group of rollouts is known by, from sampling to the records."""
+"""(epoch, prompt id): the key of a group of rollouts, from sampling to the records."""
 SampleKey = tuple[int, str, int]
-"""(epoch, prompt id, index): what a sample is known by; the index of a group's greedy rollout is -1."""
+"""(epoch, prompt id, index): the key of a sample; the index of a group's greedy rollout is -1."""
 
 Score = float | Mapping[str, Any]
 """One reward's value for one rollout: any finite number, or several by name.
 
-Of several, ``overall`` or ``score`` is the value where there is one, else their sum, or what ``rewards[].weights``
-says; if one rollout of an answer has it, all must. The others are components ``<label>/<name>`` of weight 0: logged and
-recorded, in no sum. Beside an ``overall`` or ``score``, what is no number is left aside. A component may be None where
-it does not apply.
+``rewards[].weights`` weighs several values into one; without it, ``overall`` or ``score`` is the value, and else their
+sum. If one rollout of an answer has ``overall`` or ``score``, all must. The other values are components
+``<label>/<name>`` of weight 0: logged and recorded, in no sum. Values beside an ``overall`` or ``score`` are ignored
+if they are no numbers. A component may be None where it does not apply.
 """
 
 
@@ -50,7 +50,7 @@ class RawImage:
 
     Attributes:
         data: The encoded file (PNG, JPEG, WEBP, GIF, BMP or TIFF).
-        label: Where it came from, for error messages, such as ``"train.parquet row 17, images[0]"``.
+        label: Its origin, for error messages, such as ``"train.parquet row 17, images[0]"``.
     """
 
     data: bytes = field(repr=False)
@@ -91,7 +91,7 @@ class Candidate:
 
     Attributes:
         text: The completion.
-        score: How good it is, such as 1 for a chosen and 0 for a rejected one; None if nobody has said.
+        score: Its quality, such as 1 for a chosen and 0 for a rejected one; None if it is not known.
         images: Those that it shows itself.
     """
 
@@ -111,7 +111,7 @@ class Prompt:
         answer: The reference answer, raw; None if the dataset has none.
         columns: Every column of the row but images, for rewards and records.
         demonstration: A completion to imitate (supervised training); None if the dataset has none.
-        source: Which dataset it is from, which decides about the rewards that score it; empty is the one of the config.
+        source: The dataset that it is from, which decides which rewards score it; empty for the config's one.
         choices: The answers that the question offers, in the order of their letters A, B, ...
         candidates: Completions to compare; empty today.
     """
@@ -136,7 +136,7 @@ class EncodedPrompt:
         text: The rendered chat template with one image token per image, ending where the completion starts.
         token_ids: (P,) int32, each image token expanded to as many as the image has merged patches.
         images: References into the media store, in order.
-        epoch: Which pass over the data drew it, from 0; 0 in an evaluation.
+        epoch: The pass over the data that drew it, from 0; 0 in an evaluation.
     """
 
     prompt: Prompt
@@ -151,13 +151,13 @@ class EncodedPrompt:
 
     @property
     def key(self) -> GroupKey:
-        """Of the group that is sampled from it: one of its kind in a run."""
+        """The key of the group that is sampled from it; no other group of a run has the same."""
         return self.epoch, self.prompt.id
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """What version 0.2.0 copied from the row."""
+            """Fields of the row that version 0.2.0 copied."""
             if name not in ("answer", "choices", "columns", "demonstration", "messages", "source"):
                 raise AttributeError(f"'EncodedPrompt' object has no attribute {name!r}")
             _warn_of_old_name(f"rollout.prompt.{name}", f"rollout.prompt.prompt.{name}")
@@ -170,9 +170,9 @@ class Segment:
 
     Attributes:
         token_ids: (T,) int32.
-        by_policy: Whether the policy wrote it; other segments (tool results) get no gradient.
+        by_policy: True if the policy wrote it; other segments (tool results) get no gradient.
         sampler_logprobs: (T,) float32 log-probs under the distribution that was sampled; zeros if not sampled.
-        weight_version: Which version of the weights sampled it; None is the rollout's, as it always is today.
+        weight_version: The version of the weights that sampled it; None is the rollout's, as it always is today.
     """
 
     token_ids: IntArray
@@ -215,14 +215,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Rollout(Sample):
-    """One sampled completion; what a reward sees.
+    """One sampled completion, as a reward sees it.
 
     Attributes:
         index: Its place within the group.
         text: The completion decoded without special tokens.
         finish_reason: ``"stop"`` at an end-of-sequence token, ``"length"`` if cut at the limit.
-        weight_version: Which version of the weights sampled it.
-        greedy: Whether it is the prompt's one rollout at temperature 0, beside a group.
+        weight_version: The version of the weights that sampled it.
+        greedy: True if it is the prompt's one rollout at temperature 0, beside a group.
     """
 
     index: int
@@ -237,7 +237,7 @@ class Rollout(Sample):
 
     @property
     def turns(self) -> tuple[str, ...]:
-        """What the policy wrote, turn by turn, of which ``text`` is the last; there is one turn today."""
+        """The policy's texts, turn by turn; ``text`` is the last. There is one turn today."""
         return (self.text,)
 
     @property
@@ -284,8 +284,8 @@ class ScoredGroup:
             rewards that answer several values, each of these as ``<label>/<name>``.
         greedy: The prompt's one rollout at temperature 0, if the algorithm needs it; enters no loss. Where it could not
             be scored, none of the group's rollouts is valid.
-        answers: Of each reward that reads answers (``Reward.answer_of``), what each rollout answers.
-        kept: Whether the algorithm keeps it, where it is asked (``Needs.refill``).
+        answers: Each rollout's answer, by the reward that reads it (``Reward.answer_of``).
+        kept: False if the algorithm rejects it; it is asked only with ``Needs.refill``.
         place: The round in which it was sampled, and its place in there, from 0; None if that was in an earlier step.
     """
 
@@ -362,14 +362,14 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Credit:
-    """What each rollout, or each of its tokens, is credited with.
+    """The credit of each rollout, or of each of its tokens.
 
     Attributes:
         advantages: (B,), or B arrays (T_i,).
         keep: (B,) rows that enter the loss; None keeps all valid ones. Acts before weights are computed.
         metrics: Further numbers to log.
         constants: Numbers of this step for ``loss``, which other processes compute.
-        returns: B arrays (T_i,) that the critic learns; there is none today, and they are read by nothing.
+        returns: B arrays (T_i,) that a critic learns; nothing reads them today.
     """
 
     advantages: FloatArray | Sequence[FloatArray]
@@ -388,7 +388,7 @@ class Credit:
         *,
         values: FloatArray | Sequence[FloatArray] | None = None,
     ) -> None:
-        """``values`` is what version 0.2.0 called the advantages."""
+        """``values`` is version 0.2.0's name of the advantages."""
         if values is not None:
             _warn_of_old_name("Credit(values=...)", "Credit(advantages=...)")
             advantages = values
@@ -407,7 +407,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class PreUpdateStatistics:
-    """What an optimizer step began from, of one rollout; both are empty if the step came to nothing.
+    """One rollout's statistics before an optimizer step; both are empty if the step came to nothing.
 
     Attributes:
         logprobs: (T_i,) float32, the learner's.
@@ -420,14 +420,14 @@ class PreUpdateStatistics:
 
 @dataclass(frozen=True, slots=True)
 class CreditedGroup:
-    """A group and what the step made of it; those that were not trained on have advantages 0 and no log-probs.
+    """A group and the step's results; those that were not trained on have advantages 0 and no log-probs.
 
     Attributes:
         advantages: G arrays (T_i,).
         logprobs: G arrays (T_i,), the learner's before the update; empty where the rollout is in no loss.
-        trained: Whether the step has learned from it.
+        trained: True if the step has learned from it.
         reference_logprobs: G arrays (T_i,); none where the algorithm needs no reference policy.
-        updates: Of each rollout, the optimizer steps that took it in, in order; none where it is in no loss.
+        updates: For each rollout, the optimizer steps that took it in, in order; none where it is in no loss.
     """
 
     scored: ScoredGroup
@@ -479,7 +479,7 @@ class PackedTokens:
         mask_T: bool, tokens in the loss.
         sequence_T: int64, which sequence (0..num_sequences-1) each token belongs to.
         num_sequences: Sequences in this micro-batch.
-        entropy_T: Of the distribution that each token was sampled from, in nats, at the sampling temperature; with
+        entropy_T: In nats, of the distribution that each token was sampled from, at the sampling temperature; with
             gradient only if ``Needs.entropy_gradient``.
         constants: Those of the step's ``Credit``.
     """
@@ -513,7 +513,7 @@ class TokenLoss:
     """An unreduced loss.
 
     Attributes:
-        loss_T: What is minimised, per token; the framework weighs and sums it.
+        loss_T: The loss of each token; the framework weighs, sums and minimises it.
         terms: Named parts of ``loss_T``, logged as ``loss/<name>`` with the same weights.
         metrics: Per-token values, logged as means over the tokens in the loss.
     """

@@ -1,1 +1,1 @@
-"""Where ranks run."""
+"""The places where ranks run, and calls to them."""

@@ -21,8 +21,8 @@ class RankCalls:
     """Calls ranks, and gives all of them up when one is lost.
 
     Attributes:
-        nodes: Of each rank, the node that it is on.
-        failed: Whether ranks may wait for each other for ever; they are then ended without more ado.
+        nodes: Each rank's node.
+        failed: True if ranks may wait for each other for ever; they then get no time to end by themselves.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -33,11 +33,11 @@ class RankCalls:
         self.failed = False
         self._lock = threading.Lock()
         self._calls: dict[Future[Any], tuple[int, str]] = {}  # those in progress, in order
-        self._abandoned: Future[Any] = Future()  # raises what the group is abandoned with
+        self._abandoned: Future[Any] = Future()  # raises the error with which the group is abandoned
         ranks.watch(self._lose)
 
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
-        """As ``Ranks.call``; the future also raises what the group is abandoned with."""
+        """As ``Ranks.call``; the future also raises the error with which the group is abandoned."""
         answer: Future[Any] = Future()
 
         def pass_on(done: Future[Any]) -> None:
@@ -58,7 +58,7 @@ class RankCalls:
         return answer
 
     def ask(self, rank: int, method: str, *args: Any) -> Any:
-        """A rank's answer to a call in which it waits for no other: the group survives what it raises."""
+        """A rank's answer to a call in which it waits for no other: the group survives errors of the call."""
         future = self.call(rank, method, *args)
         wait([future])
         if isinstance(future.exception(), RankLostError):
@@ -77,13 +77,13 @@ class RankCalls:
         return self.answers(futures)
 
     def answers(self, futures: Sequence[Future[Any]]) -> list[Any]:
-        """What calls answer, in order; raises as ``check``."""
+        """The calls' answers, in order; raises as ``check``."""
         wait(futures, return_when=FIRST_EXCEPTION)
         self.check(futures)
         return [future.result() for future in futures]
 
     def check(self, futures: Iterable[Future[Any]]) -> None:
-        """Raise if any has failed: of several errors the one that explains the others."""
+        """Raise if any call has failed: of several errors, raise the one that explains the others."""
         futures = list(futures)
         errors = errors_of(futures)
         if not errors:
@@ -92,7 +92,7 @@ class RankCalls:
         if not any(isinstance(error, RankLostError) for error in errors):
             wait(futures, timeout=CAUSE_S)
             if any(map(loss_of, errors_of(futures))):
-                # All ranks may have answered, and one be gone: then the guard of its node will say so.
+                # All ranks may have answered though one is gone: the guard of its node will say so.
                 wait([self._abandoned], timeout=CAUSE_S)
             errors += [error for error in errors_of([*futures, self._abandoned]) if error not in errors]
         cause = cause_of(errors)
@@ -101,7 +101,7 @@ class RankCalls:
         raise cause
 
     def abandon(self, error: MMRLError) -> bool:
-        """Make every call in progress, and every later one, raise ``error``; the ranks go on with what they do.
+        """Make every call in progress, and every later one, raise ``error``; the ranks go on with their work.
 
         The error then also says which ranks have not answered.
         """
@@ -112,14 +112,14 @@ class RankCalls:
         return True
 
     def waiting(self) -> dict[int, str]:
-        """Of each rank that has not answered yet, what it does."""
+        """The verb of each rank that has not answered yet."""
         with self._lock:
             calls = list(self._calls.values())
         first = {rank: verb_of(method) for rank, method in reversed(calls)}
         return dict(sorted(first.items()))
 
     def _lose(self, rank: int) -> None:
-        """A rank has ended: whatever the others do is in vain, though they may not have noticed."""
+        """A rank has ended: the others' work is in vain, though they may not have noticed."""
         if not self._abandoned.done():
             host = self.nodes[rank].host
             self._give_up(DeadRankError(rank, host, self.waiting().get(rank, ""), "its process has ended"))

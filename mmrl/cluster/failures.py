@@ -1,4 +1,4 @@
-"""Why calls to ranks fail: of several errors the one that explains the others."""
+"""The errors of calls to ranks, and the one among them that explains the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COLLECTIVE = re.compile("gloo|nccl|torch.distributed", re.IGNORECASE)
 _PEER_GONE = re.compile(
     r"closed by peer|reset by peer|broken pipe|connect\w* .*(fail|refused)|remote process exit", re.IGNORECASE
 )
-"""How Gloo, NCCL and torch's store say that another process of a collective is gone."""
+"""Words of Gloo, NCCL and torch's store that say that another process of a collective is gone."""
 
 LOOK = (
     "look at what it wrote last (Ray's logs, usually /tmp/ray/session_latest/logs), and whether its node ran out of "
@@ -24,7 +24,7 @@ LESS_MEMORY = (
     "learner.zero_stage: 3 shares weights and optimizer out, and without GPUs a lower learner.tokens_per_microbatch or "
     "sampler.engine.kv_cache_memory_bytes, or fewer ranks on a node"
 )
-"""What to do when the memory of a node, not that of its devices, ran out."""
+"""The remedy when the memory of a node, not that of its devices, ran out."""
 
 
 class DeadRankError(RankLostError):
@@ -49,7 +49,7 @@ def cause_of(errors: Sequence[BaseException]) -> BaseException:
 
 
 def loss_of(error: BaseException) -> RankLostError | None:
-    """The loss that an error of a rank, told with its traceback, is a consequence of; None if it is of none."""
+    """The loss of a rank that another rank's error, a text with a traceback, follows from; None if from none."""
     text = str(error)
     if isinstance(error, MMRLError) or not (_COLLECTIVE.search(text) and _PEER_GONE.search(text)):
         return None

@@ -1,4 +1,4 @@
-"""What a node shares with the driver, and how files get to and from one that shares nothing."""
+"""Nodes as the driver knows them, and copies of files to and from a node that shares none with it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Node:
 
     Attributes:
         id: The cluster's name for it.
-        host: What people call it.
+        host: Its name for people.
         leader: The first rank on it, which receives files for all.
-        shares_files: Whether the driver's run folder is visible there.
-        folder: A temporary folder there, for what it cannot see; empty if it needs none.
+        shares_files: True if the driver's run folder is visible there.
+        folder: A temporary folder there, for copies of files that it cannot see; empty if it needs none.
         images: Hashes of the images that it has received.
     """
 
@@ -73,7 +73,7 @@ def send_images(ask: Ask, media: MediaStore, nodes: Sequence[Node], prompts: Seq
     """Bring the images of each rank's prompts to its node, each once, unless the node shares the driver's files.
 
     Args:
-        nodes: Of each rank, the node that it is on.
+        nodes: Each rank's node.
     """
     for node, own in zip(nodes, prompts, strict=True):
         if not node.shares_files:
@@ -98,5 +98,5 @@ def _parcels(media: MediaStore, names: Iterable[str]) -> Iterator[dict[str, byte
 
 
 def bare(prompt: EncodedPrompt) -> EncodedPrompt:
-    """What a rank needs of a prompt; the dataset's columns may be large."""
+    """The prompt with its row's id alone, all that a rank needs of the row: columns may be large."""
     return replace(prompt, prompt=Prompt(prompt.id, ()))

@@ -24,10 +24,10 @@ class RankGroup(RankCalls):
     """Implements ``engine_api.Engine`` over many ranks.
 
     Args:
-        cost: What the samples of a prompt cost the learner, by which ranks are balanced.
-        shares_prefix: Whether they share it.
+        cost: The learner's cost of a prompt's samples; ranks are balanced by it.
+        shares_prefix: True if they share the prompt when they are packed.
         tensor_parallel_size: Neighbouring ranks that sample together.
-        facts: What the driver knows better than the ranks, for the description.
+        facts: Entries of the description that the driver knows better than the ranks.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RankGroup(RankCalls):
             yield GroupLearner(self, self.media, self.cost, self.shares_prefix)
 
     def describe(self) -> Mapping[str, Any]:
-        """Rank 0's description, and where each rank is."""
+        """Rank 0's description, and each rank's location."""
         places = [
             {"node": node.id, "shares_files": node.shares_files, **description["process"]}
             for node, description in zip(self.nodes, self._descriptions, strict=True)
@@ -96,13 +96,13 @@ class RankGroup(RankCalls):
         return nullcontext()
 
     def memory_bytes_max(self) -> int:
-        """Also of a group that has failed: what was known last."""
+        """The most that a rank has used; the last known value once the group has failed."""
         if not self.failed:
             self._memory_bytes_max = int(max(self.all("memory_bytes_max")))
         return self._memory_bytes_max
 
     def close(self) -> None:
-        """End all ranks, whatever they are doing, and remove what was put on their nodes."""
+        """End all ranks, busy or not, and remove the files that were put on their nodes."""
         folders = {node.id: node.folder for node in self.nodes if node.folder}
         self._ranks.close(folders, wait=not self.failed)
 
@@ -115,7 +115,7 @@ class RankGroup(RankCalls):
             self.answers(self._entered)
             yield
         except (KeyboardInterrupt, SystemExit):
-            self.failed = True  # nobody waits now for what the ranks are doing
+            self.failed = True  # nobody waits for the ranks' answers now
             raise
         except Stopped:
             try:

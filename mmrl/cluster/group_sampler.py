@@ -17,8 +17,8 @@ from mmrl.system.signals import defer_signals
 from mmrl.types import RolloutGroup
 
 AHEAD = 2
-"""Groups that a sampler may finish before the driver has taken the last. More calls in the queue would only have to be
-waited for when the driver gives up."""
+"""Groups that a sampler may finish before the driver has taken the last. A driver that gives up has to wait for every
+call in the queue, so there are not more."""
 
 
 @dataclass(frozen=True, slots=True)

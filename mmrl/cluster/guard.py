@@ -1,4 +1,4 @@
-"""The end of ranks as their node sees it: which process is gone, whether memory ran out, and that none is left."""
+"""A node's watch over its ranks: it sees which process ended and if memory ran out, and it ends those left over."""
 
 from __future__ import annotations
 
@@ -88,5 +88,5 @@ def clear(processes: Sequence[Process], folder: str) -> list[Process]:
 
 
 def _stat(pid: int) -> list[str]:
-    """What proc(5) tells in ``stat`` after the process's name, from its state on."""
+    """The fields of ``/proc/PID/stat`` after the process's name, from its state on; see proc(5)."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,4 +1,4 @@
-"""What the driver tells a rank's process, and what the process answers before it builds its engine."""
+"""The driver's messages to a rank's process, and the process's answer before it builds its engine."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mmrl.data.images import ImageGrid
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What a rank's process finds installed.
+    """The versions that a rank's process finds installed.
 
     Attributes:
-        versions: Of Python and of the packages; those that are not installed are left out.
-        plugins: Of each plugin asked for, by kind and name: distribution and version, or why it cannot be used.
+        versions: Python's and the packages'; packages that are not installed are left out.
+        plugins: By kind and name of each plugin asked for, its distribution and version, or why it cannot be used.
     """
 
     versions: Mapping[str, str]
@@ -25,13 +25,13 @@ class Installation:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Which rank of all one is, and where they meet: where rank 0 listens.
+    """A rank's number among all ranks, and the address at which they meet: rank 0 listens there.
 
     Attributes:
         node_rank: Its place among the ranks of its node.
-        address: Of rank 0.
-        own_address: By which ranks on other nodes reach this one; None if there are none.
-        threads: Of torch; None leaves it as it is.
+        address: Rank 0's address.
+        own_address: The address by which ranks on other nodes reach this one; None if there are none.
+        threads: Torch's number of threads; None leaves it as it is.
     """
 
     rank: int
@@ -45,13 +45,13 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True)
 class RankJob:
-    """What a rank builds its engine from: plain values, since plugins are resolved by name in each process.
+    """A rank builds its engine from this: plain values, since each process resolves plugins by name.
 
     Attributes:
         config: The resolved config.
         model: The model's folder, as this rank's node sees it.
         media: The media store's folder, as this rank's node sees it.
-        with_learner: Whether the policy is trained.
+        with_learner: True if the policy is trained.
         checkpoint: The folder of ``model/`` and ``state/`` to go on from, as this rank's node sees it; empty for none.
     """
 

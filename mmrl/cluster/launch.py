@@ -1,4 +1,4 @@
-"""From a config to an engine: in this process, or on many ranks whose nodes have what they need."""
+"""From a config to an engine: in this process, or on many ranks whose nodes get the files that they lack."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def check_devices(devices: Sequence[tuple[str, int | None]], least_memory: Calla
     """Refuse a GPU that no setting fits, before anything is loaded.
 
     Args:
-        devices: Of each rank, its host and the bytes of its GPU; None if it has none.
+        devices: Each rank's host and the bytes of its GPU; None if it has none.
 
     Raises:
         ResourceError: Says how much is missing.
@@ -133,11 +133,11 @@ def check_installations(group: RankGroup, config: Config) -> None:
     """Make sure that all ranks run the same versions, and the driver's, which needs no vLLM.
 
     Raises:
-        PluginError: Of a plugin.
-        ResourceError: Of a package or of Python.
+        PluginError: A rank lacks a plugin, or has another version of it.
+        ResourceError: A rank has another version of a package or of Python.
     """
     everything = registry.used_plugins(config)
-    # Ranks use the algorithm alone, and the others' files need not be on their nodes.
+    # Ranks use no plugin but the algorithm; files of the others need not be on their nodes.
     used = [info for info in everything if info.distribution != "file" or info.kind == "algorithm"]
     wanted = {(info.kind, info.name): f"{info.distribution} {info.version}" for info in used}
     found: Sequence[Installation] = group.all("installation", list(wanted))
@@ -160,7 +160,7 @@ def check_installations(group: RankGroup, config: Config) -> None:
 
 
 def rendezvous(group: RankGroup, locations: Sequence[RankLocation]) -> list[Rendezvous]:
-    """Each rank's number, address, threads and place on its node, and where rank 0 listens."""
+    """Each rank's number, address, threads and place on its node, and the address of rank 0."""
     address, across = locations[0].address, len({each.address for each in locations}) > 1
     port = group.ask(0, "reserve_port", address)
     shares = [cores // group.nodes.count(node) for node, cores in zip(group.nodes, group.all("cores"), strict=True)]
@@ -189,7 +189,7 @@ def find_shared_files(group: RankGroup, folder: Path) -> None:
 
 
 def send_model(group: RankGroup, model: ModelFolder) -> list[str]:
-    """Each rank's path of the model: on its node, fetched from the hub once, seen there too, or sent."""
+    """Each rank's path of the model, which its node fetches from the hub once, shares with the driver, or is sent."""
     if model.commit is not None:
         nodes = list(dict.fromkeys(group.nodes))
         wanted = model.name, model.commit, model.trust_remote_code
@@ -202,7 +202,7 @@ def send_model(group: RankGroup, model: ModelFolder) -> list[str]:
 
 
 def send_checkpoint(group: RankGroup, checkpoint: Path | None) -> list[str]:
-    """Each rank's path of the checkpoint: on its node, seen there too, or with ``model/`` and ``state/`` sent."""
+    """Each rank's path of the checkpoint; nodes that do not see it there get its ``model/`` and ``state/``."""
     if checkpoint is None:
         return [""] * len(group.nodes)
     files = sorted(path for part in ("model", "state") for path in (checkpoint / part).rglob("*") if path.is_file())

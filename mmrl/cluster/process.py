@@ -1,4 +1,4 @@
-"""What a process sets before the engines' packages are imported; imports none of them itself."""
+"""Settings of a process before the engines' packages are imported; this module imports none of them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def prepare_process(*, verbose: bool = False) -> device.DeviceKind:
 
 @contextlib.contextmanager
 def garbage_kept() -> Iterator[None]:
-    """No garbage collection in a block that imports and builds what stays, nor of that later: each one takes a second.
+    """Keep objects that a block imports and builds out of garbage collection, in the block and later.
 
-    Blocks do not lie within each other.
+    Each collection takes a second. Blocks do not lie within each other.
     """
     gc.disable()
     try:
@@ -53,7 +53,7 @@ def garbage_kept() -> Iterator[None]:
         gc.freeze()
         gc.enable()
         atexit.unregister(gc.unfreeze)
-        atexit.register(gc.unfreeze)  # extensions complain of what is never collected
+        atexit.register(gc.unfreeze)  # extensions complain of objects that are never collected
 
 
 def host_meeting(bound: socket.socket) -> Any:
@@ -92,7 +92,7 @@ def forget_shared_memory() -> None:
 
 
 def forget_stale_builds() -> None:
-    """Take away what a killed process has left of compiling an extension of torch.
+    """Remove the files of a killed process that was compiling an extension of torch.
 
     torch 2.13 waits for ever for its file ``lock`` to vanish, and keeps it open while it compiles.
     """
@@ -107,7 +107,7 @@ def forget_stale_builds() -> None:
 
 
 def _is_open(path: Path) -> bool:
-    """Whether a process of this user and machine has the file open."""
+    """True if a process of this user and machine has the file open."""
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
             if descriptor.samefile(path):

@@ -1,4 +1,4 @@
-"""The processes of a group of ranks, as the group sees them: where each is, and how it is called."""
+"""The processes of a group of ranks, as the group sees them: their locations, and calls to them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mmrl.cluster.guard import Process
 
 @dataclass(frozen=True, slots=True)
 class RankLocation:
-    """Where a rank is.
+    """The location of a rank.
 
     Attributes:
         node: The cluster's id of the node.
-        host: What people call it.
-        address: By which other nodes reach it.
+        host: Its name for people.
+        address: The address by which other nodes reach it.
     """
 
     node: str
@@ -30,7 +30,7 @@ class Ranks(Protocol):
     """The processes of a group, one ``RankWorker`` each."""
 
     locations: Sequence[RankLocation]
-    """Where each rank is."""
+    """Each rank's location."""
 
     def call(self, rank: int, method: str, *args: Any) -> Future[Any]:
         """A call of the rank's worker; calls to one rank run in order.
@@ -44,7 +44,7 @@ class Ranks(Protocol):
         ...
 
     def last_words(self, rank: int) -> str:
-        """What the node of a rank that is gone knows of the memory that ran out; empty if it knows of nothing."""
+        """The account that a lost rank's node gives of memory that ran out; empty if it has none."""
         ...
 
     def close(self, folders: Mapping[str, str], *, wait: bool) -> None:

@@ -23,13 +23,13 @@ from mmrl.errors import MMRLError, ResourceError
 from mmrl.system.signals import handlers_kept
 
 WAIT_S = 60
-"""Seconds for a cluster to answer, to give what the ranks need, and to remove what they were sent."""
+"""Seconds for a cluster to answer, to reserve devices for the ranks, and to remove the files that they were sent."""
 CLOSE_S = 10
 """Seconds for ranks to end by themselves."""
 START_S = 300
 """Seconds for the ranks' processes to import torch."""
 CLEAR_S = 10
-"""Seconds for the nodes to see to it that no rank is left."""
+"""Seconds for the nodes to end the ranks that are left."""
 KNOCK_S = 10
 """Seconds for an address to answer."""
 CLUSTER_S = 40
@@ -45,7 +45,7 @@ SETTINGS = {
 the ranks of a cluster that starts here have the priority of other processes (Ray would start them at niceness 15)."""
 T = TypeVar("T")
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""How a client of gRPC begins: HTTP/2's preface and empty settings (RFC 9113, section 3.4)."""
+"""The first bytes of a gRPC client: HTTP/2's preface and empty settings (RFC 9113, section 3.4)."""
 SETTINGS_FRAME = bytes([4])
 """The type of the frame with which its server answers first."""
 _COLOUR = re.compile("\033" + r"\[[0-9;]*m")
@@ -55,7 +55,7 @@ class RayWorker(RankWorker):
     """A worker that knows where it is in the Ray cluster."""
 
     def location(self) -> tuple[RankLocation, list[str]]:
-        """Where this worker is, and its GPUs there."""
+        """This worker's location, and its GPUs there."""
         import ray
 
         context = ray.get_runtime_context()
@@ -107,7 +107,7 @@ class RayRanks:
                     answer.set_result(done.result())
                 else:
                     answer.set_exception(_explained(rank, error, self.locations[rank].host, verb_of(method)))
-            except BaseException as fault:  # what is not answered would be waited for for ever
+            except BaseException as fault:  # a call without an answer would be waited for for ever
                 answer.set_exception(fault)
 
         getattr(self._actors[rank], method).remote(*args).future().add_done_callback(pass_on)
@@ -123,7 +123,7 @@ class RayRanks:
             guard.add_done_callback(lambda _, timer=timer: timer.start())
 
     def _report(self, node: str, guard: Future[Death], first: int, lost: Callable[[int], None]) -> None:
-        """Called when the guard of a node has ended: because a rank has, or the node; or it was killed alone."""
+        """Called when the guard of a node has ended: a rank or the node has ended, or the guard alone was killed."""
         if self._closing.is_set():
             return
         if guard.exception() is None:
@@ -161,7 +161,7 @@ class RayRanks:
 
 
 def on_every_node(cluster: ClusterConfig, function: Callable[..., T], *args: Any) -> list[T]:
-    """What ``function(node id, number of GPUs, *args)`` answers on each node of a cluster."""
+    """The answer of ``function(node id, number of GPUs, *args)`` on each node of a cluster."""
     _connect(cluster)
     try:
         nodes = _alive().items()
@@ -172,7 +172,7 @@ def on_every_node(cluster: ClusterConfig, function: Callable[..., T], *args: Any
 
 
 def _connect(cluster: ClusterConfig) -> Any:
-    """Ray, connected; without an address to a cluster of this process alone, whatever RAY_ADDRESS says."""
+    """Ray, connected; without an address in the config to a cluster of this process alone, despite RAY_ADDRESS."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     if not cluster.address:  # Ray would listen on every interface; it reads this when it is imported, on Linux too
@@ -224,7 +224,7 @@ def _knock(address: str) -> None:
     if not (host and port.isdigit()):
         raise ValueError("the address is not HOST:PORT")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S) as connection:
-        if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):  # else more would be needed to be understood
+        if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):  # over TLS a server understands no plain bytes
             connection.sendall(PREFACE)
             if connection.recv(9)[3:4] != SETTINGS_FRAME:
                 raise ConnectionError("what listens there is not Ray")
@@ -295,7 +295,7 @@ def _wait(references: Sequence[Any], seconds: float) -> None:
 
 
 def _table(kind: str) -> str:
-    """What each node has of a resource, and how much is free in all."""
+    """Each node's amount of a resource, and how much of it is free in all."""
     import ray
 
     rows = []
@@ -319,7 +319,7 @@ def _result(rank: int, reference: Any) -> Any:
 
 
 def _explained(rank: int, error: BaseException, host: str, doing: str) -> BaseException:
-    """What a rank raised in a call, with the rank's number."""
+    """The error that a rank raised in a call, with the rank's number."""
     from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 
     if isinstance(error, RayTaskError) and isinstance(error.cause, MMRLError):
@@ -336,7 +336,7 @@ def _explained(rank: int, error: BaseException, host: str, doing: str) -> BaseEx
 
 
 def _reason(message: str) -> str:
-    """Ray's account of a process's end: without what may have happened in general, or the error of its start."""
+    """Ray's account of a process's end without its list of common causes, or the error of the process's start."""
     found = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", message, re.DOTALL)
     if found:
         return " ".join(found.group(1).split())[:300]

@@ -1,4 +1,4 @@
-"""What each node of a cluster has, before engines start: what is installed, and which folders it sees."""
+"""A survey of a cluster's nodes before engines start: the versions on each, and the folders that it sees."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def report(node: str, num_gpus: int, probes: Mapping[str, tuple[str, bytes]], pa
     """The report of the node that this process is on.
 
     Args:
-        probes: Of each of the driver's folders, a file in it and what the file holds.
+        probes: For each of the driver's folders, a file in it and the file's content.
     """
     folders: dict[str, Visibility] = {
         name: "shared" if holds(path, content) else "private" for name, (path, content) in probes.items()

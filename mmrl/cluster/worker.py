@@ -54,7 +54,7 @@ class RankWorker:
         device.check_gpu(self._kind)
 
     def cores(self) -> int:
-        """Of this node, as far as this process may use them."""
+        """Cores of this node that this process may use."""
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def reserve_port(self, host: str) -> int:
@@ -140,11 +140,11 @@ class RankWorker:
         )
         if own.own_address and (interface := interface_of(own.own_address)):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # else the one that the host's name resolves to
-        if own.threads:  # Ray has said one
+        if own.threads:  # Ray has set one
             torch.set_num_threads(own.threads)
 
     def forget_shared_memory(self) -> None:
-        """Leave nothing on this node that a later run stumbles over; before the ranks start, and when they have."""
+        """Remove names on this node that a later run stumbles over; called before and after the ranks start."""
         forget_shared_memory()
 
     def receive_images(self, files: Mapping[str, bytes]) -> None:
@@ -193,7 +193,7 @@ class RankWorker:
             return learner.update(rows)
 
     def save(self, folder: str) -> MMRLError | None:
-        """What keeps the learner from saving is an answer, no failure: all ranks give it, none waits for another."""
+        """Save; an error is returned and not raised, so that all ranks answer and none waits for another."""
         learner: Learner = self._owner
         try:
             learner.save(Path(folder))
@@ -215,7 +215,7 @@ class RankWorker:
 
 @contextmanager
 def _of_this_node(path: str) -> Iterator[None]:
-    """Turns what the file system refuses into a ResourceError that names the node."""
+    """Turns an error of the file system into a ResourceError that names the node."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with a config, in our words, with hints for those who know the keys of other trainers."""
+"""Pydantic's errors about a config in our words, with hints for those who know the keys of other trainers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def options_errors(
     """One ConfigError per problem that pydantic found with ``model``, whose values are written under ``key``.
 
     Args:
-        spec: Of a plugin's options, has the framework's own keys, which stand beside them.
+        spec: Has the framework's own keys, which stand beside a plugin's options.
     """
     path, place = tuple(key.split(".")) if key else (), tree or Located({}, "")
     beside = [name for name in spec.model_fields if name != "name"]
@@ -85,7 +85,7 @@ def _problem(
 
 
 def _hint(key: str, value: Any, known: Sequence[str], prefix: _Path) -> str:
-    """What may be meant by an unknown key: a key beside it, or anywhere; the word of another trainer first."""
+    """The key that an unknown one may mean: one beside it, or anywhere; the word of another trainer comes first."""
     word, here = key.rpartition(".")[2], ".".join(map(str, prefix))
     found, note = _ours(key, value), _note(key)
     ours = found.removeprefix(f"{here}.")
@@ -184,7 +184,7 @@ def _shown(value: Any) -> str:
 
 
 def _example(model: type[BaseModel], loc: _Path) -> str:
-    """What may be written under ``loc`` of ``model``: some keys with their defaults, or a plugin's name."""
+    """An example of the values under ``loc`` of ``model``: some keys with their defaults, or a plugin's name."""
     inner = _class_at(model, loc)
     if inner is None or ("name" in inner.model_fields and inner.model_fields["name"].is_required()):
         return "{name: ...}"

@@ -186,7 +186,7 @@ class _Translator:
             self._left.pop(key, None)
 
     def _put(self, ours: str, value: Any, *theirs: str) -> None:
-        """Set our key for theirs, which are used then, unless it cannot have the value or has another one already."""
+        """Set our key for theirs, which then count as used, unless it has another value or cannot have this one."""
         *parents, last = ours.split(".")
         is_double = ours == "trainer.epochs" and self._has("trainer.steps")
         if is_double or not _fits(ours, value):

@@ -18,7 +18,7 @@ _SHOWN_ROWS = 10
 
 
 class BadRows:
-    """Those of one dataset.
+    """The bad rows of one dataset.
 
     Args:
         where: The dataset, for messages.
@@ -27,7 +27,7 @@ class BadRows:
         max_share: Share of the rows that may be bad.
 
     Attributes:
-        causes: How often each was found; numbers in it are left out, so that alike ones count as one.
+        causes: The count of each cause; numbers in causes are left out, so that alike ones count as one.
     """
 
     def __init__(self, where: str, num_rows: int, policy: OnBadRow, max_share: float) -> None:

@@ -30,14 +30,14 @@ _DROP = "repair the image or remove the row"
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """What an image file says of itself.
+    """The facts in an image file's header.
 
     Attributes:
         format: One of ``FORMATS``.
         mode: Pillow's name for the kind of its pixels.
         width: Pixels, turned upright.
         height: Pixels, turned upright.
-        transparent: Whether pixels may be transparent; they are shown on white.
+        transparent: True if pixels may be transparent; they are shown on white.
     """
 
     format: str
@@ -48,7 +48,7 @@ class ImageHeader:
 
 
 def read_header(raw: RawImage) -> ImageHeader:
-    """What the file says of itself; decodes nothing.
+    """The header of a file; decodes nothing.
 
     Raises:
         DataError: No image of a known format, or too large.
@@ -166,11 +166,11 @@ def _rgb(image: PILImage.Image, label: str) -> PILImage.Image:
 
 @contextmanager
 def _pillow_errors(label: str) -> Iterator[None]:
-    """Whatever Pillow raises on foreign bytes, as a DataError; its warnings are about harmless metadata."""
+    """Turn any error of Pillow on foreign bytes into a DataError; its warnings are about harmless metadata."""
     from PIL import UnidentifiedImageError
 
     with ExitStack() as stack:
-        if threading.current_thread() is threading.main_thread():  # filters are the process's, whoever sets them
+        if threading.current_thread() is threading.main_thread():  # filters hold for the whole process
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
         try:

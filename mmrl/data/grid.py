@@ -60,7 +60,7 @@ class ImageGrid:
     def _step(self, width: int, height: int) -> tuple[int, int]:
         """One application of qwen_vl_utils.smart_resize, which cannot be imported without torch.
 
-        Where shrinking a narrow image would leave a side of 0, it is one cell, as in transformers.
+        A side that shrinking would bring to 0 is one cell, as in transformers.
         """
         factor = self.factor
         columns, rows = max(1, round(width / factor)), max(1, round(height / factor))

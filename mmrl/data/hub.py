@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 RETRY_AFTER_S = (1.0, 3.0)
 PATIENCE_S = 10.0
-"""How long the first answer may take. Later nothing is tried again: huggingface_hub itself retries, for up to 23 s."""
+"""Seconds for the first answer. Nothing is tried again later, as huggingface_hub itself retries for up to 23 s."""
 
 _PASSING = frozenset({408, 429, 500, 502, 503, 504})
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM})
@@ -52,7 +52,7 @@ class HubRepo:
     revision: str | None = None
 
     def pinned(self) -> HubRepo:
-        """The same at the commit that the revision is now; if the hub cannot be asked, that it last was.
+        """The same at the commit that the revision is now, or last was if the hub cannot be asked.
 
         Raises:
             HubError: There is no such repository or revision, or the hub refuses it; ``HubUnreachableError`` if the
@@ -74,7 +74,7 @@ class HubRepo:
             return replace(self, revision=commit)
 
     def download(self, patterns: Sequence[str]) -> Path:
-        """The cache's folder with the files of a pinned repository that match; fetches what it lacks, and no more.
+        """The cache's folder with the files of a pinned repository that match; fetches only those that it lacks.
 
         Large files are compared with their sha256 as they arrive. Processes of one machine may call this at once:
         each file is fetched by one of them.
@@ -98,10 +98,10 @@ class HubRepo:
         return folder
 
     def ask(self, call: Callable[[], T]) -> T:
-        """What a call to the hub returns; made again if it fails in a way that may pass.
+        """The result of a call to the hub, which is made again if it fails in a way that may pass.
 
         Raises:
-            MMRLError: What the call raised, explained.
+            MMRLError: The call's error, explained.
         """
         started = time.monotonic()
         waits = iter(RETRY_AFTER_S)
@@ -114,7 +114,7 @@ class HubRepo:
             except Exception as error:
                 wait = next(waits, None)
                 if wait is None or not _may_pass(error) or time.monotonic() - started > PATIENCE_S:
-                    raise explained(error, self) from None  # servers may echo what they are sent
+                    raise explained(error, self) from None  # servers may echo a request
                 time.sleep(wait)
 
     def lacks(self, what: str) -> HubError:
@@ -134,7 +134,7 @@ class HubRepo:
         from huggingface_hub import HfApi
 
         api = HfApi()
-        if not cached_only:  # raises where the next call would quietly take what the cache has
+        if not cached_only:  # raises where the next call would quietly take the cached files
             api.repo_info(self.name, repo_type=self.kind, revision=self.revision, timeout=PATIENCE_S)
         return api.resolve_revision(
             self.name, repo_type=self.kind, revision=self.revision, local_files_only=cached_only
@@ -153,7 +153,7 @@ class HubRepo:
 
 
 def explained(error: Exception, repo: HubRepo) -> MMRLError:
-    """What ``huggingface_hub`` or ``datasets`` raised about a repository, as an error that says what to do."""
+    """An error of ``huggingface_hub`` or ``datasets`` about a repository, as one that says what to do."""
     from huggingface_hub import constants, errors
 
     chain = list(_chain(error))
@@ -180,7 +180,7 @@ def explained(error: Exception, repo: HubRepo) -> MMRLError:
 
 
 def _refusal(error: HfHubHTTPError, repo: HubRepo) -> HubError | None:
-    """What the hub answers to the question, if it is not that it fails, or that there is no such file."""
+    """The hub's refusal; None if the error is the hub's own failure, or says that there is no such file."""
     from huggingface_hub import errors
 
     name, status, possible = f"{repo.kind} {repo.name}", error.response.status_code, ""
@@ -241,7 +241,7 @@ def _may_pass(error: Exception) -> bool:
 
 
 def _outage(chain: Sequence[BaseException]) -> str:
-    """How the hub fails for everybody, if it does: no connection, a broken one, or a server's own error."""
+    """A failure of the hub for everybody: no connection, a broken one, or a server's own error; empty for others."""
     from huggingface_hub.errors import HfHubHTTPError
 
     for raised in chain:
@@ -263,7 +263,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without huggingface_hub's warnings, which repeat a server's words and signed addresses, unless asked for."""
+    """Silence huggingface_hub's warnings, which repeat a server's words and signed addresses, unless asked for."""
     from huggingface_hub import logging as hub_logging
 
     verbosity = hub_logging.get_verbosity()
@@ -276,7 +276,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    """Without the token, which a server may echo; it may come from a file."""
+    """An error's first line without the token, which a server may echo and which may come from a file."""
     from huggingface_hub import get_token
 
     text = Redactor({**os.environ, "HF_TOKEN": get_token() or ""})(str(error)).strip()

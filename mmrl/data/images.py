@@ -1,6 +1,6 @@
-"""Images: normalised once, by one function, and addressed by what they show.
+"""Images: normalised once, by one function, and addressed by their pixels.
 
-Sampler and learner both read the pixels that ``MediaStore`` holds, so a row's hash vouches for what each of them saw.
+Sampler and learner both read the pixels that ``MediaStore`` holds, so a row's hash vouches for the pixels of both.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class MediaStore:
     """A folder of normalised images, each under the hash of its pixels; may be used from several threads.
 
     Args:
-        folder: Where the PNG files lie; created with the first image.
-        grid: What images are resized to.
+        folder: The folder of the PNG files; created with the first image.
+        grid: The sizes that images are resized to.
         cache_bytes: Decoded pixels kept in memory, least recently used first out.
     """
 

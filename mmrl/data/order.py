@@ -1,4 +1,4 @@
-"""Which prompt comes next.
+"""The order of prompts.
 
 Order and seeds are pure functions of names and positions, never of what ran before: a resumed run, another number
 of ranks or a refilled batch draws the same prompts with the same randomness.
@@ -19,7 +19,7 @@ MAX_GROUP_SIZE = 2**16
 
 
 class Order(ABC):
-    """Which row comes at a position, counted from the start of the run: the position is the whole state."""
+    """The rows by position, counted from the start of the run: the position is the whole state."""
 
     @abstractmethod
     def at(self, position: int) -> tuple[int, int]:
@@ -64,7 +64,7 @@ class WeightedOrder(Order):
     Args:
         sizes: Rows of each dataset; it has two or more.
         weights: In any unit.
-        names: Of the datasets.
+        names: The datasets' names.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], names: Sequence[str], seed: int) -> None:
@@ -85,7 +85,7 @@ class WeightedOrder(Order):
         self._drawn, self._latest, self._counts = 0, 0, [0] * len(self._shares)
 
     def _draw(self) -> None:
-        """Of the datasets that have waited long enough, the one whose share is first used up by waiting on."""
+        """Choose, among the datasets that have waited long enough, the one that would first have waited too long."""
         self._drawn += 1
         least = 1 / (2 * len(self._shares) - 2)
         owed = [share * self._drawn - count for share, count in zip(self._shares, self._counts, strict=True)]

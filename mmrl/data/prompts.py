@@ -1,4 +1,4 @@
-"""How dataset rows become the prompts of a run."""
+"""From dataset rows to the prompts of a run."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Part:
     """One of the datasets that a run draws from.
 
     Attributes:
-        source: What its rows are called that do not say it themselves; begins their ids where there are several.
-        rows: What its loader gave.
-        weight: Its share of the positions, in any unit; None for all of them is by their sizes.
+        source: The source of rows that name none; begins the ids of rows where there are several datasets.
+        rows: The rows that its loader gave.
+        weight: Its share of the positions, in any unit; None in all datasets takes their sizes.
     """
 
     source: str
@@ -45,7 +45,7 @@ class Part:
 
 
 class PromptSource:
-    """The rows of one or several datasets with the run's system prompt and template, without those of no use.
+    """The usable rows of one or several datasets, with the run's system prompt and template.
 
     Every row is measured once, here; prompts themselves are read again when they are asked for.
 
@@ -55,8 +55,8 @@ class PromptSource:
         system_prompt: Put before rows that have no system message of their own.
         prompt_template: Jinja text, or a path to a ``.jinja`` or ``.j2`` file, for the last user message; sees
             ``prompt`` (its text) and ``row`` (the columns). Runs in a sandbox.
-        overlong: What happens to longer rows; a prompt is never cut.
-        on_bad_row: What happens to rows that cannot be used.
+        overlong: ``drop`` or ``fail`` for longer rows; a prompt is never cut.
+        on_bad_row: ``drop`` or ``fail`` for rows that cannot be used.
         max_bad_rows: Share of such rows above which a dataset is refused.
         name: The config section, for messages.
 
@@ -66,8 +66,8 @@ class PromptSource:
         sources: Rows of each source among those that were kept.
         max_images: Most images in one of them.
         without_demonstration: Ids of those that have no completion to imitate.
-        without_image: Of each dataset, ids of those that have no image.
-        dropped: (prompt id, or row where it has none, and reason) of each one that was not.
+        without_image: For each dataset, ids of those that have no image.
+        dropped: (prompt id, or row where it has none, and reason) of each one that was dropped.
 
     Raises:
         ConfigError: The template cannot be read, or is not valid Jinja.
@@ -120,7 +120,7 @@ class PromptSource:
 
     @property
     def num_usable(self) -> int:
-        """Prompts without those that turned out to be of no use."""
+        """The number of prompts without those that turned out to be of no use."""
         return len(self._kept) - len(self._broken)
 
     @property
@@ -131,7 +131,7 @@ class PromptSource:
 
     @property
     def shares(self) -> list[tuple[str, int, float]]:
-        """Of each dataset its source, its prompts, and the share of a run's prompts that are drawn from it."""
+        """Each dataset's source, its number of prompts, and its share of the prompts that a run draws."""
         sizes = Counter(part for part, _ in self._kept)
         weights = [sizes[i] if part.weight is None else part.weight for i, part in enumerate(self._parts)]
         return [(p.source, sizes[i], weights[i] / sum(weights)) for i, p in enumerate(self._parts)]
@@ -149,7 +149,7 @@ class PromptSource:
 
     @property
     def fingerprint(self) -> str:
-        """Of what a run takes, and in which shares: ids, texts, answers and lengths of all prompts."""
+        """A hash of ids, texts, answers and lengths of all prompts, and of the datasets' shares."""
         return hashlib.sha256(f"{self._digest.hexdigest()} {self.shares}".encode()).hexdigest()
 
     def listen(self, listener: Callable[[str, str], object]) -> None:
@@ -159,7 +159,7 @@ class PromptSource:
         self._listener = listener
 
     def order(self, seed: int) -> Order:
-        """In which order a run takes the rows."""
+        """The order in which a run takes the rows."""
         weights = [part.weight for part in self._parts if part.weight is not None]
         if len(self._parts) == 1 or len(weights) < len(self._parts):
             return PromptOrder(len(self), seed)
@@ -167,7 +167,7 @@ class PromptSource:
         return WeightedOrder([sizes[i] for i in range(len(weights))], weights, [p.source for p in self._parts], seed)
 
     def attempt(self, index: int, make: Callable[[Prompt], _T]) -> _T | None:
-        """What ``make`` gives of a prompt; None where it finds only now that it cannot be used, such as by its pixels.
+        """The result of ``make`` on a prompt; None if the prompt proves unusable only now, such as by its pixels.
 
         Raises:
             DataError: Such rows are too many, or not to be dropped.
@@ -185,11 +185,11 @@ class PromptSource:
         return None
 
     def make(self, index: int, make: Callable[[Prompt], _T]) -> _T | None:
-        """What ``make`` gives of a prompt, or raises; None for one that was of no use before. Leaves no trace."""
+        """The result of ``make`` on a prompt, or its error; None for one that was of no use before. Leaves no trace."""
         return None if index in self._broken else make(self[index])
 
     def each(self, make: Callable[[Prompt], _T], limit: int | None = None) -> list[_T]:
-        """What ``make`` gives of the prompts that can be used, in order; of the first ``limit`` of these."""
+        """The results of ``make`` on the usable prompts, in order; at most ``limit`` of them."""
         made = (self.attempt(index, make) for index in range(len(self)))
         return list(islice((value for value in made if value is not None), limit))
 
@@ -221,7 +221,7 @@ class PromptSource:
         return replace(prompt, id=name, source=prompt.source or source)
 
     def _use(self, part: int, row: int, make: Callable[[Prompt], _T]) -> tuple[Prompt, _T] | None:
-        """A row, and what ``make`` gives of its prompt; None if it had to be dropped."""
+        """A row's prompt and the result of ``make`` on it; None if the row had to be dropped."""
         name = str(row)
         try:
             prompt = self._row(part, row)
@@ -303,7 +303,7 @@ def _contents(prompt: Prompt, length: int) -> str:
 
 
 def histogram(lengths: Sequence[int], num_bins: int) -> list[tuple[int, int, int]]:
-    """(lowest, highest, count) of bins of equal width that cover the lengths, of which there is at least one."""
+    """(lowest, highest, count) of bins of equal width that cover one or more lengths."""
     low, high = min(lengths), max(lengths)
     width = (high - low) // num_bins + 1
     counts = np.bincount((np.asarray(lengths) - low) // width)

@@ -1,6 +1,6 @@
-"""Prompt templates: Jinja in a sandbox. What a dataset holds is a value there, never a template.
+"""Prompt templates: Jinja in a sandbox. A dataset's texts are values there, never templates.
 
-The sandbox keeps Python's inside out of reach; here, loops, products and what is written are bounded too.
+The sandbox keeps Python's inside out of reach; loops, products and written texts are bounded here too.
 """
 
 from __future__ import annotations

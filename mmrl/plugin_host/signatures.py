@@ -1,4 +1,4 @@
-"""What a function's signature tells: how it can be called, whether it takes messages, and which options it has."""
+"""Facts in a function's signature: the way to call it, its options, and if it takes messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mmrl.interfaces import PluginConfig
 
 
 def declares_messages(signature: inspect.Signature) -> bool | None:
-    """Whether a function says that completions are messages, or texts; None if it says nothing, or that both may be."""
+    """True if a function says that completions are messages, False if texts; None if it says neither, or both."""
     parameter = signature.parameters.get("completions") or signature.parameters.get("prompts")
     if parameter is None:
         return None
@@ -26,7 +26,7 @@ def declares_messages(signature: inspect.Signature) -> bool | None:
 
 
 def _are_messages(element: Any) -> bool | None:
-    """Whether completions of this type are messages, or texts; None if it does not tell.
+    """True if completions of this type are messages, False if they are texts; None if it does not tell.
 
     A list of anything is one of messages, since nothing else that is given is a list.
     """
@@ -96,8 +96,8 @@ def options_class(parameters: Iterable[inspect.Parameter], *, lenient: bool = Tr
     """An options class with a field for each parameter.
 
     Args:
-        lenient: Leave parameters at their default that cannot be set from a config, and take annotations that say
-            nothing here, or something else than the default, for none.
+        lenient: True leaves parameters that no config can set at their defaults, and ignores annotations that have no
+            meaning here or contradict the default.
     """
     fields: dict[str, Any] = {}
     for each in parameters:

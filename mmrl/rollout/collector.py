@@ -1,4 +1,4 @@
-"""Scored rollouts from prompts: sample, score each group while others are still generated, replace what is rejected."""
+"""Scored rollouts from prompts: sample, score groups while others are still generated, replace rejected groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mmrl.types import Batch, EncodedPrompt, FloatArray, Rollout, RolloutGroup, 
 
 @dataclass(frozen=True, slots=True)
 class SampledBatch:
-    """What was sampled for one step.
+    """All that was sampled for one step.
 
     Attributes:
         groups: Round by round, each in the order of its prompts; empty for demonstrations.
@@ -48,7 +48,7 @@ class SampledBatch:
 
 
 Keep = Callable[[ScoredGroup, Sequence[Failure]], object]
-"""Told of a group as soon as it is scored, and of the rollouts in it that a reward failed on."""
+"""Called with a group as soon as it is scored, and with the failures of rewards on its rollouts."""
 
 
 class SamplingEngine(Protocol):
@@ -59,7 +59,7 @@ class SamplingEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How an evaluation samples.
+    """An evaluation's way to sample.
 
     Attributes:
         num_samples: Completions of each prompt.
@@ -78,10 +78,10 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What an evaluation found.
+    """The result of an evaluation.
 
     Attributes:
-        groups: Of each prompt that can be used, in the order of the rows.
+        groups: One for each prompt that can be used, in the order of the rows.
         failures: Rollouts that a reward failed on.
         metrics: See ``metrics.evaluation_metrics``; means over all groups.
     """
@@ -95,7 +95,7 @@ class Collector:
     """Brings engine and scorer together.
 
     Args:
-        progress: Called with a phase, what is done and the total.
+        progress: Called with a phase, the count so far and the total.
         penalties: Names of the components that are penalties.
         event: Called with a kind and fields for each rollout that a reward failed on.
 
@@ -124,14 +124,14 @@ class Collector:
         wanted: int,
         clock: Clock,
     ) -> SampledBatch:
-        """Groups for the algorithm; where it selects, each one that it rejects is replaced by the next prompt's.
+        """Groups for the algorithm; if it selects, the next prompt's group replaces each one that it rejects.
 
         Args:
             draw: The next so many prompts, each with the epoch that it is drawn in.
             wanted: Groups to keep; there are fewer if the rounds do not suffice.
 
         Raises:
-            PluginError: ``Algorithm.select`` fails, or a reward does, or hangs or crashes too often.
+            PluginError: ``Algorithm.select`` or a reward fails, or a reward hangs or crashes too often.
         """
         failures, self.generated = Failures(), []
         needs = algorithm.needs()
@@ -152,7 +152,7 @@ class Collector:
         return self.sampled(groups, failures.fractions(self._rewards))
 
     def sampled(self, groups: Sequence[ScoredGroup], failed: Mapping[str, float]) -> SampledBatch:
-        """Some groups as what a step sampled."""
+        """Some groups as a step's ``SampledBatch``."""
         return SampledBatch(groups, rollouts_of(groups), self.batch(groups), failed)
 
     def evaluate(
@@ -163,12 +163,12 @@ class Collector:
         known: Mapping[str, ScoredGroup] | None = None,
         keep: Keep | None = None,
     ) -> Evaluation:
-        """Sample completions of some prompts, of which there is at least one, and score them.
+        """Sample completions of at least one prompt, and score them.
 
         Args:
             decoding: By default as a run evaluates itself.
-            known: By the prompts' ids, groups that were sampled and scored before.
-            keep: Called with each other one as soon as it is scored, and with what rewards failed on of it.
+            known: Groups that were sampled and scored before, by prompt id.
+            keep: Called with each other group as soon as it is scored, and with the failures of rewards on it.
 
         Raises:
             ConfigError: The reward that tells right from wrong scores none of them.
@@ -192,7 +192,7 @@ class Collector:
         return Evaluation(ordered, failures.since(0), values)
 
     def evaluation_metrics(self, batch: Batch) -> dict[str, float]:
-        """``eval/*`` of some rollouts, but for what rewards failed on."""
+        """``eval/*`` metrics of some rollouts, without the shares that rewards failed on."""
         values = metrics.evaluation_metrics(batch.rewards, batch.valid, batch.components, self.accuracy_of)
         lengths = metrics.length_metrics(batch.masks, batch.truncated)
         return values | {f"eval/{key}": value for key, value in lengths.items()}
@@ -245,7 +245,7 @@ class Collector:
         return [with_greedy(*pair) for pair in zip(scored[: len(prompts)], scored[len(prompts) :], strict=True)]
 
     def _request(self, prompt: EncodedPrompt, namespace: str, num_samples: int, temperature: float) -> SamplingRequest:
-        """``namespace`` keeps the seeds of evaluation, and of greedy rollouts, apart from those of training."""
+        """A prompt's request; ``namespace`` keeps seeds of evaluation and greedy rollouts apart from training's."""
         seed = request_seed(self._config.trainer.seed, prompt.epoch, namespace + prompt.id, 0)
         return SamplingRequest(prompt, num_samples, temperature, self._config.sampler.max_new_tokens, seed)
 
@@ -298,7 +298,7 @@ class Collector:
                 return [result(index) for index in range(len(requests))]
         finally:
             for done in [each for each in unkept if scorings[each].done()]:
-                with suppress(MMRLError):  # what ends this is raised already
+                with suppress(MMRLError):  # another error is raised already
                     result(done)
             for failure in failures.since(known):
                 self._report(failure)
@@ -326,7 +326,7 @@ def sampled_metrics(found: SampledBatch, accuracy_of: str, *, refills: bool) -> 
 
     Args:
         accuracy_of: The reward component that tells right from wrong.
-        refills: Whether the algorithm rejects groups.
+        refills: True if the algorithm may reject groups.
     """
     values = metrics.length_metrics(found.batch.masks, found.batch.truncated)
     values |= metrics.reward_metrics(found.batch, accuracy_of)
@@ -335,7 +335,7 @@ def sampled_metrics(found: SampledBatch, accuracy_of: str, *, refills: bool) -> 
 
 
 def select(algorithm: Algorithm, groups: Sequence[ScoredGroup]) -> list[bool]:
-    """Which of the groups the algorithm keeps.
+    """True for each group that the algorithm keeps.
 
     Raises:
         PluginError: It raised, or answered anything but one bool for each group.

@@ -1,4 +1,4 @@
-"""The prompts of a run as it draws them, those of the next step made while the one before still learns."""
+"""The prompts of a run as it draws them; those of the next step are made while the policy still learns."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _T = TypeVar("_T")
 
 
 class PromptPrefetcher(Generic[_T]):
-    """What is made of a source's prompts, in the order of the run.
+    """A source's prompts as ``make`` makes them, in the order of the run.
 
     Nothing that is drawn depends on what was prepared: a prompt that cannot be made is left to the draw, which makes it
     again and tells of it; one that is never drawn leaves at most images in the store, which a run that goes on uses.
 
     Args:
-        make: Makes what is drawn of a prompt; called from one thread at a time, not always the main one.
+        make: Turns a prompt into the object to draw; called from one thread at a time, not always the main one.
 
     Attributes:
         position: Prompts drawn from the order so far, the useless ones too: the position of the next one.
@@ -32,7 +32,7 @@ class PromptPrefetcher(Generic[_T]):
     def __init__(self, source: PromptSource, order: Order, make: Callable[[Prompt], _T]) -> None:
         self._source, self._order, self._make = source, order, make
         self.position = 0
-        self._next: list[tuple[int, int]] = []  # what comes from the position on, as far as it was looked up
+        self._next: list[tuple[int, int]] = []  # positions from the next one on, as far as they were looked up
         self._made: dict[int, _T] = {}
         self._thread: threading.Thread | None = None
         self._is_enough = threading.Event()
@@ -43,7 +43,7 @@ class PromptPrefetcher(Generic[_T]):
         self.position, self._next = position, []
 
     def draw(self, count: int) -> list[tuple[int, _T]]:
-        """(epoch, what is made) of the next ``count`` prompts; one of no use is replaced by the next.
+        """(epoch, result of ``make``) of the next ``count`` prompts; the next prompt replaces one of no use.
 
         Raises:
             DataError: Too many are of no use.
@@ -76,9 +76,9 @@ class PromptPrefetcher(Generic[_T]):
             self._thread = None
 
     def stop(self) -> None:
-        """Prepare no more, and forget what was; after this no other thread reads or writes anything.
+        """Prepare no more, and forget the prepared prompts; no other thread reads or writes anything after this.
 
-        Unless a row hangs, on a file system that is gone perhaps: that one is left behind.
+        A row that hangs, perhaps on a file system that is gone, is the exception: its thread is left behind.
         """
         self._is_enough.set()
         if self._thread is not None:

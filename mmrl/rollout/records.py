@@ -1,4 +1,4 @@
-"""Rollouts as lines of RUN/rollouts, written and read: everything that a reward can see, and what became of it."""
+"""Rollouts as lines of RUN/rollouts, written and read: all that a reward can see, and what the step made of it."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def rollout_records(index: int, group: CreditedGroup) -> Iterator[dict[str, Any]
 
     Advantages are per completion token; log-probs and entropies are in nats, in the order of ``token_ids``, with the
     nine digits that make the same float32 again; the learner's are empty for a rollout that is in no loss. A greedy
-    rollout has none of them. Of columns that JSON cannot hold, ``columns_as_text`` has what Python shows of them.
-    ``answers`` is what rewards that read answers found the completion to say.
+    rollout has none of them. ``columns_as_text`` has the ``repr`` of columns that JSON cannot hold. ``answers`` are
+    those that rewards have read from the completion.
 
     ``update_logprobs`` and ``update_entropy`` have a list for each optimizer step that took the rollout in, an empty
-    one where that was skipped; there are no ``update_logprobs`` where they are ``learner_logprobs``.
+    one for a skipped step; ``update_logprobs`` are left out if they equal ``learner_logprobs``.
     """
     of_group = {"group": index, "place": group.scored.place, "kept": group.scored.kept, "trained": group.trained}
     for member in range(len(group.scored.group.rollouts)):
@@ -52,7 +52,7 @@ def step_records(groups: Iterable[CreditedGroup], state: Mapping[str, Any]) -> I
     """The records of a step.
 
     Args:
-        state: The algorithm's before the step; the first record has it, as ``algorithm_state``, unless it is empty.
+        state: The algorithm's state before the step; the first record has it as ``algorithm_state`` if it is not empty.
     """
     first = {"algorithm_state": state} if state else {}
     for index, group in enumerate(groups):
@@ -62,7 +62,7 @@ def step_records(groups: Iterable[CreditedGroup], state: Mapping[str, Any]) -> I
 
 
 def group_records(groups: Sequence[ScoredGroup]) -> list[dict[str, Any]]:
-    """What ``read_groups`` makes the groups of again: records without advantages."""
+    """Records without advantages, from which ``read_groups`` makes the groups again."""
     return [
         record
         for index, group in enumerate(groups)
@@ -74,7 +74,7 @@ def read_groups(records: Sequence[Mapping[str, Any]], media: Path) -> list[Score
     """The scored groups of such records; columns that JSON cannot hold are missing.
 
     Args:
-        media: Where their images are.
+        media: The folder of their images.
     """
     by_group = groupby(records, key=lambda record: record["group"])
     return [_scored([(record, _parsed(record, media, "")) for record in members]) for _, members in by_group]
@@ -82,12 +82,12 @@ def read_groups(records: Sequence[Mapping[str, Any]], media: Path) -> list[Score
 
 @dataclass(frozen=True, slots=True)
 class RecordedRollout:
-    """A rollout and what it got.
+    """A rollout and its rewards.
 
     Attributes:
-        rewards: Of each component by name; None where it was not scored.
-        valid: Whether it entered statistics and loss.
-        greedy: Whether it is the prompt's one rollout at temperature 0.
+        rewards: Each component's value by name; None where it was not scored.
+        valid: True if it entered statistics and loss.
+        greedy: True if it is the prompt's one rollout at temperature 0.
         where: File and line.
     """
 
@@ -129,12 +129,12 @@ class RecordedGroup:
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """What a run recorded of one step.
+    """A run's record of one step.
 
     Attributes:
         groups: In the order of the file: those that were trained on first, in the order of the batch.
-        state: The algorithm's before the step, empty if it had none.
-        is_complete: Whether it tells what each optimizer step began from, which older versions did not record.
+        state: The algorithm's state before the step, empty if it had none.
+        is_complete: True if it has every optimizer step's ``PreUpdateStatistics``, which older versions did not record.
     """
 
     groups: Sequence[RecordedGroup]
@@ -180,7 +180,7 @@ def read_rollouts(path: str | Path) -> Iterator[RecordedRollout]:
 
 
 def _learned(group: CreditedGroup | None, member: int) -> dict[str, Any]:
-    """What a step made of a member of the group; nothing of a greedy rollout."""
+    """A step's results for a member of the group; all empty for a greedy rollout."""
     none = np.zeros(0)
     advantages, logprobs = (none, none) if group is None else (group.advantages[member], group.logprobs[member])
     reference = group.reference_logprobs[member] if group is not None and group.reference_logprobs else none
@@ -242,7 +242,7 @@ def _nothing(group: ScoredGroup) -> tuple[list[FloatArray], list[FloatArray]]:
 
 
 def _scored(members: Sequence[tuple[Mapping[str, Any], RecordedRollout]]) -> ScoredGroup:
-    """A group of its records, the greedy one last."""
+    """A group from its records, the greedy one last."""
     sampled = [pair for pair in members if not pair[1].greedy]
     greedy = [pair for pair in members if pair[1].greedy]
     prompt, first = members[0][1].rollout.prompt, members[0][0]
@@ -284,7 +284,7 @@ def _recorded_group(members: Sequence[tuple[Mapping[str, Any], RecordedRollout]]
 
 
 def _place(record: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Older records have none: then it is the order of the file."""
+    """(round, place) of a record's group; an older record has none, and its place is the order of the file."""
     place = record.get("place", [0, record["group"]])
     return None if place is None else (int(place[0]), int(place[1]))
 
@@ -311,7 +311,7 @@ def _number(value: float | None) -> float:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON can hold a value so that it can be read again, numpy's arrays as lists."""
+    """True if JSON can hold a value so that it can be read again, numpy's arrays as lists."""
     match value:
         case None | bool() | int() | float() | str():
             return True
@@ -327,7 +327,7 @@ def _is_plain(value: Any) -> bool:
 
 @contextmanager
 def _damage(where: str) -> Iterator[None]:
-    """Turn what cannot be understood into a DataError."""
+    """Turn errors of a record that cannot be understood into a DataError."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:

@@ -1,4 +1,4 @@
-"""What a run will do and take: batches, epochs, and room on the disk."""
+"""The work and the room of a run to come: batches, epochs, and bytes on the disk."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from mmrl.config.sections import Config
 from mmrl.errors import ResourceError
 
 _RECORD_BYTES_PER_TOKEN = 100
-"""Of a completion in RUN/rollouts: its id, its mask, an advantage, three log-probs and an entropy as text."""
+"""A completion token's bytes in RUN/rollouts: id, mask, an advantage, three log-probs and an entropy as text."""
 _RECORD_BYTES_PER_NUMBER = 14
-"""Of a float32 in RUN/rollouts: of several optimizer steps, each has a log-prob and an entropy of its own."""
+"""A float32's bytes in RUN/rollouts: each of several optimizer steps adds a log-prob and an entropy."""
 _RECORD_BYTES_PER_PROMPT_TOKEN = 8
 
 
@@ -23,7 +23,7 @@ class Arithmetic:
     """The numbers that follow from a config and the prompts that are there.
 
     Attributes:
-        shares: Of each training dataset its source, its prompts, and its share of what is drawn.
+        shares: Each training dataset's source, its prompts, and its share of the prompts that are drawn.
         longest: Tokens of the longest training prompt.
         evaluated: Prompts of an evaluation.
     """
@@ -84,7 +84,7 @@ class Arithmetic:
         return lines
 
     def warnings(self) -> Iterator[str]:
-        """What goes together badly."""
+        """Settings that go together badly."""
         data = self.data()
         if data["longest_sample"] > data["tokens_per_microbatch"]:
             yield (
@@ -99,7 +99,7 @@ def _times(count: int, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Bytes that the run writes at most, and what is free where it writes them; None is not known."""
+    """Bytes that the run writes at most, and bytes that are free there; None if that is not known."""
 
     folder: Path
     free: int
@@ -148,7 +148,7 @@ def disk(config: Config, num_weights: int | None, lengths: Sequence[int], image_
     Args:
         num_weights: Parameters of the model; None if unknown.
         lengths: Tokens of the training prompts.
-        image_bytes: Of all stored images.
+        image_bytes: Bytes of all stored images.
     """
     trainer, sampler = config.trainer, config.sampler
     folder = Path(trainer.run_dir).expanduser().absolute()
@@ -159,7 +159,7 @@ def disk(config: Config, num_weights: int | None, lengths: Sequence[int], image_
     epochs = config.learner.epochs if config.learner.minibatches * config.learner.epochs > 1 else 0
     token_bytes = _RECORD_BYTES_PER_TOKEN + 2 * epochs * _RECORD_BYTES_PER_NUMBER
     rollouts = int(completions * (sampler.max_new_tokens * token_bytes + prompt_bytes))
-    # One more than is kept: the oldest is removed after the newest is whole.
+    # One more than are kept: the oldest is removed after the newest is whole.
     kept = trainer.keep_checkpoints + 1 + (trainer.best_metric is not None)
     checkpoints = None if num_weights is None else num_weights * _checkpoint_bytes(config) * kept
     return Disk(folder, shutil.disk_usage(folder).free, checkpoints, rollouts, image_bytes)

@@ -5,9 +5,9 @@
                                 state/          by the learner and the trainer: JSON and safetensors, never a pickle
     RUN/checkpoints/best                        a link to the one that is kept for its metric
 
-One is written to a hidden folder, forced to the disk, sealed and renamed; only then are old ones removed. Names that
-begin with a dot are what a process left that was killed meanwhile. A checkpoint is safe from a kill at any moment, and
-from a loss of power as far as the file system keeps what ``fsync`` promises.
+One is written to a hidden folder, forced to the disk, sealed and renamed; old ones are removed only then. Names that
+begin with a dot are left by processes that were killed meanwhile. A checkpoint is safe from a kill at any moment, and
+from a loss of power as far as the file system keeps the promise of ``fsync``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PREFIX = "step-"
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.EBADMSG, errno.EUCLEAN}
-"""What a file system says of a file that is gone or broken; the last two are its own checksums."""
+"""A file system's errors on a file that is gone or broken; the last two come from its own checksums."""
 
 
 class CheckpointError(DataError):
@@ -46,7 +46,7 @@ class CheckpointError(DataError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A sealed folder; see ``verify`` for whether to believe it."""
+    """A sealed folder; ``verify`` decides if it is to be believed."""
 
     path: Path
     step: int
@@ -67,10 +67,10 @@ class Checkpoint:
             raise CheckpointError(f"a file of the checkpoint cannot be read: {error}", where=str(self.path)) from error
 
     def verify(self) -> None:
-        """Compare every file with the manifest: names and sizes first, then what is in them.
+        """Compare every file with the manifest: names and sizes first, then contents.
 
         Raises:
-            CheckpointError: A file is missing, one too many, or not as it was written; names it.
+            CheckpointError: A file is missing, not listed, or not as it was written; names it.
             ResourceError: A file cannot be read now, which says nothing about the checkpoint.
         """
         expected = self._manifest()
@@ -122,7 +122,7 @@ class Checkpoints:
         self._folder = folder
 
     def all(self) -> list[Checkpoint]:
-        """By step, whether they are to be believed or not.
+        """All checkpoints by step, damaged ones too.
 
         Raises:
             ResourceError: The folder cannot be read now.
@@ -137,19 +137,19 @@ class Checkpoints:
         return sorted((_named(self._folder / name) for name in steps), key=lambda checkpoint: checkpoint.step)
 
     def clean(self) -> None:
-        """Remove what killed processes left. Only for the process that holds the run's lock."""
+        """Remove the leftovers of killed processes. Only for the process that holds the run's lock."""
         for path in self._folder.glob(".*"):
-            with contextlib.suppress(OSError):  # such as what NFS keeps of files that somebody has open
+            with contextlib.suppress(OSError):  # such as NFS's copies of files that somebody has open
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
     def newest(self, on_damage: Callable[[Checkpoint, CheckpointError], None]) -> Checkpoint | None:
         """The newest one that can be believed; None if there is none at all.
 
         Args:
-            on_damage: Called with each newer one, and what is wrong with it.
+            on_damage: Called with each newer one and its damage.
 
         Raises:
-            CheckpointError: There are some, and all of them are damaged; or by ``on_damage``.
+            CheckpointError: There are some, and all of them are damaged; or ``on_damage`` raises it.
             ResourceError: One cannot be read now.
         """
         error: CheckpointError | None = None
@@ -185,7 +185,7 @@ class Checkpoints:
             ) from error
 
     def write(self, step: int, fill: Callable[[Path], None]) -> Checkpoint:
-        """Commit what ``fill`` puts into a folder; with an error nothing has changed.
+        """Commit the files that ``fill`` puts into a folder; with an error nothing has changed.
 
         Raises:
             ResourceError: The disk is full or cannot be written.
@@ -200,7 +200,7 @@ class Checkpoints:
             failpoints.reach("checkpoint.filled")
             _seal(temporary, step)
             failpoints.reach("checkpoint.sealed")
-            if final.exists():  # damaged, or it would have been resumed from
+            if final.exists():  # damaged: else the run would have resumed from it
                 shutil.rmtree(final)
             temporary.rename(final)
             failpoints.reach("checkpoint.renamed")
@@ -219,7 +219,7 @@ class Checkpoints:
         """Remove all but the newest ``keep`` and the one of step ``best``, which gets the link."""
         checkpoints = self.all()
         kept = {checkpoint.step for checkpoint in checkpoints[-keep:]} | {best}
-        with contextlib.suppress(OSError):  # what is not removed now is removed with the next one
+        with contextlib.suppress(OSError):  # one that stays now is removed with the next one
             if best is not None:
                 self._link(best)
             for checkpoint in checkpoints:
@@ -314,7 +314,7 @@ def _seal(folder: Path, step: int) -> None:
 
 
 def _of_each(function: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
-    """What it answers to each, in order; several at a time, as reading and hashing hold no lock."""
+    """The function's answers, in order; several calls run at a time, as reading and hashing hold no lock."""
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return list(pool.map(function, items))
 

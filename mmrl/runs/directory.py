@@ -1,4 +1,4 @@
-"""The folder that a run writes (the contract of what is where is in ``RunDirectory``).
+"""The folder that a run writes (``RunDirectory`` lists its files).
 
 Files that a reader may open while the run goes on are either appended line by line or replaced in one move, so none
 is ever seen half-written. JSON is pure ASCII: model output cannot smuggle control characters into a terminal. JSON
@@ -38,17 +38,17 @@ _SHOWN = 3
 class RunDirectory:
     """One run on disk.
 
-    Events, and how an attempt ended, are left out where the disk is full or cannot be written: what they tell of must
-    not end a run. All else that cannot be written is a ResourceError.
+    Events and ends of attempts are left out where the disk is full or cannot be written: they must not end a run. Any
+    other write that fails raises ResourceError.
 
     RUN/config.yaml                 resolved, with defaults
-    RUN/environment.json            versions, plugins, what really ran
+    RUN/environment.json            versions, plugins, the engine as it really ran
     RUN/metrics.jsonl               append-only, one object per step: step, attempt, time, metrics; of several of a
                                     step the last one counts
     RUN/rollouts/step-000001.jsonl  every rollout, rejected and greedy ones too
     RUN/events.jsonl                append-only: faults, dropped samples
     RUN/attempts.jsonl              append-only: where each attempt began, and how it ended
-    RUN/engines.log                 what the engines' libraries wrote to standard error while they started
+    RUN/engines.log                 standard error of the engines' libraries while they started
     RUN/ledger.jsonl                append-only: which samples entered which optimizer step; see ``read_ledger``
     RUN/media/, RUN/checkpoints/    written by others
     RUN/given/                      sources and rows that ``mmrl.train`` was given, named by their content
@@ -56,7 +56,7 @@ class RunDirectory:
     Attributes:
         attempt: Times that the run was started or went on by itself; 0 before the first.
         resumed_from: The step of the checkpoint that this attempt went on from; None if it began from nothing.
-        has_steps: Whether metrics.jsonl tells of a step that was finished.
+        has_steps: True if metrics.jsonl has a finished step.
     """
 
     def __init__(self, path: Path, lock: TextIO | None = None) -> None:
@@ -78,8 +78,8 @@ class RunDirectory:
         """The run directory at ``path``, made if needed; leftovers of a start that failed are taken over.
 
         Args:
-            new: Whether it must not hold a run yet.
-            source: Where the checkpoint is that the run begins from; it may have begun from there already.
+            new: True if it must not hold a run yet.
+            source: The path of the checkpoint that the run begins from; it may have begun from there already.
 
         Raises:
             ConfigError: The folder holds a run, or is not a folder.
@@ -117,12 +117,12 @@ class RunDirectory:
 
     @property
     def media(self) -> Path:
-        """Where the media store keeps images by content."""
+        """The folder in which the media store keeps images by content."""
         return self.path / "media"
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints go, one folder each."""
+        """The folder of checkpoints, which have one folder each."""
         return self.path / "checkpoints"
 
     def write_config(self, text: str) -> None:
@@ -139,7 +139,7 @@ class RunDirectory:
         self.has_steps |= step > 0
 
     def metrics(self) -> dict[int, dict[str, Any]]:
-        """What metrics.jsonl says of each step."""
+        """Each step's last record in metrics.jsonl."""
         return {record["step"]: record for record in self._read("metrics.jsonl")}
 
     def append_ledger(self, step: int, update: int, samples: Sequence[tuple[int, str, int]]) -> None:
@@ -147,7 +147,7 @@ class RunDirectory:
         self._append("ledger.jsonl", {"attempt": self.attempt, "step": step, "update": update, "samples": samples})
 
     def begin_attempt(self, step: int | None, **fields: Any) -> None:
-        """Note that the run begins, or goes on from the checkpoint of a step; what was done after that is undone.
+        """Note that the run begins, or goes on from the checkpoint of a step; later steps are undone.
 
         Args:
             fields: ``source`` is the checkpoint of another run that it begins from.
@@ -161,7 +161,7 @@ class RunDirectory:
         self._append("attempts.jsonl", {**record, "host": socket.gethostname(), **fields})
 
     def end_attempt(self, exit_code: int, message: str = "") -> None:
-        """Note how it ended, as far as the folder can be written."""
+        """Note the end of the attempt, as far as the folder can be written."""
         record = {"attempt": self.attempt, "time": time.time(), "exit_code": exit_code, "message": message}
         with suppress(ResourceError):
             self._append("attempts.jsonl", record)
@@ -174,7 +174,7 @@ class RunDirectory:
             replace_file(self.path / name, "".join(json.dumps(record) + "\n" for record in records))
 
     def sync(self) -> None:
-        """Force what was appended to the disk: a checkpoint is to find its history there."""
+        """Force appended lines to the disk, so that a checkpoint finds its history there."""
         for name in _HISTORIES:
             with suppress(FileNotFoundError), (self.path / name).open("rb") as file:
                 os.fsync(file.fileno())
@@ -206,7 +206,7 @@ class RunDirectory:
         replace_file(self.path / "rollouts" / f"step-{step:06d}.jsonl", text)
 
     def event(self, kind: str, **fields: Any) -> None:
-        """Append what happened to events.jsonl, as far as it can be written; may be called from any thread."""
+        """Append an event to events.jsonl, as far as it can be written; may be called from any thread."""
         with suppress(ResourceError):
             self._append("events.jsonl", {"time": time.time(), "kind": kind, **fields})
 
@@ -221,7 +221,7 @@ class RunDirectory:
 
 
 def read_ledger(run: str | Path) -> list[dict[str, Any]]:
-    """Which samples the newest weights of a run have learned from: a record of each optimizer step, in order.
+    """The samples that the newest weights of a run have learned from: a record of each optimizer step, in order.
 
     Each has ``step``, ``update`` (counted from 1 through the run), ``attempt`` and ``samples``, a list of (epoch,
     prompt id, member). Optimizer steps whose outcome was lost are left out.
@@ -251,12 +251,12 @@ def read_metrics(run: str | Path) -> dict[int, dict[str, float]]:
 
 
 def finite_or_nan(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    """Metrics as they were, but for infinity, which JSON has no word for either."""
+    """Metrics as they were, except infinity, for which JSON has no word: it comes back as NaN."""
     return {name: math.nan if value is None else value for name, value in metrics.items()}
 
 
 def metrics_of(record: Mapping[str, Any] | None) -> dict[str, float | None]:
-    """A line of metrics.jsonl without what names it."""
+    """A line of metrics.jsonl without the keys that name it."""
     return {name: value for name, value in (record or {}).items() if name not in ("step", "attempt", "time")}
 
 
@@ -270,10 +270,10 @@ def _remove_halves(path: Path) -> None:
 
 
 def check_place(path: Path) -> None:
-    """See that a run can be in a folder, there or not; makes nothing.
+    """Check that a run can be in a folder, which may exist or not; makes nothing.
 
     Raises:
-        ConfigError: It, or what it would be in, is a file; or it holds other files.
+        ConfigError: It, or a folder above it, is a file; or it holds other files.
         ResourceError: It cannot be written.
     """
     where, place = "trainer.run_dir", path.absolute()
@@ -300,7 +300,7 @@ def check_place(path: Path) -> None:
 
 
 def _run_in(path: Path) -> str | None:
-    """What makes the folder a run, if it is one."""
+    """The name of the file or folder that makes the folder a run; None if it is no run."""
     for name in _CLAIMS:
         if (path / name).exists():
             return name

@@ -44,7 +44,7 @@ def mend(file: BinaryIO) -> None:
 
 @contextmanager
 def making(path: Path) -> Iterator[None]:
-    """Turn what prevents a run's folder into a ResourceError."""
+    """Turn an error of making a run's folder into a ResourceError."""
     try:
         yield
     except OSError as error:
@@ -53,7 +53,7 @@ def making(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the disk refuses into a ResourceError."""
+    """Turn an error of writing into a ResourceError."""
     try:
         yield
     except OSError as error:
@@ -68,7 +68,7 @@ def locked(path: Path, where: str = "trainer.run_dir") -> TextIO:
     """A lock on the folder, held until the file is closed or the process ends.
 
     Args:
-        where: What named the folder.
+        where: The key or option that names the folder.
 
     Raises:
         ResourceError: Another process holds it, or the file system has no locks.

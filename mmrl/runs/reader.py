@@ -53,7 +53,7 @@ class Metrics(Mapping[str, float]):
 
 
 class Run:
-    """A run's folder. Everything is read when it is asked for, so that a live run shows what it has done so far.
+    """A run's folder. Everything is read when it is asked for, so that a live run shows its latest state.
 
     Attributes:
         path: RUN.
@@ -124,7 +124,7 @@ class Run:
 
     @property
     def is_live(self) -> bool:
-        """Whether a process is at work on it."""
+        """True if a process is at work on it."""
         try:
             with (self.path / LOCK).open("r") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

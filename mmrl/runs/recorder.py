@@ -1,4 +1,4 @@
-"""What a run records: metrics, rollouts, the ledger, checkpoints; its folder, the trackers and the console."""
+"""The records of a run (metrics, rollouts, ledger, checkpoints) in its folder, the trackers and the console."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RunRecorder:
 
     @cached_property
     def _scores(self) -> dict[int, float]:
-        """Of the steps that count; what an earlier attempt logged after the checkpoint it went on from is undone."""
+        """Scores of the steps that count, without steps that were undone when the run went on from a checkpoint."""
         resumed_from = self._directory.resumed_from
         return best_scores(self._config, self._directory, -1 if resumed_from is None else resumed_from)
 
@@ -144,7 +144,7 @@ def prune(config: Config, directory: RunDirectory, scores: Mapping[int, float]) 
 
 
 def environment(config: Config, engine: Engine) -> dict[str, Any]:
-    """What environment.json tells."""
+    """The content of environment.json."""
     return {
         "mmrl": __version__,
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""Whether a run may go on from a checkpoint: what has changed since, and what of that changes its results."""
+"""The check that a run may go on from a checkpoint: changes since then, and those that change its results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Change:
 
     Attributes:
         key: The dotted key, or a fingerprint's name.
-        matters: Whether it changes what is learned.
+        matters: True if it changes what is learned.
     """
 
     key: str
@@ -45,12 +45,12 @@ def plain_config(config: Config) -> dict[str, Any]:
 
 
 def fingerprints(setup: RunSetup) -> dict[str, str]:
-    """Of the model's files and the training prompts."""
+    """Fingerprints of the model's files and the training prompts."""
     return {MODEL: model_fingerprint(setup.folder), DATA: setup.training.fingerprint}
 
 
 def model_fingerprint(folder: ModelFolder) -> str:
-    """Of a hub model its commit, of a folder the sizes, beginnings and ends of its files."""
+    """A hub model's commit, or a hash of the sizes, beginnings and ends of a folder's files."""
     from mmrl.cluster.nodes import fingerprints as of_files
 
     if folder.commit is not None:
@@ -71,7 +71,7 @@ def changed_config(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Ch
 
 
 def changed_fingerprints(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
-    """Differences in what the config's paths lead to."""
+    """Differences in the files that the config's paths lead to."""
     return [Change(key, before.get(key), now[key], True) for key in now if before.get(key) != now[key]]
 
 

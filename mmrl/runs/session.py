@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mmrl.rollout.collector import Collector
 
 TELL_S = 5.0
-"""Seconds to write down why a process that hangs is ended."""
+"""Seconds to write down the reason why a process that hangs is ended."""
 
 
 class TrainingRun:
@@ -46,7 +46,7 @@ class TrainingRun:
     Args:
         least_memory: Bytes that a rank's GPU must have, asked before engines start; None asks for none.
         profiled_steps: Steps to write a trace of, in each attempt.
-        verbose: Whether what the engines' libraries write while they start is shown, and not kept in RUN/engines.log.
+        verbose: True if the engines' libraries write to the console while they start, and not to RUN/engines.log.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class TrainingRun:
         self._is_halved = False
 
     def find_start(self, resume: str, strict: bool, allowed: Sequence[str]) -> bool:
-        """Find the checkpoint to go on from, if any, and whether it may; False if the run is finished.
+        """Find the checkpoint to go on from, if any, and check that it may; False if the run is finished.
 
         Raises:
             CheckpointError: All checkpoints are damaged, or the newest one with ``strict``.
-            ConfigError: What has changed since is not allowed, or steps were finished and no checkpoint is left.
+            ConfigError: A change since then is not allowed, or steps were finished and no checkpoint is left.
         """
         self._checkpoints.clean()
         resume = self._resolve(resume)
@@ -123,7 +123,7 @@ class TrainingRun:
         refuse(others, allowed, str(self._checkpoint.path))
         self._changes += others
         if resume == "auto":
-            self._prune()  # what was killed before it did
+            self._prune()  # a killed process may not have done it
         return True
 
     def _resolve(self, resume: str) -> str:
@@ -147,7 +147,7 @@ class TrainingRun:
         return resume
 
     def _set_aside_later(self) -> None:
-        """Damaged ones, or they would be counted among the newest, which are kept."""
+        """Set aside later checkpoints, which are damaged, else they would count among the newest that are kept."""
         assert self._checkpoint is not None
         for later in self._checkpoints.all():
             if later.step > self._checkpoint.step:
@@ -194,14 +194,14 @@ class TrainingRun:
             self._console.lines(closing(config, directory.path, directory.metrics(), newest, self._length))
 
     def _begins(self) -> str:
-        """Where the run begins."""
+        """The place where the run begins, for a person."""
         if self._checkpoint is None:
             return "new"
         where = f"{self._checkpoint.path}" if self._source else f"step {self._checkpoint.step}"
         return f"begins from {where}" if self._source else f"goes on after {where}"
 
     def _tell_finished(self) -> None:
-        """Say that nothing is left to do, and which changes of the config have no effect therefore."""
+        """Say that nothing is left to do, and which changes of the config therefore have no effect."""
         assert self._checkpoint is not None
         step = self._checkpoint.step
         way = way_on(self._config, self._directory.metrics(), step, self._length)
@@ -302,7 +302,7 @@ class TrainingRun:
             directory.end_attempt(code, message)
 
     def _halve_microbatches(self) -> bool:
-        """Once, for ranks that cannot do it by themselves as others wait for them; whether it was done."""
+        """Halve the budget, once, for ranks that cannot do it alone as others wait for them; True if it was done."""
         learner = self._config.learner
         budget = learner.tokens_per_microbatch // 2
         if self._is_halved or self._config.cluster.ranks == 1 or not budget:
@@ -313,7 +313,7 @@ class TrainingRun:
         return True
 
     def _go_back(self) -> None:
-        """To the last checkpoint of this run, or to where it began from."""
+        """Go back to the last checkpoint of this run, or to the one that it began from."""
         newest = self._checkpoints.newest(
             lambda damaged, error: self._tell("checkpoint_damaged", message=str(error), step=damaged.step)
         )
@@ -332,7 +332,7 @@ class TrainingRun:
             )
 
     def _unlogged_metrics(self) -> Mapping[str, float] | None:
-        """What the checkpoint's step came to, if its evaluation or its line in metrics.jsonl is missing."""
+        """Metrics of the checkpoint's step, if its evaluation or its line in metrics.jsonl is missing."""
         assert self._checkpoint is not None
         step, config = self._checkpoint.step, self._config
         logged = self._directory.metrics().get(step)
@@ -346,7 +346,7 @@ class TrainingRun:
         return {name: math.nan if value is None else value for name, value in values.items()}
 
     def _has_learned_enough(self) -> bool:
-        """Whether the checkpoint's step fulfils ``trainer.stop_when``, which is told then."""
+        """True if the checkpoint's step fulfils ``trainer.stop_when``; the console then says so."""
         assert self._checkpoint is not None
         condition, step = self._config.trainer.stop_condition, self._checkpoint.step
         values = self._directory.metrics().get(step, {})
@@ -357,7 +357,7 @@ class TrainingRun:
         return True
 
     def _has_no_finished_step(self) -> bool:
-        """Whether no step was ever finished."""
+        """True if no step was ever finished."""
         assert self._checkpoint is not None
         return self._checkpoint.step == 0 and not any(self._directory.metrics())
 

@@ -1,4 +1,4 @@
-"""What a run needs before any device: its plugins, model files and prompts, made from a config and checked."""
+"""A run's parts that need no device: its plugins, model files and prompts, made from a config and checked."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class RunSetup:
     """Everything of a run that needs no device, made when it is first asked for.
 
     Args:
-        media_folder: Where normalised images go.
-        with_weights: Whether a model's folder must hold its weights.
+        media_folder: The folder of normalised images.
+        with_weights: True if a model's folder must hold its weights.
 
     Attributes:
-        chosen: For each dataset that was loaded, by its key, what is known of it and what its loader chose.
+        chosen: For each dataset that was loaded, by its key, its facts and its loader's choices.
     """
 
     def __init__(self, config: Config, media_folder: Path, *, with_weights: bool = True) -> None:
@@ -67,15 +67,15 @@ class RunSetup:
 
     @property
     def source(self) -> type[Source]:
-        """Where the samples of a step come from."""
+        """The strategy that gives a step its samples."""
         return SOURCES[self.algorithm.source]
 
     @cached_property
     def warnings(self) -> list[str]:
-        """What the plugins warn of in this run, each with its key.
+        """The plugins' warnings about this run, each with its key.
 
         Raises:
-            ConfigError: Their options do not go together with the run's; of all of them at once.
+            ConfigError: Options of plugins do not go together with the run's; names all of them at once.
         """
         warnings, errors = list[str](), list[ConfigError]()
         for where, plugin in self._checking_plugins():
@@ -95,7 +95,7 @@ class RunSetup:
 
     @property
     def model_warnings(self) -> list[str]:
-        """What the model makes of the config otherwise than it says."""
+        """Warnings about settings of the config that the model cannot follow."""
         family = self.folder.family
         if self.config.learner.share_prefix == "off" or family.shares_prefix:
             return []
@@ -171,7 +171,7 @@ class RunSetup:
         trainer, learner = self.config.trainer, self.config.learner
         if trainer.epochs is None:
             return self.config
-        drawn = Fraction(str(trainer.epochs)) * len(self.training)  # 1.1 is meant, and not the float beside it
+        drawn = Fraction(str(trainer.epochs)) * len(self.training)  # exactly 1.1, and not the float beside it
         steps = math.ceil(drawn / trainer.prompts_per_step)
         if learner.warmup_steps >= (updates := steps * learner.minibatches * learner.epochs):
             raise ConfigError(
@@ -205,7 +205,7 @@ class RunSetup:
 
     @property
     def with_sampler(self) -> bool:
-        """Whether anything is sampled."""
+        """True if anything is sampled."""
         return self.source.samples or self.config.data.eval is not None
 
     @property
@@ -214,11 +214,11 @@ class RunSetup:
         return max(source.max_images for source in (self.prompts, self.evaluation) if source is not None)
 
     def engine_spec(self, algorithm: Algorithm, checkpoint: Path | None = None) -> EngineSpec:
-        """What the run's engine is made of.
+        """The parts that the run's engine is made of.
 
         Args:
             algorithm: A new instance.
-            checkpoint: To go on from.
+            checkpoint: The one to go on from.
         """
         from mmrl.engine.spec import EngineSpec
 
@@ -234,7 +234,7 @@ class RunSetup:
         """Parameters of the adapters; None if the weights themselves are trained.
 
         Raises:
-            ConfigError: ``model.lora.targets`` names what the model has not.
+            ConfigError: ``model.lora.targets`` names modules that the model lacks.
         """
         if self.config.model.lora is None:
             return None
@@ -245,7 +245,7 @@ class RunSetup:
         """Trained and frozen parameters of each part of the model, without its weights.
 
         Raises:
-            ConfigError: ``model.lora.targets`` names what the model has not.
+            ConfigError: ``model.lora.targets`` names modules that the model lacks.
         """
         from mmrl.engine.sizes import part_sizes
 
@@ -306,7 +306,7 @@ class RunSetup:
         return source
 
     def _check_scored(self, source: PromptSource) -> None:
-        """Each row has a reward that scores it.
+        """Check that each row has a reward that scores it.
 
         Raises:
             ConfigError: Names the sources that have none.
@@ -324,7 +324,7 @@ class RunSetup:
             )
 
     def _check_reward_sources(self, training: PromptSource) -> None:
-        """Each source that a reward names is there.
+        """Check that each source that a reward names is there.
 
         Raises:
             ConfigError: Names those that are not.
@@ -420,7 +420,7 @@ class RunSetup:
 
 
 def _has(settings: Any, path: Sequence[str]) -> bool:
-    """Whether nested settings have a value at ``path``."""
+    """True if nested settings have a value at ``path``."""
     for key in path:
         if not isinstance(settings, Mapping) or key not in settings:
             return False
@@ -429,7 +429,7 @@ def _has(settings: Any, path: Sequence[str]) -> bool:
 
 
 def _about(loader: DatasetLoader) -> dict[str, str]:
-    """What is known of a dataset, and what its loader chose."""
+    """A dataset's facts, and its loader's choices."""
     about = dict[str, str]()
     if (facts := loader.facts) is not None:
         about |= {"dataset": f"{facts.origin}, licence {facts.licence}", "rewards": ", ".join(facts.reward)}
@@ -444,7 +444,7 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 
 def _texts(answer: Sequence[str]) -> list[str]:
-    """What a plugin answers as a list of texts, and nothing else."""
+    """A plugin's answer as a list of texts; raises TypeError for anything else."""
     if isinstance(answer, str) or not all(isinstance(text, str) for text in answer):
         raise TypeError(f"expected a list of texts, got {answer!r:.200}")
     return list(answer)

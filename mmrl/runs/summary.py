@@ -22,10 +22,10 @@ SHOWN_ROWS = 5
 
 
 def opening(config: Config, setup: RunSetup, directory: Path, begins: str) -> list[str]:
-    """The lines before anything starts: folder, model, data, arithmetic of a step, where to look, engines.
+    """The lines before anything starts: folder, model, data, arithmetic of a step, places to look at, engines.
 
     Args:
-        begins: Where the run begins, such as ``new``.
+        begins: The place where the run begins, such as ``new``.
     """
     report = Report()
     report.show("run", [f"{directory} ({begins})"])
@@ -48,10 +48,10 @@ def closing(
     policy: Checkpoint,
     length: str = "trainer.steps",
 ) -> list[str]:
-    """The lines after the last step: how the run went, where the policy is, and what to do next.
+    """The lines after the last step: the run's outcome, the policy's folder, and next steps.
 
     Args:
-        metrics: Of each step, as metrics.jsonl has them.
+        metrics: Each step's metrics, as metrics.jsonl has them.
         policy: The last checkpoint.
         length: The key that says how long the run is: trainer.steps or trainer.epochs.
     """
@@ -75,7 +75,7 @@ def way_on(config: Config, metrics: Mapping[int, Mapping[str, Any]], step: int, 
     """The change after which a run that has ended takes further steps.
 
     Args:
-        metrics: Of each step, as metrics.jsonl has them.
+        metrics: Each step's metrics, as metrics.jsonl has them.
         step: The last one.
         length: The key that says how long the run is: trainer.steps or trainer.epochs.
     """
@@ -91,7 +91,7 @@ def way_on(config: Config, metrics: Mapping[int, Mapping[str, Any]], step: int, 
 
 
 def kept_rows(source: PromptSource) -> list[str]:
-    """Lines that tell how many rows are kept, why the others are not, and name some of these."""
+    """Lines with the number of kept rows, the causes of dropped ones, and some names of these."""
     causes = counted(source.causes)
     dropped = [f"{prompt}: {reason}" for prompt, reason in source.dropped]
     first = f"{len(source)} of {source.num_rows} rows kept" + (f"; dropped: {causes}" if causes else "")

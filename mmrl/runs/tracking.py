@@ -14,7 +14,7 @@ from mmrl.interfaces import Tracker
 from mmrl.system.redaction import Redactor
 
 QUEUE_STEPS = 1000
-"""Steps that may wait for a slow tracker; what comes when the queue is full is dropped and counted."""
+"""Steps that may wait for a slow tracker; further ones are dropped and counted."""
 
 _Call = Callable[[Tracker], None]
 
@@ -23,8 +23,8 @@ class Trackers:
     """Sends the run's metrics to every tracker.
 
     Args:
-        on_fault: Told about each tracker's first fault and first dropped step, and in ``finish`` what is missing;
-            called from the trackers' threads.
+        on_fault: Called, from the trackers' threads, with each tracker's first fault and first dropped step, and in
+            ``finish`` with the missing steps.
     """
 
     def __init__(self, trackers: Sequence[Tracker], on_fault: Callable[[str], None]) -> None:
@@ -36,14 +36,14 @@ class Trackers:
         """Open every tracker, without waiting for any; they get the config without secrets.
 
         Args:
-            states: What ``states`` answered in the run that goes on.
+            states: The answer of ``states`` in the run that goes on.
         """
         public = Redactor().plain(config)
         for thread, state in zip(self._threads, states or [{}] * len(self._threads), strict=False):
             thread.start(run_dir, public, state)
 
     def states(self) -> list[Mapping[str, Any]]:
-        """What each tracker needs to go on in the same place, as far as it has started."""
+        """Each tracker's last known state, to go on in the same place."""
         return [thread.state for thread in self._threads]
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -79,7 +79,7 @@ class _TrackerThread:
             if state:
                 tracker.restore(state)
             tracker.start(run_dir, config)
-            self.state = json.loads(json.dumps(dict(tracker.state())))  # what JSON cannot hold is a fault here and now
+            self.state = json.loads(json.dumps(dict(tracker.state())))  # a state that JSON cannot hold is a fault now
 
         self.state = state
         self.call(begin, is_start=True)
@@ -96,7 +96,7 @@ class _TrackerThread:
         self._queue.put(None)
 
     def report(self, deadline: float) -> None:
-        """Wait for the thread until the deadline, then say what is missing."""
+        """Wait for the thread until the deadline, then report the steps that are missing."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             self._on_fault(f"tracker {self._name} did not finish in time: about {self._queue.qsize()} calls not made")
@@ -111,7 +111,7 @@ class _TrackerThread:
         self._try(lambda tracker: tracker.finish())
 
     def _try(self, call: _Call) -> bool:
-        """Whether the call went well. SystemExit counts as a fault too: some trackers exit when they cannot log in."""
+        """True if the call went well. SystemExit counts as a fault too: some trackers exit when they cannot log in."""
         if not self._is_usable:
             return False
         try:

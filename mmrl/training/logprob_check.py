@@ -1,4 +1,4 @@
-"""Whether log-probs of the same tokens and weights agree: packed and one by one, sampler and learner."""
+"""The check that log-probs of the same tokens and weights agree: packed and one by one, sampler and learner."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class LogprobCheck:
 
     Args:
         precision: ``float32`` or ``bfloat16``; decides how far two computations may be apart.
-        on_mismatch: What to do when they are further apart than that.
+        on_mismatch: The action when they are further apart than that.
         event: Called with a kind and fields for each disagreement.
     """
 
@@ -32,11 +32,11 @@ class LogprobCheck:
     def check_first(self, samples: Sequence[Sample], engine: Engine, *, has_sampler: bool) -> None:
         """On the first batch, before any update: packed against one by one, and sampler against learner.
 
-        Each takes the learner by itself: what is kept of images for as long does not serve both.
+        Each computation takes the learner anew, so that what one keeps of images does not serve the other.
 
         Args:
-            samples: What was sampled, kept or not; or demonstrations.
-            has_sampler: Whether they were sampled.
+            samples: All that was sampled, kept or not; or demonstrations.
+            has_sampler: True if they were sampled.
 
         Raises:
             NumericsError: They are too far apart.
@@ -54,7 +54,7 @@ class LogprobCheck:
             self._judge("sampler and learner disagree before the first update", _sampler_gap(samples, packed))
 
     def check_step(self, step: int, groups: Sequence[CreditedGroup]) -> dict[str, float]:
-        """Metrics of sampler against learner on what was trained on; none without groups.
+        """Metrics of sampler against learner on the groups that were trained on; none without groups.
 
         Raises:
             NumericsError: They are too far apart.

@@ -1,4 +1,4 @@
-"""Where a step's samples come from: one strategy for each ``Algorithm.source``."""
+"""The sources of a step's samples: one strategy for each ``Algorithm.source``."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ Draw = Callable[[int], Sequence[tuple[int, Any]]]
 
 
 class StepRecorder(UpdateRecorder, Protocol):
-    """Where a step's rollouts are noted."""
+    """The recorder of a step's rollouts."""
 
     def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Mapping[str, Any]) -> None:
-        """All that a step sampled, and the algorithm's state before it."""
+        """Note all groups that a step sampled, and the algorithm's state before it."""
         ...
 
 
 class Source(ABC):
-    """Where a step's samples come from.
+    """The source of a step's samples.
 
     Attributes:
-        samples: Whether the policy is sampled, and scored by rewards, in each step; else rows have demonstrations.
+        samples: True if each step samples the policy, and rewards score it; else rows have demonstrations.
     """
 
     samples: ClassVar[bool]
 
     @abstractmethod
     def make(self, prompt: Prompt) -> Any:
-        """What a prompt is made into when it is drawn."""
+        """The object that is made of a prompt when it is drawn."""
 
     @abstractmethod
     def collect(self, step: int, draw: Draw, clock: Clock) -> tuple[SampledBatch, TrainBatch | None]:
-        """The step's samples, and what to learn from; None if the step has to be left out.
+        """The step's samples, and the batch to learn from; None if the step has to be left out.
 
         Raises:
             MMRLError: A reward or the algorithm fails, or the algorithm rejects too many groups and says to stop.
@@ -57,7 +57,7 @@ class Source(ABC):
 
     @property
     def num_carried(self) -> int:
-        """Groups of the next step that are there already."""
+        """The number of groups of the next step that are there already."""
         return 0
 
     def metrics(self, found: SampledBatch) -> dict[str, float]:
@@ -65,14 +65,14 @@ class Source(ABC):
         return metrics.length_metrics(found.batch.masks, found.batch.truncated)
 
     def state(self) -> list[dict[str, Any]]:
-        """What is carried over to the next step, as JSON can hold it."""
+        """Records of the groups that are carried over to the next step, as JSON can hold them."""
         return []
 
     def restore(self, state: Sequence[Mapping[str, Any]], media: Path) -> None:
-        """Take over what ``state`` answered.
+        """Take over the answer of ``state``.
 
         Args:
-            media: Where images are.
+            media: The folder of images.
         """
         return
 
@@ -150,10 +150,10 @@ class Rollouts(Source):
         return found, TrainBatch(rollouts_of(groups), batch, groups) if groups else None
 
     def _starve(self, step: int, groups: list[ScoredGroup], found: SampledBatch) -> list[ScoredGroup]:
-        """What to train on where the algorithm rejected too much: it said itself what to do then.
+        """The groups to train on where the algorithm rejected too many, as its ``Refill.on_starvation`` says.
 
         Raises:
-            NumericsError: To stop.
+            NumericsError: It says to stop.
         """
         refill, wanted = self._algorithm.needs().refill, self._config.trainer.prompts_per_step
         assert refill is not None, "only what may be rejected can be missing"
@@ -189,7 +189,7 @@ def make_source(
 
 
 def state_of(algorithm: Algorithm) -> dict[str, Any]:
-    """A copy, as the next step may change it."""
+    """A copy of the algorithm's state, as the next step may change it."""
     with plugin_errors(algorithm, "state"):
         state: dict[str, Any] = json.loads(json.dumps(dict(algorithm.state())))
     return state

@@ -32,12 +32,12 @@ MAX_HELD_OUT = 4096
 
 
 class Recorder(StepRecorder, Protocol):
-    """Where a run's numbers go: its folder, the trackers and the console."""
+    """The recorder of a run's numbers: its folder, the trackers and the console."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def save(self, learner: Learner, step: int, values: Mapping[str, float], state: Mapping[str, Any]) -> None:
-        """Keep what the run can go on from.
+        """Write a checkpoint.
 
         Raises:
             ResourceError: The disk is full or cannot be written; nothing has changed.
@@ -47,11 +47,11 @@ class Recorder(StepRecorder, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What a run has besides its objects: where it writes, and what may end or watch it.
+    """A run's surroundings: the place where it writes, and the parts that may end or watch it.
 
     Attributes:
-        recorder: Where its numbers go.
-        interruption: What signals do.
+        recorder: Takes its numbers.
+        interruption: Handles signals.
         watchdog: Watches every step, evaluation and checkpoint.
         profiler: Records some steps.
     """
@@ -65,8 +65,8 @@ class RunContext:
 class Trainer:
     """Runs an algorithm.
 
-    A step is done or not: a signal before its first optimizer step discards what was sampled, which is sampled again in
-    the same way when the run goes on; one that comes later waits for the step to be done and saved.
+    A step is done whole or not at all. A signal before its first optimizer step discards the samples; they are sampled
+    again in the same way when the run goes on. A later signal waits until the step is done and saved.
 
     Args:
         evaluation: Held-out prompts; None evaluates nothing.
@@ -110,8 +110,8 @@ class Trainer:
 
         Args:
             done: The step of the checkpoint that engine and trainer were restored from; None for a new run.
-            pending: What that step came to, if it has not been evaluated and logged; None if it has.
-            is_saved: Whether that checkpoint is one of this run.
+            pending: That step's metrics, if it has not been evaluated and logged; None if it has.
+            is_saved: True if that checkpoint is one of this run.
 
         Raises:
             MMRLError: A plugin fails, or the numbers do not agree.
@@ -137,7 +137,7 @@ class Trainer:
         return self._prompts.position
 
     def state(self) -> dict[str, Any]:
-        """What ``restore`` needs besides weights and optimizer, as JSON can hold it."""
+        """All that ``restore`` needs besides weights and optimizer, as JSON can hold it."""
         return {
             "generators": generators(),
             "consumed_prompts": self.consumed_prompts,
@@ -148,10 +148,10 @@ class Trainer:
         }
 
     def restore(self, state: Mapping[str, Any], media: Path) -> None:
-        """Go on where ``state`` was asked.
+        """Go on from an answer of ``state``.
 
         Args:
-            media: Where the images of carried groups are.
+            media: The folder of the carried groups' images.
         """
         set_generators(state["generators"])
         self._prompts.go_to(int(state["consumed_prompts"]))
@@ -173,7 +173,7 @@ class Trainer:
                 self._save(step - 1, {}, before, needed=True)
             raise
         needed = step == config.steps or self._run.interruption.stopped is not None
-        if needed or config.saves(step):  # before the evaluation: whatever fails there, they are kept
+        if needed or config.saves(step):  # before the evaluation, which may fail: the weights are kept
             start = time.perf_counter()
             try:
                 self._save(step, values, self.state(), needed=needed)
@@ -186,7 +186,7 @@ class Trainer:
         return everything
 
     def _is_enough(self, step: int, values: Mapping[str, float]) -> bool:
-        """Whether a step that is logged fulfils ``trainer.stop_when``; then it has a checkpoint."""
+        """True if a step that is logged fulfils ``trainer.stop_when``; the step then gets a checkpoint."""
         condition = self._stop_condition
         if condition is None:
             return False
@@ -203,7 +203,7 @@ class Trainer:
         return True
 
     def _warn_of_stop(self, metric: str, values: Mapping[str, float]) -> None:
-        """Once: the metric that is waited for is not there."""
+        """Warn once that the metric of ``trainer.stop_when`` is not there."""
         if not self._has_warned:
             self._has_warned = True
             hint = suggestion(metric, values)
@@ -260,7 +260,7 @@ class Trainer:
             if train is not None:
                 with self._engine.learning() as learner:
                     result = self._updater.learn(step, train, learner, clock)
-        finally:  # what was sampled is on disk before its numbers can stop the run
+        finally:  # samples are on disk before their numbers can stop the run
             if found.groups:
                 with clock.phase("record"):
                     self._recorder.rollouts(step, step_groups(found, result.groups), state)

@@ -1,4 +1,4 @@
-"""From what was sampled to an optimizer step: log-probs, credit, minibatches, and what came of them."""
+"""From samples to optimizer steps: log-probs, credit, minibatches, and the results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAX_FAULTS = 3
 
 
 class UpdateRecorder(Protocol):
-    """Where the optimizer steps of a run are noted."""
+    """The recorder of a run's optimizer steps."""
 
     def trained(self, step: int, update: int, samples: Sequence[SampleKey]) -> None:
         """The samples that entered an optimizer step."""
@@ -48,7 +48,7 @@ class UpdateRecorder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """What one step learns from.
+    """The samples that one step learns from.
 
     Attributes:
         samples: B samples to train on, at least one.
@@ -63,7 +63,7 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of a step's optimizer steps.
+    """The result of a step's optimizer steps.
 
     Attributes:
         groups: Those that were trained on, in order.
@@ -78,7 +78,7 @@ class Updater:
 
     Attributes:
         updates: Optimizer steps taken so far.
-        faults_in_a_row: How many of the last ones came to nothing.
+        faults_in_a_row: The number of the last ones in a row that came to nothing.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Updater:
         return StepResult(values, _credited(train, advantages, logprobs, updates))
 
     def _with_logprobs(self, train: TrainBatch, learner: Learner) -> TrainBatch:
-        """With the log-probs that the algorithm asks for, or that several optimizer steps need."""
+        """The batch with the log-probs that the algorithm asks for, or that several optimizer steps need."""
         needs, config, samples = self._algorithm.needs(), self._config.learner, train.samples
         several_steps = config.minibatches * config.epochs > 1
         old = learner.logprobs(samples) if needs.old_logprobs or several_steps else None
@@ -143,8 +143,8 @@ class Updater:
         """Take the step's optimizer steps.
 
         Returns:
-            The means of their metrics; each sample's log-probs before them, none where it is in no loss, unless they
-            were asked for, nor where the only one was skipped; and what each that took the sample in began from.
+            The means of their metrics; each sample's log-probs before them, empty if it is in no loss and they were not
+            asked for, or if they are not known; the statistics of each optimizer step that took the sample in.
         """
         config, samples, batch = self._config.learner, train.samples, train.batch
         logprobs = list(batch.old_logprobs or [np.zeros(0, np.float32)] * len(samples))
@@ -160,7 +160,7 @@ class Updater:
             if result.fault:
                 skipped += 1
                 self._report_fault(step, result.fault, list(rows.values()))
-                for index in rows:  # they may be as little finite as what was made of them
+                for index in rows:  # they may not be finite either
                     updates[index].append(PreUpdateStatistics(np.zeros(0, np.float32), np.zeros(0, np.float32)))
                     if not np.isfinite(logprobs[index]).all():
                         logprobs[index] = np.zeros(0, np.float32)
@@ -182,7 +182,7 @@ class Updater:
         return means, logprobs, updates
 
     def _report_fault(self, step: int, fault: str, rows: Sequence[TrainingRow]) -> None:
-        """Note an optimizer step that came to nothing, with what it was made of.
+        """Note an optimizer step that came to nothing, with its rows.
 
         Raises:
             NumericsError: It is one of too many in a row.

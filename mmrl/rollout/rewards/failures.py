@@ -1,4 +1,4 @@
-"""What becomes of a reward that fails: an error that says all, or a count that must stay small."""
+"""Rewards that fail: each failure is an error that says all, or one of a count that must stay small."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mmrl.errors import PluginError
 from mmrl.types import Rollout, SampleKey
 
 MAX_FAILED_SHARE = 0.05
-"""Of a step's rollouts; with more of them failed, what is left is no fair sample of what the policy does."""
+"""Share of a step's rollouts; if more of them fail, the others are no fair sample of the policy."""
 _EXCERPT = 100
 
 
 class RewardError(PluginError):
-    """A reward that raised, that answered something else than scores, or that hung or crashed too often."""
+    """A reward raised, answered something else than scores, or hung or crashed too often."""
 
     def __init__(self, what: str, *, details: str = "", where: str = "", possible: str = "", remedy: str = "") -> None:
         super().__init__(what, where=where, possible=possible, remedy=remedy)
@@ -31,7 +31,7 @@ class Failure:
 
     Attributes:
         reward: Its label.
-        cause: What it did, to be read after the reward's name.
+        cause: A clause to be read after the reward's name.
         details: Its traceback, if it raised.
     """
 
@@ -42,13 +42,13 @@ class Failure:
 
 
 class Failures:
-    """Those of one step, counted against its rollouts; for any number of threads.
+    """The failures of one step, counted against its rollouts; any number of threads may share them.
 
     Args:
-        bounded: Whether more than ``MAX_FAILED_SHARE`` of the rollouts are too many.
+        bounded: True if more than ``MAX_FAILED_SHARE`` of the rollouts are too many.
 
     Attributes:
-        too_many: Raises RewardError from the moment on that there are too many.
+        too_many: Raises RewardError as soon as there are too many.
     """
 
     def __init__(self, *, bounded: bool = True) -> None:
@@ -59,7 +59,7 @@ class Failures:
         self._lock = threading.Lock()
 
     def expect(self, num_rollouts: int) -> None:
-        """So many more rollouts belong to the step."""
+        """Count so many more rollouts to the step."""
         self._num_rollouts += num_rollouts
 
     def add(self, failure: Failure) -> None:
@@ -81,7 +81,7 @@ class Failures:
             return self._all[count:]
 
     def fractions(self, rewards: Sequence[str]) -> dict[str, float]:
-        """Of each reward, the rollouts that it failed on over those of the step."""
+        """Each reward's number of failed rollouts over the number of the step's rollouts."""
         counts = Counter(failure.reward for failure in self.since(0))
         return {name: counts[name] / max(self._num_rollouts, 1) for name in rewards}
 
@@ -100,7 +100,7 @@ class Failures:
 
 
 def reward_error(reward: str, reply: Mapping[str, Any], rollouts: Sequence[Rollout] = ()) -> RewardError:
-    """What a worker replied, about these rollouts, as an error."""
+    """A worker's reply about these rollouts as an error."""
     return RewardError(
         f"reward {reward!r} {reply['what']}",
         where="; ".join(filter(None, [describe(rollouts), reply.get("place")])),
@@ -111,7 +111,7 @@ def reward_error(reward: str, reply: Mapping[str, Any], rollouts: Sequence[Rollo
 
 
 def describe(rollouts: Sequence[Rollout]) -> str:
-    """Which rollouts, and how the prompt of the first one starts."""
+    """The rollouts' names, and the start of the first one's prompt."""
     if not rollouts:
         return ""
     first, last = rollouts[0], rollouts[-1]

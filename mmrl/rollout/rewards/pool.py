@@ -24,7 +24,7 @@ from mmrl.system.worker_process import Reply, WorkerProcess, WorkerProcessEnded
 from mmrl.types import Rollout
 
 START_TIMEOUT_S = 600.0
-"""For a worker to import, make and prepare its rewards, which may load a model; no part of a reward's own deadline."""
+"""For a worker to import, make and prepare its rewards, which may load a model; a reward's deadline begins later."""
 MAX_GROWTH_BYTES = 2**30
 """Resident memory that a worker may gain after its first call before another takes its place."""
 _SIDE_BY_SIDE_GRACE_S = 2.0
@@ -38,9 +38,9 @@ class Answer:
 
     Attributes:
         scores: None for what could not be scored.
-        seconds: What each took; for rollouts that are scored together, its share.
-        answers: What each completion answers; None of a reward that does not read answers.
-        parts: What it answers about each beside its score, by name; empty of a reward that answers a number alone.
+        seconds: The time that each took; rollouts that are scored together share theirs.
+        answers: Each completion's answer; None if the reward reads no answers.
+        parts: Each rollout's further values by name; empty if the reward answers a number alone.
     """
 
     scores: Sequence[float | None]
@@ -51,7 +51,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """Rollouts of one prompt, what is to score them, and what is known of that already."""
+    """Rollouts of one prompt, the rewards that are to score them, and their answers so far."""
 
     rollouts: Sequence[Rollout]
     rewards: frozenset[int]
@@ -66,7 +66,7 @@ class RewardPool:
     Workers start at construction, side by side, and nobody waits for them before the first result.
 
     Args:
-        groups_per_call: Of each reward, most groups whose rollouts are given in one call.
+        groups_per_call: For each reward, most groups whose rollouts are given in one call.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class RewardPool:
     ) -> Future[Mapping[int, Answer]]:
         """Score rollouts of one prompt in the background, with the rewards of these places.
 
-        The future raises RewardError: a reward raised that must not, or answered anything but one finite number or
-        None per rollout. What hangs or crashes, and what raises where that is skipped, is unscored and in ``failures``;
-        once those are too many, nothing more is tried.
+        The future raises RewardError: a reward raised that must not, or answered no valid scores. A rollout on which a
+        reward hangs or crashes, or raises where that is skipped, stays unscored and is in ``failures``; once these are
+        too many, nothing more is tried.
 
         Raises:
             RuntimeError: The pool is closed.
@@ -108,7 +108,7 @@ class RewardPool:
         return task.future
 
     def close(self) -> None:
-        """Cancel what has not begun and end the workers; one that is still busy after a second is killed."""
+        """Cancel calls that have not begun and end the workers; one that is still busy after a second is killed."""
         with self._closing:
             self._is_closed = True
         with contextlib.suppress(queue.Empty):
@@ -143,7 +143,7 @@ class RewardPool:
             worker.stop()
 
     def _waiting(self) -> Iterator[_Task]:
-        """What may go into the same call: this worker's fair share of the queue, as far as one call takes it."""
+        """Tasks for the same call: this worker's fair share of the queue, as far as one call takes it."""
         share = -(-(self._tasks.qsize() + 1) // len(self._threads))
         for _ in range(min(max(self._groups_per_call), share) - 1):
             try:
@@ -173,7 +173,7 @@ class RewardPool:
             task.answers[place] = answer
 
     def _ask(self, worker: _Worker, place: int, call: _Call) -> None:
-        """Ask a worker about what is left; some of it is left again if that is its end."""
+        """Ask a worker about the rollouts that are left; if it ends meanwhile, some are still left."""
         left = call.left
         self._await_start(worker)
         try:
@@ -189,7 +189,7 @@ class RewardPool:
             worker.stop()
 
     def _await_start(self, worker: _Worker) -> None:
-        """Raises RewardError, and from then on at once, if workers cannot make their rewards."""
+        """Raises RewardError if workers cannot make their rewards; later calls then raise it at once."""
         try:
             if self._never_starts:
                 raise self._never_starts
@@ -209,7 +209,7 @@ class RewardPool:
 
 
 class _Call:
-    """The rollouts that one reward is given at once, and what becomes of each."""
+    """The rollouts that one reward is given at once, and each one's result."""
 
     def __init__(self, spec: RewardSpec, tasks: Sequence[_Task]) -> None:
         self._spec, self._tasks = spec, tasks
@@ -225,7 +225,7 @@ class _Call:
 
     @property
     def left(self) -> list[int]:
-        """Places of the rollouts of which nothing is known yet."""
+        """Places of the rollouts that have no result yet."""
         return [place for place in range(len(self._rollouts)) if place not in self._scores]
 
     def take(self, reply: Reply, asked: Sequence[int]) -> None:
@@ -245,7 +245,7 @@ class _Call:
             self._fault = reply, places
 
     def lose(self, places: Sequence[int], lost: _Lost) -> None:
-        """Note that a worker ended instead of replying about these; not where all else is known to be in vain."""
+        """Note that a worker ended instead of replying about these, unless a fault has ended the call already."""
         if self._fault is None and places:
             self._seconds |= dict.fromkeys(places, lost.seconds / len(places))
             self._fail(places, lost.cause)
@@ -293,11 +293,11 @@ class _Worker(WorkerProcess):
         self.growth_bytes = 0
 
     def form(self, place: int) -> str:
-        """How the reward scores: ``one by one``, ``side by side`` or ``together``; once it has started."""
+        """The reward's way to score: ``one by one``, ``side by side`` or ``together``; known once it has started."""
         return self._forms[place]
 
     def replies(self, place: int, blobs: Sequence[bytes], num_groups: int) -> Iterator[Reply]:
-        """What the worker says about pickled rollouts of so many groups, some of them at a time.
+        """The worker's replies about pickled rollouts of so many groups, each about some of the rollouts.
 
         Raises:
             _Lost: It ended, or was killed at the deadline, which counts from the last reply.
@@ -351,6 +351,6 @@ class _Lost(Exception):
 
 
 def _environment() -> dict[str, str]:
-    """What a worker sees: no secrets, and one order of sets and hashes in every run."""
+    """A worker's environment: no secrets, and one order of sets and hashes in every run."""
     public = {name: value for name, value in os.environ.items() if not names_a_secret(name)}
     return {"PYTHONHASHSEED": "0", **public}

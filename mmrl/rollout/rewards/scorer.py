@@ -1,4 +1,4 @@
-"""Groups and their scores: which rewards score a group, where, and what they come to."""
+"""Groups and their scores: the rewards that score a group, the pools that they run in, and their weighted sum."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Scorer:
         max_growth_bytes: Resident memory that a worker may gain before another takes its place.
 
     Raises:
-        PluginError: A reward cannot be had.
+        PluginError: A reward is not there or cannot be made.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Scorer:
         """Score a group in the background, with the rewards that score rows of its source.
 
         Args:
-            failures: Of the group's step; None bounds them not at all.
+            failures: Those of the group's step; None sets no bound.
 
         Raises:
             ConfigError: No reward scores such rows.
@@ -71,7 +71,7 @@ class Scorer:
         return Scoring(group, self._rewards, parts, failures)
 
     def close(self) -> None:
-        """Cancel what has not begun and end the workers; one that is still busy after a second is killed."""
+        """Cancel calls that have not begun and end the workers; one that is still busy after a second is killed."""
         for _, pool in self._pools:
             pool.close()
 
@@ -89,7 +89,7 @@ class Scoring:
     """A group that is being scored.
 
     Attributes:
-        parts: Of each pool that scores it, the places of the pool's rewards, and their answers to come.
+        parts: For each pool that scores it, the places of the pool's rewards, and their answers to come.
     """
 
     group: RolloutGroup
@@ -98,7 +98,7 @@ class Scoring:
     failures: Failures
 
     def done(self) -> bool:
-        """Whether ``result`` is there at once."""
+        """True if ``result`` is there at once."""
         return all(future.done() for _, future in self.parts)
 
     def result(self, timeout_s: float | None = None) -> ScoredGroup:
@@ -134,7 +134,7 @@ class Scoring:
         return ScoredGroup(self.group, np.where(valid, total, 0.0), valid, components, answers=answers)
 
     def _parts(self, label: str, answer: Answer) -> dict[str, FloatArray]:
-        """What a reward answers beside its score."""
+        """The values that a reward answers beside its score."""
         names = dict.fromkeys(name for parts in answer.parts for name in parts)
         found = {f"{label}/{name}": _array([parts.get(name) for parts in answer.parts]) for name in names}
         for name in found.keys() & {spec.metric for spec in self.rewards}:

@@ -39,7 +39,7 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 def serve() -> None:
-    """Make the rewards, say how each of them scores, then score until there is nothing more."""
+    """Make the rewards, report each one's way to score, then score until there is nothing more."""
     line = Line()
     requests = iter(line)
     specs = next(requests)
@@ -74,9 +74,9 @@ def _form(reward: Reward) -> str:
 
 
 class _Call:
-    """Some rollouts for one reward, which is given copies: nothing else sees what it does to them.
+    """Some rollouts for one reward, which is given copies: nothing else sees its changes to them.
 
-    Every reply is about a range of the rollouts: their values, or what went wrong and whether that is to be skipped.
+    Every reply is about a range of the rollouts: their values, or a fault and whether to skip it.
     """
 
     def __init__(self, reward: Reward, spec: RewardSpec, blobs: Sequence[bytes], line: Line, run: Run) -> None:
@@ -93,7 +93,7 @@ class _Call:
             self._line.send({"culprit": culprit})
 
     def _try(self, start: int, stop: int) -> bool:
-        """Score some of the rollouts and reply; whether it makes sense to go on."""
+        """Score some of the rollouts and reply; False if it makes no sense to go on."""
         rollouts = self._copies(start, stop)
         _seed(rollouts[0])
         began = time.perf_counter()
@@ -122,13 +122,13 @@ class _Call:
         await asyncio.gather(*map(score, range(len(self._blobs))))
 
     def _values(self, answer: object, start: int, stop: int) -> Reply:
-        """What the reward has answered, if it is scores."""
+        """A reply with the reward's answer, which must be scores."""
         scores = check_scores(answer, stop - start, self._spec.weights, total=total_of(self._reward))
         parts = {"parts": [score.parts for score in scores]} if any(score.parts for score in scores) else {}
         return {"values": [score.value for score in scores], **parts, **self._answers(start, stop)}
 
     def _answers(self, start: int, stop: int) -> Reply:
-        """What the completions answer, of a reward that reads answers."""
+        """The completions' answers, if the reward reads answers."""
         if type(self._reward).answer_of is Reward.answer_of:
             return {}
         answers = [self._reward.answer_of(rollout) for rollout in self._copies(start, stop)]
@@ -168,7 +168,7 @@ class _Call:
         return {**reply, "skip": self._spec.on_error == "skip"}
 
     def _culprit(self) -> int | None:
-        """The first rollout with which alone the reward raises too."""
+        """The first rollout that makes the reward raise when it is given alone; None if there is none."""
         return next((place for place in range(len(self._blobs)) if self._raises(place)), None)
 
     def _raises(self, place: int) -> bool:
@@ -180,27 +180,27 @@ class _Call:
 
 
 def _takes_one(error: BaseException) -> bool:
-    """Whether a function seems to have taken the list of rollouts for a single one."""
+    """True if a function seems to have taken the list of rollouts for a single one."""
     about_list = re.search(r"'list'|\blist indices\b", str(error))
     return isinstance(error, AttributeError | TypeError) and about_list is not None
 
 
 def _takes_rollouts(error: BaseException) -> bool:
-    """Whether a function seems to have taken completions for rollouts."""
+    """True if a function seems to have taken completions for rollouts."""
     if not isinstance(error, AttributeError) or not isinstance(error.obj, str | list | dict):
         return False
     return error.name in {*Rollout.__dataclass_fields__, *dir(Rollout)}
 
 
 def _takes_texts(error: BaseException) -> bool:
-    """Whether a function seems to have taken lists of messages for texts."""
+    """True if a function seems to have taken lists of messages for texts."""
     if isinstance(error, AttributeError):
         return isinstance(error.obj, list | dict) and hasattr(str, error.name or "")
     return isinstance(error, TypeError) and "expected string or bytes-like object, got 'list'" in str(error)
 
 
 def _seed(rollout: Rollout) -> None:
-    """Make what is drawn next a matter of the rollout alone, wherever it is scored and whatever came before."""
+    """Seed the generators by the rollout alone, so that neither its worker nor earlier rollouts matter."""
     name = f"{rollout.prompt.id}/{rollout.index}".encode("utf-8", "surrogatepass")
     seed = int.from_bytes(hashlib.blake2b(name, digest_size=4).digest(), "big")
     random.seed(seed)
@@ -216,7 +216,7 @@ def _resident_bytes() -> int:
 
 
 def call(reward: Reward, rollouts: Sequence[Rollout], run: Run = asyncio.run) -> object:
-    """What the reward answers, whichever of its forms it has, sync or async; not checked.
+    """The reward's answer, whichever of its forms it has, sync or async; not checked.
 
     Args:
         run: Runs a coroutine to its end.
@@ -237,14 +237,14 @@ async def _all(answers: Sequence[Any]) -> list[Any]:
 
 
 class CheckedScore(NamedTuple):
-    """A rollout's score as a plain float, None where the reward could not score, and what it answers beside it."""
+    """A rollout's score as a plain float, None where the reward could not score, and the values beside the score."""
 
     value: float | None
     parts: Mapping[str, float | None] = MappingProxyType({})
 
 
 def total_of(reward: Reward) -> str | None:
-    """The component that is the score of whatever the reward answers by name; None where its answers tell that."""
+    """The component that is the score if the reward answers several; None if its answers decide that."""
     return reward.total if isinstance(reward, FunctionReward) else None
 
 
@@ -275,7 +275,7 @@ def check_scores(
 
 
 class BadScores(Exception):
-    """A reward broke its contract: what was expected, what came, at which rollout (None: the whole answer)."""
+    """A reward broke its contract: the rollout (None: the whole answer), the expected value, and the given one."""
 
     def __init__(self, index: int | None, expected: str, got: str) -> None:
         super().__init__(f"expected {expected}, got {got}")
