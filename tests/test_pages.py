@@ -6,7 +6,6 @@ import ast
 import json
 import re
 import subprocess
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -157,6 +156,8 @@ def named_tests(cell: str, file: str = "") -> Iterator[str]:
 
 
 HALF_SENTENCE = re.compile(r"\s*(?:\w+: )?(?:What|Whether|Of)\s")
+
+
 def half_sentences(path: Path) -> Iterator[int]:
     """Lines of a module's docstrings that begin with What, Whether or Of, as a line's or an attribute's first word."""
     text = path.read_text()
