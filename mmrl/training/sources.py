@@ -43,6 +43,12 @@ class Source(ABC):
 
     samples: ClassVar[bool]
 
+    def __init__(
+        self, config: Config, algorithm: Algorithm, encoder: PromptEncoder, collector: Collector, recorder: StepRecorder
+    ) -> None:
+        self._config, self._algorithm, self._encoder = config, algorithm, encoder
+        self._collector, self._recorder = collector, recorder
+
     @abstractmethod
     def make(self, prompt: Prompt) -> Any:
         """The object that is made of a prompt when it is drawn."""
@@ -82,15 +88,12 @@ class Demonstrations(Source):
 
     samples = False
 
-    def __init__(self, config: Config, encoder: PromptEncoder) -> None:
-        self._count, self._encoder = config.trainer.prompts_per_step, encoder
-
     def make(self, prompt: Prompt) -> Sample:
         return self._encoder.demonstrate(self._encoder.encode(prompt))
 
     def collect(self, step: int, draw: Draw, clock: Clock) -> tuple[SampledBatch, TrainBatch | None]:
         with clock.phase("prompts"):
-            drawn = draw(self._count)
+            drawn = draw(self._config.trainer.prompts_per_step)
         samples = [replace(s, prompt=replace(s.prompt, epoch=epoch)) for epoch, s in drawn]
         batch = demonstrations_batch(samples)
         return SampledBatch((), samples, batch), TrainBatch(samples, batch)
@@ -106,11 +109,8 @@ class Rollouts(Source):
 
     samples = True
 
-    def __init__(
-        self, config: Config, algorithm: Algorithm, encoder: PromptEncoder, collector: Collector, recorder: StepRecorder
-    ) -> None:
-        self._config, self._algorithm, self._encoder = config, algorithm, encoder
-        self._collector, self._recorder = collector, recorder
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.carried: list[ScoredGroup] = []
 
     def make(self, prompt: Prompt) -> EncodedPrompt:
@@ -177,15 +177,6 @@ class Rollouts(Source):
 
 SOURCES: Mapping[str, type[Source]] = {"rollouts": Rollouts, "demonstrations": Demonstrations}
 """By ``Algorithm.source``."""
-
-
-def make_source(
-    config: Config, algorithm: Algorithm, encoder: PromptEncoder, collector: Collector, recorder: StepRecorder
-) -> Source:
-    """The strategy of the algorithm's source."""
-    if SOURCES[algorithm.source] is Demonstrations:
-        return Demonstrations(config, encoder)
-    return Rollouts(config, algorithm, encoder, collector, recorder)
 
 
 def state_of(algorithm: Algorithm) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from mmrl.system.rng_state import generators, seed_generators, set_generators
 from mmrl.system.signals import Interruption, Stopped
 from mmrl.system.watchdog import Watchdog
 from mmrl.training.logprob_check import LogprobCheck
-from mmrl.training.sources import StepRecorder, make_source, state_of, step_groups
+from mmrl.training.sources import SOURCES, StepRecorder, state_of, step_groups
 from mmrl.training.updater import StepResult, Updater
 from mmrl.types import EncodedPrompt
 
@@ -91,7 +91,7 @@ class Trainer:
         self._config, self._algorithm, self._engine = config, algorithm, engine
         self._encoder, self._collector = encoder, collector
         self._evaluation, self._run, self._recorder = evaluation, context, context.recorder
-        self._source = make_source(config, algorithm, encoder, collector, context.recorder)
+        self._source = SOURCES[algorithm.source](config, algorithm, encoder, collector, context.recorder)
         self._updater = Updater(config, algorithm, context.recorder, context.interruption)
         self._check = LogprobCheck(precision, config.trainer.on_mismatch, event=context.recorder.event)
         self._peak_flops_per_s = peak_flops_per_s
