@@ -182,14 +182,18 @@ def try_reward(spec: RewardSpec, paths: Sequence[str] = (), limit: int | None = 
         known = ", ".join(f"{source!r} ({count})" for source, count in others.items())
         remedy = "name files that have some" + (", or other sources" if others else "")
         raise DataError(what, where=", ".join(paths), possible=known, remedy=remedy)
-    groups = [list(group) for _, group in groupby(recorded, lambda each: each.rollout.prompt.id)]
-    failures, tried, errors = Failures(bounded=False), list[TriedRollout](), list[RewardError]()
+    groups = [list(group) for _, group in groupby(recorded, lambda each: each.rollout.prompt.key)]
+    failures = [Failures(bounded=False) for _ in groups]
+    tried, errors = list[TriedRollout](), list[RewardError]()
     ((_, pool),) = reward_pools([spec])
     try:
         wanted = frozenset({0})
-        futures = [pool.submit([each.rollout for each in group], wanted, failures) for group in groups]
-        for group, future in zip(groups, futures, strict=True):
-            tried += _tried(spec.metric, group, future, failures, errors)
+        futures = [
+            pool.submit([each.rollout for each in group], wanted, own)
+            for group, own in zip(groups, failures, strict=True)
+        ]
+        for group, future, own in zip(groups, futures, failures, strict=True):
+            tried += _tried(spec.metric, group, future, own, errors)
     finally:
         pool.close()
     components = dict.fromkeys(name for each in recorded for name in each.rewards)
@@ -226,9 +230,9 @@ def _tried(
         errors.append(error)
         scores, seconds, reason = [None] * len(group), [0.0] * len(group), error.what
         parts = [{}] * len(group)
-    causes = {id(failure.rollout): failure.cause for failure in failures.since(0)}
+    causes = {failure.rollout.key: failure.cause for failure in failures.since(0)}
     for each, value, took, beside in zip(group, scores, seconds, parts, strict=True):
-        rollout, recorded, failure = each.rollout, each.rewards.get(name), reason or causes.get(id(each.rollout), "")
+        rollout, recorded, failure = each.rollout, each.rewards.get(name), reason or causes.get(each.rollout.key, "")
         # If a valid rollout has no value, no reward of that name was asked.
         comparable = name in each.rewards and not (recorded is None and each.valid) and not failure
         yield TriedRollout(
