@@ -12,9 +12,9 @@ import json
 import os
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,8 @@ from mmrl.errors import DataError, ResourceError
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
+
+    from datasets import Features
 
 MAX_GROUP_BYTES = 16 * 2**20
 MAX_GROUP_ROWS = 2048
@@ -203,7 +205,21 @@ def _json_decoder(schema: pa.Schema | None) -> Callable[[dict[str, Any]], dict[s
     if schema is None or '"_type": "Json"' not in json.dumps(_features(schema)):
         return lambda cells: cells
     from datasets import Features
-    from mmrl_datasets.rows import undecoded
 
     features = undecoded(Features.from_arrow_schema(schema))
     return lambda cells: dict(features.decode_example(cells))
+
+
+def undecoded(features: Features) -> Features:
+    """The features with images and other media left as they are stored."""
+    from datasets import Features, Json
+
+    def stored(feature: Any) -> Any:
+        if isinstance(feature, Mapping):
+            return {name: stored(inner) for name, inner in feature.items()}
+        if hasattr(feature, "feature"):  # List
+            return replace(feature, feature=stored(feature.feature))
+        keep = isinstance(feature, Json) or not hasattr(feature, "decode")
+        return feature if keep else replace(feature, decode=False)
+
+    return Features(stored(features))

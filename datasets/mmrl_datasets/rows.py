@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mmrl.data.hub import HubRepo
 from mmrl.errors import DataError, MMRLError
 from mmrl_datasets.lines import CsvRows, JsonRows
-from mmrl_datasets.parquet import ParquetRows
+from mmrl_datasets.parquet import ParquetRows, undecoded
 
 if TYPE_CHECKING:
-    from datasets import Dataset, Features
+    from datasets import Dataset
 
 _SHARD_NUMBER = re.compile(r"-\d.*$")
 
@@ -187,21 +186,6 @@ def _choose(splits: Mapping[str, Any], split: str | None, where: str) -> str:
             remedy="set split to one of them",
         )
     return name
-
-
-def undecoded(features: Features) -> Features:
-    """The features with images and other media left as they are stored."""
-    from datasets import Features, Json
-
-    def stored(feature: Any) -> Any:
-        if isinstance(feature, Mapping):
-            return {name: stored(inner) for name, inner in feature.items()}
-        if hasattr(feature, "feature"):  # List
-            return replace(feature, feature=stored(feature.feature))
-        keep = isinstance(feature, Json) or not hasattr(feature, "decode")
-        return feature if keep else replace(feature, decode=False)
-
-    return Features(stored(features))
 
 
 def _holds_images(feature: Any) -> bool:
