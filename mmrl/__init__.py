@@ -8,7 +8,7 @@ Every name here is imported when it is first used; ``import mmrl`` itself import
 
 from typing import TYPE_CHECKING, Any
 
-from mmrl.system import old_names
+from mmrl.system import old_names as _old_names
 from mmrl.system.version import __version__
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ __all__ = [
 _HOMES = "errors", "types", "runs.reader", "interfaces", "api.calls"
 """The modules that have these names, those that import least first."""
 
-old_names.install()
+_old_names.install()
 
 
 def __getattr__(name: str) -> Any:

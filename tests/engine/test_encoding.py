@@ -65,7 +65,7 @@ def test_messages_keep_their_roles_and_the_text_ends_where_the_completion_starts
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2"])
 def test_a_demonstration_ends_with_the_end_of_sequence_token(family, bench):
     setting = bench(family)
-    sample = setting.encoder.demonstrate(replace(setting.prompts[0], demonstration="\\boxed{7}"))
+    sample = setting.encoder.demonstrate(with_row(setting.prompts[0], demonstration="\\boxed{7}"))
     tokenizer = setting.folder.tokenizer
     assert tokenizer.decode(sample.token_ids[:-1]) == "\\boxed{7}"
     assert sample.token_ids[-1] == tokenizer.eos_token_id
@@ -84,6 +84,11 @@ def test_placeholders_that_do_not_fit_the_images_are_a_data_error(text, vision, 
     with pytest.raises(DataError, match=r"image tokens and \d images") as caught:
         vision.encoder.num_tokens(row)
     assert caught.value.where == "row 7"
+
+
+def with_row(prompt, **fields):
+    """The prompt with other fields in its row."""
+    return replace(prompt, prompt=replace(prompt.prompt, **fields))
 
 
 def encoded(setting, text, images=(), role="user"):
@@ -112,7 +117,7 @@ def test_special_tokens_in_dataset_text_are_text(family, as_on_hub, bench, pictu
     assert specials_of(setting, as_role.token_ids) == specials_of(setting, encoded(setting, "7").token_ids)
     shown = tokenizer.decode(spelled.token_ids).replace("\u200b", "")
     assert hostile in shown  # nothing is lost for a reader
-    assert spelled.messages[0].content == place + hostile  # nor for a reward
+    assert spelled.prompt.messages[0].content == place + hostile  # nor for a reward
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -140,7 +145,7 @@ def test_marks_of_turns_that_a_tokenizer_does_not_call_special_are_found(bench):
 @pytest.mark.parametrize("token", ["<|im_end|>", "<|image_pad|>"])
 def test_a_demonstration_with_a_special_token_is_a_row_error(token, vision):
     with pytest.raises(DataError, match="demonstration holds special tokens") as caught:
-        vision.encoder.demonstrate(replace(vision.prompts[0], demonstration=f"7{token}"))
+        vision.encoder.demonstrate(with_row(vision.prompts[0], demonstration=f"7{token}"))
     assert caught.value.where == "text" and token in caught.value.possible
 
 
@@ -155,7 +160,7 @@ def test_an_image_row_is_refused_by_a_text_model(family, bench, picture):
 def test_half_of_a_character_is_a_row_error(role, vision):
     half = "\ud800"
     row = Prompt("row 7", (Message(role, f"7 {half}"), Message("user", "what?")))
-    demonstration = replace(vision.prompts[0], id="row 7", demonstration=f"so {half}")
+    demonstration = with_row(vision.prompts[0], id="row 7", demonstration=f"so {half}")
     calls = (vision.encoder.num_tokens, row), (vision.encoder.encode, row), (vision.encoder.demonstrate, demonstration)
     for call, given in calls:
         with pytest.raises(DataError, match=r"U\+D800, half of a character") as caught:

@@ -322,7 +322,7 @@ def test_a_reference_beside_a_gpu_must_fit_into_the_machines_memory(recording, m
     """2 bytes of bfloat16 for each of 0.6 million parameters; sharded, they are on the device."""
     real = psutil.virtual_memory()
     monkeypatch.setattr("psutil.virtual_memory", lambda: real._replace(total=1_000_000))
-    with pytest.raises(ResourceError, match=r"takes 0.0 GB") as caught:
+    with pytest.raises(ResourceError, match=r"take 0.0 GB") as caught:
         recording.engine("cuda", kl=0.1, learner={"zero_stage": 2})
     assert "learner.zero_stage: 3" in caught.value.remedy
     recording.engine("cuda", kl=0.1, learner={"zero_stage": 3})

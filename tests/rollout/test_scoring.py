@@ -534,7 +534,7 @@ def test_more_than_five_percent_of_a_step_stop_it_at_once_and_the_rest_is_not_tr
         assert len(calls()) <= tried + 3
         message = str(caught.value)
         assert "failed on 6 of the step's 100 rollouts: reward 'one' on 6" in message
-        assert "raised ValueError: no such colour" in message and "prompt 'p1', rollout 0" in message
+        assert "raised ValueError: no such colour" in message and "prompt 'p2', rollout 0" in message
         with pytest.raises(RewardError):
             scorer.submit(group(texts=["5"]), failures)
         assert scorer.submit(group(texts=["5"]), Failures()).result(60).rewards.tolist() == [5]  # another step

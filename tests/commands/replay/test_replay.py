@@ -421,7 +421,7 @@ def test_a_step_that_ended_before_it_was_trained_is_told(spoilt: Path, capsys, r
     capsys.readouterr()
     assert main(["replay", str(spoilt), "--step", "4"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"advantages +0 rollouts +nothing to compare", out)
+    assert re.search(r"advantages +0 +rollouts +nothing to compare", out)
     assert "it was not finished" in out and "the step ended before anything was trained" in out
 
 
