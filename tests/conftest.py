@@ -85,6 +85,12 @@ def tier(config: pytest.Config) -> str:
     return "short" if "not full" in config.option.markexpr else "full"
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Tells of a failure at once: a log may be cut before pytest's summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nFAILED {report.nodeid} ({report.when}, {report.duration:.0f} s)", report.longreprtext[-2000:], sep="\n")
+
+
 def stored_durations() -> dict[str, dict[str, float]]:
     return json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
 

@@ -17,5 +17,5 @@ esac
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=$(bash "$root/examples/setup/install.sh")
 cd "$root"
-# The order is tests/conftest.py's: the longest files first.
-exec "$python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "$tier" "$@"
+# The order is tests/conftest.py's: the longest files first. A test that hangs or kills its process would do it again.
+exec "$python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m "$tier" "$@"
