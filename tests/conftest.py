@@ -34,7 +34,7 @@ if not os.path.exists("/dev/nvidia0"):
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed prints that it has found none
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -88,7 +88,9 @@ def tier(config: pytest.Config) -> str:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Tells of a failure at once: a log may be cut before pytest's summary."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        print(f"\nFAILED {report.nodeid} ({report.when}, {report.duration:.0f} s)", report.longreprtext[-2000:], sep="\n")
+        print(
+            f"\nFAILED {report.nodeid} ({report.when}, {report.duration:.0f} s)", report.longreprtext[-2000:], sep="\n"
+        )
 
 
 def stored_durations() -> dict[str, dict[str, float]]:
@@ -296,13 +298,8 @@ class Plain:
 def mmrl() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a command as a user would, on one core, without this process's settings."""
     kept = ("PATH", "HOME", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
-    environment = {name: os.environ[name] for name in kept if name in os.environ}
-
-    def command(*words: object) -> subprocess.CompletedProcess[str]:
-        arguments = [sys.executable, "-m", "mmrl", *map(str, words)]
-        return subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=300, check=False)
-
-    return command
+    household = Household({name: os.environ[name] for name in kept if name in os.environ})
+    return lambda *words: household.run(*map(str, words), folder=Path.cwd())
 
 
 @pytest.fixture(scope="session")
@@ -397,25 +394,37 @@ def engine(start: Callable[..., RankEngine]) -> RankEngine:
 
 @dataclass
 class Household:
-    """Commands whose descendants can all be found again, by a mark in their environment."""
+    """Commands whose descendants can all be found again, by a mark in their environment.
 
+    Attributes:
+        variables: The environment but the mark; None for this process's.
+    """
+
+    variables: Mapping[str, str] | None = None
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "MMRL_TEST_MARK": self.mark}
+        return {**(os.environ if self.variables is None else self.variables), "MMRL_TEST_MARK": self.mark}
 
     def run(self, *arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
         """``mmrl`` with these arguments, to its end."""
         return self.call("-m", "mmrl", *arguments, folder=folder, **environment)
 
     def call(
-        self, *arguments: str, folder: Path, timeout_s: float = 300, **environment: str
+        self, *arguments: str, folder: Path, timeout_s: float = 480, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """Python with these arguments, to its end."""
-        command, env = [sys.executable, *arguments], self.environment | environment
-        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": timeout_s, "check": False}
-        return subprocess.run(command, cwd=folder, env=env, **options)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        env = self.environment | environment
+        with subprocess.Popen([sys.executable, *arguments], cwd=folder, env=env, **pipes) as process:
+            try:
+                output, errors = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                self.kill()  # all of them: the pipes end with the last process that has them
+                output, errors = process.communicate()
+                pytest.fail(f"{arguments} took longer than {timeout_s:.0f} s:\n{output[-2000:]}\n{errors[-4000:]}")
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
     def start(self, *command: str, **options: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, env=self.environment, **options)

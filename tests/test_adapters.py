@@ -81,6 +81,7 @@ def test_sampler_and_learner_agree_while_adapters_of_every_part_move(plain):
     assert len(first) == 52 and any("visual.merger" in name for name in first) and not still
 
 
+@pytest.mark.full
 def test_adapters_go_on_to_the_same_bits_after_a_kill(plain, runs, household, warm_mmrl):
     config = str(runs.config(**options(runs)))
     killed = household.call("killed.py", "train", config, folder=runs.folder)
@@ -93,6 +94,7 @@ def test_adapters_go_on_to_the_same_bits_after_a_kill(plain, runs, household, wa
     assert [event["step"] for event in events(runs.folder / "run", "resumed")] == [1]
 
 
+@pytest.mark.full
 def test_a_checkpoint_is_evaluated_as_the_run_did_and_exported_whole_or_as_an_adapter(plain, runs, warm_mmrl):
     """vLLM answers with the merged weights; in transformers and peft they have the log-probs that the run recorded."""
     import peft

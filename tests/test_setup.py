@@ -350,6 +350,7 @@ def run_with_hook(code: str, *folders: Path) -> str:
 OPERATOR_EXISTS = "import torch, torchvision; print(hasattr(torch.ops.torchvision, 'nms'))"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("compiled_part", "declared"), [("garbage", True), ("healthy", False), ("none", True)])
 def test_the_hook_declares_operators_only_where_the_compiled_part_cannot_load(
     compiled_part: str, declared: bool, tmp_path: Path

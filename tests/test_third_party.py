@@ -122,6 +122,7 @@ def folder(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
+@pytest.mark.full
 def test_installed_packages_are_checked_whatever_their_neighbours(site: Path, faulty: Path, household) -> None:
     found = household.run("plugins", "--check", "--json", folder=site, PYTHONPATH=path_with(site, faulty))
     assert found.returncode == 4, found.stderr

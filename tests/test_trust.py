@@ -93,7 +93,7 @@ HFSampler(folder, None, device="cpu", dtype="float32")
 """
 
 
-@pytest.mark.parametrize("trust", [False, True])
+@pytest.mark.parametrize("trust", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_code_of_a_model_folder_runs_only_with_the_key(
     trust: bool, hostile: tuple[Path, Path], household: Any, tmp_path: Path
 ) -> None:
@@ -471,6 +471,7 @@ def test_hostile_text_leaves_only_plain_characters_in_what_a_run_writes(attacked
     assert "{{ cycler.__init__.__globals__ }}" in record["prompt"] and HOSTILE_TEXT.strip() in record["prompt"]
 
 
+@pytest.mark.full
 def test_vllm_is_not_allowed_insecure_serialisation(
     models: Callable[[str], Path], household: Any, tmp_path: Path
 ) -> None:

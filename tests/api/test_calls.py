@@ -103,6 +103,7 @@ def late(rollouts: list[Rollout]) -> list[float]:
     return [sum(map(ord, each.text)) / 1000 for each in rollouts]
 
 
+@pytest.mark.full
 def test_runs_train_twice_in_a_process_and_go_on(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     seen: list[int] = []
 

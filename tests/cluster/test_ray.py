@@ -29,6 +29,7 @@ from mmrl.errors import ResourceError
 from mmrl.types import RawImage
 from mmrl_datasets.digits import write_digits
 from tests.conftest import Household
+from tests.faults.harness import is_held
 
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "examples" / "digits_grpo.yaml")
 FAULTY = '''
@@ -155,8 +156,9 @@ def assert_every_image_can_be_seen(run: Path) -> None:
 
 
 def shared_memory() -> set[str]:
-    """Names of what vLLM's ranks share."""
-    return {path.name for path in Path("/dev/shm").iterdir() if re.match(r"psm_|.*cpushm", path.name)}
+    """Names of what vLLM's ranks share and no living process holds, as those of other tests are held."""
+    names = {path.name for path in Path("/dev/shm").iterdir() if re.match(r"psm_|.*cpushm", path.name)}
+    return {name for name in names if not is_held(name)}
 
 
 TWO = ("cluster.name=ray", "cluster.ranks=2")
@@ -186,7 +188,8 @@ def weights(run: Path) -> dict[str, Any]:
     return load_file(run / "checkpoints" / "step-000002" / "model" / "model.safetensors")
 
 
-@pytest.mark.parametrize("name", [pytest.param("two", marks=pytest.mark.full), "shared"])
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["two", "shared"])
 def test_two_ranks_train_as_one_does(name, trained):
     one, run = trained("one"), trained(name)
     alone, together = metrics(one), metrics(run)
@@ -204,7 +207,7 @@ def test_two_ranks_train_as_one_does(name, trained):
     assert shapes[0] == shapes[1]
 
 
-@pytest.mark.parametrize("name", ["one", pytest.param("two", marks=pytest.mark.full), "shared"])
+@pytest.mark.parametrize("name", ["one", *(pytest.param(name, marks=pytest.mark.full) for name in ("two", "shared"))])
 def test_every_layout_trains_on_every_image_and_drops_the_broken_one(name, trained):
     run = trained(name)
     assert_every_image_can_be_seen(run)
@@ -212,6 +215,7 @@ def test_every_layout_trains_on_every_image_and_drops_the_broken_one(name, train
     assert (event["kind"], event["prompt"]) == ("dropped", "train/9") and "truncated" in event["reason"]
 
 
+@pytest.mark.full
 def test_two_ranks_share_a_sampler_and_the_weights(trained):
     engine = json.loads((trained("shared") / "environment.json").read_text())["engine"]
     assert engine["sampler_arguments"]["tensor_parallel_size"] == 2
@@ -255,6 +259,8 @@ def test_the_driver_imports_no_engine_and_has_a_cluster_of_its_own(folder, house
 )
 def test_a_fault_ends_the_run_with_its_message(fault, config, code, message, folder, household):
     overrides = ["cluster.name=ray", "cluster.ranks=2", f"trainer.run_dir={fault}", "learner.zero_stage=3"]
+    if fault == "death":
+        overrides += ["trainer.max_restarts=1"]
     if fault == "scoring":
         overrides += ["rewards=[{name: reward.py:broken}]"]
     else:
@@ -345,6 +351,7 @@ def test_what_is_not_ray_is_told_from_it_in_seconds(mode, reason, monkeypatch):
     assert time.monotonic() - start < 9  # the import of Ray included
 
 
+@pytest.mark.full
 def test_a_session_that_auto_finds_dead_is_told_within_a_minute(monkeypatch):
     monkeypatch.setattr("mmrl.cluster.ray_ranks.CLUSTER_S", 4)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # as from a stale file, but whatever else runs on this machine

@@ -120,7 +120,7 @@ def test_three_steps_agree_with_the_sampler(large, household, tmp_path):
         "trackers": [],
     }
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    result = household.call("-m", "mmrl", "train", "config.yaml", folder=tmp_path, timeout_s=900)
+    result = household.call("-m", "mmrl", "train", "config.yaml", folder=tmp_path)
     assert result.returncode == 0, result.stderr
     steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [0, 1, 2, 3]

@@ -360,6 +360,7 @@ def test_plugins_shows_names_that_are_taken_twice_and_imports_nothing(
     assert only not in sys.modules
 
 
+@pytest.mark.full
 def test_plugins_check_says_which_can_be_used_and_why_not(
     only: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -338,6 +338,7 @@ assert main(words) == 0
 """
 
 
+@pytest.mark.full
 def test_a_kill_at_any_moment_leaves_nothing_or_all(models, tmp_path):
     source, place = models("qwen2"), tmp_path / "place"
     place.mkdir()

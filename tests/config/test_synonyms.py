@@ -301,6 +301,7 @@ def test_what_easyr1_takes_where_nothing_is_written_is_taken_too() -> None:
     assert without.values["algorithm"]["kl"] == {"coef": 0.0} and without.left_out == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "remax", "reinforce_plus_plus"])
 def test_each_estimator_of_easyr1_becomes_a_config_that_clips_and_has_its_kl(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], estimator: str

@@ -99,6 +99,7 @@ def test_a_restored_learner_is_the_unbroken_one_bit_for_bit(stage, dtype, steps,
         assert_same(shot(learner), end)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("stage", "offload"),
     [*(pytest.param(stage, "optimizer", marks=SLOW) for stage in (1, 3)), (2, "optimizer"), (3, "parameters")],

@@ -10,6 +10,7 @@ fraction of a second. It is the reaper of all that its runs leave behind, so tha
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import functools
 import importlib
 import json
@@ -144,18 +145,17 @@ class Nursery:
         )
         # Of another worker's tests, which kill processes too, nobody can tell whose it was.
         alone = "PYTEST_XDIST_WORKER" not in os.environ
-        left = [name for name in _shared_memory() - before if alone and not _is_held(name)]
+        left = [name for name in _shared_memory() - before if alone and not is_held(name)]
         if left:  # other programs make and remove theirs meanwhile
             time.sleep(0.5)
-            left = [name for name in left if name in _shared_memory() and not _is_held(name)]
+            left = [name for name in left if name in _shared_memory() and not is_held(name)]
         return End(**answer, memory=left, log=log.read_text(errors="replace"))
 
     def command(self, *words: object) -> subprocess.CompletedProcess[str]:
         """``mmrl`` with these words, to its end, as ``subprocess.run`` would tell of it."""
         log, argv = self._new_log(), [*map(str, words)]
         errors = log.with_suffix(".err")
-        late = [int(signal.SIGKILL), ("s", COMMANDS_MAY_TAKE_S), None, True]
-        answer = self._ask(argv=argv, log=str(log), errors=str(errors), cold=False, record="", blow=late)
+        answer = self._ask(argv=argv, log=str(log), errors=str(errors), cold=False, record="", blow=None)
         assert not answer["orphans"], answer["orphans"]
         return subprocess.CompletedProcess(argv, answer["status"], log.read_text(), errors.read_text())
 
@@ -176,7 +176,7 @@ def _shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir() if path.stat().st_uid == os.getuid()}
 
 
-def _is_held(name: str) -> bool:
+def is_held(name: str) -> bool:
     """Whether a living process has mapped it or has it open: then it is another run's."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -229,7 +229,8 @@ def _warm(model: str, packages: Sequence[str]) -> None:
 
 
 def _begin(request: Request, line: str) -> None:
-    """Become the run."""
+    """Become the run; one that hangs says where before it is ended."""
+    faulthandler.dump_traceback_later(COMMANDS_MAY_TAKE_S - 5)
     try:
         if request["cold"]:
             is_plain = request["real"] and (request["blow"] or [0, ["s"]])[1][0] in ("s", "handler")
@@ -259,6 +260,8 @@ def _attend(pid: int, blow: Sequence[Any] | None) -> Request:
             break
         if at[0] == "handler" and due is None and struck is None and _has_handler(pid):
             due = now + at[1]
+        if now - began > COMMANDS_MAY_TAKE_S:
+            os.killpg(pid, signal.SIGKILL)
         if due is not None and now >= due:
             handled |= not times and _has_handler(pid)
             os.killpg(pid, number) if group else os.kill(pid, number)

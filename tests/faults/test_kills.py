@@ -37,6 +37,7 @@ def check(sweep: Sweep, *blows: Blow, cold: bool = False) -> int:
     return struck
 
 
+@pytest.mark.full
 def test_a_kill_at_any_point_of_saving_and_then_anywhere_changes_nothing(sweeps: dict[str, Sweep]) -> None:
     rng = np.random.default_rng(3)
     reached = {name: Counter(sweep.points) for name, sweep in sweeps.items()}

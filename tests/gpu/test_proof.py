@@ -60,6 +60,7 @@ def rows_of(out: Path, area: str) -> list[Row]:
     return [row for row in read(out / "proof.jsonl") if row.area == area]
 
 
+@pytest.mark.full
 def test_a_kernel_of_a_wrong_scale_is_bad_and_gives_exit_code_6(spoiled):
     code, out = spoiled
     wrong = {row.name for row in rows_of(out, "kernels") if row.status == "bad"}

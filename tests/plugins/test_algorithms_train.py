@@ -153,6 +153,7 @@ def test_remax_compares_with_a_greedy_rollout_that_is_not_trained_on(train):
         assert run.steps[step - 1]["reward/greedy_mean"] == pytest.approx(mean)
 
 
+@pytest.mark.full
 def test_dapo_fills_its_batch_where_most_groups_have_no_signal(train):
     run = train("dapo", reward="mostly_constant")
     seen = []

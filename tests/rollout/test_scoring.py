@@ -478,6 +478,7 @@ def test_a_function_may_be_async(spec):
     assert score(spec("later", factor=3.0)).rewards.tolist() == [0, 3, 6]
 
 
+@pytest.mark.full
 def test_waiting_groups_share_a_call_keep_their_order_and_add_up_their_deadlines(noting):
     reward, calls = noting
     with Scorer([reward("many", timeout_s=0.6)], workers=1) as scorer:
@@ -500,6 +501,7 @@ def test_a_reward_with_workers_has_processes_of_its_own(spec):
         assert len(pool._threads) == 2
 
 
+@pytest.mark.full
 def test_workers_that_grow_are_replaced(spec):
     with Scorer([spec("leaks")], workers=1, max_growth_bytes=2**26) as scorer:  # 32 MB a call
         pids = [scorer.submit(group(1)).result(60).rewards[0] for _ in range(7)]

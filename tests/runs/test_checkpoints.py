@@ -422,6 +422,7 @@ def full() -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "somewhere")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("point", ["save.shard", "checkpoint.filled", "checkpoint.sealed"])
 def test_a_full_disk_at_a_checkpoint_is_told_and_training_goes_on(fake_runs: Runs, point):
     assert fake_runs.train(fake_runs.config("plain")) == 0
@@ -510,6 +511,7 @@ def test_the_history_is_not_read_again_at_every_step(fake_runs: Runs, monkeypatc
     assert len(calls) <= 3  # when the folder is opened, for the scores, and to tell how the run went
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("name", "count"), [("reward/men", 1), ("reward/mean", 0), ("eval/accuracy", 0)])
 def test_a_best_metric_that_no_step_has_is_told_once(fake_runs: Runs, name, count):
     rows = {"name": "table", "path": str(fake_runs.rows)}

@@ -92,7 +92,12 @@ def train_with_a_cut(runs: Runs, config: Path, cut: Any) -> bool:
         return False
 
 
-TIERS = {"remax": [pytest.mark.full], "reinforce_pp": [pytest.mark.slow], "sft": [pytest.mark.slow]}
+TIERS = {
+    "dapo": [pytest.mark.full],
+    "remax": [pytest.mark.full],
+    "reinforce_pp": [pytest.mark.slow],
+    "sft": [pytest.mark.slow],
+}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=TIERS.get(name, [])) for name in SECTIONS])
@@ -170,6 +175,7 @@ def test_a_run_with_finished_steps_and_no_checkpoint_is_not_begun_anew(fake_runs
         assert {name: (run / name).read_bytes() for name in kept} == kept
 
 
+@pytest.mark.full
 def test_a_config_that_changes_before_the_first_step_is_finished_is_a_new_start(fake_runs: Runs):
     fake_runs.killed(fake_runs.config(), "fake.update")
     config = fake_runs.config(learner={"lr": 0.05})
@@ -180,6 +186,7 @@ def test_a_config_that_changes_before_the_first_step_is_finished_is_a_new_start(
     assert outcome(run) == outcome(fake_runs.folder / "plain")
 
 
+@pytest.mark.full
 def test_a_finished_run_is_left_alone_and_can_be_prolonged(fake_runs: Runs, capsys):
     assert fake_runs.train(fake_runs.config("plain", trainer={"steps": 6})) == 0
     config, run = fake_runs.config(), fake_runs.folder / "run"
@@ -194,6 +201,7 @@ def test_a_finished_run_is_left_alone_and_can_be_prolonged(fake_runs: Runs, caps
     assert outcome(run) == outcome(fake_runs.folder / "plain")
 
 
+@pytest.mark.full
 def test_a_run_that_ended_by_its_condition_says_so_until_the_condition_changes(fake_runs: Runs, capsys):
     assert fake_runs.train(fake_runs.config("plain")) == 0
     trainer = {"save_every": 9, "stop_when": "length/completion_mean > 0"}
@@ -210,6 +218,7 @@ def test_a_run_that_ended_by_its_condition_says_so_until_the_condition_changes(f
     assert outcome(run)["state"] == outcome(fake_runs.folder / "plain")["state"], "as if it had never stopped"
 
 
+@pytest.mark.full
 def test_epochs_are_as_many_steps_as_the_rows_give(fake_runs: Runs, capsys):
     config, run = fake_runs.config(trainer={"steps": None, "epochs": 1.1}), fake_runs.folder / "run"
     assert fake_runs.train(config) == 0  # 1.1 epochs of 8 rows in batches of 3
@@ -388,6 +397,7 @@ def fork(runs: Runs, source: object, name: str = "fork", **sections: Any) -> tup
     return runs.train(runs.config(name, **sections), "--resume", source), runs.folder / name
 
 
+@pytest.mark.full
 def test_a_new_run_can_begin_from_a_checkpoint_of_another(fake_runs: Runs):
     assert fake_runs.train(fake_runs.config(trackers=[{"name": "tensorboard"}])) == 0
     run = fake_runs.folder / "run"
@@ -437,6 +447,7 @@ def test_a_fork_that_is_killed_goes_on_with_the_same_command(fake_runs: Runs, po
     assert found == expected
 
 
+@pytest.mark.full
 def test_a_fork_that_never_began_is_no_run_to_go_on_with(fake_runs: Runs, capsys):
     assert fake_runs.train(fake_runs.config()) == 0
     config, source = fake_runs.config("fork", trainer={"steps": 6}), fake_runs.folder / "run"
@@ -463,6 +474,7 @@ def test_a_path_that_is_no_good_checkpoint_is_a_clear_error(fake_runs: Runs, cap
     assert code == 3 and "leave out --strict-resume" in capsys.readouterr().err
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("resume", ["never", "path"])
 def test_a_folder_that_holds_a_run_is_not_taken_for_a_new_one(fake_runs: Runs, resume, capsys):
     for name in ("run", "other"):
@@ -475,6 +487,7 @@ def test_a_folder_that_holds_a_run_is_not_taken_for_a_new_one(fake_runs: Runs, r
     assert {path: path.read_bytes() for path in (fake_runs.folder / "run").rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.full
 def test_a_fork_takes_the_images_of_carried_groups_along(models, picture, tmp_path, capsys):
     rows = []
     for number in range(8):

@@ -98,6 +98,7 @@ def test_ranks_that_hang_are_started_again(abandoned: Runs):
     assert outcome(run) == outcome(abandoned.folder / "plain")
 
 
+@pytest.mark.full
 def test_ranks_that_hang_too_often_end_the_run(abandoned: Runs, capsys):
     config, run = abandoned.config(trainer={"step_timeout_s": 1.5, "max_restarts": 1}), abandoned.folder / "run"
     with at("fake.generate", 2, hang), at("fake.generate", 2, hang):
@@ -131,6 +132,7 @@ def test_a_full_device_of_one_of_several_ranks_halves_the_microbatches_once(fake
     assert len(events(again, "adapted")) == 1
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("error", "code"),
     [

@@ -110,6 +110,7 @@ def test_a_wrong_column_is_named(check: Check, tmp_path: Path) -> None:
     assert code == 3 and "anwser" in error and "answer" in error
 
 
+@pytest.mark.full
 def test_swapped_references_are_found_by_the_demonstrations(check: Check) -> None:
     code, found, error = check(rows(ANSWERS[1:] + ANSWERS[:1]))
     assert code == 3
@@ -117,6 +118,7 @@ def test_swapped_references_are_found_by_the_demonstrations(check: Check) -> Non
     assert len(found["train_references"][0]["demonstrations_contradict_reference"]) == 20
 
 
+@pytest.mark.full
 def test_demonstrations_that_the_reward_does_not_read_are_a_warning(check: Check) -> None:
     prose = [row | {"solution": "It follows from Pythagoras."} for row in rows()]
     code, found, _ = check(prose)
@@ -134,6 +136,7 @@ def test_references_that_no_answer_can_match_are_named(check: Check) -> None:
     assert [each["prompt"] for each in found["train_references"][0]["rejected"]] == ["rows/18", "rows/19"]
 
 
+@pytest.mark.full
 def test_references_that_graders_hang_on_are_named(check: Check) -> None:
     code, found, error = check(rows([*ANSWERS[:18], "9**9**9", "99999999!"]))
     (text,) = [warning for warning in found["warnings"] if "9**9**9" in warning]
@@ -167,6 +170,7 @@ def test_a_reward_that_fails_is_named_and_the_rest_is_still_said(check: Check, t
     assert found["batches"] and found["disk"] and found["train_references"][0]["rejected"] == []
 
 
+@pytest.mark.full
 def test_rows_are_graded_by_the_reward_of_their_source(check: Check, tmp_path: Path) -> None:
     letters = [{"question": f"Which one is {i}?", "options": ["3", "4"], "answer": "AQ"[i % 2]} for i in range(20)]
     (tmp_path / "letters.jsonl").write_text("".join(json.dumps(row) + "\n" for row in letters))
@@ -188,6 +192,7 @@ def test_rows_are_graded_by_the_reward_of_their_source(check: Check, tmp_path: P
     assert found["batches"]["epochs_by_source"] == {"table": 1.0, "letters": 1.0}
 
 
+@pytest.mark.full
 def test_a_service_that_only_the_second_source_needs_and_that_is_away_is_named(check: Check, tmp_path: Path) -> None:
     (tmp_path / "more.jsonl").write_text('{"problem": "what is 1+1?", "answer": "2"}\n' * 4)
     away = {"name": "http", "url": "http://127.0.0.1:9/score", "retries": 0, "sources": ["more"]}
@@ -215,6 +220,7 @@ def test_a_reward_that_gives_everything_the_same_is_an_error(check: Check, tmp_p
     assert "accepts no answer to 20 of 20 references" in error
 
 
+@pytest.mark.full
 def test_a_reward_that_judges_style_is_a_note_unless_it_gives_everything_the_same(check: Check, tmp_path: Path) -> None:
     (tmp_path / "style.py").write_text(
         "def short(rollouts):\n    return [1.0 / (1 + len(r.text)) for r in rollouts]\n"
@@ -268,6 +274,7 @@ def test_rows_without_a_reference_are_blamed_where_the_reward_cannot_score_them(
     assert (found["train_references"][0]["graded"], found["train_references"][0]["without_reference"]) == (0, 0)
 
 
+@pytest.mark.full
 def test_a_full_disk_and_an_overlap_with_the_evaluation_are_found(check: Check, tmp_path: Path) -> None:
     same = {"name": "table", "path": str(tmp_path / "rows.jsonl")}
     code, found, error = check(
@@ -283,6 +290,7 @@ def test_a_full_disk_and_an_overlap_with_the_evaluation_are_found(check: Check, 
     assert found["eval_references"][0]["graded"] == 20
 
 
+@pytest.mark.full
 def test_adapters_take_the_room_that_they_take_and_their_targets_are_looked_for(check: Check) -> None:
     _, whole, _ = check(rows())
     code, found, _ = check(rows(), model={"lora": {"rank": 4, "targets": ["vision"]}})
@@ -307,6 +315,7 @@ def test_epochs_are_told_in_steps(check: Check) -> None:
     assert code == 0 and (found["batches"]["steps"], found["batches"]["epochs_of_data"]) == (8, 1.6)
 
 
+@pytest.mark.full
 def test_rows_without_an_image_among_others_that_have_one_are_named(check: Check, tmp_path: Path) -> None:
     def without(*places: int) -> list[str]:
         table = [
@@ -324,6 +333,7 @@ def test_rows_without_an_image_among_others_that_have_one_are_named(check: Check
     assert without(*range(10)) == [], "rows of text are meant"
 
 
+@pytest.mark.full
 def test_damaged_pixels_are_treated_as_a_run_does_and_all_rows_are_named(check: Check, tmp_path: Path) -> None:
     table = rows()
     for place in (2, 5):

@@ -105,6 +105,7 @@ def test_what_is_shown_holds_no_secret_and_no_home(monkeypatch):
     assert "NCCL_TOPO_FILE=~/[redacted].xml" in text
 
 
+@pytest.mark.full
 def test_the_command_prints_json_with_its_exit_code(tmp_path):
     environ = {**os.environ, "HF_HUB_OFFLINE": "0"}
     command = [sys.executable, "-m", "mmrl", "doctor", "--json"]

@@ -29,6 +29,7 @@ def test_a_torch_that_fails_or_aborts_is_a_finding(code, error, tmp_path, monkey
     assert probe().error.startswith(error)
 
 
+@pytest.mark.full
 def test_what_others_print_is_not_taken_for_the_answer(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text("import atexit; print('hello'); atexit.register(print, '[1]')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")

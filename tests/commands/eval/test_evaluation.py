@@ -145,6 +145,7 @@ def test_one_completion_is_greedy_and_a_table_is_shown(evaluate, capsys):
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("half", ["", '{"group": 7, "prompt_id"'])
 def test_one_that_was_killed_goes_on_as_if_unbroken(evaluate, generated, tmp_path, monkeypatch, capsys, half):
     words = (*SAMPLED, "--json", "--output")

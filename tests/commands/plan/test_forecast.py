@@ -147,6 +147,7 @@ def test_assumptions_that_cannot_be_are_refused(words: tuple[str, ...], said: st
     assert code == 2 and said in err
 
 
+@pytest.mark.full
 def test_a_measured_step_tells_seconds(
     config: Callable[..., Path], models: Callable[[str], Path], mmrl: Callable[..., Any]
 ) -> None:

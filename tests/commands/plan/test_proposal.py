@@ -108,6 +108,7 @@ def test_an_example_fits_its_gpus_and_says_what_it_takes(name, plan):
     assert found["sampler"]["sequences"] >= 8
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "gpus", "memory", "expected"),
     [

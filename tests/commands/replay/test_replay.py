@@ -110,6 +110,7 @@ STEERED: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("index", range(len(STEERED)))
 def test_a_replay_of_steered_and_repeated_updates_finds_no_difference(index, runs: Runs, replay):
     algorithm, sections = STEERED[index]

@@ -153,6 +153,7 @@ def test_main_may_move_between_the_configuration_and_the_weights(
     assert not list(Path(path).rglob("*.bin")) + list(Path(path).rglob("*.onnx"))
 
 
+@pytest.mark.full
 def test_a_run_whose_weights_do_not_come_ends_with_an_error_and_without_a_token(
     mmrl: Any, config: Any, hub: Any, tiny: Any, sums: Any, environment: Any, tmp_path: Path
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_run_whose_weights_do_not_come_ends_with_an_error_and_without_a_token(
     assert_no_token(tmp_path / "run", environment)
 
 
+@pytest.mark.full
 def test_check_says_what_is_wrong_with_data_when_the_models_hub_is_away(mmrl: Any, config: Any, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     path = config(data={"train": {"name": "table", "path": str(rows)}})

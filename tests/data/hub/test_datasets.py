@@ -46,6 +46,7 @@ def data(hub: Any, sums: Any) -> Any:
     return repo
 
 
+@pytest.mark.full
 def test_a_revision_gives_its_rows_or_an_error_but_no_others(load: Any, hub: Any, data: Any) -> None:
     first, second = {"path": "org/sums", "revision": "v1"}, {"path": "org/sums", "revision": "v2"}
     newest = {"path": "org/sums", "split": "train"}
@@ -61,6 +62,7 @@ def test_a_revision_gives_its_rows_or_an_error_but_no_others(load: Any, hub: Any
     assert load(newest, second) == [["4", "6"], ["4", "6"]]
 
 
+@pytest.mark.full
 def test_offline_the_default_branch_is_not_the_revision_that_was_prepared_last(load: Any, data: Any) -> None:
     newest = {"path": "org/sums", "split": "train"}
     assert load(newest, {**newest, "revision": "v1"}) == [["4", "6"], ["2"]]

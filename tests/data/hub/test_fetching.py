@@ -105,6 +105,7 @@ def test_what_is_cached_needs_no_request(fetch: Any, hub: Any, model: Any) -> No
     assert hub.count("/org/model/") == 0
 
 
+@pytest.mark.full
 def test_a_hub_that_is_away_leaves_what_is_cached_and_says_so(fetch: Any, python: Any, hub: Any, model: Any) -> None:
     fetch("org/model", "v1")
     hub.fail("/api/", 503)
@@ -127,6 +128,7 @@ def test_a_download_that_breaks_off_is_continued(fetch: Any, hub: Any, model: An
     assert hub.count("GET /cdn/") == 2
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("pattern", "fault", "reason"),
     [
@@ -147,6 +149,7 @@ def test_a_hub_that_keeps_failing_is_an_error(
     assert content(fetch("org/model", "v1")) == FILES[WEIGHTS]  # nothing damaged was kept
 
 
+@pytest.mark.full
 def test_nobody_at_the_hubs_address_is_soon_an_error(fetch: Any) -> None:
     answer = fetch(HF_ENDPOINT="http://user:password@127.0.0.1:9")
     assert answer["error"] == "HubUnreachableError" and "Connection refused" in answer["message"]
