@@ -207,7 +207,8 @@ def test_two_ranks_train_as_one_does(name, trained):
     assert shapes[0] == shapes[1]
 
 
-@pytest.mark.parametrize("name", ["one", *(pytest.param(name, marks=pytest.mark.full) for name in ("two", "shared"))])
+@pytest.mark.full
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_trains_on_every_image_and_drops_the_broken_one(name, trained):
     run = trained(name)
     assert_every_image_can_be_seen(run)

@@ -261,7 +261,7 @@ def test_each_image_goes_through_a_trained_tower_once_per_row(stage, start, rows
         assert passes == [3]  # prompts of no, one and two images, with 3, 2 and 2 completions
 
 
-@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("stage", [0, pytest.param(3, marks=pytest.mark.full)])
 def test_a_frozen_tower_sees_each_image_once_a_step(stage, start, rows, case, monkeypatch):
     settings = {"algorithm": {"kl": {"coef": 0.1}}, "model": {"freeze": ["vision", "projector"]}}
     settings["learner"] = {"zero_stage": stage, "lr": STILL, "tokens_per_microbatch": 70}

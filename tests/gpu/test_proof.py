@@ -69,22 +69,26 @@ def test_a_kernel_of_a_wrong_scale_is_bad_and_gives_exit_code_6(spoiled):
     assert not any(name.startswith("time") for name in wrong)
 
 
+@pytest.mark.full
 def test_a_section_that_crashes_is_one_bad_row_with_its_last_words_and_keeps_what_it_had(spoiled):
     before, crash = rows_of(spoiled[1], "crash")
     assert (before.name, before.status) == ("before", "ok")
     assert crash.status == "bad" and "SIGSEGV" in crash.why and "the last words" in crash.why
 
 
+@pytest.mark.full
 def test_a_section_that_hangs_is_ended_at_its_deadline(spoiled):
     (hang,) = rows_of(spoiled[1], "hang")
     assert hang.status == "bad" and "still running after 1 s" in hang.why
 
 
+@pytest.mark.full
 def test_a_section_whose_packages_are_missing_is_skipped_and_names_them(spoiled):
     (lacking,) = rows_of(spoiled[1], "lacking")
     assert (lacking.status, lacking.why) == ("skipped", "not installed: no_such_package")
 
 
+@pytest.mark.full
 def test_what_comes_after_a_bad_section_is_looked_at_and_the_table_has_every_row(spoiled):
     out = spoiled[1]
     sampling = rows_of(out, "sampling")

@@ -9,6 +9,7 @@ import torch
 from mmrl.commands.doctor.probe import GPU, Probe, probe
 
 
+@pytest.mark.full
 def test_torch_is_asked_in_another_process():
     found = probe()
     assert (found.error, found.torch, found.torchvision_error) == ("", torch.__version__, "")

@@ -134,6 +134,7 @@ def test_a_trial_on_the_cpu_sees_no_gpu_and_one_on_the_gpu_sees_what_this_proces
     assert trial_environment(environ, "cuda")["CUDA_VISIBLE_DEVICES"] == "3"
 
 
+@pytest.mark.full
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_trial_never_moves_to_another_device_than_asked_for():
     (row,) = self_test("cuda", ["bfloat16"])
