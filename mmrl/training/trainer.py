@@ -182,6 +182,8 @@ class Trainer:
                 raise
             values["perf/save_s"] = time.perf_counter() - start
         everything = self._conclude(step, values)
+        if self._run.interruption.stopped is not None and self._saved != step:  # a signal came since a save was due
+            self._save(step, values, self.state(), needed=True)
         self._run.interruption.check()
         return everything
 

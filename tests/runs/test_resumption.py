@@ -18,7 +18,7 @@ import pytest
 
 from mmrl.config.load import load_config
 from mmrl.errors import ConfigError, RankLostError
-from mmrl.runs.directory import read_ledger
+from mmrl.runs.directory import RunDirectory, read_ledger
 from mmrl.runs.resumption import Change, refuse
 from tests.faults.runs import REWARDS, Killed, Runs, at, events, fake, outcome, records, steps, stop
 
@@ -618,6 +618,26 @@ def test_a_signal_in_the_last_evaluation_leaves_it_to_the_next_start(fake_runs: 
     run = fake_runs.folder / "run"
     assert steps(run)[-1] == "step-000004" and records(run / "metrics.jsonl")[-1]["step"] == 3
     assert fake_runs.train(evaluated()) == 0
+    assert outcome(run) == outcome(fake_runs.folder / "plain")
+
+
+def test_a_signal_while_a_step_is_logged_loses_no_step(fake_runs: Runs, monkeypatch):
+    """It comes after the moment at which the step's checkpoint is due."""
+    assert fake_runs.train(fake_runs.config("plain", trainer={"save_every": 100})) == 0
+    append = RunDirectory.append_metrics
+
+    def append_and_stop(directory, step, metrics):
+        append(directory, step, metrics)
+        if step == 2:
+            stop()
+
+    config, run = fake_runs.config(trainer={"save_every": 100}), fake_runs.folder / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "append_metrics", append_and_stop)
+        assert fake_runs.train(config) == 10
+    assert steps(run)[-1] == "step-000002" and records(run / "metrics.jsonl")[-1]["step"] == 2
+    assert fake_runs.train(config) == 0
+    assert [record["step"] for record in records(run / "metrics.jsonl")] == [0, 1, 2, 3, 4]
     assert outcome(run) == outcome(fake_runs.folder / "plain")
 
 
