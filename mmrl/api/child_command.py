@@ -112,7 +112,7 @@ class ChildCommand:
                 except BaseException as error:
                     failure = failure or error
                     self.stop(f"by {type(error).__name__}")
-                    is_over = False
+                    is_over = self._process.poll() is not None
             if failure is not None:
                 raise failure
             return self._result()
@@ -124,9 +124,12 @@ class ChildCommand:
         has_ended = self._process.poll() is not None
         deadline = time.monotonic() + (_DRAIN_S if has_ended else _PATIENCE_S)
         while self._streams and time.monotonic() < deadline:
-            patience = 0 if has_ended else max(0.0, deadline - time.monotonic())
-            ready, _, _ = select.select(list(self._streams), [], [], patience)
-            for place in ready:
+            patience_s = 0 if has_ended else max(0.0, deadline - time.monotonic())
+            poll = select.poll()  # ``select.select`` takes no descriptor from 1,024 on
+            for place in self._streams:
+                poll.register(place, select.POLLIN)
+            ready = poll.poll(1000 * patience_s)
+            for place, _ in ready:
                 if not self._streams[place].hand_on():
                     del self._streams[place]
             if not ready:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -46,6 +47,28 @@ def when_there(file: Path, act: Callable[[], object]) -> Callable[[], None]:
 def test_what_it_prints_is_printed_here_and_its_answer_comes_back(capsys: pytest.CaptureFixture[str]) -> None:
     assert stub("print").wait().answer == {"data": "print", "text": ""}
     assert capsys.readouterr() == ("out é\n", "err\n")
+
+
+def test_it_is_read_by_a_caller_with_more_than_a_thousand_open_files(capsys: pytest.CaptureFixture[str]) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 4096), before[1]))
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert stub("print").wait().answer == {"data": "print", "text": ""}
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert capsys.readouterr() == ("out é\n", "err\n")
+
+
+def test_output_that_cannot_be_read_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(command: ChildCommand) -> bool:
+        raise OSError("no output")
+
+    monkeypatch.setattr(ChildCommand, "_has_ended", fail)
+    with pytest.raises(OSError, match="no output"):
+        stub("print").wait()
 
 
 def test_its_error_is_raised_here_as_it_was() -> None:
