@@ -414,9 +414,9 @@ def _parts(value: Any) -> dict[Any, Any]:
 
 
 def _shown(value: Any) -> str:
-    """How Python shows a value, without its address and the function that its class is defined in."""
+    """How Python shows a value, without its address and the function that its class is defined in; sets in order."""
     try:
-        shown = repr(value)
+        shown = repr(sorted(map(repr, value)) if isinstance(value, set | frozenset) else value)
     except Exception:  # such as for a number of 5000 digits
         shown = object.__repr__(value)
     return re.sub(r" at 0x[0-9a-f]+|\w+\.<locals>\.", "", shown)

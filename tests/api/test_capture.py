@@ -238,6 +238,11 @@ def test_a_default_may_be_an_object_of_a_class_of_the_same_function(cell: Define
     assert scores(cell(code), tmp_path) == [1.0]
 
 
+def test_a_set_is_the_same_in_any_order(cell: Define, tmp_path: Path) -> None:
+    cell("EIGHTS = {8, 0}")  # {0, 8} is shown in another order: both have the same place in the table
+    assert scores(cell("def f(rollouts): return [len(EIGHTS)]"), tmp_path) == [2.0]
+
+
 def test_what_is_the_same_when_run_again_passes(cell: Define, tmp_path: Path) -> None:
     cell("import dataclasses, enum, functools\nfrom mmrl import PluginConfig, Reward\nSTEPS = (1, 2)")
     cell("class Kind(enum.Enum):\n    A = 'a'\n    B = 'b'\n")
