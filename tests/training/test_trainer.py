@@ -179,12 +179,17 @@ class FakeRecorder:
     saved: list[int] = field(default_factory=list)
     states: dict[int, Any] = field(default_factory=dict)
     ledger: list[tuple[int, int, list[Any]]] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
 
     def log(self, step: int, values: Any) -> None:
         self.logged[step] = dict(values)
 
     def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Any) -> None:
         self.rolled[step], self.begun[step] = list(groups), state
+        self.order.append(f"rollouts {step}")
+
+    def wait_for_rollouts(self) -> None:
+        self.order.append("wait")
 
     def event(self, kind: str, **fields: Any) -> None:
         self.events.append({"kind": kind, **fields})
@@ -197,6 +202,7 @@ class FakeRecorder:
 
     def save(self, learner: Any, step: int, values: Any, state: Any) -> None:
         self.saved.append(step)
+        self.order.append(f"save {step}")
         self.states[step] = json.loads(json.dumps(state))
 
 
