@@ -98,7 +98,7 @@ def _shortened(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A comparison of a record's field with a value; a record that lacks the field, or has no value, does not fulfil it.
+    """A comparison of a record's field with a value; a record without a value there does not fulfil it.
 
     Attributes:
         field: Such as ``reward``, or ``rewards.exact`` for what is within.

@@ -209,7 +209,9 @@ class RunDirectory:
         if self._lock_file is not None:
             self._lock_file.close()  # the file stays: others may have opened it, and would lock another one
 
-    def write_rollouts(self, step: int, groups: Iterable[CreditedGroup], state: Mapping[str, Any] | None = None) -> None:
+    def write_rollouts(
+        self, step: int, groups: Iterable[CreditedGroup], state: Mapping[str, Any] | None = None
+    ) -> None:
         """Write the rollouts of one step; an earlier attempt's are replaced.
 
         Args:

@@ -455,7 +455,8 @@ def test_rewards_test_says_what_a_reward_answers_and_where_the_record_disagrees(
     assert "3 rollouts: 3 scored, mean 0.6667, 0 unscored, 0 failed" in lines
     assert "record: 1 of 3 disagree with 'right'" in lines
     assert any(
-        re.fullmatch(r"time per rollout: p50 .* ms, p95 .* ms, max .* ms \(.*step-000001.parquet:\d\)", x) for x in lines
+        re.fullmatch(r"time per rollout: p50 .* ms, p95 .* ms, max .* ms \(.*step-000001.parquet:\d\)", x)
+        for x in lines
     )
     assert main(["rewards", "test", reward, "--rollouts", run, "--set", "bonus=1", "--limit", "2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mmrl.errors import DataError
+
 SCHEMA = 2
 _ESCAPE = "\0"
 _IDS, _FLOATS, _EXACT = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.float64())
@@ -100,7 +101,7 @@ def unescaped(text: Any) -> Any:
 def read_records(file: Path) -> Iterator[dict[str, Any]]:
     """A record of each rollout, as ``lines.py`` has them but with arrays; the first one has the algorithm's state.
 
-    ``reference_logprobs`` are None where there are none. ``segments`` and ``candidates`` are there if the file has them.
+    ``reference_logprobs`` are None where there are none. ``segments`` and ``candidates`` may be missing.
 
     Raises:
         DataError: The file is not of this schema.
@@ -137,7 +138,17 @@ def _records(table: pa.Table) -> Iterator[dict[str, Any]]:
         for name in ("token_ids", "mask", "advantages", "sampler_logprobs", "learner_logprobs", "reference_logprobs")
     }
     numbers |= {name: _split_twice(members.field(name)) for name in ("update_logprobs", "update_entropy")}
-    plain = ("index", "greedy", "completion", "finish_reason", "weight_version", "reward", "rewards", "answers", "valid")
+    plain = (
+        "index",
+        "greedy",
+        "completion",
+        "finish_reason",
+        "weight_version",
+        "reward",
+        "rewards",
+        "answers",
+        "valid",
+    )
     others = {name: members.field(name).to_pylist() for name in (*plain, "segments", "advantage")}
     places = rollouts.offsets.to_pylist()
     for row, ids, (first, end) in zip(groups, prompts, pairwise(places), strict=True):
@@ -213,7 +224,9 @@ def _split(lists: Any) -> list[Any]:
     """The arrays of a column of lists of numbers; None is null."""
     values, places = lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_pylist()
     known = lists.is_valid().to_pylist()
-    return [values[first:end] if is_known else None for (first, end), is_known in zip(pairwise(places), known, strict=True)]
+    return [
+        values[first:end] if is_known else None for (first, end), is_known in zip(pairwise(places), known, strict=True)
+    ]
 
 
 def _split_twice(lists: Any) -> list[list[Any]]:

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.faults.runs import rollouts
+
 INDEX = "model.safetensors.index.json"
 OPEN_THEN_FETCH = """
 import sys
 from mmrl.engine.folder import ModelFolder
-from tests.faults.runs import rollouts
 
 folder = ModelFolder.open("org/tiny", "main")
 print(folder.commit, flush=True)
