@@ -603,6 +603,7 @@ def test_a_mismatch_stops_before_the_first_update(run):
     assert caught.value.exit_code == 6 and "on_mismatch: warn" in caught.value.remedy
     assert stopped.engine.updates == [] and stopped.recorder.saved == [0]
     assert len(stopped.recorder.rolled[1]) == 2
+    assert stopped.recorder.order[-2:] == ["rollouts 1", "wait"]  # on disk before the error leaves the loop
     assert stopped.recorder.events[0]["kind"] == "mismatch" and stopped.recorder.events[0]["verdict"] == "stop"
 
 
@@ -618,6 +619,7 @@ def test_a_mismatch_that_appears_later_stops_too(run):
     with pytest.raises(NumericsError, match=r"disagree in step 1: mean 1\.00e-02"):
         stopped.fit()
     assert len(stopped.recorder.rolled[1]) == 2  # for whoever looks for the cause
+    assert stopped.recorder.order[-2:] == ["rollouts 1", "wait"]
 
 
 def test_rollouts_are_recorded_also_of_a_step_that_fails_to_learn(run, monkeypatch):
