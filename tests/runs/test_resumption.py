@@ -704,7 +704,7 @@ def test_memory_descriptors_and_threads_are_flat_over_500_steps(fake_runs: Runs)
 
     def measure() -> None:
         for thread in threading.enumerate():
-            if thread.name == "mmrl-prompts":  # it ends when the next step's prompts are made
+            if thread.name in ("mmrl-prompts", "mmrl-rollouts"):  # they end when their step is prepared or written
                 thread.join()
         gc.collect()
         threads = process.num_threads()
