@@ -69,12 +69,12 @@ def accuracy(folder: str, config: dict[str, Any], num_prompts: int) -> float:
 def largest_gap(run: Path, config: dict[str, Any], num_rollouts: int) -> dict[str, float]:
     """Largest differences between recorded log-probs and recomputed ones, in nats, over the first rollouts."""
     model, processor, banned = load(config["model"]["path"])
-    lines = (run / "rollouts" / "step-000001.jsonl").read_text().splitlines()
-    sampled = [record for record in map(json.loads, lines) if not record["greedy"]]  # greedy ones are at temperature 0
+    groups = pq.read_table(run / "rollouts" / "step-000001.parquet").to_pylist()
+    sampled = [(group, each) for group in groups for each in group["rollouts"] if not each["greedy"]]  # greedy: at 0
     gaps = {"sampler": 0.0, "learner": 0.0}
-    for record in sampled[:num_rollouts]:
-        prompt, completion = record["prompt_token_ids"], record["token_ids"]
-        images = [Image.open(run / "media" / f"{image['hash']}.png") for image in record["images"]]
+    for group, record in sampled[:num_rollouts]:
+        prompt, completion = group["prompt_token_ids"], record["token_ids"]
+        images = [Image.open(run / "media" / f"{image['hash']}.png") for image in group["images"]]
         vision = processor.image_processor(images=images, return_tensors="pt")
         ids = torch.tensor([prompt + completion])
         types = (ids == model.config.image_token_id).int()

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from tests.conftest import Plain
 from tests.faults.comparison import metrics
-from tests.faults.runs import Runs, events, outcome, records, steps
+from tests.faults.runs import Runs, events, outcome, rollouts, steps
 from tests.runs.test_resumption import EVEN, KILLED
 
 WORDS = ("<image>What digit is this?", "<image> and <image>, what is the sum?", "what is 3+4?", "<image>Is it a seven?")
@@ -116,7 +116,7 @@ def test_a_checkpoint_is_evaluated_as_the_run_did_and_exported_whole_or_as_an_ad
     base = transformers.AutoModelForImageTextToText.from_pretrained(runs.model, dtype=torch.float32)
     for model in (reference.model, peft.PeftModel.from_pretrained(base, alone).eval()):
         reference.model = model
-        for record in records(plain / "rollouts" / "step-000003.jsonl"):
+        for record in rollouts(plain, 3):
             images = [Image.open(plain / "media" / f"{image['hash']}.png") for image in record["images"]]
             table = reference.distribution(record["prompt"], images, record["token_ids"], temperature=1.0)
             expected = table[np.arange(len(record["token_ids"])), record["token_ids"]].detach()
@@ -131,5 +131,5 @@ def test_two_ranks_adapt_as_one_does(plain, runs, household):
     one, two = metrics(plain), metrics(runs.folder / "two")
     assert all(two[step]["mismatch/logprob_abs_max"] < 1e-4 for step in (1, 2, 3))
     assert two[1]["policy/grad_norm"] == pytest.approx(one[1]["policy/grad_norm"], rel=1e-3)
-    pairs = zip(*(records(run / "rollouts" / "step-000001.jsonl") for run in (plain, runs.folder / "two")), strict=True)
+    pairs = zip(*(rollouts(run, 1) for run in (plain, runs.folder / "two")), strict=True)
     assert np.mean([one["token_ids"] == two["token_ids"] for one, two in pairs]) > 0.9

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 
 from mmrl.commands.cli import main
 from mmrl_datasets.digits import write_digits
+from tests.faults.runs import rollouts
 
 pytestmark = pytest.mark.full
 
@@ -46,8 +47,7 @@ class Run:
         return found
 
     def rollouts(self, step: int) -> list[dict[str, Any]]:
-        lines = (self.path / "rollouts" / f"step-{step:06d}.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        return rollouts(self.path, step)
 
     @property
     def model(self) -> Path:
@@ -153,7 +153,7 @@ def test_a_run_directory_holds_the_contracts_files(runs):
     saved.add("checkpoints/step-000002/state/optimizer-00001-of-00001.safetensors")
     always = {".lock", "config.yaml", "environment.json", "engines.log", *saved}
     always |= {"metrics.jsonl", "attempts.jsonl", "ledger.jsonl"}
-    rollouts = {"rollouts/step-000001.jsonl", "rollouts/step-000002.jsonl"}
+    rollouts = {"rollouts/step-000001.parquet", "rollouts/step-000002.parquet"}
     processor = {f"checkpoints/step-{step}/model/processor_config.json" for step in ("000000", "000002")} | {"media"}
     assert tree(runs["first"]) == always | rollouts | processor
     assert tree(runs["sft"]) == always | processor

@@ -16,6 +16,7 @@ from safetensors import safe_open
 
 from mmrl.commands.cli import main
 from mmrl.engine.family import FAMILIES
+from tests.faults.runs import rollouts
 
 pytestmark = pytest.mark.full
 
@@ -47,7 +48,7 @@ class Run:
         return self._lines("metrics.jsonl")
 
     def rollouts(self, step: int) -> list[dict[str, Any]]:
-        return self._lines(f"rollouts/step-{step:06d}.jsonl")
+        return rollouts(self.path, step)
 
     def images(self, record: dict[str, Any]) -> list[Image.Image]:
         return [Image.open(self.path / "media" / f"{image['hash']}.png") for image in record["images"]]

@@ -20,6 +20,7 @@ import yaml
 
 from mmrl.commands.cli import main
 from mmrl.interfaces import API_VERSION
+from mmrl.rollout.records import read_lines, recorded_steps
 from mmrl.system.version import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -200,7 +201,7 @@ def test_a_run_trains_with_the_packages_plugins_by_name(cluster, site: Path, fol
     metrics = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert -1 <= metrics["reward/repetition_mean"] <= 0
     assert metrics["policy/grad_norm"] > 0 and "policy/clip_fraction_high" in metrics
-    rollouts = [json.loads(line) for line in (run / "rollouts" / "step-000001.jsonl").read_text().splitlines()]
+    rollouts = list(read_lines(recorded_steps(run)[1]))
     assert len(rollouts) == 20
     groups = np.array([rollout["prompt_id"] for rollout in rollouts])
     rewards = np.array([rollout["reward"] for rollout in rollouts])

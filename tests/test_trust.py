@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -33,6 +34,7 @@ from mmrl.system.console import Console, visible
 from mmrl.system.redaction import Redactor, remember_secrets
 from mmrl_datasets import images
 from tests.canary import Canary
+from tests.faults.runs import rollouts
 
 REPOSITORY = Path(__file__).parents[1]
 REMOTE_CODE = {
@@ -397,14 +399,24 @@ def test_a_run_neither_runs_code_nor_reads_pickles_of_its_models_folder(attacked
     assert not {file.suffix for file in attacked.folder.rglob("*")} & {".bin", ".pt", ".pth", ".pkl", ".py"}
 
 
+def unpacked(file: Path) -> bytes:
+    """The texts of a parquet file, which are compressed there."""
+    if file.suffix != ".parquet":
+        return b""
+    table = pq.read_table(file)
+    return repr([table.schema.metadata, table.to_pylist()]).encode()
+
+
 @pytest.mark.full
 def test_no_secret_is_left_by_a_run(attacked: Attacked) -> None:
     secrets = [*SECRETS.values(), "canary-of-an-option", "canary-of-an-address"]
     files = [path for path in attacked.folder.rglob("*") if path.is_file()]
     assert {"config.yaml", "environment.json", "events.jsonl", "metrics.jsonl", "told.json"} <= {f.name for f in files}
     assert any("tfevents" in file.name for file in files) and any("step-" in str(file) for file in files)
-    leaks = {(str(f), secret) for f in files for secret in secrets if secret.encode() in f.read_bytes()}
+    leaks = {(str(f), secret) for f in files for secret in secrets if secret.encode() in f.read_bytes() + unpacked(f)}
     assert leaks == set()
+    (recorded,) = attacked.folder.glob("rollouts/step-*")
+    assert b"cycler.__init__" in unpacked(recorded)
     assert not [secret for secret in secrets if secret in attacked.output]
     assert "https://[redacted]@host/score" in (attacked.folder / "environment.json").read_text()
     assert "cannot log in with [redacted], [redacted] at" in (attacked.folder / "events.jsonl").read_text()
@@ -465,9 +477,9 @@ def test_ranks_meet_at_the_address_that_they_were_given_and_at_no_other() -> Non
 @pytest.mark.full
 def test_hostile_text_leaves_only_plain_characters_in_what_a_run_writes(attacked: Attacked) -> None:
     assert all(line.isprintable() for line in attacked.output.splitlines())
-    for name in ("metrics.jsonl", "events.jsonl", "rollouts/step-000001.jsonl"):
+    for name in ("metrics.jsonl", "events.jsonl"):
         assert re.fullmatch(rb"[\x20-\x7e\n]*", (attacked.folder / name).read_bytes())
-    record = json.loads((attacked.folder / "rollouts" / "step-000001.jsonl").read_text().splitlines()[0])
+    record = rollouts(attacked.folder, 1)[0]
     assert "{{ cycler.__init__.__globals__ }}" in record["prompt"] and HOSTILE_TEXT.strip() in record["prompt"]
 
 

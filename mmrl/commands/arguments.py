@@ -1,4 +1,4 @@
-"""Arguments that commands share: config files with overrides, and ``--json``; and the config that they name."""
+"""Arguments that commands share: config files with overrides, ``--json``, steps; and what they name."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmrl.commands.printing import warn
+from mmrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from mmrl.config.load import LoadedConfig
@@ -61,3 +62,33 @@ def load(arguments: argparse.Namespace) -> LoadedConfig:
     remember_secrets(loaded.config.model_dump(mode="json"))
     warn(loaded.warnings)
     return loaded
+
+
+def chosen_steps(words: Sequence[str], known: Sequence[int], where: str) -> list[int]:
+    """The known steps that words such as ``7`` or ``3-5`` name, in order.
+
+    Raises:
+        ConfigError: They are not there.
+    """
+    chosen = set[int]()
+    for word in words:
+        bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
+        first = int(bounds[1]) if bounds else -1
+        last = int(bounds[2] or first) if bounds else -1
+        found = {step for step in known if first <= step <= last}
+        if not found:
+            what = f"there is no record of step {word}" if bounds else f"--step cannot be {word!r}"
+            raise ConfigError(what, where=where, possible=f"{_ranges(known)}, or A-B")
+        chosen |= found
+    return sorted(chosen)
+
+
+def _ranges(steps: Sequence[int]) -> str:
+    """Steps, such as ``1-4, 7``."""
+    found: list[list[int]] = []
+    for step in steps:
+        if found and step == found[-1][-1] + 1:
+            found[-1].append(step)
+        else:
+            found.append([step])
+    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in found)

@@ -30,6 +30,7 @@ _COMMANDS = {
     "schema": ("schema", "print the JSON schema of the config, or of a plugin's options"),
     "doctor": ("doctor.command", "check versions, devices and the engines' numbers"),
     "replay": ("replay.command", "take finished steps of a run again, from its record"),
+    "rollouts": ("rollouts", "print the completions that a run has recorded"),
     "rewards": ("rewards.command", "try a reward"),
     "init": ("init.command", "write a first config, or a plugin package, to edit"),
 }

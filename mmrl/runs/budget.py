@@ -11,9 +11,9 @@ from typing import Any
 from mmrl.config.sections import Config
 from mmrl.errors import ResourceError
 
-_RECORD_BYTES_PER_TOKEN = 100
-"""A completion token's bytes in RUN/rollouts: id, mask, an advantage, three log-probs and an entropy as text."""
-_RECORD_BYTES_PER_NUMBER = 14
+_RECORD_BYTES_PER_TOKEN = 24
+"""A completion token's bytes in RUN/rollouts: id, text, an advantage, three log-probs and an entropy."""
+_RECORD_BYTES_PER_NUMBER = 4
 """A float32's bytes in RUN/rollouts: each of several optimizer steps adds a log-prob and an entropy."""
 _RECORD_BYTES_PER_PROMPT_TOKEN = 8
 
@@ -158,7 +158,7 @@ def disk(config: Config, num_weights: int | None, lengths: Sequence[int], image_
     prompt_bytes = sum(lengths) / len(lengths) * _RECORD_BYTES_PER_PROMPT_TOKEN
     epochs = config.learner.epochs if config.learner.minibatches * config.learner.epochs > 1 else 0
     token_bytes = _RECORD_BYTES_PER_TOKEN + 2 * epochs * _RECORD_BYTES_PER_NUMBER
-    rollouts = int(completions * (sampler.max_new_tokens * token_bytes + prompt_bytes))
+    rollouts = int(completions * (sampler.max_new_tokens * token_bytes + prompt_bytes / sampler.group_size))
     # One more than are kept: the oldest is removed after the newest is whole.
     kept = trainer.keep_checkpoints + 1 + (trainer.best_metric is not None)
     checkpoints = None if num_weights is None else num_weights * _checkpoint_bytes(config) * kept

@@ -21,8 +21,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mmrl.errors import ConfigError, ResourceError
-from mmrl.runs.files import LOCK, locked, making, mend, read_records, replace_file, writing
+from mmrl.rollout.records import PARQUET
+from mmrl.runs.files import LOCK, locked, making, mend, read_records, replace_file, replacing, writing
+from mmrl.system import failpoints
 from mmrl.system.redaction import Redactor
+from mmrl.types import CreditedGroup
 
 _HALF = re.compile(r"\..+\.\d+(-\d+)?")
 """Names of files that are being written: of the file, the process and perhaps the thread."""
@@ -41,17 +44,17 @@ class RunDirectory:
     Events and ends of attempts are left out where the disk is full or cannot be written: they must not end a run. Any
     other write that fails raises ResourceError.
 
-    RUN/config.yaml                 resolved, with defaults
-    RUN/environment.json            versions, plugins, the engine as it really ran
-    RUN/metrics.jsonl               append-only, one object per step: step, attempt, time, metrics; of several of a
-                                    step the last one counts
-    RUN/rollouts/step-000001.jsonl  every rollout, rejected and greedy ones too
-    RUN/events.jsonl                append-only: faults, dropped samples
-    RUN/attempts.jsonl              append-only: where each attempt began, and how it ended
-    RUN/engines.log                 standard error of the engines' libraries while they started
-    RUN/ledger.jsonl                append-only: which samples entered which optimizer step; see ``read_ledger``
-    RUN/media/, RUN/checkpoints/    written by others
-    RUN/given/                      sources and rows that ``mmrl.train`` was given, named by their content
+    RUN/config.yaml                   resolved, with defaults
+    RUN/environment.json              versions, plugins, the engine as it really ran
+    RUN/metrics.jsonl                 append-only, one object per step: step, attempt, time, metrics; of several of a
+                                      step the last one counts
+    RUN/rollouts/step-000001.parquet  every rollout, rejected and greedy ones too
+    RUN/events.jsonl                  append-only: faults, dropped samples
+    RUN/attempts.jsonl                append-only: where each attempt began, and how it ended
+    RUN/engines.log                   standard error of the engines' libraries while they started
+    RUN/ledger.jsonl                  append-only: which samples entered which optimizer step; see ``read_ledger``
+    RUN/media/, RUN/checkpoints/      written by others
+    RUN/given/                        sources and rows that ``mmrl.train`` was given, named by their content
 
     Attributes:
         attempt: Times that the run was started or went on by itself; 0 before the first.
@@ -174,10 +177,16 @@ class RunDirectory:
             replace_file(self.path / name, "".join(json.dumps(record) + "\n" for record in records))
 
     def sync(self) -> None:
-        """Force appended lines to the disk, so that a checkpoint finds its history there."""
+        """Force appended lines and names of rollouts to the disk, so that a checkpoint finds its history there."""
         for name in _HISTORIES:
             with suppress(FileNotFoundError), (self.path / name).open("rb") as file:
                 os.fsync(file.fileno())
+        with suppress(FileNotFoundError):
+            folder = os.open(self.path / "rollouts", os.O_RDONLY)
+            try:
+                os.fsync(folder)  # the names of its files, whose content is there
+            finally:
+                os.close(folder)
 
     def start_anew(self) -> None:
         """Forget a run that has not finished a step."""
@@ -200,10 +209,23 @@ class RunDirectory:
         if self._lock_file is not None:
             self._lock_file.close()  # the file stays: others may have opened it, and would lock another one
 
-    def write_rollouts(self, step: int, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write the rollouts of one step, one line each; an earlier attempt's are replaced."""
-        text = "".join(json.dumps(self._redact.plain(record)) + "\n" for record in records)
-        replace_file(self.path / "rollouts" / f"step-{step:06d}.jsonl", text)
+    def write_rollouts(
+        self, step: int, groups: Iterable[CreditedGroup], state: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the rollouts of one step; an earlier attempt's are replaced.
+
+        Args:
+            state: The algorithm's state before the step.
+        """
+        from mmrl.rollout.records.writing import write_groups
+
+        failpoints.reach("rollouts.begin")
+        path = self.path / "rollouts" / f"step-{step:06d}.{PARQUET}"
+        with replacing(path, "rollouts.filled") as file:
+            write_groups(file, groups, state or {}, self._redact)
+        failpoints.reach("rollouts.renamed")
+        with writing(path):
+            path.with_suffix(".jsonl").unlink(missing_ok=True)  # of an attempt with an older version
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append an event to events.jsonl, as far as it can be written; may be called from any thread."""

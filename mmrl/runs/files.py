@@ -94,15 +94,29 @@ def replace_file(path: Path, text: str) -> None:
     Raises:
         ResourceError: The disk is full or cannot be written.
     """
+    with replacing(path, "directory.replacing") as file:
+        file.write(text.encode())
+
+
+@contextmanager
+def replacing(path: Path, point: str) -> Iterator[BinaryIO]:
+    """A file that takes the place of another in one move, once it is filled and forced to the disk.
+
+    Args:
+        point: The failpoint before the move.
+
+    Raises:
+        ResourceError: The disk is full or cannot be written.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with writing(path):
         path.parent.mkdir(exist_ok=True)
         try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
+            with temporary.open("wb") as file:
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
-            failpoints.reach("directory.replacing")
+            failpoints.reach(point)
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)

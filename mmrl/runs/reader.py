@@ -12,7 +12,7 @@ from typing import Any
 
 from mmrl.config.yaml_tree import read_tree
 from mmrl.errors import ConfigError, DataError
-from mmrl.rollout.records import RecordedRollout, read_rollouts
+from mmrl.rollout.records import RecordedRollout, read_rollouts, recorded_steps
 from mmrl.runs.checkpoints import Checkpoint, Checkpoints
 from mmrl.runs.directory import finite_or_nan, metrics_of, read_metrics
 from mmrl.runs.files import LOCK, read_records
@@ -75,20 +75,20 @@ class Run:
     @property
     def rollout_steps(self) -> list[int]:
         """The steps whose rollouts were recorded."""
-        return sorted(int(file.stem.removeprefix("step-")) for file in (self.path / "rollouts").glob("step-*.jsonl"))
+        return list(recorded_steps(self.path))
 
     def rollouts(self, step: int | None = None) -> Iterator[RecordedRollout]:
         """The rollouts of a step, or of all steps, read one by one; each has ``text``, ``rewards`` and ``images``.
 
         Raises:
-            DataError: There are none, or a line is damaged.
+            DataError: There are none, or a file is damaged.
         """
         if step is None:
             return read_rollouts(self.path)
-        if step not in (known := self.rollout_steps):
+        if step not in (known := recorded_steps(self.path)):
             possible = ", ".join(map(str, known)) or "none yet"
             raise DataError(f"there are no rollouts of step {step}", where=str(self.path), possible=possible)
-        return read_rollouts(self.path / "rollouts" / f"step-{step:06d}.jsonl")
+        return read_rollouts(known[step])
 
     @property
     def events(self) -> list[dict[str, Any]]:

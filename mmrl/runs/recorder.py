@@ -9,7 +9,7 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ from typing import Any
 from mmrl.config.sections import Config
 from mmrl.engine_api import Engine, Learner
 from mmrl.plugin_host import registry
-from mmrl.rollout.records import step_records
 from mmrl.runs.checkpoints import Checkpoints, write_json
 from mmrl.runs.directory import RunDirectory
 from mmrl.runs.resumption import plain_config
 from mmrl.runs.tracking import Trackers
+from mmrl.system.background import Background
 from mmrl.system.console import Console
 from mmrl.system.redaction import Redactor
 from mmrl.system.version import __version__
@@ -47,6 +47,7 @@ class RunRecorder:
         self._console, self._engine, self._fingerprints = console, engine, fingerprints
         self._checkpoints = Checkpoints(directory.checkpoints)
         self._has_warned = False
+        self._writer = Background("mmrl-rollouts")
 
     @cached_property
     def _scores(self) -> dict[int, float]:
@@ -70,7 +71,10 @@ class RunRecorder:
             self.event("warning", message=f"trainer.best_metric: {name} is in no step so far, so none is the best one")
 
     def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Mapping[str, Any]) -> None:
-        self._directory.write_rollouts(step, step_records(groups, state))
+        self._writer.start(partial(self._directory.write_rollouts, step, groups, state))
+
+    def wait_for_rollouts(self) -> None:
+        self._writer.wait()
 
     def trained(self, step: int, update: int, samples: Sequence[tuple[int, str, int]]) -> None:
         self._directory.append_ledger(step, update, samples)

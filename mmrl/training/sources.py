@@ -30,7 +30,11 @@ class StepRecorder(UpdateRecorder, Protocol):
     """The recorder of a step's rollouts."""
 
     def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Mapping[str, Any]) -> None:
-        """Note all groups that a step sampled, and the algorithm's state before it."""
+        """Note all groups that a step sampled, and the algorithm's state before it; they may be written later.
+
+        Raises:
+            ResourceError: Those of an earlier step cannot be written.
+        """
         ...
 
 

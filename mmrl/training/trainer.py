@@ -34,6 +34,14 @@ MAX_HELD_OUT = 4096
 class Recorder(StepRecorder, Protocol):
     """The recorder of a run's numbers: its folder, the trackers and the console."""
 
+    def wait_for_rollouts(self) -> None:
+        """Wait until the rollouts of all steps are on disk.
+
+        Raises:
+            ResourceError: They cannot be written.
+        """
+        ...
+
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def save(self, learner: Learner, step: int, values: Mapping[str, float], state: Mapping[str, Any]) -> None:
@@ -118,7 +126,7 @@ class Trainer:
             Stopped: A signal came; there is a checkpoint, unless a ResourceError tells that it cannot be written.
         """
         self._saved = done if is_saved else None
-        with self._run.interruption.deferred(), self._preparing():
+        with self._run.interruption.deferred(), self._preparing(), self._recording():
             if done is None:
                 done, pending = 0, {}
                 seed_generators(self._config.trainer.seed)
@@ -214,6 +222,7 @@ class Trainer:
 
     def _save(self, step: int, values: Mapping[str, float], state: Mapping[str, Any], *, needed: bool) -> None:
         """Write a checkpoint; one that is not ``needed`` may fail, if only for want of room."""
+        self._wait_for_rollouts()
         try:
             with self._run.watchdog.watch(f"the checkpoint of step {step}"), self._engine.learning() as learner:
                 self._recorder.save(learner, step, values, state)
@@ -262,7 +271,7 @@ class Trainer:
             if train is not None:
                 with self._engine.learning() as learner:
                     result = self._updater.learn(step, train, learner, clock)
-        finally:  # samples are on disk before their numbers can stop the run
+        finally:  # samples are recorded before their numbers can stop the run
             if found.groups:
                 with clock.phase("record"):
                     self._recorder.rollouts(step, step_groups(found, result.groups), state)
@@ -282,6 +291,18 @@ class Trainer:
             prompts = self._evaluation.each(self._encoder.encode)
             self._held_out = prompts if len(prompts) <= MAX_HELD_OUT else None
         return dict(self._collector.evaluate(prompts).metrics)
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """Rollouts are written while this block goes on, and are on disk after it, however it ends."""
+        try:
+            yield
+        finally:
+            self._wait_for_rollouts()
+
+    def _wait_for_rollouts(self) -> None:
+        with self._run.watchdog.watch("the record of rollouts"):
+            self._recorder.wait_for_rollouts()
 
     @contextmanager
     def _preparing(self) -> Iterator[None]:

@@ -30,6 +30,7 @@ from mmrl.types import RawImage
 from mmrl_datasets.digits import write_digits
 from tests.conftest import Household
 from tests.faults.harness import is_held
+from tests.faults.runs import rollouts
 
 QUICKSTART = str(Path(__file__).resolve().parents[2] / "examples" / "digits_grpo.yaml")
 FAULTY = '''
@@ -135,10 +136,6 @@ def folder(
 
 def metrics(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def rollouts(run: Path, step: int) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "rollouts" / f"step-{step:06d}.jsonl").read_text().splitlines()]
 
 
 def assert_every_image_can_be_seen(run: Path) -> None:

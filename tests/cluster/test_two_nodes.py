@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.faults.runs import rollouts
+
 pytestmark = pytest.mark.full
 
 
@@ -37,8 +39,7 @@ def test_a_node_without_the_drivers_files_trains(cpus, sampler, work, household,
     environment: dict[str, Any] = json.loads((path / "environment.json").read_text())
     shares = [rank["shares_files"] for rank in environment["engine"]["ranks"]]
     assert shares == [rank < cpus[0] for rank in range(2)]
-    rollouts = [json.loads(line) for line in (path / "rollouts" / "step-000002.jsonl").read_text().splitlines()]
-    assert len(rollouts) == 6
+    assert len(rollouts(path, 2)) == 6
     assert {file.name for file in (path / "checkpoints" / "step-000002" / "model").iterdir()} >= {
         "config.json", "model.safetensors", "tokenizer.json", "generation_config.json",
     }  # fmt: skip

@@ -23,6 +23,7 @@ from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
 from mmrl.types import Message, Prompt
 from mmrl_algorithms.grpo import GRPO
+from tests.faults.runs import rollouts
 
 pytestmark = pytest.mark.full
 
@@ -126,6 +127,5 @@ def test_three_steps_agree_with_the_sampler(large, household, tmp_path):
     assert [step["step"] for step in steps] == [0, 1, 2, 3]
     assert all(step["mismatch/logprob_abs_max"] < 1e-4 for step in steps[1:])
     assert all(step["kl/reference"] > 0 for step in steps[2:])
-    lines = (tmp_path / "run" / "rollouts" / "step-000001.jsonl").read_text().splitlines()
-    lengths = [len(json.loads(line)["token_ids"]) for line in lines]
+    lengths = [len(record["token_ids"]) for record in rollouts(tmp_path / "run", 1)]
     assert min(lengths) < 60 and max(lengths) > CHUNK_TOKENS

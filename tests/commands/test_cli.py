@@ -21,7 +21,6 @@ from mmrl.commands.doctor.finding import Finding
 from mmrl.errors import DataError, MMRLError, NumericsError
 from mmrl.plugin_host import registry
 from mmrl.plugin_host.registry import list_plugins
-from mmrl.rollout.records import rollout_records
 from mmrl.runs.directory import RunDirectory
 from mmrl.system.report import Report
 from mmrl.system.version import DISTRIBUTION
@@ -437,7 +436,7 @@ def recorded(tmp_path: Path) -> Callable[..., tuple[str, str]]:
             one, values = RolloutGroup(rollouts[0].prompt, tuple(rollouts)), np.array([1.0])
             groups.append(ScoredGroup(one, values, np.ones(1, bool), {"right": values, "other": np.array([np.nan])}))
         credited = [CreditedGroup(group, [np.zeros(9)], [np.zeros(0)]) for group in groups]
-        run.write_rollouts(1, (record for i, group in enumerate(credited) for record in rollout_records(i, group)))
+        run.write_rollouts(1, credited)
         run.release()
         return str(tmp_path / "run"), f"{tmp_path / 'reward.py'}:right"
 
@@ -456,7 +455,8 @@ def test_rewards_test_says_what_a_reward_answers_and_where_the_record_disagrees(
     assert "3 rollouts: 3 scored, mean 0.6667, 0 unscored, 0 failed" in lines
     assert "record: 1 of 3 disagree with 'right'" in lines
     assert any(
-        re.fullmatch(r"time per rollout: p50 .* ms, p95 .* ms, max .* ms \(.*step-000001.jsonl:\d\)", x) for x in lines
+        re.fullmatch(r"time per rollout: p50 .* ms, p95 .* ms, max .* ms \(.*step-000001.parquet:\d\)", x)
+        for x in lines
     )
     assert main(["rewards", "test", reward, "--rollouts", run, "--set", "bonus=1", "--limit", "2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -498,10 +498,10 @@ def test_rewards_test_groups_failures_by_cause(
     failed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("failed: ")]
     assert len(failed) == 2
     assert re.fullmatch(
-        r"failed: 2 x raised ValueError: no such colour at .*reward.py:\d+ in act \(first: .*step-000001.jsonl:2\)",
+        r"failed: 2 x raised ValueError: no such colour at .*reward.py:\d+ in act \(first: .*step-000001.parquet:2\)",
         failed[0],
     )
-    assert failed[1].startswith("failed: 1 x ") and "exit code 3" in failed[1] and failed[1].endswith(".jsonl:3)")
+    assert failed[1].startswith("failed: 1 x ") and "exit code 3" in failed[1] and failed[1].endswith(".parquet:3)")
 
 
 @pytest.mark.parametrize("body", ["rollout.answer", "rollout['answer']", "float(rollout)"])

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from mmrl.rollout.records import read_lines
 from mmrl.runs.checkpoints import CheckpointError, Checkpoints
 from mmrl.runs.directory import read_ledger
+from mmrl.system.redaction import Redactor
 
 
 @dataclass
@@ -126,8 +128,8 @@ def _trainer_state(run: Path) -> Any:
 
 
 def _rollouts(run: Path) -> dict[str, list[Any]]:
-    files = sorted((run / "rollouts").iterdir())
-    return {path.name: [json.loads(line) for line in path.read_text().splitlines()] for path in files}
+    files = sorted((run / "rollouts").glob("[!.]*"))
+    return {path.name: Redactor().plain(list(read_lines(path))) for path in files}
 
 
 def _difference(what: str, found: Any, expected: Any) -> list[str]:

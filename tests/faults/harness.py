@@ -35,7 +35,7 @@ TRACED = tuple(f"{os.sep}mmrl{os.sep}{name}.py".replace("/", os.sep) for name in
 """The files whose lines are places for a blow."""
 PACKAGES = (
     "psutil", "mmrl.commands.train", "mmrl.runs.session", "mmrl.training.trainer", "mmrl.rollout.collector",
-    "mmrl.cluster.launch", "mmrl.cluster.ray_ranks", "torch.utils.tensorboard",
+    "mmrl.cluster.launch", "mmrl.cluster.ray_ranks", "mmrl.rollout.records.writing", "torch.utils.tensorboard",
 )  # fmt: skip
 PLUGINS = (
     *(("algorithm", name) for name in ("grpo", "dapo", "remax")),

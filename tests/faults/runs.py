@@ -17,8 +17,10 @@ import pytest
 
 from mmrl.commands.cli import main
 from mmrl.plugin_host import registry
+from mmrl.rollout.records import read_lines, recorded_steps
 from mmrl.runs.directory import read_ledger
 from mmrl.system import failpoints
+from mmrl.system.redaction import Redactor
 from tests.faults.comparison import metrics
 
 REWARDS = Path(__file__).with_name("letters.py")
@@ -111,6 +113,12 @@ def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def rollouts(run: Path, step: int) -> list[dict[str, Any]]:
+    """The record of a step, as `mmrl rollouts --json` prints it."""
+    found: list[dict[str, Any]] = Redactor().plain(list(read_lines(recorded_steps(run)[step])))
+    return found
+
+
 def events(run: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in records(run / "events.jsonl") if event["kind"] == kind]
 
@@ -133,7 +141,7 @@ def outcome(run: Path) -> dict[str, Any]:
         "state": state,
         "trainer": json.loads((checkpoint / "state" / "run.json").read_text())["trainer"],
         "metrics": metrics(run),
-        "rollouts": {path.name: path.read_text() for path in sorted((run / "rollouts").glob("*"))},
+        "rollouts": {path.name: path.read_bytes() for path in sorted((run / "rollouts").glob("*"))},
         "ledger": [{k: v for k, v in record.items() if k != "attempt"} for record in read_ledger(run)],
     }
 

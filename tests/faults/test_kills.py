@@ -15,7 +15,8 @@ from tests.faults.harness import Blow, Nursery
 from tests.faults.kill_sweep import FAKE, REAL, Sweep, random_kills, write_config
 
 SAVING = {"checkpoint.begin", "save.shard", "save.state", "checkpoint.filled", "checkpoint.sealed",
-          "checkpoint.renamed", "checkpoint.pruning", "directory.replacing"}  # fmt: skip
+          "checkpoint.renamed", "checkpoint.pruning", "directory.replacing",
+          "rollouts.begin", "rollouts.filled", "rollouts.renamed"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

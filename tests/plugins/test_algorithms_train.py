@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 from mmrl.commands.cli import main
 from mmrl.engine.rank import RankEngine
 from mmrl_datasets.digits import write_digits
+from tests.faults.runs import rollouts
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["mmrl.algorithms"]
@@ -58,7 +59,7 @@ class Run:
         return self._lines("events.jsonl") if (self.path / "events.jsonl").exists() else []
 
     def rollouts(self, step: int) -> list[dict[str, Any]]:
-        return self._lines(f"rollouts/step-{step:06d}.jsonl")
+        return rollouts(self.path, step)
 
     def weights(self) -> dict[str, Any]:
         return load_file(self.path / "checkpoints" / "step-000002" / "model" / "model.safetensors")

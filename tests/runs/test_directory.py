@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError, DataError, ResourceError
-from mmrl.rollout.records import group_records, read_groups, read_rollouts, read_step, rollout_records, step_records
+from mmrl.rollout.records import group_records, read_groups, read_lines, read_rollouts, read_step
 from mmrl.runs.directory import RunDirectory, check_place, read_ledger
+from mmrl.system.redaction import Redactor
 from mmrl.types import (
     CreditedGroup,
     EncodedPrompt,
@@ -59,6 +60,11 @@ def scored_group():
     return ScoredGroup(RolloutGroup(prompt, rollouts), *scores, answers={"a": ["ab", None]})
 
 
+def credited_group(**fields):
+    """A group that no step has learned from."""
+    return CreditedGroup(replace(scored_group(), **fields), [np.zeros(3)] * 2, [np.zeros(0)] * 2)
+
+
 def test_a_new_or_empty_folder_becomes_a_run_directory(tmp_path):
     run = RunDirectory.create(tmp_path / "runs" / "first")
     assert run.path.is_dir()
@@ -67,8 +73,8 @@ def test_a_new_or_empty_folder_becomes_a_run_directory(tmp_path):
 
 
 def test_what_a_killed_process_had_half_written_is_removed_and_nothing_else(tmp_path):
-    halves = (".config.yaml.123", "rollouts/.step-000001.jsonl.77", "media/.0a1b.png.12-139")
-    others = (".gitignore", ".nfs000001", "notes.1", "rollouts/step-000001.jsonl")
+    halves = (".config.yaml.123", "rollouts/.step-000001.parquet.77", "media/.0a1b.png.12-139")
+    others = (".gitignore", ".nfs000001", "notes.1", "rollouts/step-000001.parquet")
     for name in (*halves, *others):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
@@ -118,9 +124,9 @@ def test_what_a_failed_start_leaves_can_be_started_in_again(tmp_path):
     run.checkpoints.mkdir()
     run.write_environment({"python": "3"})
     run.event("fault", message="no model")
-    run.write_rollouts(1, [{"prompt": "the first step failed"}])
+    run.write_rollouts(1, [credited_group()])
     run.release()
-    assert (tmp_path / "rollouts" / "step-000001.jsonl").exists()  # it may tell why
+    assert (tmp_path / "rollouts" / "step-000001.parquet").exists()  # it may tell why
     again = RunDirectory.create(tmp_path)
     again.write_config("model: {}\n")
     assert (tmp_path / "config.yaml").read_text() == "model: {}\n"
@@ -192,7 +198,7 @@ length = (run.path / "metrics.jsonl").stat().st_size
 writers = {
     "metrics": lambda: run.append_metrics(2, {f"name {i}": 0.5 for i in range(1000)}),
     "ledger": lambda: run.append_ledger(2, 2, [(0, f"prompt {i}", i) for i in range(1000)]),
-    "rollouts": lambda: run.write_rollouts(2, [{"text": "x" * 10000}]),
+    "rollouts": lambda: run.write_rollouts(2, [], {"text": "x" * 10000}),
 }
 for name, write in writers.items():
     try:
@@ -292,8 +298,9 @@ def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
     group = CreditedGroup(
         replace(scored_group(), place=(1, 5)), advantages, [learner, learner[:0]], True, [later, later], [updates, []]
     )
-    run.write_rollouts(1, step_records([group], {"coefficient": 0.5}))
-    first, second = lines(tmp_path / "rollouts" / "step-000001.jsonl")
+    run.write_rollouts(1, [group], {"coefficient": 0.5})
+    file = tmp_path / "rollouts" / "step-000001.parquet"
+    first, second = Redactor().plain(list(read_lines(file)))
     assert first == {
         "algorithm_state": {"coefficient": 0.5},
         "group": 0,
@@ -334,7 +341,7 @@ def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
     assert second["valid"] is False
     assert second["advantage"] == [0, 0, 0] and second["learner_logprobs"] == [] == second["update_entropy"]
     assert "algorithm_state" not in second
-    read = read_step(tmp_path / "rollouts" / "step-000001.jsonl")
+    read = read_step(file)
     assert read.state == {"coefficient": 0.5} and read.is_complete and read.groups[0].lost_columns == ("seen",)
     found = read.groups[0].credited
     assert (found.trained, found.scored.place, found.scored.kept) == (True, (1, 5), True)
@@ -349,9 +356,8 @@ def test_every_rollout_is_written_with_all_that_is_known_of_it(tmp_path):
 def test_rollouts_can_be_read_again_as_their_rewards_saw_them(tmp_path):
     run, written = RunDirectory.create(tmp_path), scored_group()
     for step in (1, 2):
-        credited = CreditedGroup(written, [np.zeros(3)] * 2, [np.zeros(0)] * 2)
-        run.write_rollouts(step, rollout_records(0, credited))
-    file = tmp_path / "rollouts" / "step-000001.jsonl"
+        run.write_rollouts(step, [credited_group()])
+    file = tmp_path / "rollouts" / "step-000001.parquet"
     assert [len(list(read_rollouts(path))) for path in (tmp_path, tmp_path / "rollouts", file)] == [4, 4, 2]
     first, second = read_rollouts(file)
     assert first.rewards == {"a": 1.0, "b": 0.5} and second.rewards == {"a": None, "b": 0.25}
@@ -397,12 +403,12 @@ def test_a_line_that_is_no_rollout_is_named(tmp_path, line):
         list(read_rollouts(tmp_path / "nowhere"))
 
 
-def test_rejected_groups_are_marked_and_the_greedy_rollout_comes_last_without_credit():
-    scored, greedy = scored_group(), scored_group()
+def test_rejected_groups_are_marked_and_the_greedy_rollout_comes_last_without_credit(tmp_path):
+    greedy = scored_group()
     alone = RolloutGroup(greedy.group.prompt, greedy.group.rollouts[:1])
     greedy = replace(greedy, group=alone, rewards=np.array([0.75]), valid=np.array([True]))
-    group = CreditedGroup(replace(scored, greedy=greedy, kept=False), [np.zeros(3)] * 2, [np.zeros(0)] * 2)
-    records = list(rollout_records(3, group))
+    RunDirectory.create(tmp_path).write_rollouts(1, [credited_group(greedy=greedy, kept=False)])
+    records = list(read_lines(tmp_path / "rollouts" / "step-000001.parquet"))
     assert [record["kept"] for record in records] == [False] * 3
     assert [record["greedy"] for record in records] == [False, False, True]
     last = records[-1]
@@ -412,15 +418,17 @@ def test_rejected_groups_are_marked_and_the_greedy_rollout_comes_last_without_cr
 
 def test_a_file_that_fails_while_it_is_written_leaves_the_old_one_and_nothing_else(tmp_path):
     run = RunDirectory.create(tmp_path)
-    run.write_rollouts(1, [{"prompt": "old"}])
+    run.write_rollouts(1, [credited_group()])
+    file = tmp_path / "rollouts" / "step-000001.parquet"
+    old = file.read_bytes()
 
     def broken():
-        yield {"prompt": "new"}
+        yield credited_group(kept=False)
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
         run.write_rollouts(1, broken())
-    assert lines(tmp_path / "rollouts" / "step-000001.jsonl") == [{"prompt": "old"}]
+    assert file.read_bytes() == old
     assert len(list((tmp_path / "rollouts").iterdir())) == 1
 
 
@@ -432,7 +440,7 @@ def test_secrets_reach_no_file(tmp_path, monkeypatch):
     run.write_config(f"path: {hub}\n")
     run.write_environment({"argv": ["--key", "correct-horse-battery"]})
     run.event("fault", message=f"401 for {other}", where={"header correct-horse-battery": 1})
-    run.write_rollouts(1, [{"completion": f"my key is {hub}, short"}])
+    run.append_metrics(1, {f"my key is {hub}, short": 1.0})
     written = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
     assert written.count("[redacted]") == 5
     for secret in (hub, other, "correct-horse-battery"):

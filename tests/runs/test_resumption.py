@@ -20,7 +20,7 @@ from mmrl.config.load import load_config
 from mmrl.errors import ConfigError, RankLostError
 from mmrl.runs.directory import RunDirectory, read_ledger
 from mmrl.runs.resumption import Change, refuse
-from tests.faults.runs import REWARDS, Killed, Runs, at, events, fake, outcome, records, steps, stop
+from tests.faults.runs import REWARDS, Killed, Runs, at, events, fake, outcome, records, rollouts, steps, stop
 
 RIGHT = """\
 def right(rollouts):
@@ -407,7 +407,7 @@ def test_a_new_run_can_begin_from_a_checkpoint_of_another(fake_runs: Runs):
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     expected, found = outcome(run), outcome(forked)
     rollouts = expected.pop("rollouts")
-    assert found.pop("rollouts") == {name: text for name, text in rollouts.items() if name > "step-000002.jsonl"}
+    assert found.pop("rollouts") == {name: text for name, text in rollouts.items() if name > "step-000002.parquet"}
     assert found == expected
     first, _ = records(forked / "attempts.jsonl")
     assert first["resumed_from"] == 2 and first["checkpoint"] == str(run / "checkpoints" / "step-000002")
@@ -424,7 +424,7 @@ def test_a_fork_may_change_what_is_allowed_and_begins_from_the_newest_of_a_run(f
     assert fake_runs.train(config, *words) == 0
     forked = fake_runs.folder / "fork"
     assert [record["lr"] for record in records(forked / "metrics.jsonl")[1:]] == [0.01, 0.01, 0.05, 0.05]
-    assert sorted(path.name for path in (forked / "rollouts").iterdir()) == ["step-000003.jsonl", "step-000004.jsonl"]
+    assert sorted(path.name for path in (forked / "rollouts").iterdir()) == [f"step-00000{i}.parquet" for i in (3, 4)]
 
 
 @pytest.mark.parametrize(
@@ -674,7 +674,7 @@ def test_the_ledger_leaves_out_what_is_undone(fake_runs: Runs):
     assert [record["attempt"] for record in ledger] == [1] * 4 + [2] * 4
     for step in range(1, 5):
         trained = sorted(tuple(sample) for r in ledger if r["step"] == step for sample in r["samples"])
-        rolled = records(run / "rollouts" / f"step-{step:06d}.jsonl")
+        rolled = rollouts(run, step)
         assert trained == sorted((r["epoch"], r["prompt_id"], r["index"]) for r in rolled) and len(set(trained)) == 12
 
 
@@ -724,7 +724,7 @@ def test_memory_descriptors_and_threads_are_flat_over_500_steps(fake_runs: Runs)
 
     def measure() -> None:
         for thread in threading.enumerate():
-            if thread.name == "mmrl-prompts":  # it ends when the next step's prompts are made
+            if thread.name in ("mmrl-prompts", "mmrl-rollouts"):  # they end when their step is prepared or written
                 thread.join()
         gc.collect()
         threads = process.num_threads()

@@ -22,7 +22,6 @@ from mmrl.engine_api import SamplingRequest, UpdateResult
 from mmrl.errors import ConfigError, DataError, NumericsError, PluginError, ResourceError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, Refill
 from mmrl.rollout.collector import Collector
-from mmrl.rollout.records import rollout_records
 from mmrl.rollout.rewards.failures import Failure, Failures, RewardError
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.system.profiling import Profiler
@@ -179,12 +178,17 @@ class FakeRecorder:
     saved: list[int] = field(default_factory=list)
     states: dict[int, Any] = field(default_factory=dict)
     ledger: list[tuple[int, int, list[Any]]] = field(default_factory=list)
+    order: list[str] = field(default_factory=list)
 
     def log(self, step: int, values: Any) -> None:
         self.logged[step] = dict(values)
 
     def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Any) -> None:
         self.rolled[step], self.begun[step] = list(groups), state
+        self.order.append(f"rollouts {step}")
+
+    def wait_for_rollouts(self) -> None:
+        self.order.append("wait")
 
     def event(self, kind: str, **fields: Any) -> None:
         self.events.append({"kind": kind, **fields})
@@ -197,6 +201,7 @@ class FakeRecorder:
 
     def save(self, learner: Any, step: int, values: Any, state: Any) -> None:
         self.saved.append(step)
+        self.order.append(f"save {step}")
         self.states[step] = json.loads(json.dumps(state))
 
 
@@ -547,7 +552,6 @@ def test_more_failures_than_five_percent_stop_the_step_with_an_event_for_each(ru
     (group,) = stopped.recorder.rolled[1]  # what was sampled by then
     assert len(group.scored.group.rollouts) == 4 and not group.scored.kept
     assert not group.scored.valid.any() and group.scored.components == {}
-    assert [record["valid"] for record in rollout_records(0, group)] == [False] * 4
 
 
 def test_real_workers_that_die_stop_the_step(run, tmp_path):
@@ -599,6 +603,7 @@ def test_a_mismatch_stops_before_the_first_update(run):
     assert caught.value.exit_code == 6 and "on_mismatch: warn" in caught.value.remedy
     assert stopped.engine.updates == [] and stopped.recorder.saved == [0]
     assert len(stopped.recorder.rolled[1]) == 2
+    assert stopped.recorder.order[-2:] == ["rollouts 1", "wait"]  # on disk before the error leaves the loop
     assert stopped.recorder.events[0]["kind"] == "mismatch" and stopped.recorder.events[0]["verdict"] == "stop"
 
 
@@ -614,6 +619,7 @@ def test_a_mismatch_that_appears_later_stops_too(run):
     with pytest.raises(NumericsError, match=r"disagree in step 1: mean 1\.00e-02"):
         stopped.fit()
     assert len(stopped.recorder.rolled[1]) == 2  # for whoever looks for the cause
+    assert stopped.recorder.order[-2:] == ["rollouts 1", "wait"]
 
 
 def test_rollouts_are_recorded_also_of_a_step_that_fails_to_learn(run, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,11 +11,12 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from mmrl.commands.arguments import chosen_steps
 from mmrl.config.load import load_config
 from mmrl.config.sections import Config, Kind, PluginSpec
 from mmrl.errors import ConfigError, DataError
 from mmrl.plugin_host import registry
-from mmrl.rollout.records import RecordedStep, read_step
+from mmrl.rollout.records import RecordedStep, read_step, recorded_steps
 from mmrl.runs.files import read_records
 from mmrl.runs.setup import RunSetup
 from mmrl.system.redaction import remember_secrets
@@ -62,8 +62,7 @@ class RecordedRun:
     @property
     def steps(self) -> list[int]:
         """Steps with recorded rollouts."""
-        names = [re.fullmatch(r"step-(\d+)", file.stem) for file in (self.path / "rollouts").glob("step-*.jsonl")]
-        return sorted(int(name[1]) for name in names if name)
+        return list(recorded_steps(self.path))
 
     def choose(self, wanted: Sequence[str]) -> list[int]:
         """The steps that words such as ``7`` or ``3-5`` name; without any, the newest that was finished and not undone.
@@ -74,17 +73,7 @@ class RecordedRun:
         known = self.steps
         if not wanted:
             return [step for step in known if self.metrics(step) and not self.undone(step)][-1:] or known[-1:]
-        chosen = set[int]()
-        for word in wanted:
-            bounds = re.fullmatch(r"(\d+)(?:-(\d+))?", word)
-            first = int(bounds[1]) if bounds else -1
-            last = int(bounds[2] or first) if bounds else -1
-            found = {step for step in known if first <= step <= last}
-            if not found:
-                what = f"there is no record of step {word}" if bounds else f"--step cannot be {word!r}"
-                raise ConfigError(what, where=str(self.path / "rollouts"), possible=f"{_ranges(known)}, or A-B")
-            chosen |= found
-        return sorted(chosen)
+        return chosen_steps(wanted, known, str(self.path / "rollouts"))
 
     def read(self, step: int) -> RecordedStep:
         """The record of a step.
@@ -92,7 +81,7 @@ class RecordedRun:
         Raises:
             DataError: It is damaged.
         """
-        return read_step(self.path / "rollouts" / f"step-{step:06d}.jsonl")
+        return read_step(recorded_steps(self.path)[step])
 
     def metrics(self, step: int) -> dict[str, Any] | None:
         """The step's line in metrics.jsonl, the last one of several."""
@@ -178,14 +167,3 @@ class _AsWritten(BaseModel):
 
 def _options(kind: Kind, plugin: PluginSpec) -> type[BaseModel]:
     return registry.options_class(kind, plugin) if kind in ("algorithm", "reward") else _AsWritten
-
-
-def _ranges(steps: Sequence[int]) -> str:
-    """Steps, such as ``1-4, 7``."""
-    found: list[list[int]] = []
-    for step in steps:
-        if found and step == found[-1][-1] + 1:
-            found[-1].append(step)
-        else:
-            found.append([step])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in found)

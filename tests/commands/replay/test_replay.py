@@ -15,9 +15,10 @@ import pytest
 
 from mmrl.commands.cli import main
 from mmrl.engine_api import UpdateResult
+from mmrl.rollout.records import recorded_steps
 from mmrl.rollout.rewards.scorer import Scorer
 from tests.faults.fake_engine import FakeEngine
-from tests.faults.runs import REWARDS, Runs, fake, records
+from tests.faults.runs import REWARDS, Runs, fake, records, rollouts
 
 KL = {"kl": {"coef": 0.1, "target": 0.05, "horizon": 10.0}}
 EARLY = [{"name": f"{REWARDS}:early"}]
@@ -69,11 +70,12 @@ def fresh_workers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def rewrite(run: Path, step: int, change: Callable[[list[dict[str, Any]]], Any]) -> None:
-    """Change the record of a step."""
-    file = run / "rollouts" / f"step-{step:06d}.jsonl"
-    found = records(file)
+    """Change the record of a step; it is lines of JSON then, as older versions wrote it."""
+    found = rollouts(run, step)
     change(found)
-    file.write_text("".join(json.dumps(record) + "\n" for record in found))
+    file = recorded_steps(run)[step]
+    file.unlink()
+    file.with_suffix(".jsonl").write_text("".join(json.dumps(record) + "\n" for record in found))
 
 
 def differences(report: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -133,7 +135,7 @@ def test_a_replay_of_refilled_and_carried_groups_finds_no_difference(starved, ru
     sections = {"rewards": EARLY, "sampler": {"group_size": 2}, "trainer": {"prompts_per_step": 6}}
     dapo = {"name": "dapo", "dynamic_sampling": sampling}
     run = trained(runs, replay, f"dapo-{starved}", 6, algorithm=dapo, **sections, learner={"minibatches": 2})
-    found = [record for step in range(1, 7) for record in records(run / "rollouts" / f"step-{step:06d}.jsonl")]
+    found = [record for step in range(1, 7) for record in rollouts(run, step)]
     assert {record["kept"] for record in found} == {True, False} and {r["place"][0] for r in found if r["place"]} == {
         0,
         1,
@@ -160,7 +162,7 @@ def test_skipped_updates_unscored_rollouts_and_seeded_rewards_are_no_difference(
     for name, sections in {"one": {}, "several": TWICE}.items():
         rewards = [{"name": f"{tmp_path / 'some.py'}:some"}]
         trained(runs, replay, f"skipped-{name}", rewards=rewards, sampler={"group_size": 12}, **sections)
-    found = records(runs.folder / "skipped-several" / "rollouts" / "step-000001.jsonl")
+    found = rollouts(runs.folder / "skipped-several", 1)
     assert {record["valid"] for record in found} == {True, False}
     assert any(len(each) == 0 for record in found for each in record["update_entropy"])
 
@@ -180,7 +182,7 @@ def test_components_of_a_reward_are_logged_and_replayed(algorithm, runs: Runs, r
     rows = {"name": "table", "path": str(runs.rows)}
     sections = {"data": {"train": rows, "eval": rows}, "trainer": {"eval_metric": "easy/early", "eval_every": 1}}
     run = trained(runs, replay, name, rewards=rewards, algorithm=algorithm, **sections)
-    found = records(run / "rollouts" / "step-000002.jsonl")
+    found = rollouts(run, 2)
     early = [each["rewards"]["easy/early"] for each in found if not each["greedy"] and each["valid"]]
     assert {*early} == {0.0, 1.0} and all(
         each["reward"] == pytest.approx(each["rewards"]["easy"]) for each in found if each["valid"]
@@ -198,7 +200,7 @@ def test_after_a_reward_has_changed_the_right_rows_are_told(runs: Runs, replay, 
     assert replay(run)[0] == 0
     file.write_text("def own(rollouts):\n    return [float(len(r.text)) + (r.text[:1] < 'd') for r in rollouts]\n")
     code, (report,) = replay(run, "--step", 2)
-    found = records(run / "rollouts" / "step-000002.jsonl")
+    found = rollouts(run, 2)
     expected = {(r["prompt_id"], r["index"]): r["reward"] for r in found if r["completion"][:1] < "d"}
     rows = report["parts"]["rewards"]["differences"]
     assert code == 6 and 0 < len(expected) < 12
@@ -235,7 +237,7 @@ def test_what_a_reward_failed_on_in_the_run_is_told(runs: Runs, replay, tmp_path
     trainer = {"steps": 1, "prompts_per_step": 8}
     plain = runs.config("before", sampler={"group_size": 1}, trainer=trainer)
     assert runs.train(plain, "algorithm.name=reinforce_pp") == 0
-    texts = [record["completion"] for record in records(runs.folder / "before" / "rollouts" / "step-000001.jsonl")]
+    texts = [record["completion"] for record in rollouts(runs.folder / "before", 1)]
     only = next(text for text in texts if texts.count(text) == 1)
     file.write_text(source.replace("{}", repr(only)))
     flag.touch()
@@ -263,7 +265,7 @@ def test_what_is_spoilt_in_a_record_is_found_and_named(what, spoilt: Path, repla
     rewrite(spoilt, 3, change)
     code, (report,) = replay(spoilt, "--step", 3)
     (found,) = differences(report)[part]
-    record = records(spoilt / "rollouts" / "step-000003.jsonl")[5]
+    record = rollouts(spoilt, 3)[5]
     assert code == 6 and found["what"].find(name) >= 0
     assert (found["prompt"], found["epoch"], found["member"]) == (record["prompt_id"], record["epoch"], record["index"])
     if part == "log-probs":  # which the metrics show too, to the last digit
@@ -296,7 +298,7 @@ def test_spoilt_updates_selection_and_metrics_are_found(spoilt: Path, replay):
 
 
 def test_another_reward_and_algorithm_are_a_what_if(plain: Path, replay, tmp_path, capsys):
-    found = records(plain / "rollouts" / "step-000003.jsonl")
+    found = rollouts(plain, 3)
     early = np.array([[float(r["completion"][:1] < "h") for r in found if r["group"] == g] for g in range(3)])
     letters = np.array([[r["reward"] for r in found if r["group"] == g] for g in range(3)])
     code, (report,) = replay(plain, "--step", 3, f"rewards.0.name={REWARDS}:early", "algorithm.name=dr_grpo")
@@ -334,7 +336,7 @@ def test_another_reward_and_algorithm_are_a_what_if(plain: Path, replay, tmp_pat
 def test_a_what_if_tells_which_groups_are_rejected(runs: Runs, plain: Path, replay):
     early = [f"rewards=[{{name: {REWARDS}:early}}]", "algorithm.name=dapo"]
     for step in range(1, 5):
-        found = records(plain / "rollouts" / f"step-{step:06d}.jsonl")
+        found = rollouts(plain, step)
         values: dict[str, set[bool]] = {}
         for record in found:
             values.setdefault(record["prompt_id"], set()).add(record["completion"][:1] < "h")
@@ -347,7 +349,7 @@ def test_a_what_if_tells_which_groups_are_rejected(runs: Runs, plain: Path, repl
     assert rejected and any("in place of rejected ones" in note for note in report["notes"])
     sections = {"sampler": {"group_size": 2}, "trainer": {"steps": 1, "prompts_per_step": 6}}
     assert runs.train(runs.config("picky", rewards=EARLY, algorithm={"name": "dapo"}, **sections)) == 0
-    found = records(runs.folder / "picky" / "rollouts" / "step-000001.jsonl")
+    found = rollouts(runs.folder / "picky", 1)
     later = {record["prompt_id"] for record in found if record["place"][0]}
     rejected = {record["prompt_id"] for record in found if not record["kept"] and not record["place"][0]}
     _, (report,) = replay(runs.folder / "picky", "algorithm.name=grpo")

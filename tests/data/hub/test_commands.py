@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.faults.runs import rollouts
+
 INDEX = "model.safetensors.index.json"
 OPEN_THEN_FETCH = """
 import sys
@@ -110,8 +112,7 @@ def test_a_model_and_a_dataset_on_the_hub_are_trained_on_at_their_revisions(
     run = tmp_path / "run"
     engine = json.loads((run / "environment.json").read_text())["engine"]
     assert (engine["model"], engine["model_commit"]) == ("org/tiny", commit)
-    rollouts = [json.loads(line) for line in (run / "rollouts/step-000001.jsonl").read_text().splitlines()]
-    assert {each["answer"] for each in rollouts} == {"0", "2"}
+    assert {each["answer"] for each in rollouts(run, 1)} == {"0", "2"}
     trained = plain(run / "checkpoints/step-000001/model")
     assert trained.logits("what is 1+1?", [], [1, 2]).isfinite().all()
     assert hub.count("GET /cdn/") == 3  # two shards and one table, however many ranks are on the node

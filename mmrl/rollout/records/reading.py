@@ -1,21 +1,23 @@
-"""Rollouts as lines of RUN/rollouts, written and read: all that a reward can see, and what the step made of it."""
+"""Reads records of rollouts, of a run's steps in either schema, of evaluations and of checkpoints."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import groupby
+from itertools import accumulate, count, groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mmrl.errors import DataError
+from mmrl.rollout.records.lines import plain_record
 from mmrl.types import (
     BoolArray,
+    Candidate,
     CreditedGroup,
     EncodedPrompt,
     FloatArray,
@@ -29,45 +31,8 @@ from mmrl.types import (
     Segment,
 )
 
-
-def rollout_records(index: int, group: CreditedGroup) -> Iterator[dict[str, Any]]:
-    """Everything about each rollout of a step's group ``index``, the greedy one last.
-
-    Advantages are per completion token; log-probs and entropies are in nats, in the order of ``token_ids``, with the
-    nine digits that make the same float32 again; the learner's are empty for a rollout that is in no loss. A greedy
-    rollout has none of them. ``columns_as_text`` has the ``repr`` of columns that JSON cannot hold. ``answers`` are
-    those that rewards have read from the completion.
-
-    ``update_logprobs`` and ``update_entropy`` have a list for each optimizer step that took the rollout in, an empty
-    one for a skipped step; ``update_logprobs`` are left out if they equal ``learner_logprobs``.
-    """
-    of_group = {"group": index, "place": group.scored.place, "kept": group.scored.kept, "trained": group.trained}
-    for member in range(len(group.scored.group.rollouts)):
-        yield {**of_group, **_record(group.scored, member, greedy=False), **_learned(group, member)}
-    if group.scored.greedy is not None:
-        yield {**of_group, **_record(group.scored.greedy, 0, greedy=True), **_learned(None, 0)}
-
-
-def step_records(groups: Iterable[CreditedGroup], state: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The records of a step.
-
-    Args:
-        state: The algorithm's state before the step; the first record has it as ``algorithm_state`` if it is not empty.
-    """
-    first = {"algorithm_state": state} if state else {}
-    for index, group in enumerate(groups):
-        for record in rollout_records(index, group):
-            yield {**record, **first}
-            first = {}
-
-
-def group_records(groups: Sequence[ScoredGroup]) -> list[dict[str, Any]]:
-    """Records without advantages, from which ``read_groups`` makes the groups again."""
-    return [
-        record
-        for index, group in enumerate(groups)
-        for record in rollout_records(index, CreditedGroup(group, *_nothing(group)))
-    ]
+PARQUET = "parquet"
+"""The suffix of a step's file since schema 2."""
 
 
 def read_groups(records: Sequence[Mapping[str, Any]], media: Path) -> list[ScoredGroup]:
@@ -88,7 +53,7 @@ class RecordedRollout:
         rewards: Each component's value by name; None where it was not scored.
         valid: True if it entered statistics and loss.
         greedy: True if it is the prompt's one rollout at temperature 0.
-        where: File and line.
+        where: The file, and the rollout's number in it, from 1; in JSON lines that is the line.
     """
 
     rollout: Rollout
@@ -115,7 +80,7 @@ class RecordedGroup:
     Attributes:
         credited: As the run made it; images and columns as ``read_rollouts`` has them.
         lost_columns: Columns that JSON could not hold.
-        where: File and line of its first rollout.
+        where: The file, and the number of its first rollout.
     """
 
     credited: CreditedGroup
@@ -146,7 +111,7 @@ def read_step(file: Path) -> RecordedStep:
     """The groups of a step's file.
 
     Raises:
-        DataError: It cannot be read, or a line is no record of a rollout, or does not fit the others.
+        DataError: It cannot be read, or something in it is no record of a rollout, or does not fit the others.
     """
     records, groups = list(_read(file)), list[RecordedGroup]()
     for _, found in groupby(records, key=lambda pair: pair[0].get("group")):
@@ -167,78 +132,45 @@ def read_rollouts(path: str | Path) -> Iterator[RecordedRollout]:
     lists. Images are those in the run's media folder, if the file still lies where the run wrote it.
 
     Raises:
-        DataError: There are none, or a line is no record of a rollout.
+        DataError: There are none, or something in a file is no record of a rollout.
     """
-    path = Path(path).expanduser()
-    folder = path / "rollouts" if (path / "rollouts").is_dir() else path
-    files = [path] if path.is_file() else sorted(folder.glob("*.jsonl"))
-    if not files:
-        remedy = "give a file such as RUN/rollouts/step-000001.jsonl, or the folder of a run that has sampled"
-        raise DataError("there are no recorded rollouts", where=str(path), remedy=remedy)
-    for file in files:
+    for file in recorded_files(path):
         yield from (found for _, found in _read(file))
 
 
-def _learned(group: CreditedGroup | None, member: int) -> dict[str, Any]:
-    """A step's results for a member of the group; all empty for a greedy rollout."""
-    none = np.zeros(0)
-    advantages, logprobs = (none, none) if group is None else (group.advantages[member], group.logprobs[member])
-    reference = group.reference_logprobs[member] if group is not None and group.reference_logprobs else none
-    updates = group.updates[member] if group is not None and group.updates else ()
-    repeated = len(updates) == 1 and np.array_equal(updates[0].logprobs, logprobs)
-    return {
-        "advantage": np.asarray(advantages, np.float64).tolist(),
-        "learner_logprobs": _short(logprobs),
-        "reference_logprobs": _short(reference),
-        "update_logprobs": [] if repeated else [_short(each.logprobs) for each in updates],
-        "update_entropy": [_short(each.entropy) for each in updates],
-    }
+def read_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """The rollouts of a file as JSON objects; of a parquet file they are as schema 1 would have them.
+
+    Raises:
+        DataError: It cannot be read, or something in it is no record of a rollout.
+    """
+    return (plain_record(record) for record, _ in _read(file))
 
 
-def _short(values: FloatArray) -> list[float]:
-    """float32 values as numbers of nine digits, which float32 rounds to the same values again."""
-    exact = np.asarray(values, np.float64)
-    with np.errstate(all="ignore"):
-        scale = 10.0 ** (8 - np.floor(np.log10(np.abs(exact))))
-        rounded = np.round(exact * scale) / scale
-    short: list[float] = np.where(np.float32(rounded) == np.float32(exact), rounded, exact).tolist()
-    return short
+def recorded_files(path: str | Path) -> list[Path]:
+    """The files with rollouts: this one, or those of a folder or of a run's folder, in the order of their names.
+
+    Raises:
+        DataError: There are none.
+    """
+    path = Path(path).expanduser()
+    folder = path / "rollouts" if (path / "rollouts").is_dir() else path
+    files = [path] if path.is_file() else [file for _, file in sorted(_by_name(folder).items())]
+    if not files:
+        remedy = "give a file such as RUN/rollouts/step-000001.parquet, or the folder of a run that has sampled"
+        raise DataError("there are no recorded rollouts", where=str(path), remedy=remedy)
+    return files
 
 
-def _record(scored: ScoredGroup, member: int, *, greedy: bool) -> dict[str, Any]:
-    rollout, prompt, row = scored.group.rollouts[member], scored.group.prompt, scored.group.prompt.prompt
-    plain = {name: value for name, value in row.columns.items() if _is_plain(value)}
-    return {
-        "prompt_id": prompt.id,
-        "epoch": prompt.epoch,
-        "index": rollout.index,
-        "source": row.source,
-        "messages": [{"role": message.role, "content": message.content} for message in row.messages],
-        "prompt": prompt.text,
-        "prompt_token_ids": prompt.token_ids.tolist(),
-        "images": [{"hash": image.hash, "width": image.width, "height": image.height} for image in prompt.images],
-        "answer": row.answer,
-        "choices": list(row.choices),
-        "columns": plain,
-        "columns_as_text": {name: repr(value) for name, value in row.columns.items() if name not in plain},
-        "demonstration": row.demonstration,
-        "completion": rollout.text,
-        "token_ids": rollout.token_ids.tolist(),
-        "mask": rollout.mask.tolist(),
-        "finish_reason": rollout.finish_reason,
-        "weight_version": rollout.weight_version,
-        "rewards": {name: float(values[member]) for name, values in scored.components.items()},
-        "reward": float(scored.rewards[member]),
-        "answers": {name: answers[member] for name, answers in scored.answers.items()},
-        "valid": bool(scored.valid[member]),
-        "greedy": greedy,
-        "sampler_logprobs": _short(rollout.sampler_logprobs),
-    }
+def recorded_steps(run: Path) -> dict[int, Path]:
+    """The file of each step that a run has recorded, in order."""
+    names = {re.fullmatch(r"step-(\d+)", name): file for name, file in _by_name(run / "rollouts").items()}
+    return dict(sorted((int(name[1]), file) for name, file in names.items() if name))
 
 
-def _nothing(group: ScoredGroup) -> tuple[list[FloatArray], list[FloatArray]]:
-    """Neither advantages nor log-probs."""
-    return [np.zeros(0)] * len(group.group.rollouts), [np.zeros(0)] * len(group.group.rollouts)
+def _by_name(folder: Path) -> dict[str, Path]:
+    """The files of a folder; of two versions of one the newer schema."""
+    return {file.stem: file for suffix in ("jsonl", PARQUET) for file in folder.glob(f"*.{suffix}")}
 
 
 def _scored(members: Sequence[tuple[Mapping[str, Any], RecordedRollout]]) -> ScoredGroup:
@@ -271,7 +203,7 @@ def _recorded_group(members: Sequence[tuple[Mapping[str, Any], RecordedRollout]]
         raise ValueError("the members of its group are not all there, one after another")
     first = records[0]
     logprobs = [_floats(record, "learner_logprobs") for record in records]
-    reference = [_floats(record, "reference_logprobs") for record in records if record.get("reference_logprobs")]
+    reference = [_floats(record, "reference_logprobs") for record in records if _is_known(record)]
     credited = CreditedGroup(
         scored=scored,
         advantages=[_floats(record, "advantage", np.float64) for record in records],
@@ -287,6 +219,12 @@ def _place(record: Mapping[str, Any]) -> tuple[int, int] | None:
     """(round, place) of a record's group; an older record has none, and its place is the order of the file."""
     place = record.get("place", [0, record["group"]])
     return None if place is None else (int(place[0]), int(place[1]))
+
+
+def _is_known(record: Mapping[str, Any]) -> bool:
+    """True if the record has the reference policy's log-probs; JSON has no other word for none than an empty list."""
+    found = record.get("reference_logprobs")
+    return found is not None and (isinstance(found, np.ndarray) or len(found) > 0)
 
 
 def _updates(record: Mapping[str, Any], logprobs: FloatArray) -> list[PreUpdateStatistics]:
@@ -310,44 +248,42 @@ def _number(value: float | None) -> float:
     return float("nan") if value is None else float(value)
 
 
-def _is_plain(value: Any) -> bool:
-    """True if JSON can hold a value so that it can be read again, numpy's arrays as lists."""
-    match value:
-        case None | bool() | int() | float() | str():
-            return True
-        case np.ndarray() | np.generic():
-            return value.dtype.kind in "biuf" or _is_plain(value.tolist())
-        case list() | tuple():
-            return all(map(_is_plain, value))
-        case Mapping():
-            return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
-        case _:
-            return False
-
-
 @contextmanager
 def _damage(where: str) -> Iterator[None]:
     """Turn errors of a record that cannot be understood into a DataError."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        what = f"this line is no record of a rollout: {type(error).__name__}: {error}"
+        what = f"this is no record of a rollout: {type(error).__name__}: {error}"
         raise DataError(what, where=where, remedy="give files that a run wrote") from error
 
 
 def _read(file: Path) -> Iterator[tuple[dict[str, Any], RecordedRollout]]:
+    """Each rollout with its record."""
     beside, above = file.parent / "media", file.parent.parent / "media"
     media = beside if beside.is_dir() else above
+    records = _records_of(file) if file.suffix == f".{PARQUET}" else _lines_of(file)
     try:
-        with file.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                where = f"{file}:{number}"
-                with _damage(where):
-                    record = json.loads(line)
-                    found = _parsed(record, media, where)
-                yield record, found
-    except (OSError, UnicodeDecodeError) as error:
+        for number in count(1):
+            where = f"{file}:{number}"
+            with _damage(where):
+                if (record := next(records, None)) is None:
+                    return
+                found = _parsed(record, media, where)
+            yield record, found
+    except OSError as error:
         raise DataError(f"cannot read recorded rollouts: {error}", where=str(file)) from error
+
+
+def _records_of(file: Path) -> Iterator[dict[str, Any]]:
+    from mmrl.rollout.records.columns import read_records
+
+    yield from read_records(file)
+
+
+def _lines_of(file: Path) -> Iterator[dict[str, Any]]:
+    with file.open(encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
 
 
 def _parsed(record: Mapping[str, Any], media: Path, where: str) -> RecordedRollout:
@@ -363,6 +299,7 @@ def _parsed(record: Mapping[str, Any], media: Path, where: str) -> RecordedRollo
         demonstration=record["demonstration"],
         source=record["source"],
         choices=tuple(record["choices"]),
+        candidates=tuple(Candidate(each["text"], each["score"]) for each in record.get("candidates", ())),
     )
     prompt = EncodedPrompt(
         prompt=row,
@@ -371,11 +308,10 @@ def _parsed(record: Mapping[str, Any], media: Path, where: str) -> RecordedRollo
         images=tuple(images),
         epoch=record.get("epoch", 0),
     )
-    mask: BoolArray = np.array(record["mask"], np.bool_)
     ids, logprobs = np.array(record["token_ids"], np.int32), np.array(record["sampler_logprobs"], np.float32)
     rollout = Rollout(
         prompt=prompt,
-        segments=_segments(ids, mask, logprobs),
+        segments=_segments(record, ids, logprobs),
         index=record["index"],
         text=record["completion"],
         finish_reason=record["finish_reason"],
@@ -385,7 +321,15 @@ def _parsed(record: Mapping[str, Any], media: Path, where: str) -> RecordedRollo
     return RecordedRollout(rollout, record["rewards"], record["valid"], record["greedy"], where)
 
 
-def _segments(ids: Any, mask: BoolArray, logprobs: Any) -> tuple[Segment, ...]:
-    """Stretches with one author; neighbours by the same author are one."""
-    parts = [list(part) for _, part in groupby(range(len(mask)), key=partial(np.ndarray.item, mask))]
-    return tuple(Segment(ids[part], bool(mask[part[0]]), logprobs[part]) for part in parts)
+def _segments(record: Mapping[str, Any], ids: Any, logprobs: Any) -> tuple[Segment, ...]:
+    """Stretches with one author; neighbours by the same author are one, unless the record has its own segments."""
+    if "segments" not in record:
+        mask: BoolArray = np.array(record["mask"], np.bool_)
+        changes = (np.flatnonzero(mask[1:] != mask[:-1]) + 1).tolist()
+        bounds = pairwise([0, *changes, len(mask)] if len(mask) else [])
+        return tuple(Segment(ids[first:end], bool(mask[first]), logprobs[first:end]) for first, end in bounds)
+    ends = accumulate((each["tokens"] for each in record["segments"]), initial=0)
+    return tuple(
+        Segment(ids[first:end], each["by_policy"], logprobs[first:end], each["weight_version"])
+        for (first, end), each in zip(pairwise(ends), record["segments"], strict=True)
+    )

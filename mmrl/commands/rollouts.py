@@ -1,0 +1,173 @@
+"""``mmrl rollouts``: prints what a run has recorded of its completions, for people or as lines of JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mmrl.commands.arguments import chosen_steps
+from mmrl.commands.printing import answer
+from mmrl.errors import ConfigError
+
+_WIDTH = 110
+_CONDITION = re.compile(r"\s*([^<>=!]+?)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*", re.DOTALL)
+_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "=": operator.eq,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "mmrl rollouts RUN [--step N]... [--where EXPRESSION]... [--json]"
+    parser.description = "Print the recorded rollouts of a run, for people, or with --json an object a line for jq."
+    parser.add_argument("run_dir", type=Path, metavar="RUN", help="a run's folder, or a file of RUN/rollouts")
+    text = "which step, or A-B; repeat for more; by default all"
+    parser.add_argument("--step", action="append", default=[], metavar="N", help=text)
+    text = "such as 'reward<0.5', finish_reason=length, prompt_id=train/9, 'rewards.exact!=1'; repeat: all must hold"
+    parser.add_argument("--where", action="append", default=[], metavar="EXPRESSION", help=text)
+    parser.add_argument("--json", action="store_true", help="an object for each rollout, one a line")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from mmrl.rollout.records import read_lines
+    from mmrl.system.redaction import Redactor
+
+    conditions, redact = [Condition.of(text) for text in arguments.where], Redactor()
+    seen = shown = 0
+    for step, file in _files(arguments.run_dir, arguments.step):
+        for record in read_lines(file):
+            seen += 1
+            if not all(condition.holds(record) for condition in conditions):
+                continue
+            shown += 1
+            if arguments.json:
+                print(json.dumps(redact.plain(record if step is None else {"step": step, **record})))
+            else:
+                answer(None, _lines(record, step), as_json=False)
+    if not arguments.json:
+        answer(None, [f"{shown} of {seen} rollouts"], as_json=False)
+    return 0
+
+
+def _files(path: Path, wanted: Sequence[str]) -> list[tuple[int | None, Path]]:
+    """The chosen files, each with the step that its name tells."""
+    from mmrl.rollout.records import recorded_files
+
+    names = [(re.fullmatch(r"step-(\d+)", file.stem), file) for file in recorded_files(path)]
+    found = [(int(name[1]) if name else None, file) for name, file in names]
+    if not wanted:
+        return found
+    chosen = chosen_steps(wanted, [step for step, _ in found if step is not None], str(path))
+    return [(step, file) for step, file in found if step in chosen]
+
+
+def _lines(record: Mapping[str, Any], step: int | None) -> Iterator[str]:
+    """A rollout for a person."""
+    place = "" if step is None else f"step {step}, "
+    member = "greedy" if record["greedy"] else f"rollout {record['index']}"
+    marks = [f"{len(record['token_ids'])} tokens", record["finish_reason"]]
+    marks += [] if record["valid"] else ["unscored"]
+    marks += [] if record["kept"] else ["rejected"]
+    yield f"{place}epoch {record.get('epoch', 0)}, {record['prompt_id']}, {member}: {', '.join(marks)}"
+    parts = ", ".join(f"{name} {_number(value)}" for name, value in record["rewards"].items())
+    yield f"    reward {_number(record['reward'])}" + (f" ({parts})" if parts else "")
+    yield f"    {_shortened(record['completion'])}"
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.6g}"
+
+
+def _shortened(text: str) -> str:
+    """Beginning and end of a text, in one line."""
+    line = " ".join(text.split())
+    half = (_WIDTH - 5) // 2
+    return line if len(line) <= _WIDTH else f"{line[:half]} ... {line[-half:]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A comparison of a record's field with a value; a record without a value there does not fulfil it.
+
+    Attributes:
+        field: Such as ``reward``, or ``rewards.exact`` for what is within.
+        sign: A key of ``_COMPARE``.
+        value: As it was written.
+    """
+
+    field: str
+    sign: str
+    value: str
+
+    @classmethod
+    def of(cls, text: str) -> Condition:
+        """The condition that a text such as ``reward<0.5`` states.
+
+        Raises:
+            ConfigError: It states none.
+        """
+        found = _CONDITION.fullmatch(text)
+        if found is None:
+            what = f"{text!r} is no condition"
+            raise ConfigError(what, where="--where", possible=f"FIELD{', FIELD'.join(_COMPARE)}, each with a value")
+        return cls(*found.groups())
+
+    def holds(self, record: Mapping[str, Any]) -> bool:
+        """True if a record fulfils it.
+
+        Raises:
+            ConfigError: No record has such a field, or it is of another kind than the value.
+        """
+        name, *_ = self.field.split(".")
+        if name not in record:
+            raise self._error(f"no rollout has a field {name!r}", ", ".join(record))
+        found = _within(record, self.field)
+        if found is _MISSING:
+            return False
+        if self.sign in ("=", "==", "!=") and self.value == "null":
+            return (found is None) is (self.sign != "!=")
+        match found:
+            case None:
+                return self.sign == "!="
+            case bool():
+                if self.value not in ("true", "false") or self.sign not in ("=", "==", "!="):
+                    raise self._error(f"{self.field} is true or false", f"{self.field}=true, {self.field}=false")
+                return _COMPARE[self.sign](found, self.value == "true")
+            case int() | float():
+                try:
+                    return _COMPARE[self.sign](found, float(self.value))
+                except ValueError:
+                    raise self._error(f"{self.field} is a number, and {self.value!r} is none") from None
+            case str() if self.sign in ("=", "==", "!="):
+                return _COMPARE[self.sign](found, self.value)
+            case str():
+                raise self._error(f"{self.field} is a text, which is not less or more than another", "= and !=")
+            case _:
+                raise self._error(f"{self.field} is no single value", "a field within it, or mmrl rollouts --json | jq")
+
+    def _error(self, what: str, possible: str = "") -> ConfigError:
+        return ConfigError(what, where=f"--where {self.field}{self.sign}{self.value}", possible=possible)
+
+
+_MISSING = object()
+
+
+def _within(value: Any, path: str) -> Any:
+    """The value at a path such as ``rewards.exact``; names may hold dots themselves."""
+    if not isinstance(value, Mapping):
+        return _MISSING
+    if path in value:
+        return value[path]
+    name, _, rest = path.partition(".")
+    return _within(value[name], rest) if rest and name in value else _MISSING

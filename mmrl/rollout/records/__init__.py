@@ -1,0 +1,34 @@
+"""Rollouts on disk: all that a reward can see, and what the step made of it.
+
+A step's file (schema 2) is parquet with a row for each group (``columns.py``; ``writing.py`` writes it). Groups that a
+checkpoint carries, and completions that an evaluation appends, are JSON objects, one for each rollout (``lines.py``).
+Files of steps that older versions wrote (schema 1) are lines of such objects too. ``reading.py`` reads them all.
+"""
+
+from mmrl.rollout.records.lines import group_records
+from mmrl.rollout.records.reading import (
+    PARQUET,
+    RecordedGroup,
+    RecordedRollout,
+    RecordedStep,
+    read_groups,
+    read_lines,
+    read_rollouts,
+    read_step,
+    recorded_files,
+    recorded_steps,
+)
+
+__all__ = [
+    "PARQUET",
+    "RecordedGroup",
+    "RecordedRollout",
+    "RecordedStep",
+    "group_records",
+    "read_groups",
+    "read_lines",
+    "read_rollouts",
+    "read_step",
+    "recorded_files",
+    "recorded_steps",
+]

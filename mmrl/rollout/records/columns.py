@@ -1,0 +1,234 @@
+"""A step's rollouts in columns (schema 2): parquet with zstd, one row for each group, its rollouts a list of structs.
+
+Numbers keep their bits: token ids are int32, log-probs, entropies and values float32, advantages and rewards float64.
+Lists of numbers go from numpy to parquet and back as buffers. Texts are as they are; one that UTF-8 cannot hold (it
+has a lone surrogate), or that begins with a NUL, is a NUL and its JSON. ``answer`` and ``columns`` are JSON. Columns
+that nothing fills yet are null, so that files of later versions have the same columns.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mmrl.errors import DataError
+
+SCHEMA = 2
+_ESCAPE = "\0"
+_IDS, _FLOATS, _EXACT = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.float64())
+_IMAGES = pa.list_(pa.struct({"hash": pa.string(), "width": pa.int32(), "height": pa.int32()}))
+ROLLOUT = pa.struct(
+    {
+        "index": pa.int32(),
+        "greedy": pa.bool_(),
+        "completion": pa.string(),
+        "finish_reason": pa.string(),
+        "weight_version": pa.int64(),
+        "reward": pa.float64(),
+        "rewards": pa.map_(pa.string(), pa.float64()),  # null where it was not scored
+        "answers": pa.map_(pa.string(), pa.string()),
+        "valid": pa.bool_(),
+        "token_ids": _IDS,
+        "mask": pa.list_(pa.bool_()),
+        "segments": pa.list_(  # null where ``mask`` tells all
+            pa.struct({"tokens": pa.int32(), "by_policy": pa.bool_(), "weight_version": pa.int64(), "images": _IMAGES})
+        ),
+        "advantage": pa.float64(),  # of every token; null where ``advantages`` has one for each
+        "advantages": _EXACT,
+        "sampler_logprobs": _FLOATS,
+        "learner_logprobs": _FLOATS,
+        "reference_logprobs": _FLOATS,
+        "update_logprobs": pa.list_(_FLOATS),  # empty where they are ``learner_logprobs``
+        "update_entropy": pa.list_(_FLOATS),
+        "turns": _IDS,
+        "turn_rewards": _EXACT,
+        "values": _FLOATS,
+        "final_value": pa.float32(),
+    }
+)
+GROUP = pa.schema(
+    {
+        "group": pa.int32(),
+        "epoch": pa.int32(),
+        "prompt_id": pa.string(),
+        "source": pa.string(),
+        "round": pa.int32(),  # null, as ``place``, if it was sampled in an earlier step
+        "place": pa.int32(),
+        "kept": pa.bool_(),
+        "trained": pa.bool_(),
+        "messages": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()})),
+        "prompt": pa.string(),
+        "prompt_token_ids": _IDS,
+        "images": _IMAGES,
+        "answer": pa.string(),
+        "choices": pa.list_(pa.string()),
+        "columns": pa.string(),
+        "columns_as_text": pa.map_(pa.string(), pa.string()),
+        "demonstration": pa.string(),
+        "candidates": pa.list_(pa.struct({"text": pa.string(), "score": pa.float64(), "images": _IMAGES})),
+        "rollouts": pa.list_(ROLLOUT),
+    }
+)
+_LISTS_OF_FLOATS = ("sampler_logprobs", "learner_logprobs", "reference_logprobs", "values")
+BY_BYTE = [
+    *(f"rollouts.list.element.{name}.list.element" for name in _LISTS_OF_FLOATS),
+    *(f"rollouts.list.element.{name}.list.element.list.element" for name in ("update_logprobs", "update_entropy")),
+]
+"""Columns that are split into their first, second, ... bytes before zstd sees them."""
+
+
+def escaped(text: str) -> str:
+    """The text as UTF-8 can hold it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _ESCAPE + json.dumps(text)
+    return _ESCAPE + json.dumps(text) if text.startswith(_ESCAPE) else text
+
+
+def unescaped(text: Any) -> Any:
+    """The text that ``escaped`` was given; anything else as it is."""
+    return json.loads(text[1:]) if isinstance(text, str) and text.startswith(_ESCAPE) else text
+
+
+def read_records(file: Path) -> Iterator[dict[str, Any]]:
+    """A record of each rollout, as ``lines.py`` has them but with arrays; the first one has the algorithm's state.
+
+    ``reference_logprobs`` are None where there are none. ``segments`` and ``candidates`` may be missing.
+
+    Raises:
+        DataError: The file is not of this schema.
+        ValueError, OSError: It is damaged.
+    """
+    try:
+        with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+            first = _state(file, parquet.metadata.metadata or {})
+            for index in range(parquet.num_row_groups):
+                for record in _records(parquet.read_row_group(index, use_threads=False)):
+                    yield {**record, **first}
+                    first = {}
+    except pa.ArrowException as error:
+        raise ValueError(str(error)) from error
+
+
+def _state(file: Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
+    schema = metadata.get(b"schema", b"").decode()
+    if schema != str(SCHEMA):
+        what = f"its schema is {schema}, and this mmrl reads {SCHEMA}" if schema else "it has no schema in its metadata"
+        raise DataError(f"this is no record of rollouts: {what}", where=str(file), remedy="give files that a run wrote")
+    state = json.loads(metadata[b"algorithm_state"])
+    return {"algorithm_state": state} if state else {}
+
+
+def _records(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """The records of a row group."""
+    groups = table.drop_columns(["prompt_token_ids", "rollouts"]).to_pylist()
+    prompts = _split(table["prompt_token_ids"].combine_chunks())
+    rollouts = table["rollouts"].combine_chunks()
+    members = rollouts.values
+    numbers: dict[str, Any] = {
+        name: _split(members.field(name))
+        for name in ("token_ids", "mask", "advantages", "sampler_logprobs", "learner_logprobs", "reference_logprobs")
+    }
+    numbers |= {name: _split_twice(members.field(name)) for name in ("update_logprobs", "update_entropy")}
+    plain = (
+        "index",
+        "greedy",
+        "completion",
+        "finish_reason",
+        "weight_version",
+        "reward",
+        "rewards",
+        "answers",
+        "valid",
+    )
+    others = {name: members.field(name).to_pylist() for name in (*plain, "segments", "advantage")}
+    places = rollouts.offsets.to_pylist()
+    for row, ids, (first, end) in zip(groups, prompts, pairwise(places), strict=True):
+        of_prompt = _prompt(row, ids)
+        for i in range(first, end):
+            found = {name: values[i] for name, values in (others | numbers).items()}
+            yield {
+                "group": row["group"],
+                "place": None if row["place"] is None else [row["round"], row["place"]],
+                "kept": row["kept"],
+                "trained": row["trained"],
+                "prompt_id": of_prompt["prompt_id"],
+                "epoch": row["epoch"],
+                "index": found["index"],
+                **of_prompt,
+                **_rollout(found),
+            }
+
+
+def _prompt(row: Mapping[str, Any], ids: Any) -> dict[str, Any]:
+    """The part of a record that a group's rollouts share."""
+    messages = [{name: unescaped(value) for name, value in each.items()} for each in row["messages"]]
+    candidates = [
+        {"text": unescaped(each["text"]), "score": each["score"], "images": each["images"]}
+        for each in row["candidates"] or ()
+    ]
+    return {
+        "prompt_id": unescaped(row["prompt_id"]),
+        "source": unescaped(row["source"]),
+        "messages": messages,
+        "prompt": unescaped(row["prompt"]),
+        "prompt_token_ids": ids,
+        "images": [{**each, "hash": unescaped(each["hash"])} for each in row["images"]],
+        "answer": json.loads(row["answer"]),
+        "choices": [unescaped(choice) for choice in row["choices"]],
+        "columns": json.loads(row["columns"]),
+        "columns_as_text": _map(row["columns_as_text"]),
+        "demonstration": unescaped(row["demonstration"]),
+        **({"candidates": candidates} if candidates else {}),
+    }
+
+
+def _rollout(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a record that is a rollout's own."""
+    is_one, segments = found["advantage"] is not None, found["segments"]
+    advantage = np.full(len(found["token_ids"]), found["advantage"]) if is_one else found["advantages"]
+    return {
+        "completion": unescaped(found["completion"]),
+        "token_ids": found["token_ids"],
+        "mask": found["mask"],
+        **({} if segments is None else {"segments": segments}),
+        "finish_reason": unescaped(found["finish_reason"]),
+        "weight_version": found["weight_version"],
+        "rewards": _map(found["rewards"]),
+        "reward": found["reward"],
+        "answers": _map(found["answers"]),
+        "valid": found["valid"],
+        "greedy": found["greedy"],
+        "sampler_logprobs": found["sampler_logprobs"],
+        "advantage": advantage,
+        "learner_logprobs": found["learner_logprobs"],
+        "reference_logprobs": found["reference_logprobs"],
+        "update_logprobs": found["update_logprobs"],
+        "update_entropy": found["update_entropy"],
+    }
+
+
+def _map(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return {unescaped(name): unescaped(value) for name, value in pairs}
+
+
+def _split(lists: Any) -> list[Any]:
+    """The arrays of a column of lists of numbers; None is null."""
+    values, places = lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_pylist()
+    known = lists.is_valid().to_pylist()
+    return [
+        values[first:end] if is_known else None for (first, end), is_known in zip(pairwise(places), known, strict=True)
+    ]
+
+
+def _split_twice(lists: Any) -> list[list[Any]]:
+    inner = _split(lists.values)
+    return [inner[first:end] for first, end in pairwise(lists.offsets.to_pylist())]

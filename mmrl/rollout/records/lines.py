@@ -1,0 +1,108 @@
+"""Rollouts as JSON objects, one for each: in checkpoints, in evaluations, on the command line, and in older files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mmrl.types import FloatArray, ScoredGroup
+
+
+def group_records(groups: Sequence[ScoredGroup]) -> list[dict[str, Any]]:
+    """Records of groups that no step has learned from, each group's greedy rollout last; ``read_groups`` reads them.
+
+    ``columns_as_text`` has the ``repr`` of columns that JSON cannot hold. ``answers`` are those that rewards have read
+    from the completion. What a step adds (advantages, the learner's log-probs) is there and empty.
+    """
+    return [record for index, group in enumerate(groups) for record in _records(index, group)]
+
+
+def _records(index: int, group: ScoredGroup) -> Iterator[dict[str, Any]]:
+    of_group = {"group": index, "place": group.place, "kept": group.kept, "trained": False}
+    of_step = ("advantage", "learner_logprobs", "reference_logprobs", "update_logprobs", "update_entropy")
+    nothing: dict[str, Any] = {name: [] for name in of_step}
+    for member in range(len(group.rollouts)):
+        yield {**of_group, **_record(group, member, greedy=False), **nothing}
+    if group.greedy is not None:
+        yield {**of_group, **_record(group.greedy, 0, greedy=True), **nothing}
+
+
+def _record(scored: ScoredGroup, member: int, *, greedy: bool) -> dict[str, Any]:
+    rollout, prompt, row = scored.group.rollouts[member], scored.group.prompt, scored.group.prompt.prompt
+    plain, as_text = plain_columns(row.columns)
+    return {
+        "prompt_id": prompt.id,
+        "epoch": prompt.epoch,
+        "index": rollout.index,
+        "source": row.source,
+        "messages": [{"role": message.role, "content": message.content} for message in row.messages],
+        "prompt": prompt.text,
+        "prompt_token_ids": prompt.token_ids.tolist(),
+        "images": [{"hash": image.hash, "width": image.width, "height": image.height} for image in prompt.images],
+        "answer": row.answer,
+        "choices": list(row.choices),
+        "columns": plain,
+        "columns_as_text": as_text,
+        "demonstration": row.demonstration,
+        "completion": rollout.text,
+        "token_ids": rollout.token_ids.tolist(),
+        "mask": rollout.mask.tolist(),
+        "finish_reason": rollout.finish_reason,
+        "weight_version": rollout.weight_version,
+        "rewards": {name: float(values[member]) for name, values in scored.components.items()},
+        "reward": float(scored.rewards[member]),
+        "answers": {name: answers[member] for name, answers in scored.answers.items()},
+        "valid": bool(scored.valid[member]),
+        "greedy": greedy,
+        "sampler_logprobs": short_floats(rollout.sampler_logprobs),
+    }
+
+
+def plain_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record of a parquet file as JSON can hold it, and as schema 1 had it."""
+    return {name: [] if value is None and name in _LISTS else _plain(value) for name, value in record.items()}
+
+
+_LISTS = ("reference_logprobs",)
+"""None in a parquet file where there are none."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return short_floats(value) if value.dtype == np.float32 else value.tolist()
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value
+
+
+def short_floats(values: FloatArray) -> list[float]:
+    """float32 values as numbers of nine digits, which float32 rounds to the same values again."""
+    exact = np.asarray(values, np.float64)
+    with np.errstate(all="ignore"):
+        scale = 10.0 ** (8 - np.floor(np.log10(np.abs(exact))))
+        rounded = np.round(exact * scale) / scale
+    short: list[float] = np.where(np.float32(rounded) == np.float32(exact), rounded, exact).tolist()
+    return short
+
+
+def plain_columns(columns: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The columns that JSON can hold, and the ``repr`` of the others."""
+    plain = {name: value for name, value in columns.items() if _is_plain(value)}
+    return plain, {name: repr(value) for name, value in columns.items() if name not in plain}
+
+
+def _is_plain(value: Any) -> bool:
+    """True if JSON can hold a value so that it can be read again, numpy's arrays as lists."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return True
+        case np.ndarray() | np.generic():
+            return value.dtype.kind in "biuf" or _is_plain(value.tolist())
+        case list() | tuple():
+            return all(map(_is_plain, value))
+        case Mapping():
+            return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+        case _:
+            return False
