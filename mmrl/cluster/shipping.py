@@ -61,7 +61,9 @@ class PackedGroup(RolloutGroup):
     """A group as a rank has sampled it. Its prompt arrives as key alone: the driver has the rest."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        scalars = [(each.index, each.text, each.finish_reason, each.weight_version, each.greedy) for each in self.rollouts]
+        scalars = [
+            (each.index, each.text, each.finish_reason, each.weight_version, each.greedy) for each in self.rollouts
+        ]
         return _group, (self.prompt.key, _pack_segments(each.segments for each in self.rollouts), scalars)
 
 
@@ -126,7 +128,9 @@ def _pack_segments(of_samples: Iterable[Sequence[Segment]]) -> tuple[Any, ...]:
     )
 
 
-def _segments(counts: Sequence[int], scalars: Sequence[Any], token_ids: Any, logprobs: Any) -> list[tuple[Segment, ...]]:
+def _segments(
+    counts: Sequence[int], scalars: Sequence[Any], token_ids: Any, logprobs: Any
+) -> list[tuple[Segment, ...]]:
     parts = zip(_split(*token_ids), scalars, _split(*logprobs), strict=True)
     segments = [Segment(ids, by_policy, values, version) for ids, (by_policy, version), values in parts]
     return [tuple(segments[start:end]) for start, end in pairwise(offsets(counts))]

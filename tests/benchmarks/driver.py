@@ -33,7 +33,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-
 from stopwatch import Stopwatch, peak_memory
 
 PROMPTS, GROUP, COMPLETION, PROMPT = 512, 5, 2048, 1000
@@ -281,7 +280,7 @@ def watch_all(meter: Meter, *, with_records: bool) -> None:
     meter.time(Scoring, "result", "scoring")
     meter.time(Collector, "batch", "assembly")
     meter.time(GroupLearner, "_share", "packing plan")
-    meter.time(GroupLearner, "_all", "shipping")
+    meter.time(GroupLearner, "_samples", "shipping")
     meter.time(LogprobCheck, "check_step", "metrics")
     meter.time(Rollouts, "metrics", "metrics")
     meter.time(metrics, "advantage_metrics", "metrics")
