@@ -528,4 +528,7 @@ def _warn_of_old_name(old: str, new: str) -> None:
 
 
 def _join(arrays: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
+    """The arrays as one; a single one itself, as its copy would take as much memory again."""
+    if len(arrays) == 1:
+        return arrays[0].astype(dtype, copy=False)
     return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.zeros(0, dtype)

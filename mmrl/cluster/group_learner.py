@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 from mmrl.cluster.calls import RankCalls
 from mmrl.cluster.files import bare, send_images
+from mmrl.cluster.shipping import PackedRows, PackedSamples
 from mmrl.data.images import MediaStore
 from mmrl.engine_api import UpdateResult
 from mmrl.errors import MMRLError
 from mmrl.ops.packing import Item, Unit, shares_of, units_of
 from mmrl.types import EncodedPrompt, FloatArray, Sample, TrainingRow
-
-Row = TypeVar("Row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +27,20 @@ class GroupLearner:
 
     def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[FloatArray]:
         shares = self._share(samples)
-        return _merged(shares, self._all("logprobs", shares, samples, _bare_sample, packed))
+        return _merged(shares, self.calls.all("logprobs", packed, each=self._samples(shares, samples)))
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         shares = self._share(samples)
-        return _merged(shares, self._all("reference_logprobs", shares, samples, _bare_sample))
+        return _merged(shares, self.calls.all("reference_logprobs", each=self._samples(shares, samples)))
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
-        shares = self._share([row.sample for row in rows])
-        results: list[UpdateResult] = self._all("update", shares, rows, _bare_row)
+        samples = [row.sample for row in rows]
+        shares = self._share(samples)
+        jobs = [
+            PackedRows(replace(rows[index], sample=sample) for index, sample in zip(share, own, strict=True))
+            for share, own in zip(shares, self._samples(shares, samples), strict=True)
+        ]
+        results: list[UpdateResult] = self.calls.all("update", each=jobs)
         logprobs, entropies = ([getattr(each, name) for each in results] for name in ("logprobs", "entropies"))
         peaks = [each.memory_bytes for each in results if each.memory_bytes is not None]
         return replace(
@@ -70,26 +73,17 @@ class GroupLearner:
         units = units_of([Item.of(sample) for sample in samples], share=self.shares_prefix)
         return [[i for unit in share for i in unit.indices] for share in shares_of(units, len(self.calls.nodes), cost)]
 
-    def _all(
-        self, method: str, shares: Sequence[Sequence[int]], rows: Sequence[Row], bare: Callable[[Row], Row], *args: Any
-    ) -> list[Any]:
-        bare_rows = [[bare(rows[index]) for index in share] for share in shares]
-        prompts = [[_sample_of(row).prompt for row in share] for share in bare_rows]
-        send_images(self.calls.ask, self.media, self.calls.nodes, prompts)
-        return self.calls.all(method, *args, each=bare_rows)
-
-
-def _bare_sample(sample: Sample) -> Sample:
-    return Sample(bare(sample.prompt), sample.segments)
-
-
-def _bare_row(row: TrainingRow) -> TrainingRow:
-    return replace(row, sample=_bare_sample(row.sample))
-
-
-def _sample_of(row: Any) -> Sample:
-    sample: Sample = row.sample if isinstance(row, TrainingRow) else row
-    return sample
+    def _samples(self, shares: Sequence[Sequence[int]], samples: Sequence[Sample]) -> list[PackedSamples]:
+        """Each rank's samples, whose prompts are bare, one for all samples of a prompt; their images are there."""
+        prompts = {id(sample.prompt): sample.prompt for sample in samples}
+        known = {key: bare(prompt) for key, prompt in prompts.items()}
+        jobs = [
+            PackedSamples(Sample(known[id(samples[index].prompt)], samples[index].segments) for index in share)
+            for share in shares
+        ]
+        own = [[sample.prompt for sample in job] for job in jobs]
+        send_images(self.calls.ask, self.media, self.calls.nodes, own)
+        return jobs
 
 
 def _merged(shares: Sequence[Sequence[int]], answers: Sequence[Sequence[FloatArray]]) -> list[FloatArray]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from mmrl.cluster.calls import RankCalls
 from mmrl.cluster.files import bare, send_images
+from mmrl.cluster.shipping import PackedRequests
 from mmrl.data.images import MediaStore
 from mmrl.engine_api import SamplingRequest
 from mmrl.ops.packing import balance
@@ -35,8 +36,8 @@ class GroupSampler:
         by_rank = [[requests[i] for i in share] for share in shares for _ in range(size)]
         prompts = [[request.prompt for request in share] for share in by_rank]
         send_images(self.calls.ask, self.media, self.calls.nodes, prompts)
-        sent = [[replace(request, prompt=bare(request.prompt)) for request in share] for share in by_rank]
-        self.calls.all("submit", each=sent)
+        jobs = [PackedRequests(replace(each, prompt=bare(each.prompt)) for each in share) for share in by_rank]
+        self.calls.all("submit", each=jobs)
         left = Counter({number: len(share) for number, share in enumerate(shares)})
         asked: dict[Future[Any], tuple[int, bool]] = {}
 

@@ -8,12 +8,14 @@ import socket
 import tempfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mmrl.cluster.jobs import Installation, RankJob, Rendezvous
 from mmrl.cluster.nodes import PACKAGES, fingerprints, holds, installed_versions
 from mmrl.cluster.process import forget_shared_memory, host_meeting, interface_of, prepare_process
+from mmrl.cluster.shipping import PackedArrays, PackedGroup
 from mmrl.config.load import from_mapping
 from mmrl.config.sections import Kind
 from mmrl.data.images import MediaStore
@@ -175,22 +177,26 @@ class RankWorker:
         failpoints.reach("rank.advance")
         with self._engine.span("generate"):
             finished = next(self._groups, None)  # none is left after an error, which the call before this raised
-        return finished if answer else None
+        if finished is None or not answer:
+            return None
+        position, group = finished
+        return position, PackedGroup(group.prompt, group.rollouts)
 
     def logprobs(self, samples: Sequence[Sample], packed: bool) -> list[FloatArray]:
         learner: Learner = self._owner
         with self._engine.span("logprob"):
-            return learner.logprobs(samples, packed=packed)
+            return PackedArrays(learner.logprobs(samples, packed=packed))
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         learner: Learner = self._owner
         with self._engine.span("logprob"):
-            return learner.reference_logprobs(samples)
+            return PackedArrays(learner.reference_logprobs(samples))
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         learner: Learner = self._owner
         with self._engine.span("update"):
-            return learner.update(rows)
+            result = learner.update(rows)
+        return replace(result, logprobs=PackedArrays(result.logprobs), entropies=PackedArrays(result.entropies))
 
     def save(self, folder: str) -> MMRLError | None:
         """Save; an error is returned and not raised, so that all ranks answer and none waits for another."""

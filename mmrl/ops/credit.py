@@ -108,6 +108,14 @@ def mixed_groups(values: FloatArray, group_ids: IntArray, valid: BoolArray) -> B
     return mixed_B
 
 
+def members_of(group_ids: IntArray, rows: BoolArray) -> list[IntArray]:
+    """Indices, ascending, of those of the ``rows`` that are in each group; groups without any are left out."""
+    found = np.flatnonzero(rows)
+    ordered = found[np.argsort(group_ids[found], kind="stable")]
+    _, starts = np.unique(group_ids[ordered], return_index=True)
+    return np.split(ordered, starts[1:]) if len(ordered) else []
+
+
 def grouped(group_ids: IntArray, valid: BoolArray) -> BoolArray:
     """(B,) True for the valid rows of groups with two valid rows or more."""
     ids, sizes = np.unique(group_ids[valid], return_counts=True)
@@ -179,10 +187,9 @@ def whiten(
     return [np.where(m, whitened(v), 0.0) for v, m in zip(values, masks, strict=True)]
 
 
-def _groups(rewards: FloatArray, group_ids: IntArray, valid: BoolArray, *, uneven: bool = False) -> Iterator[BoolArray]:
-    """The valid rows of each group, as (B,) masks; ``uneven``: only groups whose rewards are not all equal."""
-    for group_id in np.unique(group_ids[valid]):
-        members = valid & (group_ids == group_id)
+def _groups(rewards: FloatArray, group_ids: IntArray, valid: BoolArray, *, uneven: bool = False) -> Iterator[IntArray]:
+    """Indices of the valid rows of each group; ``uneven``: only groups whose rewards are not all equal."""
+    for members in members_of(group_ids, valid):
         if not uneven or np.ptp(rewards[members]) > TOLERANCE:
             yield members
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mmrl.ops.credit import TOLERANCE, zero_signal_fraction
+from mmrl.ops.credit import TOLERANCE, members_of, zero_signal_fraction
 from mmrl.ops.parity import Gap
 from mmrl.types import Batch, BoolArray, FloatArray
 
@@ -28,8 +28,7 @@ def reward_metrics(batch: Batch, accuracy_of: str) -> dict[str, float]:
     """
     valid = batch.rewards[batch.valid]
     right = batch.component(accuracy_of)
-    told = batch.valid & ~np.isnan(right)
-    groups = [right[told & (batch.group_ids == g)] for g in np.unique(batch.group_ids[told])]
+    groups = [right[members] for members in members_of(batch.group_ids, batch.valid & ~np.isnan(right))]
     return {
         "reward/mean": _mean(valid),
         "reward/std": float(valid.std()) if len(valid) else 0.0,
@@ -140,5 +139,6 @@ def _component_means(section: str, components: Mapping[str, FloatArray], rows: B
 def _mean(values: FloatArray) -> float:
     """Mean of the values that are not NaN; 0 if there is none."""
     values = np.asarray(values, np.float64)
-    values = values[~np.isnan(values)]
+    missing = np.isnan(values)
+    values = values[~missing] if missing.any() else values
     return float(values.mean()) if len(values) else 0.0

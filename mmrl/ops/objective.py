@@ -68,13 +68,15 @@ def _check_credit(algorithm: Algorithm, batch: Batch, credit: Credit) -> None:
         fits = isinstance(number, int | float | np.number) and math.isfinite(number)
         demand(fits, f"gave the constant {name!r} as {number!r}", "constants are finite numbers, such as float(x)")
     for i, (value, mask) in enumerate(zip(values, loss_masks(batch, credit), strict=True)):
-        what = f"gave row {i} values of shape {np.shape(value)}, and it has {mask.size} tokens"
-        demand(np.shape(value) in ((), mask.shape), what, "give one number, or one for each of its tokens")
-        finite = np.isfinite(np.broadcast_to(value, mask.shape)[mask]).all()
-        remedy = (
-            "divide by nothing that can be 0, as a group's deviation can; mmrl.ops.credit.group_advantages does not"
-        )
-        demand(bool(finite), f"gave row {i} an advantage that is not finite", remedy)
+        if np.shape(value) not in ((), mask.shape):
+            what = f"gave row {i} values of shape {np.shape(value)}, and it has {mask.size} tokens"
+            demand(False, what, "give one number, or one for each of its tokens")
+        finite = np.isfinite(np.asarray(value))
+        if not finite.all() and np.any(mask & ~finite):
+            remedy = (
+                "divide by nothing that can be 0, as a group's deviation can; mmrl.ops.credit.group_advantages does not"
+            )
+            demand(False, f"gave row {i} an advantage that is not finite", remedy)
 
 
 def _kind(value: object) -> str:

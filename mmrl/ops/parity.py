@@ -58,13 +58,16 @@ class Gap:
     @classmethod
     def between(cls, one: Sequence[FloatArray], other: Sequence[FloatArray]) -> Gap:
         """Compare arrays token by token; no tokens at all is no gap."""
-        difference = np.concatenate([np.zeros(0), *other]).astype(np.float64)
-        difference -= np.concatenate([np.zeros(0), *one]).astype(np.float64)
+        difference = np.concatenate([np.zeros(0), *other], dtype=np.float64)
+        difference -= np.concatenate([np.zeros(0), *one], dtype=np.float64)
         if not len(difference):
             return cls(0.0, 0.0, 0.0, 0.0)
-        kl = np.expm1(np.minimum(difference, 20.0)) - difference
-        size = np.abs(difference)
-        return cls(float(size.mean()), float(np.quantile(size, 0.99)), float(size.max()), float(kl.mean()))
+        kl = np.minimum(difference, 20.0)
+        np.expm1(kl, out=kl)
+        kl -= difference
+        size = np.abs(difference, out=difference)
+        mean, largest = float(size.mean()), float(size.max())  # before the quantile moves the numbers
+        return cls(mean, float(np.quantile(size, 0.99, overwrite_input=True)), largest, float(kl.mean()))
 
     def verdict(self, precision: str) -> str:
         """``ok``, ``warn`` or ``stop``; a gap that is not finite stops."""

@@ -10,7 +10,7 @@ from mmrl.errors import NumericsError
 from mmrl.ops import metrics
 from mmrl.ops.packing import Item, units_of
 from mmrl.ops.parity import Gap
-from mmrl.types import CreditedGroup, FloatArray, Sample
+from mmrl.types import BoolArray, CreditedGroup, FloatArray, Sample
 
 CHECKED_SAMPLES, CHECKED_MEMBERS = 12, 3
 """Samples of the first batch that are computed one by one as well as packed, and how many of one prompt, which share
@@ -85,4 +85,11 @@ class LogprobCheck:
 def _sampler_gap(samples: Sequence[Sample], logprobs: Sequence[FloatArray]) -> Gap:
     """Learner against sampler, on the tokens that the policy wrote, of samples that the learner has seen."""
     seen = [(s, values) for s, values in zip(samples, logprobs, strict=True) if len(values)]
-    return Gap.between([s.sampler_logprobs[s.mask] for s, _ in seen], [values[s.mask] for s, values in seen])
+    return Gap.between(
+        [_written(s.sampler_logprobs, s.mask) for s, _ in seen], [_written(values, s.mask) for s, values in seen]
+    )
+
+
+def _written(values: FloatArray, mask: BoolArray) -> FloatArray:
+    """The values of the tokens that the policy wrote; the array itself where it wrote all of them."""
+    return values if mask.all() else values[mask]

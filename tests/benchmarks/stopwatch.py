@@ -18,11 +18,16 @@ _C = ctypes.CDLL(None)
 
 
 class Stopwatch:
-    """Seconds by phase, each moment in the innermost one; ``rest`` is what is in none. Counts the main thread only."""
+    """Seconds by phase, each moment in the innermost one; ``rest`` is what is in none. Counts the main thread only.
 
-    def __init__(self) -> None:
+    Args:
+        clock: Counts seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self._open: list[str] = []
-        self._since = time.perf_counter()
+        self._since = clock()
         self._seconds: dict[str, float] = defaultdict(float)
 
     @contextmanager
@@ -57,10 +62,10 @@ class Stopwatch:
 
     def skip(self) -> None:
         """Leave out the time since the last phase began or ended."""
-        self._since = time.perf_counter()
+        self._since = self._clock()
 
     def _charge(self) -> None:
-        now = time.perf_counter()
+        now = self._clock()
         self._seconds[self._open[-1] if self._open else "rest"] += now - self._since
         self._since = now
 

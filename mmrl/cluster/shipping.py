@@ -1,0 +1,161 @@
+"""Lists and groups that travel between driver and ranks as a few arrays, and not object by object.
+
+Each class here is the list, or the group, that it is made of. Only pickle sees a difference: the arrays of all its
+members are joined, one array for each kind, and a prompt is there once for all of its samples. The other end gets plain
+records of ``mmrl.types`` whose arrays are views, read-only ones where pickle's buffers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mmrl.engine_api import SamplingRequest
+from mmrl.ops.packing import offsets
+from mmrl.types import EncodedPrompt, FloatArray, Prompt, Rollout, RolloutGroup, Sample, Segment, TrainingRow
+
+Array = npt.NDArray[Any]
+
+
+class PackedArrays(list[FloatArray]):
+    """Arrays of one value a token."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _split, _joined(self)
+
+
+class PackedRequests(list[SamplingRequest]):
+    """Requests to sample."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        scalars = [(each.num_samples, each.temperature, each.max_new_tokens, each.seed) for each in self]
+        return _requests, (*_pack_prompts(each.prompt for each in self), scalars)
+
+
+class PackedSamples(list[Sample]):
+    """Samples; a rollout arrives as the sample that it is."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _samples, _pack_samples(self)
+
+
+class PackedRows(list[TrainingRow]):
+    """Rows of an optimizer step; advantages arrive as float32, as the loss takes them."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rows, (
+            _pack_samples([row.sample for row in self]),
+            [(row.weight, row.constants) for row in self],
+            _joined([row.mask for row in self]),
+            _joined([row.advantages for row in self], np.float32),
+            _pack_optional([row.old_logprobs for row in self]),
+            _pack_optional([row.reference_logprobs for row in self]),
+        )
+
+
+class PackedGroup(RolloutGroup):
+    """A group as a rank has sampled it. Its prompt arrives as key alone: the driver has the rest."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        scalars = [
+            (each.index, each.text, each.finish_reason, each.weight_version, each.greedy) for each in self.rollouts
+        ]
+        return _group, (self.prompt.key, _pack_segments(each.segments for each in self.rollouts), scalars)
+
+
+def _requests(prompts: Any, places: Sequence[int], scalars: Sequence[Any]) -> list[SamplingRequest]:
+    known = _prompts(*prompts)
+    return [SamplingRequest(known[place], *each) for place, each in zip(places, scalars, strict=True)]
+
+
+def _rows(
+    samples: Any, scalars: Sequence[Any], masks: Any, advantages: Any, old: Any, reference: Any
+) -> list[TrainingRow]:
+    parts = _samples(*samples), scalars, _split(*masks), _split(*advantages)
+    optional = (_optional(each, len(scalars)) for each in (old, reference))
+    return [
+        TrainingRow(sample, weight, mask, values, old_logprobs, reference_logprobs, constants)
+        for sample, (weight, constants), mask, values, old_logprobs, reference_logprobs in zip(
+            *parts, *optional, strict=True
+        )
+    ]
+
+
+def _group(key: tuple[int, str], segments: Any, scalars: Sequence[Any]) -> RolloutGroup:
+    epoch, name = key
+    prompt = EncodedPrompt(prompt=Prompt(name, ()), text="", token_ids=np.zeros(0, np.int32), images=(), epoch=epoch)
+    pairs = zip(_segments(*segments), scalars, strict=True)
+    return RolloutGroup(prompt, tuple(Rollout(prompt, own, *each) for own, each in pairs))
+
+
+def _pack_samples(samples: Sequence[Sample]) -> tuple[Any, ...]:
+    return *_pack_prompts(sample.prompt for sample in samples), _pack_segments(sample.segments for sample in samples)
+
+
+def _samples(prompts: Any, places: Sequence[int], segments: Any) -> list[Sample]:
+    known = _prompts(*prompts)
+    return [Sample(known[place], own) for place, own in zip(places, _segments(*segments), strict=True)]
+
+
+def _pack_prompts(prompts: Iterable[EncodedPrompt]) -> tuple[Any, list[int]]:
+    """Each different object once, and the place of each prompt among them."""
+    known: dict[int, tuple[int, EncodedPrompt]] = {}
+    places = [known.setdefault(id(prompt), (len(known), prompt))[0] for prompt in prompts]
+    unique = [prompt for _, prompt in known.values()]
+    parts = [(each.prompt, each.text, each.images, each.epoch) for each in unique]
+    return (parts, *_joined([each.token_ids for each in unique], np.int32)), places
+
+
+def _prompts(parts: Sequence[Any], token_ids: Array, lengths: Sequence[int]) -> list[EncodedPrompt]:
+    return [
+        EncodedPrompt(prompt=prompt, text=text, token_ids=ids, images=images, epoch=epoch)
+        for (prompt, text, images, epoch), ids in zip(parts, _split(token_ids, lengths), strict=True)
+    ]
+
+
+def _pack_segments(of_samples: Iterable[Sequence[Segment]]) -> tuple[Any, ...]:
+    of_samples = list(of_samples)
+    segments = [segment for own in of_samples for segment in own]
+    return (
+        [len(own) for own in of_samples],
+        [(segment.by_policy, segment.weight_version) for segment in segments],
+        _joined([segment.token_ids for segment in segments], np.int32),
+        _joined([segment.sampler_logprobs for segment in segments], np.float32),
+    )
+
+
+def _segments(
+    counts: Sequence[int], scalars: Sequence[Any], token_ids: Any, logprobs: Any
+) -> list[tuple[Segment, ...]]:
+    parts = zip(_split(*token_ids), scalars, _split(*logprobs), strict=True)
+    segments = [Segment(ids, by_policy, values, version) for ids, (by_policy, version), values in parts]
+    return [tuple(segments[start:end]) for start, end in pairwise(offsets(counts))]
+
+
+def _pack_optional(arrays: Sequence[FloatArray | None]) -> tuple[Any, ...] | None:
+    """None if every array is None; else those that are there, and which ones these are."""
+    there = [array for array in arrays if array is not None]
+    return ([array is not None for array in arrays], *_joined(there)) if there else None
+
+
+def _optional(packed: Any, count: int) -> list[FloatArray | None]:
+    if packed is None:
+        return [None] * count
+    is_there, *joined = packed
+    there = iter(_split(*joined))
+    return [next(there) if each else None for each in is_there]
+
+
+def _joined(arrays: Sequence[Array], dtype: Any = None) -> tuple[Array, list[int]]:
+    """One array of all, and their lengths; in their own type if none is given."""
+    values = np.concatenate(arrays, dtype=dtype, casting="same_kind") if arrays else np.zeros(0, dtype or np.float32)
+    return values, [len(array) for array in arrays]
+
+
+def _split(values: Array, lengths: Sequence[int]) -> list[Array]:
+    """Views of the arrays that were joined."""
+    return [values[start:end] for start, end in pairwise(offsets(lengths))]
