@@ -14,8 +14,10 @@ from tests.faults.comparison import metrics
 from tests.faults.harness import Blow, Nursery
 from tests.faults.kill_sweep import FAKE, REAL, Sweep, random_kills, write_config
 
-SAVING = {"checkpoint.begin", "save.shard", "save.state", "checkpoint.filled", "checkpoint.sealed",
+SAVING = {"checkpoint.begin", "save.shard", "save.part", "save.state", "checkpoint.filled", "checkpoint.sealed",
           "checkpoint.renamed", "checkpoint.pruning", "directory.replacing"}  # fmt: skip
+THINNING = {"checkpoint.thinning", "checkpoint.thinned"}
+"""Where only the newest checkpoint has the optimizer's state."""
 
 
 @pytest.fixture(scope="module")
