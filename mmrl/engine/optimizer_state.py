@@ -110,6 +110,10 @@ class OptimizerState:
 
         weight, start = self.weights[name], self.held(name).start
         flat = self._flat(name, kind) if self._stage < 3 else torch.zeros_like(weight.ds_tensor, dtype=torch.float32)
+        if self._stage == 0 and kind != MASTER:
+            state = self._optimizer.state[self._owned[name]]
+            state.setdefault("step", torch.zeros((), device=flat.device))  # where a fused step reads it
+            state[kind] = flat.view_as(self._owned[name])
         for first, values in pieces:
             flat[first - start : first - start + len(values)].copy_(values)
         if self._stage == 3 and kind == MASTER:
@@ -118,20 +122,18 @@ class OptimizerState:
             public.safe_set_local_optimizer_state(weight, flat, kind)
 
     def _flat(self, name: str, kind: str) -> torch.Tensor:
-        """What is held of a weight below stage 3: a view of it."""
+        """What is held of a weight below stage 3: a view of it, or zeros where there is none."""
         if self._stage:
             place = self._slices[name]
             flat = self._optimizer.param_groups[place.group]["params"][0]
-            whole = flat.detach() if kind == MASTER else self._optimizer.state[flat][kind]
+            whole: torch.Tensor = flat.detach() if kind == MASTER else self._optimizer.state[flat][kind]
             return whole.narrow(0, place.start, len(place.held))
-        owned = self._owned[name]
+        owned: torch.Tensor = self._owned[name]
         if kind == MASTER:
             return owned.detach().view(-1)
-        state = self._optimizer.state[owned]
-        if kind not in state:  # a weight that never had a gradient, or an optimizer that has taken no step
-            state.setdefault("step", torch.zeros((), device=owned.device))  # where a fused step reads it
-            state[kind] = torch.zeros_like(owned, memory_format=torch.contiguous_format)
-        return state[kind].view(-1)
+        # A weight that never had a gradient has no state.
+        values: torch.Tensor | None = self._optimizer.state.get(owned, {}).get(kind)
+        return torch.zeros_like(owned).view(-1) if values is None else values.view(-1)
 
     def _find_slices(self, policy: Policy) -> dict[str, _Slice]:
         """DeepSpeed tells where a weight's part lies in this rank's partition; lower ranks have what comes before."""

@@ -337,8 +337,8 @@ class TrainingRun:
             raise ConfigError(
                 "the checkpoint has no optimizer state, so that no run can go on from it",
                 where=f"{path}; trainer.save_optimizer was last or none",
-                remedy=f"begin a new run from its weights: model.path={path / 'model'} with another trainer.run_dir (an "
-                "adapter: from the folder that `mmrl export` writes); `mmrl eval` and `mmrl export` take it as it is",
+                remedy=f"begin a new run from its weights: model.path={path / 'model'} with another trainer.run_dir "
+                "(an adapter: the folder that `mmrl export` writes); `mmrl eval` and `mmrl export` take it as it is",
             )
 
     def _load_state(self) -> None:
