@@ -118,7 +118,6 @@ class FakeEngine:
         save_file({"logits": self.logits_PV.detach().clone()}, folder / "model" / "model.safetensors")
         state = self.optimizer.state[self.logits_PV]
         if self._config.trainer.save_optimizer != "none":
-            failpoints.reach("save.shard")
             save_file(
                 {name: value.clone() for name, value in state.items()}, folder / "state" / "optimizer.safetensors"
             )
