@@ -150,7 +150,7 @@ def test_a_run_directory_holds_the_contracts_files(runs):
         "model/tokenizer_config.json", "model/chat_template.jinja", "manifest.json", "state/run.json",
         "state/learner.json", "state/generators.safetensors",
     )}  # fmt: skip
-    saved.add("checkpoints/step-000002/state/optimizer-00001-of-00001.safetensors")
+    saved.add("checkpoints/step-000002/state/optimizer-00000-00001.safetensors")
     always = {".lock", "config.yaml", "environment.json", "engines.log", *saved}
     always |= {"metrics.jsonl", "attempts.jsonl", "ledger.jsonl"}
     rollouts = {"rollouts/step-000001.parquet", "rollouts/step-000002.parquet"}

@@ -52,17 +52,19 @@ class GroupLearner:
         )
 
     def save(self, folder: Path) -> None:
-        node, target = self.calls.nodes[0], str(folder.absolute())
-        place = target if node.shares_files else node.path("saved")
-        failures: list[MMRLError | None] = self.calls.all("save", place)
+        """Each rank writes files of its own; those of nodes that do not see the folder are fetched, node by node."""
+        target = folder.absolute()
+        places = [str(target) if node.shares_files else node.path("saved") for node in self.calls.nodes]
+        away = [node for node in dict.fromkeys(self.calls.nodes) if not node.shares_files]
+        failures: list[MMRLError | None] = self.calls.all("save", each=places)
         try:
             if failure := next(filter(None, failures), None):
                 raise failure
-            if not node.shares_files:
-                node.fetch(self.calls.ask, place, Path(target))
+            for node in away:
+                node.fetch(self.calls.ask, node.path("saved"), target)
         finally:
-            if not node.shares_files and not self.calls.failed:
-                self.calls.ask(node.leader, "remove_folder", place)
+            for node in away if not self.calls.failed else ():
+                self.calls.ask(node.leader, "remove_folder", node.path("saved"))
 
     def _share(self, samples: Sequence[Sample]) -> list[list[int]]:
         """Indices of each rank's samples."""

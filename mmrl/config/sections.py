@@ -273,6 +273,8 @@ class TrainerConfig(Section):
     """Steps between checkpoints; there is also one before the first and one after the last step. 0: those alone."""
     keep_checkpoints: Annotated[Count, MAY_CHANGE] = 3
     """Checkpoints kept, the newest ones."""
+    save_optimizer: Annotated[Literal["all", "last", "none"], MAY_CHANGE] = "all"
+    """Checkpoints with the optimizer's state, which a run goes on from: all; last: the newest alone; none."""
     best_metric: Annotated[str | None, MAY_CHANGE] = None
     """A metric, such as eval/accuracy, by which the best checkpoint is kept too; null for none."""
     best_is: Annotated[Literal["max", "min"], MAY_CHANGE] = "max"

@@ -86,6 +86,7 @@ _WORDS: Mapping[str, str] = {
         "val_override_config.n",
     "trainer.save_every": "save_freq save_steps save_interval",
     "trainer.keep_checkpoints": "save_limit save_total_limit max_ckpt_num max_actor_ckpt_to_keep max_num",
+    "trainer.save_optimizer": "save_only_model save_model_only save_contents",
     "trainer.best_metric": "metric_for_best_model best_metric_key",
     "trainer.best_is": "greater_is_better",
     "trainer.run_dir": "output_dir save_checkpoint_path default_local_dir save_path ckpt_path logging_dir",

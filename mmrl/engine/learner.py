@@ -21,7 +21,8 @@ from mmrl.engine import device
 from mmrl.engine.collation import Collator, Features
 from mmrl.engine.counting import UnitCost, UpdateCost, UpdateMemory
 from mmrl.engine.folder import ModelFolder
-from mmrl.engine.learner_state import OptimizerState, SavedState, check_optimizer, save_state
+from mmrl.engine.learner_state import SavedState, check_optimizer, save_state
+from mmrl.engine.optimizer_state import OptimizerState
 from mmrl.engine.placement import Reference
 from mmrl.engine.policy import Policy
 from mmrl.engine.vision import BLANK, idle_sample
@@ -46,6 +47,7 @@ class DeepSpeedLearner:
         settings: DeepSpeed's configuration; kept as ``settings``.
         total_steps: Optimizer steps of the run, for the schedule.
         lora: The policy's adapters; checkpoints then hold the adapters alone.
+        saves_optimizer: False if checkpoints leave the optimizer's state out.
 
     Attributes:
         memory: Peak memory of updates.
@@ -64,6 +66,7 @@ class DeepSpeedLearner:
         gradient_checkpointing: bool,
         total_steps: int,
         lora: LoraConfig | None = None,
+        saves_optimizer: bool = True,
     ) -> None:
         import deepspeed
 
@@ -77,7 +80,7 @@ class DeepSpeedLearner:
         self.settings = settings
         self._policy, self._reference = policy, reference
         self._collate, self._algorithm, self._config, self._folder = collator, algorithm, config, folder
-        self._idle, self._lora = idle_sample(folder), lora
+        self._idle, self._lora, self._saves_optimizer = idle_sample(folder), lora, saves_optimizer
         self._features: dict[str, Features] = {}
         self._keeps_features = collator.share and folder.family.vision and not self._cost.trains_tower
         self._estimate = UnitCost(folder, tower=not self._keeps_features)
@@ -130,12 +133,13 @@ class DeepSpeedLearner:
         return replace(self._measured_update(rows), notice=notice)
 
     def save(self, folder: Path) -> None:
-        """Write ``model/`` and ``state/``: all ranks gather weight by weight, and rank 0 writes."""
+        """Write ``model/`` and ``state/``: each rank writes some files of the weights, and its part of the state."""
         failures = Failures()
         save = save_model if self._lora is None else partial(save_adapter, self._lora)
         save(self._policy, self._folder, folder / "model", failures)
         failures.raise_first()
-        save_state(OptimizerState(self._engine, self._policy), self._step, folder / "state", failures)
+        state = OptimizerState(self._engine, self._policy)
+        save_state(state, self._step, folder / "state", failures, with_optimizer=self._saves_optimizer)
         failures.raise_first()
 
     def restore(self, folder: Path) -> None:

@@ -2,121 +2,38 @@
 
 ``state/`` of a checkpoint holds:
 
-- ``optimizer-00001-of-0000N.safetensors``: whole float32 tensors, named ``exp_avg/WEIGHT``, ``exp_avg_sq/WEIGHT``
-  and, where the model is not float32, ``master/WEIGHT``: the float32 weight that the optimizer moves;
+- ``optimizer-RANK-NUMBER.safetensors``: what each rank holds of the optimizer's state, in float32: ranges of the
+  flattened weights, named ``exp_avg/WEIGHT/START``, ``exp_avg_sq/WEIGHT/START`` and, where the model is not float32,
+  ``master/WEIGHT/START``: the float32 weight that the optimizer moves. START is the range's first element;
 - ``generators.safetensors``: every rank's generators of torch, named ``RANK/torch`` and ``RANK/cuda``;
 - ``learner.json``: the numbers of steps, the weights' shapes, and every rank's other generators.
+
+Version 1 had whole tensors, named ``exp_avg/WEIGHT``, which rank 0 had gathered. It is read too.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mmrl.engine.policy import Policy
-from mmrl.engine.weights import Failures, numel, shards, write_shards
+from mmrl.engine import weights
+from mmrl.engine.optimizer_state import MASTER, OptimizerState
+from mmrl.engine.weights import Failures, of_all_ranks, shards
 from mmrl.errors import ConfigError, ResourceError
 from mmrl.system import failpoints
 from mmrl.system.rng_state import generators, set_generators
 
-VERSION = 1
-MASTER = "master"
+VERSION = 2
 FILE = "learner.json"
 GENERATORS = "generators.safetensors"
-OPTIMIZER = "optimizer-*-of-*.safetensors"
-
-
-class OptimizerState:
-    """The state of DeepSpeed's optimizer as whole tensors by weight; getting one is collective, setting one is not.
-
-    DeepSpeed makes the state in its first step, and its public calls find it from then on. Without ZeRO they find
-    nothing; the optimizer's own parameters are then in the order of the trained weights.
-    """
-
-    def __init__(self, engine: Any, policy: Policy) -> None:
-        self._optimizer, self._stage = engine.optimizer, engine.zero_optimization_stage()
-        self.weights = {name: p for name, p in policy.model.named_parameters() if p.requires_grad}
-        self._has_masters = policy.model.dtype != torch.float32
-        owned = [p for group in self._optimizer.param_groups for p in group["params"]] if self._stage == 0 else []
-        self._owned = dict(zip(self.weights, owned, strict=True)) if self._stage == 0 else {}
-
-    @property
-    def adam_step(self) -> int:
-        """Adam's own count of steps; 0 before there is a state."""
-        counts = {int(state["step"]) for state in self._optimizer.state.values() if "step" in state}
-        assert len(counts) <= 1, f"weights have taken different numbers of steps: {counts}"
-        return counts.pop() if counts else 0
-
-    @adam_step.setter
-    def adam_step(self, steps: int) -> None:
-        for state in self._optimizer.state.values():
-            state["step"].fill_(steps)
-
-    def kinds(self, adam_step: int) -> tuple[str, ...]:
-        """Kinds of tensors that each weight has."""
-        masters = (MASTER,) if self._has_masters else ()
-        return (*masters, "exp_avg", "exp_avg_sq") if adam_step else masters
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Whole float32 tensors by ``KIND/WEIGHT``, gathered one at a time."""
-        kinds = self.kinds(self.adam_step)
-        for name in self.weights:
-            for kind in kinds:
-                yield f"{kind}/{name}", self._get(name, kind)
-
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each of ``tensors``, in that order."""
-        kinds = self.kinds(self.adam_step)
-        return {f"{kind}/{name}": 4 * numel(weight) for name, weight in self.weights.items() for kind in kinds}
-
-    def shapes(self) -> dict[str, list[int]]:
-        """Shapes of the trained weights."""
-        return {name: list(getattr(weight, "ds_shape", weight.shape)) for name, weight in self.weights.items()}
-
-    def _get(self, name: str, kind: str) -> torch.Tensor:
-        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
-
-        weight = self.weights[name]
-        if self._stage == 0:
-            owned = self._owned[name]
-            # A weight that never had a gradient has no state.
-            value = owned.detach() if kind == MASTER else self._optimizer.state.get(owned, {}).get(kind)
-            return torch.zeros_like(owned) if value is None else value
-        found = safe_get_full_fp32_param(weight) if kind == MASTER else safe_get_full_optimizer_state(weight, kind)
-        assert isinstance(found, torch.Tensor), f"DeepSpeed has no {kind} of {name}"
-        return found
-
-    @torch.no_grad()
-    def set(self, name: str, kind: str, value: torch.Tensor) -> None:
-        """Take over a whole tensor, or this rank's part of it."""
-        import deepspeed.utils as public
-
-        weight = self.weights[name]
-        value = value.to(weight.device)
-        if self._stage == 0:
-            owned = self._owned[name]
-            if kind == MASTER:
-                owned.copy_(value)
-            else:
-                state = self._optimizer.state[owned]
-                state.setdefault("step", torch.zeros((), device=value.device))  # where a fused step reads it
-                state[kind] = value.clone()  # it lies in the mapped file
-        elif self._stage < 3:
-            if kind == MASTER:
-                public.safe_set_full_fp32_param(weight, value)
-            else:
-                public.safe_set_full_optimizer_state(weight, value, kind)
-        # The calls for whole tensors fail at stage 3 if a weight does not divide evenly.
-        elif kind == MASTER:
-            own = public.safe_get_local_fp32_param(weight)
-            public.safe_set_local_fp32_param(weight, _part(value, own.numel()))
-        else:
-            own = public.safe_get_local_optimizer_state(weight, kind)
-            public.safe_set_local_optimizer_state(weight, _part(value, own.numel()), kind)
+OPTIMIZER = "optimizer-*.safetensors"
 
 
 def check_optimizer(settings: Mapping[str, Any]) -> None:
@@ -139,31 +56,32 @@ def check_optimizer(settings: Mapping[str, Any]) -> None:
         )
 
 
-def save_state(state: OptimizerState, steps: int, target: Path, failures: Failures) -> None:
-    """Write ``state/``, the optimizer steps of the run included; collective."""
+def save_state(
+    state: OptimizerState, steps: int, target: Path, failures: Failures, *, with_optimizer: bool = True
+) -> None:
+    """Write ``state/``, the optimizer steps of the run included; each rank writes its part of the optimizer's state.
+
+    Collective: at the end the ranks wait for each other.
+
+    Args:
+        with_optimizer: False to leave the optimizer's state out.
+    """
     from safetensors.torch import save_file
 
-    files = shards(state.sizes())
-    writes = torch.distributed.get_rank() == 0
-
-    def write(number: int, tensors: dict[str, torch.Tensor]) -> None:
-        whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        save_file(whole, target / f"optimizer-{number:05d}-of-{len(files):05d}.safetensors")
-
+    kinds = state.kinds(state.adam_step) if with_optimizer else ()
     with failures.writing(target):
-        if writes:
-            target.mkdir(parents=True, exist_ok=True)
-    write_shards(state.tensors(), files, write, target, failures)
-    ranks: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(ranks, (_device_generators(), generators()))
-    if not writes or failures.first:
+        target.mkdir(parents=True, exist_ok=True)
+        _write_part(state, kinds, target)
+        failpoints.reach("save.part")
+    ranks = of_all_ranks((_device_generators(), generators()))
+    if torch.distributed.get_rank() != 0 or failures.first:
         return
     states = {f"{rank}/{name}": state for rank, (own, _) in enumerate(ranks) for name, state in own.items()}
     content = {
         "version": VERSION,
         "optimizer_steps": steps,
         "adam_step": state.adam_step,
-        "tensors": sum(len(file) for file in files),
+        "kinds": kinds if with_optimizer else None,
         "weights": state.shapes(),
         "generators": [others for _, others in ranks],
     }
@@ -171,6 +89,48 @@ def save_state(state: OptimizerState, steps: int, target: Path, failures: Failur
         save_file(states, target / GENERATORS)
         failpoints.reach("save.state")
         (target / FILE).write_text(json.dumps(content))
+
+
+def _write_part(state: OptimizerState, kinds: tuple[str, ...], target: Path) -> None:
+    """Write this rank's own elements of each weight, in files of bounded size."""
+    from safetensors.torch import save_file
+
+    most = max(weights.SHARD_BYTES // 4, 1)
+    pieces = {
+        f"{kind}/{name}/{start}": (name, kind, range(start, min(start + most, own.stop)))
+        for name in state.weights
+        for own in [state.own(name)]
+        for kind in kinds
+        for start in own[::most]
+    }
+    files = shards({key: 4 * len(elements) for key, (_, _, elements) in pieces.items()})
+    rank = torch.distributed.get_rank()
+    for number, keys in enumerate(files, 1):
+        held = {key: state.get(*pieces[key]).cpu() for key in keys}
+        failpoints.reach("save.shard")
+        save_file(held, target / f"optimizer-{rank:05d}-{number:05d}.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Some elements of a weight's tensor, as a file has them."""
+
+    elements: range
+    file: Path
+    key: str
+    shape: tuple[int, ...]
+
+    def read(self, file: Any, elements: range) -> torch.Tensor:
+        """Values of some of them; of a whole tensor, as version 1 has them, no row is read that has none."""
+        first, last = elements.start - self.elements.start, elements.stop - self.elements.start
+        width = math.prod(self.shape[1:])
+        if not self.shape or not width:
+            found: torch.Tensor = file.get_tensor(self.key)
+            return found.flatten()[first:last]
+        row = first // width
+        rows = file.get_slice(self.key)[row : -(-last // width)]
+        flat: torch.Tensor = rows.flatten()[first - row * width : last - row * width]
+        return flat
 
 
 class SavedState:
@@ -184,21 +144,19 @@ class SavedState:
         from safetensors import SafetensorError, safe_open
 
         self._folder = folder
-        self._files: dict[Path, list[str]] = {}
-        self.shapes: dict[str, list[int]] = {}
+        self._pieces: dict[tuple[str, str], list[_Piece]] = {}
         try:
             content = json.loads((folder / FILE).read_text())
-            if content["version"] != VERSION:
-                raise ValueError(f"its version is {content['version']}, not {VERSION}")
+            if content["version"] not in (1, VERSION):
+                raise ValueError(f"its version is {content['version']}, and this mmrl reads 1 and {VERSION}")
             self.optimizer_steps, self.adam_step = int(content["optimizer_steps"]), int(content["adam_step"])
             self.weights: dict[str, list[int]] = dict(content["weights"])
             self._generators: list[Mapping[str, Any]] = list(content["generators"])
             for path in sorted(folder.glob(OPTIMIZER)):
                 with safe_open(path, "pt") as file:
-                    self._files[path] = list(file.keys())
-                    self.shapes.update({key: list(file.get_slice(key).get_shape()) for key in file.keys()})  # noqa: SIM118
-            if len(self.shapes) != content["tensors"]:
-                raise ValueError(f"{len(self.shapes)} of {content['tensors']} tensors of the optimizer are there")
+                    for key in file.keys():  # noqa: SIM118
+                        self._add(path, key, tuple(file.get_slice(key).get_shape()))
+            self._kinds = self._kinds_of(content)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise self._damaged(error) from error
 
@@ -208,6 +166,12 @@ class SavedState:
         Raises:
             ConfigError: It does not.
         """
+        if self._kinds is None:
+            raise ConfigError(
+                "the checkpoint was written without the optimizer's state",
+                where=str(self._folder),
+                remedy="start a new run from its model folder",
+            )
         expected = state.shapes()
         different = sorted(name for name in {*self.weights, *expected} if self.weights.get(name) != expected.get(name))
         if different:
@@ -216,8 +180,7 @@ class SavedState:
                 where=f"{self._folder}: {', '.join(different[:5])}",
                 remedy="go on with the checkpoint's model.freeze, or start a new run from its model folder",
             )
-        kinds = state.kinds(self.adam_step)
-        if self.shapes != {f"{kind}/{name}": shape for name, shape in expected.items() for kind in kinds}:
+        if self._kinds != {*state.kinds(self.adam_step)}:
             raise ConfigError(
                 "the checkpoint was written with another model.dtype",
                 where=str(self._folder),
@@ -225,13 +188,17 @@ class SavedState:
             )
 
     def restore(self, state: OptimizerState) -> None:
-        """Hand the optimizer's tensors over, one at a time, and this rank's generators if it has any."""
+        """Hand over what this rank holds of the optimizer's state, and its generators if it has any."""
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         try:
-            for kind, name, value in self._tensors():
-                state.set(name, kind, value)
+            with ExitStack() as stack:
+                files = self._open(stack)
+                for name in state.weights:
+                    if held := state.held(name):
+                        for kind in state.kinds(self.adam_step):
+                            state.set(name, kind, self._read(files, kind, name, held))
             state.adam_step = self.adam_step
             rank = torch.distributed.get_rank()
             if rank < len(self._generators):
@@ -249,20 +216,57 @@ class SavedState:
         from safetensors import SafetensorError
 
         try:
-            yield from ((name, value) for kind, name, value in self._tensors(MASTER))
+            with ExitStack() as stack:
+                files = self._open(stack)
+                for name, shape in self.weights.items() if MASTER in (self._kinds or ()) else ():
+                    pieces = self._read(files, MASTER, name, range(math.prod(shape)))
+                    yield name, torch.cat([values for _, values in pieces]).view(shape)
         except (OSError, SafetensorError) as error:
             raise self._damaged(error) from error
 
-    def _tensors(self, only: str = "") -> Iterator[tuple[str, str, torch.Tensor]]:
-        """Kind, weight and value, one at a time; ``only`` of one kind."""
+    def _add(self, path: Path, key: str, shape: tuple[int, ...]) -> None:
+        kind, name, *start = key.split("/")
+        first = int(start[0]) if start else 0
+        piece = _Piece(range(first, first + math.prod(shape)), path, key, shape)
+        self._pieces.setdefault((kind, name), []).append(piece)
+
+    def _kinds_of(self, content: Mapping[str, Any]) -> set[str] | None:
+        """The kinds of tensors that every weight has; None if the state was left out.
+
+        Raises:
+            ValueError: Elements are missing, or there twice.
+        """
+        if content["version"] == 1:
+            kinds = {kind for kind, _ in self._pieces} | ({"exp_avg", "exp_avg_sq"} if self.adam_step else set())
+        elif content["kinds"] is None:
+            return None
+        else:
+            kinds = set(content["kinds"])
+        expected = {(kind, name): math.prod(shape) for kind in kinds for name, shape in self.weights.items()}
+        whole = 0
+        for key, count in expected.items():
+            pieces = sorted((each.elements for each in self._pieces.get(key, ())), key=lambda each: each.start)
+            *starts, end = 0, *(each.stop for each in pieces)
+            whole += [each.start for each in pieces] == starts and end == count
+        if whole < len(expected) or len(self._pieces) > len(expected):
+            raise ValueError(f"{whole} of {len(expected)} tensors of the optimizer are there, whole and once")
+        return kinds
+
+    def _open(self, stack: ExitStack) -> dict[Path, Any]:
+        """The files of the optimizer's state; a file's bytes are read when they are asked for."""
         from safetensors import safe_open
 
-        for path, keys in self._files.items():
-            with safe_open(path, "pt") as file:
-                for key in keys:
-                    kind, _, name = key.partition("/")
-                    if only in ("", kind):
-                        yield kind, name, file.get_tensor(key)
+        paths = dict.fromkeys(piece.file for pieces in self._pieces.values() for piece in pieces)
+        return {path: stack.enter_context(safe_open(path, "pt")) for path in paths}
+
+    def _read(
+        self, files: Mapping[Path, Any], kind: str, name: str, elements: range
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """Values of these elements, in pieces as they were written, each with its first element."""
+        for piece in sorted(self._pieces[kind, name], key=lambda each: each.elements.start):
+            first = max(elements.start, piece.elements.start)
+            if first < (stop := min(elements.stop, piece.elements.stop)):
+                yield first, piece.read(files[piece.file], range(first, stop))
 
     def _damaged(self, error: Exception) -> ResourceError:
         return ResourceError(
@@ -270,13 +274,6 @@ class SavedState:
             where=str(self._folder),
             remedy="go on from another checkpoint",
         )
-
-
-def _part(value: torch.Tensor, size: int) -> torch.Tensor:
-    """This rank's ``size`` elements of a tensor, whose end is filled up with zeros."""
-    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    flat = torch.nn.functional.pad(value.flatten(), (0, size * ranks - value.numel()))
-    return flat[rank * size : (rank + 1) * size]
 
 
 def _device_generators() -> dict[str, torch.Tensor]:

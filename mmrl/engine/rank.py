@@ -37,7 +37,9 @@ from mmrl.errors import ConfigError, MMRLError, ResourceError
 from mmrl.interfaces import Algorithm
 
 WAIT = timedelta(hours=1)
-"""Time that ranks wait for each other: rank 0 alone reads the weights, which takes minutes from a slow disk."""
+"""Time that ranks wait for each other in the group of all ranks: rank 0 alone reads the weights, and each rank writes
+files of a checkpoint, which takes minutes with a slow disk. DeepSpeed's group has torch's default, 10 minutes with
+NCCL, so ranks wait for a disk in this group only."""
 
 
 class RankEngine:
@@ -249,6 +251,7 @@ class RankEngine:
             gradient_checkpointing=config.model.gradient_checkpointing,
             total_steps=steps,
             lora=lora,
+            saves_optimizer=config.trainer.save_optimizer != "none",
         )
         if checkpoint is not None:
             learner.restore(checkpoint / "state")

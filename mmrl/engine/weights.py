@@ -1,8 +1,9 @@
-"""Writes tensors of any size to files of bounded size, one at a time."""
+"""Writes tensors of any size to files of bounded size; each rank writes some of them."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from mmrl.errors import MMRLError, NumericsError, ResourceError
 from mmrl.system import failpoints
 
 SHARD_BYTES = 2**30
-"""Most bytes of a file, unless one tensor has more. Saving holds as much in memory beside the model."""
+"""Most bytes of a file, unless one weight has more. Saving holds as much in memory beside the model, on each rank."""
 WEIGHTS = "model.safetensors"
 
 
@@ -57,11 +58,14 @@ class Failures:
 
     def raise_first(self) -> None:
         """Raise the first error of any rank, on all of them."""
-        errors: list[Any] = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(errors, self.first)
-        for error in errors:
+        for error in of_all_ranks(self.first):
             if error is not None:
                 raise error
+
+    def wait_for_all(self) -> None:
+        """Wait until all ranks are here; what another could not write need not be written here either."""
+        first = next(filter(None, of_all_ranks(self.first)), None)
+        self.first = self.first or first
 
 
 def shards(sizes: Mapping[str, int], limit: int | None = None) -> list[list[str]]:
@@ -84,33 +88,38 @@ def write_shards(
     target: Path,
     failures: Failures,
 ) -> None:
-    """Give rank 0's ``write`` the tensors of one file after the other, numbered from 1.
+    """Give ``write`` the tensors of one file after the other, numbered from 1: the n-th of n ranks writes every n-th.
 
-    All ranks run through ``tensors`` even after a failure, because making them is collective.
+    All ranks run through ``tensors`` even after a failure, because making them is collective. A rank keeps the tensors
+    of its own file alone. After each file of their own the ranks wait for each other, so that none waits for
+    another's disk in a collective of DeepSpeed's, whose group has torch's default timeout.
 
     Args:
         files: The tensors' names in their order.
     """
-    writes = _rank() == 0
+    rank, ranks = _rank(), _ranks()
     held: dict[str, torch.Tensor] = {}
-    number = 1
+    number = count = 0
     for name, tensor in tensors:
-        if not writes or failures.first:
-            held.clear()
+        if number % ranks == rank and not failures.first:
+            held[name] = tensor.cpu()
+        count += 1
+        if count < len(files[number]):
             continue
-        held[name] = tensor.cpu()
-        if len(held) == len(files[number - 1]):
-            with failures.writing(target):
-                failpoints.reach("save.shard")
-                write(number, held)
+        number, count = number + 1, 0
+        if number % ranks == 0 or number == len(files):
+            if held and not failures.first:
+                with failures.writing(target):
+                    failpoints.reach("save.shard")
+                    write((number - 1) // ranks * ranks + rank + 1, held)
             held = {}
-            number += 1
+            failures.wait_for_all()
 
 
 def save_model(policy: Policy, folder: ModelFolder, target: Path, failures: Failures) -> None:
     """Write a policy as a Hugging Face folder.
 
-    Collective: all ranks gather, and rank 0 writes. A weight that is not finite is a failure, like a full disk.
+    Collective: all ranks gather, and write in turns. A weight that is not finite is a failure, like a full disk.
     """
     save_weights(policy, policy.model.dtype, target, failures)
     with failures.writing(target):
@@ -128,21 +137,27 @@ def save_weights(
         limit: Most bytes of a file; ``SHARD_BYTES`` if not given.
     """
     files = shards({name: numel(p) * dtype.itemsize for name, p in policy.model.named_parameters()}, limit)
-    shard_of: dict[str, int] = {}
+    file_of: dict[str, str] = {}
+    aside = target / f".{_rank()}"  # two ranks do not write the same names
 
     def write(number: int, tensors: dict[str, torch.Tensor]) -> None:
         from safetensors import safe_open
 
-        policy.model.save_pretrained(target, state_dict=tensors)
-        with safe_open(target / WEIGHTS, "pt") as file:
-            shard_of.update(dict.fromkeys(file.keys(), number))
-        if len(files) > 1:  # not its last name yet: the next call would take it for one of another model
-            (target / WEIGHTS).rename(target / f"{WEIGHTS}.{number}")
+        name = WEIGHTS if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        policy.model.save_pretrained(aside, state_dict=tensors)
+        with safe_open(aside / WEIGHTS, "pt") as file:
+            file_of.update(dict.fromkeys(file.keys(), name))
+        (aside / WEIGHTS).rename(target / name)
 
     write_checked(policy.named_weights(dtype, tied=False), files, write, target, failures)
+    found = {key: name for own in of_all_ranks(file_of) for key, name in own.items()}
     with failures.writing(target):
-        if _rank() == 0 and not failures.first and len(files) > 1:
-            _name_shards(target, shard_of, policy, dtype)
+        if _rank() == 0 and not failures.first:
+            for path in aside.iterdir():  # the config
+                path.rename(target / path.name)
+            if len(files) > 1:
+                _write_index(target, found, policy, dtype)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def save_adapter(lora: LoraConfig, policy: Policy, folder: ModelFolder, target: Path, failures: Failures) -> None:
@@ -172,16 +187,14 @@ def write_checked(
     """``write_shards`` of weights into a new folder; one that is not finite is a failure."""
     strange: list[str] = []
 
-    def checked() -> Iterator[tuple[str, torch.Tensor]]:
-        for name, weight in tensors:
-            if not torch.isfinite(weight).all():
-                strange.append(name)
-            yield name, weight
+    def check_and_write(number: int, held: dict[str, torch.Tensor]) -> None:
+        strange.extend(name for name, weight in held.items() if not torch.isfinite(weight).all())
+        write(number, held)
 
     with failures.writing(target):
-        if _rank() == 0:
-            target.mkdir(parents=True, exist_ok=True)
-    write_shards(checked(), files, write, target, failures)
+        target.mkdir(parents=True, exist_ok=True)
+    write_shards(tensors, files, check_and_write, target, failures)
+    strange = [name for own in of_all_ranks(strange) for name in own]
     if strange:
         failures.add(
             NumericsError(
@@ -202,12 +215,21 @@ def _rank() -> int:
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
-def _name_shards(target: Path, shard_of: Mapping[str, int], policy: Policy, dtype: torch.dtype) -> None:
-    last = max(shard_of.values())
-    names = {number: f"model-{number:05d}-of-{last:05d}.safetensors" for number in range(1, last + 1)}
-    for number, name in names.items():
-        (target / f"{WEIGHTS}.{number}").rename(target / name)
+def _ranks() -> int:
+    """The number of ranks; 1 if this process has not joined a group."""
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+
+
+def of_all_ranks(value: Any) -> list[Any]:
+    """Each rank's value."""
+    values = [value] * _ranks()
+    if torch.distributed.is_initialized():
+        torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def _write_index(target: Path, file_of: Mapping[str, str], policy: Policy, dtype: torch.dtype) -> None:
     parameters = sum(numel(parameter) for parameter in policy.model.parameters())
     totals = {"total_parameters": parameters, "total_size": parameters * dtype.itemsize}
-    index = {"metadata": totals, "weight_map": {name: names[number] for name, number in sorted(shard_of.items())}}
+    index = {"metadata": totals, "weight_map": dict(sorted(file_of.items()))}
     (target / INDEX).write_text(json.dumps(index, indent=2))

@@ -136,7 +136,8 @@ class Disk:
             yield ResourceError(
                 f"The run may write {gigabytes(self.needed)}, and {gigabytes(self.free)} are free",
                 where=f"trainer.run_dir: {self.folder}",
-                remedy="choose another trainer.run_dir, free space, or lower trainer.keep_checkpoints",
+                remedy="choose another trainer.run_dir, free space, lower trainer.keep_checkpoints, or set "
+                "trainer.save_optimizer: last",
             )
         elif self.needed > 0.8 * self.free:
             yield f"the run may write {gigabytes(self.needed)} of the {gigabytes(self.free)} that are free"
@@ -161,16 +162,18 @@ def disk(config: Config, num_weights: int | None, lengths: Sequence[int], image_
     rollouts = int(completions * (sampler.max_new_tokens * token_bytes + prompt_bytes / sampler.group_size))
     # One more than are kept: the oldest is removed after the newest is whole.
     kept = trainer.keep_checkpoints + 1 + (trainer.best_metric is not None)
-    checkpoints = None if num_weights is None else num_weights * _checkpoint_bytes(config) * kept
+    with_optimizer = {"all": kept, "last": 2, "none": 0}[trainer.save_optimizer]
+    weight, optimizer = _checkpoint_bytes(config)
+    checkpoints = None if num_weights is None else num_weights * (weight * kept + optimizer * with_optimizer)
     return Disk(folder, shutil.disk_usage(folder).free, checkpoints, rollouts, image_bytes)
 
 
-def _checkpoint_bytes(config: Config) -> int:
-    """Most bytes of a checkpoint for each parameter: the weight, and Adam's two averages in float32.
+def _checkpoint_bytes(config: Config) -> tuple[int, int]:
+    """Most bytes of a checkpoint for each parameter: of the weight, and of the optimizer's state.
 
-    In bfloat16 the weight is there in both precisions.
+    That has Adam's two averages in float32, and in bfloat16 the float32 weight too.
     """
-    return 4 + 8 if config.model.dtype == "float32" else 2 + 4 + 8
+    return (4, 8) if config.model.dtype == "float32" else (2, 4 + 8)
 
 
 def gigabytes(count: int) -> str:

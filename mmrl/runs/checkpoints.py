@@ -1,6 +1,6 @@
 """Checkpoints on disk: written whole or not at all, sealed, and believed only if every byte is as it was written.
 
-    RUN/checkpoints/step-000010/manifest.json   size and sha256 of every other file, and a seal of its own
+    RUN/checkpoints/step-000010/manifest.json   roles, size and sha256 of every other file, and a seal of its own
                                 model/          by the learner: a Hugging Face folder
                                 state/          by the learner and the trainer: JSON and safetensors, never a pickle
     RUN/checkpoints/best                        a link to the one that is kept for its metric
@@ -8,6 +8,9 @@
 One is written to a hidden folder, forced to the disk, sealed and renamed; old ones are removed only then. Names that
 begin with a dot are left by processes that were killed meanwhile. A checkpoint is safe from a kill at any moment, and
 from a loss of power as far as the file system keeps the promise of ``fsync``.
+
+An optimizer's state may be dropped later. The manifest is replaced first, and files of the state that are still there
+are no damage.
 """
 
 from __future__ import annotations
@@ -26,9 +29,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from mmrl.errors import DataError, ResourceError
+from mmrl.runs.manifest import POLICY, Manifest, Role
 from mmrl.system import failpoints
 
-VERSION = 1
 _MANIFEST = "manifest.json"
 _BEST = "best"
 _PREFIX = "step-"
@@ -66,6 +69,37 @@ class Checkpoint:
         except (OSError, ValueError) as error:
             raise CheckpointError(f"a file of the checkpoint cannot be read: {error}", where=str(self.path)) from error
 
+    @property
+    def has_optimizer(self) -> bool:
+        """True if it has the optimizer's state, without which no run goes on from it.
+
+        Raises:
+            CheckpointError: The manifest is damaged.
+        """
+        return self._manifest().has_optimizer
+
+    def drop_optimizer(self) -> None:
+        """Remove the optimizer's state; the manifest is replaced before, so that a kill leaves a good checkpoint.
+
+        Raises:
+            CheckpointError: The manifest is damaged.
+            ResourceError: A file cannot be read now.
+            OSError: The folder cannot be changed.
+        """
+        manifest = self._manifest()
+        thinner = manifest.without_optimizer()
+        if manifest.has_optimizer:
+            failpoints.reach("checkpoint.thinning")
+            hidden = self.path.parent / f".{_MANIFEST}-{self.path.name}"  # not within, where no list would have it
+            hidden.write_text(thinner.text(), encoding="ascii")
+            sync(hidden)
+            hidden.replace(self.path / _MANIFEST)
+            sync(self.path)
+            failpoints.reach("checkpoint.thinned")
+        for name, path in _files(self.path):
+            if thinner.drops(name):
+                path.unlink()
+
     def verify(self) -> None:
         """Compare every file with the manifest: names and sizes first, then contents.
 
@@ -73,9 +107,10 @@ class Checkpoint:
             CheckpointError: A file is missing, not listed, or not as it was written; names it.
             ResourceError: A file cannot be read now, which says nothing about the checkpoint.
         """
-        expected = self._manifest()
+        manifest = self._manifest()
+        expected = manifest.files
         with _reading(self.path):
-            found = {name: path for name, path in _files(self.path) if name != _MANIFEST}
+            found = {name: path for name, path in _files(self.path) if name != _MANIFEST and not manifest.drops(name)}
         for name in sorted(expected.keys() | found.keys()):
             if name not in found:
                 raise _damaged("is missing", self.path / name)
@@ -92,23 +127,18 @@ class Checkpoint:
 
         _of_each(compare, sorted(expected))
 
-    def _manifest(self) -> Mapping[str, Any]:
+    def _manifest(self) -> Manifest:
         path = self.path / _MANIFEST
         if _size(path) is None:
             raise _damaged("is no file", path)
         try:
             with _reading(path):
-                text = path.read_text(encoding="ascii")
-            manifest = json.loads(text)
-            sealed = isinstance(manifest, dict) and text == _sealed(manifest["step"], manifest["files"])
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise _damaged(f"cannot be read ({error})", path) from error
-        if isinstance(manifest, dict) and manifest.get("version") != VERSION:
-            raise _damaged(f"has version {manifest.get('version')!r:.20}; this mmrl reads {VERSION}", path)
-        if not sealed or manifest["step"] != self.step:
+                manifest = Manifest.read(path.read_text(encoding="ascii"))
+        except ValueError as error:
+            raise _damaged(f"cannot be read: {error}", path) from error
+        if manifest.step != self.step:
             raise _damaged("is not the one that was written with this checkpoint", path)
-        files: Mapping[str, Any] = manifest["files"]
-        return files
+        return manifest
 
 
 class Checkpoints:
@@ -184,7 +214,7 @@ class Checkpoints:
                 remedy="make the folder writable, or move the checkpoint away",
             ) from error
 
-    def write(self, step: int, fill: Callable[[Path], None]) -> Checkpoint:
+    def write(self, step: int, fill: Callable[[Path], None], roles: Mapping[str, Role] = POLICY) -> Checkpoint:
         """Commit the files that ``fill`` puts into a folder; with an error nothing has changed.
 
         Raises:
@@ -198,7 +228,7 @@ class Checkpoints:
             failpoints.reach("checkpoint.begin")
             fill(temporary)
             failpoints.reach("checkpoint.filled")
-            _seal(temporary, step)
+            _seal(temporary, step, roles)
             failpoints.reach("checkpoint.sealed")
             if final.exists():  # damaged: else the run would have resumed from it
                 shutil.rmtree(final)
@@ -215,8 +245,12 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
         return Checkpoint(final, step)
 
-    def prune(self, keep: int, best: int | None = None) -> None:
-        """Remove all but the newest ``keep`` and the one of step ``best``, which gets the link."""
+    def prune(self, keep: int, best: int | None = None, *, drop_optimizers: bool = False) -> None:
+        """Remove all but the newest ``keep`` and the one of step ``best``, which gets the link.
+
+        Args:
+            drop_optimizers: True to remove the optimizer's state of all but the newest as well.
+        """
         checkpoints = self.all()
         kept = {checkpoint.step for checkpoint in checkpoints[-keep:]} | {best}
         with contextlib.suppress(OSError):  # one that stays now is removed with the next one
@@ -228,6 +262,9 @@ class Checkpoints:
                     hidden = self._folder / f".removed-{checkpoint.path.name}"
                     checkpoint.path.rename(hidden)  # half a checkpoint must not look like one
                     shutil.rmtree(hidden)
+            for checkpoint in self.all()[:-1] if drop_optimizers else ():
+                with contextlib.suppress(CheckpointError, ResourceError):  # as above; a damaged one is named in time
+                    checkpoint.drop_optimizer()
 
     def _link(self, best: int) -> None:
         temporary, target = self._folder / f".{_BEST}", f"{_PREFIX}{best:06d}"
@@ -297,7 +334,7 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
                 yield str(PurePosixPath(path.relative_to(folder))), path
 
 
-def _seal(folder: Path, step: int) -> None:
+def _seal(folder: Path, step: int, roles: Mapping[str, Role]) -> None:
     """Write the manifest, and force every file to the disk."""
     files = dict(sorted(_files(folder)))
 
@@ -308,7 +345,7 @@ def _seal(folder: Path, step: int) -> None:
         forced = disk.submit(force, folder)
         sealed = dict(zip(files, _of_each(seal, list(files.values())), strict=True))
         forced.result()
-    (folder / _MANIFEST).write_text(_sealed(step, sealed), encoding="ascii")
+    (folder / _MANIFEST).write_text(Manifest(step, sealed, roles).text(), encoding="ascii")
     sync(folder / _MANIFEST)
     sync(folder)
 
@@ -317,13 +354,6 @@ def _of_each(function: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
     """The function's answers, in order; several calls run at a time, as reading and hashing hold no lock."""
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return list(pool.map(function, items))
-
-
-def _sealed(step: int, files: Mapping[str, Any]) -> str:
-    """The manifest's text, byte by byte; its seal makes a change in the manifest itself visible."""
-    body = {"version": VERSION, "step": step, "files": files}
-    seal = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-    return json.dumps({**body, "seal": seal}, indent=1, sort_keys=True) + "\n"
 
 
 def _sha256(path: Path) -> str:

@@ -19,6 +19,7 @@ from mmrl.engine_api import Engine, Learner
 from mmrl.plugin_host import registry
 from mmrl.runs.checkpoints import Checkpoints, write_json
 from mmrl.runs.directory import RunDirectory
+from mmrl.runs.manifest import Role
 from mmrl.runs.resumption import plain_config
 from mmrl.runs.tracking import Trackers
 from mmrl.system.background import Background
@@ -99,7 +100,8 @@ class RunRecorder:
             write_json(folder / "state" / RUN_STATE, Redactor().plain(record))
             self._directory.sync()
 
-        self._checkpoints.write(step, fill)
+        roles = {"policy": Role(optimizer=self._config.trainer.save_optimizer != "none")}
+        self._checkpoints.write(step, fill, roles)
         prune(self._config, self._directory, self._scores)
 
     def event(self, kind: str, **fields: Any) -> None:
@@ -139,12 +141,14 @@ def best_scores(config: Config, directory: RunDirectory, last: int) -> dict[int,
 
 
 def prune(config: Config, directory: RunDirectory, scores: Mapping[int, float]) -> None:
-    """Remove the checkpoints that ``trainer`` does not ask to keep; keep the one of the best score."""
+    """Remove the checkpoints and optimizers' states that ``trainer`` does not ask to keep; keep the one of the best
+    score."""
     checkpoints = Checkpoints(directory.checkpoints)
     known = [each.step for each in checkpoints.all() if each.step in scores]
     choose = max if config.trainer.best_is == "max" else min
     best = choose(known, key=scores.__getitem__, default=None)  # the earliest of equal ones
-    checkpoints.prune(config.trainer.keep_checkpoints, best)
+    drops = config.trainer.save_optimizer != "all"
+    checkpoints.prune(config.trainer.keep_checkpoints, best, drop_optimizers=drops)
 
 
 def environment(config: Config, engine: Engine) -> dict[str, Any]:

@@ -105,8 +105,8 @@ class TrainingRun:
         self._changes = changed_config(self._state["config"], plain_config(self._config))
         if resume == "auto":
             self._set_aside_later()
-            if self._has_no_finished_step() and any(change.matters for change in self._changes):
-                self._start_anew()
+            if self._has_no_finished_step() and (why := self._why_anew()):
+                self._start_anew(why)
                 return True
             if self._checkpoint.step >= self._config.trainer.steps and self._unlogged_metrics() is None:
                 self._tell_finished()
@@ -115,6 +115,7 @@ class TrainingRun:
             if self._has_learned_enough():
                 self._prune()
                 return False
+        self._check_optimizer()
         for change in self._changes:
             self._console.line(f"changed: {change}")
         refuse(self._changes, allowed, str(self._checkpoint.path))
@@ -320,8 +321,25 @@ class TrainingRun:
         self._source = self._source if newest is None else None
         self._checkpoint, self._state = newest or self._source, {}
         if self._checkpoint is not None:
+            self._check_optimizer()
             self._load_state()
             self._set_aside_later()
+
+    def _check_optimizer(self) -> None:
+        """Check that a run can go on from the checkpoint.
+
+        Raises:
+            ConfigError: It has no optimizer state.
+        """
+        assert self._checkpoint is not None
+        if not self._checkpoint.has_optimizer:
+            path = self._checkpoint.path
+            raise ConfigError(
+                "the checkpoint has no optimizer state, so that no run can go on from it",
+                where=f"{path}; trainer.save_optimizer was last or none",
+                remedy=f"begin a new run from its weights: model.path={path / 'model'} with another trainer.run_dir "
+                "(an adapter: the folder that `mmrl export` writes); `mmrl eval` and `mmrl export` take it as it is",
+            )
 
     def _load_state(self) -> None:
         assert self._checkpoint is not None
@@ -361,8 +379,15 @@ class TrainingRun:
         assert self._checkpoint is not None
         return self._checkpoint.step == 0 and not any(self._directory.metrics())
 
-    def _start_anew(self) -> None:
-        self._tell("start_anew", message="the config has changed, and no step was finished yet")
+    def _why_anew(self) -> str:
+        """The reason not to go on from a checkpoint before the first step; empty if there is none."""
+        assert self._checkpoint is not None
+        if any(change.matters for change in self._changes):
+            return "the config has changed"
+        return "" if self._checkpoint.has_optimizer else "the checkpoint has no optimizer state"
+
+    def _start_anew(self, why: str) -> None:
+        self._tell("start_anew", message=f"{why}, and no step was finished yet")
         self._directory.start_anew()
         self._checkpoint, self._state, self._changes = None, {}, []
 

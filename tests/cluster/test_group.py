@@ -462,6 +462,30 @@ def assert_goes_on(group: RankGroup, fakes: FakeRanks, there: Path) -> None:
     assert fakes.waited
 
 
+def test_what_each_node_saved_is_fetched_from_those_that_do_not_see_the_folder(group_of, tmp_path):
+    """Ranks 0 and 1 see it, 2 and 3 are on a node that does not, and 4 is on another."""
+    hosts = ["here", "here", "there", "there", "yonder"]
+    fakes = FakeRanks(hosts)
+    for rank in range(5):
+        worker = RankWorker()
+
+        def save(folder: Path, rank: int = rank) -> None:
+            write_tree(folder, **{f"model__{rank}": b"w" * rank, f"state__{rank}": b"s"})
+
+        worker._owner = SimpleNamespace(save=save)
+        for method in ("save", "files", "read_part", "remove_folder"):
+            setattr(fakes.workers[rank], method, getattr(worker, method))
+    group = group_of(fakes)
+    for node in dict.fromkeys(group.nodes):
+        node.shares_files, node.folder = node.host == "host-here", str(tmp_path / node.host)
+    with group.learning() as learner:
+        learner.save(tmp_path / "saved")
+    names = {str(path.relative_to(tmp_path / "saved")) for path in (tmp_path / "saved").rglob("*") if path.is_file()}
+    assert names == {f"{part}/{rank}" for part in ("model", "state") for rank in range(5)}
+    assert not list(tmp_path.glob("host-*/saved"))
+    group.close()
+
+
 def test_what_rank_0_saved_is_fetched_and_removed_there(saving, tmp_path):
     group, fakes = saving()
     with group.learning() as learner:

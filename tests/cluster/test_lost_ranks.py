@@ -69,8 +69,10 @@ def deadly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def assert_same(run: Path, unbroken: Path) -> None:
     """Weights, optimizer and metrics, bit for bit."""
     assert metrics(run) == metrics(unbroken)
-    for name in ("model/model.safetensors", "state/optimizer-00001-of-00001.safetensors"):
-        found, expected = (load_file(path / "checkpoints" / "step-000003" / name) for path in (run, unbroken))
+    last = Path("checkpoints", "step-000003")
+    states = {f"state/optimizer-{rank:05d}-00001.safetensors" for rank in range(2)}
+    for name in ("model/model.safetensors", *states):
+        found, expected = (load_file(path / last / name) for path in (run, unbroken))
         assert found.keys() == expected.keys()
         assert all((found[key] == expected[key]).all() for key in found), name
 

@@ -9,9 +9,12 @@ import os
 import pickle
 import random
 import socket
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,10 +25,11 @@ from safetensors.torch import load_file, save_file
 
 from mmrl.cluster.process import host_meeting
 from mmrl.config.sections import Config
-from mmrl.engine import device, learner_state, weights
+from mmrl.engine import device, weights
 from mmrl.engine.family import FAMILIES
 from mmrl.engine.folder import ModelFolder
-from mmrl.engine.learner_state import OptimizerState
+from mmrl.engine.learner_state import _Piece
+from mmrl.engine.optimizer_state import OptimizerState
 from mmrl.engine.policy import load_policy
 from mmrl.engine.rank import RankEngine
 from mmrl.engine.spec import EngineSpec
@@ -59,10 +63,24 @@ class Shot:
 
 
 def shot(learner: Any) -> Shot:
+    """Collective."""
     state = OptimizerState(learner._engine, learner.policy)
     named = learner.policy.named_weights(learner.policy.model.dtype, tied=False)
-    tensors = {name: tensor.clone() for pairs in (named, state.tensors()) for name, tensor in pairs}
-    return Shot(tensors, state.adam_step)
+    found = {name: tensor.clone() for name, tensor in named}
+    for name, weight in learner.policy.model.named_parameters():
+        for kind in state.kinds(state.adam_step) if weight.requires_grad else ():
+            found[f"{kind}/{name}"] = whole(learner, state, name, kind).clone()
+    return Shot(found, state.adam_step)
+
+
+def whole(learner: Any, state: OptimizerState, name: str, kind: str) -> torch.Tensor:
+    """A tensor of the optimizer's state; with ZeRO, as DeepSpeed gathers it."""
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    weight = state.weights[name]
+    if learner._engine.zero_optimization_stage() == 0:
+        return state.get(name, kind, state.held(name)).view(weight.shape)
+    return safe_get_full_fp32_param(weight) if kind == "master" else safe_get_full_optimizer_state(weight, kind)
 
 
 def assert_same(one: Shot, other: Shot) -> None:
@@ -136,6 +154,8 @@ class Job:
     Attributes:
         breaks: Rank 1 has a loss that is not finite first.
         steps: Before and after saving.
+        shard_bytes: Most bytes of a file.
+        stalls_s: Seconds that rank 1's disk takes for each file.
     """
 
     config: Config
@@ -143,6 +163,8 @@ class Job:
     saves: Path
     steps: tuple[int, int]
     breaks: bool = False
+    shard_bytes: int = weights.SHARD_BYTES
+    stalls_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -163,8 +185,12 @@ def run_rank(rank: int, port: int, jobs: list[Job], folder: str, media: Any, row
     model, algorithm, own = ModelFolder.open(folder), GRPO(GRPO.Config()), rows[rank::2]
     worse = [replace(row, advantages=row.advantages * np.inf) for row in own] if rank else own
     told = []
+    patience = "torch.distributed.distributed_c10d.default_pg_timeout"
+    if any(job.stalls_s for job in jobs):  # of every group but that of all ranks
+        pytest.MonkeyPatch().setattr(patience, timedelta(seconds=jobs[0].stalls_s / 3))
     for job in jobs:
         random.seed(rank)
+        weights.SHARD_BYTES, failpoints.inject = job.shard_bytes, stall(job.stalls_s * rank)
         spec = EngineSpec(job.config, model, media, algorithm, 2, with_sampler=False, checkpoint=job.checkpoint)
         with RankEngine(spec, "cpu").learning() as learner:
             drawn, built = random.random(), shot(learner)
@@ -175,6 +201,10 @@ def run_rank(rank: int, port: int, jobs: list[Job], folder: str, media: Any, row
             told.append(Told((built, middle, shot(learner)), updates, drawn, fault))
     results.put(pickle.dumps((rank, told)))  # as bytes: a queue would share the memory of a process that ends
     torch.distributed.destroy_process_group()
+
+
+def stall(seconds: float) -> Callable[[str], None]:
+    return lambda point: time.sleep(seconds if point == "save.shard" else 0)
 
 
 @pytest.fixture
@@ -214,7 +244,7 @@ def grad_norm(updates: list[Any]) -> float:
 @pytest.mark.full
 @pytest.mark.parametrize(
     "stages",
-    [pytest.param((0, 3, 2), id="0-3-2"), *(pytest.param(s, marks=SLOW) for s in [(3, 0, 1), (2, 2, 0), (1, 1, 3)])],
+    [pytest.param((0, 3, 0), id="0-3-0"), *(pytest.param(s, marks=SLOW) for s in [(3, 0, 2), (2, 2, 1), (1, 1, 3)])],
 )
 def test_one_rank_goes_on_as_two_and_two_as_one_at_any_stage(stages, two_ranks, vision, start, rows, tmp_path):
     """One rank, then two at another stage, twice, then one at a third stage."""
@@ -250,6 +280,106 @@ def test_one_rank_goes_on_as_two_and_two_as_one_at_any_stage(stages, two_ranks, 
         told = take_steps(learner, rows, 1)
         assert grad_norm(told) == pytest.approx(grad_norm(broken.updates), rel=1e-5)
         assert_close(shot(learner), broken.shots[2])
+
+
+LORA = {"lora": {"rank": 2, "alpha": 4, "targets": ["language"]}}
+VARIANTS: dict[str, dict[str, Any]] = {  # of two ranks
+    "stage 3, bfloat16": {"learner": {"zero_stage": 3}, "model": {"dtype": "bfloat16"}},
+    "stage 0": {"learner": {"zero_stage": 0}},
+    "stage 1, bfloat16": {"learner": {"zero_stage": 1}, "model": {"dtype": "bfloat16"}},
+    "stage 2, offload": {"learner": {"zero_stage": 2, "offload": "optimizer"}},
+    "stage 3, offload": {"learner": {"zero_stage": 3, "offload": "parameters"}},
+    "stage 3, adapters": {"learner": {"zero_stage": 3}, "model": LORA},
+    "stage 2, adapters": {"learner": {"zero_stage": 2}, "model": LORA},
+}
+
+
+@pytest.mark.full
+def test_two_ranks_write_their_parts_in_bounded_files_and_one_rank_goes_on_and_back(two_ranks, vision, start, tmp_path):
+    """The bound cuts weights, no partition is a multiple of it, and the ranks' parts differ in size."""
+    bound = 30_004  # bytes, and 7,501 elements
+    variants = {name: {**values, "learner": LEARNER | values["learner"]} for name, values in VARIANTS.items()}
+    jobs = [
+        Job(vision.config(**values), None, tmp_path / name, (2, 0), shard_bytes=bound)
+        for name, values in variants.items()
+    ]
+    ranks = two_ranks(jobs)
+    back = []
+    for told, (name, values) in zip(ranks[0], variants.items(), strict=True):
+        state, model = tmp_path / name / "state", values.get("model", {})
+        sizes = {path.name: sum(t.nbytes for t in load_file(path).values()) for path in state.glob("optimizer-*")}
+        by_rank = [sum(size for file, size in sizes.items() if file.startswith(f"optimizer-{r:05d}-")) for r in (0, 1)]
+        assert max(sizes.values()) <= bound and len(sizes) > 4 and min(by_rank) > 0.4 * sum(sizes.values()), name
+        if model != LORA:
+            index = json.loads((tmp_path / name / "model" / "model.safetensors.index.json").read_text())
+            files = {path.name for path in (tmp_path / name / "model").glob("*.safetensors")}
+            assert {*index["weight_map"].values()} == files and len(files) > 4
+        assert not list((tmp_path / name).rglob(".*"))
+        one = {"learner": LEARNER | {"zero_stage": 0}, "model": model}
+        with start(**one, checkpoint=tmp_path / name).learning() as learner:
+            assert learner.weight_version == 2
+            assert_same(shot(learner), told.shots[1])
+            learner.save(tmp_path / f"{name}, one")
+        back.append(Job(vision.config(**values), tmp_path / f"{name}, one", tmp_path / f"{name}, back", (0, 0)))
+    for told, again in zip(ranks[0], two_ranks(back)[0], strict=True):
+        assert_same(again.shots[0], told.shots[1])
+
+
+@pytest.mark.full
+def test_ranks_wait_for_a_disk_that_is_slower_than_the_patience_of_deepspeeds_group(two_ranks, vision, tmp_path):
+    """Rank 1's disk takes 6 s for each of its files, and that group's collectives may take 2 s."""
+    config = vision.config(learner=LEARNER | {"zero_stage": 3})
+    job = Job(config, None, tmp_path / "saved", (0, 1), shard_bytes=2_000_000, stalls_s=6.0)
+    ranks = two_ranks([job])
+    assert 1 < len(list((tmp_path / "saved" / "model").glob("*.safetensors"))) < 6
+    assert [told.fault for (told,) in ranks] == ["", ""]
+
+
+def test_a_state_of_whole_tensors_in_rank_0s_files_is_read(start, rows, tmp_path):
+    """Version 1."""
+    with start(learner={"zero_stage": 0} | LEARNER).learning() as learner:
+        take_steps(learner, rows, 2)
+        learner.save(tmp_path)
+        saved = shot(learner)
+    state = tmp_path / "state"
+    for path in state.glob("optimizer-*"):
+        path.unlink()
+    tensors = {name: tensor.contiguous() for name, tensor in saved.tensors.items() if "/" in name}
+    names = sorted(tensors)
+    for number, part in enumerate((names[::2], names[1::2]), 1):
+        save_file({name: tensors[name] for name in part}, state / f"optimizer-{number:05d}-of-00002.safetensors")
+    content = json.loads((state / "learner.json").read_text())
+    del content["kinds"]
+    (state / "learner.json").write_text(json.dumps(content | {"version": 1, "tensors": len(tensors)}))
+    for stage in (0, 3):
+        with start(learner={"zero_stage": stage} | LEARNER, checkpoint=tmp_path).learning() as learner:
+            assert_same(shot(learner), saved)
+
+
+@pytest.mark.parametrize("shape", [(12,), (4, 3), (2, 3, 2), (1, 12)])
+def test_no_more_rows_of_a_whole_tensor_are_read_than_the_elements_need(shape, tmp_path):
+    values = torch.arange(12.0)
+    save_file({"exp_avg/w": values.view(shape)}, tmp_path / "file")
+    asked = []
+
+    class File:
+        def __init__(self, file: Any) -> None:
+            self._file = file
+
+        def get_slice(self, key: str) -> Any:
+            return self
+
+        def __getitem__(self, rows: slice) -> torch.Tensor:
+            asked.append(rows.stop - rows.start)
+            return self._file.get_slice("exp_avg/w")[rows]
+
+    width = 12 // shape[0]
+    with safe_open(tmp_path / "file", "pt") as file:
+        piece = _Piece(range(100, 112), tmp_path / "file", "exp_avg/w", shape)
+        for first, last in itertools.combinations(range(13), 2):
+            found = piece.read(File(file), range(100 + first, 100 + last))
+            assert found.tolist() == list(range(first, last))
+            assert asked[-1] * width < last - first + 2 * width
 
 
 @pytest.mark.parametrize(("stage", "where"), pairs("forward", "backward"))
@@ -325,7 +455,7 @@ def test_shards_have_the_names_that_save_pretrained_gives(family, as_on_hub, ben
     assert torch.equal(again.model.get_output_embeddings().weight, policy.model.get_output_embeddings().weight)
 
 
-def test_saving_holds_no_more_than_a_shard(start, tmp_path, monkeypatch):
+def test_saving_holds_no_more_than_a_shard(start, rows, tmp_path, monkeypatch):
     """Counted where a rank would copy: each tensor that is handed over, until it is written."""
     monkeypatch.setattr(weights, "SHARD_BYTES", 200_000)
     held: list[int] = []
@@ -339,13 +469,15 @@ def test_saving_holds_no_more_than_a_shard(start, tmp_path, monkeypatch):
         write(tensors, files, weigh, *rest)
 
     monkeypatch.setattr("mmrl.engine.weights.write_shards", watched)
-    monkeypatch.setattr("mmrl.engine.learner_state.write_shards", watched)
-    with start(learner={"zero_stage": 3}).learning() as learner:
+    with start(learner={"zero_stage": 3} | LEARNER).learning() as learner:
         largest = max(4 * weights.numel(p) for p in learner.policy.parameters())
         total = sum(4 * weights.numel(p) for p in learner.policy.parameters())
+        learner.update(rows)
         learner.save(tmp_path)
     assert max(held) <= max(200_000, largest) and sum(held) == total
     assert max(held) < total / 5
+    parts = {path: sum(t.nbytes for t in load_file(path).values()) for path in (tmp_path / "state").glob("optimizer*")}
+    assert max(parts.values()) <= 200_000 and sum(parts.values()) == 2 * total and len(parts) > 9
 
 
 def test_a_full_disk_leaves_the_learner_as_it_was(start, rows, tmp_path, monkeypatch):
@@ -357,7 +489,7 @@ def test_a_full_disk_leaves_the_learner_as_it_was(start, rows, tmp_path, monkeyp
 
     with start(learner={"zero_stage": 3} | LEARNER).learning() as learner:
         monkeypatch.setattr(failpoints, "inject", full)
-        for reached in ("save.shard", "save.state"):  # noqa: B007 - the hook reads it
+        for reached in ("save.shard", "save.part", "save.state"):  # noqa: B007 - the hook reads it
             with pytest.raises(ResourceError, match=r"cannot be written: .*No space left on device") as caught:
                 learner.save(tmp_path / "a")
             assert caught.value.exit_code == 5 and str(tmp_path) in caught.value.where
@@ -389,13 +521,19 @@ def _drop_tensor(state: Path) -> None:
     save_file(tensors, path)
 
 
+def _write_twice(state: Path) -> None:
+    (path,) = state.glob("optimizer-*")
+    save_file(dict([*load_file(path).items()][:1]), path.with_name("optimizer-00001-00001.safetensors"))
+
+
 @pytest.mark.parametrize(
     ("spoil", "kind", "said"),
     [
         (lambda state: (state / "learner.json").write_text("{"), ResourceError, "cannot be read"),
         (lambda state: next(state.glob("optimizer-*")).write_bytes(b"pickle"), ResourceError, "cannot be read"),
         (lambda state: (state / "generators.safetensors").unlink(), ResourceError, "cannot be read"),
-        (_drop_tensor, ResourceError, "tensors of the optimizer are there"),
+        (_drop_tensor, ResourceError, "tensors of the optimizer are there, whole and once"),
+        (_write_twice, ResourceError, "tensors of the optimizer are there, whole and once"),
     ],
 )
 def test_a_damaged_state_is_refused(spoil, kind, said, saved, start):
@@ -422,13 +560,27 @@ def test_a_checkpoint_of_other_settings_is_refused(model, said, saved, start):
         start(learner={"zero_stage": 0} | LEARNER, model=model, checkpoint=saved)
 
 
-def test_ranks_share_a_weight_out_evenly_with_zeros_at_its_end(monkeypatch):
+@pytest.mark.parametrize(
+    ("stage", "held", "own"),
+    [
+        (0, [range(7)] * 3, [range(2), range(2, 4), range(4, 7)]),
+        (3, [range(3), range(3, 6), range(6, 7)], [range(3), range(3, 6), range(6, 7)]),
+    ],
+)
+def test_ranks_share_out_a_weight_that_does_not_divide_evenly(stage, held, own, monkeypatch):
+    """At stage 3 each rank's share has three elements, and the last rank's is filled up."""
+    weight = torch.nn.Parameter(torch.zeros(7))
+    weight.ds_tensor = torch.zeros(3)
+    optimizer = SimpleNamespace(param_groups=[{"params": [weight]}], state={})
+    engine = SimpleNamespace(optimizer=optimizer, zero_optimization_stage=lambda: stage)
+    policy = SimpleNamespace(model=SimpleNamespace(named_parameters=lambda: [("w", weight)], dtype=torch.float32))
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
-    parts = []
+    states = []
     for rank in range(3):
         monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
-        parts.append(learner_state._part(torch.arange(1.0, 8.0)[:, None], 3).tolist())
-    assert parts == [[1, 2, 3], [4, 5, 6], [7, 0, 0]]
+        states.append(OptimizerState(engine, policy))
+    assert [state.held("w") for state in states] == held
+    assert [state.own("w") for state in states] == own
 
 
 def test_no_file_of_the_state_is_a_pickle(saved):

@@ -117,7 +117,11 @@ class FakeEngine:
         failpoints.reach("save.shard")
         save_file({"logits": self.logits_PV.detach().clone()}, folder / "model" / "model.safetensors")
         state = self.optimizer.state[self.logits_PV]
-        save_file({name: value.clone() for name, value in state.items()}, folder / "state" / "optimizer.safetensors")
+        if self._config.trainer.save_optimizer != "none":
+            save_file(
+                {name: value.clone() for name, value in state.items()}, folder / "state" / "optimizer.safetensors"
+            )
+        failpoints.reach("save.part")
         failpoints.reach("save.state")
         (folder / "state" / "learner.json").write_text(json.dumps({"updates": self.updates}))
 

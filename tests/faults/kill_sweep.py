@@ -45,7 +45,7 @@ FAKE: Mapping[str, Mapping[str, Any]] = {
         "algorithm": {"name": "dapo", "dynamic_sampling": {"max_rounds": 2, "on_starvation": "skip"}},
         "rewards": [{"name": f"{REWARDS}:early"}],
         "sampler": {"group_size": 2},
-        "trainer": {"save_every": 2},
+        "trainer": {"save_every": 2, "save_optimizer": "last"},
     },
     "remax": {  # the best checkpoint is the first one, which stays
         "algorithm": {"name": "remax"},

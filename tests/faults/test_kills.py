@@ -14,9 +14,11 @@ from tests.faults.comparison import metrics
 from tests.faults.harness import Blow, Nursery
 from tests.faults.kill_sweep import FAKE, REAL, Sweep, random_kills, write_config
 
-SAVING = {"checkpoint.begin", "save.shard", "save.state", "checkpoint.filled", "checkpoint.sealed",
+SAVING = {"checkpoint.begin", "save.shard", "save.part", "save.state", "checkpoint.filled", "checkpoint.sealed",
           "checkpoint.renamed", "checkpoint.pruning", "directory.replacing",
           "rollouts.begin", "rollouts.filled", "rollouts.renamed"}  # fmt: skip
+THINNING = {"checkpoint.thinning", "checkpoint.thinned"}
+"""Where only the newest checkpoint has the optimizer's state."""
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +44,9 @@ def check(sweep: Sweep, *blows: Blow, cold: bool = False) -> int:
 def test_a_kill_at_any_point_of_saving_and_then_anywhere_changes_nothing(sweeps: dict[str, Sweep]) -> None:
     rng = np.random.default_rng(3)
     reached = {name: Counter(sweep.points) for name, sweep in sweeps.items()}
-    assert set(reached["grpo"]) >= SAVING
-    for turn, point in enumerate(sorted(SAVING)):
-        name = list(sweeps)[turn % len(sweeps)]
+    assert set(reached["grpo"]) >= SAVING and set(reached["dapo"]) >= THINNING
+    for turn, point in enumerate(sorted(SAVING | THINNING)):
+        name = "dapo" if point in THINNING else list(sweeps)[turn % len(sweeps)]
         name = name if reached[name][point] else "grpo"
         nth = int(rng.integers(1, reached[name][point] + 1))
         assert check(sweeps[name], Blow(at=("point", point, nth)), *random_kills(sweeps[name], rng)[:1])

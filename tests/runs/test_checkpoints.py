@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import pickle
@@ -519,6 +520,94 @@ def test_a_best_metric_that_no_step_has_is_told_once(fake_runs: Runs, name, coun
     assert fake_runs.train(fake_runs.config(trainer=trainer, data={"train": rows, "eval": dict(rows)})) == 0
     warnings = [event for event in events(fake_runs.folder / "run", "warning") if "best_metric" in event["message"]]
     assert len(warnings) == count and all(name in event["message"] for event in warnings)
+
+
+def with_optimizer(run: Path) -> list[str]:
+    """Checkpoints that a run can go on from, all of them verified."""
+    found = Checkpoints(run / "checkpoints").all()
+    for checkpoint in found:
+        checkpoint.verify()
+        files = list(checkpoint.state.glob("optimizer*"))
+        assert bool(files) == checkpoint.has_optimizer
+    return [checkpoint.path.name for checkpoint in found if checkpoint.has_optimizer]
+
+
+def test_the_optimizers_state_stays_in_the_newest_checkpoint_alone_and_the_run_goes_on_from_it(fake_runs: Runs):
+    run = fake_runs.folder / "run"
+    assert fake_runs.train(fake_runs.config("plain")) == 0
+    config = fake_runs.config(trainer={"save_optimizer": "last"})
+    fake_runs.killed(config, "fake.update", 3)
+    assert with_optimizer(run) == ["step-000002"] and len(steps(run)) == 3
+    assert fake_runs.train(config) == 0
+    assert with_optimizer(run) == ["step-000004"] and len(steps(run)) == 3
+    assert outcome(run) == outcome(fake_runs.folder / "plain")
+    thin = json.loads((run / "checkpoints" / "step-000003" / "manifest.json").read_text())
+    assert thin["roles"] == {"policy": {"model": "model", "state": "state", "optimizer": False}}
+    assert fake_runs.train(fake_runs.config(trainer={"save_optimizer": "last", "steps": 5})) == 0
+
+
+@pytest.mark.parametrize("point", ["checkpoint.thinning", "checkpoint.thinned"])
+def test_a_kill_while_an_optimizers_state_is_removed_leaves_good_checkpoints(fake_runs: Runs, point):
+    assert fake_runs.train(fake_runs.config("plain")) == 0
+    config, run = fake_runs.config(trainer={"save_optimizer": "last"}), fake_runs.folder / "run"
+    fake_runs.killed(config, point, 2)
+    for checkpoint in Checkpoints(run / "checkpoints").all():
+        checkpoint.verify()
+    assert (run / "checkpoints" / "step-000001" / "state" / "optimizer.safetensors").exists()
+    assert fake_runs.train(config) == 0
+    assert with_optimizer(run) == ["step-000004"] and not list((run / "checkpoints").glob(".*"))
+    assert outcome(run) == outcome(fake_runs.folder / "plain")
+
+
+def test_a_run_without_the_optimizers_state_is_evaluated_and_not_continued(fake_runs: Runs, capsys):
+    config, run = fake_runs.config(trainer={"save_optimizer": "none"}), fake_runs.folder / "run"
+    assert fake_runs.train(config) == 0 and with_optimizer(run) == []
+    assert fake_runs.train(config) == 0  # it is finished
+    assert "is finished" in capsys.readouterr().out
+    newest = run / "checkpoints" / "step-000004"
+    longer, other = {"steps": 5, "save_optimizer": "none"}, {"run_dir": str(fake_runs.folder / "other")}
+    for words in ((fake_runs.config(trainer=longer),), (fake_runs.config("b", trainer=other), "--resume", newest)):
+        assert fake_runs.train(*words) == 2
+        error = capsys.readouterr().err
+        assert "the checkpoint has no optimizer state" in error and f"model.path={newest / 'model'}" in error
+        assert "another trainer.run_dir" in error and "Traceback" not in error
+    assert len(steps(run)) == 3
+
+
+def test_a_run_that_saves_no_optimizers_state_begins_anew_before_its_first_step(fake_runs: Runs):
+    config, run = fake_runs.config(trainer={"save_optimizer": "none"}), fake_runs.folder / "run"
+    fake_runs.killed(config, "fake.update", 1)
+    assert steps(run) == ["step-000000"]
+    assert fake_runs.train(config) == 0
+    assert [event["message"] for event in events(run, "start_anew")] == [
+        "the checkpoint has no optimizer state, and no step was finished yet"
+    ]
+
+
+def test_the_one_before_a_damaged_checkpoint_may_lack_the_optimizers_state(fake_runs: Runs, capsys):
+    config, run = fake_runs.config(trainer={"save_optimizer": "last"}), fake_runs.folder / "run"
+    fake_runs.killed(config, "fake.update", 4)
+    flip(run / "checkpoints" / "step-000003" / "model" / "model.safetensors", 100)
+    assert fake_runs.train(config) == 2
+    assert "the checkpoint has no optimizer state" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_version_1_is_believed_continued_and_thinned(fake_runs: Runs):
+    """Its manifest has no roles."""
+    assert fake_runs.train(fake_runs.config("plain")) == 0
+    run = fake_runs.folder / "run"
+    fake_runs.killed(fake_runs.config(), "fake.update", 4)
+    for path in (run / "checkpoints").glob("step-*/manifest.json"):
+        new = json.loads(path.read_text())
+        body = {"version": 1, "step": new["step"], "files": new["files"]}
+        seal = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        path.write_text(json.dumps({**body, "seal": seal}, indent=1, sort_keys=True) + "\n")
+    before = with_optimizer(run)
+    assert before == ["step-000001", "step-000002", "step-000003"]
+    assert fake_runs.train(fake_runs.config(trainer={"save_optimizer": "last"})) == 0
+    assert [event["step"] for event in events(run, "resumed")] == [3]
+    assert with_optimizer(run) == ["step-000004"]
+    assert outcome(run) == outcome(fake_runs.folder / "plain")
 
 
 def test_points_do_nothing_unless_a_test_asks():

@@ -14,7 +14,9 @@ import yaml
 from PIL import Image, ImageDraw
 
 from mmrl.commands.cli import main
+from mmrl.config.load import from_mapping
 from mmrl.data.prompts import OVERLONG
+from mmrl.runs.budget import disk
 
 ANSWERS = [f"\\frac {{ {number} }} {{ 7 }}" for number in (8, 9, 10, 11, 12, 13, 15, 16, 17, 18)] * 2
 
@@ -275,6 +277,22 @@ def test_rows_without_a_reference_are_blamed_where_the_reward_cannot_score_them(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(("dtype", "weight", "optimizer"), [("float32", 4, 8), ("bfloat16", 2, 12)])
+def test_optimizers_states_that_are_not_saved_need_no_room(dtype: str, weight: int, optimizer: int) -> None:
+    def needed(save: str) -> int | None:
+        plain: dict[str, Any] = {
+            "model": {"path": "m", "dtype": dtype},
+            "data": {"train": {"name": "table"}},
+            "algorithm": {"name": "grpo"},
+            "trainer": {"keep_checkpoints": 3, "save_optimizer": save},
+        }
+        return disk(from_mapping(plain), 1000, [10], 0).checkpoints
+
+    assert needed("all") == 1000 * 4 * (weight + optimizer)
+    assert needed("last") == 1000 * (4 * weight + 2 * optimizer)
+    assert needed("none") == 1000 * 4 * weight
+
+
 def test_a_full_disk_and_an_overlap_with_the_evaluation_are_found(check: Check, tmp_path: Path) -> None:
     same = {"name": "table", "path": str(tmp_path / "rows.jsonl")}
     code, found, error = check(

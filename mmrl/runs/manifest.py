@@ -1,0 +1,92 @@
+"""A checkpoint's manifest: its files with size and sha256, the roles that they belong to, and a seal of its own.
+
+Version 1 had no roles: it knew the policy alone. It is read too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+VERSION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One model of a checkpoint.
+
+    Attributes:
+        model: Its Hugging Face folder, from the checkpoint's.
+        state: The folder of its learner's state.
+        optimizer: True if the state has the optimizer's, in files whose names begin with ``optimizer``.
+    """
+
+    model: str = "model"
+    state: str = "state"
+    optimizer: bool = True
+
+
+POLICY: Mapping[str, Role] = {"policy": Role()}
+"""The roles of a checkpoint of the policy alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A manifest's content.
+
+    Attributes:
+        files: Size and sha256 by name.
+        version: The version that it was written by.
+    """
+
+    step: int
+    files: Mapping[str, Any]
+    roles: Mapping[str, Role]
+    version: int = VERSION
+
+    @classmethod
+    def read(cls, text: str) -> Manifest:
+        """The manifest of a file.
+
+        Raises:
+            ValueError: It is none, has another version, or its seal is not its own.
+        """
+        try:
+            content = json.loads(text)
+            version = content.get("version")
+            if version not in (1, VERSION):
+                raise ValueError(f"it has version {version!r:.20}, and this mmrl reads 1 and {VERSION}")
+            roles = POLICY if version == 1 else {name: Role(**role) for name, role in content["roles"].items()}
+            manifest = cls(content["step"], content["files"], roles, version)
+            sealed = manifest.text() == text
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        if not sealed:
+            raise ValueError("it was changed since it was written")
+        return manifest
+
+    def text(self) -> str:
+        """The file, byte by byte; its seal makes a change in the manifest itself visible."""
+        body: dict[str, Any] = {"version": self.version, "step": self.step, "files": self.files}
+        if self.version > 1:
+            body["roles"] = {name: asdict(role) for name, role in self.roles.items()}
+        seal = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+        return json.dumps({**body, "seal": seal}, indent=1, sort_keys=True) + "\n"
+
+    @property
+    def has_optimizer(self) -> bool:
+        """True if every role has its optimizer's state."""
+        return all(role.optimizer for role in self.roles.values())
+
+    def without_optimizer(self) -> Manifest:
+        """The manifest of a checkpoint whose optimizers' states were dropped."""
+        roles = {name: replace(role, optimizer=False) for name, role in self.roles.items()}
+        thinner = Manifest(self.step, {}, roles)
+        return replace(thinner, files={name: kept for name, kept in self.files.items() if not thinner.drops(name)})
+
+    def drops(self, name: str) -> bool:
+        """True if the file belongs to an optimizer's state that was dropped, and may not have been removed yet."""
+        return any(not role.optimizer and name.startswith(f"{role.state}/optimizer") for role in self.roles.values())
