@@ -2,7 +2,7 @@
 
 Reading any row costs decoding its row group. Of a large group (many writers put all rows into one) only the rows up to
 the one that is asked for are decoded, in bounded memory, and later rows go on from there. Once as many rows of a group
-were passed over as it has, it is rewritten with groups of about a megabyte, unless all large groups of a table take more
+were passed over as it has, it is rewritten with groups of about a megabyte, unless large groups of a table take more
 than ``COPY_BYTES``. Hugging Face ``datasets`` would copy every file, and holds a whole row group while it does;
 tests/benchmarks/README.md has the cost.
 """
@@ -94,23 +94,25 @@ class ParquetRows:
         group = self._groups[number]
         if not group.is_large:
             return self._table(number, 0, group).slice(row, 1)
-        if number not in self._copies and self._copies_all and (self._has_passed(number) or group.copy.exists()):
-            self._passing = None
+        is_near = self._passing is not None and self._passing.group is group and row >= self._passing.start
+        if not is_near and number not in self._copies and self._is_to_copy(number):
             self._copies[number] = list(_groups(group.copied(), is_copy=True))
         if copies := self._copies.get(number):
             starts = _starts(copies)
             small = bisect_right(starts, row) - 1
             return self._table(number, small, copies[small]).slice(row - starts[small], 1)
-        if self._passing is None or self._passing.group is not group or row < self._passing.start:
+        if self._passing is None or not is_near:
             self._passing = _Passing(group, self._unused)
         before = self._passing.start
         found = self._passing.read(row)
         self._passed[number] += self._passing.start - before
         return found
 
-    def _has_passed(self, number: int) -> bool:
-        """True if as many rows of a group were passed over as it has."""
-        return self._passed[number] + _BATCH_ROWS >= self._groups[number].num_rows
+    def _is_to_copy(self, number: int) -> bool:
+        """True if a copy of a large row group pays, or is there."""
+        group = self._groups[number]
+        has_passed = self._passed[number] + _BATCH_ROWS >= group.num_rows
+        return self._copies_all and (has_passed or group.copy.exists())
 
     def _table(self, number: int, small: int, group: _Group) -> pa.Table:
         """All rows of a row group, or of a small one in the copy of a large one."""

@@ -476,7 +476,8 @@ def test_a_fingerprint_is_that_of_files_and_options_and_not_of_their_place(tmp_p
     assert fingerprint(one / "t.parquet") == fingerprint(two / "t.parquet")
     assert fingerprint(one / "t.jsonl") == fingerprint(two / "t.jsonl") != fingerprint(one / "t.parquet")
     assert fingerprint(one / "t.parquet", limit=3) != fingerprint(one / "t.parquet")
-    parquet(two / "t.parquet", [ROWS[0] | {"answer": "2 \\sqrt { 222 }"}, *ROWS[1:]])  # as long as before
+    changed = [row | {"answer": "nine"} if row["answer"] == "none" else row for row in ROWS]
+    parquet(two / "t.parquet", changed)  # as long as before; the footer has the last answer of the alphabet
     assert fingerprint(one / "t.parquet") != fingerprint(two / "t.parquet")
     jsonl(two / "t.jsonl", [{"problem": "?", "answer": "12"}])
     assert fingerprint(one / "t.jsonl") != fingerprint(two / "t.jsonl")
