@@ -312,10 +312,13 @@ class RunSetup:
     def _source(self, specs: Sequence[DatasetSpec], name: str, *, scored: bool) -> PromptSource:
         data = self.config.data
         keys = [name, *(f"data.mix.{index}" for index in range(len(specs) - 1))]
-        parts = [self._loaded(key, spec) for key, spec in zip(keys, specs, strict=True)]
-        kind = PromptSource if name == "data.eval" else self._kind(sum(len(part.rows) for part in parts))
+        loaded = [self._load(key, spec) for key, spec in zip(keys, specs, strict=True)]
+        kind = PromptSource if name == "data.eval" else self._kind(sum(len(found) for found, _ in loaded))
         source = kind(
-            parts,
+            [
+                Part(spec.source, found, spec.weight, "" if kind is PromptSource else _fingerprint(loader))
+                for spec, (found, loader) in zip(specs, loaded, strict=True)
+            ],
             self.encoder,
             system_prompt=data.system_prompt,
             prompt_template=data.prompt_template,
@@ -393,14 +396,6 @@ class RunSetup:
                 possible=", ".join(sorted(known)),
                 remedy="name labels of datasets, or what the rows themselves say that they are from",
             )
-
-    def _loaded(self, key: str, spec: DatasetSpec) -> Part:
-        found, loader = self._load(key, spec)
-        with plugin_errors(loader, "fingerprint"):
-            fingerprint = loader.fingerprint()
-            if not isinstance(fingerprint, str):
-                raise TypeError(f"expected a text, got {fingerprint!r:.200}")
-        return Part(spec.source, found, spec.weight, fingerprint)
 
     def _load(self, key: str, spec: DatasetSpec) -> tuple[Sequence[Prompt], DatasetLoader]:
         root = self.config.data.image_root
@@ -495,6 +490,15 @@ def _about(loader: DatasetLoader) -> dict[str, str]:
         about |= {"note": facts.notes} if facts.notes else {}
     with plugin_errors(loader, "describe"):
         return about | {str(name): str(value) for name, value in loader.describe().items()}
+
+
+def _fingerprint(loader: DatasetLoader) -> str:
+    """A loader's fingerprint of its data."""
+    with plugin_errors(loader, "fingerprint"):
+        fingerprint = loader.fingerprint()
+        if not isinstance(fingerprint, str):
+            raise TypeError(f"expected a text, got {fingerprint!r:.200}")
+    return fingerprint
 
 
 def _counted(counts: Mapping[str, int]) -> str:
