@@ -28,7 +28,7 @@ def check_dataset(
     The rules: ``load`` gives a sequence with ``len`` and ``[i]``, at least one row, and IndexError after the last;
     rows are Prompts whose fields have the types that ``Prompt`` says (tuples, not lists); there are messages, with as
     many ``<image>`` as images; images are bytes with a header that can be read; ids are texts, unique, and the same
-    when loaded again. A thousand rows are looked at, evenly spread over a longer dataset.
+    when loaded again; a fingerprint is a text. A thousand rows are looked at, evenly spread over a longer dataset.
 
     Args:
         loader: A registered name, a class, or a loader.
