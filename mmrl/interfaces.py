@@ -341,6 +341,14 @@ class DatasetLoader(Plugin):
         """Choices that ``load`` made by itself, for people, such as the column of each part; called after it."""
         return {}
 
+    def fingerprint(self) -> str:
+        """A text that changes when the rows do, found without reading them, such as the sizes of files; after ``load``.
+
+        A run of more than ``data.scan_rows`` rows goes on only if it is the same. Empty if there is none: some rows are
+        compared then.
+        """
+        return ""
+
     @abstractmethod
     def load(self) -> Sequence[Prompt]:
         """A sequence with ``len`` and ``[i]``; rows may be read lazily, and are the same at every reading.

@@ -53,6 +53,13 @@ class Columns:
     wants_answer: bool
     named: frozenset[str]
 
+    @property
+    def used(self) -> frozenset[str]:
+        """The columns that rows are made of; others hold images that no role has."""
+        roles = (self.prompt, self.answer, self.demonstration, self.system, self.choices, self.source)
+        named = [*self.images, *(role for role in roles if role is not None)]
+        return frozenset([*self.plain, *self.refused, *named, *(name.partition(".")[0] for name in named)])
+
     def described(self) -> dict[str, str]:
         """The column of each role, for people."""
         single = {role: getattr(self, role) for role in ALIASES if role != "images"}

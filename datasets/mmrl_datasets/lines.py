@@ -28,6 +28,7 @@ class JsonRows:
     image_columns: tuple[str, ...] = ()
 
     def __init__(self, files: Sequence[Path]) -> None:
+        self._files = files
         # As in a table, a column exists in all rows if one has it; insertion order is kept.
         names: dict[str, None] = {}
         self._rows = list(chain.from_iterable(_index(file, names) for file in files))
@@ -46,6 +47,9 @@ class JsonRows:
         cells = _object(_loads(row.read(), row.where), row.where) if isinstance(row, _Place) else row
         return {name: cells.get(name) for name in self.columns}
 
+    def fingerprint(self) -> str:
+        return names_and_sizes(self._files)
+
 
 class CsvRows:
     """The records of csv files with a header each; every cell is text, and an empty one or ``nan`` is null."""
@@ -53,6 +57,7 @@ class CsvRows:
     image_columns: tuple[str, ...] = ()
 
     def __init__(self, files: Sequence[Path]) -> None:
+        self._files = files
         self._rows: list[tuple[_Place, tuple[str, ...]]] = []
         headers: list[tuple[str, ...]] = []
         for file in files:
@@ -85,6 +90,14 @@ class CsvRows:
             raise DataError(f"The record has {len(cells)} cells and the header {len(header)}", where=place.where)
         named = dict(zip(header, cells, strict=True))
         return {name: None if named.get(name, "") in _NULLS else named[name] for name in self.columns}
+
+    def fingerprint(self) -> str:
+        return names_and_sizes(self._files)
+
+
+def names_and_sizes(files: Sequence[Path]) -> str:
+    """The name and the size of each file."""
+    return repr([(file.name, file.stat().st_size) for file in files])
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mmrl.data.hub import HubRepo
 from mmrl.errors import DataError, MMRLError
-from mmrl_datasets.lines import CsvRows, JsonRows
+from mmrl_datasets.lines import CsvRows, JsonRows, names_and_sizes
 from mmrl_datasets.parquet import ParquetRows, undecoded
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ class Rows(Protocol):
 
     def read(self, index: int) -> dict[str, Any]:
         """The cells of one row by column, null as None."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A text that changes when the files do, found without reading them."""
         ...
 
 
@@ -60,8 +64,9 @@ def open_rows(path: str, split: str | None, subset: str | None, revision: str | 
 class ArrowRows:
     """The rows of a ``datasets.Dataset``."""
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Dataset, files: Sequence[Path] = ()) -> None:
         self._rows = dataset.with_format("arrow")
+        self._files = files or [Path(file["filename"]) for file in dataset.cache_files]
         self._features = undecoded(dataset.features)
         self.columns = tuple(dataset.column_names)
         self.image_columns = tuple(name for name in self.columns if _holds_images(dataset.features[name]))
@@ -73,11 +78,14 @@ class ArrowRows:
         cells: dict[str, Any] = self._features.decode_example(self._rows[index].to_pylist()[0])
         return cells
 
+    def fingerprint(self) -> str:
+        return names_and_sizes(self._files)
+
 
 def _open_arrow(files: Sequence[Path]) -> ArrowRows:
     from datasets import concatenate_datasets
 
-    return ArrowRows(concatenate_datasets([_mapped(file) for file in files]))
+    return ArrowRows(concatenate_datasets([_mapped(file) for file in files]), files)
 
 
 def _mapped(file: Path) -> Dataset:

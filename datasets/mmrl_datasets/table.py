@@ -21,6 +21,7 @@ from mmrl.types import IMAGE_PLACEHOLDER, Message, Prompt, RawImage
 from mmrl_datasets.choice_cells import read_choices, with_choices
 from mmrl_datasets.columns import ALIASES, Columns, choose_columns, lookup
 from mmrl_datasets.images import image_cells, read_image
+from mmrl_datasets.parquet import ParquetRows
 from mmrl_datasets.placeholders import Unused, place_images
 from mmrl_datasets.rows import Rows, open_rows
 from mmrl_datasets.turns import InlineImage, Turn, read_turns, refused_media
@@ -67,6 +68,7 @@ class Table(DatasetLoader):
 
     config: Config
     _described: Mapping[str, str] | None = None
+    _rows: Rows | None = None
 
     def load(self) -> Sequence[Prompt]:
         """The rows, lazily.
@@ -82,7 +84,9 @@ class Table(DatasetLoader):
         named = {role: getattr(config, role) for role in ALIASES}
         columns = choose_columns(rows, named, config.path)
         reader = RowReader(config, columns, split, _image_root(config), self.adapt)
-        prompts = TableRows(rows, reader, config.limit)
+        self._rows, prompts = rows, TableRows(rows, reader, config.limit)
+        if isinstance(rows, ParquetRows) and type(self).adapt is Table.adapt:
+            rows.leave_out(set(rows.columns) - columns.used)
         shown = f"{len(prompts)} of {len(rows)}" if len(prompts) < len(rows) else f"{len(rows)}"
         self._described = {"path": config.path, "split": split, "rows": shown, **columns.described()}
         return prompts
@@ -90,6 +94,17 @@ class Table(DatasetLoader):
     def describe(self) -> Mapping[str, str]:
         """Path, split and rows, then the column of each role that has one."""
         return self._described or {}
+
+    def fingerprint(self) -> str:
+        """Names and sizes of the files, footers of parquet files, and the options that are no place.
+
+        Files that rows name, such as images, are not part of it.
+        """
+        assert self._rows is not None, "after load"
+        options = self.config.model_dump(mode="json", exclude={"path", "revision", "image_root", "prompt_template"})
+        template = self.config.prompt_template
+        text = None if template is None else PromptTemplate(template, "the dataset's prompt_template").text
+        return f"{type(self).__name__} {options} {text!r} {self._rows.fingerprint()}"
 
     def adapt(self, cells: dict[str, Any], where: str) -> dict[str, Any]:
         """Change the cells of a row before they are read, so that a recipe can put a question together.

@@ -191,6 +191,12 @@ class DataConfig(Section):
     """Treatment of a row that cannot be used: a null, a damaged image, a placeholder too many."""
     max_bad_rows: Annotated[float, Field(ge=0, le=1), MAY_CHANGE] = 0.01
     """Share of bad rows above which a dataset is refused."""
+    scan_rows: Annotated[Count, MAY_CHANGE] = 100_000
+    """Training rows up to which all are read and measured before the run starts; of more, each is when it is reached.
+    A run that goes on keeps the way that it began with."""
+    max_images: Annotated[Annotated[int, Field(ge=0, le=10**6)] | None, MAY_CHANGE] = None
+    """Most images in a prompt: a row with more cannot be used. null: any number; it must be set if a model reads images
+    and there are more training rows than `scan_rows`."""
     image_root: Annotated[Text | None, MAY_CHANGE] = None
     """Folder that relative image paths start from and stay below; null is the dataset's own."""
     min_pixels: Count = 3136

@@ -11,6 +11,8 @@ from mmrl.errors import DataError
 
 OnBadRow = Literal["drop", "fail"]
 
+LEAST = 1000
+"""Rows that are counted at least, if there are as many: the first ones that are reached may happen to be bad."""
 _SHOWN = 3
 """Causes that a message names, and rows where there is one cause alone."""
 _SHOWN_ROWS = 10
@@ -25,13 +27,19 @@ class BadRows:
         num_rows: Rows that it has, good or bad.
         policy: ``fail`` refuses the dataset at its first bad row, ``drop`` at too many.
         max_share: Share of the rows that may be bad.
+        is_ahead: True if rows are counted as a run reaches them, and the share is of those.
 
     Attributes:
+        reached: Rows that were looked at, as often as that.
         causes: The count of each cause; numbers in causes are left out, so that alike ones count as one.
     """
 
-    def __init__(self, where: str, num_rows: int, policy: OnBadRow, max_share: float) -> None:
-        self._where, self._num_rows, self._policy, self._max_share = where, num_rows, policy, max_share
+    def __init__(
+        self, where: str, num_rows: int, policy: OnBadRow, max_share: float, *, is_ahead: bool = False
+    ) -> None:
+        self._where, self._policy, self._max_share = where, policy, max_share
+        self.reached = 0 if is_ahead else num_rows
+        self._least = min(num_rows, LEAST) if is_ahead else num_rows
         self.causes: Counter[str] = Counter()
         self._examples: list[tuple[str, str]] = []
         self._advice: dict[str, tuple[str, str]] = {}
@@ -61,22 +69,22 @@ class BadRows:
         Raises:
             DataError: Counts the causes, names the first rows.
         """
-        count = self.causes.total()
-        if count <= self._max_share * self._num_rows:
+        count, rows = self.causes.total(), max(self.reached, self._least)
+        if count <= self._max_share * rows:
             return
         causes = [f"{number} x {cause}" for cause, number in self.causes.most_common(_SHOWN)]
-        possible, remedy = self._advice[self.causes.most_common(1)[0][0]]
+        possible, remedy = self._advice.get(self.causes.most_common(1)[0][0], ("", ""))
         more = f", and {len(self.causes) - _SHOWN} more" if len(self.causes) > _SHOWN else ""
         shown = [place for place, _ in self._examples]
         if len(self.causes) > 1:
             shown = [f"{place} ({cause})" for place, cause in self._examples]
             possible, remedy = "", f"{remedy} (that is for the first cause)" if remedy else ""
         what = (
-            f"{count} of {self._num_rows} rows cannot be used, more than data.max_bad_rows = {self._max_share:g}: "
+            f"{count} of {self.reached} rows cannot be used, more than data.max_bad_rows = {self._max_share:g}: "
             f"{', '.join(causes)}{more}"
         )
         leave_out = "raise data.max_bad_rows, and they are left out"
-        if count == self._num_rows > 1 and len(self.causes) == 1:
+        if count == self.reached > 1 and len(self.causes) == 1:
             what, leave_out = f"all {count} rows cannot be used, for one cause: {next(iter(self.causes))}", ""
             shown = shown[:_SHOWN]
         rest = [f"and {count - len(shown)} more"] if count > len(shown) else []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Literal, TypeVar
+from itertools import accumulate, islice
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -26,6 +28,9 @@ OVERLONG = "longer than data.max_prompt_tokens"
 _FEW = 0.1
 """Share of a dataset's rows up to which those that differ from all others may be mistakes."""
 
+_TELL_EVERY = 100
+"""Rows between two calls of ``progress``."""
+
 _T = TypeVar("_T")
 
 
@@ -37,17 +42,24 @@ class Part:
         source: The source of rows that name none; begins the ids of rows where there are several datasets.
         rows: The rows that its loader gave.
         weight: Its share of the positions, in any unit; None in all datasets takes their sizes.
+        fingerprint: A text that changes when the rows do, found without reading them; empty if there is none.
     """
 
     source: str
     rows: Sequence[Prompt]
     weight: float | None = None
+    fingerprint: str = ""
+
+
+Progress = Callable[[str, int, int], object]
+"""Called with a phase, the count so far and the total."""
 
 
 class PromptSource:
     """The usable rows of one or several datasets, with the run's system prompt and template.
 
-    Every row is measured once, here; prompts themselves are read again when they are asked for.
+    Every row is measured once, here; prompts themselves are read again when they are asked for. Rows are numbered
+    through all datasets.
 
     Args:
         parts: The datasets.
@@ -58,7 +70,9 @@ class PromptSource:
         overlong: ``drop`` or ``fail`` for longer rows; a prompt is never cut.
         on_bad_row: ``drop`` or ``fail`` for rows that cannot be used.
         max_bad_rows: Share of such rows above which a dataset is refused.
+        max_images: Most images of a row that can be used; None is any number.
         name: The config section, for messages.
+        progress: Told of the rows that were measured.
 
     Attributes:
         lengths: Tokens of each prompt that was kept.
@@ -74,6 +88,9 @@ class PromptSource:
         DataError: Too many rows cannot be used, one is too long with ``overlong="fail"``, or a dataset has none left.
     """
 
+    is_scanned: ClassVar[bool] = True
+    """True if every row was measured at the start."""
+
     def __init__(
         self,
         parts: Sequence[Part],
@@ -85,12 +102,19 @@ class PromptSource:
         overlong: Literal["drop", "fail"] = "drop",
         on_bad_row: OnBadRow = "drop",
         max_bad_rows: float = 0.01,
+        max_images: int | None = None,
         name: str = "data.train",
+        progress: Progress = lambda phase, done, total: None,
     ) -> None:
         self.name = name
         self._parts = tuple(parts)
+        self._starts = [0, *accumulate(len(part.rows) for part in self._parts)]
+        self._sizes = [0] * len(self._parts)
+        self._encoder, self._limit, self._most_images = encoder, max_prompt_tokens, max_images
+        self._overlong, self._progress = overlong, progress
         self._system_prompt = system_prompt
         self._template = None if prompt_template is None else PromptTemplate(prompt_template, "data.prompt_template")
+        self._on_bad_row, self._max_bad_rows = on_bad_row, max_bad_rows
         self._bad = [BadRows(self._where(p), len(p.rows), on_bad_row, max_bad_rows) for p in self._parts]
         self._listener: Callable[[str, str], object] = lambda prompt, reason: None
         self.dropped: list[tuple[str, str]] = []
@@ -100,23 +124,32 @@ class PromptSource:
         self.max_images = 0
         self.without_demonstration: list[str] = []
         self.without_image: list[list[str]] = [[] for _ in self._parts]
-        self._kept: list[tuple[int, int]] = []
+        self._kept = array("q")
         self._broken: set[int] = set()
         self._digest = hashlib.sha256(repr((system_prompt, self._template and self._template.text)).encode())
+        self._open()
+
+    def _open(self) -> None:
+        """Measure every row, and keep those that can be used."""
         seen: set[str] = set()
         for index in range(len(self._parts)):
-            self._select(index, encoder, max_prompt_tokens, overlong, seen)
+            self._select(index, seen)
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def __getitem__(self, index: int) -> Prompt:
-        return self._prepare(self._row(*self._kept[index]))
+        return self._prepare(self._row(self._number(index)))
 
     @property
     def num_rows(self) -> int:
-        """Rows that were read, kept or not."""
-        return sum(len(part.rows) for part in self._parts)
+        """Rows of all datasets, kept or not."""
+        return self._starts[-1]
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a prompt that a run may draw."""
+        return max(self.lengths)
 
     @property
     def num_usable(self) -> int:
@@ -132,14 +165,14 @@ class PromptSource:
     @property
     def shares(self) -> list[tuple[str, int, float]]:
         """Each dataset's source, its number of prompts, and its share of the prompts that a run draws."""
-        sizes = Counter(part for part, _ in self._kept)
+        sizes = self._sizes
         weights = [sizes[i] if part.weight is None else part.weight for i, part in enumerate(self._parts)]
         return [(p.source, sizes[i], weights[i] / sum(weights)) for i, p in enumerate(self._parts)]
 
     @property
     def warnings(self) -> list[str]:
         """Rows without an image in datasets of which nearly every row has one: an empty cell may be a mistake."""
-        found, sizes = list[str](), Counter(part for part, _ in self._kept)
+        found, sizes = list[str](), self._sizes
         for part, ids in enumerate(self.without_image):
             if ids and sizes[part] > 2 and len(ids) <= max(1, _FEW * sizes[part]):
                 where = f"{self._where(self._parts[part])}: {len(ids)} of {sizes[part]} rows"
@@ -163,22 +196,34 @@ class PromptSource:
         weights = [part.weight for part in self._parts if part.weight is not None]
         if len(self._parts) == 1 or len(weights) < len(self._parts):
             return PromptOrder(len(self), seed)
-        sizes = Counter(part for part, _ in self._kept)
-        return WeightedOrder([sizes[i] for i in range(len(weights))], weights, [p.source for p in self._parts], seed)
+        return WeightedOrder(self._sizes, weights, [p.source for p in self._parts], seed)
 
-    def attempt(self, index: int, make: Callable[[Prompt], _T]) -> _T | None:
+    def state(self) -> list[dict[str, Any]] | None:
+        """The counts of rows that a run that goes on needs, as JSON can hold them; None if it needs none."""
+        return None
+
+    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Take over the answer of ``state``; an empty one is that of a run that begins."""
+        return
+
+    def attempt(self, index: int, make: Callable[[Prompt], _T], made: _T | None = None) -> _T | None:
         """The result of ``make`` on a prompt; None if the prompt proves unusable only now, such as by its pixels.
+
+        Args:
+            made: That result, if it is there already.
 
         Raises:
             DataError: Such rows are too many, or not to be dropped.
         """
+        if made is not None:
+            return made
         if index in self._broken:
             return None
-        part, row = self._kept[index]
-        found = self._use(part, row, make)
+        number = self._number(index)
+        found = self._use(number, make)
         if found is not None:
             return found[1]
-        self._bad[part].check()
+        self._bad[self._part(number)].check()
         self._broken.add(index)
         if not self.num_usable:
             raise DataError("No row is left: each one turned out to be of no use", where=self.name)
@@ -211,8 +256,17 @@ class PromptSource:
     def _where(self, part: Part) -> str:
         return self.name if len(self._parts) == 1 else f"{self.name}, dataset {part.source}"
 
-    def _row(self, part: int, row: int) -> Prompt:
-        rows, source = self._parts[part].rows, self._parts[part].source
+    def _number(self, index: int) -> int:
+        """The number of the row that a prompt is made of."""
+        return self._kept[index]
+
+    def _part(self, number: int) -> int:
+        """The dataset of a row."""
+        return bisect_right(self._starts, number) - 1
+
+    def _row(self, number: int) -> Prompt:
+        part = self._part(number)
+        rows, source, row = self._parts[part].rows, self._parts[part].source, number - self._starts[part]
         with plugin_errors(rows, "__getitem__"):
             prompt = rows[row]
             if not (isinstance(prompt, Prompt) and isinstance(prompt.id, str) and prompt.messages):
@@ -220,30 +274,45 @@ class PromptSource:
         name = prompt.id if len(self._parts) == 1 else f"{source}/{prompt.id}"
         return replace(prompt, id=name, source=prompt.source or source)
 
-    def _use(self, part: int, row: int, make: Callable[[Prompt], _T]) -> tuple[Prompt, _T] | None:
+    def _use(self, number: int, make: Callable[[Prompt], _T]) -> tuple[Prompt, _T] | None:
         """A row's prompt and the result of ``make`` on it; None if the row had to be dropped."""
-        name = str(row)
+        part = self._part(number)
+        name = str(number - self._starts[part])
         try:
-            prompt = self._row(part, row)
+            prompt = self._row(number)
             name = prompt.id
             return prompt, make(self._prepare(prompt))
         except HubError:  # no row's fault
             raise
         except DataError as error:
-            self._drop(name, self._bad[part].add(name, error))
+            self._drop(number, name, self._bad[part].add(name, error))
             return None
 
-    def _drop(self, prompt: str, reason: str) -> None:
+    def _drop(self, number: int, prompt: str, reason: str) -> None:
         self.dropped.append((prompt, reason))
         self._listener(prompt, reason)
 
-    def _select(
-        self, part: int, encoder: PromptEncoder, limit: int, overlong: Literal["drop", "fail"], seen: set[str]
-    ) -> None:
+    def _measure(self, prompt: Prompt) -> int:
+        """Tokens of a prompt; of its images, headers are read.
+
+        Raises:
+            DataError: It cannot be used.
+        """
+        if self._most_images is not None and len(prompt.images) > self._most_images:
+            raise DataError(
+                f"The row has {len(prompt.images)} images, more than data.max_images = {self._most_images}",
+                where=prompt.id,
+                remedy="raise data.max_images",
+            )
+        return self._encoder.num_tokens(prompt)
+
+    def _select(self, part: int, seen: set[str]) -> None:
         """Measure a dataset's rows, and keep those that can be used."""
-        where, lengths, before = self._where(self._parts[part]), list[int](), len(self._kept)
-        for row in range(len(self._parts[part].rows)):
-            used = self._use(part, row, encoder.num_tokens)
+        where, lengths, limit = self._where(self._parts[part]), list[int](), self._limit
+        for number in range(self._starts[part], self._starts[part + 1]):
+            if number % _TELL_EVERY == 0:
+                self._progress(f"rows of {self.name}", number, self.num_rows)
+            used = self._use(number, self._measure)
             if used is None:
                 continue
             prompt, length = used
@@ -252,17 +321,18 @@ class PromptSource:
             seen.add(prompt.id)
             lengths.append(length)
             if length > limit:
-                self._drop_overlong(prompt.id, length, limit, overlong, where)
+                self._drop_overlong(number, prompt.id, length)
                 continue
-            self._kept.append((part, row))
-            self._digest.update(_contents(prompt, length).encode("utf-8", "surrogatepass"))
+            self._kept.append(number)
+            self._sizes[part] += 1
+            self._digest.update(contents(prompt, length).encode("utf-8", "surrogatepass"))
             self.lengths.append(length)
             self.sources[prompt.source] += 1
             self.max_images = max(self.max_images, len(prompt.images))
             self.without_demonstration += [prompt.id] if prompt.demonstration is None else []
             self.without_image[part] += [] if prompt.images else [prompt.id]
         self._bad[part].check()
-        if len(self._kept) == before:
+        if not self._sizes[part]:
             causes = "".join(f", {count} rows: {cause}" for cause, count in self._bad[part].causes.most_common())
             raise DataError(
                 f"No row is left: {_distribution(lengths)}{causes}",
@@ -270,16 +340,16 @@ class PromptSource:
                 remedy="raise data.max_prompt_tokens or lower data.max_pixels",
             )
 
-    def _drop_overlong(self, prompt: str, length: int, limit: int, policy: str, where: str) -> None:
-        reason = f"{length} tokens, more than data.max_prompt_tokens = {limit}"
-        if policy == "fail":
+    def _drop_overlong(self, number: int, prompt: str, length: int) -> None:
+        reason = f"{length} tokens, more than data.max_prompt_tokens = {self._limit}"
+        if self._overlong == "fail":
             raise DataError(
                 f"A prompt is too long: {reason}",
-                where=f"{where}, row {prompt}",
+                where=f"{self._where(self._parts[self._part(number)])}, row {prompt}",
                 remedy="raise data.max_prompt_tokens, lower data.max_pixels, or set data.overlong to drop",
             )
         self.overlong_lengths.append(length)
-        self._drop(prompt, reason)
+        self._drop(number, prompt, reason)
 
     def _prepare(self, prompt: Prompt) -> Prompt:
         messages = prompt.messages
@@ -297,7 +367,8 @@ class PromptSource:
         return (*prompt.messages[: turns[-1]], Message("user", text), *prompt.messages[turns[-1] + 1 :])
 
 
-def _contents(prompt: Prompt, length: int) -> str:
+def contents(prompt: Prompt, length: int) -> str:
+    """The text that fingerprints of rows are made of."""
     turns = [(message.role, message.content) for message in prompt.messages]
     return repr((prompt.id, prompt.source, turns, prompt.answer, prompt.demonstration, prompt.choices, length))
 

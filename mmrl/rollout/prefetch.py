@@ -13,6 +13,9 @@ from mmrl.types import Prompt
 HANGS_S = 30.0
 """Seconds after which a row that is being read is not waited for when a run ends."""
 
+SPARE = 8
+"""One row in so many is looked up beyond those that are to be made, for those that cannot be used."""
+
 _T = TypeVar("_T")
 
 
@@ -59,13 +62,16 @@ class PromptPrefetcher(Generic[_T]):
         return drawn
 
     def prepare(self, count: int) -> None:
-        """Begin to make the next ``count`` prompts in a thread; it reads rows until ``wait``, or another call, ends."""
+        """Begin to make the next ``count`` prompts in a thread; it reads rows until ``wait``, or another call, ends.
+
+        Rows that cannot be used do not count; the next ones are made in their place, as they will be drawn.
+        """
         self.stop()
         # The filter of the thread that decodes beside this one would end with whichever of them is done first.
         warnings.filterwarnings("ignore", module=r"PIL\b")
-        rows = [row for _, row in self._look_up(count)]
+        rows = [row for _, row in self._look_up(count + count // SPARE + 1)] if count else []
         self._thread = threading.Thread(
-            target=self._fill, args=(rows, self._made, self._is_enough), name="mmrl-prompts", daemon=True
+            target=self._fill, args=(rows, count, self._made, self._is_enough), name="mmrl-prompts", daemon=True
         )
         self._thread.start()
 
@@ -94,16 +100,15 @@ class PromptPrefetcher(Generic[_T]):
         return self._next[:count]
 
     def _take(self, row: int) -> _T | None:
-        made = self._made.pop(row, None)
-        return self._source.attempt(row, self._make) if made is None else made
+        return self._source.attempt(row, self._make, self._made.pop(row, None))
 
-    def _fill(self, rows: Sequence[int], found: dict[int, _T], is_enough: threading.Event) -> None:
+    def _fill(self, rows: Sequence[int], count: int, found: dict[int, _T], is_enough: threading.Event) -> None:
         for row in rows:
-            if is_enough.is_set():
+            if is_enough.is_set() or not count:
                 return
             try:
                 made = self._source.make(row, self._make)
             except Exception:  # the draw makes it again, and tells
                 continue
             if made is not None:
-                found[row] = made
+                found[row], count = made, count - 1

@@ -15,14 +15,25 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from mmrl.errors import ConfigError, ResourceError
 from mmrl.rollout.records import PARQUET
-from mmrl.runs.files import LOCK, locked, making, mend, read_records, replace_file, replacing, writing
+from mmrl.runs.files import (
+    LOCK,
+    check_records,
+    locked,
+    making,
+    mend,
+    read_records,
+    read_records_back,
+    replace_file,
+    replacing,
+    writing,
+)
 from mmrl.system import failpoints
 from mmrl.system.redaction import Redactor
 from mmrl.types import CreditedGroup
@@ -74,7 +85,8 @@ class RunDirectory:
                 mend(file)
         self.attempt = max((record.get("attempt", 0) for record in self._read("attempts.jsonl")), default=0)
         self.resumed_from: int | None = None
-        self.has_steps = any(step > 0 for step in self.metrics())
+        check_records(path / "metrics.jsonl")
+        self.has_steps = any(record["step"] > 0 for record in read_records_back(path / "metrics.jsonl"))
 
     @classmethod
     def create(cls, path: str | Path, *, new: bool = True, source: Path | None = None) -> RunDirectory:
@@ -141,9 +153,24 @@ class RunDirectory:
         self._append("metrics.jsonl", {"step": step, "attempt": self.attempt, "time": time.time(), **metrics})
         self.has_steps |= step > 0
 
-    def metrics(self) -> dict[int, dict[str, Any]]:
-        """Each step's last record in metrics.jsonl."""
-        return {record["step"]: record for record in self._read("metrics.jsonl")}
+    def metrics(self, names: Collection[str] | None = None) -> dict[int, dict[str, Any]]:
+        """Each step's last record in metrics.jsonl, with these metrics; None is all of them."""
+        records = ((record["step"], record) for record in self._read("metrics.jsonl"))
+        if names is None:
+            return dict(records)
+        return {step: {name: record[name] for name in names if name in record} for step, record in records}
+
+    def logged(self, step: int, attempt: int) -> dict[str, Any] | None:
+        """A step's last record in metrics.jsonl, if an attempt wrote it or a later one; the file is read from its end.
+
+        Each attempt takes its steps in order.
+        """
+        for record in read_records_back(self.path / "metrics.jsonl"):
+            if record["attempt"] < attempt or (record["attempt"] == attempt and record["step"] < step):
+                return None
+            if record["step"] == step:
+                return record
+        return None
 
     def append_ledger(self, step: int, update: int, samples: Sequence[tuple[int, str, int]]) -> None:
         """Note the (epoch, prompt id, member) of each sample that entered an optimizer step."""

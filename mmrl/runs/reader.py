@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from mmrl.errors import ConfigError, DataError
 from mmrl.rollout.records import RecordedRollout, read_rollouts, recorded_steps
 from mmrl.runs.checkpoints import Checkpoint, Checkpoints
 from mmrl.runs.directory import finite_or_nan, metrics_of, read_metrics
-from mmrl.runs.files import LOCK, read_records
+from mmrl.runs.files import LOCK, read_records, whole_size
 
 
 class Metrics(Mapping[str, float]):
@@ -151,8 +152,8 @@ class NewMetrics:
     def __init__(self, run: Path) -> None:
         self._file = run / "metrics.jsonl"
         self._place, self._inode = 0, 0
-        for _ in self.read():
-            pass
+        with suppress(FileNotFoundError), self._file.open("rb") as file:
+            self._inode, self._place = os.fstat(file.fileno()).st_ino, whole_size(file)
 
     def read(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Step and metrics of each new line, once."""

@@ -25,12 +25,13 @@ from mmrl.runs.directory import RunDirectory, metrics_of
 from mmrl.runs.recorder import RUN_STATE, RunRecorder, best_scores, environment, prune, tracking
 from mmrl.runs.resumption import Change, changed_config, changed_fingerprints, fingerprints, plain_config, refuse
 from mmrl.runs.setup import RunSetup
-from mmrl.runs.summary import closing, opening, way_on
+from mmrl.runs.summary import closing, opening, shown_metrics, way_on
 from mmrl.system.console import Console, diverted
 from mmrl.system.profiling import Profiler
 from mmrl.system.report import INDENT
 from mmrl.system.signals import Interruption, Stopped, end_process
 from mmrl.system.watchdog import Watchdog
+from mmrl.training.sources import REACHED
 from mmrl.types import ImageRef
 
 if TYPE_CHECKING:
@@ -60,8 +61,7 @@ class TrainingRun:
         verbose: bool = False,
     ) -> None:
         self._length = "trainer.steps" if config.trainer.epochs is None else "trainer.epochs"
-        self._setup = RunSetup(config, directory.media)
-        self._config = self._setup.count_steps()
+        self._written, self._config, self._setup = config, config, RunSetup(config, directory.media)
         self._directory, self._interruption = directory, interruption
         self._least_memory, self._profiled_steps, self._verbose = least_memory, profiled_steps, verbose
         self._checkpoints = Checkpoints(directory.checkpoints)
@@ -100,8 +100,10 @@ class TrainingRun:
                     where=f"trainer.run_dir: {self._directory.path}",
                     remedy="put a checkpoint back, choose another trainer.run_dir, or move the folder away",
                 )
+            self._set_up(None)
             return True
         self._load_state()
+        self._set_up(REACHED not in self._state["trainer"])
         self._changes = changed_config(self._state["config"], plain_config(self._config))
         if resume == "auto":
             self._set_aside_later()
@@ -126,6 +128,16 @@ class TrainingRun:
         if resume == "auto":
             self._prune()  # a killed process may not have done it
         return True
+
+    def _set_up(self, scans: bool | None) -> None:
+        """Begin with the config as it was given, and read training rows as a checkpoint's run does; None for a new run.
+
+        Raises:
+            MMRLError: ``trainer.epochs`` is set, and the rows that it counts cannot be used.
+        """
+        self._setup = RunSetup(self._written, self._directory.media, scans=scans)
+        self._config = self._setup.count_steps()
+        self._console = Console(self._config.trainer.steps)
 
     def _resolve(self, resume: str) -> str:
         """``auto`` if the run has already begun from the path ``resume``, else ``resume`` as it is.
@@ -192,7 +204,8 @@ class TrainingRun:
                     self._tell("restart", message=str(error), restarts_left=left)
                     self._go_back()
             newest = self._checkpoints.all()[-1]
-            self._console.lines(closing(config, directory.path, directory.metrics(), newest, self._length))
+            metrics = directory.metrics(shown_metrics(config))
+            self._console.lines(closing(config, directory.path, metrics, newest, self._length))
 
     def _begins(self) -> str:
         """The place where the run begins, for a person."""
@@ -205,7 +218,7 @@ class TrainingRun:
         """Say that nothing is left to do, and which changes of the config therefore have no effect."""
         assert self._checkpoint is not None
         step = self._checkpoint.step
-        way = way_on(self._config, self._directory.metrics(), step, self._length)
+        way = way_on(self._config, {step: self._logged() or {}}, step, self._length)
         self._console.line(
             f"{self._directory.path} is finished: it has {step} steps; nothing was done. "
             f"To go on, {way}; to train anew, choose another trainer.run_dir"
@@ -244,7 +257,7 @@ class TrainingRun:
                 stack.callback(engine.close)
                 self._interruption.renew()  # engines' packages take signals over
                 self._interruption.check()
-                facts = environment(config, engine)
+                facts = environment(config, engine) | {"rows": setup.reading}
                 self._console.line(
                     f"{'':{INDENT}}ready after {time.monotonic() - start:.0f} s: {facts['engine']['device_name']}, "
                     f"{engine.precision}"
@@ -349,13 +362,16 @@ class TrainingRun:
                 f"the checkpoint's {RUN_STATE} lacks {', '.join(sorted(missing))}", where=str(self._checkpoint.path)
             )
 
+    def _logged(self) -> dict[str, Any] | None:
+        """The line of the checkpoint's step in metrics.jsonl, unless it is of an attempt that was undone."""
+        assert self._checkpoint is not None
+        return self._directory.logged(self._checkpoint.step, self._state["attempt"])
+
     def _unlogged_metrics(self) -> Mapping[str, float] | None:
         """Metrics of the checkpoint's step, if its evaluation or its line in metrics.jsonl is missing."""
         assert self._checkpoint is not None
         step, config = self._checkpoint.step, self._config
-        logged = self._directory.metrics().get(step)
-        if logged is not None and logged["attempt"] < self._state["attempt"]:  # of an attempt that was undone
-            logged = None
+        logged = self._logged()
         is_due = config.data.eval is not None and config.trainer.evaluates(step)
         is_evaluated = logged is not None and any(name.startswith("eval/") for name in logged)
         if logged is not None and (is_evaluated or not is_due):
@@ -367,7 +383,7 @@ class TrainingRun:
         """True if the checkpoint's step fulfils ``trainer.stop_when``; the console then says so."""
         assert self._checkpoint is not None
         condition, step = self._config.trainer.stop_condition, self._checkpoint.step
-        values = self._directory.metrics().get(step, {})
+        values = self._logged() or {}
         if condition is None or self._unlogged_metrics() is not None or not condition.holds(values):
             return False
         told = f"{self._directory.path} has ended after step {step} by trainer.stop_when: {condition.told(values)}"
@@ -377,7 +393,7 @@ class TrainingRun:
     def _has_no_finished_step(self) -> bool:
         """True if no step was ever finished."""
         assert self._checkpoint is not None
-        return self._checkpoint.step == 0 and not any(self._directory.metrics())
+        return self._checkpoint.step == 0 and not self._directory.has_steps
 
     def _why_anew(self) -> str:
         """The reason not to go on from a checkpoint before the first step; empty if there is none."""
@@ -390,6 +406,7 @@ class TrainingRun:
         self._tell("start_anew", message=f"{why}, and no step was finished yet")
         self._directory.start_anew()
         self._checkpoint, self._state, self._changes = None, {}, []
+        self._set_up(None)
 
     def _inherit(self, checkpoint: Checkpoint) -> None:
         """Take over the history of the run that this one begins from, and the images that it still needs.

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mmrl.config.sections import Config, DatasetSpec
 from mmrl.config.yaml_tree import join_errors
+from mmrl.data.ahead import PromptsAhead
 from mmrl.data.images import ImageGrid, MediaStore
-from mmrl.data.prompts import Part, PromptSource
+from mmrl.data.prompts import Part, Progress, PromptSource
 from mmrl.errors import ConfigError, DataError, plugin_errors
 from mmrl.interfaces import Algorithm, DatasetLoader, Needs, Plugin, Reward, RunFacts, served_needs
 from mmrl.plugin_host import registry
+from mmrl.system.report import rows
 from mmrl.training.sources import SOURCES, Source
 from mmrl.types import Prompt
 
@@ -36,13 +38,25 @@ class RunSetup:
     Args:
         media_folder: The folder of normalised images.
         with_weights: True if a model's folder must hold its weights.
+        scans: True if every training row is read at the start, however many there are; False if none is, however few;
+            None goes by ``data.scan_rows``.
+        progress: Told of the rows that were read.
 
     Attributes:
         chosen: For each dataset that was loaded, by its key, its facts and its loader's choices.
     """
 
-    def __init__(self, config: Config, media_folder: Path, *, with_weights: bool = True) -> None:
+    def __init__(
+        self,
+        config: Config,
+        media_folder: Path,
+        *,
+        with_weights: bool = True,
+        scans: bool | None = None,
+        progress: Progress = lambda phase, done, total: None,
+    ) -> None:
         self.config, self._media_folder, self._with_weights = config, media_folder, with_weights
+        self._scans, self._progress = scans, progress
         self.chosen: dict[str, dict[str, str]] = {}
 
     @cached_property
@@ -209,6 +223,14 @@ class RunSetup:
         return self.source.samples or self.config.data.eval is not None
 
     @property
+    def reading(self) -> str:
+        """How the training rows are read, and why, for a person."""
+        source, most = self.prompts, self.config.data.scan_rows
+        how = "all were measured at the start" if source.is_scanned else "each is measured when it is reached"
+        why = f"data.scan_rows is {most}" if self._scans is None else "as when the run began"
+        return f"{rows(source.num_rows)}; {how} ({why})"
+
+    @property
     def max_images(self) -> int:
         """Most images in one prompt."""
         return max(source.max_images for source in (self.prompts, self.evaluation) if source is not None)
@@ -227,7 +249,7 @@ class RunSetup:
 
     def num_rows(self, key: str, spec: DatasetSpec) -> int:
         """Rows of a dataset as its loader gives them, which needs no model."""
-        return len(self._rows(key, spec))
+        return len(self._load(key, spec)[0])
 
     @cached_property
     def num_adapter_weights(self) -> int | None:
@@ -290,8 +312,13 @@ class RunSetup:
     def _source(self, specs: Sequence[DatasetSpec], name: str, *, scored: bool) -> PromptSource:
         data = self.config.data
         keys = [name, *(f"data.mix.{index}" for index in range(len(specs) - 1))]
-        source = PromptSource(
-            [Part(spec.source, self._rows(key, spec), spec.weight) for key, spec in zip(keys, specs, strict=True)],
+        loaded = [self._load(key, spec) for key, spec in zip(keys, specs, strict=True)]
+        kind = PromptSource if name == "data.eval" else self._kind(sum(len(found) for found, _ in loaded))
+        source = kind(
+            [
+                Part(spec.source, found, spec.weight, "" if kind is PromptSource else _fingerprint(loader))
+                for spec, (found, loader) in zip(specs, loaded, strict=True)
+            ],
             self.encoder,
             system_prompt=data.system_prompt,
             prompt_template=data.prompt_template,
@@ -299,11 +326,36 @@ class RunSetup:
             overlong=data.overlong,
             on_bad_row=data.on_bad_row,
             max_bad_rows=data.max_bad_rows,
+            max_images=0 if kind is PromptsAhead and data.max_images is None else data.max_images,
             name=name,
+            progress=self._progress,
         )
         if scored:
             self._check_scored(source)
         return source
+
+    def _kind(self, num_rows: int) -> type[PromptSource]:
+        """The way to read so many training rows."""
+        if num_rows <= self.config.data.scan_rows if self._scans is None else self._scans:
+            return PromptSource
+        self.check_ahead(num_rows)
+        return PromptsAhead
+
+    def check_ahead(self, num_rows: int) -> None:
+        """Check that a run may begin without reading its training rows.
+
+        Raises:
+            ConfigError: Nobody says how many images a prompt may have.
+        """
+        data = self.config.data
+        if data.max_images is None and self.folder.family.vision:
+            raise ConfigError(
+                f"data.max_images is not set, and {num_rows} training rows are not read before the run starts, so that "
+                "nobody knows how many images a prompt has, for which the sampler reserves memory",
+                where=f"data.max_images: null; data.scan_rows: {data.scan_rows}",
+                possible="the most images of a prompt, such as 1; rows with more are left out",
+                remedy=f"set data.max_images; or data.scan_rows: {num_rows} for a new run, which then reads all rows",
+            )
 
     def _check_scored(self, source: PromptSource) -> None:
         """Check that each row has a reward that scores it.
@@ -329,6 +381,8 @@ class RunSetup:
         Raises:
             ConfigError: Names those that are not.
         """
+        if not training.is_scanned:  # its rows may name sources of their own
+            return
         data = self.config.data
         known = {spec.source for spec in (data.train, *data.mix, *([data.eval] if data.eval else []))}
         known |= training.sources.keys()
@@ -343,16 +397,16 @@ class RunSetup:
                 remedy="name labels of datasets, or what the rows themselves say that they are from",
             )
 
-    def _rows(self, key: str, spec: DatasetSpec) -> Sequence[Prompt]:
+    def _load(self, key: str, spec: DatasetSpec) -> tuple[Sequence[Prompt], DatasetLoader]:
         root = self.config.data.image_root
         if root is not None and "image_root" in registry.options_class("dataset", spec.name).model_fields:
             options = {key: value for key, value in spec.options.items() if value is not None}
             spec = DatasetSpec(name=spec.name, **{"image_root": root, **options})
         loader = registry.create("dataset", spec)
         with plugin_errors(loader, "load"):
-            rows = loader.load()
+            found = loader.load()
         self.chosen[key] = _about(loader)
-        return rows
+        return found, loader
 
     def _check_learner(self) -> None:
         from mmrl.engine.device import LEARNER_KEYS, OWNED_LEARNER_KEYS
@@ -436,6 +490,15 @@ def _about(loader: DatasetLoader) -> dict[str, str]:
         about |= {"note": facts.notes} if facts.notes else {}
     with plugin_errors(loader, "describe"):
         return about | {str(name): str(value) for name, value in loader.describe().items()}
+
+
+def _fingerprint(loader: DatasetLoader) -> str:
+    """A loader's fingerprint of its data."""
+    with plugin_errors(loader, "fingerprint"):
+        fingerprint = loader.fingerprint()
+        if not isinstance(fingerprint, str):
+            raise TypeError(f"expected a text, got {fingerprint!r:.200}")
+    return fingerprint
 
 
 def _counted(counts: Mapping[str, int]) -> str:

@@ -32,9 +32,11 @@ def opening(config: Config, setup: RunSetup, directory: Path, begins: str) -> li
     report.show("model", [_model(config, setup)])
     for source in (setup.training, setup.evaluation):
         if source is not None:
-            report.show(source.name.removeprefix("data."), kept_rows(source))
+            lines = kept_rows(source) if source.is_scanned else []
+            how = [setup.reading] if source is setup.training else []
+            report.show(source.name.removeprefix("data."), [*lines, *how])
     evaluated = 0 if setup.evaluation is None else len(setup.evaluation)
-    report.show("batches", Arithmetic(config, setup.training.shares, max(setup.training.lengths), evaluated).lines())
+    report.show("batches", Arithmetic(config, setup.training.shares, setup.training.longest, evaluated).lines())
     report.show("files", ["metrics.jsonl has the curves, rollouts/ the completions, events.jsonl what happened"])
     report.show("Ctrl-C", ["saves a checkpoint and stops; the same command goes on"])
     report.show("engines", [_engines(config, setup)])
@@ -57,7 +59,7 @@ def closing(
     """
     report = Report()
     report.show("done", [f"{policy.step} steps; {directory}"])
-    for name in dict.fromkeys([name for name in [config.trainer.best_metric] if name] + [*MET]):
+    for name in _outcomes(config):
         values = {step: values[name] for step, values in metrics.items() if _is_number(values.get(name))}
         if values:
             report.show("outcome", [f"{name}: {_course(values, name, config.trainer)}"])
@@ -69,6 +71,18 @@ def closing(
         next_steps.insert(0, f"mmrl eval --model {run}")
     report.show("next", [*next_steps, f"{way_on(config, metrics, policy.step, length)}, and the same command goes on"])
     return report.lines
+
+
+def shown_metrics(config: Config) -> list[str]:
+    """The metrics that ``closing`` and ``way_on`` look at."""
+    condition = config.trainer.stop_condition
+    return [*_outcomes(config), *([condition.metric] if condition else [])]
+
+
+def _outcomes(config: Config) -> list[str]:
+    """The metrics that tell how a run went; the first one that it has is shown."""
+    best = config.trainer.best_metric
+    return list(dict.fromkeys([*([best] if best else []), *MET]))
 
 
 def way_on(config: Config, metrics: Mapping[int, Mapping[str, Any]], step: int, length: str) -> str:

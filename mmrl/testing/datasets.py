@@ -28,7 +28,7 @@ def check_dataset(
     The rules: ``load`` gives a sequence with ``len`` and ``[i]``, at least one row, and IndexError after the last;
     rows are Prompts whose fields have the types that ``Prompt`` says (tuples, not lists); there are messages, with as
     many ``<image>`` as images; images are bytes with a header that can be read; ids are texts, unique, and the same
-    when loaded again. A thousand rows are looked at, evenly spread over a longer dataset.
+    when loaded again; a fingerprint is a text. A thousand rows are looked at, evenly spread over a longer dataset.
 
     Args:
         loader: A registered name, a class, or a loader.
@@ -44,6 +44,11 @@ def check_dataset(
     if len(first) != len(again):
         remedy = "let load give the same rows every time"
         raise broken(made, "loading again gives as many rows", f"{len(first)}, then {len(again)}", remedy)
+    with plugin_errors(made, "fingerprint"):
+        fingerprint: object = made.fingerprint()
+    if not isinstance(fingerprint, str):
+        remedy = "return a text, or leave the method out"
+        raise broken(made, "a fingerprint is a text", f"it is {fingerprint!r:.80}", remedy)
     places: dict[str, int] = {}
     for row in np.unique(np.linspace(0, len(first) - 1, min(len(first), MAX_ROWS)).astype(int)).tolist():
         with plugin_errors(made, "load"):

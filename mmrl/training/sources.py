@@ -22,6 +22,9 @@ from mmrl.system.clock import Clock
 from mmrl.training.updater import TrainBatch, UpdateRecorder, demonstrations_batch
 from mmrl.types import CreditedGroup, EncodedPrompt, Prompt, RolloutGroup, Sample, ScoredGroup
 
+REACHED = "rows_reached"
+"""The key of a trainer's state that only a run has whose rows were not all measured at the start."""
+
 Draw = Callable[[int], Sequence[tuple[int, Any]]]
 """The next so many prompts as ``Source.make`` made them, each with the epoch that it is drawn in."""
 

@@ -23,7 +23,7 @@ from mmrl.system.rng_state import generators, seed_generators, set_generators
 from mmrl.system.signals import Interruption, Stopped
 from mmrl.system.watchdog import Watchdog
 from mmrl.training.logprob_check import LogprobCheck
-from mmrl.training.sources import SOURCES, StepRecorder, state_of, step_groups
+from mmrl.training.sources import REACHED, SOURCES, StepRecorder, state_of, step_groups
 from mmrl.training.updater import StepResult, Updater
 from mmrl.types import EncodedPrompt
 
@@ -103,6 +103,8 @@ class Trainer:
         self._updater = Updater(config, algorithm, context.recorder, context.interruption)
         self._check = LogprobCheck(precision, config.trainer.on_mismatch, event=context.recorder.event)
         self._peak_flops_per_s = peak_flops_per_s
+        self._train = train
+        train.restore(())
         order = train.order(config.trainer.seed)
         self._prompts: PromptPrefetcher[Any] = PromptPrefetcher(train, order, self._source.make)
         self._held_out: Sequence[EncodedPrompt] | None = None
@@ -146,6 +148,7 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """All that ``restore`` needs besides weights and optimizer, as JSON can hold it."""
+        rows = self._train.state()
         return {
             "generators": generators(),
             "consumed_prompts": self.consumed_prompts,
@@ -153,6 +156,7 @@ class Trainer:
             "faults_in_a_row": self._updater.faults_in_a_row,
             "carried_groups": self._source.state(),
             "algorithm": state_of(self._algorithm),
+            **({} if rows is None else {REACHED: rows}),
         }
 
     def restore(self, state: Mapping[str, Any], media: Path) -> None:
@@ -163,6 +167,7 @@ class Trainer:
         """
         set_generators(state["generators"])
         self._prompts.go_to(int(state["consumed_prompts"]))
+        self._train.restore(state.get(REACHED, ()))
         self._updater.updates = int(state["updates"])
         self._updater.faults_in_a_row = int(state["faults_in_a_row"])
         self._source.restore(state["carried_groups"], media)

@@ -422,9 +422,65 @@ def test_no_room_for_smaller_row_groups_says_where(tmp_path: Path, monkeypatch: 
     (tmp_path / "home").write_text("a file")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HOME", str(tmp_path / "home"))
     path = parquet(tmp_path / "t.parquet", [{"problem": "?", "answer": i} for i in range(3000)])
+    prompts = load(path)
+    assert [prompts[i].answer for i in range(3000)] == list(range(3000))  # in order, no copy is needed
     with pytest.raises(ResourceError, match="smaller row groups cannot be written") as caught:
-        load(path)
+        _ = prompts[0]
     assert "HF_HOME" in caught.value.remedy
+
+
+def test_rows_of_large_row_groups_are_reached_without_a_copy_where_copies_would_be_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(parquet_files, "MAX_GROUP_ROWS", 300)
+    monkeypatch.setattr(parquet_files, "COPY_BYTES", 1000)
+    path = tmp_path / "train.parquet"
+    rows = [{"problem": f"{i}?", "image": struct(i % 256), "answer": i} for i in range(1000)]
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=400)  # two large groups and a small one
+    prompts = load(path)
+    order = [399, 400, 0, 799, 800, 999, *np.random.default_rng(0).permutation(1000)[:60].tolist()]
+    assert [(prompts[i].answer, prompts[i].images[0].data) for i in order] == [(i, picture(i % 256)) for i in order]
+    assert not (tmp_path / "home").exists()
+
+
+def test_images_that_nobody_uses_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = pq.ParquetFile.read_row_group
+    asked: list[Any] = []
+
+    def spy(self: Any, *args: Any, columns: Any, **options: Any) -> Any:
+        asked.append(columns)
+        return read(self, *args, columns=columns, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", spy)
+    path = parquet(tmp_path / "t.parquet", [{"problem": "?", "images": [struct()], "answer": "1", "note": "n"}])
+    assert load(path)[0].images[0].data == picture()
+    [prompt] = load(path, images="")[:]
+    assert prompt.images == () and prompt.columns == {"problem": "?", "answer": "1", "note": "n"}
+    assert asked == [None, ["problem", "answer", "note"]]
+
+
+def test_a_fingerprint_is_that_of_files_and_options_and_not_of_their_place(tmp_path: Path) -> None:
+    def fingerprint(path: Path, **options: Any) -> str:
+        table = Table(Table.Config(path=str(path), **options))
+        table.load()
+        return table.fingerprint()
+
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        parquet(tmp_path / name / "t.parquet")
+        jsonl(tmp_path / name / "t.jsonl", [{"problem": "?", "answer": "1"}])
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert fingerprint(one / "t.parquet") == fingerprint(two / "t.parquet")
+    assert fingerprint(one / "t.jsonl") == fingerprint(two / "t.jsonl") != fingerprint(one / "t.parquet")
+    assert fingerprint(one / "t.parquet", limit=3) != fingerprint(one / "t.parquet")
+    changed = [row | {"answer": "nine"} if row["answer"] == "none" else row for row in ROWS]
+    parquet(two / "t.parquet", changed)  # as long as before; the footer has the last answer of the alphabet
+    assert fingerprint(one / "t.parquet") != fingerprint(two / "t.parquet")
+    jsonl(two / "t.jsonl", [{"problem": "?", "answer": "12"}])
+    assert fingerprint(one / "t.jsonl") != fingerprint(two / "t.jsonl")
 
 
 def test_a_file_that_is_damaged_inside_names_itself(tmp_path: Path) -> None:

@@ -88,6 +88,22 @@ def test_what_is_prepared_is_made_once_and_elsewhere() -> None:
     assert all(len(threads) == 1 for threads in makers.values())
 
 
+def test_rows_that_cannot_be_used_are_replaced_before_they_are_drawn() -> None:
+    prompts = source(50, max_bad_rows=0.1)
+    first = [index for _, index in prompts.order(seed=0).take(0, 7)]
+    makers: dict[str, threading.Thread] = {}
+
+    def make(prompt: Prompt) -> str:
+        if prompt.id == f"train/{first[1]}":
+            raise DataError("truncated")
+        return makers.setdefault(prompt.id, threading.current_thread()) and prompt.id
+
+    drawing = supply(prompts, make)
+    drawing.prepare(6)
+    assert [name for _, name in drawing.draw(6)] == [f"train/{first[i]}" for i in (0, 2, 3, 4, 5, 6)]
+    assert threading.main_thread() not in makers.values() and len(makers) == 6
+
+
 def test_a_row_that_comes_twice_in_one_draw_is_drawn_twice() -> None:
     drawing = supply(source(3), lambda prompt: prompt.id)
     expected = supply(source(3), lambda prompt: prompt.id).draw(8)

@@ -116,3 +116,9 @@ def test_a_loader_that_keeps_the_rules_passes_by_class_name_or_itself(prompts, t
     check_dataset(Options(Options.Config(rows=1)))
     (tmp_path / "sums.jsonl").write_text('{"problem": "3 + 4?", "answer": "7"}\n{"problem": "1?", "answer": "1"}\n')
     check_dataset("table", options={"path": str(tmp_path / "sums.jsonl")})
+
+
+def test_a_fingerprint_is_a_text(prompts: list[Prompt]) -> None:
+    kinds = {"load": lambda self: prompts, "fingerprint": lambda self: 7}
+    with pytest.raises(PluginError, match="a fingerprint is a text"):
+        check_dataset(type("Given", (DatasetLoader,), kinds))

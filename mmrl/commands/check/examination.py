@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -18,7 +19,7 @@ from mmrl.commands.check.profile import Profile, profile
 from mmrl.commands.check.references import check_references
 from mmrl.config.sections import Config, is_component
 from mmrl.data.images import normalise
-from mmrl.data.prompts import PromptSource
+from mmrl.data.prompts import Progress, PromptSource
 from mmrl.errors import DataError, MMRLError
 from mmrl.interfaces import Reward
 from mmrl.plugin_host import registry
@@ -27,6 +28,7 @@ from mmrl.runs.budget import Arithmetic, disk
 from mmrl.runs.directory import check_place
 from mmrl.runs.setup import RunSetup
 from mmrl.runs.summary import SHOWN_ROWS, kept_rows
+from mmrl.system.console import Console
 from mmrl.system.report import Report, counted, excerpt, rows, shortened
 from mmrl.system.table import table
 from mmrl.types import EncodedPrompt
@@ -51,13 +53,18 @@ def examine(config: Config, media_folder: Path) -> Report:
     Raises:
         MMRLError: The plugins do not fit the config, so nothing else can be looked at.
     """
-    return _Examination(config, media_folder).report
+    console = Console(0, sys.stderr)
+    try:
+        return _Examination(config, media_folder, console.progress).report
+    finally:
+        console.close()
 
 
 class _Examination:
-    def __init__(self, config: Config, media_folder: Path) -> None:
+    def __init__(self, config: Config, media_folder: Path, progress: Progress) -> None:
         self.config, self.report = config, Report()
-        self.setup = RunSetup(config, media_folder)
+        self._progress = progress
+        self.setup = RunSetup(config, media_folder, scans=True, progress=progress)
         self._profiles: dict[str, Profile] = {}
         self._stored = list[int]()
         self._judges_style = False
@@ -105,7 +112,7 @@ class _Examination:
         source = self.setup.training if name == "train" else self.setup.evaluation
         if source is None:
             return
-        found = self._profiles[name] = profile(source, self.setup.media.grid)
+        found = self._profiles[name] = profile(source, self.setup.media.grid, self._progress)
         chosen = {key: about for key, about in self.setup.chosen.items() if (key == "data.eval") == (name == "eval")}
         causes = ", ".join(f"{count} x {cause}" for cause, count in source.causes.most_common())
         data: dict[str, Any] = {
@@ -121,6 +128,10 @@ class _Examination:
             lines += [key] if len(chosen) > 1 else []
             lines += [f"{label}: {value}" for label, value in values.items()]
         lines += kept_rows(source)
+        if name == "train" and source.num_rows > self.config.data.scan_rows:
+            lines.append(f"a run measures each row when it is reached (data.scan_rows is {self.config.data.scan_rows})")
+            with self.report.guarded():
+                self.setup.check_ahead(source.num_rows)
         if len(data["sources"]) > 1:
             lines.append(f"sources    {counted(data['sources'])}")
         self.report.add(name, data, [*lines, *found.lines()])
@@ -195,8 +206,7 @@ class _Examination:
         """Count rows of data.eval that are in data.train."""
         if len(self._profiles) < 2:
             return
-        trained = set(self._profiles["train"].fingerprints)
-        shared = sum(each in trained for each in self._profiles["eval"].fingerprints)
+        shared = int(np.isin(self._profiles["eval"].fingerprints, self._profiles["train"].fingerprints).sum())
         self.report.data["eval_rows_in_train"] = shared
         if shared:
             total = len(self._profiles["eval"].fingerprints)
@@ -253,7 +263,7 @@ class _Examination:
     def _batches(self) -> None:
         source, self.config = self.setup.training, self.setup.count_steps()
         evaluated = len(self.setup.evaluation) if self.setup.evaluation is not None else 0
-        arithmetic = Arithmetic(self.config, source.shares, max(source.lengths), evaluated)
+        arithmetic = Arithmetic(self.config, source.shares, source.longest, evaluated)
         self.report.add("batches", arithmetic.data(), arithmetic.lines())
         for warning in arithmetic.warnings():
             self.report.warn(warning)
@@ -265,7 +275,7 @@ class _Examination:
     def _image_bytes(self) -> int:
         """Bytes of stored images, estimated from the decoded ones."""
         stored = self._stored
-        images = sum(len(found.sizes) for found in self._profiles.values())
+        images = sum(found.sizes.total() for found in self._profiles.values())
         return int(sum(stored) / len(stored) * images) if stored else 0
 
     def _note(self, problem: MMRLError | str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from mmrl.data.images import ImageGrid, read_header
-from mmrl.data.prompts import PromptSource, histogram
+from mmrl.data.prompts import Progress, PromptSource, histogram
 from mmrl.system.report import counted
 from mmrl.system.table import table
 from mmrl.types import Prompt
 
 _BINS = 8
 _BAR = 40
+_TELL_EVERY = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,26 +29,26 @@ class Profile:
     Attributes:
         lengths: Tokens of each prompt, image tokens included.
         image_tokens: Image tokens of each prompt.
-        sizes: (width, height) of each image in its file, turned upright.
+        sizes: Images of each (width, height) of their files, turned upright.
         modes: Images of each Pillow mode.
         formats: Images of each file format.
         transparent: Images that have transparency, which is shown on white.
         resized: Images that are not on the model's grid.
         images_max: Most images of one prompt.
         sources: Each row's source.
-        fingerprints: Each row's fingerprint.
+        fingerprints: Each row's fingerprint, as 64-bit numbers.
     """
 
     lengths: Sequence[int]
     image_tokens: Sequence[int]
-    sizes: Sequence[tuple[int, int]]
+    sizes: Counter[tuple[int, int]]
     modes: Mapping[str, int]
     formats: Mapping[str, int]
     transparent: int
     resized: int
     images_max: int
     sources: Sequence[str]
-    fingerprints: Sequence[bytes]
+    fingerprints: Sequence[int]
 
     def data(self) -> dict[str, Any]:
         """For a program."""
@@ -59,14 +61,14 @@ class Profile:
             "tokens_max": int(lengths.max()),
             "tokens_histogram": [[low, high, count] for low, high, count in histogram(self.lengths, _BINS)],
             "image_tokens_fraction": round(sum(self.image_tokens) / int(lengths.sum()), 4),
-            "images": len(self.sizes),
+            "images": self.sizes.total(),
             "images_max": self.images_max,
             "image_modes": dict(self.modes),
             "image_formats": dict(self.formats),
             "images_transparent": self.transparent,
             "images_resized": self.resized,
-            "image_width": _range([width for width, _ in self.sizes]),
-            "image_height": _range([height for _, height in self.sizes]),
+            "image_width": _range([width for width, _ in self.sizes], [*self.sizes.values()]),
+            "image_height": _range([height for _, height in self.sizes], [*self.sizes.values()]),
             "sources": dict(Counter(self.sources)),
         }
 
@@ -86,7 +88,7 @@ class Profile:
             return [*lines, "images     none"]
         (w_min, w_mid, w_max), (h_min, h_mid, h_max) = data["image_width"], data["image_height"]
         lines.append(
-            f"images     {len(self.sizes)}, up to {self.images_max} in a prompt; {counted(self.formats)}; "
+            f"images     {data['images']}, up to {self.images_max} in a prompt; {counted(self.formats)}; "
             f"modes {counted(self.modes)}"
         )
         extent = f"{w_min}x{h_min} to {w_max}x{h_max} pixels, median {w_mid}x{h_mid}"
@@ -97,43 +99,45 @@ class Profile:
         return lines
 
 
-def profile(source: PromptSource, grid: ImageGrid) -> Profile:
-    """Look at every row that is kept; decodes no image."""
+def profile(source: PromptSource, grid: ImageGrid, progress: Progress = lambda phase, done, total: None) -> Profile:
+    """Look at every row that is kept; decodes no image. Keeps some tens of bytes of each."""
     modes, formats = Counter[str](), Counter[str]()
-    sources = list[str]()
-    sizes, image_tokens, fingerprints = list[tuple[int, int]](), list[int](), list[bytes]()
+    sources, names = list[str](), dict[str, str]()
+    sizes, image_tokens, fingerprints = Counter[tuple[int, int]](), array("q"), array("Q")
     transparent = resized = images_max = 0
     for index in range(len(source)):
+        if index % _TELL_EVERY == 0:
+            progress(f"images of {source.name}", index, len(source))
         prompt = source[index]
         tokens = 0
         for raw in prompt.images:
             header = read_header(raw)
             width, height = grid.size(header.width, header.height, where=raw.label)
             tokens += width * height // grid.factor**2
-            sizes.append((header.width, header.height))
+            sizes[header.width, header.height] += 1
             modes[header.mode] += 1
             formats[header.format] += 1
             transparent += header.transparent
             resized += (width, height) != (header.width, header.height)
         image_tokens.append(tokens)
         images_max = max(images_max, len(prompt.images))
-        sources.append(prompt.source)
+        sources.append(names.setdefault(prompt.source, prompt.source))
         fingerprints.append(fingerprint(prompt))
     return Profile(
         source.lengths, image_tokens, sizes, modes, formats, transparent, resized, images_max, sources, fingerprints
     )
 
 
-def fingerprint(prompt: Prompt) -> bytes:
-    """A hash, equal for prompts that show and ask the same."""
-    digest = hashlib.blake2b(digest_size=16)
+def fingerprint(prompt: Prompt) -> int:
+    """A 64-bit hash, equal for prompts that show and ask the same."""
+    digest = hashlib.blake2b(digest_size=8)
     for part in [text for message in prompt.messages for text in (message.role, message.content)]:
         digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
     for raw in prompt.images:
         digest.update(hashlib.blake2b(raw.data, digest_size=16).digest())
-    return digest.digest()
+    return int.from_bytes(digest.digest(), "big")
 
 
-def _range(values: Sequence[int]) -> tuple[int, int, int]:
-    """Least, median and most; zeros if empty."""
-    return (min(values), int(np.median(values)), max(values)) if values else (0, 0, 0)
+def _range(values: Sequence[int], counts: Sequence[int]) -> tuple[int, int, int]:
+    """Least, median and most of values that occur so often; zeros if there are none."""
+    return (min(values), int(np.median(np.repeat(values, counts))), max(values)) if values else (0, 0, 0)

@@ -19,7 +19,7 @@ from mmrl.data.images import normalised_size
 from mmrl.data.prompts import PromptSource
 from mmrl.engine import device
 from mmrl.engine.collation import shares_prefix
-from mmrl.errors import HubUnreachableError, ResourceError
+from mmrl.errors import DataError, HubError, HubUnreachableError, ResourceError
 from mmrl.ops.cost import Training
 from mmrl.ops.memory import cache_bytes_per_token
 from mmrl.runs.budget import gigabytes
@@ -96,7 +96,20 @@ class _Forecast:
         if (source := self.source) is None:
             return [self._longest_example()]
         places = np.unique(np.linspace(0, len(source) - 1, min(len(source), SAMPLED)).astype(int)).tolist()
-        return [self._example(source[place], source.lengths[place]) for place in places]
+        if source.is_scanned:
+            return [self._example(source[place], source.lengths[place]) for place in places]
+        found = (self._measured(source, place) for place in places)
+        return [example for example in found if example is not None] or [self._longest_example()]
+
+    def _measured(self, source: PromptSource, place: int) -> Example | None:
+        """A row that nobody has measured before; None if it cannot be used."""
+        tokens = self.setup.encoder.num_tokens
+        try:
+            return source.make(place, lambda prompt: self._example(prompt, tokens(prompt)))
+        except HubError:
+            raise
+        except DataError:
+            return None
 
     @cached_property
     def source(self) -> PromptSource | None:
@@ -110,7 +123,7 @@ class _Forecast:
     @cached_property
     def longest_prompt(self) -> int:
         """In tokens."""
-        return self.config.data.max_prompt_tokens if self.source is None else max(self.source.lengths)
+        return self.config.data.max_prompt_tokens if self.source is None else self.source.longest
 
     def _longest_example(self) -> Example:
         """The longest prompt allowed; most of its tokens are an image's if the model reads any."""
