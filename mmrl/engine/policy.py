@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,9 @@ from mmrl.engine.collation import Features, PackedInputs, UniqueImages
 from mmrl.engine.folder import ModelFolder, check_takes_features
 from mmrl.errors import ConfigError
 from mmrl.ops.logprobs import chunked_logprobs
+
+GATHERED_BYTES = 2**28
+"""Most bytes of partitioned weights that are gathered at a time, unless one weight has more."""
 
 
 class Policy(torch.nn.Module):
@@ -85,25 +89,29 @@ class Policy(torch.nn.Module):
         return adapters.switched_off(self.adapted)
 
     def named_weights(self, dtype: torch.dtype, *, tied: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every weight under its state-dict name, gathered one at a time, with its adapter merged into it.
+        """Every weight under its state-dict name, with its adapter merged into it; collective.
+
+        Partitioned weights are gathered once each, in buckets of at most ``GATHERED_BYTES``, or one weight.
 
         Args:
-            tied: True to yield a tied head as well.
+            tied: True to yield a tied head as well, right after the embedding.
         """
         adapted = {id(adapter.weight): adapter for adapter in self.adapted}
         factors = {id(factor) for adapter in self.adapted for factor in adapter.factors.values()}
+        names: dict[torch.nn.Parameter, list[str]] = {}
         for name, parameter in self.model.named_parameters(remove_duplicate=not tied):
-            if id(parameter) in factors:
-                continue
-            plain = name.replace(".base_layer.", ".") if adapted else name
-            if adapter := adapted.get(id(parameter)):
-                with gathered(parameter, *adapter.factors.values()):
-                    yield plain, adapter.merged(dtype)
-                continue
-            with gathered(parameter):
-                weight = parameter.detach().to(dtype)
-                # A partitioned parameter's storage is freed on leaving; the receiver may keep what it was given.
-                yield plain, weight.clone() if _is_partitioned(parameter) else weight
+            if id(parameter) not in factors:
+                names.setdefault(parameter, []).append(name.replace(".base_layer.", ".") if adapted else name)
+        for bucket in _buckets(names):
+            of_bucket = [adapted[id(each)].factors.values() for each in bucket if id(each) in adapted]
+            with gathered(*bucket, *itertools.chain.from_iterable(of_bucket)):
+                for parameter in bucket:
+                    adapter = adapted.get(id(parameter))
+                    weight = adapter.merged(dtype) if adapter else parameter.detach().to(dtype)
+                    if weight.data_ptr() == parameter.data_ptr() and _is_partitioned(parameter):
+                        weight = weight.clone()  # the storage is freed on leaving; the receiver may keep what it gets
+                    for name in names[parameter]:
+                        yield name, weight
 
 
 class Head(torch.nn.Module):
@@ -243,6 +251,20 @@ def gathered(*parameters: torch.nn.Parameter) -> AbstractContextManager[Any]:
 
     found: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(list(parameters))
     return found
+
+
+def _buckets(parameters: Iterable[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
+    """The parameters that are gathered together, in their order."""
+    bucket, room = list[torch.nn.Parameter](), GATHERED_BYTES
+    for parameter in parameters:
+        size = getattr(parameter, "ds_numel", 0) * parameter.element_size()
+        if bucket and size > room:
+            yield bucket
+            bucket, room = [], GATHERED_BYTES
+        bucket.append(parameter)
+        room -= size
+    if bucket:
+        yield bucket
 
 
 def _is_partitioned(parameter: torch.nn.Parameter) -> bool:

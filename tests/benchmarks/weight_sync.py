@@ -1,0 +1,127 @@
+"""Seconds and memory of a weight sync: the learner's weights, gathered at ZeRO 3, into a receiver.
+
+    python tests/benchmarks/weight_sync.py [--folder FOLDER] [--ranks 1 2] [--rounds 3]
+
+The model has the shape of Qwen2.5-1.5B with random bfloat16 weights. The receiver copies each weight, as a sampler
+does. The same processes send one weight at a time, as version 0.2.0 did, and in buckets, by turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+SHAPE = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "max_window_layers": 21,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 28,
+}
+
+
+def receive(policy: Any, bucket_bytes: int) -> dict[str, float]:
+    """Send every weight once into memory of the receiver's own; memory is counted above what is resident before."""
+    import torch
+    from stopwatch import peak_memory
+
+    from mmrl.engine import policy as engine
+
+    engine.GATHERED_BYTES = bucket_bytes
+    largest = max(parameter.ds_numel for parameter in policy.parameters())
+    memory: dict[str, int] = {}
+    taken = torch.zeros(largest, dtype=torch.bfloat16)
+    torch.distributed.barrier()
+    with peak_memory(memory):
+        start, size = time.perf_counter(), 0
+        for _, weight in policy.named_weights(torch.bfloat16):
+            taken[: weight.numel()].copy_(weight.flatten())
+            size += weight.nbytes
+        seconds = time.perf_counter() - start
+    return {"s": seconds, "s_per_gb": seconds / size * 1e9, "extra_gb": (memory["peak"] - memory["before"]) / 1e9}
+
+
+def one_rank(folder: str, rounds: int) -> None:
+    os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    import torch
+
+    from mmrl.engine.device import learner_config
+    from mmrl.engine.folder import ModelFolder
+    from mmrl.engine.placement import place
+    from mmrl.engine.policy import GATHERED_BYTES, load_policy
+
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    options: Any = {"max_grad_norm": 1.0, "lr": 1e-3, "weight_decay": 0.0, "overrides": {}}
+    policy = load_policy(
+        ModelFolder.open(folder), "cpu", "bfloat16", freeze=(), temperature=1.0, with_weights=rank == 0
+    )
+    place(policy, learner_config("cpu", dtype="bfloat16", zero_stage=3, **options), "cpu")
+    receive(policy, GATHERED_BYTES)  # the first of all fetches memory from the machine
+    for _ in range(rounds):
+        for name, size in (("one by one", 0), ("buckets", GATHERED_BYTES)):
+            found = receive(policy, size)
+            if rank == 0:
+                print(json.dumps({"way": name, **found}), flush=True)
+    torch.distributed.destroy_process_group()
+
+
+def measure(folder: Path, ranks: int, rounds: int) -> list[dict[str, Any]]:
+    """What rank 0 tells."""
+    import socket
+
+    from mmrl.engine import device
+
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    processes = []
+    for rank in range(ranks):
+        place = device.rank_environment(
+            "cpu", rank=rank, node_rank=rank, world_size=ranks, address="127.0.0.1", port=port
+        )
+        environment = {**os.environ, **place, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, __file__, "--folder", str(folder), "--rounds", str(rounds), "--rank"]
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    printed = processes[0].communicate()[0]
+    if any(process.wait() for process in processes):
+        raise SystemExit("a rank failed")
+    return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", help="of the model, written there if it is not; otherwise a temporary one")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank:
+        one_rank(arguments.folder, arguments.rounds)
+        return
+    from published import CONFIGS, write_model
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(arguments.folder or temporary)
+        write_model(folder, CONFIGS["Qwen2.5-0.5B-Instruct"] | SHAPE, dtype="bfloat16", mean_length=64)
+        for ranks in arguments.ranks:
+            found = measure(folder, ranks, arguments.rounds)
+            for way in ("one by one", "buckets"):
+                rounds = sorted((each for each in found if each["way"] == way), key=lambda each: each["s"])
+                median = rounds[len(rounds) // 2]
+                print(
+                    f"{ranks} ranks, {way}: {median['s']:.2f} s, {median['s_per_gb']:.2f} s a GB,",
+                    f"{max(each['extra_gb'] for each in rounds):.2f} GB beside the model",
+                )
+
+
+if __name__ == "__main__":
+    main()
