@@ -1,4 +1,4 @@
-"""Rollouts that are written while the run goes on: what is on disk by when, and what happens if they cannot be written."""
+"""Rollouts that are written while the run goes on: they are on disk in time, and a write that fails ends the run."""
 
 from __future__ import annotations
 
