@@ -10,7 +10,6 @@ ROOT = Path(__file__).resolve().parents[1]
 TOO_LONG = 430
 LONG_FILES = {
     "datasets/mmrl_datasets/problems.py",
-    "mmrl/config/sections.py",
     "mmrl/runs/setup.py",
     "mmrl/types.py",
 }

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from mmrl.config.sections import Kind
+from mmrl.config.plugin_specs import Kind
 from mmrl.errors import ConfigError
 from mmrl.plugin_host.registry import list_plugins
 from mmrl.runs.files import making, replace_file

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mmrl.config.sections import Kind
+from mmrl.config.plugin_specs import Kind
 from mmrl.data.images import ImageGrid
 
 

@@ -17,7 +17,7 @@ from mmrl.cluster.nodes import PACKAGES, fingerprints, holds, installed_versions
 from mmrl.cluster.process import forget_shared_memory, host_meeting, interface_of, prepare_process
 from mmrl.cluster.shipping import PackedArrays, PackedGroup
 from mmrl.config.load import from_mapping
-from mmrl.config.sections import Kind
+from mmrl.config.plugin_specs import Kind
 from mmrl.data.images import MediaStore
 from mmrl.engine import device
 from mmrl.engine_api import Learner, Sampler, SamplingRequest, UpdateResult

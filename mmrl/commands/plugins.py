@@ -16,7 +16,7 @@ from mmrl.errors import ConfigError
 from mmrl.system.table import column_widths, line
 
 if TYPE_CHECKING:
-    from mmrl.config.sections import Kind
+    from mmrl.config.plugin_specs import Kind
 
 _COLUMNS = ("kind", "name", "distribution", "version")
 

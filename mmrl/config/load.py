@@ -14,52 +14,15 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from mmrl.config.problems import leaves_of, options_errors, suggestion
+from mmrl.config.plugin_specs import NONE, Kind, PluginSpec
+from mmrl.config.problems import leaves_of, options_errors
 from mmrl.config.sections import (
-    NONE,
     RENAMED,
-    ClusterConfig,
     Config,
-    DataConfig,
-    DatasetSpec,
-    Kind,
-    LearnerConfig,
-    LoraConfig,
-    ModelConfig,
-    PluginSpec,
-    RewardSpec,
-    RewardStyle,
-    SamplerConfig,
-    TrainerConfig,
-    contradictions,
-    is_component,
     is_section,
 )
 from mmrl.config.yaml_tree import Located, join_errors, merge, nested, read_tree, to_lines
 from mmrl.errors import ConfigError, MMRLError, PluginError
-
-__all__ = [
-    "ClusterConfig",
-    "Config",
-    "DataConfig",
-    "DatasetSpec",
-    "Kind",
-    "LearnerConfig",
-    "LoadedConfig",
-    "LoraConfig",
-    "ModelConfig",
-    "PluginSpec",
-    "RewardSpec",
-    "RewardStyle",
-    "SamplerConfig",
-    "TrainerConfig",
-    "from_mapping",
-    "is_component",
-    "load_config",
-    "options_errors",
-    "suggestion",
-    "to_yaml",
-]
 
 OptionsClass = Callable[[Kind, PluginSpec], type[BaseModel]]
 """(kind, entry) -> the class that validates the plugin's options; raises PluginError."""
@@ -266,7 +229,7 @@ def _to_be_replaced(blanks: Sequence[tuple[str, Located]]) -> ConfigError:
 def _contradictions(config: Config, tree: Located, wrong: set[str]) -> list[MMRLError]:
     """Errors for values that fit their own key but not the others."""
     problems: list[MMRLError] = []
-    for keys, what, remedy in contradictions(config):
+    for keys, what, remedy in config.contradictions():
         if not any(_touches(wrong, key) for key in keys):
             places = [_origin(tree, tuple(key.split("."))) for key in keys]
             where = ", ".join(dict.fromkeys(place for place in places if place != "default"))

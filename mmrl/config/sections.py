@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from itertools import combinations
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, Field, JsonValue
 
+from mmrl.config.base import MAY_CHANGE, Contradiction, Count, CountOrNever, MayChange, Seconds, Section, Text
+from mmrl.config.plugin_specs import NONE, DatasetSpec, Kind, PluginSpec, RewardSpec
 from mmrl.config.stop_condition import StopCondition
 from mmrl.config.yaml_tree import to_flow
 
-Kind = Literal["algorithm", "reward", "dataset", "tracker"]
-"""The four kinds of plugins; the entry-point group of a kind is `mmrl.<kind>s`."""
-
-RewardStyle = Literal["mmrl", "trl", "easyr1", "verl"]
-"""Conventions of calling a reward function; see `mmrl.plugin_host.foreign_rewards`."""
 RENAMED = {"sampler.memory_fraction": "sampler.gpu_memory_utilization"}
 """New names of keys by their old names, which still work in this version."""
 
-NONE = "(none)"
-"""The name of a plugin that a command does not need, if the config names none."""
-
-Count = Annotated[int, Field(ge=1, le=10**9)]
-CountOrNever = Annotated[int, Field(ge=0, le=10**9)]
-Seconds = Annotated[float, Field(gt=0, le=86400)]
-Text = Annotated[str, Field(min_length=1)]
-
-
-@dataclass(frozen=True, slots=True)
-class MayChange:
-    """Marks a key that may change when a run goes on: it does not decide what is learned.
-
-    Paths and columns do so only through the model's files and the training prompts, whose fingerprints are compared.
-
-    Attributes:
-        keys: Those of a mapping; empty for all.
-    """
-
-    keys: tuple[str, ...] = ()
-
-
-MAY_CHANGE = MayChange()
 _MEMORY = (
     "kv_cache_memory_bytes", "gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "enforce_eager",
     "enable_prefix_caching", "enable_chunked_prefill", "block_size", "swap_space", "max_model_len", "seed",
@@ -70,74 +43,6 @@ _TRUNCATED = (
     "log-probs would be renormalised over the tokens that are left, which the learner cannot reproduce;"
     " set top_p: 1.0, top_k: -1"
 )
-
-
-class Section(BaseModel):
-    """Base of every section: frozen, unknown keys are errors, values are not converted."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-class PluginSpec(Section):
-    """A plugin's name and options."""
-
-    model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, JsonValue] = Field(init=False)
-
-    name: Text
-    """A name that `mmrl plugins` lists, `distribution:name`, `path/to/file.py:Name`, `import:package.module:Name`."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options that the plugin's own ``Config`` validates."""
-        return dict(self.model_extra or {})
-
-
-class DatasetSpec(PluginSpec):
-    """A dataset's name and options."""
-
-    label: Text | None = None
-    """Its name in `rewards[].sources` and records; by default the plugin's name without distribution."""
-    weight: Annotated[float, Field(gt=0, le=1e9)] | None = None
-    """Its share of the training rows among the datasets that are mixed; null for all of them is by their sizes."""
-
-    @property
-    def source(self) -> str:
-        """The label, or its default."""
-        return self.label or self.name.rpartition(":")[2]
-
-
-class RewardSpec(PluginSpec):
-    """A reward's name and options."""
-
-    name: Text
-    """A name that `mmrl plugins` lists, `distribution:name`, `path/to/file.py:name` or `import:package.module:name`."""
-    weight: float = 1.0
-    """Its factor in the sum of rewards."""
-    timeout_s: Annotated[Seconds, MAY_CHANGE] = 30.0
-    """Seconds that one rollout (`score_one`) or one group (`score`) may take before it is given up as unscored."""
-    sources: Annotated[tuple[Text, ...], Field(min_length=1, strict=False)] | None = None
-    """Datasets whose rows it scores; null is all. Rewards with the same label must not share a dataset."""
-    on_error: Annotated[Literal["fail", "skip"], MAY_CHANGE] = "fail"
-    """When it raises: fail ends the run, skip leaves the rollout unscored, up to 5 % of a step."""
-    workers: Annotated[Annotated[int, Field(ge=1, le=256)] | None, MAY_CHANGE] = None
-    """Processes of its own; null shares those of the other rewards, unless the reward says otherwise."""
-
-    style: RewardStyle | None = None
-    """Convention of a file's function: mmrl's, trl's, easyr1's or verl's; null tells it by its parameters."""
-    weights: Annotated[dict[Text, float], Field(min_length=1)] | None = None
-    """For a reward that answers several components by name: factor of each in its score; null is `overall` or `score`
-    if it has one, else their sum."""
-
-    label: Text | None = None
-    """Its name in metrics and `trainer.eval_metric`; by default the plugin's name without distribution or file."""
-
-    @property
-    def metric(self) -> str:
-        """The label, or its default."""
-        return self.label or self.name.rpartition(":")[2]
 
 
 class LoraConfig(Section):
@@ -168,6 +73,14 @@ class ModelConfig(Section):
     """Train low-rank adapters in place of the weights; null trains the weights."""
     trust_remote_code: Annotated[bool, MAY_CHANGE] = False
     """Run Python code that comes with the model's folder."""
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        if len(set(self.freeze)) == 3:
+            yield Contradiction(("freeze",), "model.freeze leaves nothing to train", "leave out at least one part")
+        if self.freeze and self.lora:
+            what = "model.lora trains its adapters and no weight, so there is nothing to freeze"
+            remedy = "remove model.freeze, and name the layers in model.lora.targets"
+            yield Contradiction(("freeze", "lora"), what, remedy)
 
 
 class DataConfig(Section):
@@ -204,6 +117,23 @@ class DataConfig(Section):
     max_pixels: Count = 1003520
     """Larger images are reduced to this many pixels."""
 
+    def contradictions(self) -> Iterator[Contradiction]:
+        mixed = (self.train, *self.mix)
+        labels = [spec.source for spec in mixed]
+        for label in sorted({label for label in labels if labels.count(label) > 1}):
+            yield Contradiction(("mix",), f"two datasets are called {label!r}", "give one a label of its own")
+        weighted = [spec.source for spec in mixed if spec.weight is not None]
+        if self.mix and weighted and len(weighted) < len(mixed):
+            what = f"only {', '.join(weighted)} of the mixed datasets has a weight"
+            yield Contradiction(("train.weight", "mix"), what, "give each of them a weight, or none")
+        for key, spec, others in (("train", self.train, self.mix), ("eval", self.eval, ())):
+            if spec is not None and spec.weight is not None and not others:
+                what = f"data.{key}.weight is set, but there is nothing to mix it with"
+                yield Contradiction((f"{key}.weight",), what, f"remove data.{key}.weight")
+        if self.min_pixels > self.max_pixels:
+            what = "data.min_pixels is more than data.max_pixels"
+            yield Contradiction(("min_pixels", "max_pixels"), what, "lower min_pixels")
+
 
 class SamplerConfig(Section):
     """Sampling of completions."""
@@ -226,6 +156,14 @@ class SamplerConfig(Section):
     """Ranks that share one copy of the sampler's weights."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1), MAY_CHANGE] = 0.5
     """Share of the device's memory that the sampler may use while it samples."""
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        if self.name != "vllm" and self.engine:
+            what = f"sampler.engine is for vllm, but sampler.name is {self.name}"
+            yield Contradiction(("engine", "name"), what, "set sampler.name: vllm, or remove sampler.engine")
+        if self.name != "vllm" and self.tensor_parallel_size > 1:
+            what = f"sampler.tensor_parallel_size is for vllm, but sampler.name is {self.name}"
+            yield Contradiction(("tensor_parallel_size", "name"), what, "set sampler.tensor_parallel_size: 1")
 
 
 class LearnerConfig(Section):
@@ -255,6 +193,15 @@ class LearnerConfig(Section):
     """DeepSpeed shards over ranks: 1 optimizer states, 2 gradients too, 3 parameters too."""
     offload: Annotated[Literal["none", "optimizer", "parameters"], MAY_CHANGE] = "none"
     """Kept in the host's memory: optimizer: AdamW, which then steps there; parameters: AdamW and the parameters."""
+
+    def contradictions(self) -> Iterator[Contradiction]:
+        keys = ("offload", "zero_stage")
+        if self.offload != "none" and not self.zero_stage:
+            what = "DeepSpeed offloads only tensors of ZeRO, and learner.zero_stage is 0"
+            yield Contradiction(keys, what, "set learner.zero_stage: 1 or more, or offload: none")
+        if self.offload == "parameters" and self.zero_stage in (1, 2):
+            what = "DeepSpeed offloads parameters at ZeRO's stage 3 alone"
+            yield Contradiction(keys, what, "set learner.zero_stage: 3, or offload: optimizer")
 
 
 class TrainerConfig(Section):
@@ -320,6 +267,14 @@ class ClusterConfig(Section):
     address: Text | None = None
     """An existing Ray cluster, such as `10.0.0.1:6379` or `auto`; null starts one on this machine."""
 
+    def contradictions(self) -> Iterator[Contradiction]:
+        if self.name == "local" and self.ranks > 1:
+            what = f"cluster.ranks is {self.ranks}, but cluster.name: local is one rank"
+            yield Contradiction(("ranks", "name"), what, "set cluster.name: ray, or remove cluster.ranks")
+        if self.name == "local" and self.address:
+            what = "cluster.address is for ray, but cluster.name is local"
+            yield Contradiction(("address", "name"), what, "set cluster.name: ray, or remove cluster.address")
+
 
 class Config(Section):
     """The whole config of a run."""
@@ -357,6 +312,65 @@ class Config(Section):
         for index, tracker in enumerate(self.trackers):
             yield f"trackers.{index}", "tracker", tracker
 
+    def contradictions(self) -> Iterator[Contradiction]:
+        """Those of every section, then those between sections."""
+        for name, section in self:
+            if isinstance(section, Section):
+                yield from (found.below(name) for found in section.contradictions())
+        yield from self._of_rewards()
+        yield from self._of_evaluation()
+        yield from self._of_sizes()
+
+    def _of_rewards(self) -> Iterator[Contradiction]:
+        by_label: dict[str, list[RewardSpec]] = {}
+        for reward in self.rewards:
+            by_label.setdefault(reward.metric, []).append(reward)
+        for label, rewards in sorted(by_label.items()):
+            if any(one.shares_rows_with(other) for one, other in combinations(rewards, 2)):
+                remedy = "keep one, give one a label of its own, or give them sources of their own"
+                yield Contradiction(("rewards",), f"two rewards are called {label!r}", remedy)
+            if len({reward.weight for reward in rewards}) > 1:
+                what = f"the rewards called {label!r} have different weights, and are one component of the sum"
+                yield Contradiction(("rewards",), what, "give them the same weight, or labels of their own")
+
+    def _of_evaluation(self) -> Iterator[Contradiction]:
+        data, trainer = self.data, self.trainer
+        if data.eval and not self.rewards:
+            remedy = "add to rewards, or set data.eval: null"
+            yield Contradiction(("data.eval", "rewards"), "evaluation needs at least one reward", remedy)
+        labels = [reward.metric for reward in self.rewards]
+        if trainer.eval_metric and not is_component(trainer.eval_metric, labels):
+            what = f"trainer.eval_metric is {trainer.eval_metric!r}, which is no reward"
+            remedy = f"name one of: {', '.join(labels) or '(there are no rewards)'}"
+            yield Contradiction(("trainer.eval_metric", "rewards"), what, remedy)
+        for key in ("eval_every", "eval_samples", "eval_metric"):
+            value = getattr(trainer, key)
+            if not data.eval and value != TrainerConfig.model_fields[key].default and value != 0:
+                what = f"trainer.{key} is set, but data.eval is null"
+                yield Contradiction((f"trainer.{key}", "data.eval"), what, f"set data.eval, or remove trainer.{key}")
+        stop = trainer.stop_condition
+        if stop is not None and stop.metric.startswith("eval/") and not (data.eval and trainer.eval_every):
+            what = f"trainer.stop_when waits for {stop.metric}, and nothing is evaluated"
+            keys = ("trainer.stop_when", "data.eval", "trainer.eval_every")
+            yield Contradiction(keys, what, "set data.eval and trainer.eval_every")
+
+    def _of_sizes(self) -> Iterator[Contradiction]:
+        cluster, sampler, learner, trainer = self.cluster, self.sampler, self.learner, self.trainer
+        if (cluster.name == "ray" or cluster.ranks == 1) and cluster.ranks % sampler.tensor_parallel_size:
+            size = f"sampler.tensor_parallel_size is {sampler.tensor_parallel_size}"
+            what = f"{size}, which does not divide {cluster.ranks} (cluster.ranks)"
+            remedy = "set cluster.name: ray and cluster.ranks to a multiple of it, or lower it"
+            yield Contradiction(("sampler.tensor_parallel_size", "cluster.ranks"), what, remedy)
+        if trainer.prompts_per_step * sampler.group_size < learner.minibatches:
+            what = f"learner.minibatches is {learner.minibatches}, but a step has fewer completions"
+            keys = ("learner.minibatches", "trainer.prompts_per_step", "sampler.group_size")
+            yield Contradiction(keys, what, "raise trainer.prompts_per_step or sampler.group_size")
+        updates = trainer.steps * learner.minibatches * learner.epochs
+        if learner.warmup_steps >= updates and trainer.epochs is None:  # else it is checked when steps are known
+            what = f"learner.warmup_steps is {learner.warmup_steps}, but there are only {updates} optimizer steps"
+            remedy = "warm up for fewer optimizer steps than there are"
+            yield Contradiction(("learner.warmup_steps", "trainer.steps"), what, remedy)
+
 
 def may_change(key: str, section: type[BaseModel] | None = None) -> bool:
     """True if a run may go on though the value at this dotted key has changed."""
@@ -382,100 +396,3 @@ def is_component(name: str, rewards: Iterable[str]) -> bool:
 def is_section(annotation: Any) -> bool:
     """True if a field of ``Config`` is a section, as opposed to a plugin or a list of them."""
     return isinstance(annotation, type) and issubclass(annotation, Section) and not issubclass(annotation, PluginSpec)
-
-
-def contradictions(config: Config) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Keys, fault and remedy of every value that fits its own key but contradicts others."""
-    model, data, sampler, learner, trainer = config.model, config.data, config.sampler, config.learner, config.trainer
-    yield from _misplaced_ranks(config.cluster, sampler)
-    names = [reward.metric for reward in config.rewards]
-    for name in sorted(_shared_labels(config.rewards)):
-        what = f"two rewards are called {name!r}"
-        yield ("rewards",), what, "keep one, give one a label of its own, or give them sources of their own"
-    for name in sorted({name for name in names if len({r.weight for r in config.rewards if r.metric == name}) > 1}):
-        what = f"the rewards called {name!r} have different weights, and are one component of the sum"
-        yield ("rewards",), what, "give them the same weight, or labels of their own"
-    yield from _mixed_data(data)
-    if data.eval and not names:
-        yield ("data.eval", "rewards"), "evaluation needs at least one reward", "add to rewards, or set data.eval: null"
-    if trainer.eval_metric and not is_component(trainer.eval_metric, names):
-        what = f"trainer.eval_metric is {trainer.eval_metric!r}, which is no reward"
-        yield ("trainer.eval_metric", "rewards"), what, f"name one of: {', '.join(names) or '(there are no rewards)'}"
-    for key in ("eval_every", "eval_samples", "eval_metric"):
-        value = getattr(trainer, key)
-        if not data.eval and value != TrainerConfig.model_fields[key].default and value != 0:
-            what = f"trainer.{key} is set, but data.eval is null"
-            yield (f"trainer.{key}", "data.eval"), what, f"set data.eval, or remove trainer.{key}"
-    if sampler.name != "vllm" and sampler.engine:
-        what = f"sampler.engine is for vllm, but sampler.name is {sampler.name}"
-        yield ("sampler.engine", "sampler.name"), what, "set sampler.name: vllm, or remove sampler.engine"
-    if trainer.prompts_per_step * sampler.group_size < learner.minibatches:
-        what = f"learner.minibatches is {learner.minibatches}, but a step has fewer completions"
-        keys = ("learner.minibatches", "trainer.prompts_per_step", "sampler.group_size")
-        yield keys, what, "raise trainer.prompts_per_step or sampler.group_size"
-    stop = trainer.stop_condition
-    if stop is not None and stop.metric.startswith("eval/") and not (data.eval and trainer.eval_every):
-        what = f"trainer.stop_when waits for {stop.metric}, and nothing is evaluated"
-        yield ("trainer.stop_when", "data.eval", "trainer.eval_every"), what, "set data.eval and trainer.eval_every"
-    updates = trainer.steps * learner.minibatches * learner.epochs
-    if learner.warmup_steps >= updates and trainer.epochs is None:  # else it is checked when steps are known
-        what = f"learner.warmup_steps is {learner.warmup_steps}, but there are only {updates} optimizer steps"
-        yield ("learner.warmup_steps", "trainer.steps"), what, "warm up for fewer optimizer steps than there are"
-    if data.min_pixels > data.max_pixels:
-        yield ("data.min_pixels", "data.max_pixels"), "data.min_pixels is more than data.max_pixels", "lower min_pixels"
-    if len(set(model.freeze)) == 3:
-        yield ("model.freeze",), "model.freeze leaves nothing to train", "leave out at least one part"
-    if learner.offload != "none" and not learner.zero_stage:
-        what = "DeepSpeed offloads only tensors of ZeRO, and learner.zero_stage is 0"
-        yield ("learner.offload", "learner.zero_stage"), what, "set learner.zero_stage: 1 or more, or offload: none"
-    if learner.offload == "parameters" and learner.zero_stage in (1, 2):
-        what = "DeepSpeed offloads parameters at ZeRO's stage 3 alone"
-        yield ("learner.offload", "learner.zero_stage"), what, "set learner.zero_stage: 3, or offload: optimizer"
-    if model.freeze and model.lora:
-        what = "model.lora trains its adapters and no weight, so there is nothing to freeze"
-        yield ("model.freeze", "model.lora"), what, "remove model.freeze, and name the layers in model.lora.targets"
-
-
-def _shared_labels(rewards: Sequence[RewardSpec]) -> set[str]:
-    """Labels of rewards that would score the same rows."""
-    pairs = combinations(rewards, 2)
-    return {
-        one.metric
-        for one, other in pairs
-        if one.metric == other.metric
-        and (not one.sources or not other.sources or set(one.sources) & set(other.sources))
-    }
-
-
-def _mixed_data(data: DataConfig) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    mixed = (data.train, *data.mix)
-    labels = [spec.source for spec in mixed]
-    for label in sorted({label for label in labels if labels.count(label) > 1}):
-        yield ("data.mix",), f"two datasets are called {label!r}", "give one a label of its own"
-    weighted = [spec for spec in mixed if spec.weight is not None]
-    if data.mix and weighted and len(weighted) < len(mixed):
-        what = f"only {', '.join(spec.source for spec in weighted)} of the mixed datasets has a weight"
-        yield ("data.train.weight", "data.mix"), what, "give each of them a weight, or none"
-    for key, spec, others in (("data.train", data.train, data.mix), ("data.eval", data.eval, ())):
-        if spec is not None and spec.weight is not None and not others:
-            yield (
-                (f"{key}.weight",),
-                f"{key}.weight is set, but there is nothing to mix it with",
-                f"remove {key}.weight",
-            )
-
-
-def _misplaced_ranks(cluster: ClusterConfig, sampler: SamplerConfig) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    if cluster.name == "local" and cluster.ranks > 1:
-        what = f"cluster.ranks is {cluster.ranks}, but cluster.name: local is one rank"
-        yield ("cluster.ranks", "cluster.name"), what, "set cluster.name: ray, or remove cluster.ranks"
-    elif cluster.ranks % sampler.tensor_parallel_size:
-        what = f"sampler.tensor_parallel_size is {sampler.tensor_parallel_size}, which does not divide {cluster.ranks}"
-        remedy = "set cluster.name: ray and cluster.ranks to a multiple of it, or lower it"
-        yield ("sampler.tensor_parallel_size", "cluster.ranks"), what + " (cluster.ranks)", remedy
-    if cluster.name == "local" and cluster.address:
-        what = "cluster.address is for ray, but cluster.name is local"
-        yield ("cluster.address", "cluster.name"), what, "set cluster.name: ray, or remove cluster.address"
-    if sampler.name != "vllm" and sampler.tensor_parallel_size > 1:
-        what = f"sampler.tensor_parallel_size is for vllm, but sampler.name is {sampler.name}"
-        yield ("sampler.tensor_parallel_size", "sampler.name"), what, "set sampler.tensor_parallel_size: 1"

@@ -9,7 +9,9 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from mmrl.config.sections import Config, PluginSpec, Section, is_section
+from mmrl.config.base import Section
+from mmrl.config.plugin_specs import PluginSpec
+from mmrl.config.sections import Config, is_section
 from mmrl.config.yaml_tree import to_flow
 
 _HEADING = "# Lines that are commented out show the defaults. `mmrl check` says whether the config can run."

@@ -15,7 +15,8 @@ from typing import Any
 from jinja2 import Environment, TemplateError
 from pydantic import ValidationError
 
-from mmrl.config.sections import Config, RewardSpec
+from mmrl.config.plugin_specs import RewardSpec
+from mmrl.config.sections import Config
 from mmrl.config.synonyms import Synonym, spelled, synonym
 from mmrl.config.yaml_tree import to_flow
 

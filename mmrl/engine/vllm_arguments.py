@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mmrl.config.load import suggestion
+from mmrl.config.problems import suggestion
 from mmrl.config.yaml_tree import join_errors
 from mmrl.errors import ConfigError, MMRLError
 

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, cast
 
 from pydantic import create_model
 
-from mmrl.config.sections import RewardStyle
+from mmrl.config.plugin_specs import RewardStyle
 from mmrl.errors import PluginError
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.plugin_host.signatures import (

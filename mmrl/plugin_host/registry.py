@@ -21,8 +21,9 @@ from typing import Any, Literal, NoReturn, get_args, overload
 
 from pydantic import BaseModel, ValidationError
 
-from mmrl.config.load import options_errors, suggestion
-from mmrl.config.sections import Config, DatasetSpec, Kind, PluginSpec, RewardSpec, RewardStyle
+from mmrl.config.plugin_specs import DatasetSpec, Kind, PluginSpec, RewardSpec, RewardStyle
+from mmrl.config.problems import options_errors, suggestion
+from mmrl.config.sections import Config
 from mmrl.config.synonyms import spelled
 from mmrl.config.yaml_tree import join_errors
 from mmrl.errors import ConfigError, MMRLError, PluginError

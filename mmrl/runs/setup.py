@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from mmrl.config.sections import Config, DatasetSpec
+from mmrl.config.plugin_specs import DatasetSpec
+from mmrl.config.sections import Config
 from mmrl.config.yaml_tree import join_errors
 from mmrl.data.ahead import PromptsAhead
 from mmrl.data.images import ImageGrid, MediaStore

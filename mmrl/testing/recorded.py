@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.config.load import suggestion
+from mmrl.config.problems import suggestion
 from mmrl.errors import DataError
 from mmrl.interfaces import Needs
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from mmrl.config.load import suggestion
+from mmrl.config.problems import suggestion
 from mmrl.config.sections import Config
 from mmrl.data.prompts import PromptSource
 from mmrl.engine_api import Engine, Learner, PromptEncoder

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mmrl.api.capture import reference
-from mmrl.config.sections import PluginSpec, RewardSpec
+from mmrl.config.plugin_specs import PluginSpec, RewardSpec
 from mmrl.errors import ConfigError
 from mmrl.plugin_host.registry import create
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from mmrl.api.rows import write_rows
-from mmrl.config.sections import DatasetSpec
+from mmrl.config.plugin_specs import DatasetSpec
 from mmrl.errors import ConfigError, DataError
 from mmrl.plugin_host.registry import create
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mmrl.config.sections import RewardSpec
+from mmrl.config.plugin_specs import RewardSpec
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.rollout.rewards.worker import call
 from mmrl.types import EncodedPrompt, Prompt, Rollout, RolloutGroup, Segment

@@ -8,7 +8,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from mmrl.config.load import from_mapping, load_config, to_yaml
-from mmrl.config.sections import Config, PluginSpec, is_section
+from mmrl.config.plugin_specs import PluginSpec
+from mmrl.config.sections import Config, is_section
 from mmrl.config.starter import starter
 from mmrl.config.yaml_tree import MAX_BYTES, MAX_DEPTH
 from mmrl.errors import ConfigError, MMRLError, PluginError

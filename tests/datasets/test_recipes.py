@@ -16,7 +16,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from mmrl.config.sections import RewardSpec
+from mmrl.config.plugin_specs import RewardSpec
 from mmrl.errors import DataError
 from mmrl.plugin_host import registry
 from mmrl.rollout.rewards.worker import call

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.config.sections import PluginSpec
+from mmrl.config.plugin_specs import PluginSpec
 from mmrl.interfaces import CORRECTION_BOUNDS, Aggregation, Algorithm
 from mmrl.ops import credit
 from mmrl.ops.aggregation import sequence_weights

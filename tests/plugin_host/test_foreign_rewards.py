@@ -18,7 +18,7 @@ from mmrl.commands.cli import main
 from mmrl.commands.eval.estimates import estimates
 from mmrl.commands.rewards.trial import reward_spec, try_reward
 from mmrl.config.load import from_mapping
-from mmrl.config.sections import RewardSpec
+from mmrl.config.plugin_specs import RewardSpec
 from mmrl.errors import ConfigError, PluginError
 from mmrl.interfaces import RunFacts
 from mmrl.ops.credit import shaped_rewards

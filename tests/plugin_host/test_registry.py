@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.config.load import from_mapping
-from mmrl.config.sections import PluginSpec, RewardSpec
+from mmrl.config.plugin_specs import PluginSpec, RewardSpec
 from mmrl.errors import ConfigError, PluginError
 from mmrl.interfaces import API_VERSION, Reward
 from mmrl.plugin_host.registry import PluginInfo, create, list_plugins, locate, options_class, resolve, used_plugins

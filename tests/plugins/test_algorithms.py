@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmrl.config.sections import PluginSpec
+from mmrl.config.plugin_specs import PluginSpec
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Needs, Refill, RunFacts
 from mmrl.ops.kl import adapted_coefficient

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmrl.config.sections import RewardSpec
+from mmrl.config.plugin_specs import RewardSpec
 from mmrl.interfaces import Reward
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.rollout.rewards.worker import call

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from mmrl.config.sections import RewardSpec
+from mmrl.config.plugin_specs import RewardSpec
 from mmrl.errors import ConfigError, PluginError
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.rollout.rewards.worker import call

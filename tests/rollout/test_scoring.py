@@ -9,7 +9,7 @@ from concurrent.futures import CancelledError, wait
 import numpy as np
 import pytest
 
-from mmrl.config.sections import RewardSpec
+from mmrl.config.plugin_specs import RewardSpec
 from mmrl.errors import ConfigError, PluginError
 from mmrl.rollout.rewards.failures import Failures, RewardError
 from mmrl.rollout.rewards.scorer import Scorer
@@ -588,7 +588,7 @@ PARENT = """
 import sys, time
 sys.path.insert(0, {tests!r})
 import test_scoring
-from mmrl.config.load import RewardSpec
+from mmrl.config.plugin_specs import RewardSpec
 from mmrl.errors import ConfigError, PluginError
 from mmrl.rollout.rewards.scorer import Scorer
 pids, stuck = RewardSpec(name={pid!r}), RewardSpec(name={slow!r})

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from mmrl.config.load import from_mapping
-from mmrl.config.sections import RewardSpec
+from mmrl.config.plugin_specs import RewardSpec
 from mmrl.data.prompts import Part, PromptOrder, PromptSource
 from mmrl.engine_api import SamplingRequest, UpdateResult
 from mmrl.errors import ConfigError, DataError, NumericsError, PluginError, ResourceError

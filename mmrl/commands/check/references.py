@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.commands.check.answers import completions, reference_texts, right_forms, unread, wrong_for
-from mmrl.config.sections import RewardSpec
+from mmrl.config.plugin_specs import RewardSpec
 from mmrl.errors import DataError, MMRLError, PluginError
 from mmrl.rollout.rewards.failures import Failures
 from mmrl.rollout.rewards.pool import Answer, RewardPool

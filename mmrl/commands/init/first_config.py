@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from mmrl.config.sections import Kind
+from mmrl.config.plugin_specs import Kind
 from mmrl.config.starter import starter
 from mmrl.config.translation import translate
 from mmrl.config.yaml_tree import join_errors, read_tree

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict
 
 from mmrl.commands.arguments import chosen_steps
 from mmrl.config.load import load_config
-from mmrl.config.sections import Config, Kind, PluginSpec
+from mmrl.config.plugin_specs import Kind, PluginSpec
+from mmrl.config.sections import Config
 from mmrl.errors import ConfigError, DataError
 from mmrl.plugin_host import registry
 from mmrl.rollout.records import RecordedStep, read_step, recorded_steps

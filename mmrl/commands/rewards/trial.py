@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from mmrl.config.load import options_errors
-from mmrl.config.sections import RewardSpec, is_component
+from mmrl.config.plugin_specs import RewardSpec
+from mmrl.config.problems import options_errors
+from mmrl.config.sections import is_component
 from mmrl.config.yaml_tree import Located, join_errors, read_tree
 from mmrl.errors import DataError
 from mmrl.plugin_host import registry

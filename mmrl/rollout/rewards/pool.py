@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from mmrl.config.sections import RewardSpec
+from mmrl.config.plugin_specs import RewardSpec
 from mmrl.rollout.rewards.failures import Failure, Failures, RewardError, reward_error
 from mmrl.system.redaction import names_a_secret
 from mmrl.system.worker_process import Reply, WorkerProcess, WorkerProcessEnded

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
-from mmrl.config.sections import RewardSpec
+from mmrl.config.plugin_specs import RewardSpec
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Reward
 from mmrl.plugin_host import registry

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mmrl.config.sections import RewardSpec
+from mmrl.config.plugin_specs import RewardSpec
 from mmrl.errors import MMRLError
 from mmrl.interfaces import Reward
 from mmrl.plugin_host import registry

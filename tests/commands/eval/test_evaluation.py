@@ -16,7 +16,7 @@ import pytest
 
 from mmrl.commands.cli import main
 from mmrl.commands.eval import evaluation
-from mmrl.config.sections import RewardSpec
+from mmrl.config.plugin_specs import RewardSpec
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.testing import read_rollouts
 from tests.faults import fake_engine
