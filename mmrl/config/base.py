@@ -1,4 +1,4 @@
-"""What every section of the config is made of: its base class, its contradictions, types and marks of its fields."""
+"""The base class of every section of the config, its contradictions, and the types and marks of its fields."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ the rewards to write.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from mmrl.errors import DataError
 from mmrl.interfaces import DatasetFacts
@@ -16,7 +16,7 @@ from mmrl_datasets.table import Table
 class MathVista(Table):
     """MathVista: the question with its unit, the form of its answer and its choices."""
 
-    facts: ClassVar[DatasetFacts | None] = DatasetFacts(
+    facts = DatasetFacts(
         origin="AI4Math/MathVista",
         licence="CC-BY-SA-4.0",
         rows={"testmini": 1000, "test": 5141},

@@ -7,7 +7,6 @@ the rewards to write.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from mmrl.errors import DataError
 from mmrl.interfaces import DatasetFacts
@@ -18,7 +17,7 @@ from mmrl_datasets.table import Table
 class MMMU(Table):
     """MMMU: one subject's questions, with choices or open."""
 
-    facts: ClassVar[DatasetFacts | None] = DatasetFacts(
+    facts = DatasetFacts(
         origin="MMMU/MMMU",
         licence="Apache-2.0",
         rows={"dev": 150, "validation": 900, "test": 10500},
