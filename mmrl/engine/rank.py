@@ -30,7 +30,7 @@ from mmrl.engine.shape import model_shape
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine.tracing import Tracer
 from mmrl.engine.vision import ImageInputs
-from mmrl.engine.vllm_sampler import VLLMSampler
+from mmrl.engine.vllm_sampler import VLLMSampler, engine_arguments
 from mmrl.engine.weights import Failures
 from mmrl.engine_api import Learner, Sampler
 from mmrl.errors import ConfigError, MMRLError, ResourceError
@@ -183,9 +183,8 @@ class RankEngine:
         replicas = config.cluster.ranks // config.sampler.tensor_parallel_size
         if config.sampler.name == "hf":
             return HFSampler(self._folder, self._images, device=device.torch_device(self._kind), dtype=self._precision)
-        return VLLMSampler(
+        arguments = engine_arguments(
             self._folder,
-            self._media,
             config.sampler,
             self._kind,
             dtype=self._precision,
@@ -194,6 +193,7 @@ class RankEngine:
             num_sequences=math.ceil(config.trainer.prompts_per_step / replicas) * config.sampler.group_size,
             seed=config.trainer.seed,
         )
+        return VLLMSampler(self._folder, self._media, self._kind, arguments)
 
     def _build_learner(self, algorithm: Algorithm, checkpoint: Path | None) -> DeepSpeedLearner:
         import deepspeed

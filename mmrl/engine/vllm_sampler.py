@@ -34,28 +34,13 @@ NO_VERSION = -1
 class VLLMSampler:
     """Implements ``engine_api.Sampler`` on one rank.
 
-    Args:
-        max_images: Most images in one prompt.
-        max_tokens: Longest prompt and completion together.
-        num_sequences: Completions that a rank samples in a step.
-
     Attributes:
         arguments: vLLM's arguments, as plain values.
         weight_version: Version of the weights that vLLM holds; ``NO_VERSION`` if it holds the folder's, or none.
     """
 
     def __init__(
-        self,
-        folder: ModelFolder,
-        media: MediaStore,
-        config: SamplerConfig,
-        kind: device.DeviceKind,
-        *,
-        dtype: str,
-        max_images: int,
-        max_tokens: int,
-        num_sequences: int,
-        seed: int,
+        self, folder: ModelFolder, media: MediaStore, kind: device.DeviceKind, arguments: dict[str, Any]
     ) -> None:
         from vllm import LLM
 
@@ -63,16 +48,7 @@ class VLLMSampler:
         self._sleep_level = device.sleep_level(kind)
         self._request_ids = itertools.count()
         self.weight_version = NO_VERSION
-        self.arguments = engine_arguments(
-            folder,
-            config,
-            kind,
-            dtype=dtype,
-            max_images=max_images,
-            max_tokens=max_tokens,
-            num_sequences=num_sequences,
-            seed=seed,
-        )
+        self.arguments = arguments
         if folder.family.vision:
             grid = media.grid
             self.arguments["mm_processor_kwargs"] = {
@@ -207,6 +183,11 @@ def engine_arguments(
 ) -> dict[str, Any]:
     """Arguments of vLLM's ``LLM``, the config's own in ``sampler.engine`` last.
 
+    Args:
+        max_images: Most images in one prompt.
+        max_tokens: Longest prompt and completion together.
+        num_sequences: Completions that a rank samples in a step.
+
     Raises:
         ConfigError: ``sampler.engine`` holds a key that mmrl owns, or that vLLM does not know.
     """
@@ -239,13 +220,10 @@ def engine_arguments(
 
 
 def sampled_logprobs(logprobs: Any, ids: IntArray) -> FloatArray:
-    """(T,) float32 log-probs of the sampled tokens, from vLLM's ``FlatLogprobs`` or a list of dictionaries."""
-    flat = getattr(logprobs, "start_indices", None)
-    if flat is None:
-        return np.array([entry[token].logprob for entry, token in zip(logprobs, ids.tolist(), strict=True)], np.float32)
-    # The sampled token is the first of its position.
-    sampled: FloatArray = np.array(logprobs.logprobs, np.float32)[flat]
-    assert np.array_equal(np.array(logprobs.token_ids)[flat], ids)
+    """(T,) float32 log-probs of the sampled tokens, from vLLM's ``FlatLogprobs``."""
+    places = logprobs.start_indices  # the sampled token is the first of its position
+    sampled: FloatArray = np.array(logprobs.logprobs, np.float32)[places]
+    assert np.array_equal(np.array(logprobs.token_ids)[places], ids)
     return sampled
 
 

@@ -467,17 +467,15 @@ def test_each_model_runner_refuses_the_other_ones_logits_processor():
         validate_logits_processors_parameters([second], SamplingParams())
 
 
-def test_the_log_probs_of_sampled_tokens_are_read_from_both_of_vllms_forms():
+def test_the_log_probs_of_sampled_tokens_are_read():
     from vllm.logprobs import append_logprobs_for_next_position, create_sample_logprobs
 
     ids, rng = [5, 2, 2], np.random.default_rng(0)
-    forms = [create_sample_logprobs(flat) for flat in (False, True)]
+    flat = create_sample_logprobs(True)
     expected = rng.normal(size=3).astype(np.float32)
-    for token, logprob in zip(ids, expected.tolist(), strict=True):
-        for form in forms:  # the sampled token, and two more likely ones
-            append_logprobs_for_next_position(form, [token, 7, 8], [logprob, -0.1, -0.2], [None] * 3, 3, 2)
-    for form in forms:
-        assert np.array_equal(sampled_logprobs(form, np.array(ids, np.int32)), expected)
+    for token, logprob in zip(ids, expected.tolist(), strict=True):  # the sampled token, and two more likely ones
+        append_logprobs_for_next_position(flat, [token, 7, 8], [logprob, -0.1, -0.2], [None] * 3, 3, 2)
+    assert np.array_equal(sampled_logprobs(flat, np.array(ids, np.int32)), expected)
 
 
 def test_the_engine_says_what_really_runs(engine):
