@@ -79,7 +79,7 @@ def reward_part(
     pairs = [
         (group, was, scores, member)
         for group, scored in zip(record.groups, now, strict=True)
-        for was, scores in _with_greedy(group.credited.scored, scored)
+        for was, scores in both_with_greedy(group.credited.scored, scored)
         for member in range(len(was.rewards))
     ]
     found = [each for pair in pairs for each in _reward_differences(*pair, explain, totals_only=totals_only)]
@@ -255,7 +255,8 @@ def _prompt(rollout: Any) -> str:
     return f"{rollout.prompt.id!r} (epoch {rollout.prompt.epoch})"
 
 
-def _with_greedy(was: ScoredGroup, now: ScoredGroup) -> Iterator[tuple[ScoredGroup, ScoredGroup]]:
+def both_with_greedy(was: ScoredGroup, now: ScoredGroup) -> Iterator[tuple[ScoredGroup, ScoredGroup]]:
+    """The two groups, then their greedy rollouts if both have one."""
     yield was, now
     if was.greedy is not None and now.greedy is not None:
         yield was.greedy, now.greedy

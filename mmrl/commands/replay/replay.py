@@ -13,6 +13,7 @@ from mmrl.commands.replay.comparison import (
     advantage_change,
     advantage_part,
     agree,
+    both_with_greedy,
     close,
     is_function,
     logprob_part,
@@ -180,7 +181,7 @@ class _Player:
         failed = {(each.rollout.key, each.reward): each.cause for each in self._failures.since(0)}
         unstable = {}
         for place, again in zip(places, self._score(self._record, places), strict=True):
-            for first, second in _both(self._now[place], again):
+            for first, second in both_with_greedy(self._now[place], again):
                 for name, values in first.components.items():
                     for member, rollout in enumerate(first.group.rollouts):
                         pair = float(values[member]), float(second.component(name)[member])
@@ -248,12 +249,6 @@ def _same(one: ScoredGroup, other: ScoredGroup) -> bool:
     """True if all components agree."""
     return all(
         np.array_equal(values, second.components.get(name, np.zeros(0)), equal_nan=True)
-        for first, second in _both(one, other)
+        for first, second in both_with_greedy(one, other)
         for name, values in first.components.items()
     )
-
-
-def _both(one: ScoredGroup, other: ScoredGroup) -> Iterator[tuple[ScoredGroup, ScoredGroup]]:
-    yield one, other
-    if one.greedy is not None and other.greedy is not None:
-        yield one.greedy, other.greedy
