@@ -103,11 +103,6 @@ class States:
             found |= {"gradients": self.gradients, "buckets": self.buckets}
         return {name: count for name, count in found.items() if count}
 
-    @property
-    def resident(self) -> int:
-        """Bytes that stay on the device from step to step."""
-        return sum(self.kept.values())
-
 
 def states(
     trained: int, frozen: int, *, width: int, zero: Zero, largest: int = 0, reference: str | None = None
