@@ -293,11 +293,7 @@ class PromptSource:
         self._listener(prompt, reason)
 
     def _measure(self, prompt: Prompt) -> int:
-        """Tokens of a prompt; of its images, headers are read.
-
-        Raises:
-            DataError: It cannot be used.
-        """
+        """Tokens of a prompt; of its images, headers are read."""
         if self._most_images is not None and len(prompt.images) > self._most_images:
             raise DataError(
                 f"The row has {len(prompt.images)} images, more than data.max_images = {self._most_images}",

@@ -243,11 +243,7 @@ def dtype(folder: Path) -> torch.dtype:
 
 
 def _read(folder: Path) -> dict[str, torch.Tensor]:
-    """The matrices of a folder's adapter.
-
-    Raises:
-        ConfigError: They are missing, damaged, or no safetensors.
-    """
+    """The matrices of a folder's adapter."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -262,11 +258,7 @@ def _read(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _layers(saved: Mapping[str, torch.Tensor], folder: Path) -> list[str]:
-    """Names of the layers that matrices are for.
-
-    Raises:
-        ConfigError: A matrix is not one of the two of a linear layer's LoRA.
-    """
+    """Names of the layers that matrices are for."""
     ends = {f".lora_{letter}.weight" for letter in "AB"}
     found = {name.removeprefix(_PREFIX).rpartition(".lora_")[0] for name in saved}
     expected = {f"{_PREFIX}{name}{end}" for name in found for end in ends}

@@ -225,11 +225,7 @@ def _merged(folder: ModelFolder, adapter: Path) -> Policy:
 
 
 def _stored(folder: ModelFolder) -> Counter[str]:
-    """Elements of each type in the folder's weights.
-
-    Raises:
-        ConfigError: Some have a type that is not exported, such as those of quantised models.
-    """
+    """Elements of each type in the folder's weights."""
     names = {code: name for name, code in DTYPES.items()}
     found: Counter[str] = Counter()
     for file in folder.files():
@@ -251,11 +247,7 @@ def _stored(folder: ModelFolder) -> Counter[str]:
 
 @torch.no_grad()
 def _take_masters(policy: Policy, state: SavedState, stored: Counter[str]) -> int:
-    """Put the optimizer's float32 weights in place of the weights rounded from them; returns their number.
-
-    Raises:
-        NumericsError: The stored weights were not rounded from them.
-    """
+    """Put the optimizer's float32 weights in place of the weights rounded from them; returns their number."""
     rounded = getattr(torch, stored.most_common(1)[0][0])
     weights, count = dict(policy.model.named_parameters()), 0
     for name, master in state.masters():

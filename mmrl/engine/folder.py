@@ -242,11 +242,7 @@ def _configuration(repo: HubRepo) -> Path:
 
 
 def _weights(here: Path) -> list[str]:
-    """Names of the files that hold a folder's weights.
-
-    Raises:
-        ConfigError: The folder's index names files other than safetensors beside itself.
-    """
+    """Names of the files that hold a folder's weights."""
     if not (here / INDEX).is_file():
         return ["model.safetensors"]
     try:
@@ -265,11 +261,7 @@ def _weights(here: Path) -> list[str]:
 
 
 def _check_weights(here: Path) -> None:
-    """Read the headers of a folder's weights.
-
-    Raises:
-        ConfigError: One is missing, or is no safetensors.
-    """
+    """Read the headers of a folder's weights."""
     from safetensors import SafetensorError, safe_open
 
     for name in _weights(here):

@@ -324,11 +324,7 @@ class DeepSpeedLearner:
         self._engine.step()
 
     def _halve_budget(self, rows: Sequence[TrainingRow], reason: str) -> None:
-        """Halve the tokens of a micro-batch.
-
-        Raises:
-            DeviceMemoryError: They were halved before, halving gains nothing, or other ranks would wait.
-        """
+        """Halve the tokens of a micro-batch."""
         lengths = [row.sample.num_tokens for row in rows]
         halved = self._budget // 2
         alone = torch.distributed.get_world_size() == 1

@@ -389,11 +389,7 @@ def _file_module(info: PluginInfo, path: str) -> ModuleType:
 
 
 def _function_reward(info: PluginInfo, function: Callable[..., Any], style: RewardStyle | None) -> type[Reward]:
-    """A reward class around a function; see ``mmrl.plugin_host.foreign_rewards``.
-
-    Raises:
-        PluginError: Its arguments cannot be options, or do not tell its convention.
-    """
+    """A reward class around a function; see ``mmrl.plugin_host.foreign_rewards``."""
     try:
         return adapt(function, style)
     except PluginError as error:

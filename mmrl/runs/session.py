@@ -140,11 +140,7 @@ class TrainingRun:
         self._console = Console(self._config.trainer.steps)
 
     def _resolve(self, resume: str) -> str:
-        """``auto`` if the run has already begun from the path ``resume``, else ``resume`` as it is.
-
-        Raises:
-            ConfigError: The run was to begin from a checkpoint and has not.
-        """
+        """``auto`` if the run has already begun from the path ``resume``, else ``resume`` as it is."""
         has_begun, source = bool(self._checkpoints.all()), self._directory.source
         if resume == "auto" and source is not None and not has_begun:
             raise ConfigError(
@@ -339,11 +335,7 @@ class TrainingRun:
             self._set_aside_later()
 
     def _check_optimizer(self) -> None:
-        """Check that a run can go on from the checkpoint.
-
-        Raises:
-            ConfigError: It has no optimizer state.
-        """
+        """Check that a run can go on from the checkpoint."""
         assert self._checkpoint is not None
         if not self._checkpoint.has_optimizer:
             path = self._checkpoint.path

@@ -359,11 +359,7 @@ class RunSetup:
             )
 
     def _check_scored(self, source: PromptSource) -> None:
-        """Check that each row has a reward that scores it.
-
-        Raises:
-            ConfigError: Names the sources that have none.
-        """
+        """Check that each row has a reward that scores it."""
         named = [reward.sources for reward in self.config.rewards]
         if None in named:
             return
@@ -377,11 +373,7 @@ class RunSetup:
             )
 
     def _check_reward_sources(self, training: PromptSource) -> None:
-        """Check that each source that a reward names is there.
-
-        Raises:
-            ConfigError: Names those that are not.
-        """
+        """Check that each source that a reward names is there."""
         if not training.is_scanned:  # its rows may name sources of their own
             return
         data = self.config.data
@@ -424,11 +416,7 @@ class RunSetup:
             )
 
     def _check_sampler(self, folder: ModelFolder) -> None:
-        """See that vLLM can divide the model's layers among the ranks that sample together.
-
-        Raises:
-            ConfigError: Names the number that stands in the way, and the sizes that are possible.
-        """
+        """See that vLLM can divide the model's layers among the ranks that sample together."""
         from mmrl.engine.shape import model_shape
 
         config = self.config

@@ -157,11 +157,7 @@ class Rollouts(Source):
         return found, TrainBatch(rollouts_of(groups), batch, groups) if groups else None
 
     def _starve(self, step: int, groups: list[ScoredGroup], found: SampledBatch) -> list[ScoredGroup]:
-        """The groups to train on where the algorithm rejected too many, as its ``Refill.on_starvation`` says.
-
-        Raises:
-            NumericsError: It says to stop.
-        """
+        """The groups to train on where the algorithm rejected too many, as its ``Refill.on_starvation`` says."""
         refill, wanted = self._algorithm.needs().refill, self._config.trainer.prompts_per_step
         assert refill is not None, "only what may be rejected can be missing"
         sampled = len(found.groups)

@@ -168,11 +168,7 @@ class _OnDemand:
 
 
 def _decided(config: Config, options: Options) -> tuple[Config, Decoding]:
-    """The config with the options in it, and how to sample.
-
-    Raises:
-        ConfigError: An option is out of its range, or they do not go together.
-    """
+    """The config with the options in it, and how to sample."""
     for name, value, most in (
         ("samples", options.samples, 4096),
         ("max-new-tokens", options.max_new_tokens, 10**9),

@@ -200,11 +200,7 @@ class _Player:
 def _changed(
     run: RecordedRun, files: Sequence[Path], overrides: Sequence[str]
 ) -> tuple[Config, list[Change], list[str]]:
-    """The run's config with other rewards and algorithm, the changes, and notes on those left out.
-
-    Raises:
-        ConfigError: An override changes anything else.
-    """
+    """The run's config with other rewards and algorithm, the changes, and notes on those left out."""
     other, before = load_recorded(run.path, files, overrides), plain_config(run.config)
     changes = changed_config(before, plain_config(other))
     aside = [change for change in changes if not _is_replayed(change)]
