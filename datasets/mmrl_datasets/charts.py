@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import cos, pi, sin
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,10 +187,7 @@ def _draw_pie(canvas: PILImage.Image, values: Mapping[str, int]) -> None:
         start = end
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit code."""
-    return run(write_charts, __doc__ or "", {}, arguments)
-
+main = partial(run, write_charts)
 
 if __name__ == "__main__":
     sys.exit(main())

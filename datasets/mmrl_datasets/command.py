@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mmrl.errors import MMRLError
 
-_HELP = {
-    "train": "training rows",
-    "test": "held-out rows",
-    "warmup": "rows for a supervised warm-up",
-    "seed": "another seed holds out other problems",
-}
 
-
-def run(
-    write: Callable[..., None], description: str, helps: Mapping[str, str], arguments: Sequence[str] | None = None
-) -> int:
+def run(write: Callable[..., None], arguments: Sequence[str] | None = None) -> int:
     """Call ``write(folder, **options)`` with the command line's options; returns the exit code.
 
     Args:
-        write: Its keyword arguments, which all have defaults, are the options; a tuple is given as ``a,b``.
-        description: A module's docstring.
-        helps: Help of each further option.
+        write: Its keyword arguments, which all have defaults, are the options; a tuple is given as ``a,b``. Its
+            docstring has their help, and its module's the command's.
         arguments: Arguments in place of the process's.
     """
+    description = sys.modules[write.__module__].__doc__ or ""
     parser = argparse.ArgumentParser(_name(write), description=description.partition("\n")[0])
-    parser.add_argument("folder", type=Path, metavar="OUT")
+    helps = _helps(write)
+    parser.add_argument("folder", type=Path, metavar="OUT", help=helps["folder"])
     for name, option in list(inspect.signature(write).parameters.items())[1:]:
         several = isinstance(option.default, tuple)
         shown = ",".join(option.default) if several else option.default
@@ -40,7 +33,7 @@ def run(
             type=_several if several else type(option.default),
             default=option.default,
             metavar="A,B" if several else "N",
-            help=f"{(_HELP | dict(helps))[name]} ({shown})",
+            help=f"{helps[name]} ({shown})",
         )
     options: dict[str, Any] = vars(parser.parse_args(arguments))
     try:
@@ -49,6 +42,13 @@ def run(
         print(error, file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def _helps(write: Callable[..., None]) -> dict[str, str]:
+    """The text on each argument in a function's docstring."""
+    arguments = (inspect.getdoc(write) or "").partition("Args:\n")[2].partition("\n\n")[0]
+    found = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", arguments, re.MULTILINE)
+    return {name: " ".join(text.replace("``", "").split()).removesuffix(".") for name, text in found}
 
 
 def _several(text: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -75,10 +76,7 @@ def _ask(name: str, counts: Sequence[int], is_choice: bool) -> tuple[str, str, s
     return f"How many {name} are there in all three pictures together?", f"{seen} {total}", str(sum(counts)), None
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit code."""
-    return run(write_compare, __doc__ or "", {}, arguments)
-
+main = partial(run, write_compare)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,8 +9,7 @@ out: no test image shows a digit that a training image shows. Warm-up rows come 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -101,11 +100,7 @@ def _digits() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     return (255 - digits.images * (255 / 16)).round().astype(np.uint8), digits.target
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit code."""
-    helps = {"pairs": "fraction of rows with two digits", "image_size": "side of a digit in pixels"}
-    return run(write_digits, __doc__ or "", helps, arguments)
-
+main = partial(run, write_digits)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -52,8 +52,8 @@ def write_geometry(
         test: Held-out rows, with values that the other splits do not have.
         warmup: Rows for a supervised warm-up, with the values of ``train`` in other pictures.
         fresh: Rows for an easier evaluation, of the same kind: new pictures of known values.
-        kinds: Kinds of ``problems.KINDS``, equally often.
-        level: 1 or 2, see ``problems``.
+        kinds: Kinds of problems, of ``problems.KINDS``, equally often.
+        level: 1 for small values and figures alike, 2 for larger values and figures turned; see ``problems``.
         told: Number of values that the question tells instead of the figure, if a figure has more than one length or
             angle; one is always drawn.
         text_only: Fraction of rows without a picture.
@@ -155,19 +155,7 @@ def _render(problem: Problem, level: int, size: tuple[int, int], rng: np.random.
     return problem.figure.draw(width, height, font_size, turn=turn, mirror=mirror, shift=shift)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit code."""
-    helps = {
-        "kinds": "which problems",
-        "fresh": "rows of new pictures of train's values",
-        "level": "1: one digit, figures alike; 2: larger values, figures turned",
-        "told": "how many values are told rather than drawn",
-        "text_only": "fraction of rows without a picture",
-        "multi": "fraction of rows with three pictures",
-        "image_size": "longer side of a picture in pixels",
-    }
-    return run(write_geometry, __doc__ or "", helps, arguments)
-
+main = partial(run, write_geometry)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -151,10 +151,7 @@ def _draw_thing(pen: PILImageDraw.ImageDraw, thing: Thing, x: int, y: int, radiu
         pen.polygon([(x + r * sin(pi * k / 5), y - r * cos(pi * k / 5)) for k, r in enumerate(reaches)], fill=colour)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit code."""
-    return run(write_shapes, __doc__ or "", {"varied": "fraction of rows with more kinds of things"}, arguments)
-
+main = partial(run, write_shapes)
 
 if __name__ == "__main__":
     sys.exit(main())
