@@ -125,5 +125,10 @@ def plugin_errors(plugin: object, hook: str) -> Iterator[None]:
         raise failure from error
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text, or its class if it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def _qualified(plugin: object) -> str:
     return f"{type(plugin).__module__}.{type(plugin).__qualname__}"

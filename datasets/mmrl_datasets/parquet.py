@@ -21,7 +21,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmrl.errors import DataError, ResourceError
+from mmrl.errors import DataError, ResourceError, first_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -289,9 +289,8 @@ def _arrow_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(
-            f"The parquet file cannot be read: {reason}",
+            f"The parquet file cannot be read: {first_line(error)}",
             where=str(path),
             remedy="check that the file is whole and may be read",
         ) from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mmrl.data.hub import HubRepo
-from mmrl.errors import DataError, MMRLError
+from mmrl.errors import DataError, MMRLError, first_line
 from mmrl_datasets.lines import CsvRows, JsonRows, names_and_sizes
 from mmrl_datasets.parquet import ParquetRows, undecoded
 
@@ -133,7 +133,7 @@ def _open_local(path: Path, split: str | None) -> tuple[str, Rows]:
         raise
     except Exception as error:  # pyarrow and datasets raise a dozen kinds
         raise DataError(
-            f"The dataset cannot be read: {_first_line(error.__cause__ or error)}",
+            f"The dataset cannot be read: {first_line(error.__cause__ or error)}",
             where=str(path),
             remedy="check that the file is whole and may be read",
         ) from error
@@ -202,11 +202,6 @@ def _holds_images(feature: Any) -> bool:
     while hasattr(feature, "feature"):  # List
         feature = feature.feature
     return isinstance(feature, Image)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 @contextmanager

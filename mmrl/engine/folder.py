@@ -14,7 +14,7 @@ from typing import Any
 from mmrl.data.hub import HubRepo
 from mmrl.engine.family import Family, family_of
 from mmrl.engine.vocabulary import Vocabulary
-from mmrl.errors import ConfigError, MMRLError, ResourceError
+from mmrl.errors import ConfigError, MMRLError, ResourceError, first_line
 
 CONFIGURATION = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 """The files of a model on the hub that are read before its weights."""
@@ -87,7 +87,7 @@ class ModelFolder:
             raise
         except Exception as error:  # files of somebody else's: transformers raises whatever it stumbles over
             raise ConfigError(
-                f"the model cannot be opened: {(str(error).splitlines() or [type(error).__name__])[0]}",
+                f"the model cannot be opened: {first_line(error)}",
                 where=where,
                 remedy="name a complete folder, or a hub id of one",
             ) from error

@@ -28,7 +28,7 @@ from mmrl.engine.policy import Policy
 from mmrl.engine.vision import BLANK, idle_sample
 from mmrl.engine.weights import Failures, save_adapter, save_model
 from mmrl.engine_api import UpdateResult
-from mmrl.errors import DeviceMemoryError, MMRLError
+from mmrl.errors import DeviceMemoryError, MMRLError, first_line
 from mmrl.interfaces import Algorithm
 from mmrl.ops.cost import imbalance
 from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials
@@ -125,7 +125,7 @@ class DeepSpeedLearner:
         except RuntimeError as error:
             if not device.is_out_of_memory(error):
                 raise
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             self._halve_budget(rows, reason)
         # Here, not in the handler: the error's traceback holds the activations.
         self._forget_update()
@@ -309,7 +309,7 @@ class DeepSpeedLearner:
             self._engine.step()
         except RuntimeError as error:
             if device.is_out_of_memory(error):  # the weights may have moved, and smaller micro-batches would not help
-                raise _no_memory(str(error).splitlines()[0]) from error
+                raise _no_memory(first_line(error)) from error
             raise
         return float(self._engine.get_global_grad_norm() or norm)
 

@@ -16,7 +16,7 @@ from mmrl.config.sections import LoraConfig
 from mmrl.engine import adapters, attention, device
 from mmrl.engine.collation import Features, PackedInputs, UniqueImages
 from mmrl.engine.folder import ModelFolder, check_takes_features
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, first_line
 from mmrl.ops.logprobs import chunked_logprobs
 
 GATHERED_BYTES = 2**28
@@ -218,7 +218,7 @@ def _read(folder: ModelFolder, options: dict[str, Any]) -> Any:
         )
     except Exception as error:  # files of somebody else's: transformers raises whatever it stumbles over
         raise ConfigError(
-            f"the model's weights cannot be read: {(str(error).splitlines() or [type(error).__name__])[0]}",
+            f"the model's weights cannot be read: {first_line(error)}",
             where=f"model.path: {folder.path}",
             remedy="fetch the files again, or see that the machine has memory for the model",
         ) from error

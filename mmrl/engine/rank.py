@@ -33,7 +33,7 @@ from mmrl.engine.vision import ImageInputs
 from mmrl.engine.vllm_sampler import VLLMSampler, engine_arguments
 from mmrl.engine.weights import Failures
 from mmrl.engine_api import Learner, Sampler
-from mmrl.errors import ConfigError, MMRLError, ResourceError
+from mmrl.errors import ConfigError, MMRLError, ResourceError, first_line
 from mmrl.interfaces import Algorithm
 
 WAIT = timedelta(hours=1)
@@ -335,7 +335,7 @@ def _join_group(kind: device.DeviceKind) -> None:
         torch.distributed.init_process_group(device.process_group_backend(kind), timeout=WAIT)
     except torch.distributed.DistError as error:
         raise ResourceError(
-            f"the ranks do not find each other: {str(error).splitlines()[0]}",
+            f"the ranks do not find each other: {first_line(error)}",
             where=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
             remedy="start again if the port was taken; see that nodes reach each other (`mmrl doctor CONFIG`)",
         ) from error

@@ -76,8 +76,6 @@ class RunSetup:
             self._check_rollouts(needs)
         else:
             self._check_demonstrations()
-        if self.config.data.eval is not None and not self.config.rewards:
-            raise ConfigError("evaluation needs a reward", where="rewards", remedy="add one, or set data.eval: null")
         return algorithm
 
     @property

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mmrl.engine.device import DeviceKind, detect
+from mmrl.errors import first_line
 
 _TIMEOUT_S = 180
 
@@ -103,7 +104,7 @@ def _look() -> Iterator[Probe]:
             torch.cuda.init()
             yield replace(found, cuda_error="torch finds no device")
     except Exception as error:  # drivers raise many types
-        yield replace(found, cuda_error=str(error).partition("\n")[0] or type(error).__name__)
+        yield replace(found, cuda_error=first_line(error))
 
 
 def _torchvision_error() -> str:
@@ -123,7 +124,7 @@ def _gpu(index: int) -> GPU:
         with torch.cuda.device(index):
             bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
     except Exception as error:
-        return GPU(error=str(error).partition("\n")[0] or type(error).__name__)
+        return GPU(error=first_line(error))
     return GPU(properties.name, total, free, (properties.major, properties.minor), bf16)
 
 
