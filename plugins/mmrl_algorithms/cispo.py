@@ -13,30 +13,22 @@ scales with the log-prob.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 
-from mmrl.ops.credit import group_advantages, less_sequence_kl
-from mmrl.policy_gradient import PolicyGradient, StdOptions
-from mmrl.types import Batch, Credit, FloatArray, PackedTokens, TokenLoss
+from mmrl.types import PackedTokens, TokenLoss
+from mmrl_algorithms.group_relative import GroupRelative
 
 
-class CISPO(PolicyGradient):
-    min_group_size: ClassVar[int] = 2
-
-    class Config(StdOptions, PolicyGradient.Config):
+class CISPO(GroupRelative):
+    class Config(GroupRelative.Config):
         ratio_min: Annotated[float, Field(ge=0, le=1)] = 0.0
         """The ratio's weight is at least this."""
         ratio_max: Annotated[float, Field(ge=1)] = 5.0
         """The ratio's weight is at most this: an absolute bound, not an offset from 1."""
 
     config: Config
-
-    def advantages(self, batch: Batch, rewards: FloatArray, kl: Sequence[FloatArray] | None) -> Credit:
-        rewards = less_sequence_kl(rewards, kl)
-        return Credit(group_advantages(rewards, batch.group_ids, batch.valid, **self.config.std))
 
     def surrogate(self, tokens: PackedTokens) -> TokenLoss:
         from mmrl.ops.surrogate import clipped_weight

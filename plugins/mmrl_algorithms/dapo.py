@@ -23,28 +23,19 @@ Deviations from the paper, and why:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
-
-from mmrl.ops.credit import group_advantages, less_sequence_kl
-from mmrl.policy_gradient import DualClipOptions, DynamicSamplingOptions, PolicyGradient, Positive, StdOptions
-from mmrl.types import Batch, Credit, FloatArray, PackedTokens, TokenLoss
+from mmrl.policy_gradient import DualClipOptions, DynamicSamplingOptions, Positive
+from mmrl.types import PackedTokens, TokenLoss
+from mmrl_algorithms.group_relative import GroupRelative
 
 
-class DAPO(PolicyGradient):
-    min_group_size: ClassVar[int] = 2
-
-    class Config(StdOptions, DualClipOptions, PolicyGradient.Config):
+class DAPO(GroupRelative):
+    class Config(DualClipOptions, GroupRelative.Config):
         clip_high: Positive = 0.28
         """The ratio is clipped above `1 + clip_high`."""
         dynamic_sampling: DynamicSamplingOptions | None = DynamicSamplingOptions()
         """Replace groups without a signal; null trains on all sampled groups."""
 
     config: Config
-
-    def advantages(self, batch: Batch, rewards: FloatArray, kl: Sequence[FloatArray] | None) -> Credit:
-        rewards = less_sequence_kl(rewards, kl)
-        return Credit(group_advantages(rewards, batch.group_ids, batch.valid, **self.config.std))
 
     def surrogate(self, tokens: PackedTokens) -> TokenLoss:
         from mmrl.ops.surrogate import ppo_clip

@@ -12,18 +12,15 @@ the outlying tokens lose their gradient. The bounds are log-ratios: 0.4 leaves `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
-from mmrl.ops.credit import group_advantages, less_sequence_kl
-from mmrl.policy_gradient import PolicyGradient, Positive, StdOptions
-from mmrl.types import Batch, Credit, FloatArray, PackedTokens, TokenLoss
+from mmrl.policy_gradient import Positive
+from mmrl.types import PackedTokens, TokenLoss
+from mmrl_algorithms.group_relative import GroupRelative
 
 
-class GMPO(PolicyGradient):
-    min_group_size: ClassVar[int] = 2
-
-    class Config(StdOptions, PolicyGradient.Config):
+class GMPO(GroupRelative):
+    class Config(GroupRelative.Config):
         clip_low: Positive = 0.4
         """A token's log-ratio is clipped below `-clip_low`."""
         clip_high: Positive = 0.4
@@ -32,10 +29,6 @@ class GMPO(PolicyGradient):
         """Ratios of sequences go with means over sequences: no other mode is this algorithm."""
 
     config: Config
-
-    def advantages(self, batch: Batch, rewards: FloatArray, kl: Sequence[FloatArray] | None) -> Credit:
-        rewards = less_sequence_kl(rewards, kl)
-        return Credit(group_advantages(rewards, batch.group_ids, batch.valid, **self.config.std))
 
     def surrogate(self, tokens: PackedTokens) -> TokenLoss:
         from mmrl.ops.surrogate import geometric_mean

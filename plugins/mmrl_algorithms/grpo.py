@@ -19,13 +19,12 @@ Deviations from the paper, and why:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from mmrl.interfaces import AggregationMode, KLEstimator
-from mmrl.ops.credit import group_advantages, less_sequence_kl
-from mmrl.policy_gradient import DualClipOptions, KLOptions, PolicyGradient, StdOptions
-from mmrl.types import Batch, Credit, FloatArray, PackedTokens, TokenLoss
+from mmrl.policy_gradient import DualClipOptions, KLOptions
+from mmrl.types import PackedTokens, TokenLoss
+from mmrl_algorithms.group_relative import GroupRelative
 
 
 class KL(KLOptions):
@@ -34,20 +33,14 @@ class KL(KLOptions):
     loss_estimator: ClassVar[KLEstimator] = "k3"
 
 
-class GRPO(PolicyGradient):
-    min_group_size: ClassVar[int] = 2
-
-    class Config(StdOptions, DualClipOptions, PolicyGradient.Config):
+class GRPO(GroupRelative):
+    class Config(DualClipOptions, GroupRelative.Config):
         aggregation: AggregationMode = "seq-mean-token-mean"
         """The average over per-token losses."""
         kl: KL = KL()
         """The penalty for leaving the initial policy."""
 
     config: Config
-
-    def advantages(self, batch: Batch, rewards: FloatArray, kl: Sequence[FloatArray] | None) -> Credit:
-        rewards = less_sequence_kl(rewards, kl)
-        return Credit(group_advantages(rewards, batch.group_ids, batch.valid, **self.config.std))
 
     def surrogate(self, tokens: PackedTokens) -> TokenLoss:
         from mmrl.ops.surrogate import ppo_clip

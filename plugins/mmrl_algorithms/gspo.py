@@ -15,23 +15,21 @@ each of its tokens carries with weight ``1 / |y_i|``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from mmrl.interfaces import RunFacts
-from mmrl.ops.credit import group_advantages, less_sequence_kl
-from mmrl.policy_gradient import ClipOptions, PolicyGradient, Positive, StdOptions
-from mmrl.types import Batch, Credit, FloatArray, PackedTokens, TokenLoss
+from mmrl.policy_gradient import ClipOptions, Positive
+from mmrl.types import PackedTokens, TokenLoss
+from mmrl_algorithms.group_relative import GroupRelative
 
 WIDEST_CLIP = 0.05
 """A wider clip is surely intended for a ratio per token."""
 
 
-class GSPO(PolicyGradient):
-    min_group_size: ClassVar[int] = 2
-
-    class Config(StdOptions, ClipOptions, PolicyGradient.Config):
+class GSPO(GroupRelative):
+    class Config(ClipOptions, GroupRelative.Config):
         clip_low: Annotated[float, Field(gt=0, lt=1)] = 3e-4
         """The sequence's ratio is clipped below `1 - clip_low`."""
         clip_high: Positive = 4e-4
@@ -45,10 +43,6 @@ class GSPO(PolicyGradient):
         widest = max(self.config.clip_low, self.config.clip_high)
         wide = [f"a clip of {widest:g} is hardly ever reached by a ratio per sequence; the paper has 3e-4 and 4e-4"]
         return [*super().check(run), *(wide if widest > WIDEST_CLIP else [])]
-
-    def advantages(self, batch: Batch, rewards: FloatArray, kl: Sequence[FloatArray] | None) -> Credit:
-        rewards = less_sequence_kl(rewards, kl)
-        return Credit(group_advantages(rewards, batch.group_ids, batch.valid, **self.config.std))
 
     def surrogate(self, tokens: PackedTokens) -> TokenLoss:
         from mmrl.ops.surrogate import sequence_clip

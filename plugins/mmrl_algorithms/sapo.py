@@ -13,19 +13,14 @@ larger ``tau``. Tokens of negative advantage fade faster, since they push up pro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
-
 from mmrl.interfaces import AggregationMode
-from mmrl.ops.credit import group_advantages, less_sequence_kl
-from mmrl.policy_gradient import PolicyGradient, Positive, StdOptions
-from mmrl.types import Batch, Credit, FloatArray, PackedTokens, TokenLoss
+from mmrl.policy_gradient import Positive
+from mmrl.types import PackedTokens, TokenLoss
+from mmrl_algorithms.group_relative import GroupRelative
 
 
-class SAPO(PolicyGradient):
-    min_group_size: ClassVar[int] = 2
-
-    class Config(StdOptions, PolicyGradient.Config):
+class SAPO(GroupRelative):
+    class Config(GroupRelative.Config):
         tau_positive: Positive = 1.0
         """Steepness of the gate for positive advantages."""
         tau_negative: Positive = 1.05
@@ -34,10 +29,6 @@ class SAPO(PolicyGradient):
         """The average over per-token losses."""
 
     config: Config
-
-    def advantages(self, batch: Batch, rewards: FloatArray, kl: Sequence[FloatArray] | None) -> Credit:
-        rewards = less_sequence_kl(rewards, kl)
-        return Credit(group_advantages(rewards, batch.group_ids, batch.valid, **self.config.std))
 
     def surrogate(self, tokens: PackedTokens) -> TokenLoss:
         from mmrl.ops.surrogate import soft_gate
