@@ -15,7 +15,6 @@ There is no KL (``kl`` may turn one on). Deviation: a group whose rewards differ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 from mmrl.interfaces import AggregationMode
 from mmrl.ops.credit import group_advantages, less_sequence_kl
@@ -24,7 +23,7 @@ from mmrl.types import Batch, Credit, FloatArray, PackedTokens, TokenLoss
 
 
 class DrGRPO(PolicyGradient):
-    min_group_size: ClassVar[int] = 2
+    min_group_size = 2
 
     class Config(DualClipOptions, PolicyGradient.Config):
         aggregation: AggregationMode = "seq-mean-token-sum-norm"

@@ -14,7 +14,7 @@ and a group of equal rewards is not exactly 0 afterwards; ``level: sample`` coun
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class KL(KLOptions):
 
 
 class ReinforcePPBaseline(PolicyGradient):
-    min_group_size: ClassVar[int] = 2
+    min_group_size = 2
 
     class Config(DualClipOptions, PolicyGradient.Config):
         level: Literal["token", "sample"] = "token"

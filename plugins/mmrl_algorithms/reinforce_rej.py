@@ -12,7 +12,7 @@ too, and nothing is sampled for them (``dynamic_sampling`` does that).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 from mmrl.ops.credit import less_sequence_kl, mixed_groups
 from mmrl.policy_gradient import DualClipOptions, PolicyGradient
@@ -20,7 +20,7 @@ from mmrl.types import Batch, Credit, FloatArray, PackedTokens, TokenLoss
 
 
 class ReinforceRej(PolicyGradient):
-    min_group_size: ClassVar[int] = 2
+    min_group_size = 2
 
     class Config(DualClipOptions, PolicyGradient.Config):
         reward_norm: Literal["none"] = "none"

@@ -20,7 +20,7 @@ Deviations from the paper's code, and why:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class KL(KLOptions):
 
 
 class ReMax(PolicyGradient):
-    greedy_rollout: ClassVar[bool] = True
+    greedy_rollout = True
 
     class Config(PolicyGradient.Config):
         aggregation: AggregationMode = "seq-mean-token-sum"

@@ -20,7 +20,7 @@ taken over the tokens that the policy wrote.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import model_validator
 
@@ -40,7 +40,7 @@ class KL(KLOptions):
 
 
 class RLOO(PolicyGradient):
-    min_group_size: ClassVar[int] = 2
+    min_group_size = 2
 
     class Config(DualClipOptions, PolicyGradient.Config):
         loss: Literal["reinforce", "ppo_clip", "sequence_clip"] = "reinforce"

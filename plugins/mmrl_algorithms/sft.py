@@ -7,7 +7,7 @@ The mean is over the tokens of the whole batch, as in language-model training; t
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from mmrl.types import Batch, Credit, PackedTokens, TokenLoss
 
 
 class SFT(Algorithm):
-    source: ClassVar[Literal["rollouts", "demonstrations"]] = "demonstrations"
+    source = "demonstrations"
 
     class Config(PluginConfig):
         aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"

@@ -31,7 +31,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -52,8 +52,8 @@ _FAILED = "start the service, or correct url"
 class Http(Reward):
     """A remote reward service."""
 
-    workers: ClassVar[int | None] = 1
-    groups_per_call: ClassVar[int] = 16
+    workers = 1
+    groups_per_call = 16
 
     class Config(PluginConfig):
         url: str

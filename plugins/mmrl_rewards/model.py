@@ -25,7 +25,7 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -43,8 +43,8 @@ _FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py")
 class Model(Reward):
     """A reward model in a worker."""
 
-    workers: ClassVar[int | None] = 1
-    groups_per_call: ClassVar[int] = 16
+    workers = 1
+    groups_per_call = 16
 
     class Config(PluginConfig):
         path: str
