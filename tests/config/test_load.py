@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mmrl.config.load import from_mapping, load_config, to_yaml
 from mmrl.config.plugin_specs import PluginSpec
-from mmrl.config.sections import Config, is_section
+from mmrl.config.sections import Config, SamplerConfig, is_section
 from mmrl.config.starter import starter
 from mmrl.config.yaml_tree import MAX_BYTES, MAX_DEPTH
 from mmrl.errors import ConfigError, MMRLError, PluginError
@@ -332,6 +332,13 @@ def test_an_impossible_value_is_refused_with_its_reason(write, override: str, me
 def test_settings_of_an_evaluation_that_does_not_happen_are_refused(write) -> None:
     text = failure(write(BASE), "data.eval=null", "trainer.eval_every=5")
     assert "trainer.eval_every is set, but data.eval is null" in text
+
+
+def test_a_section_tells_its_own_contradictions_and_the_config_where_they_are_written(write) -> None:
+    [found] = SamplerConfig(name="hf", engine={"dtype": "half"}).contradictions()
+    assert found.keys == ("engine", "name")
+    text = failure(write(BASE), "cluster.ranks=2")
+    assert text.splitlines()[1].split() == ["where:", "override", "cluster.ranks=2"]
 
 
 def test_engine_arguments_need_the_engine_that_they_are_for(write) -> None:
