@@ -22,7 +22,8 @@ def run(write: Callable[..., None], arguments: Sequence[str] | None = None) -> i
         arguments: Arguments in place of the process's.
     """
     description = sys.modules[write.__module__].__doc__ or ""
-    parser = argparse.ArgumentParser(_name(write), description=description.partition("\n")[0])
+    program = f"mmrl_datasets.{write.__name__.removeprefix('write_')}"
+    parser = argparse.ArgumentParser(program, description=description.partition("\n")[0])
     helps = _helps(write)
     parser.add_argument("folder", type=Path, metavar="OUT", help=helps["folder"])
     for name, option in list(inspect.signature(write).parameters.items())[1:]:
@@ -53,7 +54,3 @@ def _helps(write: Callable[..., None]) -> dict[str, str]:
 
 def _several(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
-
-
-def _name(write: Callable[..., None]) -> str:
-    return f"mmrl_datasets.{write.__name__.removeprefix('write_')}"

@@ -136,7 +136,7 @@ def _in_our_words(leaves: Sequence[_Path], tree: Located) -> str:
     shown = list[str]()
     for leaf in leaves:
         key = ".".join(map(str, leaf))
-        if found := _ours(key, tree.nearest(leaf).plain()) or _elsewhere_exactly(str(leaf[-1])):
+        if found := _ours(key, tree.nearest(leaf).plain()) or _by_last_word().get(str(leaf[-1])):
             shown.append(f"{key} is {found}")
     if not shown:
         return ""
@@ -218,12 +218,8 @@ def _class_at(model: type[BaseModel], loc: _Path) -> type[BaseModel] | None:
     return model
 
 
-def _elsewhere_exactly(word: str) -> str:
-    """The dotted key of some section whose last word it is; empty if there is none."""
-    return _by_last_word().get(word, "")
-
-
 def _by_last_word() -> dict[str, str]:
+    """The dotted key of some section for each last word of one."""
     return {
         name: f"{section}.{name}"
         for section, field in Config.model_fields.items()
