@@ -326,7 +326,7 @@ class RunSetup:
             overlong=data.overlong,
             on_bad_row=data.on_bad_row,
             max_bad_rows=data.max_bad_rows,
-            max_images=0 if kind is PromptsAhead and data.max_images is None else data.max_images,
+            max_images=data.max_images,
             name=name,
             progress=self._progress,
         )
