@@ -422,7 +422,9 @@ def test_a_damaged_file_is_named(damage: str, tmp_path: Path, capsys: pytest.Cap
             read(file)
         assert str(file) in str(caught.value)
         if damage == "newer":
-            assert "another version of mmrl wrote this record: its schema is 3, and this mmrl reads 2" in str(caught.value)
+            assert "another version of mmrl wrote this record: its schema is 3, and this mmrl reads 2" in str(
+                caught.value
+            )
             assert caught.value.remedy.startswith("read it with the mmrl that wrote it")
     assert main(["rollouts", str(tmp_path)]) == 3
     assert str(file) in capsys.readouterr().err
@@ -449,6 +451,7 @@ def test_what_is_printed_can_be_filtered(tmp_path: Path, capsys: pytest.CaptureF
     assert printed("rewards.exact=1", step="1") == [(1, "train/9", 2), (1, "7", 1)]
     assert printed("rewards.exact/part=null") == everything and printed("rewards.exact/part>0") == []
     assert printed("columns.unit=cm", "epoch==2") == everything[:4]
+    assert printed("step=2") == printed("step>1") == everything[6:]
 
 
 @pytest.mark.parametrize(

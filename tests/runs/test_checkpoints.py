@@ -381,7 +381,7 @@ def test_a_path_means_a_checkpoint_or_the_newest_of_a_run(store, tmp_path):
         with pytest.raises(CheckpointError, match=message):
             find(tmp_path / path, pytest.fail)
     (tmp_path / "checkpoints" / "step-000002").rename(tmp_path / "mine")
-    with pytest.raises(CheckpointError, match="this is no checkpoint of a step"):
+    with pytest.raises(CheckpointError, match="the folder's name is not that of a checkpoint"):
         find(tmp_path / "mine", pytest.fail)
 
 

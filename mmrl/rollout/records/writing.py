@@ -59,7 +59,7 @@ def _parts(groups: Iterable[CreditedGroup]) -> Iterator[list[tuple[int, Credited
 
 @dataclass(frozen=True)
 class _Text:
-    """Texts without secrets, as a column of UTF-8 can hold them; a loader may have put something else in their place."""
+    """Texts without secrets, as a column of UTF-8 can hold them; also what a loader gave instead of texts."""
 
     redact: Redactor
 
