@@ -78,7 +78,7 @@ def chosen_steps(words: Sequence[str], known: Sequence[int], where: str) -> list
         found = {step for step in known if first <= step <= last}
         if not found:
             what = f"there is no record of step {word}" if bounds else f"--step cannot be {word!r}"
-            raise ConfigError(what, where=where, possible=f"{_ranges(known)}, or A-B")
+            raise ConfigError(what, where=where, possible=f"{_ranges(known)}, or A-B" if known else "")
         chosen |= found
     return sorted(chosen)
 

@@ -46,13 +46,14 @@ def run(arguments: argparse.Namespace) -> int:
     conditions, redact = [Condition.of(text) for text in arguments.where], Redactor()
     seen = shown = 0
     for step, file in _files(arguments.run_dir, arguments.step):
-        for record in read_lines(file):
+        for recorded in read_lines(file):
+            record = recorded if step is None else {"step": step, **recorded}
             seen += 1
             if not all(condition.holds(record) for condition in conditions):
                 continue
             shown += 1
             if arguments.json:
-                print(json.dumps(redact.plain(record if step is None else {"step": step, **record})))
+                print(json.dumps(redact.plain(record)))
             else:
                 answer(None, _lines(record, step), as_json=False)
     if not arguments.json:

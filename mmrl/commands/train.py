@@ -52,10 +52,12 @@ def run(arguments: argparse.Namespace) -> int:
         from mmrl.commands.check.command import check
 
         return tell(check(load(arguments)), as_json=False)
+    loaded: LoadedConfig | None = None
     try:
         with Interruption() as interruption:
+            loaded = load(arguments)
             return train(
-                load(arguments),
+                loaded,
                 interruption,
                 resume=arguments.resume,
                 strict=arguments.strict_resume,
@@ -65,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
             )
     except Stopped as stopped:
         goes_on = "--resume auto goes on" if arguments.resume == "never" else "the same command goes on"
+        if loaded is not None and loaded.config.trainer.save_optimizer == "none":
+            goes_on = "the run cannot go on (trainer.save_optimizer is none)"
         print_error(f"mmrl: {stopped}; {goes_on}\n")
         return stopped.exit_code
 

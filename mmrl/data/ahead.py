@@ -48,6 +48,10 @@ class PromptsAhead(PromptSource):
         self._sizes = [len(part.rows) for part in self._parts]
         self._told, self._usable = bytearray(self.num_rows), 0
         self.max_images = self._most_images or 0
+        for part, size in zip(self._parts, self._sizes, strict=True):
+            if not size:
+                what, remedy = "No row is left: the dataset has no rows", "leave the dataset out, or give it rows"
+                raise DataError(what, where=self._where(part), remedy=remedy)
 
     def __len__(self) -> int:
         return self.num_rows

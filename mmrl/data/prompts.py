@@ -245,12 +245,16 @@ class PromptSource:
             DataError: There are fewer.
         """
         if len(self) < minimum_rows:
-            dropped = "".join(f", {count} dropped: {cause}" for cause, count in self.causes.most_common())
+            where, remedy = self.name, f"lower {what} to {len(self)} or less, or use more data"
+            if self.is_scanned:
+                dropped = "".join(f", {count} dropped: {cause}" for cause, count in self.causes.most_common())
+                lengths = _distribution(self.lengths + self.overlong_lengths)
+                where = f"{self.name} ({self.num_rows} rows read{dropped}); {lengths}"
+                remedy = f"lower {what} to {len(self)} or less, use more data, or raise data.max_prompt_tokens"
             raise DataError(
                 f"There are fewer rows than one step needs: {len(self)} rows, {what} asks for {minimum_rows}",
-                where=f"{self.name} ({self.num_rows} rows read{dropped}); "
-                f"{_distribution(self.lengths + self.overlong_lengths)}",
-                remedy=f"lower {what} to {len(self)} or less, use more data, or raise data.max_prompt_tokens",
+                where=where,
+                remedy=remedy,
             )
 
     def _where(self, part: Part) -> str:

@@ -284,7 +284,11 @@ def find(path: Path, on_damage: Callable[[Checkpoint, CheckpointError], None]) -
         try:
             checkpoint = _named(path)
         except ValueError:
-            raise CheckpointError("this is no checkpoint of a step", where=str(path)) from None
+            raise CheckpointError(
+                "the folder's name is not that of a checkpoint",
+                where=str(path),
+                remedy="call it as the run did, such as step-000010",
+            ) from None
         checkpoint.verify()
         return checkpoint
     newest = Checkpoints(path if path.name == "checkpoints" else path / "checkpoints").newest(on_damage)

@@ -147,7 +147,7 @@ def prune(config: Config, directory: RunDirectory, scores: Mapping[int, float]) 
     known = [each.step for each in checkpoints.all() if each.step in scores]
     choose = max if config.trainer.best_is == "max" else min
     best = choose(known, key=scores.__getitem__, default=None)  # the earliest of equal ones
-    drops = config.trainer.save_optimizer != "all"
+    drops = config.trainer.save_optimizer == "last"
     checkpoints.prune(config.trainer.keep_checkpoints, best, drop_optimizers=drops)
 
 

@@ -214,10 +214,12 @@ class TrainingRun:
         """Say that nothing is left to do, and which changes of the config therefore have no effect."""
         assert self._checkpoint is not None
         step = self._checkpoint.step
-        way = way_on(self._config, {step: self._logged() or {}}, step, self._length)
+        way = f"To go on, {way_on(self._config, {step: self._logged() or {}}, step, self._length)}"
+        if not self._checkpoint.has_optimizer:
+            way = "It cannot go on without its optimizer's state"
         self._console.line(
             f"{self._directory.path} is finished: it has {step} steps; nothing was done. "
-            f"To go on, {way}; to train anew, choose another trainer.run_dir"
+            f"{way}; to train anew, choose another trainer.run_dir"
         )
         for change in self._changes:
             self._console.line(f"changed, without effect: {change}")

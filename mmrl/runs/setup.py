@@ -175,8 +175,11 @@ class RunSetup:
         self.prompts.require(self.config.trainer.prompts_per_step, "trainer.prompts_per_step")
         return self.prompts
 
-    def count_steps(self) -> Config:
+    def count_steps(self, num_rows: int | None = None) -> Config:
         """The config with ``trainer.steps``, also where ``trainer.epochs`` leaves their number to the data.
+
+        Args:
+            num_rows: Rows of an epoch; by default those of the training prompts.
 
         Raises:
             ConfigError: They are too few for the warm-up.
@@ -184,12 +187,13 @@ class RunSetup:
         trainer, learner = self.config.trainer, self.config.learner
         if trainer.epochs is None:
             return self.config
-        drawn = Fraction(str(trainer.epochs)) * len(self.training)  # exactly 1.1, and not the float beside it
+        num_rows = len(self.training) if num_rows is None else num_rows
+        drawn = Fraction(str(trainer.epochs)) * num_rows  # exactly 1.1, and not the float beside it
         steps = math.ceil(drawn / trainer.prompts_per_step)
         if learner.warmup_steps >= (updates := steps * learner.minibatches * learner.epochs):
             raise ConfigError(
                 f"learner.warmup_steps is {learner.warmup_steps}, but there are only {updates} optimizer steps",
-                where=f"trainer.epochs: {trainer.epochs:g} of {len(self.training)} rows are {steps} steps",
+                where=f"trainer.epochs: {trainer.epochs:g} of {num_rows} rows are {steps} steps",
                 remedy="warm up for fewer optimizer steps than there are",
             )
         counted = trainer.model_copy(update={"steps": steps, "epochs": None})
@@ -325,7 +329,7 @@ class RunSetup:
             overlong=data.overlong,
             on_bad_row=data.on_bad_row,
             max_bad_rows=data.max_bad_rows,
-            max_images=0 if kind is PromptsAhead and data.max_images is None else data.max_images,
+            max_images=data.max_images,
             name=name,
             progress=self._progress,
         )

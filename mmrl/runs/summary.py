@@ -38,7 +38,9 @@ def opening(config: Config, setup: RunSetup, directory: Path, begins: str) -> li
     evaluated = 0 if setup.evaluation is None else len(setup.evaluation)
     report.show("batches", Arithmetic(config, setup.training.shares, setup.training.longest, evaluated).lines())
     report.show("files", ["metrics.jsonl has the curves, rollouts/ the completions, events.jsonl what happened"])
-    report.show("Ctrl-C", ["saves a checkpoint and stops; the same command goes on"])
+    goes_on = config.trainer.save_optimizer != "none"
+    then = "the same command goes on" if goes_on else "the run cannot go on (trainer.save_optimizer is none)"
+    report.show("Ctrl-C", [f"saves a checkpoint and stops; {then}"])
     report.show("engines", [_engines(config, setup)])
     return report.lines
 
@@ -69,7 +71,11 @@ def closing(
     next_steps = [f"mmrl export {run} FOLDER", f"mmrl replay {run}"]
     if config.data.eval is not None:
         next_steps.insert(0, f"mmrl eval --model {run}")
-    report.show("next", [*next_steps, f"{way_on(config, metrics, policy.step, length)}, and the same command goes on"])
+    if policy.has_optimizer:
+        next_steps.append(f"{way_on(config, metrics, policy.step, length)}, and the same command goes on")
+    else:
+        next_steps.append("this run cannot go on: its last checkpoint has no optimizer state (trainer.save_optimizer)")
+    report.show("next", next_steps)
     return report.lines
 
 

@@ -130,6 +130,12 @@ def test_rows_of_which_none_can_be_used_are_an_error_and_no_endless_search() -> 
         drawing(prompts).draw(1)
 
 
+def test_a_dataset_without_rows_is_refused() -> None:
+    with pytest.raises(DataError, match="the dataset has no rows") as caught:
+        PromptsAhead([Part("a", [row(1)]), Part("b", [])], Words(), max_prompt_tokens=10)  # type: ignore[arg-type]
+    assert caught.value.where == "data.train, dataset b"
+
+
 def test_its_fingerprint_is_that_of_its_files_and_limits() -> None:
     same = source().fingerprint
     assert same.startswith(AHEAD) and source().fingerprint == same

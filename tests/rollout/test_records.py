@@ -316,6 +316,22 @@ def test_no_secret_is_in_any_column(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found["columns"] == {"one": ["[redacted]"], "[redacted]": {"[redacted]": 1}}
 
 
+def test_a_loaders_odd_values_are_recorded_as_texts(tmp_path: Path) -> None:
+    """Nobody has checked the types of a row before; a finished step must not be lost for them."""
+    (made, _) = groups()
+    prompt = made.scored.group.prompt
+    row = replace(
+        prompt.prompt,
+        choices=(1, 2.5),  # type: ignore[arg-type]
+        demonstration=7,  # type: ignore[arg-type]
+        columns={3: date(2026, 1, 2), 4: "plain"},  # type: ignore[dict-item]
+    )
+    odd = replace(made, scored=scored(replace(prompt, prompt=row), (written([-1.0]),)), advantages=[np.zeros(1)])
+    (found, *_) = read_lines(write(tmp_path, [replace(odd, logprobs=[floats()], reference_logprobs=(), updates=())]))
+    assert found["choices"] == ["1", "2.5"] and found["demonstration"] == "7"
+    assert found["columns"] == {"4": "plain"} and found["columns_as_text"] == {"3": "datetime.date(2026, 1, 2)"}
+
+
 def realistic(
     num_groups: int = 16, size: int = 5, length: int = 2048, prompt_tokens: int = 1000
 ) -> list[CreditedGroup]:
@@ -405,7 +421,11 @@ def test_a_damaged_file_is_named(damage: str, tmp_path: Path, capsys: pytest.Cap
         with pytest.raises(DataError) as caught:
             read(file)
         assert str(file) in str(caught.value)
-        assert damage != "newer" or "its schema is 3, and this mmrl reads 2" in str(caught.value)
+        if damage == "newer":
+            assert "another version of mmrl wrote this record: its schema is 3, and this mmrl reads 2" in str(
+                caught.value
+            )
+            assert caught.value.remedy.startswith("read it with the mmrl that wrote it")
     assert main(["rollouts", str(tmp_path)]) == 3
     assert str(file) in capsys.readouterr().err
 
@@ -431,6 +451,7 @@ def test_what_is_printed_can_be_filtered(tmp_path: Path, capsys: pytest.CaptureF
     assert printed("rewards.exact=1", step="1") == [(1, "train/9", 2), (1, "7", 1)]
     assert printed("rewards.exact/part=null") == everything and printed("rewards.exact/part>0") == []
     assert printed("columns.unit=cm", "epoch==2") == everything[:4]
+    assert printed("step=2") == printed("step>1") == everything[6:]
 
 
 @pytest.mark.parametrize(
@@ -456,6 +477,8 @@ def test_a_condition_that_means_nothing_is_refused(
 
 def test_people_get_a_few_lines_of_each_rollout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, groups())
+    (tmp_path / "not-sampled-yet").mkdir()
+    (tmp_path / "not-sampled-yet" / "attempts.jsonl").write_text('{"attempt": 1}\n')
     assert main(["rollouts", str(tmp_path), "--where", "index=1"]) == 0
     out = capsys.readouterr().out
     assert out.splitlines() == [
@@ -469,5 +492,6 @@ def test_people_get_a_few_lines_of_each_rollout(tmp_path: Path, capsys: pytest.C
     ]
     assert main(["rollouts", str(tmp_path), "--step", "3"]) == 2
     assert "no record of step 3" in capsys.readouterr().err
-    assert main(["rollouts", str(tmp_path / "nowhere")]) == 3
-    assert "no recorded rollouts" in capsys.readouterr().err
+    for name in ("nowhere", "not-sampled-yet"):
+        assert main(["rollouts", str(tmp_path / name)]) == 3
+        assert "there are no recorded rollouts" in capsys.readouterr().err

@@ -16,15 +16,17 @@ BAD = (3, 17, 18, 19, 41, 55)
 """Rows without an answer."""
 
 
-def write_rows(runs: Runs, num_rows: int = ROWS) -> None:
+def write_rows(runs: Runs, num_rows: int = ROWS, column: str = "answer") -> None:
+    """Rows of which none is too long, and some lack the column."""
     runs.write_rows(range(num_rows))
     rows = [json.loads(line) for line in runs.rows.read_text().splitlines()]
-    rows = [row | {"answer": None} if number in BAD else row for number, row in enumerate(rows)]
+    rows = [row | {"prompt": "one plus " * (number % 8 + 1)} for number, row in enumerate(rows)]
+    rows = [row | {column: None} if number in BAD else row for number, row in enumerate(rows)]
     runs.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def config(runs: Runs, name: str = "run", **data: Any) -> Path:
-    """Nine steps of eight prompts: the second epoch begins in the eighth; two rows are too long."""
+    """Nine steps of eight prompts: the second epoch begins in the seventh."""
     rows = {"name": "table", "path": str(runs.rows)}
     data = {"train": rows, "scan_rows": 50, "max_bad_rows": 0.2, "max_prompt_tokens": 125} | data
     return runs.config(name, data=data, trainer={"steps": 9, "prompts_per_step": 8, "keep_checkpoints": 99})
@@ -55,7 +57,7 @@ def test_a_run_measured_ahead_and_cut_at_every_step_comes_out_as_the_unbroken_on
         assert found[part] == expected[part], part
     assert all(len(record["samples"]) == 8 * 4 for record in expected["ledger"]), "each step has all of its prompts"
     reached = expected["trainer"]["rows_reached"]
-    assert reached[1]["reached"] == expected["trainer"]["consumed_prompts"] == reached[0]["usable"] + 7 + 0
+    assert reached[1]["reached"] == expected["trainer"]["consumed_prompts"] == reached[0]["usable"] + 7
     assert reached[1]["causes"] == {"Column 'answer' is null": 7}
     assert {f"train/{number}" for number in BAD}.isdisjoint(samples(plain))
     dropped = [event["prompt"] for event in events(plain, "dropped")]
@@ -90,6 +92,22 @@ def test_a_run_of_epochs_counts_all_rows(fake_runs: Runs):
     assert fake_runs.train(path) == 0  # finished, and its rows are counted as before
 
 
+def test_fewer_rows_than_a_step_needs_are_told_without_their_lengths(fake_runs: Runs, capsys):
+    write_rows(fake_runs, 7)
+    assert fake_runs.train(config(fake_runs, scan_rows=6)) == 3
+    error = capsys.readouterr().err
+    assert "7 rows, trainer.prompts_per_step asks for 8" in error and "no rows" not in error
+
+
+def test_images_that_the_model_does_not_read_are_named_as_such(fake_runs: Runs, picture, capsys):
+    (fake_runs.folder / "image.png").write_bytes(picture(56, 56).data)
+    rows = [{"prompt": f"Which is {n}?", "answer": "1", "images": ["image.png"] * (n == 0)} for n in range(12)]
+    fake_runs.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert fake_runs.train(config(fake_runs, scan_rows=6)) == 0
+    (event,) = events(fake_runs.folder / "run", "dropped")
+    assert event["reason"].startswith("the row has images, and the model reads text only")
+
+
 def test_other_files_are_refused(fake_runs: Runs, capsys):
     write_rows(fake_runs)
     fake_runs.killed(config(fake_runs), "fake.update", 4)
@@ -111,10 +129,7 @@ def test_too_many_bad_rows_end_the_run_when_they_are_reached(fake_runs: Runs, ca
 
 
 def test_demonstrations_that_are_missing_are_bad_rows(fake_runs: Runs):
-    fake_runs.write_rows(range(ROWS))
-    rows = [json.loads(line) for line in fake_runs.rows.read_text().splitlines()]
-    rows = [row | {"written": None} if number in BAD else row for number, row in enumerate(rows)]
-    fake_runs.rows.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(fake_runs, column="written")
     data = {"name": "table", "path": str(fake_runs.rows), "demonstration": "written"}
     options = {"algorithm": {"name": "sft"}, "rewards": []}
     path = config(fake_runs, train=data)

@@ -23,7 +23,7 @@ from mmrl.runs.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
 from mmrl.runs.directory import RunDirectory
 from mmrl.system import failpoints
 from tests.canary import Canary
-from tests.faults.runs import Runs, at, events, outcome, records, steps
+from tests.faults.runs import Runs, at, events, outcome, records, steps, stop
 
 
 def fill(*, seed: int = 0) -> Callable[[Path], None]:
@@ -381,7 +381,7 @@ def test_a_path_means_a_checkpoint_or_the_newest_of_a_run(store, tmp_path):
         with pytest.raises(CheckpointError, match=message):
             find(tmp_path / path, pytest.fail)
     (tmp_path / "checkpoints" / "step-000002").rename(tmp_path / "mine")
-    with pytest.raises(CheckpointError, match="this is no checkpoint of a step"):
+    with pytest.raises(CheckpointError, match="the folder's name is not that of a checkpoint"):
         find(tmp_path / "mine", pytest.fail)
 
 
@@ -572,6 +572,14 @@ def test_a_run_without_the_optimizers_state_is_evaluated_and_not_continued(fake_
         assert "the checkpoint has no optimizer state" in error and f"model.path={newest / 'model'}" in error
         assert "another trainer.run_dir" in error and "Traceback" not in error
     assert len(steps(run)) == 3
+
+
+def test_a_run_that_saves_no_optimizers_state_any_more_keeps_those_that_it_has(fake_runs: Runs, capsys):
+    fake_runs.killed(fake_runs.config(), "fake.update", 3)
+    with at("fake.update", 1, stop):
+        assert fake_runs.train(fake_runs.config(trainer={"save_optimizer": "none"})) == 10
+    assert "stopped by SIGTERM; the run cannot go on" in capsys.readouterr().err
+    assert with_optimizer(fake_runs.folder / "run") == ["step-000001", "step-000002"]
 
 
 def test_a_run_that_saves_no_optimizers_state_begins_anew_before_its_first_step(fake_runs: Runs):

@@ -72,6 +72,14 @@ def test_a_run_says_what_to_change_to_go_on_and_that_change_makes_it_go_on(
     assert steps(run)[-1] > last
 
 
+def test_a_run_without_the_optimizers_state_promises_no_way_on(fake_runs: Runs, capsys):
+    config = fake_runs.config(trainer={"steps": 2, "save_optimizer": "none"})
+    for told in ("stops; the run cannot go on (trainer.save_optimizer is none)\n", "It cannot go on without its optim"):
+        assert fake_runs.train(config) == 0
+        out = capsys.readouterr().out
+        assert told in out and "command goes on" not in out and "To go on" not in out
+
+
 def test_a_finished_run_says_what_to_raise_and_which_changes_have_no_effect(fake_runs: Runs, capsys):
     config = fake_runs.config(trainer={"steps": 2})
     assert fake_runs.train(config) == 0

@@ -87,6 +87,11 @@ class _Examination:
         if "model" not in self.report.data:
             self._rows_without_a_model()
 
+    @property
+    def _is_ahead(self) -> bool:
+        """True if a new run does not read its training rows at the start."""
+        return self.setup.training.num_rows > self.config.data.scan_rows
+
     def _plugins(self) -> None:
         algorithm = self.setup.algorithm
         name = type(algorithm).__name__
@@ -128,8 +133,11 @@ class _Examination:
             lines += [key] if len(chosen) > 1 else []
             lines += [f"{label}: {value}" for label, value in values.items()]
         lines += kept_rows(source)
-        if name == "train" and source.num_rows > self.config.data.scan_rows:
-            lines.append(f"a run measures each row when it is reached (data.scan_rows is {self.config.data.scan_rows})")
+        if name == "train" and self._is_ahead:
+            most = self.config.data.scan_rows
+            lines.append(
+                f"a run measures each row when it is reached, and counts all of them (data.scan_rows is {most})"
+            )
             with self.report.guarded():
                 self.setup.check_ahead(source.num_rows)
         if len(data["sources"]) > 1:
@@ -261,7 +269,8 @@ class _Examination:
         return {"id": prompt.id, "source": prompt.prompt.source, "answers": [answer.data() for answer in answers]}
 
     def _batches(self) -> None:
-        source, self.config = self.setup.training, self.setup.count_steps()
+        source = self.setup.training
+        self.config = self.setup.count_steps(source.num_rows if self._is_ahead else None)
         evaluated = len(self.setup.evaluation) if self.setup.evaluation is not None else 0
         arithmetic = Arithmetic(self.config, source.shares, source.longest, evaluated)
         self.report.add("batches", arithmetic.data(), arithmetic.lines())

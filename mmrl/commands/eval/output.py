@@ -1,7 +1,7 @@
 """The folder that an evaluation keeps: every completion as soon as it is scored, and the results at the end.
 
 OUT/settings.json       what the completions depend on; another evaluation is refused
-OUT/samples.jsonl       a line for each completion, as in RUN/rollouts; at the end in the order of the prompts
+OUT/samples.jsonl       a line for each completion, as `mmrl rollouts` reads it; at the end in the order of the prompts
 OUT/samples-blank.jsonl the same with blank images
 OUT/results.json        what `--json` prints
 OUT/media/              images by content

@@ -120,9 +120,12 @@ def read_records(file: Path) -> Iterator[dict[str, Any]]:
 
 def _state(file: Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
     schema = metadata.get(b"schema", b"").decode()
+    if not schema:
+        what = "this is no record of rollouts: it has no schema in its metadata"
+        raise DataError(what, where=str(file), remedy="give files that a run wrote")
     if schema != str(SCHEMA):
-        what = f"its schema is {schema}, and this mmrl reads {SCHEMA}" if schema else "it has no schema in its metadata"
-        raise DataError(f"this is no record of rollouts: {what}", where=str(file), remedy="give files that a run wrote")
+        what = f"another version of mmrl wrote this record: its schema is {schema}, and this mmrl reads {SCHEMA}"
+        raise DataError(what, where=str(file), remedy="read it with the mmrl that wrote it, or a later one")
     state = json.loads(metadata[b"algorithm_state"])
     return {"algorithm_state": state} if state else {}
 

@@ -33,6 +33,8 @@ from mmrl.types import (
 
 PARQUET = "parquet"
 """The suffix of a step's file since schema 2."""
+_OF_A_RUN = ("rollouts", "attempts.jsonl", "events.jsonl")
+"""A folder that has one of these is a run's, whose other lines are no rollouts."""
 
 
 def read_groups(records: Sequence[Mapping[str, Any]], media: Path) -> list[ScoredGroup]:
@@ -154,7 +156,8 @@ def recorded_files(path: str | Path) -> list[Path]:
         DataError: There are none.
     """
     path = Path(path).expanduser()
-    folder = path / "rollouts" if (path / "rollouts").is_dir() else path
+    is_run = any((path / name).exists() for name in _OF_A_RUN)
+    folder = path / "rollouts" if is_run else path
     files = [path] if path.is_file() else [file for _, file in sorted(_by_name(folder).items())]
     if not files:
         remedy = "give a file such as RUN/rollouts/step-000001.parquet, or the folder of a run that has sampled"

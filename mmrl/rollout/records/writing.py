@@ -59,14 +59,14 @@ def _parts(groups: Iterable[CreditedGroup]) -> Iterator[list[tuple[int, Credited
 
 @dataclass(frozen=True)
 class _Text:
-    """Texts without secrets, as a column of UTF-8 can hold them."""
+    """Texts without secrets, as a column of UTF-8 can hold them; also what a loader gave instead of texts."""
 
     redact: Redactor
 
-    def __call__(self, text: str | None) -> str | None:
+    def __call__(self, text: Any) -> str | None:
         if text is None:
             return None
-        return escaped(self.redact(text))
+        return escaped(self.redact(text if isinstance(text, str) else str(text)))
 
     def json(self, value: Any) -> str:
         return json.dumps(self.redact.plain(value))

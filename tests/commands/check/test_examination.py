@@ -276,7 +276,6 @@ def test_rows_without_a_reference_are_blamed_where_the_reward_cannot_score_them(
     assert (found["train_references"][0]["graded"], found["train_references"][0]["without_reference"]) == (0, 0)
 
 
-@pytest.mark.full
 @pytest.mark.parametrize(("dtype", "weight", "optimizer"), [("float32", 4, 8), ("bfloat16", 2, 12)])
 def test_optimizers_states_that_are_not_saved_need_no_room(dtype: str, weight: int, optimizer: int) -> None:
     def needed(save: str) -> int | None:
@@ -293,6 +292,7 @@ def test_optimizers_states_that_are_not_saved_need_no_room(dtype: str, weight: i
     assert needed("none") == 1000 * 4 * weight
 
 
+@pytest.mark.full
 def test_a_full_disk_and_an_overlap_with_the_evaluation_are_found(check: Check, tmp_path: Path) -> None:
     same = {"name": "table", "path": str(tmp_path / "rows.jsonl")}
     code, found, error = check(
@@ -331,6 +331,17 @@ def test_what_train_would_refuse_is_refused_before_it(check: Check, tmp_path: Pa
 def test_epochs_are_told_in_steps(check: Check) -> None:
     code, found, _ = check(rows(), trainer={"steps": None, "epochs": 1.5})
     assert code == 0 and (found["batches"]["steps"], found["batches"]["epochs_of_data"]) == (8, 1.6)
+
+
+def test_rows_that_a_run_does_not_read_at_its_start_are_all_counted(check: Check) -> None:
+    table = rows()
+    for row in table[:12]:
+        row["problem"] += " and then some more" * 40
+    data, trainer = {"max_prompt_tokens": 100, "scan_rows": 19}, {"steps": None, "epochs": 1}
+    code, found, error = check(table, data=data, trainer=trainer)
+    assert code == 2 and "data.max_images is not set" in error
+    code, found, _ = check(table, data=data | {"max_images": 1}, trainer=trainer)
+    assert code == 0 and found["train"]["prompts"] == 8 and found["batches"]["steps"] == 5
 
 
 @pytest.mark.full
