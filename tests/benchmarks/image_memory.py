@@ -1,10 +1,10 @@
 """Resident memory of driver and rank over many steps with images: `python -m tests.benchmarks.image_memory FOLDER`.
 
 Draws ``--steps`` x ``--prompts`` different images of 480 pixels into FOLDER/rows.parquet, and trains on them, resized
-to 448. The driver is ``mmrl train`` with table loader, encoder, prefetcher, reward workers, records and ledger. The rank
-is a process of its own, with a real ``RankWorker``, which calls reach through a pipe, and with the learner of a tiny
-Qwen2.5-VL. Its sampler is fake: it answers random tokens. Inputs of the vision tower are made for every micro-batch of
-a step, and dropped; forward, backward and optimizer step are those of the first ``FEW`` prompts.
+to 448. The driver is ``mmrl train`` with table loader, encoder, prefetcher, reward workers, records and ledger. The
+rank is a process of its own: a real ``RankWorker`` behind a pipe, with the learner of a tiny Qwen2.5-VL. Its sampler is
+fake and answers random tokens. Inputs of the vision tower are made for every micro-batch of a step, and dropped;
+forward, backward and optimizer step are those of the first ``FEW`` prompts.
 """
 
 from __future__ import annotations
