@@ -45,7 +45,7 @@ __all__ = [
 ]
 MID_GREY = (128, 128, 128)
 KNOWN_FILES = 2**16
-"""Image files, 40 MB of references, whose stored image is known; an older one is decoded again, which takes 3 ms."""
+"""Image files, 30 MB of references, whose stored image is known; an older one is decoded again, which takes 3 ms."""
 _RESTORE = "delete the file and start again: it is then written anew from the dataset"
 
 
