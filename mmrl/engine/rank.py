@@ -100,6 +100,7 @@ class RankEngine:
             finally:
                 if self._learner is not None:
                     sampler.sleep()
+                self._freed.give_back()
 
     @contextmanager
     def learning(self) -> Iterator[Learner]:
