@@ -10,6 +10,7 @@ from collections import Counter
 from PIL import Image
 
 from mmrl.data.images import MediaStore
+from mmrl.system.freed_memory import FreedMemory
 from mmrl.types import EncodedPrompt, ImageRef, RawImage
 from tests.faults.runs import at, fake
 
@@ -21,7 +22,8 @@ def test_images_and_prompts_of_earlier_steps_are_not_held(models, picture, tmp_p
     """20 steps over 60 different images; every cache is full after four."""
     monkeypatch.setattr("mmrl.data.images.KNOWN_FILES", KNOWN)
     monkeypatch.setattr(MediaStore.__init__, "__defaults__", (DECODED * 3 * SIDE**2,))
-    rows, held = [], list[Counter[type]]()
+    rows, held, given_back = [], list[Counter[type]](), list[FreedMemory]()
+    monkeypatch.setattr(FreedMemory, "give_back", given_back.append)
     for number in range(60):
         (tmp_path / f"{number}.png").write_bytes(picture(SIDE, SIDE, number).data)
         rows.append({"prompt": f"What is in picture {number}?", "answer": "3", "images": [f"{number}.png"]})
@@ -42,6 +44,7 @@ def test_images_and_prompts_of_earlier_steps_are_not_held(models, picture, tmp_p
         )
         with at("fake.update", 9, count), at("fake.update", 19, count):
             assert runs.train(config) == 0
+    assert len(given_back) == 20, "once a step"
     assert len(list((tmp_path / "run" / "media").glob("*.png"))) == 60
     for each in held:
         assert each[RawImage] == 0, "a file's bytes end with its row"
