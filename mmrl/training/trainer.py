@@ -18,6 +18,7 @@ from mmrl.interfaces import Algorithm
 from mmrl.rollout.collector import Collector
 from mmrl.rollout.prefetch import PromptPrefetcher
 from mmrl.system.clock import Clock
+from mmrl.system.freed_memory import FreedMemory
 from mmrl.system.profiling import Profiler
 from mmrl.system.rng_state import generators, seed_generators, set_generators
 from mmrl.system.signals import Interruption, Stopped
@@ -112,6 +113,7 @@ class Trainer:
         self._is_checked = False
         self._stop_condition = config.trainer.stop_condition
         self._has_warned = False
+        self._freed = FreedMemory()
 
     def fit(
         self, done: int | None = None, pending: Mapping[str, float] | None = None, *, is_saved: bool = True
@@ -198,6 +200,7 @@ class Trainer:
         if self._run.interruption.stopped is not None and self._saved != step:  # a signal came since a save was due
             self._save(step, values, self.state(), needed=True)
         self._run.interruption.check()
+        self._freed.give_back()
         return everything
 
     def _is_enough(self, step: int, values: Mapping[str, float]) -> bool:

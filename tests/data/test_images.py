@@ -340,6 +340,15 @@ def test_an_image_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert store.load(ref).size == (84, 56)
 
 
+def test_references_are_bounded_and_an_older_file_is_decoded_to_the_same_one(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("mmrl.data.images.KNOWN_FILES", 3)
+    store = MediaStore(tmp_path, GRID)
+    files = [encode(noise(seed=seed)) for seed in range(5)]
+    refs = [store.add(file) for file in files]
+    assert list(store._refs.values()) == refs[2:]
+    assert [store.add(file) for file in files] == refs and len(store._refs) == 3
+
+
 def test_the_cache_is_bounded_and_forgets_the_least_recently_used(tmp_path: Path) -> None:
     store = MediaStore(tmp_path, GRID, cache_bytes=2 * 3 * 84 * 56)
     first, second, third = (store.add(encode(noise(seed=seed))) for seed in range(3))

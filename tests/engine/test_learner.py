@@ -23,6 +23,7 @@ from mmrl.engine.spec import EngineSpec
 from mmrl.interfaces import Aggregation, AggregationMode, Algorithm, Needs
 from mmrl.ops.objective import training_rows
 from mmrl.ops.packing import Item, plan_microbatches, units_of
+from mmrl.system.freed_memory import FreedMemory
 from mmrl.types import TokenLoss, TrainingRow
 from mmrl_algorithms.grpo import GRPO
 
@@ -548,3 +549,11 @@ def test_nothing_keeps_a_learner_that_was_released(stage, start, rows):
     del engine, learner
     gc.collect()
     assert kept() is None
+
+
+def test_a_rank_gives_freed_memory_back_with_the_device(start, monkeypatch):
+    engine, given_back = start(), list[FreedMemory]()
+    monkeypatch.setattr(FreedMemory, "give_back", given_back.append)
+    with engine.learning():
+        assert not given_back
+    assert given_back == [engine._freed]

@@ -385,6 +385,23 @@ def test_the_ledger_keeps_the_step_that_a_run_went_on_from(tmp_path):
     assert [(record["step"], record["attempt"]) for record in read_ledger(tmp_path)] == [(1, 1), (2, 2)]
 
 
+def test_a_step_of_the_ledger_is_read_from_its_end(tmp_path):
+    """Two updates a step; attempts go on from steps 3, 5 and 2, the last one past what they had undone."""
+    run = RunDirectory.create(tmp_path)
+    for begin, end in ((None, 6), (3, 7), (5, 5), (2, 4)):
+        run.begin_attempt(begin)
+        for step in range((begin or 0) + 1, end + 1):
+            for update in (2 * step - 1, 2 * step):
+                run.append_ledger(step, update, [(0, "prompt", number) for number in range(200)])
+    everything = read_ledger(tmp_path)
+    assert [record["attempt"] for record in everything] == [1, 1, 1, 1, 4, 4, 4, 4]
+    for step in range(9):
+        assert read_ledger(tmp_path, step) == [record for record in everything if record["step"] == step]
+    path = tmp_path / "ledger.jsonl"
+    path.write_text("no JSON\n" + path.read_text())
+    assert len(read_ledger(tmp_path, 2)) == 2, "what is before the step is not read"
+
+
 def test_groups_of_one_prompt_in_two_epochs_are_told_apart_in_their_records(tmp_path):
     written = scored_group()
     prompt = replace(written.group.prompt, epoch=3)

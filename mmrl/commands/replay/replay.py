@@ -109,7 +109,7 @@ class _Player:
             self.notes.append(str(error))
         else:
             parts += [selection_part(self._record, result), advantage_part(self._record, result)]
-            ledger = [each["samples"] for each in read_ledger(self._run.path) if each["step"] == self._step]
+            ledger = [each["samples"] for each in read_ledger(self._run.path, self._step)]
             parts.append(update_part(result, ledger))
             if self._metrics:
                 parts += [*metric_parts(result, self._metrics), logprob_part(self._record, self._metrics)]
