@@ -56,20 +56,21 @@ class Arrivals(TorchDispatchMode):
     Attributes:
         now: Bytes of those that are left.
         most: Their bytes, at most at a time.
-        all: Bytes of all that were made.
+        gathered: Bytes that collectives have gathered.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = self.most = self.all = 0
+        self.now = self.most = self.gathered = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
         found = function(*args, **(options or {}))
         if (options or {}).get("device") == torch.device(OTHER):
             storage = found.untyped_storage()
-            self.all += storage.nbytes()
             self._add(storage.nbytes())
             weakref.finalize(storage, self._add, -storage.nbytes())
+        if function is torch.ops.c10d._allgather_base_.default:
+            self.gathered += args[0].nbytes
         return found
 
     def _add(self, size: int) -> None:
@@ -127,14 +128,19 @@ def on_the_device(model: str) -> dict[str, Any]:
 def synced(policy: Policy, arrivals: Arrivals, bucket_bytes: int) -> dict[str, Any]:
     """Bytes that a sync gathered in all and at most at a time, what it sent, and what one that is given up leaves."""
     policies.GATHERED_BYTES = bucket_bytes
-    before, arrivals.most, arrivals.all = arrivals.now, arrivals.now, 0
+    before, arrivals.most, arrivals.gathered = arrivals.now, arrivals.now, 0
     sent = digests(policy.named_weights(torch.float32))
-    found = {"bucket": bucket_bytes, "all": arrivals.all, "most": arrivals.most - before, "weights": sent}
+    found = {"bucket": bucket_bytes, "gathered": arrivals.gathered, "most": arrivals.most - before, "weights": sent}
     given_up = policy.named_weights(torch.float32)
     next(given_up)
-    held = arrivals.now - before
+    held = whole(policy)
     given_up.close()
-    return found | {"held": held, "left": arrivals.now - before}
+    return found | {"held": held, "left": whole(policy)}
+
+
+def whole(policy: Policy) -> int:
+    """Bytes of the weights that are gathered now."""
+    return sum(parameter.nbytes for parameter in policy.parameters())
 
 
 def said_of(model: str) -> str:

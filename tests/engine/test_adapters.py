@@ -61,13 +61,13 @@ def merged(learner: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("bucket_bytes", [0, 20_000, 2**28])
 @pytest.mark.parametrize("tied", [False, True])
 def test_partitioned_weights_are_gathered_once_each_with_their_adapters(tied, bucket_bytes, adapted, monkeypatch):
-    from deepspeed.zero import GatheredParameters
+    import deepspeed
 
     policy = adapted(stage=3)._learner.policy
     real, buckets = policies.gathered, list[tuple[Any, ...]]()
     monkeypatch.setattr(policies, "GATHERED_BYTES", bucket_bytes)
     monkeypatch.setattr(policies, "gathered", lambda *_: nullcontext())
-    with torch.no_grad(), GatheredParameters(list(policy.parameters()), modifier_rank=0):
+    with torch.no_grad(), deepspeed.zero.GatheredParameters(list(policy.parameters()), modifier_rank=0):
         for adapter in policy.adapted:
             adapter.factors["lora_B.weight"].normal_(0, 0.1)
         expected = {name: weight.clone() for name, weight in policy.named_weights(torch.float32, tied=tied)}

@@ -141,20 +141,18 @@ def test_a_device_never_has_more_than_a_part_and_one_parameter(two_ranks):
 
 @pytest.mark.full
 def test_two_ranks_gather_each_weight_once_for_a_sync_and_no_more_than_a_bucket_at_a_time(two_ranks):
-    read = two_ranks[0]["read"]
-    expected = [*read.items()]
-    expected.insert(1, ("lm_head.weight", read["model.embed_tokens.weight"]))  # tied
+    expected = two_ranks[0]["read"] | {"lm_head.weight": two_ranks[0]["read"]["model.embed_tokens.weight"]}  # tied
     for rank in two_ranks:
-        padding = 4 * len(expected)  # one element of each weight
-        assert [sync["bucket"] for sync in rank["syncs"]] == [0, 25_000_000, 2**28]
+        padding = 4 * len(expected)  # an element of each weight
+        most = []
         for sync in rank["syncs"]:
-            assert [*sync["weights"].items()] == expected
-            assert rank["whole"] <= sync["all"] <= rank["whole"] + padding
-            # The receiver's last weight is there while the next bucket is gathered.
-            assert sync["most"] <= max(sync["bucket"], rank["largest"]) + rank["largest"] + padding
+            assert sync["weights"] == expected
+            assert rank["whole"] <= sync["gathered"] <= rank["whole"] + padding
+            # DeepSpeed copies the rank's half of a bucket to this device; the receiver still holds the last weight.
+            most.append(sync["most"])
+            assert most[-1] <= 1.5 * (max(sync["bucket"], rank["largest"]) + padding) + rank["largest"]
             assert sync["held"] > 0 == sync["left"]
-        one_by_one, some, all_at_once = (sync["most"] for sync in rank["syncs"])
-        assert one_by_one <= 2 * rank["largest"] + padding < some < all_at_once >= rank["whole"]
+        assert most[0] < most[1] / 1.5 < rank["whole"] / 4 and most[2] >= rank["whole"]
 
 
 @pytest.mark.full
