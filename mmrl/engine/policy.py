@@ -91,7 +91,9 @@ class Policy(torch.nn.Module):
     def named_weights(self, dtype: torch.dtype, *, tied: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         """Every weight under its state-dict name, with its adapter merged into it; collective.
 
-        Partitioned weights are gathered once each, in buckets of at most ``GATHERED_BYTES``, or one weight.
+        Partitioned weights are gathered once each, in buckets of at most ``GATHERED_BYTES``, or one weight. A bucket
+        is dropped before the next one is gathered, except for those of its weights that the receiver keeps. A receiver
+        that stops early closes the iterator, on all ranks.
 
         Args:
             tied: True to yield a tied head as well, right after the embedding.
@@ -107,9 +109,8 @@ class Policy(torch.nn.Module):
             with gathered(*bucket, *itertools.chain.from_iterable(of_bucket)):
                 for parameter in bucket:
                     adapter = adapted.get(id(parameter))
+                    # Its storage lives as long as the receiver keeps it: DeepSpeed gives the parameter another one.
                     weight = adapter.merged(dtype) if adapter else parameter.detach().to(dtype)
-                    if weight.data_ptr() == parameter.data_ptr() and _is_partitioned(parameter):
-                        weight = weight.clone()  # the storage is freed on leaving; the receiver may keep what it gets
                     for name in names[parameter]:
                         yield name, weight
 

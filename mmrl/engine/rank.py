@@ -7,10 +7,11 @@ import math
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, closing, contextmanager, redirect_stdout
 from dataclasses import asdict, replace
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,7 @@ class RankEngine:
         with self._owning("sampling"):
             try:
                 device.free_cache(self._kind)
-                sampler.wake("weights")
-                self._sync(sampler)
+                self._wake_with_newest_weights(sampler)
                 sampler.wake("kv_cache")  # last: a sync gathers and copies, and needs memory of its own
                 yield sampler
                 self.memory_bytes_max()  # before it sleeps
@@ -166,12 +166,20 @@ class RankEngine:
         if not isinstance(self._sampler, VLLMSampler) and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
-    def _sync(self, sampler: VLLMSampler | HFSampler) -> None:
-        """Bring the newest weights into the sampler, unless it has them."""
+    def _wake_with_newest_weights(self, sampler: VLLMSampler | HFSampler) -> None:
+        """Wake the sampler's weights, and replace them unless they are the newest.
+
+        The first bucket is gathered before: NCCL transfers it while this thread maps and fills the sampler's memory.
+        No second thread gathers more, since every rank must launch its collectives in one order.
+        """
         if self._learner is None or sampler.weight_version == self._learner.weight_version:
+            sampler.wake("weights")
             return
-        weights = self._learner.policy.named_weights(getattr(torch, self._precision))
-        sampler.load(weights, self._learner.weight_version)
+        with closing(self._learner.policy.named_weights(getattr(torch, self._precision))) as weights:
+            first = [next(weights)]
+            sampler.wake("weights")
+            # Popped, so that nothing here keeps the weight while others are gathered.
+            sampler.load(chain((first.pop() for _ in range(1)), weights), self._learner.weight_version)
 
     @contextmanager
     def _owning(self, verb: str) -> Iterator[None]:

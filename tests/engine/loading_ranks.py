@@ -4,7 +4,7 @@
 
 Prints as JSON the bytes of the whole model, of its largest weight, of its buffers and of the rank's part; the resident
 bytes that loading took at most and left behind, and those that came to the device; a digest of each gathered weight;
-and what the rank says of the broken folder.
+syncs in buckets of several sizes; and what the rank says of the broken folder.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mmrl.cluster.process import forget_stale_builds
 from mmrl.config.load import from_mapping
 from mmrl.data.images import ImageGrid, MediaStore
+from mmrl.engine import policy as policies
 from mmrl.engine.device import learner_config
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.placement import place
@@ -38,6 +39,9 @@ from mmrl.engine.rank import RankEngine
 from mmrl.engine.spec import EngineSpec
 from mmrl.errors import MMRLError
 from mmrl_algorithms.grpo import GRPO
+
+BUCKETS = (0, 25_000_000, 2**28)
+"""Bytes: one weight at a time, some, and all of the tests' model."""
 
 SETTINGS = {"max_grad_norm": 1.0, "lr": 1e-3, "weight_decay": 0.0, "overrides": {}}
 
@@ -50,12 +54,14 @@ class Arrivals(TorchDispatchMode):
     """Tensors that are made on ``OTHER``.
 
     Attributes:
+        now: Bytes of those that are left.
         most: Their bytes, at most at a time.
+        gathered: Bytes that collectives have gathered.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.now = self.most = 0
+        self.now = self.most = self.gathered = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), options: Any = None) -> Any:
         found = function(*args, **(options or {}))
@@ -63,6 +69,8 @@ class Arrivals(TorchDispatchMode):
             storage = found.untyped_storage()
             self._add(storage.nbytes())
             weakref.finalize(storage, self._add, -storage.nbytes())
+        if function is torch.ops.c10d._allgather_base_.default:
+            self.gathered += args[0].nbytes
         return found
 
     def _add(self, size: int) -> None:
@@ -107,13 +115,32 @@ def resident_while_loaded(model: str) -> dict[str, Any]:
     }
 
 
-def arrived_while_loaded(model: str) -> int:
-    """Bytes on the device, at most."""
+def on_the_device(model: str) -> dict[str, Any]:
+    """Bytes that came to the device: at most while the model was loaded, and for each size of buckets in a sync."""
     accelerator = type(get_accelerator())
     accelerator.device_name = lambda self, index=None: OTHER
     with Arrivals() as arrivals:
-        loaded(model, OTHER)
-    return arrivals.most
+        policy = loaded(model, OTHER)
+        arrived = arrivals.most
+        return {"arrived": arrived, "syncs": [synced(policy, arrivals, size) for size in BUCKETS]}
+
+
+def synced(policy: Policy, arrivals: Arrivals, bucket_bytes: int) -> dict[str, Any]:
+    """Bytes that a sync gathered in all and at most at a time, what it sent, and what one that is given up leaves."""
+    policies.GATHERED_BYTES = bucket_bytes
+    before, arrivals.most, arrivals.gathered = arrivals.now, arrivals.now, 0
+    sent = digests(policy.named_weights(torch.float32))
+    found = {"bucket": bucket_bytes, "gathered": arrivals.gathered, "most": arrivals.most - before, "weights": sent}
+    given_up = policy.named_weights(torch.float32)
+    next(given_up)
+    held = whole(policy)
+    given_up.close()
+    return found | {"held": held, "left": whole(policy)}
+
+
+def whole(policy: Policy) -> int:
+    """Bytes of the weights that are gathered now."""
+    return sum(parameter.nbytes for parameter in policy.parameters())
 
 
 def said_of(model: str) -> str:
@@ -136,7 +163,7 @@ def main(model: str, broken: str) -> None:
     forget_stale_builds()
     torch.distributed.init_process_group("gloo")
     said = said_of(broken)  # first: it imports what loading needs
-    found = resident_while_loaded(model) | {"arrived": arrived_while_loaded(model), "said": said}
+    found = resident_while_loaded(model) | on_the_device(model) | {"said": said}
     print("\n" + json.dumps(found))
     torch.distributed.destroy_process_group()
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from safetensors.torch import load_file
 
 from mmrl.config.sections import LoraConfig
 from mmrl.engine import adapters
+from mmrl.engine import policy as policies
 from mmrl.engine.exporting import write_merged
 from mmrl.engine.family import FAMILIES
 from mmrl.engine.folder import ModelFolder
@@ -53,6 +56,32 @@ def adapted(start) -> Callable[..., Any]:
 
 def merged(learner: Any) -> dict[str, torch.Tensor]:
     return {name: weight.clone() for name, weight in learner.policy.named_weights(torch.float32)}
+
+
+@pytest.mark.parametrize("bucket_bytes", [0, 20_000, 2**28])
+@pytest.mark.parametrize("tied", [False, True])
+def test_partitioned_weights_are_gathered_once_each_with_their_adapters(tied, bucket_bytes, adapted, monkeypatch):
+    import deepspeed
+
+    policy = adapted(stage=3)._learner.policy
+    real, buckets = policies.gathered, list[tuple[Any, ...]]()
+    monkeypatch.setattr(policies, "GATHERED_BYTES", bucket_bytes)
+    monkeypatch.setattr(policies, "gathered", lambda *_: nullcontext())
+    with torch.no_grad(), deepspeed.zero.GatheredParameters(list(policy.parameters()), modifier_rank=0):
+        for adapter in policy.adapted:
+            adapter.factors["lora_B.weight"].normal_(0, 0.1)
+        expected = {name: weight.clone() for name, weight in policy.named_weights(torch.float32, tied=tied)}
+    monkeypatch.setattr(policies, "gathered", lambda *bucket: (buckets.append(bucket), real(*bucket))[1])
+    found = {}
+    for name, weight in policy.named_weights(torch.float32, tied=tied):
+        found[name] = weight  # kept, not copied: it outlives its bucket
+        assert sum(parameter.numel() > 0 for parameter in policy.parameters()) <= len(buckets[-1])
+    assert list(found) == list(expected) and all(torch.equal(found[name], expected[name]) for name in found)
+    assert sorted(map(id, chain(*buckets))) == sorted(map(id, policy.parameters()))
+    factors = {id(factor) for adapter in policy.adapted for factor in adapter.factors.values()}
+    weights = [[each.ds_numel * 4 for each in bucket if id(each) not in factors] for bucket in buckets]
+    assert all(len(sizes) == 1 or sum(sizes) <= bucket_bytes for sizes in weights)
+    assert {0: len(weights) == sum(map(len, weights)), 20_000: len(weights) > 9, 2**28: len(weights) == 1}[bucket_bytes]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

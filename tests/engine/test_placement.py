@@ -140,6 +140,22 @@ def test_a_device_never_has_more_than_a_part_and_one_parameter(two_ranks):
 
 
 @pytest.mark.full
+def test_two_ranks_gather_each_weight_once_for_a_sync_and_no_more_than_a_bucket_at_a_time(two_ranks):
+    expected = two_ranks[0]["read"] | {"lm_head.weight": two_ranks[0]["read"]["model.embed_tokens.weight"]}  # tied
+    for rank in two_ranks:
+        padding = 4 * len(expected)  # an element of each weight
+        most = []
+        for sync in rank["syncs"]:
+            assert sync["weights"] == expected
+            assert rank["whole"] <= sync["gathered"] <= rank["whole"] + padding
+            # DeepSpeed copies the rank's half of a bucket to this device; the receiver still holds the last weight.
+            most.append(sync["most"])
+            assert most[-1] <= 1.5 * (max(sync["bucket"], rank["largest"]) + padding) + rank["largest"]
+            assert sync["held"] > 0 == sync["left"]
+        assert most[0] < most[1] / 1.5 < rank["whole"] / 4 and most[2] >= rank["whole"]
+
+
+@pytest.mark.full
 def test_what_rank_0_cannot_read_ends_all_ranks_with_its_message(two_ranks):
     assert "lack 1 of its weights: model.norm.weight" in two_ranks[0]["said"]
     assert two_ranks[1]["said"] == two_ranks[0]["said"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from mmrl.engine import device, rank
+from mmrl.engine import device, policy, rank
 from mmrl.engine.device import DeviceKind
 from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.policy import Policy, load_policy
@@ -190,6 +192,31 @@ def test_weights_wake_before_the_sync_and_the_cache_after_it(recording):
         assert recording.llm.asleep == {"weights", "kv_cache"} and recording.since() == []
         names = dict(learner.policy.model.named_parameters(remove_duplicate=False))
     assert recording.llm.received == dict.fromkeys(names, torch.bfloat16) and "lm_head.weight" in names
+
+
+def test_the_first_bucket_is_gathered_before_the_sampler_wakes_and_dropped_when_it_fails(recording, monkeypatch):
+    """NCCL then transfers while the sampler's memory is mapped; here the bucket holds the whole model."""
+
+    @contextmanager
+    def gathered(*parameters: torch.nn.Parameter) -> Iterator[None]:
+        recording.log.append("gather")
+        try:
+            yield
+        finally:
+            recording.log.append("drop")
+
+    monkeypatch.setattr(policy, "gathered", gathered)
+    engine = recording.engine("cuda")
+    recording.since()
+    recording.sample(engine)
+    overlapped = ["free the cache", "gather", "wake weights", "drop", *SYNC, "wake kv_cache"]
+    assert recording.since()[:-3] == overlapped
+    recording.sample(engine)
+    assert recording.since()[:3] == ["free the cache", "wake weights", "wake kv_cache"]
+    recording.version, recording.llm.fails = 1, RuntimeError("no memory for a sync")
+    with pytest.raises(RuntimeError, match="no memory"), engine.sampling():
+        pytest.fail("the weights are stale")
+    assert recording.since() == ["free the cache", "gather", "wake weights", "drop", "sleep 1"]
 
 
 def test_only_new_weights_are_sent(recording):
