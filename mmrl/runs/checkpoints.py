@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
-from mmrl.errors import DataError, ResourceError
+from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.runs.manifest import POLICY, Manifest, Role
 from mmrl.system import failpoints
 
@@ -77,6 +77,22 @@ class Checkpoint:
             CheckpointError: The manifest is damaged.
         """
         return self._manifest().has_optimizer
+
+    def require_optimizer(self) -> None:
+        """Check that a run can go on from it.
+
+        Raises:
+            CheckpointError: The manifest is damaged.
+            ConfigError: It has no optimizer's state.
+        """
+        if not self.has_optimizer:
+            raise ConfigError(
+                "the checkpoint has no optimizer state, so that no run can go on from it",
+                where=f"{self.path}; trainer.save_optimizer was last or none",
+                remedy=f"begin a new run from its weights: model.path={self.path / 'model'} with another "
+                "trainer.run_dir (an adapter: the folder that `mmrl export` writes); `mmrl eval` and `mmrl export` "
+                "take it as it is",
+            )
 
     def drop_optimizer(self) -> None:
         """Remove the optimizer's state; the manifest is replaced before, so that a kill leaves a good checkpoint.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 import threading
 import time
@@ -16,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from mmrl.cluster.process import garbage_kept
 from mmrl.config.load import to_yaml
 from mmrl.config.sections import Config
-from mmrl.data.images import MediaStore
 from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, RankLostError, ResourceError
 from mmrl.plugin_host import registry
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
 from mmrl.runs.directory import RunDirectory, metrics_of
+from mmrl.runs.inheritance import inherit
 from mmrl.runs.recorder import RUN_STATE, RunRecorder, best_scores, environment, prune, tracking
 from mmrl.runs.resumption import Change, changed_config, changed_fingerprints, fingerprints, plain_config, refuse
 from mmrl.runs.setup import RunSetup
@@ -32,7 +31,6 @@ from mmrl.system.report import INDENT
 from mmrl.system.signals import Interruption, Stopped, end_process
 from mmrl.system.watchdog import Watchdog
 from mmrl.training.sources import REACHED
-from mmrl.types import ImageRef
 
 if TYPE_CHECKING:
     from mmrl.rollout.collector import Collector
@@ -117,7 +115,7 @@ class TrainingRun:
             if self._has_learned_enough():
                 self._prune()
                 return False
-        self._check_optimizer()
+        self._checkpoint.require_optimizer()
         for change in self._changes:
             self._console.line(f"changed: {change}")
         refuse(self._changes, allowed, str(self._checkpoint.path))
@@ -294,7 +292,7 @@ class TrainingRun:
                     trainer.fit()
                 else:
                     if source is not None:
-                        self._inherit(source)
+                        inherit(source, directory, setup.media, self._state["trainer"]["carried_groups"])
                     self._tell("resumed", message=f"from step {step}, {checkpoint.path}", step=step)
                     trainer.restore(self._state["trainer"], directory.media)
                     trainer.fit(step, self._unlogged_metrics(), is_saved=source is None)
@@ -332,21 +330,9 @@ class TrainingRun:
         self._source = self._source if newest is None else None
         self._checkpoint, self._state = newest or self._source, {}
         if self._checkpoint is not None:
-            self._check_optimizer()
+            self._checkpoint.require_optimizer()
             self._load_state()
             self._set_aside_later()
-
-    def _check_optimizer(self) -> None:
-        """Check that a run can go on from the checkpoint."""
-        assert self._checkpoint is not None
-        if not self._checkpoint.has_optimizer:
-            path = self._checkpoint.path
-            raise ConfigError(
-                "the checkpoint has no optimizer state, so that no run can go on from it",
-                where=f"{path}; trainer.save_optimizer was last or none",
-                remedy=f"begin a new run from its weights: model.path={path / 'model'} with another trainer.run_dir "
-                "(an adapter: the folder that `mmrl export` writes); `mmrl eval` and `mmrl export` take it as it is",
-            )
 
     def _load_state(self) -> None:
         assert self._checkpoint is not None
@@ -402,28 +388,6 @@ class TrainingRun:
         self._checkpoint, self._state, self._changes = None, {}, []
         self._set_up(None)
 
-    def _inherit(self, checkpoint: Checkpoint) -> None:
-        """Take over the history of the run that this one begins from, and the images that it still needs.
-
-        Raises:
-            CheckpointError: They are not there.
-            DataError: One does not show what its name says.
-        """
-        source = checkpoint.path.parents[1]
-        self._directory.inherit(source, checkpoint.step)
-        theirs = MediaStore(source / "media", self._setup.media.grid)
-        for image in (image for record in self._state["trainer"]["carried_groups"] for image in record["images"]):
-            name = _checked_hash(image["hash"], checkpoint)
-            path = theirs.folder / f"{name}.png"
-            if path.is_symlink() or not path.is_file():
-                raise CheckpointError(
-                    "an image that the checkpoint needs is not beside it, as a file of its own",
-                    where=str(path),
-                    remedy="begin from a checkpoint within its run's folder",
-                )
-            theirs.load(ImageRef(name, image["width"], image["height"], str(path)))
-            self._setup.media.write_file(name, theirs.read_file(name))
-
     def _overdue(self, collector: Collector, what: str) -> RankLostError:
         latest = ", ".join(group.prompt.id for group in collector.generated[-3:])
         return RankLostError(
@@ -455,10 +419,3 @@ def _peak_of_all(facts: Mapping[str, Any], config: Config) -> float | None:
     """Operations a second that the devices of all ranks do at most, as environment.json tells of one."""
     peak = facts["engine"].get("peak")
     return None if peak is None else peak["flops_per_s"] * config.cluster.ranks
-
-
-def _checked_hash(name: Any, checkpoint: Checkpoint) -> str:
-    """The name of an image in a checkpoint that may be somebody else's."""
-    if not (isinstance(name, str) and re.fullmatch(r"[0-9a-f]+", name)):
-        raise CheckpointError(f"a carried image has no hash as its name: {name!r:.80}", where=str(checkpoint.path))
-    return name
