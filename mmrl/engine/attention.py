@@ -192,9 +192,9 @@ def packed_sdpa(
     keys = [N * M for N, _, M in (block.shape for block in row.blocks)]
     query, key, value = (x[0].transpose(0, 1) for x in (query_1HSD, key_1KSD, value_1KSD))
     parts = (
-        _rows(query, row.queries).split(queries),
-        _rows(key, row.keys).split(keys),
-        _rows(value, row.keys).split(keys),
+        rows_at(query, row.queries).split(queries),
+        rows_at(key, row.keys).split(keys),
+        rows_at(value, row.keys).split(keys),
     )
     outputs = []
     for block, *rows in zip(row.blocks, *parts, strict=True):
@@ -209,7 +209,7 @@ def packed_sdpa(
             enable_gqa=q.shape[1] != k.shape[1],
         )
         outputs.append(out_NHLD.transpose(1, 2).flatten(0, 1))
-    return _rows(torch.cat(outputs), row.place_S)[None], None
+    return rows_at(torch.cat(outputs), row.place_S)[None], None
 
 
 def packed_varlen(
@@ -227,7 +227,7 @@ def packed_varlen(
     row = layout.bounds
     q, k, v = (x[0].transpose(0, 1) for x in (query_1HSD, key_1KSD, value_1KSD))
     if row.key_order is not None:
-        k, v = _rows(k, row.key_order), _rows(v, row.key_order)
+        k, v = rows_at(k, row.key_order), rows_at(v, row.key_order)
     # Causal, aligned at the last query and the last key.
     return _varlen(q, k, v, row.queries, row.keys, *row.longest, scale=scaling, window_size=(-1, 0))[None], None
 
@@ -274,13 +274,13 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
     return name in inspect.signature(function).parameters
 
 
-def _rows(values_SHD: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """The values of some positions, which may repeat.
+def rows_at(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The values of some positions, which may repeat; their gradients are added up in a fixed order.
 
     On a GPU the gradient of ``index_select`` is added up in any order, and in the values' own precision. Indexing
-    sorts it first and sums in float32. On a CPU ``index_select`` is faster, and its order is fixed.
+    sorts it first and sums in float32. On a CPU it is indexing whose threads add in any order.
     """
-    return values_SHD[places] if values_SHD.is_cuda else values_SHD.index_select(0, places)
+    return values[places] if values.is_cuda else values.index_select(0, places)
 
 
 KERNELS: dict[str, Callable[..., tuple[torch.Tensor, None]]] = {

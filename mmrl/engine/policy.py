@@ -69,7 +69,7 @@ class Policy(torch.nn.Module):
         outputs = self.model.base_model(**inputs.model_inputs, **images, attention_mask=None, use_cache=False)
         hidden_SH = outputs.last_hidden_state[0]
         return self.head(
-            hidden_SH[inputs.predicting_T],
+            attention.rows_at(hidden_SH, inputs.predicting_T),
             inputs.targets_T,
             self.banned_V,
             self._temperature,

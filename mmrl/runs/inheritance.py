@@ -1,4 +1,4 @@
-"""What a run takes over from another one, from whose checkpoint it begins."""
+"""The history and the images that a run takes over from another one, from whose checkpoint it begins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def inherit(
     """Take over the history up to another run's checkpoint, and the images that are still needed.
 
     Args:
-        directory: Of the run that begins.
+        directory: The folder of the run that begins.
         media: Its images.
         groups: Those that the checkpoint carries over to later steps, as its state has them.
 

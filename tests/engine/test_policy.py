@@ -164,6 +164,23 @@ def test_sharing_changes_neither_logprobs_nor_gradients(family, build):
     assert relative_error(expected[1], values[1]) < 1e-5
 
 
+def test_gradients_are_the_same_to_the_bit_with_several_threads(build):
+    """Many completions have their prompt's last token in common, and a race would add their gradients in any order."""
+    setting, policy, collate = build("qwen2_5_vl")
+    inputs, found = collate(setting.samples([12] * 192)), set()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        for _ in range(4):
+            policy.zero_grad()
+            logprobs_T, _ = policy(inputs)
+            (logprobs_T * torch.linspace(-1, 2, len(logprobs_T))).sum().backward()
+            found.add(hash(b"".join(value.numpy().tobytes() for value in gradients(policy.model).values())))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(found) == 1
+
+
 @pytest.mark.parametrize("family", VISION)
 def test_pixels_reach_the_policy(family, build, picture):
     """A transformers that drops what the tower made of them says nothing, and every picture is the same to it."""
