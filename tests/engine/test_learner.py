@@ -553,7 +553,7 @@ def test_nothing_keeps_a_learner_that_was_released(stage, start, rows):
 
 def test_a_rank_gives_freed_memory_back_with_the_device(start, monkeypatch):
     engine, given_back = start(), list[FreedMemory]()
-    monkeypatch.setattr(FreedMemory, "give_back", given_back.append)
+    monkeypatch.setattr(FreedMemory, "give_back", lambda freed: given_back.append(freed))
     with engine.learning():
         assert not given_back
     assert given_back == [engine._freed]

@@ -23,7 +23,7 @@ def test_images_and_prompts_of_earlier_steps_are_not_held(models, picture, tmp_p
     monkeypatch.setattr("mmrl.data.images.KNOWN_FILES", KNOWN)
     monkeypatch.setattr(MediaStore.__init__, "__defaults__", (DECODED * 3 * SIDE**2,))
     rows, held, given_back = [], list[Counter[type]](), list[FreedMemory]()
-    monkeypatch.setattr(FreedMemory, "give_back", given_back.append)
+    monkeypatch.setattr(FreedMemory, "give_back", lambda freed: given_back.append(freed))
     for number in range(60):
         (tmp_path / f"{number}.png").write_bytes(picture(SIDE, SIDE, number).data)
         rows.append({"prompt": f"What is in picture {number}?", "answer": "3", "images": [f"{number}.png"]})
@@ -40,7 +40,7 @@ def test_images_and_prompts_of_earlier_steps_are_not_held(models, picture, tmp_p
         (tmp_path / "pictures.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         train = {"name": "table", "path": str(tmp_path / "pictures.jsonl"), "images": "images"}
         config = runs.config(
-            data={"train": train}, trainer={"steps": 40, "prompts_per_step": PROMPTS, "save_every": 20}
+            data={"train": train}, trainer={"steps": 20, "prompts_per_step": PROMPTS, "save_every": 20}
         )
         with at("fake.update", 9, count), at("fake.update", 19, count):
             assert runs.train(config) == 0

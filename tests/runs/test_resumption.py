@@ -725,7 +725,9 @@ def test_memory_descriptors_and_threads_are_flat_over_500_steps(fake_runs: Runs)
 def test_memory_descriptors_threads_and_seconds_are_flat_over_5000_steps(fake_runs: Runs):
     check_flat(fake_runs, 5000, 32 * 2**20)  # 7 KiB a step would be seen
     times = [record["time"] for record in records(fake_runs.folder / "run" / "metrics.jsonl")]
-    early, late = (statistics.median(b - a for a, b in itertools.pairwise(times[i : i + 400])) for i in (50, -400))
+    parts = times[50:450], times[-400:]
+    # The fastest tenth: other work on the machine comes and goes.
+    early, late = (statistics.quantiles((b - a for a, b in itertools.pairwise(part)), n=10)[0] for part in parts)
     print(f"{early * 1e3:.1f} ms a step around step 250, {late * 1e3:.1f} ms at the end")
     assert late < 1.5 * early, (early, late)
 
