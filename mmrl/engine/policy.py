@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -88,7 +88,7 @@ class Policy(torch.nn.Module):
         """The model that is adapted."""
         return adapters.switched_off(self.adapted)
 
-    def named_weights(self, dtype: torch.dtype, *, tied: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+    def named_weights(self, dtype: torch.dtype, *, tied: bool = True) -> Generator[tuple[str, torch.Tensor]]:
         """Every weight under its state-dict name, with its adapter merged into it; collective.
 
         Partitioned weights are gathered once each, in buckets of at most ``GATHERED_BYTES``, or one weight. A bucket
