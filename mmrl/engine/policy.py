@@ -113,6 +113,8 @@ class Policy(torch.nn.Module):
                     weight = adapter.merged(dtype) if adapter else parameter.detach().to(dtype)
                     for name in names[parameter]:
                         yield name, weight
+            if _is_partitioned(bucket[0]) and bucket[0].device.type == "cpu":
+                device.trim_heap()
 
 
 class Head(torch.nn.Module):
