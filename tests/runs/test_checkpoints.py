@@ -506,7 +506,7 @@ def test_values_of_steps_that_were_undone_make_no_checkpoint_the_best(fake_runs:
 
 def test_the_history_is_not_read_again_at_every_step(fake_runs: Runs, monkeypatch):
     read, calls = RunDirectory.metrics, []
-    monkeypatch.setattr(RunDirectory, "metrics", lambda self: calls.append(self) or read(self))
+    monkeypatch.setattr(RunDirectory, "metrics", lambda self, *names: calls.append(self) or read(self, *names))
     trainer = {"steps": 12, "keep_checkpoints": 1, "best_metric": "reward/mean"}
     assert fake_runs.train(fake_runs.config(trainer=trainer)) == 0
     assert len(calls) <= 3  # when the folder is opened, for the scores, and to tell how the run went
