@@ -31,8 +31,6 @@ SOURCES = ("mmrl", "plugins", "datasets")
 TEMPLATE = Path("mmrl/plugin_host/template")
 HEAVY = {"PIL", "datasets", "deepspeed", "math_verify", "pyarrow", "ray", "sklearn", "swanlab", "tensorboard", "torch"}
 HEAVY |= {"transformers", "vllm"}
-LATE = {f"mmrl/rollout/records/{name}.py": {"pyarrow"} for name in ("columns", "writing")}
-"""Modules that are themselves imported inside functions, and the heavy packages that they import."""
 SLOW_TO_COLLECT = {
     "datasets", "deepspeed", "math_verify", "mlflow", "nbclient", "peft", "ray", "sklearn", "swanlab", "sympy",
     "torch.nn.attention", "torch.utils", "torchvision", "transformers", "vllm", "wandb",
@@ -121,15 +119,8 @@ def test_heavy_packages_are_imported_inside_functions() -> None:
     for path in modules(*SOURCES):
         numeric = any(path.is_relative_to(ROOT / folder) for folder in ("mmrl/ops", "mmrl/engine"))
         packages = {name.partition(".")[0] for name in top_level_imports(path)} & HEAVY
-        in_functions = LATE.get(str(path.relative_to(ROOT)), set())
-        found[str(path.relative_to(ROOT))] = packages - ({"torch"} if numeric else set()) - in_functions
+        found[str(path.relative_to(ROOT))] = packages - ({"torch"} if numeric else set())
     assert {path: packages for path, packages in found.items() if packages} == {}
-
-
-def test_modules_of_heavy_packages_are_imported_inside_functions() -> None:
-    late = {name.removesuffix(".py").replace("/", ".") for name in LATE}
-    found = {str(path.relative_to(ROOT)): top_level_imports(path) & late for path in modules(*SOURCES)}
-    assert {path for path, names in found.items() if names} <= {*LATE}
 
 
 def test_tests_import_what_is_slow_to_import_inside_functions() -> None:

@@ -122,7 +122,7 @@ class OptimizerState:
             public.safe_set_local_optimizer_state(weight, flat, kind)
 
     def _flat(self, name: str, kind: str) -> torch.Tensor:
-        """A view of the elements that are held of a weight below stage 3, or zeros where there is no state."""
+        """What is held of a weight below stage 3: a view of it, or zeros where there is none."""
         if self._stage:
             place = self._slices[name]
             flat = self._optimizer.param_groups[place.group]["params"][0]

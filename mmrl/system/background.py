@@ -10,7 +10,7 @@ class Background:
     """Runs one job at a time in a thread, beside the thread that starts them.
 
     Args:
-        name: The thread's name.
+        name: Of the thread.
     """
 
     def __init__(self, name: str) -> None:
