@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -137,7 +138,8 @@ class Condition:
         if found is _MISSING:
             return False
         if self.sign in ("=", "==", "!=") and self.value == "null":
-            return (found is None) is (self.sign != "!=")
+            is_null = found is None or (isinstance(found, float) and not math.isfinite(found))  # as --json prints it
+            return is_null is (self.sign != "!=")
         match found:
             case None:
                 return self.sign == "!="

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -304,15 +303,6 @@ def free_cache(kind: DeviceKind) -> None:
         import torch
 
         torch.cuda.empty_cache()
-
-
-def trim_heap() -> None:
-    """Return freed memory to the machine, where the C library can (glibc).
-
-    glibc keeps pieces below 32 MB, and torch's aligned requests do not fit into the pieces of others of their size.
-    """
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

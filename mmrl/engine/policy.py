@@ -18,6 +18,7 @@ from mmrl.engine.collation import Features, PackedInputs, UniqueImages
 from mmrl.engine.folder import ModelFolder, check_takes_features
 from mmrl.errors import ConfigError, first_line
 from mmrl.ops.logprobs import chunked_logprobs
+from mmrl.system.freed_memory import trim_heap
 
 GATHERED_BYTES = 2**28
 """Most bytes of partitioned weights that are gathered at a time, unless one weight has more."""
@@ -114,7 +115,7 @@ class Policy(torch.nn.Module):
                     for name in names[parameter]:
                         yield name, weight
             if _is_partitioned(bucket[0]) and bucket[0].device.type == "cpu":
-                device.trim_heap()
+                trim_heap()
 
 
 class Head(torch.nn.Module):

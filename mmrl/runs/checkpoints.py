@@ -29,7 +29,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from mmrl.errors import ConfigError, DataError, ResourceError
-from mmrl.runs.manifest import POLICY, Manifest, Role
+from mmrl.runs.manifest import POLICY, LaterVersionError, Manifest, Role
 from mmrl.system import failpoints
 
 _MANIFEST = "manifest.json"
@@ -121,7 +121,8 @@ class Checkpoint:
 
         Raises:
             CheckpointError: A file is missing, not listed, or not as it was written; names it.
-            ResourceError: A file cannot be read now, which says nothing about the checkpoint.
+            ResourceError: A file cannot be read now, or a later version of mmrl wrote the checkpoint, which says
+                nothing against it.
         """
         manifest = self._manifest()
         expected = manifest.files
@@ -150,6 +151,12 @@ class Checkpoint:
         try:
             with _reading(path):
                 manifest = Manifest.read(path.read_text(encoding="ascii"))
+        except LaterVersionError as error:
+            raise ResourceError(
+                f"a later version of mmrl wrote the checkpoint: {error}",
+                where=str(path),
+                remedy="use the mmrl that wrote it, or a later one; nothing was changed",
+            ) from error
         except ValueError as error:
             raise _damaged(f"cannot be read: {error}", path) from error
         if manifest.step != self.step:

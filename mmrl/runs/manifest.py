@@ -29,6 +29,10 @@ class Role:
     optimizer: bool = True
 
 
+class LaterVersionError(Exception):
+    """A manifest that a later version of mmrl wrote, whole as its seal tells."""
+
+
 POLICY: Mapping[str, Role] = {"policy": Role()}
 """The roles of a checkpoint of the policy alone."""
 
@@ -52,13 +56,16 @@ class Manifest:
         """The manifest of a file.
 
         Raises:
-            ValueError: It is none, has another version, or its seal is not its own.
+            LaterVersionError: A later version wrote it.
+            ValueError: It is none, or its seal is not its own.
         """
         try:
             content = json.loads(text)
             version = content.get("version")
             if version not in (1, VERSION):
-                raise ValueError(f"it has version {version!r:.20}, and this mmrl reads 1 and {VERSION}")
+                what = f"it has version {version!r:.20}, and this mmrl reads 1 and {VERSION}"
+                body = {name: value for name, value in content.items() if name != "seal"}
+                raise LaterVersionError(what) if content.get("seal") == _seal(body) else ValueError(what)
             roles = POLICY if version == 1 else {name: Role(**role) for name, role in content["roles"].items()}
             manifest = cls(content["step"], content["files"], roles, version)
             sealed = manifest.text() == text
@@ -73,8 +80,7 @@ class Manifest:
         body: dict[str, Any] = {"version": self.version, "step": self.step, "files": self.files}
         if self.version > 1:
             body["roles"] = {name: asdict(role) for name, role in self.roles.items()}
-        seal = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-        return json.dumps({**body, "seal": seal}, indent=1, sort_keys=True) + "\n"
+        return json.dumps({**body, "seal": _seal(body)}, indent=1, sort_keys=True) + "\n"
 
     @property
     def has_optimizer(self) -> bool:
@@ -90,3 +96,8 @@ class Manifest:
     def drops(self, name: str) -> bool:
         """True if the file belongs to an optimizer's state that was dropped, and may not have been removed yet."""
         return any(not role.optimizer and name.startswith(f"{role.state}/optimizer") for role in self.roles.values())
+
+
+def _seal(body: Mapping[str, Any]) -> str:
+    """The seal of everything else in a manifest; the same in all versions."""
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

@@ -454,6 +454,16 @@ def test_what_is_printed_can_be_filtered(tmp_path: Path, capsys: pytest.CaptureF
     assert printed("step=2") == printed("step>1") == everything[6:]
 
 
+def test_a_number_that_is_not_finite_is_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (_, made) = groups()
+    odd = replace(made, scored=replace(made.scored, rewards=np.array([np.nan, 1.0])))
+    write(tmp_path, [odd])
+    for condition, indices in (("reward=null", [0]), ("reward!=null", [1]), ("reward<2", [1])):
+        assert main(["rollouts", str(tmp_path), "--where", condition, "--json"]) == 0
+        found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [(each["index"], each["reward"]) for each in found] == [(i, None if i == 0 else 1.0) for i in indices]
+
+
 @pytest.mark.parametrize(
     ("condition", "message"),
     [

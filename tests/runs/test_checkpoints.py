@@ -618,6 +618,24 @@ def test_a_checkpoint_of_version_1_is_believed_continued_and_thinned(fake_runs: 
     assert outcome(run) == outcome(fake_runs.folder / "plain")
 
 
+def test_a_checkpoint_of_a_later_version_is_refused_and_not_set_aside(fake_runs: Runs, capsys):
+    run = fake_runs.folder / "run"
+    fake_runs.killed(fake_runs.config(), "fake.update", 3)
+    path = run / "checkpoints" / "step-000002" / "manifest.json"
+    body = json.loads(path.read_text()) | {"version": 3, "more": 1}
+    del body["seal"]
+    seal = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps({**body, "seal": seal}))
+    before = steps(run)
+    assert fake_runs.train(fake_runs.config()) == 5
+    error = capsys.readouterr().err
+    assert "a later version of mmrl wrote the checkpoint: it has version 3, and this mmrl reads 1 and 2" in error
+    assert steps(run) == before and not events(run, "checkpoint_damaged")
+    path.write_text(json.dumps({**body, "seal": seal.upper()}))
+    assert fake_runs.train(fake_runs.config()) == 0
+    assert [event["step"] for event in events(run, "checkpoint_damaged")] == [2]
+
+
 def test_points_do_nothing_unless_a_test_asks():
     assert failpoints.inject is None
     failpoints.reach("checkpoint.begin")
