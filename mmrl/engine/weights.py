@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,7 +101,7 @@ def write_shards(
     number = count = 0
     for name, tensor in tensors:
         if number % ranks == rank and not failures.first:
-            held[name] = tensor.cpu()
+            held[name] = tensor.to("cpu", copy=True)  # of its own, as gathered weights are views of one storage
         count += 1
         if count < len(files[number]):
             continue
@@ -136,28 +135,28 @@ def save_weights(
         dtype: Element type of the weights; the config has the policy's own.
         limit: Most bytes of a file; ``SHARD_BYTES`` if not given.
     """
+    from safetensors.torch import save_file
+    from transformers.core_model_loading import revert_weight_conversion
+
     files = shards({name: numel(p) * dtype.itemsize for name, p in policy.model.named_parameters()}, limit)
     file_of: dict[str, str] = {}
-    aside = target / f".{_rank()}"  # two ranks do not write the same names
+    with failures.writing(target):
+        if _rank() == 0:  # the config, before any file of weights: it would remove those as another save's
+            policy.model.save_pretrained(target, state_dict={})
+    failures.wait_for_all()
 
     def write(number: int, tensors: dict[str, torch.Tensor]) -> None:
-        from safetensors import safe_open
-
+        # Not ``save_pretrained``, which writes on rank 0 alone.
+        on_disk = revert_weight_conversion(policy.model, tensors)
         name = WEIGHTS if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        policy.model.save_pretrained(aside, state_dict=tensors)
-        with safe_open(aside / WEIGHTS, "pt") as file:
-            file_of.update(dict.fromkeys(file.keys(), name))
-        (aside / WEIGHTS).rename(target / name)
+        save_file({key: value.contiguous() for key, value in on_disk.items()}, target / name, {"format": "pt"})
+        file_of.update(dict.fromkeys(on_disk, name))
 
     write_checked(policy.named_weights(dtype, tied=False), files, write, target, failures)
     found = {key: name for own in of_all_ranks(file_of) for key, name in own.items()}
     with failures.writing(target):
-        if _rank() == 0 and not failures.first:
-            for path in aside.iterdir():  # the config
-                path.rename(target / path.name)
-            if len(files) > 1:
-                _write_index(target, found, policy, dtype)
-    shutil.rmtree(aside, ignore_errors=True)
+        if _rank() == 0 and not failures.first and len(files) > 1:
+            _write_index(target, found, policy, dtype)
 
 
 def save_adapter(lora: LoraConfig, policy: Policy, folder: ModelFolder, target: Path, failures: Failures) -> None:

@@ -1,7 +1,7 @@
 """Memory that was freed, and that the allocator keeps for itself.
 
-glibc keeps what was freed between two things that are still in use, and finds little of it again for aligned blocks such
-as torch's. A rank's memory grew by 1.9 MB with each image of 448 pixels that came and went (glibc 2.36).
+glibc keeps what was freed between two things that are still in use, and finds little of it again for aligned blocks
+such as torch's. A rank's memory grew by 1.9 MB with each image of 448 pixels that came and went (glibc 2.36).
 """
 
 from __future__ import annotations

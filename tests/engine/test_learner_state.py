@@ -219,7 +219,13 @@ def two_ranks(vision, rows) -> Callable[[list[Job]], list[list[Told]]]:
         ranks = [context.Process(target=run_rank, args=(rank, *arguments), daemon=True) for rank in range(2)]
         for process in ranks:
             process.start()
-        told = dict(pickle.loads(results.get()) for _ in ranks)
+        told: dict[int, list[Told]] = {}
+        while len(told) < len(ranks):
+            assert not any(process.exitcode for process in ranks), "a rank has failed"
+            if not results.empty():
+                rank, jobs_told = pickle.loads(results.get())
+                told[rank] = jobs_told
+            time.sleep(0.05)
         for process in ranks:
             process.join()
         del meeting
@@ -309,7 +315,7 @@ def test_two_ranks_write_their_parts_in_bounded_files_and_one_rank_goes_on_and_b
         state, model = tmp_path / name / "state", values.get("model", {})
         sizes = {path.name: sum(t.nbytes for t in load_file(path).values()) for path in state.glob("optimizer-*")}
         by_rank = [sum(size for file, size in sizes.items() if file.startswith(f"optimizer-{r:05d}-")) for r in (0, 1)]
-        assert max(sizes.values()) <= bound and len(sizes) > 4 and min(by_rank) > 0.4 * sum(sizes.values()), name
+        assert max(sizes.values()) <= bound and len(sizes) >= 4 and min(by_rank) > 0.4 * sum(sizes.values()), name
         if model != LORA:
             index = json.loads((tmp_path / name / "model" / "model.safetensors.index.json").read_text())
             files = {path.name for path in (tmp_path / name / "model").glob("*.safetensors")}
