@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
@@ -55,6 +56,8 @@ PHASES = (
     "records",
     "left",
 )
+BESIDE = {"PromptPrefetcher._fill": "prompts", "RunDirectory.write_rollouts": "records, in a thread"}
+"""Methods that run in threads of their own, and the phases that they count to."""
 OF_CLOCK = {
     "prompts": "prompts",
     "generate": "assembly",
@@ -218,7 +221,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._processor, self._wall = Stopwatch(time.thread_time), Stopwatch()
-        self._prompts_s = 0.0
+        self._beside: dict[str, float] = defaultdict(float)
         self._process_s = time.process_time()
         self._thread_s = time.thread_time()
 
@@ -232,24 +235,24 @@ class Meter:
         self._wall.time(owner, method, name)
 
     def time_beside(self, owner: Any, method: str) -> None:
-        """Count a method that runs in a thread of its own among the prompts."""
+        """Count a method of ``BESIDE``."""
         original = getattr(owner, method)
 
         def timed(*args: Any) -> None:
             start = time.thread_time()
             original(*args)
-            self._prompts_s += time.thread_time() - start
+            self._beside[BESIDE[f"{owner.__name__}.{method}"]] += time.thread_time() - start
 
         setattr(owner, method, timed)
 
     def take(self) -> tuple[dict[str, float], dict[str, float]]:
         """Processor seconds and wall clock since the last call; scoring has the threads that drive workers."""
         found, wall = self._processor.take(), self._wall.take()
-        process_s, thread_s, prompts_s = time.process_time(), time.thread_time(), self._prompts_s
-        others_s = process_s - self._process_s - (thread_s - self._thread_s)
-        self._process_s, self._thread_s, self._prompts_s = process_s, thread_s, 0.0
-        found["prompts"] = found.get("prompts", 0.0) + prompts_s
-        found["scoring"] = found.get("scoring", 0.0) + others_s - prompts_s
+        process_s, thread_s, beside = time.process_time(), time.thread_time(), self._beside
+        others_s = process_s - self._process_s - (thread_s - self._thread_s) - sum(beside.values())
+        self._process_s, self._thread_s, self._beside = process_s, thread_s, defaultdict(float)
+        for name, seconds in (*beside.items(), ("scoring", others_s)):
+            found[name] = found.get(name, 0.0) + seconds
         found["left"] = found.pop("rest")
         return found, wall
 
@@ -261,6 +264,7 @@ def watch_all(meter: Meter, *, with_records: bool) -> None:
     from mmrl.rollout.collector import Collector
     from mmrl.rollout.prefetch import PromptPrefetcher
     from mmrl.rollout.rewards.scorer import Scorer, Scoring
+    from mmrl.runs.directory import RunDirectory
     from mmrl.runs.recorder import RunRecorder
     from mmrl.system.clock import Clock
     from mmrl.training.logprob_check import LogprobCheck
@@ -276,6 +280,7 @@ def watch_all(meter: Meter, *, with_records: bool) -> None:
 
     Clock.phase = both  # type: ignore[method-assign]
     meter.time_beside(PromptPrefetcher, "_fill")
+    meter.time_beside(RunDirectory, "write_rollouts")
     meter.time(Scorer, "submit", "scoring")
     meter.time(Scoring, "result", "scoring")
     meter.time(Collector, "batch", "assembly")
@@ -321,19 +326,38 @@ def measure(size: Fraction, steps: int, folder: Path, *, with_records: bool) -> 
     takes.append(meter.take())
     traffic.append((ranks.sent_bytes, ranks.received_bytes))
     processor, wall = zip(*takes[2:], strict=True)  # without the start and the first step
-    medians = {name: statistics.median(each.get(name, 0.0) for each in processor) for name in PHASES}
+    medians = {
+        name: statistics.median(each.get(name, 0.0) for each in processor) for name in (*PHASES, *BESIDE.values())
+    }
     ours = [sum(seconds for name, seconds in each.items() if name not in ("ranks", "checkpoint")) for each in wall]
     return {
         "size": str(size),
         "tokens": prompts * GROUP * COMPLETION,
         "seconds": medians,
-        "total_s": sum(medians.values()),
+        "total_s": sum(medians[name] for name in PHASES),
         "wall_s": statistics.median(ours),
         "ranks_s": statistics.median(each.get("ranks", 0.0) for each in processor),
         "peak_bytes": max(memory),
         "sent_bytes": traffic[-1][0],
         "received_bytes": traffic[-1][1],
+        "record_bytes": record_bytes(folder / "run"),
     }
+
+
+def record_bytes(run: Path) -> dict[str, int]:
+    """Bytes of the newest step's columns; a column of lists counts with its lengths."""
+    import pyarrow.parquet as pq
+
+    from mmrl.rollout.records import recorded_steps
+
+    if not (files := recorded_steps(run)):
+        return {}
+    metadata, found = pq.ParquetFile(files[max(files)]).metadata, defaultdict[str, int](int)
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            name = column.path_in_schema.replace(".list.element", "").removeprefix("rollouts.")
+            found[name] += column.total_compressed_size
+    return dict(found)
 
 
 def run(ranks: ShippedRanks, prompts: int, steps: int, folder: Path) -> None:
@@ -412,15 +436,16 @@ def tables(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             growth = f"{more * (1e9 if unit == 's' else 1):.1f} {'ns' if unit == 's' else 'B'} a token"
         rows.append([name, *(f"{value / scale:{form}} {unit}" for value in values), growth])
 
-    for name in PHASES:
-        row(name, lambda each, name=name: each["seconds"][name], "s")
-    row("all but records", lambda each: each["total_s"] - each["seconds"]["records"], "s")
-    row("all", lambda each: each["total_s"], "s")
+    for name in (*PHASES, "records, in a thread"):
+        row(name, lambda each, name=name: each["seconds"].get(name, 0.0), "s")
+    row("all but the thread", lambda each: each["total_s"], "s")
     row("all, wall clock", lambda each: each["wall_s"], "s")
     row("peak resident memory", lambda each: each["peak_bytes"], "GB", 1e9, ".2f")
     row("sent to ranks", lambda each: each["sent_bytes"], "MB", 1e6, ".1f")
     row("received from ranks", lambda each: each["received_bytes"], "MB", 1e6, ".1f")
     yield from table(rows, "<>")
+    for name, size in sorted(found[-1].get("record_bytes", {}).items(), key=lambda pair: -pair[1])[:8]:
+        yield f"records: {name} {size / found[-1]['tokens']:.2f} bytes a token"
 
 
 def main() -> None:
