@@ -150,7 +150,7 @@ def save_weights(
         on_disk = revert_weight_conversion(policy.model, tensors)
         name = WEIGHTS if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
         written = {key: value.contiguous() for key, value in on_disk.items()}
-        save_file(written, target / name, metadata=dict(format="pt"))  # noqa: C408: a reward has that string as name
+        save_file(written, target / name, metadata=dict(format="pt"))  # noqa: C408, a reward has that string as its name
         file_of.update(dict.fromkeys(on_disk, name))
 
     write_checked(policy.named_weights(dtype, tied=False), files, write, target, failures)
