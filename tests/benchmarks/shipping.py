@@ -44,7 +44,7 @@ def main() -> None:
             values = [row.sample.sampler_logprobs + row.advantages for row in rows]
             return answer(values), answer([value * 2 for value in values])
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     rank, made = ray.remote(Rank).remote(), rows()
     ways = {"object by object": (list, list), "packed": (PackedRows, PackedArrays)}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
