@@ -1,4 +1,4 @@
-"""What a run holds of its images: the driver's objects after many steps are those of a few."""
+"""Images that a run holds: the driver's objects after many steps are those of a few."""
 
 from __future__ import annotations
 
