@@ -65,6 +65,7 @@ def test_a_run_measured_ahead_and_cut_at_every_step_comes_out_as_the_unbroken_on
     assert "each is measured when it is reached" in json.loads((run / "environment.json").read_text())["rows"]
 
 
+@pytest.mark.full
 def test_a_run_goes_on_in_the_way_that_it_began(fake_runs: Runs, capsys):
     write_rows(fake_runs)
     for name, most, later in (("ahead", 50, 100), ("scanned", 60, 10)):

@@ -333,6 +333,7 @@ def test_epochs_are_told_in_steps(check: Check) -> None:
     assert code == 0 and (found["batches"]["steps"], found["batches"]["epochs_of_data"]) == (8, 1.6)
 
 
+@pytest.mark.full
 def test_rows_that_a_run_does_not_read_at_its_start_are_all_counted(check: Check) -> None:
     table = rows()
     for row in table[:12]:
