@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, closing, contextmanager, redirect
 from dataclasses import asdict, replace
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -177,9 +176,13 @@ class RankEngine:
             return
         with closing(self._learner.policy.named_weights(getattr(torch, self._precision))) as weights:
             first = [next(weights)]
+
+            def all_weights() -> Iterator[tuple[str, torch.Tensor]]:
+                yield first.pop()  # nothing here keeps it while others are gathered
+                yield from weights
+
             sampler.wake("weights")
-            # Popped, so that nothing here keeps the weight while others are gathered.
-            sampler.load(chain((first.pop() for _ in range(1)), weights), self._learner.weight_version)
+            sampler.load(all_weights(), self._learner.weight_version)
 
     @contextmanager
     def _owning(self, verb: str) -> Iterator[None]:

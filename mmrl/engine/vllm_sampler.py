@@ -48,7 +48,7 @@ class VLLMSampler:
         self._sleep_level = device.sleep_level(kind)
         self._request_ids = itertools.count()
         self.weight_version = NO_VERSION
-        self.arguments = arguments
+        self.arguments = {**arguments}
         if folder.family.vision:
             grid = media.grid
             self.arguments["mm_processor_kwargs"] = {
