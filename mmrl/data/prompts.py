@@ -382,7 +382,7 @@ def histogram(lengths: Sequence[int], num_bins: int) -> list[tuple[int, int, int
 
 
 def _distribution(lengths: Sequence[int]) -> str:
-    """Such as ``40 rows of 100 to 600 tokens (100-199: 25, 200-299: 3, ...)``."""
+    """A sentence such as ``40 rows of 100 to 600 tokens (100-199: 25, 200-299: 3, ...)``."""
     if not lengths:
         return "the dataset has no rows"
     bins = ", ".join(f"{low}-{high}: {count}" for low, high, count in histogram(lengths, 5))

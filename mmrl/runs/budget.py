@@ -177,5 +177,5 @@ def _checkpoint_bytes(config: Config) -> tuple[int, int]:
 
 
 def gigabytes(count: int) -> str:
-    """Such as ``1.5 GB`` or ``12 MB``."""
+    """A number of bytes as a text such as ``1.5 GB`` or ``12 MB``."""
     return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"

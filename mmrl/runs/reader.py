@@ -66,7 +66,7 @@ class Run:
 
     @property
     def metrics(self) -> Metrics:
-        """Such as ``run.metrics["eval/accuracy"]``, the last value, and ``run.metrics.curve("eval/accuracy")``.
+        """The metrics: ``run.metrics["eval/accuracy"]`` is the last value, ``run.metrics.curve("eval/accuracy")`` all.
 
         Raises:
             DataError: metrics.jsonl is damaged.

@@ -493,7 +493,7 @@ def _fingerprint(loader: DatasetLoader) -> str:
 
 
 def _counted(counts: Mapping[str, int]) -> str:
-    """Such as ``geometry (40), digits (2)``."""
+    """Counts as a text such as ``geometry (40), digits (2)``."""
     return ", ".join(f"{name} ({count})" for name, count in counts.items())
 
 

@@ -135,7 +135,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _model(config: Config, setup: RunSetup) -> str:
-    """Such as ``qwen2_5_vl, 3.75 billion parameters, all of them trained``."""
+    """A model as a text such as ``qwen2_5_vl, 3.75 billion parameters, all of them trained``."""
     model, adapters = config.model, setup.num_adapter_weights
     name = f"{model.path} ({setup.folder.family.model_type})"
     if adapters is not None:

@@ -194,7 +194,7 @@ def test_decorators_come_too_and_the_wrapped_function_is_the_one_that_counts(cel
 
 
 def scores(function: Any, folder: Path) -> Any:
-    """What a captured function of rollouts answers."""
+    """Call a captured function of rollouts."""
     return create("reward", RewardSpec(name=reference("reward", function, folder))).score([0])
 
 
