@@ -13,6 +13,7 @@ from mmrl.engine.tiny_model import CHAT_TEMPLATE, write_tokenizer
 
 TEXT: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"num_hidden_layers": 3},  # one more than take features from deep in the tower
+    "qwen3_vl_moe": {"num_hidden_layers": 3, "mlp_only_layers": [], "decoder_sparse_step": 1},
     "llama": {"pad_token_id": None},
 }
 ROPE: dict[str, dict[str, Any]] = {
@@ -23,6 +24,7 @@ ROPE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 VISION: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"depth": 3, "patch_size": 16, "deepstack_visual_indexes": [0, 1]},
+    "qwen3_vl_moe": {"depth": 3, "patch_size": 16, "deepstack_visual_indexes": [0, 1]},
 }
 TOKENIZER: dict[str, dict[str, Any]] = {
     "llama": {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "pad_token": None},

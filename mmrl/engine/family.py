@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from mmrl.errors import ConfigError
 
@@ -23,6 +24,9 @@ class Family:
         banned_tokens: Never sampled: the policy would otherwise write an image that does not exist.
         shares_prefix: True if completions of one prompt may share its keys and values in a packed row. False for layers
             that hand a state from token to token, such as linear attention.
+        mixture: True if layers are mixtures of experts.
+        transposed_experts: True if files, and vLLM with them, have the experts' matrices the other way round than
+            transformers' model.
     """
 
     model_type: str
@@ -31,6 +35,8 @@ class Family:
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({"language": ("",)}))
     banned_tokens: tuple[str, ...] = ()
     shares_prefix: bool = True
+    mixture: bool = False
+    transposed_experts: bool = False
 
     def part_of(self, parameter: str) -> str:
         """The part that a parameter belongs to."""
@@ -38,13 +44,13 @@ class Family:
         return max(matches)[1]
 
 
-def _qwen_vl(model_type: str, models: str, *projectors: str) -> Family:
+def _qwen_vl(model_type: str, models: str, *projectors: str, **facts: Any) -> Family:
     parts = {
         "vision": ("model.visual.",),
         "projector": tuple(f"model.visual.{name}." for name in projectors),
         "language": ("model.language_model.", "lm_head."),
     }
-    return Family(model_type, models, vision=True, parts=MappingProxyType(parts), banned_tokens=VISION_TOKENS)
+    return Family(model_type, models, vision=True, parts=MappingProxyType(parts), banned_tokens=VISION_TOKENS, **facts)
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -53,9 +59,17 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         for family in (
             _qwen_vl("qwen2_vl", "Qwen2-VL", "merger"),
             _qwen_vl("qwen2_5_vl", "Qwen2.5-VL", "merger"),
-            _qwen_vl("qwen3_vl", "Qwen3-VL, not its mixtures of experts", "merger", "deepstack_merger_list"),
+            _qwen_vl("qwen3_vl", "Qwen3-VL, dense", "merger", "deepstack_merger_list"),
+            _qwen_vl(
+                "qwen3_vl_moe",
+                "Qwen3-VL, mixtures of experts",
+                *("merger", "deepstack_merger_list"),
+                mixture=True,
+                transposed_experts=True,
+            ),
             Family("qwen2", "Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen"),
-            Family("qwen3", "Qwen3, not its mixtures of experts"),
+            Family("qwen3", "Qwen3, dense"),
+            Family("qwen3_moe", "Qwen3, mixtures of experts", mixture=True),
             Family("llama", "Llama 3 to 3.3 without vision, DeepSeek-R1-Distill-Llama"),
         )
     }

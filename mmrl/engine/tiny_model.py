@@ -60,8 +60,8 @@ class Size:
 SIZES = {"tiny": Size(128, 256, 2, 4, 64), "small": Size(192, 384, 2, 6, 64)}
 TEXT = {"num_key_value_heads": 2, "max_position_embeddings": 4096}
 STEMS = {
-    "qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL",
-    "qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama",
+    "qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "qwen3_vl_moe": "Qwen3VLMoe",
+    "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "llama": "Llama",
 }  # fmt: skip
 """Names of a family's classes in transformers."""
 
@@ -70,13 +70,22 @@ VISION: dict[str, dict[str, Any]] = {
     "qwen2_vl": {**TOWER, "mlp_ratio": 2},
     "qwen2_5_vl": {**TOWER, "window_size": 112, "fullatt_block_indexes": [1]},
     "qwen3_vl": {**TOWER, "num_position_embeddings": 256, "deepstack_visual_indexes": [0]},
+    "qwen3_vl_moe": {**TOWER, "num_position_embeddings": 256, "deepstack_visual_indexes": [0]},
 }
 
 MROPE: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"mrope_section": [4, 6, 6]},
     "qwen2_5_vl": {"mrope_section": [4, 6, 6]},
     "qwen3_vl": {"mrope_section": [24, 20, 20], "mrope_interleaved": True},
+    "qwen3_vl_moe": {"mrope_section": [24, 20, 20], "mrope_interleaved": True},
 }
+
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen3_vl_moe": _EXPERTS,
+    "qwen3_moe": {**_EXPERTS, "mlp_only_layers": [], "decoder_sparse_step": 1},
+}
+"""Mixtures of experts, in place of layers' MLPs."""
 
 
 def write_tokenizer(folder: Path, *, vision: bool, geometry: bool = False) -> Any:
@@ -129,6 +138,7 @@ def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny",
     values = text = {
         **TEXT,
         **SIZES[size].text(),
+        **EXPERTS.get(family, {}),
         "vocab_size": len(tokenizer) + 6,  # padded, as the real ones are
         "bos_token_id": ids["<|endoftext|>"],
         "eos_token_id": ids["<|im_end|>"],
@@ -164,7 +174,7 @@ def write_processor(
     """Write the image processor's settings of a vision-language family."""
     settings = {
         "image_processor_type": "Qwen2VLImageProcessor",
-        "processor_class": f"{STEMS[family]}Processor",
+        "processor_class": f"{STEMS[family].removesuffix('Moe')}Processor",
         "size": {"shortest_edge": 3136, "longest_edge": max_pixels},
         "patch_size": patch_size,
         "temporal_patch_size": 2,
