@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mmrl.engine.tiny_model import CHAT_TEMPLATE, write_tokenizer
+from mmrl.engine.tiny_model import CHAT_TEMPLATE, turn_experts, write_tokenizer
 
 TEXT: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"num_hidden_layers": 3},  # one more than take features from deep in the tower
@@ -60,6 +60,7 @@ def _write_weights(folder: Path, family: str) -> None:
     model = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.from_pretrained(folder))
     generation = (folder / "generation_config.json").read_text()
     model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="400KB")
+    turn_experts(folder, family)
     (folder / "generation_config.json").write_text(generation)
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from mmrl.errors import ConfigError
 
+EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
+"""Ends of the names of a layer's expert weights, where all of its experts are in one."""
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 
 
@@ -25,8 +27,7 @@ class Family:
         shares_prefix: True if completions of one prompt may share its keys and values in a packed row. False for layers
             that hand a state from token to token, such as linear attention.
         mixture: True if layers are mixtures of experts.
-        transposed_experts: True if files, and vLLM with them, have the experts' matrices the other way round than
-            transformers' model.
+        transposed_experts: True if files have the experts' matrices the other way round; see ``turned_in_files``.
     """
 
     model_type: str
@@ -42,6 +43,10 @@ class Family:
         """The part that a parameter belongs to."""
         matches = [(len(p), part) for part, prefixes in self.parts.items() for p in prefixes if parameter.startswith(p)]
         return max(matches)[1]
+
+    def turned_in_files(self, parameter: str) -> bool:
+        """True if files, and vLLM with them, have a parameter's last two dimensions the other way round."""
+        return self.transposed_experts and parameter.endswith(EXPERTS)
 
 
 def _qwen_vl(model_type: str, models: str, *projectors: str, **facts: Any) -> Family:

@@ -33,6 +33,9 @@ class Policy(torch.nn.Module):
         entropy_gradient: True if the loss uses the entropies.
         adapted: The model's adapters; if there are any, only they are trained.
         routers: The model's routers, if it is a mixture of experts; see ``experts.routed``.
+
+    Attributes:
+        family: The model's family.
     """
 
     banned_V: torch.Tensor
@@ -50,6 +53,7 @@ class Policy(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.adapted, self.routers = model, tuple(adapted), tuple(routers)
+        self.family = folder.family
         self._temperature, self._entropy_gradient = temperature, entropy_gradient
         self.head = Head(model.get_output_embeddings(), max(chunk_bytes // (4 * folder.vocabulary.size), 1))
         banned_V = torch.zeros(folder.vocabulary.size, dtype=torch.bool)

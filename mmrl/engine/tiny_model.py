@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mmrl.engine.family import FAMILIES
+
 SPECIAL_TOKENS = [
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
     "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
@@ -80,9 +82,9 @@ MROPE: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": {"mrope_section": [24, 20, 20], "mrope_interleaved": True},
 }
 
-_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
 EXPERTS: dict[str, dict[str, Any]] = {
-    "qwen3_vl_moe": _EXPERTS,
+    "qwen3_vl_moe": {**_EXPERTS, "head_dim": 128},
     "qwen3_moe": {**_EXPERTS, "mlp_only_layers": [], "decoder_sparse_step": 1},
 }
 """Mixtures of experts, in place of layers' MLPs."""
@@ -155,6 +157,7 @@ def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny",
     head = "ForConditionalGeneration" if vision else "ForCausalLM"
     config = getattr(transformers, f"{STEMS[family]}Config")(**values)
     getattr(transformers, STEMS[family] + head)(config).to(torch.float32).save_pretrained(folder)
+    turn_experts(folder, family)
     # As in the hub's folders: sampling defaults that training must not inherit, and two end tokens.
     defaults = {
         "do_sample": True,
@@ -166,6 +169,19 @@ def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny",
     }
     (folder / "generation_config.json").write_text(json.dumps(defaults, indent=2))
     return folder
+
+
+def turn_experts(folder: Path, family: str) -> None:
+    """Give the experts' weights that ``save_pretrained`` has written the layout of the hub's files."""
+    from safetensors.torch import load_file, save_file
+
+    if not FAMILIES[family].transposed_experts:
+        return
+    for path in folder.glob("*.safetensors"):
+        weights = load_file(path)
+        for name in filter(FAMILIES[family].turned_in_files, weights):
+            weights[name] = weights[name].transpose(1, 2).contiguous()
+        save_file(weights, path, metadata={"format": "pt"})
 
 
 def write_processor(
