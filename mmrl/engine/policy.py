@@ -73,6 +73,8 @@ class Policy(torch.nn.Module):
             features = self._features(inputs.images) if isinstance(inputs.images, UniqueImages) else inputs.images
             first, *deeper = zip(*features, strict=True)
             images["mm_encoder_outputs"] = {"image": SimpleNamespace(pooler_output=first, deepstack_features=deeper)}
+        for router in self.routers:
+            router.routing = inputs.routing
         outputs = self.model.base_model(**inputs.model_inputs, **images, attention_mask=None, use_cache=False)
         hidden_SH = outputs.last_hidden_state[0]
         return self.head(
