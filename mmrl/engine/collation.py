@@ -17,7 +17,7 @@ import torch
 from mmrl.config.sections import LearnerConfig
 from mmrl.engine import device as devices
 from mmrl.engine.attention import PackedLayout
-from mmrl.engine.experts import Routing
+from mmrl.engine.experts import OWN, Routing
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.vision import ImageInputs, tower_inputs
 from mmrl.ops.packing import Item, Unit, offsets, units_of
@@ -43,7 +43,7 @@ class PackedInputs:
     predicting_T: torch.Tensor
     targets_T: torch.Tensor
     images: UniqueImages | Sequence[Features] | None
-    routing: Routing = Routing()
+    routing: Routing = OWN
 
 
 Features = tuple[torch.Tensor, ...]
@@ -137,7 +137,7 @@ class Collator:
         """The wishes to the routers: the samples' places in the row, and the experts that they know."""
         known = next((sample.experts for sample in samples if sample.experts is not None), None)
         if known is None and not self._balances:
-            return Routing()
+            return OWN
         members_NS = np.zeros((len(samples), num_tokens), np.float32)
         for start, unit in zip(offsets(unit.tokens for unit in units), units, strict=False):
             first = start + unit.prompt_tokens

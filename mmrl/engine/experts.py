@@ -34,6 +34,10 @@ class Routing:
     replays: bool = False
 
 
+OWN = Routing()
+"""No wishes."""
+
+
 class Router(torch.nn.Module):
     """A layer's router in float32, with the parameter of the one that it stands for.
 
@@ -51,7 +55,7 @@ class Router(torch.nn.Module):
 
     def __init__(self, router: Any, layer: int) -> None:
         super().__init__()
-        self.routing, self.layer = Routing(), layer
+        self.routing, self.layer = OWN, layer
         self.imbalance_N: torch.Tensor | None = None
         self.differs_S: torch.Tensor | None = None
         self.weight = router.weight
@@ -123,7 +127,8 @@ def grouped(experts: Any, hidden_SH: torch.Tensor, chosen_SK: torch.Tensor, weig
     gate_NI, up_NI = F.grouped_mm(tokens_NH, experts.gate_up_proj.transpose(1, 2), offs=ends_E).chunk(2, -1)
     outputs_NH = F.grouped_mm(experts.act_fn(gate_NI) * up_NI, experts.down_proj.transpose(1, 2), offs=ends_E)
     outputs_SKH = rows_at(outputs_NH, places_N).unflatten(0, chosen_SK.shape)
-    return (outputs_SKH * weights_SK[..., None]).sum(1).to(hidden_SH.dtype)
+    mixed_SH: torch.Tensor = (outputs_SKH * weights_SK[..., None]).sum(1)
+    return mixed_SH.to(hidden_SH.dtype)
 
 
 def register() -> None:

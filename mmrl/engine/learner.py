@@ -20,7 +20,7 @@ from mmrl.config.sections import LearnerConfig, LoraConfig
 from mmrl.engine import device
 from mmrl.engine.collation import Collator, Features, PackedInputs
 from mmrl.engine.counting import UnitCost, UpdateCost, UpdateMemory
-from mmrl.engine.experts import Routing, imbalances, rerouted
+from mmrl.engine.experts import OWN, imbalances, rerouted
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.learner_state import SavedState, check_optimizer, save_state
 from mmrl.engine.optimizer_state import OptimizerState
@@ -400,7 +400,7 @@ class DeepSpeedLearner:
         for indices in self._plan(samples, budget):
             part = [samples[i] for i in indices]
             inputs = self._collate(part + self._idles(part), self._features)
-            logprobs_T, _ = policy(inputs if routed else replace(inputs, routing=Routing()))
+            logprobs_T, _ = policy(inputs if routed else replace(inputs, routing=OWN))
             for i, values in zip(indices, _split(logprobs_T, part), strict=True):
                 logprobs[i] = values
         return logprobs

@@ -458,7 +458,7 @@ class RunSetup:
         kind, width = detect(), mixture.width // config.sampler.tensor_parallel_size
         if width % (columns := expert_columns(kind)):
             raise ConfigError(
-                f"vLLM's kernels for a CPU need a multiple of {columns} columns of each expert on a rank: it has {width}",
+                f"vLLM's kernels for a CPU need a multiple of {columns} columns of each expert: a rank has {width}",
                 where=f"model.path: {folder.name}; sampler.tensor_parallel_size: {config.sampler.tensor_parallel_size}",
                 remedy="set sampler.name: hf, or share the experts among fewer ranks",
             )

@@ -57,8 +57,10 @@ FORWARDS = {
     "qwen2_vl": f"{FORWARD} {IMAGES} mm_encoder_outputs",
     "qwen2_5_vl": f"{FORWARD} {IMAGES} second_per_grid_ts mm_encoder_outputs",
     "qwen3_vl": f"{FORWARD} {IMAGES} mm_encoder_outputs",  # use_cache goes on to its language model, which names it
+    "qwen3_vl_moe": f"{FORWARD} {IMAGES} mm_encoder_outputs",
     "qwen2": FORWARD,
     "qwen3": FORWARD,
+    "qwen3_moe": FORWARD,
     "llama": FORWARD,
 }
 """Parameters of the bodies' forward, which take any further name and hand it on."""
@@ -68,6 +70,7 @@ TOWER = {
         "cu_seqlens", "max_seqlen", "position_ids", "window_index", "cu_window_seqlens", "max_window_seqlen"
     },
     "qwen3_vl": {"cu_seqlens", "max_seqlen", "position_ids", "interp_indices", "interp_weights"},
+    "qwen3_vl_moe": {"cu_seqlens", "max_seqlen", "position_ids", "interp_indices", "interp_weights"},
 }  # fmt: skip
 """What the towers take out of their further keyword arguments."""
 
