@@ -16,8 +16,8 @@ import torch
 
 from mmrl.config.sections import LearnerConfig
 from mmrl.engine import device as devices
-from mmrl.engine.attention import PackedLayout
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.layout import PackedLayout
 from mmrl.engine.vision import ImageInputs, tower_inputs
 from mmrl.ops.packing import Item, Unit, offsets, units_of
 from mmrl.types import EncodedPrompt, ImageRef, Sample

@@ -16,6 +16,7 @@ from mmrl.config.sections import LoraConfig
 from mmrl.engine import adapters, attention, device
 from mmrl.engine.collation import Features, PackedInputs, UniqueImages
 from mmrl.engine.folder import ModelFolder, check_takes_features
+from mmrl.engine.layout import rows_at
 from mmrl.errors import ConfigError, first_line
 from mmrl.ops.logprobs import chunked_logprobs
 from mmrl.system.freed_memory import trim_heap
@@ -70,7 +71,7 @@ class Policy(torch.nn.Module):
         outputs = self.model.base_model(**inputs.model_inputs, **images, attention_mask=None, use_cache=False)
         hidden_SH = outputs.last_hidden_state[0]
         return self.head(
-            attention.rows_at(hidden_SH, inputs.predicting_T),
+            rows_at(hidden_SH, inputs.predicting_T),
             inputs.targets_T,
             self.banned_V,
             self._temperature,

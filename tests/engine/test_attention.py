@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from mmrl.engine import device
-from mmrl.engine.attention import PackedLayout, packed_sdpa, packed_varlen
+from mmrl.engine.attention import packed_sdpa, packed_varlen
 from mmrl.engine.collation import Collator
 from mmrl.engine.device import DeviceKind
 from mmrl.engine.family import FAMILIES
+from mmrl.engine.layout import PackedLayout
 from mmrl.engine.policy import load_policy
 from mmrl.engine.vision import ImageInputs, tower_inputs
 from mmrl.ops.packing import Span, Unit, offsets

@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmrl.engine.attention import PackedLayout
 from mmrl.engine.collation import Collator
 from mmrl.engine.family import FAMILIES
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.layout import PackedLayout
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.vision import ImageInputs, idle_sample
 from mmrl.errors import ConfigError
