@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from mmrl.engine.folder import ModelFolder
     from mmrl.engine.rank import RankEngine
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen2", "qwen3", "llama")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen2", "qwen3", "qwen3_5_text", "llama")
 TEMPERATURE = 0.8
 BANNED_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 DURATIONS = Path(__file__).with_name("durations.json")

@@ -54,6 +54,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             _qwen_vl("qwen2_vl", "Qwen2-VL", "merger"),
             _qwen_vl("qwen2_5_vl", "Qwen2.5-VL", "merger"),
             _qwen_vl("qwen3_vl", "Qwen3-VL, not its mixtures of experts", "merger", "deepstack_merger_list"),
+            _qwen_vl("qwen3_5", "Qwen3.5, not its mixtures of experts", "merger"),
+            Family("qwen3_5_text", "Qwen3.5 without vision, not its mixtures of experts"),
             Family("qwen2", "Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen"),
             Family("qwen3", "Qwen3, not its mixtures of experts"),
             Family("llama", "Llama 3 to 3.3 without vision, DeepSeek-R1-Distill-Llama"),

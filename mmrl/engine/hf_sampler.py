@@ -99,7 +99,7 @@ class HFSampler:
         )
         prefilled = self._model.generate(**self._inputs(request.prompt, ids_1P[:, :-1]), generation_config=settings)
         cache = prefilled.past_key_values
-        cache.batch_repeat_interleave(request.num_samples)
+        cache.reorder_cache(torch.zeros(request.num_samples, dtype=torch.int64, device=ids_1P.device))
         return {**inputs, "past_key_values": cache}
 
     def _inputs(self, prompt: EncodedPrompt, ids_1P: torch.Tensor) -> dict[str, torch.Tensor]:

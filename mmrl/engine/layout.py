@@ -1,6 +1,6 @@
-"""A packed row as an attention function takes it: its spans as index arrays, made once for all layers and passes.
+"""A packed row as layers take it: its spans as index arrays, made once for all layers and passes.
 
-Letters: ``S`` tokens of the row; in a block: ``N`` entries, ``L`` queries and ``M`` keys of each.
+Letters: ``S`` tokens of the row; in a block: ``N`` entries, ``L`` tokens or queries and ``M`` keys of each.
 """
 
 from __future__ import annotations
@@ -68,8 +68,43 @@ class Bounds:
     key_order: torch.Tensor | None
 
 
+@dataclass(frozen=True, slots=True)
+class StateBlock:
+    """Spans of about one size for a layer that hands a state from token to token, padded to the longest.
+
+    Attributes:
+        shape: N, L.
+        places: N * L positions in the row; padding repeats a span's last one.
+        is_padding_NL: True where a token is padding.
+        parents: N places among the last states of the blocks without parents: a completion's prompt. None if the
+            states start at zero.
+    """
+
+    shape: tuple[int, int]
+    places: torch.Tensor
+    is_padding_NL: torch.Tensor
+    parents: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class StateBlocks:
+    """A row as blocks, those without parents first.
+
+    Attributes:
+        place_S: Place of each position of the row in the blocks' order.
+    """
+
+    blocks: tuple[StateBlock, ...]
+    place_S: torch.Tensor
+
+
+Taps = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
+"""For each tap of a convolution, the oldest first: (S,) position of a token's input, and (S, 1) 1.0, or 0.0 where the
+sequence has not begun."""
+
+
 class PackedLayout:
-    """The spans of a packed row, prepared for an attention function once, for all layers and passes.
+    """The spans of a packed row, prepared for layers once, for all of them and all passes.
 
     Args:
         spans: All tokens of the row, in order, each once; empty ones are left out.
@@ -79,6 +114,7 @@ class PackedLayout:
     def __init__(self, spans: Sequence[Span], device: str, dtype: torch.dtype) -> None:
         self._spans = [span for span in spans if span.length]
         self._device, self._dtype = device, dtype
+        self._taps: dict[int, Taps] = {}
 
     @property
     def pairs(self) -> int:
@@ -108,6 +144,46 @@ class PackedLayout:
         # Padding repeats positions: the first place of a position has the right answer.
         place_S[query_order[::-1]] = np.arange(len(query_order))[::-1]
         return Blocks(tuple(block for block, *_ in made), *map(self._tensor, (query_order, key_order, place_S)))
+
+    @cached_property
+    def states(self) -> StateBlocks:
+        roots = [span for span in self._spans if not span.prefix_length]
+        groups: dict[tuple[bool, int], list[Span]] = {}
+        for span in (*roots, *(span for span in self._spans if span.prefix_length)):
+            groups.setdefault((span.prefix_length > 0, rounded(span.length)), []).append(span)
+        in_order = [span for (follows, _), spans in groups.items() if not follows for span in spans]
+        place_of = {(span.start, span.length): place for place, span in enumerate(in_order)}
+        blocks, position_of = list[StateBlock](), list[IntArray]()
+        for (follows, _), spans in groups.items():
+            L = max(span.length for span in spans)
+            places = [np.pad(_positions(span), (0, L - span.length), mode="edge") for span in spans]
+            lengths_N = np.array([span.length for span in spans])
+            parents = [place_of[span.prefix_start, span.prefix_length] for span in spans] if follows else None
+            blocks.append(
+                StateBlock(
+                    (len(spans), L),
+                    self._tensor(np.concatenate(places)),
+                    self._tensor(np.arange(L) >= lengths_N[:, None]),
+                    None if parents is None else self._tensor(np.array(parents)),
+                )
+            )
+            position_of += places
+        order = np.concatenate(position_of)
+        place_S = np.zeros(sum(span.length for span in self._spans), np.int64)
+        place_S[order[::-1]] = np.arange(len(order))[::-1]  # padding repeats a position: its first place is right
+        return StateBlocks(tuple(blocks), self._tensor(place_S))
+
+    def taps(self, count: int) -> Taps:
+        """The inputs of a causal convolution of ``count`` taps."""
+        if count not in self._taps:
+            places, there = list[torch.Tensor](), list[torch.Tensor]()
+            for back in reversed(range(count)):
+                found = [_before(span, back) for span in self._spans]
+                place_S = np.concatenate(found)
+                places.append(self._tensor(np.maximum(place_S, 0)))
+                there.append(self._tensor((place_S >= 0).astype(np.float32)[:, None]))
+            self._taps[count] = places, there
+        return self._taps[count]
 
     def _block(self, chunks: Sequence[Sequence[Span]]) -> tuple[Block, IntArray, IntArray]:
         """Chunks as one block, with the positions of its queries and keys."""
@@ -163,6 +239,16 @@ def _chunks(spans: Sequence[Span]) -> Iterator[list[Span]]:
 
 def _positions(span: Span) -> IntArray:
     return np.arange(span.start, span.start + span.length)
+
+
+def _before(span: Span, back: int) -> IntArray:
+    """Positions of the tokens ``back`` places before those of a span, in its prefix if need be; -1 for none."""
+    head = min(back, span.length)
+    before = span.prefix_start + span.prefix_length - back + np.arange(head)
+    before[before < span.prefix_start] = -1
+    if not span.prefix_length:
+        before[:] = -1
+    return np.concatenate([before, _positions(span)[: span.length - head]])
 
 
 def _prefix(span: Span) -> IntArray:

