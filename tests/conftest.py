@@ -217,13 +217,12 @@ def bench(
 
     @cache
     def build(family: str, as_on_hub: bool = False) -> Bench:
-        from mmrl.data.images import ImageGrid, MediaStore
+        from mmrl.data.images import MediaStore
         from mmrl.engine.encoding import Encoder
         from mmrl.engine.folder import ModelFolder
 
         folder = ModelFolder.open(str(models(family, as_on_hub)))
-        factor = folder.image_factor if folder.family.vision else 28
-        media = MediaStore(tmp_path_factory.mktemp("media"), ImageGrid(factor, 3136, 50176))
+        media = MediaStore(tmp_path_factory.mktemp("media"), folder.image_sizes(3136, 50176))
         encoder = Encoder(folder, media)
         prompts = [Prompt("text", (Message("user", "what is 3+4?"),))]
         if folder.family.vision:

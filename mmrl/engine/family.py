@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from mmrl.engine.image_form import ImageForm, OneGrid
 from mmrl.errors import ConfigError
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
@@ -18,7 +19,7 @@ class Family:
     Attributes:
         model_type: ``model_type`` in the folder's config.json.
         models: Public names of models that belong to it, for people who choose one.
-        vision: True if prompts may hold images; positions are then multimodal (M-RoPE).
+        images: How its models read images; None for text models.
         parts: Name prefixes of the parameters of ``vision``, ``projector`` and ``language``; the longest wins.
         banned_tokens: Never sampled: the policy would otherwise write an image that does not exist.
         shares_prefix: True if completions of one prompt may share its keys and values in a packed row. False for layers
@@ -27,10 +28,15 @@ class Family:
 
     model_type: str
     models: str
-    vision: bool = False
+    images: type[ImageForm] | None = None
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({"language": ("",)}))
     banned_tokens: tuple[str, ...] = ()
     shares_prefix: bool = True
+
+    @property
+    def vision(self) -> bool:
+        """True if prompts may hold images."""
+        return self.images is not None
 
     def part_of(self, parameter: str) -> str:
         """The part that a parameter belongs to."""
@@ -44,7 +50,7 @@ def _qwen_vl(model_type: str, models: str, *projectors: str) -> Family:
         "projector": tuple(f"model.visual.{name}." for name in projectors),
         "language": ("model.language_model.", "lm_head."),
     }
-    return Family(model_type, models, vision=True, parts=MappingProxyType(parts), banned_tokens=VISION_TOKENS)
+    return Family(model_type, models, images=OneGrid, parts=MappingProxyType(parts), banned_tokens=VISION_TOKENS)
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(

@@ -18,7 +18,7 @@ from mmrl.engine.device import DeviceKind
 from mmrl.engine.family import FAMILIES
 from mmrl.engine.layout import PackedLayout
 from mmrl.engine.policy import load_policy
-from mmrl.engine.vision import ImageInputs, tower_inputs
+from mmrl.engine.vision import ImageInputs
 from mmrl.ops.packing import Span, Unit, offsets
 
 if TYPE_CHECKING:
@@ -272,10 +272,11 @@ def test_a_tower_on_a_gpu_never_waits_for_it(family, bench, monkeypatch):
 @pytest.mark.parametrize("family", VISION)
 def test_what_a_tower_is_given_is_what_it_would_work_out_itself(family, bench):
     setting = bench(family)
-    visual = load_policy(setting.folder, "cpu", "float32", freeze=(), temperature=1.0).model.base_model.visual
+    body = load_policy(setting.folder, "cpu", "float32", freeze=(), temperature=1.0).model.base_model
+    visual = body.visual
     grids = torch.tensor([[1, 4, 6], [1, 12, 10], [1, 2, 2]])
     patches = torch.randn(int(grids.prod(1).sum()), 3 * 2 * visual.config.patch_size**2)
-    derived = tower_inputs(visual, grids, "cpu", torch.float32)
+    derived = setting.folder.images.tower_inputs(body, grids, "cpu", torch.float32)
     given, alone = visual(patches, grids, **derived), visual(patches, grids)
     assert torch.equal(given.pooler_output, alone.pooler_output)
     assert derived["cu_seqlens"].tolist() == [0, 24, 144, 148] and derived["max_seqlen"] == 120

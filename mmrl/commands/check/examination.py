@@ -117,7 +117,9 @@ class _Examination:
         source = self.setup.training if name == "train" else self.setup.evaluation
         if source is None:
             return
-        found = self._profiles[name] = profile(source, self.setup.media.grid, self._progress)
+        found = self._profiles[name] = profile(
+            source, self.setup.media.grid, self.setup.folder.image_tokens, self._progress
+        )
         chosen = {key: about for key, about in self.setup.chosen.items() if (key == "data.eval") == (name == "eval")}
         causes = ", ".join(f"{count} x {cause}" for cause, count in source.causes.most_common())
         data: dict[str, Any] = {
@@ -244,7 +246,7 @@ class _Examination:
 
     def _show(self, prompt: EncodedPrompt) -> dict[str, Any]:
         rendered = prompt.text if len(prompt.text) <= _SHOWN_CHARACTERS else prompt.text[:_SHOWN_CHARACTERS] + "..."
-        patches = [ref.width * ref.height // self.setup.media.grid.factor**2 for ref in prompt.images]
+        patches = [self.setup.folder.image_tokens(ref.width, ref.height) for ref in prompt.images]
         note = f"; its image tokens stand for {', '.join(map(str, patches))} tokens" if patches else ""
         lines = [f"{prompt.id}, {len(prompt.token_ids)} tokens{note}", *(f"| {line}" for line in rendered.splitlines())]
         self.report.show("sample", lines)
