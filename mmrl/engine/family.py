@@ -173,8 +173,8 @@ def refusal(family: Family, asked: Mapping[Feature, str], device: DeviceKind | N
     """An error if a run asks for a feature that its model's family does not have; it has the table's line.
 
     Args:
-        asked: Of ``asked_features``.
-        device: Where the engines run; None if that is not known yet.
+        asked: What ``asked_features`` finds.
+        device: The kind of device that the engines run on; None if it is not known yet.
     """
     for feature, where in asked.items():
         limit = family.limit(feature, device)

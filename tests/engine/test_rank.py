@@ -17,12 +17,12 @@ import torch
 
 from mmrl.engine import device, policy, rank
 from mmrl.engine.device import DeviceKind
+from mmrl.engine.family import Limit
 from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.rank import RankEngine
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import SamplingRequest
-from mmrl.engine.family import Limit
 from mmrl.errors import ConfigError, ResourceError
 from mmrl_algorithms.grpo import GRPO
 
