@@ -55,7 +55,7 @@ def test_an_unknown_family_is_refused_with_those_that_are_known(model_type, mess
 
 @pytest.fixture
 def limited() -> Family:
-    """A family that reads text, shares no prompt, and is not served by one sampler on a CPU and by the other nowhere."""
+    """A family that reads text and shares no prompt; one sampler does not serve it on a CPU, the other nowhere."""
     limits = {"hf": Limit("refused", "no cache"), "vllm": Limit("refused", "not built", "cpu")}
     return Family("odd", "Odd 7B", shares_prefix=False, limits=limits)
 

@@ -115,9 +115,8 @@ class _Examination:
         self.report.warnings += setup.model_warnings
         error = refusal(setup.folder.family, asked_features(self.config, samples=setup.with_sampler), detect())
         if error is not None:
-            self.report.warnings.append(
-                f"{error.where}: {error.what}; a run on a device like this machine's is refused"
-            )
+            here = "a run on a device like this machine's is refused"
+            self.report.warnings.append(f"{error.where}: {error.what}; {here}")
 
     def _rows_without_a_model(self) -> None:
         """Report the datasets' rows without the model."""
