@@ -173,7 +173,7 @@ def refusal(family: Family, asked: Mapping[Feature, str], device: DeviceKind | N
     """An error if a run asks for a feature that its model's family does not have; it has the table's line.
 
     Args:
-        asked: What ``asked_features`` finds.
+        asked: The answer of ``asked_features``.
         device: The kind of device that the engines run on; None if it is not known yet.
     """
     for feature, where in asked.items():
