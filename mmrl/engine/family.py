@@ -1,15 +1,60 @@
-"""One record per model family: everything that mmrl must know about an architecture."""
+"""One record per model family: everything that mmrl must know about an architecture, and what it does not do for it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal
 
+from mmrl.config.sections import Config
+from mmrl.engine.device import DeviceKind
 from mmrl.engine.image_form import ImageForm, OneGrid
 from mmrl.errors import ConfigError
 
+Feature = Literal["hf", "vllm", "packing", "sharing", "vision_once", "lora", "tensor_parallel", "zero_3", "checkpoint"]
+FEATURES: Mapping[Feature, str] = MappingProxyType(
+    {
+        "hf": "sampler `hf`",
+        "vllm": "sampler `vllm`",
+        "packing": "packing",
+        "sharing": "shared prompt",
+        "vision_once": "vision once",
+        "lora": "LoRA",
+        "tensor_parallel": "TP",
+        "zero_3": "ZeRO 3",
+        "checkpoint": "checkpoint",
+    }
+)
+"""The columns of the table of families."""
+PAGE = "mmrl/engine/FAMILIES.md"
+"""The table of families; the tests' results and this module's records are its source."""
+
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A feature that a family does not have, or has in another way.
+
+    Attributes:
+        kind: With ``refused``, a run that asks for the feature ends before its engines start. With ``fallback``, it
+            goes another way.
+        reason: Why, in words that end a line of the table.
+        device: The only kind of device with this limit; None for all.
+    """
+
+    kind: Literal["refused", "fallback"]
+    reason: str
+    device: DeviceKind | None = None
+
+    def __str__(self) -> str:
+        where = {None: "", "cpu": " on a CPU", "cuda": " on a GPU"}[self.device]
+        return f"{self.kind}{where}: {self.reason}"
+
+
+READS_TEXT = Limit("refused", "reads text only")
+PROMPT_EACH = Limit("fallback", "each completion is packed with a prompt of its own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +69,8 @@ class Family:
         banned_tokens: Never sampled: the policy would otherwise write an image that does not exist.
         shares_prefix: True if completions of one prompt may share its keys and values in a packed row. False for layers
             that hand a state from token to token, such as linear attention.
+        limits: Features that the family lacks, such as ``{"vllm": Limit("refused", "...", device="cpu")}``; those that
+            follow from ``vision`` and ``shares_prefix`` need no entry.
     """
 
     model_type: str
@@ -32,6 +79,26 @@ class Family:
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({"language": ("",)}))
     banned_tokens: tuple[str, ...] = ()
     shares_prefix: bool = True
+    limits: Mapping[Feature, Limit] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def all_limits(self) -> Mapping[Feature, Limit]:
+        """The limits, with those that follow from other fields, in the order of ``FEATURES``."""
+        found: dict[Feature, Limit] = {} if self.vision else {"vision_once": READS_TEXT}
+        found |= {} if self.shares_prefix else {"sharing": PROMPT_EACH}
+        found |= self.limits
+        return {feature: found[feature] for feature in FEATURES if feature in found}
+
+    def limit(self, feature: Feature, device: DeviceKind | None) -> Limit | None:
+        """The limit of a feature on a kind of device; with None, only one that holds on all of them."""
+        found = self.all_limits.get(feature)
+        return found if found is not None and found.device in (None, device) else None
+
+    @property
+    def line(self) -> str:
+        """The family's line of the table as a text: its models and limits."""
+        limits = "; ".join(f"{FEATURES[feature]} {limit}" for feature, limit in self.all_limits.items())
+        return f"{self.model_type} ({self.models})" + (f": {limits}" if limits else "")
 
     @property
     def vision(self) -> bool:
@@ -81,7 +148,49 @@ def family_of(model_type: str | None, path: str) -> Family:
         raise ConfigError(
             f"models of type {model_type!r} are not supported" if model_type else "config.json names no model_type",
             where=f"model.path: {path}",
-            possible="; ".join(f"{family.model_type} ({family.models})" for family in FAMILIES.values()),
-            remedy="choose a model of one of these families",
+            possible="".join(f"\n    {family.line}" for family in FAMILIES.values()),
+            remedy=f"choose a model of one of these families; {PAGE} says what is proven for each",
         )
     return family
+
+
+def asked_features(config: Config, *, samples: bool = True, learns: bool = True) -> dict[Feature, str]:
+    """The features that a config asks for, each with the setting that does.
+
+    Args:
+        samples: True if the run samples.
+        learns: True if the run trains.
+    """
+    sampler, learner, model = config.sampler, config.learner, config.model
+    asked: dict[Feature, str] = {}
+    if samples:
+        asked[sampler.name] = f"sampler.name: {sampler.name}"
+        if sampler.tensor_parallel_size > 1:
+            asked["tensor_parallel"] = f"sampler.tensor_parallel_size: {sampler.tensor_parallel_size}"
+    if learns:
+        if learner.share_prefix == "auto":
+            asked["sharing"] = "learner.share_prefix"
+        if learner.zero_stage == 3:
+            asked["zero_3"] = "learner.zero_stage: 3"
+        if model.lora is not None:
+            asked["lora"] = "model.lora"
+    return asked
+
+
+def refusal(family: Family, asked: Mapping[Feature, str], device: DeviceKind | None) -> ConfigError | None:
+    """An error if a run asks for a feature that its model's family does not have; it has the table's line.
+
+    Args:
+        asked: The answer of ``asked_features``.
+        device: The kind of device that the engines run on; None if it is not known yet.
+    """
+    for feature, where in asked.items():
+        limit = family.limit(feature, device)
+        if limit is not None and limit.kind == "refused":
+            return ConfigError(
+                f"models of type {family.model_type} have no {FEATURES[feature]}: {limit.reason}",
+                where=where,
+                possible=family.line,
+                remedy=f"change this setting; {PAGE} says what is proven",
+            )
+    return None

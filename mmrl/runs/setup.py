@@ -129,6 +129,7 @@ class RunSetup:
 
     @cached_property
     def folder(self) -> ModelFolder:
+        from mmrl.engine.family import asked_features, refusal
         from mmrl.engine.folder import ModelFolder
 
         model = self.config.model
@@ -145,6 +146,8 @@ class RunSetup:
                 where="data.max_prompt_tokens + sampler.max_new_tokens",
                 remedy="lower one of them",
             )
+        if (error := refusal(folder.family, asked_features(self.config), None)) is not None:
+            raise error
         self._check_sampler(folder)
         parts, frozen = set(folder.family.parts), set(model.freeze)
         if not frozen < parts:

@@ -20,6 +20,7 @@ from mmrl.engine.layout import PackedLayout
 from mmrl.engine.policy import load_policy
 from mmrl.engine.vision import ImageInputs
 from mmrl.ops.packing import Span, Unit, offsets
+from tests.proofs import families
 
 if TYPE_CHECKING:
     from torch.nn.attention.varlen import AuxRequest
@@ -192,7 +193,7 @@ def gradient_gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
     return max(float((one[name] - other[name]).norm()) for name in other) / largest
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 def test_a_whole_model_loaded_for_cuda_computes_what_the_cpus_does(family, bench, varlen_on_cpu):
     one, gradients = run(bench(family), "cuda", torch.float32)
     layers = len(varlen_on_cpu)
@@ -202,7 +203,7 @@ def test_a_whole_model_loaded_for_cuda_computes_what_the_cpus_does(family, bench
     assert gradient_gap(gradients, expected) < 1e-5
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 def test_in_bfloat16_the_kernel_gets_bfloat16_from_every_family(family, bench, varlen_on_cpu):
     one, gradients = run(bench(family), "cuda", torch.bfloat16)
     assert {*varlen_on_cpu} == {torch.bfloat16}

@@ -13,6 +13,7 @@ import torch
 from mmrl.engine.family import FAMILIES, family_of
 from mmrl.engine.shape import model_shape
 from mmrl.ops.cost import ModelShape, TowerShape, Training, Work, causal_pairs, imbalance
+from tests.proofs import families
 
 GRIDS = ((1, 4, 6), (1, 18, 10))
 """One image smaller than a window of 8 patches, one of whole windows and parts of them."""
@@ -94,10 +95,10 @@ FROZEN = {
     "vision and language": ("vision", "language"),
 }
 CASES = [
-    pytest.param(family, freeze, id=f"{family}, {name} frozen")
-    for family, facts in FAMILIES.items()
+    pytest.param(family, freeze, marks=marks, id=f"{family}, {name} frozen")
+    for (family,), marks, _ in families()
     for name, freeze in FROZEN.items()
-    if facts.vision or not freeze
+    if FAMILIES[family].vision or not freeze
 ]
 
 

@@ -77,6 +77,7 @@ class _Examination:
             if (adapters := self.setup.num_adapter_weights) is not None:
                 line += f", adapters of {adapters} parameters"
             self.report.add("model", folder.family.model_type, [line])
+            self._limits()
             for part in (partial(self._dataset, "train"), partial(self._dataset, "eval"), self._both):
                 with self.report.guarded():
                     part()
@@ -104,6 +105,18 @@ class _Examination:
         for tracker in self.config.trackers:
             registry.create("tracker", tracker)
         self.report.warnings += self.setup.warnings
+
+    def _limits(self) -> None:
+        """Warn of what the model's family does in another way, or not at all on a machine like this one."""
+        from mmrl.engine.device import detect
+        from mmrl.engine.family import asked_features, refusal
+
+        setup = self.setup
+        self.report.warnings += setup.model_warnings
+        error = refusal(setup.folder.family, asked_features(self.config, samples=setup.with_sampler), detect())
+        if error is not None:
+            here = "a run on a device like this machine's is refused"
+            self.report.warnings.append(f"{error.where}: {error.what}; {here}")
 
     def _rows_without_a_model(self) -> None:
         """Report the datasets' rows without the model."""
