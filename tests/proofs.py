@@ -18,15 +18,16 @@ from mmrl.engine.family import FAMILIES, FEATURES, Feature
 TESTS = Path(__file__).parent
 RESULTS = TESTS / "families.json"
 """The last outcome of each proof: family, feature, test, and the tier to which the test belongs for that family."""
-REPRESENTATIVES = ("qwen2_5_vl", "qwen2")
-"""A family of each kind: vision-language, text. Shorter tiers try these alone; ``README.md`` has the rule."""
+REPRESENTATIVES = ("qwen2_5_vl", "qwen2", "qwen3_5")
+"""A family of each kind: vision-language, text, linear attention. Shorter tiers try these alone; ``README.md`` has the
+rule."""
 OUTCOMES = ("skipped", "passed", "failed")
 
 Results = dict[str, dict[str, dict[str, dict[str, str]]]]
 
 
 def families(*features: Feature, sweep: pytest.MarkDecorator = pytest.mark.full) -> list[Any]:
-    """Values of a test's parameter ``family``: the families that have these features on a CPU.
+    """Values of a test's parameter ``family``: the families that have these features on a CPU in float32.
 
     Args:
         sweep: The mark of all but the representatives.
@@ -34,7 +35,7 @@ def families(*features: Feature, sweep: pytest.MarkDecorator = pytest.mark.full)
     return [
         pytest.param(name, marks=() if name in REPRESENTATIVES else sweep)
         for name, family in FAMILIES.items()
-        if all(family.limit(feature, "cpu") is None for feature in features)
+        if all(family.limit(feature, "cpu", "float32") is None for feature in features)
     ]
 
 

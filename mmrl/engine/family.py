@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, cast
 
 from mmrl.config.sections import Config
 from mmrl.engine.device import DeviceKind
@@ -42,17 +42,24 @@ class Limit:
             goes another way.
         reason: Why, in words that end a line of the table.
         device: The only kind of device with this limit; None for all.
+        precision: The only precision with this limit, ``float32`` or ``bfloat16``; None for both.
     """
 
     kind: Literal["refused", "fallback"]
     reason: str
     device: DeviceKind | None = None
+    precision: str | None = None
 
     def __str__(self) -> str:
         where = {None: "", "cpu": " on a CPU", "cuda": " on a GPU"}[self.device]
-        return f"{self.kind}{where}: {self.reason}"
+        return f"{self.kind}{where}{f' in {self.precision}' if self.precision else ''}: {self.reason}"
+
+    def holds(self, device: DeviceKind | None, precision: str | None) -> bool:
+        """True if the limit holds there; None for what is not known yet."""
+        return self.device in (None, device) and self.precision in (None, precision)
 
 
+BFLOAT16_STATES = Limit("refused", "its linear attention computes in bfloat16 alone", "cpu", "float32")
 READS_TEXT = Limit("refused", "reads text only")
 PROMPT_EACH = Limit("fallback", "each completion is packed with a prompt of its own")
 
@@ -67,8 +74,8 @@ class Family:
         images: How its models read images; None for text models.
         parts: Name prefixes of the parameters of ``vision``, ``projector`` and ``language``; the longest wins.
         banned_tokens: Never sampled: the policy would otherwise write an image that does not exist.
-        shares_prefix: True if completions of one prompt may share its keys and values in a packed row. False for layers
-            that hand a state from token to token, such as linear attention.
+        shares_prefix: True if completions of one prompt may share its keys and values in a packed row, and its last
+            states in layers that hand a state from token to token (``linear_attention``).
         limits: Features that the family lacks, such as ``{"vllm": Limit("refused", "...", device="cpu")}``; those that
             follow from ``vision`` and ``shares_prefix`` need no entry.
     """
@@ -89,10 +96,10 @@ class Family:
         found |= self.limits
         return {feature: found[feature] for feature in FEATURES if feature in found}
 
-    def limit(self, feature: Feature, device: DeviceKind | None) -> Limit | None:
-        """The limit of a feature on a kind of device; with None, only one that holds on all of them."""
+    def limit(self, feature: Feature, device: DeviceKind | None, precision: str | None) -> Limit | None:
+        """The limit of a feature on a kind of device in a precision; with None, only one that holds for all of them."""
         found = self.all_limits.get(feature)
-        return found if found is not None and found.device in (None, device) else None
+        return found if found is not None and found.holds(device, precision) else None
 
     @property
     def line(self) -> str:
@@ -111,13 +118,20 @@ class Family:
         return max(matches)[1]
 
 
-def _qwen_vl(model_type: str, models: str, *projectors: str) -> Family:
+def _qwen_vl(model_type: str, models: str, *projectors: str, **limits: Limit) -> Family:
     parts = {
         "vision": ("model.visual.",),
         "projector": tuple(f"model.visual.{name}." for name in projectors),
         "language": ("model.language_model.", "lm_head."),
     }
-    return Family(model_type, models, images=OneGrid, parts=MappingProxyType(parts), banned_tokens=VISION_TOKENS)
+    return Family(
+        model_type,
+        models,
+        images=OneGrid,
+        parts=MappingProxyType(parts),
+        banned_tokens=VISION_TOKENS,
+        limits=cast(Mapping[Feature, Limit], MappingProxyType(limits)),
+    )
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -127,8 +141,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             _qwen_vl("qwen2_vl", "Qwen2-VL", "merger"),
             _qwen_vl("qwen2_5_vl", "Qwen2.5-VL", "merger"),
             _qwen_vl("qwen3_vl", "Qwen3-VL, not its mixtures of experts", "merger", "deepstack_merger_list"),
-            _qwen_vl("qwen3_5", "Qwen3.5, not its mixtures of experts", "merger"),
-            Family("qwen3_5_text", "Qwen3.5 without vision, not its mixtures of experts"),
+            _qwen_vl("qwen3_5", "Qwen3.5, not its mixtures of experts", "merger", vllm=BFLOAT16_STATES),
+            Family(
+                "qwen3_5_text",
+                "Qwen3.5 without vision, not its mixtures of experts",
+                limits=MappingProxyType({"vllm": BFLOAT16_STATES}),
+            ),
             Family("qwen2", "Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen"),
             Family("qwen3", "Qwen3, not its mixtures of experts"),
             Family("llama", "Llama 3 to 3.3 without vision, DeepSeek-R1-Distill-Llama"),
@@ -177,15 +195,18 @@ def asked_features(config: Config, *, samples: bool = True, learns: bool = True)
     return asked
 
 
-def refusal(family: Family, asked: Mapping[Feature, str], device: DeviceKind | None) -> ConfigError | None:
+def refusal(
+    family: Family, asked: Mapping[Feature, str], device: DeviceKind | None, precision: str | None
+) -> ConfigError | None:
     """An error if a run asks for a feature that its model's family does not have; it has the table's line.
 
     Args:
         asked: The answer of ``asked_features``.
         device: The kind of device that the engines run on; None if it is not known yet.
+        precision: Likewise ``float32`` or ``bfloat16``.
     """
     for feature, where in asked.items():
-        limit = family.limit(feature, device)
+        limit = family.limit(feature, device, precision)
         if limit is not None and limit.kind == "refused":
             return ConfigError(
                 f"models of type {family.model_type} have no {FEATURES[feature]}: {limit.reason}",

@@ -10,7 +10,7 @@ and those of ``layout``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -58,8 +58,7 @@ class PackedDeltaNet(torch.nn.Module):
         )
         gate_SVD = self.in_proj_z(hidden_SW).unflatten(-1, (-1, self._value_size))
         normed = self.norm(out_SVD.flatten(0, 1), gate_SVD.flatten(0, 1)).view(hidden_SW.shape[0], -1)
-        found: torch.Tensor = self.out_proj(normed)
-        return found[None]
+        return cast(torch.Tensor, self.out_proj(normed)[None])
 
 
 class PackedConvolution(torch.nn.Module):
@@ -136,7 +135,7 @@ def _block(
         use_qk_l2norm_in_kernel=True,
         **options,
     )
-    return out, end
+    return cast(tuple[torch.Tensor, torch.Tensor], (out, end))
 
 
 def pack_states(model: Any) -> None:

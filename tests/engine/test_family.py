@@ -83,12 +83,22 @@ def test_a_run_that_asks_for_a_feature_that_is_refused_there_has_the_line_as_ans
     assert asked.keys() == {sampler, "tensor_parallel", "sharing", "zero_3", "lora"}
     assert asked_features(config, samples=False).keys() == {"sharing", "zero_3", "lora"}
     assert asked_features(config, learns=False).keys() == {sampler, "tensor_parallel"}
-    error = refusal(limited, asked, device)
+    error = refusal(limited, asked, device, None)
     if not refused:
         assert error is None  # a fallback refuses nothing
         return
     assert error.what.startswith(f"models of type odd have no sampler `{refused}`: ")
     assert error.where == f"sampler.name: {refused}" and error.possible == limited.line and PAGE in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "refused"),
+    [("cpu", "float32", True), ("cpu", "bfloat16", False), ("cpu", None, False), ("cuda", "float32", False)],
+)
+def test_a_limit_may_be_that_of_one_precision(device, precision, refused):
+    family = FAMILIES["qwen3_5_text"]
+    assert (refusal(family, {"vllm": "sampler.name"}, device, precision) is not None) == refused
+    assert "sampler `vllm` refused on a CPU in float32: " in family.line
 
 
 def test_vision_tokens_and_padded_rows_are_banned_and_nothing_else(vision):
