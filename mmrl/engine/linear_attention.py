@@ -120,7 +120,7 @@ def _block(
     from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule
 
     def of_block(x: torch.Tensor) -> torch.Tensor:
-        return rows_at(x, block.places).unflatten(0, block.shape)
+        return cast(torch.Tensor, rows_at(x, block.places).unflatten(0, block.shape))
 
     is_padding = block.is_padding_NL[..., None]
     options = {} if q_SVD.is_cuda else {"chunk_size": 16 if block.shape[1] <= SHORT else 64}
