@@ -9,12 +9,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mmrl.engine.tiny_model import CHAT_TEMPLATE, write_tokenizer
+from mmrl.engine.tiny_model import CHAT_TEMPLATE, turn_experts, write_tokenizer
 
 TEXT: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"num_hidden_layers": 3},  # one more than take features from deep in the tower
     "qwen3_5": {"num_hidden_layers": 3, "full_attention_interval": 2},
     "qwen3_5_text": {"num_hidden_layers": 3, "full_attention_interval": 2},
+    "qwen3_vl_moe": {"num_hidden_layers": 3, "mlp_only_layers": [], "decoder_sparse_step": 1},
     "llama": {"pad_token_id": None},
 }
 ROPE: dict[str, dict[str, Any]] = {
@@ -26,6 +27,7 @@ ROPE: dict[str, dict[str, Any]] = {
 VISION: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"depth": 3, "patch_size": 16, "deepstack_visual_indexes": [0, 1]},
     "qwen3_5": {"depth": 3, "patch_size": 16},
+    "qwen3_vl_moe": {"depth": 3, "patch_size": 16, "deepstack_visual_indexes": [0, 1]},
 }
 TOKENIZER: dict[str, dict[str, Any]] = {
     "llama": {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "pad_token": None},
@@ -62,6 +64,7 @@ def _write_weights(folder: Path, family: str) -> None:
     model = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.from_pretrained(folder))
     generation = (folder / "generation_config.json").read_text()
     model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="400KB")
+    turn_experts(folder, family)
     (folder / "generation_config.json").write_text(generation)
 
 

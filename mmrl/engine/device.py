@@ -109,6 +109,11 @@ def model_runner(kind: DeviceKind) -> Literal[1, 2]:
     return 2 if kind == "cuda" else 1
 
 
+def packs_experts(kind: DeviceKind) -> bool:
+    """True if vLLM's kernels for experts have a layout of weights of their own, as those of a CPU."""
+    return kind == "cpu"
+
+
 def rank_environment(
     kind: DeviceKind, *, rank: int, node_rank: int, world_size: int, address: str, port: int
 ) -> dict[str, str]:

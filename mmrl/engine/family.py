@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, cast
+from typing import Any, Literal
 
 from mmrl.config.sections import Config
 from mmrl.engine.device import DeviceKind
@@ -30,6 +30,8 @@ FEATURES: Mapping[Feature, str] = MappingProxyType(
 PAGE = "mmrl/engine/FAMILIES.md"
 """The table of families; the tests' results and this module's records are its source."""
 
+EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
+"""Ends of the names of a layer's expert weights, where all of its experts are in one."""
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 
 
@@ -78,6 +80,8 @@ class Family:
             states in layers that hand a state from token to token (``linear_attention``).
         limits: Features that the family lacks, such as ``{"vllm": Limit("refused", "...", device="cpu")}``; those that
             follow from ``vision`` and ``shares_prefix`` need no entry.
+        mixture: True if layers are mixtures of experts.
+        transposed_experts: True if files have the experts' matrices the other way round; see ``turned_in_files``.
     """
 
     model_type: str
@@ -87,6 +91,8 @@ class Family:
     banned_tokens: tuple[str, ...] = ()
     shares_prefix: bool = True
     limits: Mapping[Feature, Limit] = field(default_factory=lambda: MappingProxyType({}))
+    mixture: bool = False
+    transposed_experts: bool = False
 
     @property
     def all_limits(self) -> Mapping[Feature, Limit]:
@@ -117,8 +123,12 @@ class Family:
         matches = [(len(p), part) for part, prefixes in self.parts.items() for p in prefixes if parameter.startswith(p)]
         return max(matches)[1]
 
+    def turned_in_files(self, parameter: str) -> bool:
+        """True if files, and vLLM with them, have a parameter's last two dimensions the other way round."""
+        return self.transposed_experts and parameter.endswith(EXPERTS)
 
-def _qwen_vl(model_type: str, models: str, *projectors: str, **limits: Limit) -> Family:
+
+def _qwen_vl(model_type: str, models: str, *projectors: str, **facts: Any) -> Family:
     parts = {
         "vision": ("model.visual.",),
         "projector": tuple(f"model.visual.{name}." for name in projectors),
@@ -130,7 +140,7 @@ def _qwen_vl(model_type: str, models: str, *projectors: str, **limits: Limit) ->
         images=OneGrid,
         parts=MappingProxyType(parts),
         banned_tokens=VISION_TOKENS,
-        limits=cast(Mapping[Feature, Limit], MappingProxyType(limits)),
+        **facts,
     )
 
 
@@ -140,15 +150,23 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         for family in (
             _qwen_vl("qwen2_vl", "Qwen2-VL", "merger"),
             _qwen_vl("qwen2_5_vl", "Qwen2.5-VL", "merger"),
-            _qwen_vl("qwen3_vl", "Qwen3-VL, not its mixtures of experts", "merger", "deepstack_merger_list"),
-            _qwen_vl("qwen3_5", "Qwen3.5, not its mixtures of experts", "merger", vllm=BFLOAT16_STATES),
+            _qwen_vl("qwen3_vl", "Qwen3-VL, dense", "merger", "deepstack_merger_list"),
+            _qwen_vl(
+                "qwen3_vl_moe",
+                "Qwen3-VL, mixtures of experts",
+                *("merger", "deepstack_merger_list"),
+                mixture=True,
+                transposed_experts=True,
+            ),
+            _qwen_vl("qwen3_5", "Qwen3.5, dense", "merger", limits=MappingProxyType({"vllm": BFLOAT16_STATES})),
             Family(
                 "qwen3_5_text",
-                "Qwen3.5 without vision, not its mixtures of experts",
+                "Qwen3.5 without vision, dense",
                 limits=MappingProxyType({"vllm": BFLOAT16_STATES}),
             ),
             Family("qwen2", "Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen"),
-            Family("qwen3", "Qwen3, not its mixtures of experts"),
+            Family("qwen3", "Qwen3, dense"),
+            Family("qwen3_moe", "Qwen3, mixtures of experts", mixture=True),
             Family("llama", "Llama 3 to 3.3 without vision, DeepSeek-R1-Distill-Llama"),
         )
     }

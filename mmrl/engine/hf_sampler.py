@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mmrl.engine import experts
 from mmrl.engine.device import SamplerMemory
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.vision import ImageInputs
@@ -32,6 +33,7 @@ class HFSampler:
             trust_remote_code=folder.trust_remote_code,
             use_safetensors=True,
         )
+        experts.routed(model)  # as the learner's
         self._model = model.to(device).eval()
         # ``generate`` fills what a request leaves open from here: the folder's defaults would change the distribution.
         self._model.generation_config = GenerationConfig()

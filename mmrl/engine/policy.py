@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from mmrl.config.sections import LoraConfig
-from mmrl.engine import adapters, attention, device
+from mmrl.engine import adapters, attention, device, experts
 from mmrl.engine.collation import PackedInputs, UniqueImages
 from mmrl.engine.folder import ModelFolder, check_takes_features
 from mmrl.engine.image_form import Features
@@ -34,6 +34,10 @@ class Policy(torch.nn.Module):
         temperature: Temperature of sampling.
         entropy_gradient: True if the loss uses the entropies.
         adapted: The model's adapters; if there are any, only they are trained.
+        routers: The model's routers, if it is a mixture of experts; see ``experts.routed``.
+
+    Attributes:
+        family: The model's family.
     """
 
     banned_V: torch.Tensor
@@ -47,9 +51,11 @@ class Policy(torch.nn.Module):
         chunk_bytes: int,
         entropy_gradient: bool = False,
         adapted: Sequence[adapters.Adapter] = (),
+        routers: Sequence[experts.Router] = (),
     ) -> None:
         super().__init__()
-        self.model, self.adapted, self._folder = model, tuple(adapted), folder
+        self.model, self.adapted, self.routers = model, tuple(adapted), tuple(routers)
+        self.family, self._folder = folder.family, folder
         self._temperature, self._entropy_gradient = temperature, entropy_gradient
         self.head = Head(model.get_output_embeddings(), max(chunk_bytes // (4 * folder.vocabulary.size), 1))
         banned_V = torch.zeros(folder.vocabulary.size, dtype=torch.bool)
@@ -191,6 +197,7 @@ def load_policy(
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(folder.family.part_of(name) not in freeze)
         parameter.data = parameter.data.to(options["dtype"])  # some files keep a few in float32
+    routers = experts.routed(model)
     adapted: Sequence[adapters.Adapter] = ()
     if lora is not None:
         layers = adapters.chosen_layers(list(adapters.linear_layers(model)), folder.family, lora.targets)
@@ -206,6 +213,7 @@ def load_policy(
         chunk_bytes=device.LOGITS_CHUNK_BYTES[kind],
         entropy_gradient=entropy_gradient,
         adapted=adapted,
+        routers=routers,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmrl.engine.family import FAMILIES
-from mmrl.ops.cost import ModelShape
+from mmrl.ops.cost import MixtureShape, ModelShape
 
 
 def model_shape(config: Any) -> ModelShape:
@@ -21,4 +21,20 @@ def model_shape(config: Any) -> ModelShape:
         vocabulary=text.vocab_size,
         normed_heads=text.model_type.startswith("qwen3"),
         tower=None if images is None else images(config).tower,
+        mixture=_mixture(text),
     )
+
+
+def mixed_layers(config: Any) -> list[int]:
+    """Numbers of the layers that have a mixture of experts, in a transformers config."""
+    text = config.get_text_config()
+    dense, every = getattr(text, "mlp_only_layers", None) or (), getattr(text, "decoder_sparse_step", 1)
+    layers = range(text.num_hidden_layers if getattr(text, "num_experts", 0) else 0)
+    return [layer for layer in layers if layer not in dense and (layer + 1) % every == 0]
+
+
+def _mixture(text: Any) -> MixtureShape | None:
+    layers = mixed_layers(text)
+    if not layers:
+        return None
+    return MixtureShape(len(layers), text.num_experts, text.num_experts_per_tok, text.moe_intermediate_size)

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from mmrl.engine.family import FAMILIES
+
 SPECIAL_TOKENS = [
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
     "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
@@ -69,6 +71,7 @@ PROCESSORS = {
     "qwen2_vl": "Qwen2VLProcessor",
     "qwen2_5_vl": "Qwen2_5_VLProcessor",
     "qwen3_vl": "Qwen3VLProcessor",
+    "qwen3_vl_moe": "Qwen3VLProcessor",
     "qwen3_5": "Qwen3VLProcessor",
 }
 """Names of a family's processor in transformers."""
@@ -79,6 +82,7 @@ VISION: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {**TOWER, "window_size": 112, "fullatt_block_indexes": [1]},
     "qwen3_vl": {**TOWER, "num_position_embeddings": 256, "deepstack_visual_indexes": [0]},
     "qwen3_5": {**TOWER, "num_position_embeddings": 256},
+    "qwen3_vl_moe": {**TOWER, "num_position_embeddings": 256, "deepstack_visual_indexes": [0]},
 }
 
 PARTIAL_ROPE = {"partial_rotary_factor": 0.25, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
@@ -88,7 +92,20 @@ ROPE: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"mrope_section": [24, 20, 20], "mrope_interleaved": True},
     "qwen3_5": PARTIAL_ROPE,
     "qwen3_5_text": PARTIAL_ROPE,
+    "qwen3_vl_moe": {"mrope_section": [24, 20, 20], "mrope_interleaved": True},
 }
+
+_EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
+EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen3_vl_moe": {**_EXPERTS, "head_dim": 128},
+    "qwen3_moe": {**_EXPERTS, "mlp_only_layers": [], "decoder_sparse_step": 1},
+}
+"""Mixtures of experts, in place of layers' MLPs."""
 
 
 def write_tokenizer(folder: Path, *, vision: bool, geometry: bool = False) -> Any:
@@ -142,6 +159,7 @@ def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny",
         **TEXT,
         **SIZES[size].text(),
         **LANGUAGE.get(family, {}),
+        **EXPERTS.get(family, {}),
         "vocab_size": len(tokenizer) + 6,  # padded, as the real ones are
         "bos_token_id": ids["<|endoftext|>"],
         "eos_token_id": ids["<|im_end|>"],
@@ -159,6 +177,7 @@ def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny",
     auto = transformers.AutoModelForImageTextToText if vision else transformers.AutoModelForCausalLM
     config = transformers.AutoConfig.for_model(family, **values)
     auto.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    turn_experts(folder, family)
     # As in the hub's folders: sampling defaults that training must not inherit, and two end tokens.
     defaults = {
         "do_sample": True,
@@ -170,6 +189,19 @@ def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny",
     }
     (folder / "generation_config.json").write_text(json.dumps(defaults, indent=2))
     return folder
+
+
+def turn_experts(folder: Path, family: str) -> None:
+    """Give the experts' weights that ``save_pretrained`` has written the layout of the hub's files."""
+    from safetensors.torch import load_file, save_file
+
+    if not FAMILIES[family].transposed_experts:
+        return
+    for path in folder.glob("*.safetensors"):
+        weights = load_file(path)
+        for name in filter(FAMILIES[family].turned_in_files, weights):
+            weights[name] = weights[name].transpose(1, 2).contiguous()
+        save_file(weights, path, metadata={"format": "pt"})
 
 
 def write_processor(

@@ -149,7 +149,9 @@ def save_weights(
         # Not ``save_pretrained``, which writes on rank 0 alone.
         on_disk = revert_weight_conversion(policy.model, tensors)
         name = WEIGHTS if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        written = {key: value.contiguous() for key, value in on_disk.items()}
+        # transformers 5.19 turns such weights when it reads a file, and not when it writes one; vLLM needs them turned.
+        turned = {key: tensors[key].transpose(1, 2) for key in tensors if policy.family.turned_in_files(key)}
+        written = {key: value.contiguous() for key, value in (on_disk | turned).items()}
         save_file(written, target / name, metadata=dict(format="pt"))  # noqa: C408, a reward has that string as its name
         file_of.update(dict.fromkeys(on_disk, name))
 

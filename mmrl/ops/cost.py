@@ -120,6 +120,23 @@ class TowerShape:
 
 
 @dataclass(frozen=True, slots=True)
+class MixtureShape:
+    """The layers of a decoder that have a mixture of experts in place of an MLP.
+
+    Attributes:
+        layers: The number of these layers; the others have MLPs.
+        experts: Experts of a layer.
+        chosen: Experts that a token goes to.
+        width: Hidden size of an expert, which is a gated MLP.
+    """
+
+    layers: int
+    experts: int
+    chosen: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
 class Training:
     """The parts that a backward pass trains.
 
@@ -142,7 +159,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder with grouped-query attention and gated MLPs.
+    """A decoder with grouped-query attention and gated MLPs, or mixtures of experts.
 
     Attributes:
         width: Hidden size.
@@ -151,6 +168,7 @@ class ModelShape:
         vocabulary: Rows of the head.
         normed_heads: True if queries and keys are normalised.
         tower: None for a text model.
+        mixture: None for a dense model.
     """
 
     layers: int
@@ -162,18 +180,33 @@ class ModelShape:
     vocabulary: int
     tower: TowerShape | None = None
     normed_heads: bool = False
+    mixture: MixtureShape | None = None
 
     @property
-    def layer_weights(self) -> int:
-        """Weights of one layer's matrices: queries, keys, values, output, MLP."""
+    def mixed_layers(self) -> int:
+        """Layers with a mixture of experts."""
+        return self.mixture.layers if self.mixture is not None else 0
+
+    @property
+    def active_weights(self) -> int:
+        """Weights of all layers' matrices that a token meets: queries, keys, values, output, MLP or chosen experts."""
         attention = self.width * self.head_size * (2 * self.heads + 2 * self.kv_heads)
-        return attention + 3 * self.width * self.mlp_width
+        weights = self.layers * attention + (self.layers - self.mixed_layers) * 3 * self.width * self.mlp_width
+        if (mixture := self.mixture) is not None:
+            weights += mixture.layers * self.width * (mixture.experts + 3 * mixture.chosen * mixture.width)
+        return weights
+
+    @property
+    def largest_weight(self) -> int:
+        """Numbers of the largest weight: the head, the embedding, or two matrices of all experts of a layer."""
+        head, mixture = self.vocabulary * self.width, self.mixture
+        return max(head, 2 * mixture.experts * mixture.width * self.width) if mixture is not None else head
 
     def indivisible(self, parts: int, *, whole_tower: bool = False) -> str:
         """The reason why layers cannot be divided among ``parts`` as vLLM divides them; empty if they can.
 
         A rank has a whole number of query heads, and of key-value heads or one of them. It has whole heads of the
-        tower, and as many columns of the MLP as the others.
+        tower, and as many columns of the MLP, or of each expert, as the others.
 
         Args:
             whole_tower: True if each part has all of the tower.
@@ -182,8 +215,13 @@ class ModelShape:
             return f"the model has {self.heads} attention heads"
         if max(self.kv_heads, parts) % min(self.kv_heads, parts):
             return f"the model has {self.kv_heads} key-value heads"
-        if self.mlp_width % parts:
+        if self.layers > self.mixed_layers and self.mlp_width % parts:
             return f"the model's MLP has {self.mlp_width} columns"
+        if (mixture := self.mixture) is not None:
+            if mixture.width % parts:
+                return f"each of the model's experts has {mixture.width} columns"
+            if mixture.experts < parts:
+                return f"the model has {mixture.experts} experts"
         if (tower := self.tower) is not None and not whole_tower:
             if tower.heads % parts:
                 return f"the vision tower has {tower.heads} attention heads"
@@ -231,8 +269,9 @@ class ModelShape:
         """
         flops = 0
         if training.reaches("language"):
-            again = self.layer_weights - self.width * self.mlp_width
-            flops += 2 * work.tokens * self.layers * again + self._attention(work)["language"]
+            # What experts give is computed again: the gradient of their weights needs it.
+            again = self.active_weights - (self.layers - self.mixed_layers) * self.width * self.mlp_width
+            flops += 2 * work.tokens * again + self._attention(work)["language"]
         if (tower := self.tower) is not None and training.reaches("vision"):
             again = tower.layer_weights - tower.width * tower.mlp_width
             flops += 2 * work.patches * tower.layers * again + self._attention(work)["vision"]
@@ -246,7 +285,7 @@ class ModelShape:
     def _linear(self, work: Work) -> dict[str, int]:
         """Operations of the matrices, forward."""
         rows = self._rows(work)
-        language = rows["language"] * self.layers * self.layer_weights + work.predicted * self.width * self.vocabulary
+        language = rows["language"] * self.active_weights + work.predicted * self.width * self.vocabulary
         flops = {"vision": 0, "projector": 0, "language": 2 * language}
         if (tower := self.tower) is not None:
             layers = 2 * rows["vision"] * tower.layers * tower.layer_weights

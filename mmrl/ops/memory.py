@@ -188,7 +188,14 @@ def layer_activations(shape: ModelShape, width: int) -> int:
     norms = 2 * shape.width * (4 + 2 * width)
     attention = shape.head_size * (3 * shape.heads + 2 * shape.kv_heads)
     heads = shape.head_size * (shape.heads + shape.kv_heads) * (4 + width) * shape.normed_heads
-    return norms + heads + width * (attention + 4 * shape.mlp_width)
+    mixture, shared = shape.mixture, width * 4 * shape.mlp_width
+    if mixture is not None:
+        # Of each chosen expert its input, what an MLP keeps, and its output, also in the tokens' order and weighed in
+        # float32; the router's input, logits and probabilities in float32.
+        chosen = mixture.chosen * (width * (4 * mixture.width + 2 * shape.width))
+        mixed = chosen + 4 * (shape.width * (width < 4) + 2 * mixture.experts)
+        shared = (mixed * mixture.layers + shared * (shape.layers - mixture.layers)) // shape.layers
+    return norms + heads + width * attention + shared
 
 
 def patch_activations(shape: ModelShape, width: int) -> int:

@@ -130,7 +130,7 @@ def kept_bytes(model: Any, inputs: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen2", "qwen3", "qwen3_moe"])
 def test_activations_are_about_what_autograd_keeps(family: str, dtype: str, models: Callable[[str], Path]) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 

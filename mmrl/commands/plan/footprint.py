@@ -60,8 +60,8 @@ class PlannedModel:
 
     @property
     def largest(self) -> int:
-        """Parameters of the largest weight, the head or the embedding."""
-        return self.shape.vocabulary * self.shape.width
+        """Parameters of the largest weight."""
+        return self.shape.largest_weight
 
     def states(self, config: Config) -> States:
         """States of one rank."""
