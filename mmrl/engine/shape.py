@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmrl.engine.family import FAMILIES
-from mmrl.ops.cost import MixtureShape, ModelShape
+from mmrl.ops.cost import LinearAttentionShape, MixtureShape, ModelShape
 
 
 def model_shape(config: Any) -> ModelShape:
@@ -21,7 +21,9 @@ def model_shape(config: Any) -> ModelShape:
         vocabulary=text.vocab_size,
         normed_heads=text.model_type.startswith("qwen3"),
         tower=None if images is None else images(config).tower,
+        gated_heads=getattr(text, "attn_output_gate", text.model_type.startswith("qwen3_5")),
         mixture=_mixture(text),
+        linear=_linear(text),
     )
 
 
@@ -38,3 +40,17 @@ def _mixture(text: Any) -> MixtureShape | None:
     if not layers:
         return None
     return MixtureShape(len(layers), text.num_experts, text.num_experts_per_tok, text.moe_intermediate_size)
+
+
+def _linear(text: Any) -> LinearAttentionShape | None:
+    layers = (getattr(text, "layer_types", None) or ()).count("linear_attention")
+    if not layers:
+        return None
+    return LinearAttentionShape(
+        layers,
+        text.linear_num_key_heads,
+        text.linear_num_value_heads,
+        text.linear_key_head_dim,
+        text.linear_value_head_dim,
+        text.linear_conv_kernel_dim,
+    )

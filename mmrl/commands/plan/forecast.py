@@ -293,7 +293,7 @@ class _Forecast:
             "cache_per_token": per_token,
             "cache": cache,
             "longest_sequence": longest,
-            "sequences": None if cache is None else max(cache, 0) // (per_token * longest),
+            "sequences": None if cache is None else max(cache, 0) // self.footprint.sequence,
         }
         lines = [f"weights {gigabytes(weights)}, cache {per_token} bytes a token"]
         if sampler.name == "vllm" and cache is not None:
