@@ -13,6 +13,8 @@ from mmrl.engine.tiny_model import CHAT_TEMPLATE, turn_experts, write_tokenizer
 
 TEXT: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"num_hidden_layers": 3},  # one more than take features from deep in the tower
+    "qwen3_5": {"num_hidden_layers": 3, "full_attention_interval": 2},
+    "qwen3_5_text": {"num_hidden_layers": 3, "full_attention_interval": 2},
     "qwen3_vl_moe": {"num_hidden_layers": 3, "mlp_only_layers": [], "decoder_sparse_step": 1},
     "llama": {"pad_token_id": None},
 }
@@ -24,12 +26,14 @@ ROPE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 VISION: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"depth": 3, "patch_size": 16, "deepstack_visual_indexes": [0, 1]},
+    "qwen3_5": {"depth": 3, "patch_size": 16},
     "qwen3_vl_moe": {"depth": 3, "patch_size": 16, "deepstack_visual_indexes": [0, 1]},
 }
 TOKENIZER: dict[str, dict[str, Any]] = {
     "llama": {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "pad_token": None},
 }
 FLAT = ("qwen2_vl", "qwen2_5_vl")  # config.json has the language model's keys at its top
+NEW = ("qwen3_5", "qwen3_5_text")  # written by transformers 5
 
 
 def age(folder: Path, family: str) -> Path:
@@ -66,6 +70,8 @@ def _write_weights(folder: Path, family: str) -> None:
 
 def _config(path: Path, family: str) -> None:
     """The keys that transformers 4 wrote: RoPE in two, the element type under its older name."""
+    if family in NEW:
+        return
     config = json.loads(path.read_text())
     config |= {"torch_dtype": config.pop("dtype"), "transformers_version": "4.41.2"}
     text = config.pop("text_config") if family in FLAT else config.get("text_config", config)

@@ -48,6 +48,7 @@ import pytest
 from mmrl.config.load import from_mapping
 from mmrl.config.sections import Config
 from mmrl.types import EncodedPrompt, Message, Prompt, RawImage, Rollout, Sample, Segment
+from tests.proofs import RESULTS, Notary, note
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from mmrl.engine.folder import ModelFolder
     from mmrl.engine.rank import RankEngine
 
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen2", "qwen3", "qwen3_moe", "llama")
 TEMPERATURE = 0.8
 BANNED_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
 DURATIONS = Path(__file__).with_name("durations.json")
@@ -66,11 +66,14 @@ DURATIONS = Path(__file__).with_name("durations.json")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--store-durations", action="store_true", help=f"write the files' seconds to {DURATIONS.name}")
+    parser.addoption("--store-proofs", action="store_true", help=f"write what was proven to {RESULTS.name}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--store-durations") and not is_worker(config):
         config.pluginmanager.register(Stopwatch(config))
+    if config.getoption("--store-proofs") and not is_worker(config):
+        config.pluginmanager.register(Notary())
     for module in ("torch", "vllm", "deepspeed", "transformers", "importlib", "swig"):
         for category in ("FutureWarning", "DeprecationWarning", "UserWarning"):
             config.addinivalue_line("filterwarnings", f"ignore::{category}:{module}.*")
@@ -99,6 +102,8 @@ def stored_durations() -> dict[str, dict[str, float]]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With several workers the files that take longest go first, so that none of them is begun when others end."""
+    for item in items:
+        note(item)
     if is_worker(config):
         known = stored_durations().get(tier(config), {})
         items.sort(key=lambda item: -known.get(item.nodeid.partition("::")[0], 0.0))
@@ -217,13 +222,12 @@ def bench(
 
     @cache
     def build(family: str, as_on_hub: bool = False) -> Bench:
-        from mmrl.data.images import ImageGrid, MediaStore
+        from mmrl.data.images import MediaStore
         from mmrl.engine.encoding import Encoder
         from mmrl.engine.folder import ModelFolder
 
         folder = ModelFolder.open(str(models(family, as_on_hub)))
-        factor = folder.image_factor if folder.family.vision else 28
-        media = MediaStore(tmp_path_factory.mktemp("media"), ImageGrid(factor, 3136, 50176))
+        media = MediaStore(tmp_path_factory.mktemp("media"), folder.image_sizes(3136, 50176))
         encoder = Encoder(folder, media)
         prompts = [Prompt("text", (Message("user", "what is 3+4?"),))]
         if folder.family.vision:
@@ -359,7 +363,7 @@ def vision(bench: Callable[[str], Bench]) -> Bench:
 
 @pytest.fixture(scope="session")
 def start(vision: Bench) -> Iterator[Callable[..., RankEngine]]:
-    """Builds a rank's engine in this process: as many learners as wanted, but one vLLM."""
+    """Builds a rank's engine in this process: as many learners and ``hf`` samplers as wanted, but one vLLM."""
     from mmrl.cluster.local import start_engine
     from mmrl.engine.spec import EngineSpec
     from mmrl.interfaces import Algorithm
@@ -368,15 +372,19 @@ def start(vision: Bench) -> Iterator[Callable[..., RankEngine]]:
     sampled = []
 
     def build(
-        with_sampler: bool = False, algorithm: Any = None, checkpoint: Path | None = None, **sections: Any
+        with_sampler: bool = False,
+        algorithm: Any = None,
+        checkpoint: Path | None = None,
+        bench: Bench = vision,
+        **sections: Any,
     ) -> RankEngine:
         """``algorithm``: an object, or options of GRPO."""
-        sampled.append(with_sampler)
-        config = vision.config(**sections)
+        config = bench.config(**sections)
+        sampled.append(with_sampler and config.sampler.name == "vllm")
         if not isinstance(algorithm, Algorithm):
             algorithm = GRPO(GRPO.Config.model_validate(algorithm or {}))
         return start_engine(
-            EngineSpec(config, vision.folder, vision.media, algorithm, 2, with_sampler, checkpoint=checkpoint)
+            EngineSpec(config, bench.folder, bench.media, algorithm, 2, with_sampler, checkpoint=checkpoint)
         )
 
     yield build

@@ -72,6 +72,7 @@ def adapter(run: Path, step: int) -> dict[str, torch.Tensor]:
     return load_file(run / "checkpoints" / f"step-{step:06d}" / "model" / "adapter_model.safetensors")
 
 
+@pytest.mark.proves("lora", family="qwen2_5_vl")
 def test_sampler_and_learner_agree_while_adapters_of_every_part_move(plain):
     logged = metrics(plain)
     assert [logged[step]["mismatch/logprob_abs_max"] < 1e-4 for step in (1, 2, 3)] == [True] * 3

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmrl.config.plugin_specs import Kind
-from mmrl.data.images import ImageGrid
+from mmrl.data.images import ImageSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class RankJob:
     rendezvous: Rendezvous
     model: str
     media: str
-    grid: ImageGrid
+    grid: ImageSizes
     max_images: int
     with_sampler: bool
     with_learner: bool

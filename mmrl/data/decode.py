@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mmrl.data.grid import ImageGrid
+from mmrl.data.grid import ImageSizes
 from mmrl.errors import DataError
 from mmrl.types import RawImage
 
@@ -59,7 +59,7 @@ def read_header(raw: RawImage) -> ImageHeader:
         return ImageHeader(image.format or "?", image.mode, *size, image.has_transparency_data)
 
 
-def normalised_size(raw: RawImage, grid: ImageGrid) -> tuple[int, int]:
+def normalised_size(raw: RawImage, grid: ImageSizes) -> tuple[int, int]:
     """(width, height) of ``normalise(raw, grid)``, from the header alone.
 
     Raises:
@@ -70,7 +70,7 @@ def normalised_size(raw: RawImage, grid: ImageGrid) -> tuple[int, int]:
         return grid.size(*_upright_size(image, orientation), where=raw.label)
 
 
-def normalise(raw: RawImage, grid: ImageGrid) -> PILImage.Image:
+def normalise(raw: RawImage, grid: ImageSizes) -> PILImage.Image:
     """The image as models see it: upright, RGB on white, the first frame, resized once to the grid.
 
     Idempotent: what it returns, saved without loss, comes back unchanged.

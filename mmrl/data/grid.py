@@ -4,15 +4,35 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 from mmrl.errors import ConfigError, DataError
 
 MAX_ASPECT_RATIO = 200
 
 
+class ImageSizes(Protocol):
+    """The sizes that a model takes without resizing."""
+
+    @property
+    def min_pixels(self) -> int:
+        """``data.min_pixels``."""
+
+    @property
+    def max_pixels(self) -> int:
+        """``data.max_pixels``."""
+
+    def size(self, width: int, height: int, *, where: str = "") -> tuple[int, int]:
+        """(width, height) to resize to: a size that the same rule leaves alone.
+
+        Raises:
+            DataError: There is none for an image of these sides.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class ImageGrid:
-    """The sizes that a model takes without resizing.
+    """Implements ``ImageSizes`` for models that take one grid of patches, such as Qwen-VL.
 
     Attributes:
         factor: Both sides are multiples of it: patch size times merge size.

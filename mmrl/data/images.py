@@ -24,7 +24,7 @@ from mmrl.data.decode import (
     read_header,
     upright,
 )
-from mmrl.data.grid import ImageGrid
+from mmrl.data.grid import ImageGrid, ImageSizes
 from mmrl.errors import DataError, ResourceError
 from mmrl.types import ImageRef, RawImage
 
@@ -37,6 +37,7 @@ __all__ = [
     "MAX_IMAGE_PIXELS",
     "ImageGrid",
     "ImageHeader",
+    "ImageSizes",
     "MediaStore",
     "normalise",
     "normalised_size",
@@ -58,7 +59,7 @@ class MediaStore:
         cache_bytes: Decoded pixels kept in memory, least recently used first out.
     """
 
-    def __init__(self, folder: Path, grid: ImageGrid, cache_bytes: int = 256 * 2**20) -> None:
+    def __init__(self, folder: Path, grid: ImageSizes, cache_bytes: int = 256 * 2**20) -> None:
         self.folder = folder.absolute()
         self.grid = grid
         self._cache_bytes = cache_bytes

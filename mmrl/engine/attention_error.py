@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from mmrl.engine import attention, device
+from mmrl.engine.layout import PackedLayout
 from mmrl.ops.packing import Span, Unit
 
 SPANS = [*Unit((), 64, (5, 17, 1, 64)).spans(0), Span(151, 130)]
@@ -33,7 +34,7 @@ def attention_error(
     spans: Sequence[Span] = SPANS,
 ) -> float:
     """Largest relative error ``|a - b| / |b|`` of the output and of the gradients of query, key and value."""
-    layout = attention.PackedLayout(spans, device.torch_device(kind), getattr(torch, precision))
+    layout = PackedLayout(spans, device.torch_device(kind), getattr(torch, precision))
     kernel = partial(attention.KERNELS[device.attention(kind, precision)], layout=layout)
     counts = heads, key_heads, key_heads
     return _error(kernel, partial(_plain, spans, causal=True), kind, precision, counts, spans, head_size)

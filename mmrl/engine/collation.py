@@ -16,10 +16,11 @@ import torch
 
 from mmrl.config.sections import LearnerConfig
 from mmrl.engine import device as devices
-from mmrl.engine.attention import PackedLayout
 from mmrl.engine.experts import OWN, Routing
 from mmrl.engine.folder import ModelFolder
-from mmrl.engine.vision import ImageInputs, tower_inputs
+from mmrl.engine.image_form import Features
+from mmrl.engine.layout import PackedLayout
+from mmrl.engine.vision import ImageInputs
 from mmrl.ops.packing import Item, Unit, offsets, units_of
 from mmrl.types import EncodedPrompt, ImageRef, Sample
 
@@ -46,18 +47,14 @@ class PackedInputs:
     routing: Routing = OWN
 
 
-Features = tuple[torch.Tensor, ...]
-"""An image's features: (image tokens, H) for the language model's first layer, then for each layer that takes more."""
-
-
 @dataclass(frozen=True, slots=True)
 class UniqueImages:
     """Images that each go through the vision tower once, even if prompts share them.
 
     Attributes:
-        pixels: Their patches, (sum of patches, C).
-        grids_U3: Temporal, vertical and horizontal patches of each, in the host's memory.
-        derived: The tower's inputs that follow from the grids; see ``vision.tower_inputs``.
+        pixels: Their pixels as the tower takes them, joined along the first axis.
+        grids_U3: Frames, and rows and columns of patches in each, in the host's memory.
+        derived: The tower's inputs that follow from the grids; see ``ImageForm.tower_inputs``.
         places: I places among them, in the order of the row's prompts.
     """
 
@@ -71,7 +68,7 @@ class Collator:
     """Packs samples for a model.
 
     Args:
-        body: The model without its head; a vision-language body computes its prompts' multimodal positions.
+        body: The model without its head; it computes its prompts' positions where these are multimodal.
         share: True if samples of one prompt share it in the row, and prompts with the same image share that.
         balances: True if rows ask for ``experts.imbalances``.
         replays: True if the experts that samples know are used.
@@ -92,6 +89,7 @@ class Collator:
         self._folder, self._body, self._images = folder, body, images
         self._device, self._dtype, self.share = device, dtype, share
         self._balances, self._replays = balances, replays
+        self._multimodal = folder.family.vision and folder.images.multimodal_positions
         self._known_positions: dict[tuple[Any, ...], torch.Tensor] = {}
         self._position_bytes = 0
 
@@ -123,7 +121,7 @@ class Collator:
             "position_ids": self._positions(units, prompts),
             "layout": PackedLayout(spans, self._device, self._dtype),
         }
-        if self._folder.family.vision:
+        if self._multimodal:
             inputs["mm_token_type_ids"] = self._tensor(ids_S == self._folder.image_token_id)[None]
         return PackedInputs(
             inputs,
@@ -172,12 +170,12 @@ class Collator:
         return UniqueImages(
             devices.moved(torch.cat(pixels).to(self._dtype), self._device),
             grids_U3,
-            tower_inputs(self._body.visual, grids_U3, self._device, self._dtype),
+            self._folder.images.tower_inputs(self._body, grids_U3, self._device, self._dtype),
             tuple(place[name] for name in names),
         )
 
     def _positions(self, units: Sequence[Unit], prompts: Sequence[EncodedPrompt]) -> torch.Tensor:
-        """(1, S) positions, or (4, 1, S) for a vision-language model: text, then temporal, height, width.
+        """(1, S) positions, or (4, 1, S) multimodal ones: text, then temporal, height, width.
 
         Each prompt starts at 0, and each of its completions goes on after it. The text row tells transformers that
         sequences are packed.
@@ -186,7 +184,7 @@ class Collator:
         for unit, prompt in zip(units, prompts, strict=True):
             after_T = torch.cat([torch.arange(length) for length in unit.completions])
             text += [torch.arange(unit.prompt_tokens), unit.prompt_tokens + after_T]
-            if self._folder.family.vision:
+            if self._multimodal:
                 prompt_3P = self._cached_positions(prompt)
                 columns += [prompt_3P, (prompt_3P.max() + 1 + after_T).expand(3, -1)]
         text_S = torch.cat(text)

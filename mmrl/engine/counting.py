@@ -77,14 +77,14 @@ class UnitCost:
     def __init__(self, folder: ModelFolder, *, tower: bool = True) -> None:
         self._tower = tower
         self._shape = model_shape(folder.config)
-        self._patch = folder.image_factor // self._shape.tower.merge if self._shape.tower is not None else 1
+        self._form = folder.images if folder.family.vision else None
 
     def __call__(self, unit: Unit, prompt: EncodedPrompt) -> float:
         work = self._shape.work(
             tokens=unit.tokens,
             pairs=unit.pairs,
             predicted=unit.predicted,
-            images=[(1, ref.height // self._patch, ref.width // self._patch) for ref in prompt.images if self._tower],
+            images=[self._form.grid(ref.width, ref.height) for ref in prompt.images if self._tower and self._form],
         )
         return self._shape.forward_flops(work)
 

@@ -130,7 +130,7 @@ class Encoder:
         return list(self._folder.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _expand(self, ids: list[int], sizes: list[tuple[int, int]], prompt: Prompt) -> IntArray:
-        """Repeat each image token once per merged patch of its image."""
+        """Replace each image's placeholder by its tokens."""
         image_token = self._folder.image_token_id
         if ids.count(image_token) != len(sizes):
             raise DataError(
@@ -141,8 +141,8 @@ class Encoder:
             )
         if not sizes:
             return np.array(ids, np.int32)
-        patches = iter(width * height // self._folder.image_factor**2 for width, height in sizes)
-        return np.repeat(ids, [next(patches) if i == image_token else 1 for i in ids]).astype(np.int32)
+        images = iter(self._folder.images.expansion(*size) for size in sizes)
+        return np.array([i for token in ids for i in (next(images) if token == image_token else (token,))], np.int32)
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:
@@ -158,13 +158,12 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
 
 
 def unexpanded(prompt: EncodedPrompt, folder: ModelFolder) -> list[int]:
-    """The prompt's tokens with one image token per image, as vLLM takes them."""
-    if not prompt.images:
-        return [int(i) for i in prompt.token_ids]
-    counts = iter(ref.width * ref.height // folder.image_factor**2 for ref in prompt.images)
-    ids, position = [], 0
-    while position < len(prompt.token_ids):
-        token = int(prompt.token_ids[position])
-        ids.append(token)
-        position += next(counts) if token == folder.image_token_id else 1
-    return ids
+    """The prompt's tokens with one placeholder per image, as vLLM takes them."""
+    ids: list[int] = prompt.token_ids.tolist()
+    found, end = list[int](), 0
+    for ref in prompt.images:
+        image, token = folder.images.expansion(ref.width, ref.height), folder.image_token_id
+        begin = ids.index(token, end) - image.index(token)
+        found += [*ids[end:begin], token]
+        end = begin + len(image)
+    return found + ids[end:]

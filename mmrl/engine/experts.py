@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from mmrl.engine.attention import rows_at
+from mmrl.engine.layout import rows_at
 
 KERNEL = "mmrl_grouped"
 """The name of ``grouped`` in transformers."""
@@ -127,8 +127,8 @@ def grouped(experts: Any, hidden_SH: torch.Tensor, chosen_SK: torch.Tensor, weig
     gate_NI, up_NI = F.grouped_mm(tokens_NH, experts.gate_up_proj.transpose(1, 2), offs=ends_E).chunk(2, -1)
     outputs_NH = F.grouped_mm(experts.act_fn(gate_NI) * up_NI, experts.down_proj.transpose(1, 2), offs=ends_E)
     outputs_SKH = rows_at(outputs_NH, places_N).unflatten(0, chosen_SK.shape)
-    mixed_SH: torch.Tensor = (outputs_SKH * weights_SK[..., None]).sum(1)
-    return mixed_SH.to(hidden_SH.dtype)
+    summed_SH: torch.Tensor = (outputs_SKH * weights_SK[..., None]).sum(1)
+    return summed_SH.to(hidden_SH.dtype)
 
 
 def register() -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from mmrl.data.images import ImageGrid, MediaStore
+from mmrl.data.images import MediaStore
 from mmrl.engine import adapters
 from mmrl.engine.collation import Collator
 from mmrl.engine.encoding import Encoder
@@ -310,7 +310,7 @@ def _typed(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 @torch.no_grad()
 def _read(folder: ModelFolder, policy: Policy, media: Path) -> _Reading:
     """The samples through the folder's own chat template, tokenizer and processor."""
-    store = MediaStore(media, ImageGrid(folder.image_factor if folder.family.vision else 28, *PIXELS))
+    store = MediaStore(media, folder.image_sizes(*PIXELS))
     encoder = Encoder(folder, store)
     prompts = [
         Prompt(f"sample {number}", (Message("user", text),), tuple(map(_draw, sizes)), demonstration=answer)

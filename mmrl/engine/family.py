@@ -1,17 +1,69 @@
-"""One record per model family: everything that mmrl must know about an architecture."""
+"""One record per model family: everything that mmrl must know about an architecture, and what it does not do for it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
+from mmrl.config.sections import Config
+from mmrl.engine.device import DeviceKind
+from mmrl.engine.image_form import ImageForm, OneGrid
 from mmrl.errors import ConfigError
+
+Feature = Literal["hf", "vllm", "packing", "sharing", "vision_once", "lora", "tensor_parallel", "zero_3", "checkpoint"]
+FEATURES: Mapping[Feature, str] = MappingProxyType(
+    {
+        "hf": "sampler `hf`",
+        "vllm": "sampler `vllm`",
+        "packing": "packing",
+        "sharing": "shared prompt",
+        "vision_once": "vision once",
+        "lora": "LoRA",
+        "tensor_parallel": "TP",
+        "zero_3": "ZeRO 3",
+        "checkpoint": "checkpoint",
+    }
+)
+"""The columns of the table of families."""
+PAGE = "mmrl/engine/FAMILIES.md"
+"""The table of families; the tests' results and this module's records are its source."""
 
 EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
 """Ends of the names of a layer's expert weights, where all of its experts are in one."""
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A feature that a family does not have, or has in another way.
+
+    Attributes:
+        kind: With ``refused``, a run that asks for the feature ends before its engines start. With ``fallback``, it
+            goes another way.
+        reason: Why, in words that end a line of the table.
+        device: The only kind of device with this limit; None for all.
+        precision: The only precision with this limit, ``float32`` or ``bfloat16``; None for both.
+    """
+
+    kind: Literal["refused", "fallback"]
+    reason: str
+    device: DeviceKind | None = None
+    precision: str | None = None
+
+    def __str__(self) -> str:
+        where = {None: "", "cpu": " on a CPU", "cuda": " on a GPU"}[self.device]
+        return f"{self.kind}{where}{f' in {self.precision}' if self.precision else ''}: {self.reason}"
+
+    def holds(self, device: DeviceKind | None, precision: str | None) -> bool:
+        """True if the limit holds there; None for what is not known yet."""
+        return self.device in (None, device) and self.precision in (None, precision)
+
+
+BFLOAT16_STATES = Limit("refused", "its linear attention computes in bfloat16 alone", "cpu", "float32")
+READS_TEXT = Limit("refused", "reads text only")
+PROMPT_EACH = Limit("fallback", "each completion is packed with a prompt of its own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,23 +73,50 @@ class Family:
     Attributes:
         model_type: ``model_type`` in the folder's config.json.
         models: Public names of models that belong to it, for people who choose one.
-        vision: True if prompts may hold images; positions are then multimodal (M-RoPE).
+        images: How its models read images; None for text models.
         parts: Name prefixes of the parameters of ``vision``, ``projector`` and ``language``; the longest wins.
         banned_tokens: Never sampled: the policy would otherwise write an image that does not exist.
-        shares_prefix: True if completions of one prompt may share its keys and values in a packed row. False for layers
-            that hand a state from token to token, such as linear attention.
+        shares_prefix: True if completions of one prompt may share its keys and values in a packed row, and its last
+            states in layers that hand a state from token to token (``linear_attention``).
+        limits: Features that the family lacks, such as ``{"vllm": Limit("refused", "...", device="cpu")}``; those that
+            follow from ``vision`` and ``shares_prefix`` need no entry.
         mixture: True if layers are mixtures of experts.
         transposed_experts: True if files have the experts' matrices the other way round; see ``turned_in_files``.
     """
 
     model_type: str
     models: str
-    vision: bool = False
+    images: type[ImageForm] | None = None
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({"language": ("",)}))
     banned_tokens: tuple[str, ...] = ()
     shares_prefix: bool = True
+    limits: Mapping[Feature, Limit] = field(default_factory=lambda: MappingProxyType({}))
     mixture: bool = False
     transposed_experts: bool = False
+
+    @property
+    def all_limits(self) -> Mapping[Feature, Limit]:
+        """The limits, with those that follow from other fields, in the order of ``FEATURES``."""
+        found: dict[Feature, Limit] = {} if self.vision else {"vision_once": READS_TEXT}
+        found |= {} if self.shares_prefix else {"sharing": PROMPT_EACH}
+        found |= self.limits
+        return {feature: found[feature] for feature in FEATURES if feature in found}
+
+    def limit(self, feature: Feature, device: DeviceKind | None, precision: str | None) -> Limit | None:
+        """The limit of a feature on a kind of device in a precision; with None, only one that holds for all of them."""
+        found = self.all_limits.get(feature)
+        return found if found is not None and found.holds(device, precision) else None
+
+    @property
+    def line(self) -> str:
+        """The family's line of the table as a text: its models and limits."""
+        limits = "; ".join(f"{FEATURES[feature]} {limit}" for feature, limit in self.all_limits.items())
+        return f"{self.model_type} ({self.models})" + (f": {limits}" if limits else "")
+
+    @property
+    def vision(self) -> bool:
+        """True if prompts may hold images."""
+        return self.images is not None
 
     def part_of(self, parameter: str) -> str:
         """The part that a parameter belongs to."""
@@ -55,7 +134,14 @@ def _qwen_vl(model_type: str, models: str, *projectors: str, **facts: Any) -> Fa
         "projector": tuple(f"model.visual.{name}." for name in projectors),
         "language": ("model.language_model.", "lm_head."),
     }
-    return Family(model_type, models, vision=True, parts=MappingProxyType(parts), banned_tokens=VISION_TOKENS, **facts)
+    return Family(
+        model_type,
+        models,
+        images=OneGrid,
+        parts=MappingProxyType(parts),
+        banned_tokens=VISION_TOKENS,
+        **facts,
+    )
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -71,6 +157,12 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 *("merger", "deepstack_merger_list"),
                 mixture=True,
                 transposed_experts=True,
+            ),
+            _qwen_vl("qwen3_5", "Qwen3.5, dense", "merger", limits=MappingProxyType({"vllm": BFLOAT16_STATES})),
+            Family(
+                "qwen3_5_text",
+                "Qwen3.5 without vision, dense",
+                limits=MappingProxyType({"vllm": BFLOAT16_STATES}),
             ),
             Family("qwen2", "Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen"),
             Family("qwen3", "Qwen3, dense"),
@@ -92,7 +184,52 @@ def family_of(model_type: str | None, path: str) -> Family:
         raise ConfigError(
             f"models of type {model_type!r} are not supported" if model_type else "config.json names no model_type",
             where=f"model.path: {path}",
-            possible="; ".join(f"{family.model_type} ({family.models})" for family in FAMILIES.values()),
-            remedy="choose a model of one of these families",
+            possible="".join(f"\n    {family.line}" for family in FAMILIES.values()),
+            remedy=f"choose a model of one of these families; {PAGE} says what is proven for each",
         )
     return family
+
+
+def asked_features(config: Config, *, samples: bool = True, learns: bool = True) -> dict[Feature, str]:
+    """The features that a config asks for, each with the setting that does.
+
+    Args:
+        samples: True if the run samples.
+        learns: True if the run trains.
+    """
+    sampler, learner, model = config.sampler, config.learner, config.model
+    asked: dict[Feature, str] = {}
+    if samples:
+        asked[sampler.name] = f"sampler.name: {sampler.name}"
+        if sampler.tensor_parallel_size > 1:
+            asked["tensor_parallel"] = f"sampler.tensor_parallel_size: {sampler.tensor_parallel_size}"
+    if learns:
+        if learner.share_prefix == "auto":
+            asked["sharing"] = "learner.share_prefix"
+        if learner.zero_stage == 3:
+            asked["zero_3"] = "learner.zero_stage: 3"
+        if model.lora is not None:
+            asked["lora"] = "model.lora"
+    return asked
+
+
+def refusal(
+    family: Family, asked: Mapping[Feature, str], device: DeviceKind | None, precision: str | None
+) -> ConfigError | None:
+    """An error if a run asks for a feature that its model's family does not have; it has the table's line.
+
+    Args:
+        asked: The answer of ``asked_features``.
+        device: The kind of device that the engines run on; None if it is not known yet.
+        precision: Likewise ``float32`` or ``bfloat16``.
+    """
+    for feature, where in asked.items():
+        limit = family.limit(feature, device, precision)
+        if limit is not None and limit.kind == "refused":
+            return ConfigError(
+                f"models of type {family.model_type} have no {FEATURES[feature]}: {limit.reason}",
+                where=where,
+                possible=family.line,
+                remedy=f"change this setting; {PAGE} says what is proven",
+            )
+    return None

@@ -11,14 +11,18 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from mmrl.data.grid import ImageGrid, ImageSizes
 from mmrl.data.hub import HubRepo
 from mmrl.engine.family import Family, family_of
+from mmrl.engine.image_form import ImageForm
 from mmrl.engine.vocabulary import Vocabulary
 from mmrl.errors import ConfigError, MMRLError, ResourceError, first_line
 
 CONFIGURATION = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 """The files of a model on the hub that are read before its weights."""
 INDEX = "model.safetensors.index.json"
+TEXT_IMAGE_FACTOR = 28
+"""The image grid of a model that reads no images; no image ever meets it."""
 _SHOWN_MODELS = 3
 """Most folders within a wrongly named one that a message lists."""
 
@@ -143,15 +147,25 @@ class ModelFolder:
         return int(self.config.get_text_config().max_position_embeddings)
 
     @property
-    def image_factor(self) -> int:
-        """Both sides of a normalised image are multiples of this many pixels."""
-        vision = self.config.vision_config
-        return int(vision.patch_size * vision.spatial_merge_size)
+    def images(self) -> ImageForm:
+        """How the model reads images; only for a family with ``vision``."""
+        assert self.family.images is not None, f"{self.family.model_type} reads no images"
+        return self.family.images(self.config, self.processor)
 
     @property
     def image_token_id(self) -> int:
-        """The id that stands for one merged image patch; -1 for a text model."""
-        return int(self.config.image_token_id) if self.family.vision else -1
+        """The id of an image token; -1 for a text model."""
+        return self.images.token_id if self.family.vision else -1
+
+    def image_sizes(self, min_pixels: int, max_pixels: int) -> ImageSizes:
+        """The sizes to which images are normalised; of ``TEXT_IMAGE_FACTOR`` for a text model."""
+        if self.family.vision:
+            return self.images.sizes(min_pixels, max_pixels)
+        return ImageGrid(TEXT_IMAGE_FACTOR, min_pixels, max_pixels)
+
+    def image_tokens(self, width: int, height: int) -> int:
+        """Image tokens of a stored image."""
+        return self.images.tokens(width, height)
 
     def save_files(self, folder: Path) -> None:
         """Write tokenizer, processor and generation config beside saved weights."""

@@ -111,17 +111,17 @@ class HFSampler:
         )
         prefilled = self._model.generate(**self._inputs(request.prompt, ids_1P[:, :-1]), generation_config=settings)
         cache = prefilled.past_key_values
-        cache.batch_repeat_interleave(request.num_samples)
+        cache.reorder_cache(torch.zeros(request.num_samples, dtype=torch.int64, device=ids_1P.device))
         return {**inputs, "past_key_values": cache}
 
     def _inputs(self, prompt: EncodedPrompt, ids_1P: torch.Tensor) -> dict[str, torch.Tensor]:
         inputs = {"input_ids": ids_1P, "attention_mask": torch.ones_like(ids_1P)}
-        if self._folder.family.vision:
+        if self._folder.family.vision and self._folder.images.multimodal_positions:
             inputs["mm_token_type_ids"] = (ids_1P == self._folder.image_token_id).int()
         if prompt.images:
             pixels, grids = zip(*[self._images(ref) for ref in prompt.images], strict=True)
-            inputs["pixel_values"] = torch.cat(pixels).to(self._device, self._model.dtype)
-            inputs["image_grid_thw"] = torch.stack(grids).to(self._device)
+            joined = torch.cat(pixels).to(self._device, self._model.dtype)
+            inputs |= self._folder.images.generate_inputs(joined, torch.stack(grids).to(self._device))
         return inputs
 
     def _settings(self, request: SamplingRequest) -> Any:

@@ -18,10 +18,11 @@ import torch
 
 from mmrl.config.sections import LearnerConfig, LoraConfig
 from mmrl.engine import device
-from mmrl.engine.collation import Collator, Features, PackedInputs
+from mmrl.engine.collation import Collator, PackedInputs
 from mmrl.engine.counting import UnitCost, UpdateCost, UpdateMemory
 from mmrl.engine.experts import OWN, imbalances, rerouted
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.image_form import Features
 from mmrl.engine.learner_state import SavedState, check_optimizer, save_state
 from mmrl.engine.optimizer_state import OptimizerState
 from mmrl.engine.placement import Reference
@@ -242,7 +243,7 @@ class DeepSpeedLearner:
             return
         refs = {ref.hash: ref for ref in (BLANK, *(ref for sample in samples for ref in sample.prompt.images))}
         new = [ref for name, ref in refs.items() if name not in self._features]
-        sizes = [ref.width * ref.height // self._folder.image_factor**2 or 1 for ref in new]
+        sizes = [self._folder.image_tokens(ref.width, ref.height) for ref in new]
         batches = [[new[i] for i in part] for part in first_fit(sizes, self._budget)]
         known = sum(feature.nbytes for features in self._features.values() for feature in features)
         room = device.FEATURE_BYTES[self._engine.device.type] - known

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,8 +13,11 @@ import torch.nn.functional as F
 
 from mmrl.config.sections import LoraConfig
 from mmrl.engine import adapters, attention, device, experts
-from mmrl.engine.collation import Features, PackedInputs, UniqueImages
+from mmrl.engine.collation import PackedInputs, UniqueImages
 from mmrl.engine.folder import ModelFolder, check_takes_features
+from mmrl.engine.image_form import Features
+from mmrl.engine.layout import rows_at
+from mmrl.engine.linear_attention import pack_states
 from mmrl.errors import ConfigError, first_line
 from mmrl.ops.logprobs import chunked_logprobs
 from mmrl.system.freed_memory import trim_heap
@@ -53,7 +55,7 @@ class Policy(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.adapted, self.routers = model, tuple(adapted), tuple(routers)
-        self.family = folder.family
+        self.family, self._folder = folder.family, folder
         self._temperature, self._entropy_gradient = temperature, entropy_gradient
         self.head = Head(model.get_output_embeddings(), max(chunk_bytes // (4 * folder.vocabulary.size), 1))
         banned_V = torch.zeros(folder.vocabulary.size, dtype=torch.bool)
@@ -71,14 +73,13 @@ class Policy(torch.nn.Module):
         images: dict[str, Any] = {}
         if inputs.images is not None:
             features = self._features(inputs.images) if isinstance(inputs.images, UniqueImages) else inputs.images
-            first, *deeper = zip(*features, strict=True)
-            images["mm_encoder_outputs"] = {"image": SimpleNamespace(pooler_output=first, deepstack_features=deeper)}
+            images["mm_encoder_outputs"] = {"image": self._folder.images.encoded(features)}
         for router in self.routers:
             router.routing = inputs.routing
         outputs = self.model.base_model(**inputs.model_inputs, **images, attention_mask=None, use_cache=False)
         hidden_SH = outputs.last_hidden_state[0]
         return self.head(
-            attention.rows_at(hidden_SH, inputs.predicting_T),
+            rows_at(hidden_SH, inputs.predicting_T),
             inputs.targets_T,
             self.banned_V,
             self._temperature,
@@ -88,9 +89,8 @@ class Policy(torch.nn.Module):
 
     def _features(self, images: UniqueImages) -> list[Features]:
         """The vision tower's features of the images, one entry per place."""
-        body = self.model.base_model
-        found = body.get_image_features(images.pixels, images.grids_U3, return_dict=True, **images.derived)
-        features = list(zip(found.pooler_output, *getattr(found, "deepstack_features", ()), strict=True))
+        form = self._folder.images
+        features = form.features(self.model.base_model, images.pixels, images.grids_U3, images.derived)
         return [features[place] for place in images.places]
 
     def without_adapters(self) -> AbstractContextManager[None]:
@@ -193,7 +193,9 @@ def load_policy(
     if folder.family.vision:
         check_takes_features(model.base_model, f"model.path: {folder.name}")
         # Not above: for a name with "flash" in it, transformers would there look for a package.
-        model.set_attn_implementation({"vision_config": device.tower_attention(kind, dtype)})
+        tower = device.tower_attention(kind, dtype) if folder.images.packed_tower else "sdpa"
+        model.set_attn_implementation({"vision_config": tower})
+    pack_states(model)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(folder.family.part_of(name) not in freeze)
         parameter.data = parameter.data.to(options["dtype"])  # some files keep a few in float32

@@ -20,6 +20,7 @@ from mmrl.config.sections import LoraConfig
 from mmrl.engine import device
 from mmrl.engine.adapters import is_adapter
 from mmrl.engine.collation import Collator, shares_prefix
+from mmrl.engine.family import asked_features, refusal
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.hf_sampler import HFSampler
 from mmrl.engine.learner import DeepSpeedLearner
@@ -50,7 +51,8 @@ class RankEngine:
         progress: Called with the name of each part of the start as it begins.
 
     Raises:
-        ConfigError: The checkpoint has another model, other trained parts or another precision.
+        ConfigError: The checkpoint has another model, other trained parts or another precision; or the model's family
+            does not have what the config asks for on this device.
         ResourceError: The checkpoint is damaged.
     """
 
@@ -60,8 +62,11 @@ class RankEngine:
         kind: device.DeviceKind,
         progress: Callable[[str], object] = lambda text: None,
     ) -> None:
-        self._config, self._folder, self._media, self._kind = spec.config, spec.folder, spec.media, kind
         self._precision = device.precision(kind, spec.config.model.dtype)
+        asked = asked_features(spec.config, samples=spec.with_sampler, learns=spec.algorithm is not None)
+        if (error := refusal(spec.folder.family, asked, kind, self._precision)) is not None:
+            raise error
+        self._config, self._folder, self._media, self._kind = spec.config, spec.folder, spec.media, kind
         self._images = ImageInputs(spec.folder, spec.media)
         self._shares_prefix = shares_prefix(spec.config.learner, spec.folder)
         self._in_use = ""

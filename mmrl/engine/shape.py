@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmrl.ops.cost import MixtureShape, ModelShape, TowerShape
+from mmrl.engine.family import FAMILIES
+from mmrl.ops.cost import LinearAttentionShape, MixtureShape, ModelShape
 
 
 def model_shape(config: Any) -> ModelShape:
     """The shape of a transformers config of any family in ``family.FAMILIES``."""
-    text, vision = config.get_text_config(), getattr(config, "vision_config", None)
+    text, images = config.get_text_config(), FAMILIES[config.model_type].images
     return ModelShape(
         layers=text.num_hidden_layers,
         width=text.hidden_size,
@@ -19,8 +20,10 @@ def model_shape(config: Any) -> ModelShape:
         mlp_width=text.intermediate_size,
         vocabulary=text.vocab_size,
         normed_heads=text.model_type.startswith("qwen3"),
-        tower=None if vision is None else _tower(config.model_type, vision),
+        tower=None if images is None else images(config).tower,
+        gated_heads=getattr(text, "attn_output_gate", text.model_type.startswith("qwen3_5")),
         mixture=_mixture(text),
+        linear=_linear(text),
     )
 
 
@@ -39,22 +42,15 @@ def _mixture(text: Any) -> MixtureShape | None:
     return MixtureShape(len(layers), text.num_experts, text.num_experts_per_tok, text.moe_intermediate_size)
 
 
-def _tower(model_type: str, vision: Any) -> TowerShape:
-    if model_type == "qwen2_vl":  # here alone the hidden size is that of the language model
-        width, out, mlp_width = vision.embed_dim, vision.hidden_size, int(vision.embed_dim * vision.mlp_ratio)
-    else:
-        width, out, mlp_width = vision.hidden_size, vision.out_hidden_size, vision.intermediate_size
-    windowed = model_type == "qwen2_5_vl"
-    return TowerShape(
-        layers=vision.depth,
-        width=width,
-        mlp_width=mlp_width,
-        mlp_matrices=3 if windowed else 2,
-        patch_values=vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
-        merge=vision.spatial_merge_size,
-        out=out,
-        mergers=1 + len(getattr(vision, "deepstack_visual_indexes", ())),
-        windowed_layers=vision.depth - len(vision.fullatt_block_indexes) if windowed else 0,
-        heads=vision.num_heads,
-        window=vision.window_size // (vision.patch_size * vision.spatial_merge_size) if windowed else 0,
+def _linear(text: Any) -> LinearAttentionShape | None:
+    layers = (getattr(text, "layer_types", None) or ()).count("linear_attention")
+    if not layers:
+        return None
+    return LinearAttentionShape(
+        layers,
+        text.linear_num_key_heads,
+        text.linear_num_value_heads,
+        text.linear_key_head_dim,
+        text.linear_value_head_dim,
+        text.linear_conv_kernel_dim,
     )

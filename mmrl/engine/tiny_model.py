@@ -61,28 +61,46 @@ class Size:
 
 SIZES = {"tiny": Size(128, 256, 2, 4, 64), "small": Size(192, 384, 2, 6, 64)}
 TEXT = {"num_key_value_heads": 2, "max_position_embeddings": 4096}
-STEMS = {
-    "qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL", "qwen3_vl_moe": "Qwen3VLMoe",
-    "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe", "llama": "Llama",
+LINEAR_ATTENTION = {
+    "head_dim": 64, "full_attention_interval": 2,
+    "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
 }  # fmt: skip
-"""Names of a family's classes in transformers."""
+LANGUAGE: dict[str, dict[str, Any]] = {"qwen3_5": LINEAR_ATTENTION, "qwen3_5_text": LINEAR_ATTENTION}
+"""Further settings of a family's language model. vLLM's linear attention takes heads of 128 on a CPU."""
+PROCESSORS = {
+    "qwen2_vl": "Qwen2VLProcessor",
+    "qwen2_5_vl": "Qwen2_5_VLProcessor",
+    "qwen3_vl": "Qwen3VLProcessor",
+    "qwen3_vl_moe": "Qwen3VLProcessor",
+    "qwen3_5": "Qwen3VLProcessor",
+}
+"""Names of a family's processor in transformers."""
 
 TOWER = {"depth": 2, "num_heads": 4, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2}
 VISION: dict[str, dict[str, Any]] = {
     "qwen2_vl": {**TOWER, "mlp_ratio": 2},
     "qwen2_5_vl": {**TOWER, "window_size": 112, "fullatt_block_indexes": [1]},
     "qwen3_vl": {**TOWER, "num_position_embeddings": 256, "deepstack_visual_indexes": [0]},
+    "qwen3_5": {**TOWER, "num_position_embeddings": 256},
     "qwen3_vl_moe": {**TOWER, "num_position_embeddings": 256, "deepstack_visual_indexes": [0]},
 }
 
-MROPE: dict[str, dict[str, Any]] = {
+PARTIAL_ROPE = {"partial_rotary_factor": 0.25, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+ROPE: dict[str, dict[str, Any]] = {
     "qwen2_vl": {"mrope_section": [4, 6, 6]},
     "qwen2_5_vl": {"mrope_section": [4, 6, 6]},
     "qwen3_vl": {"mrope_section": [24, 20, 20], "mrope_interleaved": True},
+    "qwen3_5": PARTIAL_ROPE,
+    "qwen3_5_text": PARTIAL_ROPE,
     "qwen3_vl_moe": {"mrope_section": [24, 20, 20], "mrope_interleaved": True},
 }
 
-_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+_EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
 EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": {**_EXPERTS, "head_dim": 128},
     "qwen3_moe": {**_EXPERTS, "mlp_only_layers": [], "decoder_sparse_step": 1},
@@ -140,6 +158,7 @@ def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny",
     values = text = {
         **TEXT,
         **SIZES[size].text(),
+        **LANGUAGE.get(family, {}),
         **EXPERTS.get(family, {}),
         "vocab_size": len(tokenizer) + 6,  # padded, as the real ones are
         "bos_token_id": ids["<|endoftext|>"],
@@ -147,16 +166,17 @@ def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny",
         "pad_token_id": ids["<|endoftext|>"],
         "tie_word_embeddings": True,
     }
+    if family in ROPE:
+        text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, **ROPE[family]}
     if vision:
-        text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, **MROPE[family]}
         values = {f"{name}_id": ids[token] for name, token in VISION_TOKENS.items()}
         tower = {**VISION[family], **SIZES[size].vision(family)}
         values |= {"text_config": text, "vision_config": tower, "tie_word_embeddings": True}
         write_processor(folder, family)
     torch.manual_seed(seed)
-    head = "ForConditionalGeneration" if vision else "ForCausalLM"
-    config = getattr(transformers, f"{STEMS[family]}Config")(**values)
-    getattr(transformers, STEMS[family] + head)(config).to(torch.float32).save_pretrained(folder)
+    auto = transformers.AutoModelForImageTextToText if vision else transformers.AutoModelForCausalLM
+    config = transformers.AutoConfig.for_model(family, **values)
+    auto.from_config(config, dtype=torch.float32).save_pretrained(folder)
     turn_experts(folder, family)
     # As in the hub's folders: sampling defaults that training must not inherit, and two end tokens.
     defaults = {
@@ -190,7 +210,7 @@ def write_processor(
     """Write the image processor's settings of a vision-language family."""
     settings = {
         "image_processor_type": "Qwen2VLImageProcessor",
-        "processor_class": f"{STEMS[family].removesuffix('Moe')}Processor",
+        "processor_class": PROCESSORS[family],
         "size": {"shortest_edge": 3136, "longest_edge": max_pixels},
         "patch_size": patch_size,
         "temporal_patch_size": 2,

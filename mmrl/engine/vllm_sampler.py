@@ -54,10 +54,7 @@ class VLLMSampler:
         self.weight_version = NO_VERSION
         self.arguments = {**arguments}
         if folder.family.vision:
-            grid = media.grid
-            self.arguments["mm_processor_kwargs"] = {
-                "size": {"shortest_edge": grid.min_pixels, "longest_edge": grid.max_pixels}
-            }
+            self.arguments["mm_processor_kwargs"] = folder.images.processor_arguments(media.grid)
         processor = banned_ids_processor(folder.vocabulary.banned, device.model_runner(kind))
         threads = torch.get_num_threads()
         try:

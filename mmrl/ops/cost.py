@@ -137,6 +137,50 @@ class MixtureShape:
 
 
 @dataclass(frozen=True, slots=True)
+class LinearAttentionShape:
+    """The layers of a decoder that have a gated delta rule in place of attention; see ``engine.linear_attention``.
+
+    Attributes:
+        layers: The number of these layers; the others attend.
+        key_heads: Heads of queries and keys.
+        value_heads: Heads of values; each has a state of ``key_size`` x ``value_size``.
+        taps: Inputs of the convolution that queries, keys and values come from.
+    """
+
+    layers: int
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    taps: int
+
+    @property
+    def values(self) -> int:
+        """Numbers of a token's values."""
+        return self.value_heads * self.value_size
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution."""
+        return 2 * self.key_heads * self.key_size + self.values
+
+    @property
+    def state(self) -> int:
+        """Numbers of a layer's state."""
+        return self.key_size * self.values
+
+    def weights(self, width: int) -> int:
+        """Weights of one layer's matrices without its MLP."""
+        return width * (self.channels + 2 * self.values + 2 * self.value_heads)
+
+    @property
+    def token_flops(self) -> int:
+        """Operations of one token in one layer beside its matrices: the convolution, and the state that is read for the
+        token's key, changed, and read for its query. A kernel that computes tokens in chunks takes others."""
+        return 2 * self.taps * self.channels + 6 * self.state
+
+
+@dataclass(frozen=True, slots=True)
 class Training:
     """The parts that a backward pass trains.
 
@@ -167,8 +211,10 @@ class ModelShape:
         kv_heads: Key-value heads.
         vocabulary: Rows of the head.
         normed_heads: True if queries and keys are normalised.
+        gated_heads: True if each head's output has a gate.
         tower: None for a text model.
         mixture: None for a dense model.
+        linear: None if all layers attend.
     """
 
     layers: int
@@ -180,7 +226,14 @@ class ModelShape:
     vocabulary: int
     tower: TowerShape | None = None
     normed_heads: bool = False
+    gated_heads: bool = False
     mixture: MixtureShape | None = None
+    linear: LinearAttentionShape | None = None
+
+    @property
+    def attending_layers(self) -> int:
+        """Layers that attend to tokens."""
+        return self.layers - (self.linear.layers if self.linear is not None else 0)
 
     @property
     def mixed_layers(self) -> int:
@@ -190,10 +243,14 @@ class ModelShape:
     @property
     def active_weights(self) -> int:
         """Weights of all layers' matrices that a token meets: queries, keys, values, output, MLP or chosen experts."""
-        attention = self.width * self.head_size * (2 * self.heads + 2 * self.kv_heads)
-        weights = self.layers * attention + (self.layers - self.mixed_layers) * 3 * self.width * self.mlp_width
+        attention = self.width * self.head_size * ((2 + self.gated_heads) * self.heads + 2 * self.kv_heads)
+        weights = (
+            self.attending_layers * attention + (self.layers - self.mixed_layers) * 3 * self.width * self.mlp_width
+        )
         if (mixture := self.mixture) is not None:
             weights += mixture.layers * self.width * (mixture.experts + 3 * mixture.chosen * mixture.width)
+        if self.linear is not None:
+            weights += self.linear.layers * self.linear.weights(self.width)
         return weights
 
     @property
@@ -215,6 +272,8 @@ class ModelShape:
             return f"the model has {self.heads} attention heads"
         if max(self.kv_heads, parts) % min(self.kv_heads, parts):
             return f"the model has {self.kv_heads} key-value heads"
+        if (linear := self.linear) is not None and linear.key_heads % parts:
+            return f"the model's linear attention has {linear.key_heads} heads of keys"
         if self.layers > self.mixed_layers and self.mlp_width % parts:
             return f"the model's MLP has {self.mlp_width} columns"
         if (mixture := self.mixture) is not None:
@@ -297,8 +356,10 @@ class ModelShape:
         return 2 * work.patches * self.tower.patch_values * self.tower.width if self.tower is not None else 0
 
     def _attention(self, work: Work) -> dict[str, int]:
-        """Operations of scores and weighted values, forward."""
-        flops = {"vision": 0, "projector": 0, "language": 4 * work.pairs * self.layers * self.heads * self.head_size}
+        """Operations of scores and weighted values, and of linear attention's states, forward."""
+        scores = 4 * work.pairs * self.attending_layers * self.heads * self.head_size
+        states = self.linear.layers * self.linear.token_flops * work.tokens if self.linear is not None else 0
+        flops = {"vision": 0, "projector": 0, "language": scores + states}
         if (tower := self.tower) is not None:
             whole = (tower.layers - tower.windowed_layers) * work.image_pairs
             flops["vision"] = 4 * tower.width * (whole + tower.windowed_layers * work.window_pairs)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mmrl.ops.cost import ModelShape, Work
+from mmrl.ops.cost import LinearAttentionShape, ModelShape, Work
 
 _BUCKET, _REUSE, _SUB_GROUP = 5 * 10**8, 10**9, 10**9
 """DeepSpeed's defaults of ``reduce_bucket_size``, ``stage3_max_reuse_distance`` and ``sub_group_size``."""
@@ -186,8 +186,11 @@ def layer_activations(shape: ModelShape, width: int) -> int:
     output as it is computed and in the row's order, and the MLP's two inner products, the activation and its product.
     """
     norms = 2 * shape.width * (4 + 2 * width)
-    attention = shape.head_size * (3 * shape.heads + 2 * shape.kv_heads)
-    heads = shape.head_size * (shape.heads + shape.kv_heads) * (4 + width) * shape.normed_heads
+    attention = width * shape.head_size * ((3 + 2 * shape.gated_heads) * shape.heads + 2 * shape.kv_heads)
+    attention += shape.head_size * (shape.heads + shape.kv_heads) * (4 + width) * shape.normed_heads
+    if (linear := shape.linear) is not None:
+        own = _linear_attention(linear, width)
+        attention = (shape.attending_layers * attention + linear.layers * own) // shape.layers
     mixture, shared = shape.mixture, width * 4 * shape.mlp_width
     if mixture is not None:
         # Of each chosen expert its input, what an MLP keeps, and its output, also in the tokens' order and weighed in
@@ -195,7 +198,15 @@ def layer_activations(shape: ModelShape, width: int) -> int:
         chosen = mixture.chosen * (width * (4 * mixture.width + 2 * shape.width))
         mixed = chosen + 4 * (shape.width * (width < 4) + 2 * mixture.experts)
         shared = (mixed * mixture.layers + shared * (shape.layers - mixture.layers)) // shape.layers
-    return norms + heads + width * attention + shared
+    return norms + attention + shared
+
+
+def _linear_attention(shape: LinearAttentionShape, width: int) -> int:
+    """Bytes of one token that a layer of linear attention keeps in plain torch: the convolution's inputs and sum, the
+    gate and what it is multiplied with, and of each head 16 vectors and five rows of a chunk, all in float32. Kernels
+    keep less."""
+    of_heads = 4 * shape.value_heads * (16 * max(shape.key_size, shape.value_size) + 5 * 64)
+    return 4 * shape.channels * (shape.taps + 1) + shape.values * (8 + 3 * width) + of_heads
 
 
 def patch_activations(shape: ModelShape, width: int) -> int:
@@ -233,7 +244,15 @@ def activations(
 
 def cache_bytes_per_token(shape: ModelShape, *, width: int, tensor_parallel: int = 1) -> int:
     """Bytes of a token's keys and values on one of the ranks that sample together; a head is never split."""
-    return 2 * shape.layers * max(shape.kv_heads // tensor_parallel, 1) * shape.head_size * width
+    return 2 * shape.attending_layers * max(shape.kv_heads // tensor_parallel, 1) * shape.head_size * width
+
+
+def cache_bytes_per_sequence(shape: ModelShape, *, width: int, tensor_parallel: int = 1) -> int:
+    """Bytes that a sequence takes whatever its length: linear attention's states in float32, and its convolution's
+    inputs."""
+    if (linear := shape.linear) is None:
+        return 0
+    return linear.layers * (4 * linear.state + (linear.taps - 1) * linear.channels * width) // tensor_parallel
 
 
 def forward_activations(shape: ModelShape, work: Work, *, width: int, logits_bytes: int) -> int:

@@ -13,7 +13,7 @@ from mmrl.config.plugin_specs import DatasetSpec
 from mmrl.config.sections import Config
 from mmrl.config.yaml_tree import join_errors
 from mmrl.data.ahead import PromptsAhead
-from mmrl.data.images import ImageGrid, MediaStore
+from mmrl.data.images import MediaStore
 from mmrl.data.prompts import Part, Progress, PromptSource
 from mmrl.errors import ConfigError, DataError, plugin_errors
 from mmrl.interfaces import Algorithm, DatasetLoader, Needs, Plugin, Reward, RunFacts, served_needs
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 LORA_RATE = 1e-5
 """Learning rates of adapters begin here; those of whole weights end here."""
-TEXT_IMAGE_FACTOR = 28
-"""The image grid of a model that reads no images; no image ever meets it."""
 
 
 class RunSetup:
@@ -132,6 +130,7 @@ class RunSetup:
 
     @cached_property
     def folder(self) -> ModelFolder:
+        from mmrl.engine.family import asked_features, refusal
         from mmrl.engine.folder import ModelFolder
 
         model = self.config.model
@@ -148,6 +147,8 @@ class RunSetup:
                 where="data.max_prompt_tokens + sampler.max_new_tokens",
                 remedy="lower one of them",
             )
+        if (error := refusal(folder.family, asked_features(self.config), None, None)) is not None:
+            raise error
         self._check_sampler(folder)
         parts, frozen = set(folder.family.parts), set(model.freeze)
         if not frozen < parts:
@@ -160,9 +161,8 @@ class RunSetup:
 
     @cached_property
     def media(self) -> MediaStore:
-        factor = self.folder.image_factor if self.folder.family.vision else TEXT_IMAGE_FACTOR
         data = self.config.data
-        return MediaStore(self._media_folder, ImageGrid(factor, data.min_pixels, data.max_pixels))
+        return MediaStore(self._media_folder, self.folder.image_sizes(data.min_pixels, data.max_pixels))
 
     @cached_property
     def encoder(self) -> Encoder:

@@ -369,6 +369,8 @@ def run(ranks: ShippedRanks, prompts: int, steps: int, folder: Path) -> None:
     from mmrl.data.images import ImageGrid, MediaStore
     from mmrl.data.prompts import Part, PromptSource
     from mmrl.engine.counting import UnitCost
+    from mmrl.engine.family import FAMILIES
+    from mmrl.engine.image_form import OneGrid
     from mmrl.plugin_host import registry
     from mmrl.rollout.collector import Collector
     from mmrl.rollout.rewards.scorer import Scorer
@@ -402,7 +404,8 @@ def run(ranks: ShippedRanks, prompts: int, steps: int, folder: Path) -> None:
     encoder = ArrayEncoder()
     source = PromptSource([Part("rows", rows)], encoder, max_prompt_tokens=PROMPT)
     media = MediaStore(folder / "media", ImageGrid(28, 3136, 1_003_520))
-    model: Any = SimpleNamespace(config=Qwen2_5_VLConfig(), image_factor=28)
+    shape = Qwen2_5_VLConfig()
+    model: Any = SimpleNamespace(config=shape, family=FAMILIES["qwen2_5_vl"], images=OneGrid(shape))
     directory = RunDirectory.create(folder / "run")
     algorithm: Any = registry.create("algorithm", config.algorithm)
     engine = RankGroup(ranks, media, UnitCost(model), tensor_parallel_size=1)

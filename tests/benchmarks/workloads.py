@@ -130,7 +130,7 @@ def write_model(folder: Path, family: str, lengths: Lengths, *, tiny: bool = Fal
     import torch
     import transformers
 
-    from mmrl.engine.tiny_model import MROPE, STEMS, VISION_TOKENS
+    from mmrl.engine.tiny_model import ROPE, VISION_TOKENS
 
     tokenizer = _write_tokenizer(folder, vision=family == "qwen2_5_vl")
     end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -152,7 +152,7 @@ def write_model(folder: Path, family: str, lengths: Lengths, *, tiny: bool = Fal
     }
     values: dict[str, Any] = text
     if family == "qwen2_5_vl":
-        text["rope_parameters"] |= MROPE[family]
+        text["rope_parameters"] |= ROPE[family]
         del text["head_dim"]
         tower = {
             **shape,
@@ -169,9 +169,9 @@ def write_model(folder: Path, family: str, lengths: Lengths, *, tiny: bool = Fal
         values |= {"text_config": text, "vision_config": tower, "tie_word_embeddings": False}
         _write_processor(folder, tokenizer)
     torch.manual_seed(0)
-    head = "ForConditionalGeneration" if family == "qwen2_5_vl" else "ForCausalLM"
-    config = getattr(transformers, f"{STEMS[family]}Config")(**values)
-    model = getattr(transformers, STEMS[family] + head)(config).float()
+    vision = family == "qwen2_5_vl"
+    auto = transformers.AutoModelForImageTextToText if vision else transformers.AutoModelForCausalLM
+    model = auto.from_config(transformers.AutoConfig.for_model(family, **values)).float()
     _write_stages(model, tokenizer, lengths)
     model.generation_config = transformers.GenerationConfig(eos_token_id=[end], pad_token_id=pad)
     model.save_pretrained(folder)

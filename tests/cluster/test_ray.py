@@ -186,7 +186,10 @@ def weights(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["two", "shared"])
+@pytest.mark.parametrize(
+    "name",
+    ["two", pytest.param("shared", marks=pytest.mark.proves("tensor_parallel", "zero_3", family="qwen2_5_vl"))],
+)
 def test_two_ranks_train_as_one_does(name, trained):
     one, run = trained("one"), trained(name)
     alone, together = metrics(one), metrics(run)

@@ -24,10 +24,12 @@ from mmrl.engine.folder import ModelFolder
 from mmrl.engine.policy import load_policy
 from mmrl.engine.sizes import part_sizes
 from mmrl.engine.weights import Failures, save_adapter
+from mmrl.engine_api import SamplingRequest
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
 from mmrl.types import TrainingRow
+from tests.proofs import families
 
 LENGTHS = (4, 19, 7, 3, 11, 24, 6)
 LORA = {"rank": 4, "alpha": 6, "targets": ["language", "vision", "projector"]}
@@ -36,8 +38,12 @@ STAGES = [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pyte
 
 @pytest.fixture(scope="module")
 def rows(vision) -> list[TrainingRow]:
-    """Rows of text, of one image and of two, in several micro-batches."""
-    samples = vision.samples(LENGTHS)
+    return rows_of(vision)
+
+
+def rows_of(bench: Any) -> list[TrainingRow]:
+    """Rows of text, and of one image and of two for a model that reads them, in several micro-batches."""
+    samples = bench.samples(LENGTHS)
     masks, advantages = [sample.mask for sample in samples], [np.full(n, (-1.0) ** n * n / 9) for n in LENGTHS]
     return list(training_rows(samples, masks, advantages, np.arange(7), Aggregation("token-mean"), range(7)).values())
 
@@ -138,7 +144,7 @@ def test_a_target_that_means_nothing_is_refused_with_what_there_is(targets, benc
     assert caught.value.where == "model.lora.targets" and repr(targets[-1]) in str(caught.value)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families("lora"))
 def test_adapters_begin_as_the_model_and_are_drawn_from_the_seed(family, bench):
     def load(seed: int, **options: Any) -> Any:
         return load_policy(bench(family).folder, "cpu", "float32", freeze=(), temperature=1.0, seed=seed, **options)
@@ -157,10 +163,18 @@ def test_adapters_begin_as_the_model_and_are_drawn_from_the_seed(family, bench):
         assert all(torch.equal(weights[name], expected[name]) for name in weights)
 
 
-def test_the_gradient_is_the_chain_rules_of_the_merged_weights(adapted, rows, vision, plain):
+@pytest.mark.proves("lora")
+@pytest.mark.parametrize("family", families("lora"))
+def test_the_gradient_is_the_chain_rules_of_the_merged_weights(family, adapted, bench, plain):
     """For W + s B A: dL/dA = s B^T dL/dW, dL/dB = s dL/dW A^T, with dL/dW by plain autograd on the merged model."""
-    exposed = {"optimizer": {"params": {"betas": [0.0, 0.999]}}}
-    engine = adapted(learner={"lr": 1e-30, "max_grad_norm": 1e9, "deepspeed": exposed}, algorithm={"kl": {"coef": 0.1}})
+    setting, exposed = bench(family), {"optimizer": {"params": {"betas": [0.0, 0.999]}}}
+    engine = adapted(
+        bench=setting,
+        lora={"targets": list(setting.folder.family.parts)},
+        learner={"lr": 1e-30, "max_grad_norm": 1e9, "deepspeed": exposed},
+        algorithm={"kl": {"coef": 0.1}},
+    )
+    rows = rows_of(setting)
     generator = torch.Generator().manual_seed(0)
     with engine.learning() as learner:
         for adapter in learner.policy.adapted:
@@ -169,10 +183,10 @@ def test_the_gradient_is_the_chain_rules_of_the_merged_weights(adapted, rows, vi
         samples = [row.sample for row in rows]
         known = zip(rows, learner.reference_logprobs(samples), strict=True)
         learner.update([replace(row, reference_logprobs=values, constants={"kl_coef": 0.0}) for row, values in known])
-        reference = plain_with(plain, vision.folder.path, merged(learner))
+        reference = plain_with(plain, setting.folder.path, merged(learner))
         weight = 1 / sum(LENGTHS)
         for row in rows:
-            (-weight * float(row.advantages[0]) * reference.logprobs(row.sample, vision.media).sum()).backward()
+            (-weight * float(row.advantages[0]) * reference.logprobs(row.sample, setting.media).sum()).backward()
         by_plain = dict(reference.model.named_parameters())
         state = learner._engine.optimizer.state
         found, expected = [], []
@@ -185,6 +199,34 @@ def test_the_gradient_is_the_chain_rules_of_the_merged_weights(adapted, rows, vi
     assert min(float(value.norm()) for value in expected) > 0
     norms = [float(torch.stack([value.norm() for value in values]).norm()) for values in (differences, expected)]
     assert norms[0] < 1e-5 * norms[1]
+
+
+@pytest.mark.proves("lora")
+@pytest.mark.parametrize("family", families("lora", "hf"))
+def test_a_sampler_gets_the_merged_weights_after_an_update(family, adapted, bench, plain):
+    setting = bench(family)
+    rank = adapted(
+        with_sampler=True,
+        bench=setting,
+        lora={"targets": list(setting.folder.family.parts)},
+        sampler={"name": "hf"},
+        stage=3,
+    )
+    requests = [SamplingRequest(prompt, 2, 0.8, 16, seed) for seed, prompt in enumerate(setting.prompts)]
+    with rank.learning() as learner:
+        before = merged(learner)
+        learner.update(rows_of(setting))
+        after = merged(learner)
+        names = {f"{adapter.name}.weight" for adapter in learner.policy.adapted}
+    assert names == {name for name in before if not torch.equal(before[name], after[name])} != set()
+    with rank.sampling() as sampler:
+        rollouts = [rollout for _, group in sampler.generate(requests) for rollout in group.rollouts]
+    with rank.learning() as learner:
+        own = np.concatenate(learner.logprobs(rollouts))
+    reference = plain_with(plain, setting.folder.path, after)
+    single = torch.cat([reference.logprobs(rollout, setting.media).detach() for rollout in rollouts])
+    np.testing.assert_allclose(np.concatenate([rollout.sampler_logprobs for rollout in rollouts]), own, atol=1e-4)
+    np.testing.assert_allclose(own, single, atol=2e-5)
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -12,13 +12,15 @@ import pytest
 import torch
 
 from mmrl.engine import device
-from mmrl.engine.attention import PackedLayout, packed_sdpa, packed_varlen
+from mmrl.engine.attention import packed_sdpa, packed_varlen
 from mmrl.engine.collation import Collator
 from mmrl.engine.device import DeviceKind
 from mmrl.engine.family import FAMILIES
+from mmrl.engine.layout import PackedLayout
 from mmrl.engine.policy import load_policy
-from mmrl.engine.vision import ImageInputs, tower_inputs
+from mmrl.engine.vision import ImageInputs
 from mmrl.ops.packing import Span, Unit, offsets
+from tests.proofs import families
 
 if TYPE_CHECKING:
     from torch.nn.attention.varlen import AuxRequest
@@ -191,7 +193,7 @@ def gradient_gap(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
     return max(float((one[name] - other[name]).norm()) for name in other) / largest
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 def test_a_whole_model_loaded_for_cuda_computes_what_the_cpus_does(family, bench, varlen_on_cpu):
     one, gradients = run(bench(family), "cuda", torch.float32)
     layers = len(varlen_on_cpu)
@@ -201,7 +203,7 @@ def test_a_whole_model_loaded_for_cuda_computes_what_the_cpus_does(family, bench
     assert gradient_gap(gradients, expected) < 1e-5
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 def test_in_bfloat16_the_kernel_gets_bfloat16_from_every_family(family, bench, varlen_on_cpu):
     one, gradients = run(bench(family), "cuda", torch.bfloat16)
     assert {*varlen_on_cpu} == {torch.bfloat16}
@@ -271,10 +273,11 @@ def test_a_tower_on_a_gpu_never_waits_for_it(family, bench, monkeypatch):
 @pytest.mark.parametrize("family", VISION)
 def test_what_a_tower_is_given_is_what_it_would_work_out_itself(family, bench):
     setting = bench(family)
-    visual = load_policy(setting.folder, "cpu", "float32", freeze=(), temperature=1.0).model.base_model.visual
+    body = load_policy(setting.folder, "cpu", "float32", freeze=(), temperature=1.0).model.base_model
+    visual = body.visual
     grids = torch.tensor([[1, 4, 6], [1, 12, 10], [1, 2, 2]])
     patches = torch.randn(int(grids.prod(1).sum()), 3 * 2 * visual.config.patch_size**2)
-    derived = tower_inputs(visual, grids, "cpu", torch.float32)
+    derived = setting.folder.images.tower_inputs(body, grids, "cpu", torch.float32)
     given, alone = visual(patches, grids, **derived), visual(patches, grids)
     assert torch.equal(given.pooler_output, alone.pooler_output)
     assert derived["cu_seqlens"].tolist() == [0, 24, 144, 148] and derived["max_seqlen"] == 120

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from mmrl.engine.family import FAMILIES, family_of
+from mmrl.engine.family import FAMILIES, PAGE, Family, Limit, asked_features, family_of, refusal
 from mmrl.engine.policy import load_policy
 from mmrl.engine.vocabulary import Vocabulary
 from mmrl.errors import ConfigError
@@ -47,8 +48,57 @@ def test_an_unknown_family_is_refused_with_those_that_are_known(model_type, mess
     with pytest.raises(ConfigError, match=message) as caught:
         family_of(model_type, "some/model")
     assert "some/model" in caught.value.where
-    assert all(f"{name} ({family.models})" in caught.value.possible for name, family in FAMILIES.items())
+    assert caught.value.possible.splitlines()[1:] == [f"    {family.line}" for family in FAMILIES.values()]
+    assert PAGE in caught.value.remedy and (Path(__file__).parents[2] / PAGE).is_file()
     assert "Qwen2.5" in caught.value.possible and "Llama 3" in caught.value.possible
+
+
+@pytest.fixture
+def limited() -> Family:
+    """A family that reads text and shares no prompt; one sampler does not serve it on a CPU, the other nowhere."""
+    limits = {"hf": Limit("refused", "no cache"), "vllm": Limit("refused", "not built", "cpu")}
+    return Family("odd", "Odd 7B", shares_prefix=False, limits=limits)
+
+
+def test_a_familys_line_has_its_limits_with_those_that_follow_from_other_fields(limited):
+    assert limited.line == (
+        "odd (Odd 7B): sampler `hf` refused: no cache; sampler `vllm` refused on a CPU: not built; "
+        "shared prompt fallback: each completion is packed with a prompt of its own; "
+        "vision once refused: reads text only"
+    )
+    assert FAMILIES["qwen2_vl"].line == "qwen2_vl (Qwen2-VL)"
+
+
+@pytest.mark.parametrize(
+    ("sampler", "device", "refused"),
+    [("hf", "cpu", "hf"), ("hf", None, "hf"), ("vllm", "cpu", "vllm"), ("vllm", "cuda", ""), ("vllm", None, "")],
+)
+def test_a_run_that_asks_for_a_feature_that_is_refused_there_has_the_line_as_answer(sampler, device, refused, limited):
+    config = SimpleNamespace(
+        sampler=SimpleNamespace(name=sampler, tensor_parallel_size=2),
+        learner=SimpleNamespace(share_prefix="auto", zero_stage=3),
+        model=SimpleNamespace(lora=object()),
+    )
+    asked = asked_features(config)
+    assert asked.keys() == {sampler, "tensor_parallel", "sharing", "zero_3", "lora"}
+    assert asked_features(config, samples=False).keys() == {"sharing", "zero_3", "lora"}
+    assert asked_features(config, learns=False).keys() == {sampler, "tensor_parallel"}
+    error = refusal(limited, asked, device, None)
+    if not refused:
+        assert error is None  # a fallback refuses nothing
+        return
+    assert error.what.startswith(f"models of type odd have no sampler `{refused}`: ")
+    assert error.where == f"sampler.name: {refused}" and error.possible == limited.line and PAGE in error.remedy
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "refused"),
+    [("cpu", "float32", True), ("cpu", "bfloat16", False), ("cpu", None, False), ("cuda", "float32", False)],
+)
+def test_a_limit_may_be_that_of_one_precision(device, precision, refused):
+    family = FAMILIES["qwen3_5_text"]
+    assert (refusal(family, {"vllm": "sampler.name"}, device, precision) is not None) == refused
+    assert "sampler `vllm` refused on a CPU in float32: " in family.line
 
 
 def test_vision_tokens_and_padded_rows_are_banned_and_nothing_else(vision):

@@ -126,7 +126,7 @@ def test_a_folder_without_sampling_defaults_opens(models, tmp_path):
 
 @pytest.mark.parametrize(("family", "factor"), [("qwen2_vl", 28), ("qwen3_vl", 28)])
 def test_the_image_grid_is_patch_times_merge(family, factor, bench):
-    assert bench(family).folder.image_factor == factor
+    assert bench(family).folder.images.factor == factor
 
 
 def test_saved_files_open_again_with_the_same_vocabulary(vision, models, tmp_path):

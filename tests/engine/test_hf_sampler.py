@@ -14,7 +14,10 @@ from mmrl.engine.hf_sampler import HFSampler
 from mmrl.engine.policy import load_policy
 from mmrl.engine.vision import ImageInputs
 from mmrl.engine_api import SamplingRequest
-from mmrl.types import Rollout
+from mmrl.interfaces import Aggregation
+from mmrl.ops.objective import training_rows
+from mmrl.types import Rollout, TrainingRow
+from tests.proofs import families
 
 TEMPERATURE = 0.8
 
@@ -47,21 +50,47 @@ def vision_sampling(sampling) -> Sampling:
     return sampling("qwen2_5_vl")
 
 
+def rows_of(rollouts: list[Rollout]) -> list[TrainingRow]:
+    """Rows whose advantages change their sign from one to the next."""
+    masks = [rollout.mask for rollout in rollouts]
+    advantages = [np.full(len(mask), (-1.0) ** index) for index, mask in enumerate(masks)]
+    groups = np.arange(len(rollouts))
+    return list(training_rows(rollouts, masks, advantages, groups, Aggregation("token-mean"), groups).values())
+
+
 def tokens(rollouts: list[Rollout]) -> list[list[int]]:
     return [rollout.token_ids.tolist() for rollout in rollouts]
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "qwen2", "llama"])
-def test_its_logprobs_are_those_of_plain_transformers(family, sampling, plain):
-    one = sampling(family)
-    reference = plain(one.bench.folder.path)
-    for index in range(len(one.bench.prompts)):
-        for rollout in one(index, n=2):
-            expected = reference.logprobs(rollout, one.bench.media).detach()
-            np.testing.assert_allclose(rollout.sampler_logprobs, expected, atol=1e-4)
+@pytest.mark.proves("hf")
+@pytest.mark.parametrize("family", families("hf"))
+def test_after_an_update_it_agrees_with_the_learner_and_plain_transformers(family, bench, start, plain, tmp_path):
+    setting = bench(family)
+    requests = [SamplingRequest(prompt, 2, TEMPERATURE, 16, seed) for seed, prompt in enumerate(setting.prompts)]
+    rank = start(with_sampler=True, bench=setting, sampler={"name": "hf"}, learner={"lr": 2e-3})
+
+    def sample() -> list[Rollout]:
+        with rank.sampling() as sampler:
+            return [rollout for _, group in sampler.generate(requests) for rollout in group.rollouts]
+
+    def gap(rollouts: list[Rollout], logprobs: list[Any]) -> float:
+        return max(np.abs(r.sampler_logprobs - own).max() for r, own in zip(rollouts, logprobs, strict=True))
+
+    first = sample()
+    with rank.learning() as learner:
+        assert gap(first, learner.logprobs(first)) < 1e-4
+        learner.update(rows_of(first))
+        assert gap(first, learner.logprobs(first)) > 1e-2  # the weights have moved
+    second = sample()
+    with rank.learning() as learner:
+        assert gap(second, learner.logprobs(second)) < 1e-4
+        learner.save(tmp_path)
+    assert [rollout.weight_version for rollout in (first[0], second[0])] == [0, 1]
+    reference = plain(tmp_path / "model")
+    assert gap(second, [reference.logprobs(rollout, setting.media).detach().numpy() for rollout in second]) < 1e-4
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", families("hf", "vision_once"))
 def test_a_prompt_goes_through_the_model_once_for_its_group_whatever_came_before(family, sampling, monkeypatch):
     one = sampling(family)
     alone = tokens(one(0))
@@ -130,26 +159,6 @@ def test_greedy_is_the_argmax(vision_sampling, plain):
     images = [media.load(ref) for ref in rollout.images]
     table = plain(folder.path).distribution(rollout.prompt.text, images, rollout.token_ids.tolist())
     assert table[:-1].argmax(1).tolist() == rollout.token_ids.tolist()
-
-
-def test_loaded_weights_are_the_ones_that_sample(sampling, plain, tmp_path):
-    one = sampling("qwen2_5_vl")
-    folder = one.bench.folder
-    policy = load_policy(folder, "cpu", "float32", freeze=(), temperature=TEMPERATURE)
-    with torch.no_grad():
-        for parameter in policy.model.parameters():
-            parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
-    before = tokens(one(1))
-    one.sampler.load(policy.named_weights(torch.float32), 7)
-    rollouts = one(1)
-    assert tokens(rollouts) != before
-    assert {rollout.weight_version for rollout in rollouts} == {7}
-    policy.model.save_pretrained(tmp_path)
-    folder.save_files(tmp_path)
-    reference = plain(tmp_path)
-    for rollout in rollouts:
-        expected = reference.logprobs(rollout, one.bench.media).detach()
-        np.testing.assert_allclose(rollout.sampler_logprobs, expected, atol=1e-4)
 
 
 def test_weights_that_lack_one_are_refused(sampling):

@@ -13,19 +13,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from mmrl.engine.attention import PackedLayout
 from mmrl.engine.collation import Collator
-from mmrl.engine.family import FAMILIES
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.layout import PackedLayout
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.vision import ImageInputs, idle_sample
 from mmrl.errors import ConfigError
 from mmrl.ops.packing import Span
 from mmrl.types import Message, Prompt
+from tests.proofs import families
 
 LENGTHS = (5, 17, 9, 1, 12, 6, 21)
 TEMPERATURE = 0.8
-VISION = [name for name, family in FAMILIES.items() if family.vision]
+DECAY = ("linear_attn.A_log", "linear_attn.dt_bias", "linear_attn.in_proj_a.weight")
+"""Parameters whose gradient in float32 depends on the length of the chunks: transformers' own with chunks of 64 is
+1.5e-5 away from a recurrence in float64."""
 
 
 @pytest.fixture
@@ -50,11 +52,13 @@ def relative_error(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor])
     assert one.keys() == other.keys()
     # A key's bias moves all scores of a query alike: its gradient is zero but for rounding.
     floor = 1e-4 * max(float(value.norm()) for value in one.values())
-    return max(float((one[name] - other[name]).norm() / one[name].norm().clamp(min=floor)) for name in one)
+    errors = {name: float((one[name] - other[name]).norm() / one[name].norm().clamp(min=floor)) for name in one}
+    return max(error / (10 if name.endswith(DECAY) else 1) for name, error in errors.items())
 
 
+@pytest.mark.proves("packing")
 @pytest.mark.parametrize("as_on_hub", [False, True], ids=["", "as on the hub"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families("packing"))
 def test_a_packed_row_equals_plain_transformers_one_by_one(family, as_on_hub, build, plain):
     setting, policy, collate = build(family, as_on_hub)
     samples = setting.samples(LENGTHS)
@@ -76,7 +80,7 @@ def test_a_packed_row_equals_plain_transformers_one_by_one(family, as_on_hub, bu
     np.testing.assert_allclose(entropy_T[: LENGTHS[0]], expected.detach(), atol=1e-5)
 
 
-@pytest.mark.parametrize("family", VISION)
+@pytest.mark.parametrize("family", families("vision_once"))
 def test_an_idle_sample_runs_the_vision_tower_for_nothing(family, build, plain):
     setting, policy, collate = build(family)
     sample = setting.samples([6])[0]
@@ -113,7 +117,8 @@ def test_the_order_of_images_and_prompts_in_a_row_does_not_matter(build):
     np.testing.assert_allclose(torch.cat(forward), torch.cat(backward), atol=1e-5)
 
 
-@pytest.mark.parametrize("family", VISION)
+@pytest.mark.proves("vision_once")
+@pytest.mark.parametrize("family", families("vision_once"))
 def test_prompts_that_show_the_same_image_share_its_features(family, build, plain, picture):
     setting, policy, collate = build(family)
     asked = [
@@ -137,7 +142,8 @@ def test_prompts_that_show_the_same_image_share_its_features(family, build, plai
     assert relative_error(gradients(reference.model), gradients(policy.model)) < 1e-5
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.proves("sharing")
+@pytest.mark.parametrize("family", families("sharing"))
 def test_sharing_changes_neither_logprobs_nor_gradients(family, build):
     setting, policy, collate = build(family)
     alone = Collator(
@@ -181,7 +187,7 @@ def test_gradients_are_the_same_to_the_bit_with_several_threads(build):
     assert len(found) == 1
 
 
-@pytest.mark.parametrize("family", VISION)
+@pytest.mark.parametrize("family", families("vision_once"))
 def test_pixels_reach_the_policy(family, build, picture):
     """A transformers that drops what the tower made of them says nothing, and every picture is the same to it."""
     setting, policy, collate = build(family)

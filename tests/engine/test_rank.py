@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -16,12 +17,13 @@ import torch
 
 from mmrl.engine import device, policy, rank
 from mmrl.engine.device import DeviceKind
+from mmrl.engine.family import Limit
 from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.rank import RankEngine
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import SamplingRequest
-from mmrl.errors import ResourceError
+from mmrl.errors import ConfigError, ResourceError
 from mmrl_algorithms.grpo import GRPO
 
 SYNC = ["reload", "reset encoder cache", "reset prefix cache"]
@@ -175,6 +177,16 @@ def test_vllm_is_built_first_and_sleeps_while_the_learner_is_built(recording):
     recording.engine("cuda")
     built = ["nccl group", "vLLM is built", "sleep 1", "a model is read", "a policy on cuda:0"]
     assert recording.since() == [*built, "DeepSpeed is built"]
+
+
+def test_what_a_family_does_not_have_on_a_device_is_refused_before_anything_is_built(recording, vision):
+    limits = {"vllm": Limit("refused", "not built for it", "cpu")}
+    folder = replace(vision.folder, family=replace(vision.folder.family, limits=limits))
+    recording._bench = replace(vision, folder=folder)
+    with pytest.raises(ConfigError, match=r"have no sampler `vllm`: not built for it"):
+        recording.engine("cpu")
+    assert recording.since() == []
+    recording.engine("cuda")
 
 
 def test_a_model_is_where_it_belongs_before_the_next_one_is_read(recording):

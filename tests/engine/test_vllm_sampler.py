@@ -99,6 +99,7 @@ def learner_gap(engine: Any, rollouts: Sequence[Rollout]) -> Gap:
         return Gap.between([r.sampler_logprobs for r in rollouts], learner.logprobs(rollouts))
 
 
+@pytest.mark.proves("vllm", family="qwen2_5_vl")
 def test_sampler_and_learner_agree_before_and_after_optimizer_steps(engine, sample, update, request_for):
     requests = [request_for(index) for index in (0, 1, 2, 1)]
     first = flat(sample(requests))

@@ -55,12 +55,13 @@ def _time(bench: Bench, spans: Sequence[Any], name: str) -> Row:
     import torch
 
     from mmrl.engine import attention, device
+    from mmrl.engine.layout import PackedLayout
 
     tokens = sum(span.length for span in spans)
     shapes = [(1, heads, tokens, HEAD_SIZE) for heads in (HEADS, KEY_HEADS, KEY_HEADS)]
     inputs = [torch.randn(s, device=bench.device, dtype=torch.bfloat16, requires_grad=True) for s in shapes]
     upstream = torch.randn(1, tokens, HEADS, HEAD_SIZE, device=bench.device, dtype=torch.bfloat16)
-    layout = attention.PackedLayout(spans, bench.device, torch.bfloat16)
+    layout = PackedLayout(spans, bench.device, torch.bfloat16)
     found = []
     for kernel_name in dict.fromkeys((device.attention(bench.kind, "bfloat16"), "mmrl_packed_sdpa")):
         kernel = attention.KERNELS[kernel_name]

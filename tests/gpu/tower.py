@@ -46,7 +46,7 @@ def _tower(bench: Bench, folder: Path) -> tuple[Any, Any, Any]:
     """A policy, what makes its inputs, and where its images are."""
     import torch
 
-    from mmrl.data.images import ImageGrid, MediaStore
+    from mmrl.data.images import MediaStore
     from mmrl.engine.collation import Collator
     from mmrl.engine.folder import ModelFolder
     from mmrl.engine.policy import load_policy
@@ -54,7 +54,7 @@ def _tower(bench: Bench, folder: Path) -> tuple[Any, Any, Any]:
 
     model = ModelFolder.open(str(folder))
     policy = load_policy(model, bench.kind, "bfloat16", freeze=(), temperature=1.0).to(bench.device)
-    media = MediaStore(bench.folder / "media", ImageGrid(model.image_factor, 3136, 2_000_000))
+    media = MediaStore(bench.folder / "media", model.image_sizes(3136, 2_000_000))
     inputs = ImageInputs(model, media)
     return policy, Collator(model, policy.model.base_model, inputs, bench.device, torch.bfloat16), media
 

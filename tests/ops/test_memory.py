@@ -10,16 +10,20 @@ from typing import Any
 import pytest
 import torch
 
+from mmrl.engine.layout import PackedLayout
+from mmrl.engine.linear_attention import pack_states
 from mmrl.engine.shape import model_shape
 from mmrl.ops.memory import (
     States,
     Zero,
     activations,
+    cache_bytes_per_sequence,
     cache_bytes_per_token,
     layer_activations,
     patch_activations,
     states,
 )
+from mmrl.ops.packing import Span
 
 M = 10**6
 
@@ -130,7 +134,7 @@ def kept_bytes(model: Any, inputs: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen2", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen2", "qwen3", "qwen3_moe", "qwen3_5_text"])
 def test_activations_are_about_what_autograd_keeps(family: str, dtype: str, models: Callable[[str], Path]) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -152,6 +156,8 @@ def test_activations_are_about_what_autograd_keeps(family: str, dtype: str, mode
             "image_grid_thw": torch.tensor(grids),
             "mm_token_type_ids": (ids == config.image_token_id).int(),
         }
+    pack_states(model)
+    inputs["layout"] = PackedLayout([Span(0, count)], "cpu", model.dtype)
     work = shape.work(tokens=count, pairs=0, predicted=0, images=grids)
     options = {"width": 2 if dtype == "bfloat16" else 4, "tower_trained": True, "logits_bytes": 0}
     expected = activations(shape, work, checkpointing=False, **options)
@@ -169,4 +175,9 @@ def test_a_cached_token_has_keys_and_values_of_each_layer_and_no_head_is_split(m
         whole // 2,
         whole // 2,
     ]
+    assert cache_bytes_per_sequence(shape, width=2) == 0
+    linear = model_shape(AutoConfig.from_pretrained(models("qwen3_5_text")))
+    assert cache_bytes_per_token(linear, width=2) == 2 * 1 * 2 * 64 * 2  # one layer of two attends
+    # A state of 128 x 128 for each of two heads of values, and three inputs of 2 x 128 + 2 x 128 channels.
+    assert cache_bytes_per_sequence(linear, width=2) == 2 * 128 * 128 * 4 + 3 * 512 * 2
     assert layer_activations(shape, 4) > layer_activations(shape, 2) and patch_activations(shape, 4) == 0

@@ -77,6 +77,7 @@ class _Examination:
             if (adapters := self.setup.num_adapter_weights) is not None:
                 line += f", adapters of {adapters} parameters"
             self.report.add("model", folder.family.model_type, [line])
+            self._limits()
             for part in (partial(self._dataset, "train"), partial(self._dataset, "eval"), self._both):
                 with self.report.guarded():
                     part()
@@ -105,6 +106,19 @@ class _Examination:
             registry.create("tracker", tracker)
         self.report.warnings += self.setup.warnings
 
+    def _limits(self) -> None:
+        """Warn of what the model's family does in another way, or not at all on a machine like this one."""
+        from mmrl.engine.device import detect, precision
+        from mmrl.engine.family import asked_features, refusal
+
+        setup = self.setup
+        self.report.warnings += setup.model_warnings
+        kind, asked = detect(), asked_features(self.config, samples=setup.with_sampler)
+        error = refusal(setup.folder.family, asked, kind, precision(kind, self.config.model.dtype))
+        if error is not None:
+            here = "a run on a device like this machine's is refused"
+            self.report.warnings.append(f"{error.where}: {error.what}; {here}")
+
     def _rows_without_a_model(self) -> None:
         """Report the datasets' rows without the model."""
         for name, spec in (("train", self.config.data.train), ("eval", self.config.data.eval)):
@@ -117,7 +131,9 @@ class _Examination:
         source = self.setup.training if name == "train" else self.setup.evaluation
         if source is None:
             return
-        found = self._profiles[name] = profile(source, self.setup.media.grid, self._progress)
+        found = self._profiles[name] = profile(
+            source, self.setup.media.grid, self.setup.folder.image_tokens, self._progress
+        )
         chosen = {key: about for key, about in self.setup.chosen.items() if (key == "data.eval") == (name == "eval")}
         causes = ", ".join(f"{count} x {cause}" for cause, count in source.causes.most_common())
         data: dict[str, Any] = {
@@ -244,7 +260,7 @@ class _Examination:
 
     def _show(self, prompt: EncodedPrompt) -> dict[str, Any]:
         rendered = prompt.text if len(prompt.text) <= _SHOWN_CHARACTERS else prompt.text[:_SHOWN_CHARACTERS] + "..."
-        patches = [ref.width * ref.height // self.setup.media.grid.factor**2 for ref in prompt.images]
+        patches = [self.setup.folder.image_tokens(ref.width, ref.height) for ref in prompt.images]
         note = f"; its image tokens stand for {', '.join(map(str, patches))} tokens" if patches else ""
         lines = [f"{prompt.id}, {len(prompt.token_ids)} tokens{note}", *(f"| {line}" for line in rendered.splitlines())]
         self.report.show("sample", lines)

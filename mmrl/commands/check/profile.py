@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from mmrl.data.images import ImageGrid, read_header
+from mmrl.data.images import ImageSizes, read_header
 from mmrl.data.prompts import Progress, PromptSource, histogram
 from mmrl.system.report import counted
 from mmrl.system.table import table
@@ -99,8 +99,17 @@ class Profile:
         return lines
 
 
-def profile(source: PromptSource, grid: ImageGrid, progress: Progress = lambda phase, done, total: None) -> Profile:
-    """Look at every row that is kept; decodes no image. Keeps some tens of bytes of each."""
+def profile(
+    source: PromptSource,
+    grid: ImageSizes,
+    image_tokens_of: Callable[[int, int], int],
+    progress: Progress = lambda phase, done, total: None,
+) -> Profile:
+    """Look at every row that is kept; decodes no image. Keeps some tens of bytes of each.
+
+    Args:
+        image_tokens_of: Image tokens of an image of a width and height of the grid.
+    """
     modes, formats = Counter[str](), Counter[str]()
     sources, names = list[str](), dict[str, str]()
     sizes, image_tokens, fingerprints = Counter[tuple[int, int]](), array("q"), array("Q")
@@ -113,7 +122,7 @@ def profile(source: PromptSource, grid: ImageGrid, progress: Progress = lambda p
         for raw in prompt.images:
             header = read_header(raw)
             width, height = grid.size(header.width, header.height, where=raw.label)
-            tokens += width * height // grid.factor**2
+            tokens += image_tokens_of(width, height)
             sizes[header.width, header.height] += 1
             modes[header.mode] += 1
             formats[header.format] += 1

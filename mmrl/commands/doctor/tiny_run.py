@@ -85,16 +85,14 @@ class TinyRun:
             sampler: ``vllm`` or ``hf``; by default vLLM, where the one for this kind of device is installed.
         """
         from mmrl.cluster.local import start_engine
-        from mmrl.data.images import ImageGrid, MediaStore
+        from mmrl.data.images import MediaStore
         from mmrl.engine.encoding import Encoder
         from mmrl.engine.folder import ModelFolder
         from mmrl.engine.spec import EngineSpec
         from mmrl.engine.tiny_model import write_model
-        from mmrl.runs.setup import TEXT_IMAGE_FACTOR
 
         model = ModelFolder.open(str(write_model(folder / f"model-{family}", family)))
-        factor = model.image_factor if model.family.vision else TEXT_IMAGE_FACTOR
-        media = MediaStore(folder / "media", ImageGrid(factor, 3136, 50176))
+        media = MediaStore(folder / "media", model.image_sizes(3136, 50176))
         encoder = Encoder(model, media)
         prompts = tuple(encoder.encode(prompt) for prompt in _prompts() if model.family.vision or not prompt.images)
         algorithm = PolicyGradient(PolicyGradient.Config())

@@ -13,7 +13,15 @@ from mmrl.engine.folder import ModelFolder
 from mmrl.engine.shape import model_shape
 from mmrl.interfaces import Algorithm
 from mmrl.ops.cost import Work
-from mmrl.ops.memory import States, Zero, activations, cache_bytes_per_token, forward_activations, states
+from mmrl.ops.memory import (
+    States,
+    Zero,
+    activations,
+    cache_bytes_per_sequence,
+    cache_bytes_per_token,
+    forward_activations,
+    states,
+)
 
 PHASES = {
     "sample": "sampling",
@@ -120,7 +128,8 @@ class PlannedModel:
         forward = [
             forward_activations(self.shape, row, width=self.width, logits_bytes=self._logits(row)) for row in rows
         ]
-        per_token = cache_bytes_per_token(self.shape, width=self.width, tensor_parallel=tensor_parallel)
+        parts = {"width": self.width, "tensor_parallel": tensor_parallel}
+        sequence = cache_bytes_per_token(self.shape, **parts) * longest + cache_bytes_per_sequence(self.shape, **parts)
         return Footprint(
             self.states(config),
             max(self.activations(row, checkpointing=checkpointing) for row in rows),
@@ -130,7 +139,7 @@ class PlannedModel:
             device.ASLEEP_BYTES[self.kind] if self.kind == "cuda" and config.sampler.name == "vllm" else 0,
             self.sampled_weights // tensor_parallel,
             device.SAMPLER_BYTES[self.kind],
-            per_token * longest,
+            sequence,
         )
 
 

@@ -129,11 +129,8 @@ class _Forecast:
         """The longest prompt allowed; most of its tokens are an image's if the model reads any."""
         data = self.config.data
         grids: tuple[tuple[int, int, int], ...] = ()
-        if (tower := self.shape.tower) is not None:
-            factor = self.setup.media.grid.factor
-            tokens = min(data.max_pixels // factor**2, data.max_prompt_tokens * 3 // 4)
-            side = max(int(tokens**0.5), 1) * tower.merge
-            grids = ((1, side, side),)
+        if self.setup.folder.family.vision:
+            grids = (self.setup.folder.images.largest_grid(data.max_pixels, data.max_prompt_tokens * 3 // 4),)
         return Example(data.max_prompt_tokens, self._completion_tokens, grids)
 
     @property
@@ -141,14 +138,12 @@ class _Forecast:
         return self.assumptions.completion_tokens or self.config.sampler.max_new_tokens
 
     def _example(self, prompt: Prompt, tokens: int) -> Example:
-        grid, merge = self.setup.media.grid, self.shape.tower.merge if self.shape.tower is not None else 1
-        side = grid.factor // merge
-        sizes = [normalised_size(raw, grid) for raw in prompt.images]
+        sizes = [normalised_size(raw, self.setup.media.grid) for raw in prompt.images]
         longest = self._completion_tokens
         if not self.samples:
             encoder = self.setup.encoder
             longest = len(encoder.demonstrate(encoder.encode(prompt)).token_ids)
-        return Example(tokens, longest, tuple((1, height // side, width // side) for width, height in sizes))
+        return Example(tokens, longest, tuple(self.setup.folder.images.grid(*size) for size in sizes))
 
     def _workload(self, config: Config, examples: Sequence[Example]) -> Workload:
         share = shares_prefix(config.learner, self.setup.folder)
@@ -298,7 +293,7 @@ class _Forecast:
             "cache_per_token": per_token,
             "cache": cache,
             "longest_sequence": longest,
-            "sequences": None if cache is None else max(cache, 0) // (per_token * longest),
+            "sequences": None if cache is None else max(cache, 0) // self.footprint.sequence,
         }
         lines = [f"weights {gigabytes(weights)}, cache {per_token} bytes a token"]
         if sampler.name == "vllm" and cache is not None:

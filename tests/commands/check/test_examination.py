@@ -6,8 +6,9 @@ import base64
 import io
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
@@ -16,6 +17,8 @@ from PIL import Image, ImageDraw
 from mmrl.commands.cli import main
 from mmrl.config.load import from_mapping
 from mmrl.data.prompts import OVERLONG
+from mmrl.engine import family
+from mmrl.engine.family import FAMILIES, Limit
 from mmrl.runs.budget import disk
 
 ANSWERS = [f"\\frac {{ {number} }} {{ 7 }}" for number in (8, 9, 10, 11, 12, 13, 15, 16, 17, 18)] * 2
@@ -326,6 +329,21 @@ def test_what_train_would_refuse_is_refused_before_it(check: Check, tmp_path: Pa
     assert code == 2 and f"run cannot be made: {tmp_path / 'file'} is not a folder" in error
     code, _, error = check(rows(), trainer={"run_dir": str(tmp_path)})  # it has the config and the rows
     assert code == 2 and "holds other files, and no run" in error
+
+
+@pytest.mark.parametrize("device", ["cpu", None])
+def test_a_feature_that_the_models_family_lacks_is_a_warning_on_one_device_and_refused_on_all(
+    device: Literal["cpu"] | None, check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited = replace(FAMILIES["qwen2_5_vl"], limits={"vllm": Limit("refused", "not built for it", device)})
+    monkeypatch.setattr(family, "FAMILIES", FAMILIES | {"qwen2_5_vl": limited})
+    code, found, error = check(rows())
+    told = "models of type qwen2_5_vl have no sampler `vllm`: not built for it"
+    if device is None:
+        assert code == 2 and told in error and limited.line in error
+    else:
+        refused = "a run on a device like this machine's is refused"
+        assert code == 0 and found["warnings"] == [f"sampler.name: vllm: {told}; {refused}"]
 
 
 def test_epochs_are_told_in_steps(check: Check) -> None:

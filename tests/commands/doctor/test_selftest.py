@@ -40,7 +40,7 @@ trial.main(*sys.argv[1:])
 PACKS_ONE_SEQUENCE = """
 import sys
 from mmrl.commands.doctor import tiny_run, trial
-from mmrl.engine.attention import PackedLayout
+from mmrl.engine.layout import PackedLayout
 from mmrl.ops.packing import Span
 
 sound = PackedLayout.__init__

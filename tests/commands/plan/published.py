@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mmrl.engine.tiny_model import SPECIAL_TOKENS, STEMS, VISION_TOKENS, write_processor, write_tokenizer
+from mmrl.engine.tiny_model import SPECIAL_TOKENS, VISION_TOKENS, write_processor, write_tokenizer
 
 
 def _text(hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, vocabulary: int, tied: bool) -> dict[str, Any]:
@@ -66,5 +66,5 @@ def write_published(folder: Path, name: str) -> Path:
         values |= {"text_config": text | {"rope_parameters": rope}, "tie_word_embeddings": text["tie_word_embeddings"]}
         values["vision_config"] = tower | {"out_hidden_size": text["hidden_size"]}
         write_processor(folder, family, patch_size=tower["patch_size"])
-    getattr(transformers, f"{STEMS[family]}Config")(**values).save_pretrained(folder)
+    transformers.AutoConfig.for_model(family, **values).save_pretrained(folder)
     return folder

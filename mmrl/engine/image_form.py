@@ -1,0 +1,218 @@
+"""How models of a kind read images: sizes, tokens, pixels, features. The record of a family names its class.
+
+A form follows the model's own image processor: what it says of an image's size is what that processor makes of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from mmrl.data.grid import ImageGrid, ImageSizes
+from mmrl.engine import device
+from mmrl.ops.cost import TowerShape
+
+if TYPE_CHECKING:
+    import torch
+    from PIL import Image as PILImage
+
+Grid = tuple[int, int, int]
+"""Frames of an image, and the rows and columns of patches in each."""
+Features = tuple["torch.Tensor", ...]
+"""An image's features: (image tokens, H) for the language model's first layer, then for each layer that takes more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageForm(ABC):
+    """How one model reads images. Sizes are those of stored images; 0 x 0 is the smallest image, which is blank.
+
+    Attributes:
+        config: The transformers config of the whole model.
+        processor: The model's processor; None where no pixels are read.
+        multimodal_positions: True if positions have three axes (M-RoPE), which ``get_rope_index`` of the model's body
+            computes; the body then wants to know which tokens are an image's.
+        packed_tower: True if the tower takes patches of all images as one sequence; False if it takes a batch of images
+            of one size.
+    """
+
+    config: Any
+    processor: Any = None
+    multimodal_positions: ClassVar[bool]
+    packed_tower: ClassVar[bool]
+
+    @property
+    def token_id(self) -> int:
+        """The id of an image's placeholder, and of each of its tokens."""
+        return int(self.config.image_token_id)
+
+    @property
+    @abstractmethod
+    def tower(self) -> TowerShape:
+        """The vision tower's shape."""
+
+    @abstractmethod
+    def sizes(self, min_pixels: int, max_pixels: int) -> ImageSizes:
+        """The sizes to which images are normalised, within ``data.min_pixels`` and ``data.max_pixels``."""
+
+    @abstractmethod
+    def grid(self, width: int, height: int) -> Grid:
+        """The patches of an image."""
+
+    @abstractmethod
+    def largest_grid(self, max_pixels: int, max_tokens: int) -> Grid:
+        """The patches of about the largest image that fits."""
+
+    def tokens(self, width: int, height: int) -> int:
+        """Image tokens of an image."""
+        frames, rows, columns = self.grid(width, height)
+        return frames * rows * columns // self.tower.merge**2
+
+    def expansion(self, width: int, height: int) -> list[int]:
+        """The token ids that the model's processor writes in place of an image's placeholder."""
+        return [self.token_id] * self.tokens(width, height)
+
+    @abstractmethod
+    def read(self, image: PILImage.Image) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pixels, and a grid (3,). Pixels of several images are joined along their first axis."""
+
+    @abstractmethod
+    def blank(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same of the blank image."""
+
+    def tower_inputs(
+        self, body: Any, grids_U3: torch.Tensor, where: str, dtype: torch.dtype
+    ) -> dict[str, torch.Tensor | int]:
+        """Further keyword arguments of ``features``, which follow from the grids.
+
+        Args:
+            body: The model without its head.
+            grids_U3: Grids in the host's memory.
+            where: The torch device of the tower.
+            dtype: The tower's element type.
+        """
+        return {}
+
+    @abstractmethod
+    def features(
+        self, body: Any, pixels: torch.Tensor, grids_U3: torch.Tensor, derived: Mapping[str, Any]
+    ) -> list[Features]:
+        """Features of each image, from the model's body."""
+
+    @abstractmethod
+    def encoded(self, features: Sequence[Features]) -> Any:
+        """The features of a row's images as the body takes them (``mm_encoder_outputs``)."""
+
+    @abstractmethod
+    def generate_inputs(self, pixels: torch.Tensor, grids_I3: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A prompt's images as transformers' ``generate`` takes them."""
+
+    @abstractmethod
+    def processor_arguments(self, sizes: ImageSizes) -> dict[str, Any]:
+        """vLLM's ``mm_processor_kwargs``, with which it leaves stored images as they are."""
+
+
+class OneGrid(ImageForm):
+    """Qwen-VL: an image of any size is one grid of patches, of which squares become a token."""
+
+    __slots__ = ()
+    multimodal_positions = True
+    packed_tower = True
+
+    @property
+    def factor(self) -> int:
+        """Both sides of a stored image are multiples of this many pixels."""
+        vision = self.config.vision_config
+        return int(vision.patch_size * vision.spatial_merge_size)
+
+    @property
+    def tower(self) -> TowerShape:
+        vision, model_type = self.config.vision_config, self.config.model_type
+        if model_type == "qwen2_vl":  # here alone the hidden size is that of the language model
+            width, out, mlp_width = vision.embed_dim, vision.hidden_size, int(vision.embed_dim * vision.mlp_ratio)
+        else:
+            width, out, mlp_width = vision.hidden_size, vision.out_hidden_size, vision.intermediate_size
+        windowed = model_type == "qwen2_5_vl"
+        return TowerShape(
+            layers=vision.depth,
+            width=width,
+            mlp_width=mlp_width,
+            mlp_matrices=3 if windowed else 2,
+            patch_values=vision.in_channels * vision.temporal_patch_size * vision.patch_size**2,
+            merge=vision.spatial_merge_size,
+            out=out,
+            mergers=1 + len(getattr(vision, "deepstack_visual_indexes", ())),
+            windowed_layers=vision.depth - len(vision.fullatt_block_indexes) if windowed else 0,
+            heads=vision.num_heads,
+            window=vision.window_size // (vision.patch_size * vision.spatial_merge_size) if windowed else 0,
+        )
+
+    def sizes(self, min_pixels: int, max_pixels: int) -> ImageSizes:
+        return ImageGrid(self.factor, min_pixels, max_pixels)
+
+    def grid(self, width: int, height: int) -> Grid:
+        patch = self.config.vision_config.patch_size
+        return 1, max(height, self.factor) // patch, max(width, self.factor) // patch
+
+    def largest_grid(self, max_pixels: int, max_tokens: int) -> Grid:
+        tokens = min(max_pixels // self.factor**2, max_tokens)
+        side = max(int(tokens**0.5), 1) * self.config.vision_config.spatial_merge_size
+        return 1, side, side
+
+    def read(self, image: PILImage.Image) -> tuple[torch.Tensor, torch.Tensor]:
+        # Stored pixels are on the model's grid already: a second resize would only change them.
+        inputs = self.processor.image_processor(images=[image], do_resize=False, return_tensors="pt")
+        return inputs["pixel_values"], inputs["image_grid_thw"][0]
+
+    def blank(self) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        grid = self.grid(0, 0)
+        return torch.zeros(grid[1] * grid[2], self.tower.patch_values), torch.tensor(grid)
+
+    def tower_inputs(
+        self, body: Any, grids_U3: torch.Tensor, where: str, dtype: torch.dtype
+    ) -> dict[str, torch.Tensor | int]:
+        """What the tower would otherwise compute from the grids.
+
+        It would read the grids as plain numbers, and on a GPU the host would wait for all work under way. So the grids
+        stay in the host's memory, and so do the bounds of attention where the tower reads those
+        (``device.tower_bounds``).
+        """
+        from transformers import vision_utils as grids
+
+        tower = body.visual
+        merge, bounded = tower.config.spatial_merge_size, device.tower_bounds(where, dtype)
+
+        def bounds(ends: torch.Tensor, suffix: str = "") -> dict[str, torch.Tensor | int]:
+            found = {f"cu{suffix}_seqlens": device.moved(ends, bounded)}
+            return {**found, f"max{suffix}_seqlen": int(ends.diff().max())}
+
+        inputs = bounds(grids.get_vision_cu_seqlens(grids_U3))
+        inputs["position_ids"] = device.moved(grids.get_vision_position_ids(grids_U3, merge), where)
+        if window := getattr(tower.config, "window_size", None):
+            order, ends = grids.get_vision_window_index(grids_U3, merge, window, tower.config.patch_size)
+            inputs |= {"window_index": device.moved(order, where), **bounds(ends, "_window")}
+        if side := getattr(tower, "num_grid_per_side", None):
+            how = (tower.interpolation_mode, tower.interpolation_align_corners)
+            places, weights = grids.get_vision_interpolation_indices_and_weights(grids_U3, side, *how, merge)
+            inputs |= {"interp_indices": device.moved(places, where), "interp_weights": device.moved(weights, where)}
+        return inputs
+
+    def features(
+        self, body: Any, pixels: torch.Tensor, grids_U3: torch.Tensor, derived: Mapping[str, Any]
+    ) -> list[Features]:
+        found = body.get_image_features(pixels, grids_U3, return_dict=True, **derived)
+        return list(zip(found.pooler_output, *getattr(found, "deepstack_features", ()), strict=True))
+
+    def encoded(self, features: Sequence[Features]) -> Any:
+        first, *deeper = zip(*features, strict=True)
+        return SimpleNamespace(pooler_output=first, deepstack_features=deeper)
+
+    def generate_inputs(self, pixels: torch.Tensor, grids_I3: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"pixel_values": pixels, "image_grid_thw": grids_I3}
+
+    def processor_arguments(self, sizes: ImageSizes) -> dict[str, Any]:
+        return {"size": {"shortest_edge": sizes.min_pixels, "longest_edge": sizes.max_pixels}}

@@ -1,0 +1,264 @@
+"""A packed row as layers take it: its spans as index arrays, made once for all layers and passes.
+
+Letters: ``S`` tokens of the row; in a block: ``N`` entries, ``L`` tokens or queries and ``M`` keys of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmrl.engine import device
+from mmrl.ops.packing import Span, offsets
+from mmrl.types import IntArray
+
+MASKED = 2
+"""A call may compute at most this many times the pairs of query and key that are needed. Beyond it, more calls with
+fewer masked pairs are faster (measured on a CPU; group sizes 5 to 8, completions of 32 to 550 tokens)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Spans that go into one call of scaled_dot_product_attention, padded to the largest.
+
+    Attributes:
+        shape: N, L, M.
+        bias_N1LM: Added to the scores: 0, or -inf where a query does not attend; None is a causal mask, L = M.
+    """
+
+    shape: tuple[int, int, int]
+    bias_N1LM: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A row as blocks, one after the other.
+
+    Attributes:
+        queries: Positions in the row of all blocks' queries, padding included.
+        keys: Positions of their keys, likewise.
+        place_S: Place of each position of the row in the queries' order.
+    """
+
+    blocks: tuple[Block, ...]
+    queries: torch.Tensor
+    keys: torch.Tensor
+    place_S: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """A row as torch's variable-length attention takes it.
+
+    Attributes:
+        queries: int32 starts of each span, and the row's end.
+        keys: Likewise for each span's keys, its prefix first, in the order of ``key_order``.
+        longest: Most queries and most keys of a span.
+        key_order: Positions in the row; None for the row's own order.
+    """
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    longest: tuple[int, int]
+    key_order: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class StateBlock:
+    """Spans of about one size for a layer that hands a state from token to token, padded to the longest.
+
+    Attributes:
+        shape: N, L.
+        places: N * L positions in the row; padding repeats a span's last one.
+        is_padding_NL: True where a token is padding.
+        parents: N places among the last states of the blocks without parents: a completion's prompt. None if the
+            states start at zero.
+    """
+
+    shape: tuple[int, int]
+    places: torch.Tensor
+    is_padding_NL: torch.Tensor
+    parents: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class StateBlocks:
+    """A row as blocks, those without parents first.
+
+    Attributes:
+        place_S: Place of each position of the row in the blocks' order.
+    """
+
+    blocks: tuple[StateBlock, ...]
+    place_S: torch.Tensor
+
+
+Taps = tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]
+"""For each tap of a convolution, the oldest first: (S,) position of a token's input, and (S, 1) 1.0, or 0.0 where the
+sequence has not begun."""
+
+
+class PackedLayout:
+    """The spans of a packed row, prepared for layers once, for all of them and all passes.
+
+    Args:
+        spans: All tokens of the row, in order, each once; empty ones are left out.
+        dtype: Element type of queries, keys and values.
+    """
+
+    def __init__(self, spans: Sequence[Span], device: str, dtype: torch.dtype) -> None:
+        self._spans = [span for span in spans if span.length]
+        self._device, self._dtype = device, dtype
+        self._taps: dict[int, Taps] = {}
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a query and a key that it attends to."""
+        return sum(span.pairs for span in self._spans)
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        lengths = [span.length for span in self._spans]
+        keys = [span.prefix_length + span.length for span in self._spans]
+        shares = any(span.prefix_length for span in self._spans)
+        places = [places(span) for span in self._spans for places in (_prefix, _positions)]
+        order = self._tensor(np.concatenate(places)) if shares else None
+        starts, key_starts = (self._tensor(offsets(sizes)).int() for sizes in (lengths, keys))
+        return Bounds(starts, key_starts, (max(lengths), max(keys)), order)
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        batches: dict[tuple[bool, int, int], list[list[Span]]] = {}
+        for chunk in _chunks(self._spans):
+            queries = sum(span.length for span in chunk)
+            size = rounded(queries), rounded(queries + chunk[0].prefix_length)
+            batches.setdefault((chunk[0].prefix_length == 0, *size), []).append(chunk)
+        made = [self._block(chunks) for chunks in batches.values()]
+        query_order, key_order = (np.concatenate(orders) for orders in zip(*(found[1:] for found in made), strict=True))
+        place_S = np.zeros(sum(span.length for span in self._spans), np.int64)
+        # Padding repeats positions: the first place of a position has the right answer.
+        place_S[query_order[::-1]] = np.arange(len(query_order))[::-1]
+        return Blocks(tuple(block for block, *_ in made), *map(self._tensor, (query_order, key_order, place_S)))
+
+    @cached_property
+    def states(self) -> StateBlocks:
+        roots = [span for span in self._spans if not span.prefix_length]
+        groups: dict[tuple[bool, int], list[Span]] = {}
+        for span in (*roots, *(span for span in self._spans if span.prefix_length)):
+            groups.setdefault((span.prefix_length > 0, rounded(span.length)), []).append(span)
+        in_order = [span for (follows, _), spans in groups.items() if not follows for span in spans]
+        place_of = {(span.start, span.length): place for place, span in enumerate(in_order)}
+        blocks, position_of = list[StateBlock](), list[IntArray]()
+        for (follows, _), spans in groups.items():
+            L = max(span.length for span in spans)
+            places = [np.pad(_positions(span), (0, L - span.length), mode="edge") for span in spans]
+            lengths_N = np.array([span.length for span in spans])
+            parents = [place_of[span.prefix_start, span.prefix_length] for span in spans] if follows else None
+            blocks.append(
+                StateBlock(
+                    (len(spans), L),
+                    self._tensor(np.concatenate(places)),
+                    self._tensor(np.arange(L) >= lengths_N[:, None]),
+                    None if parents is None else self._tensor(np.array(parents)),
+                )
+            )
+            position_of += places
+        order = np.concatenate(position_of)
+        place_S = np.zeros(sum(span.length for span in self._spans), np.int64)
+        place_S[order[::-1]] = np.arange(len(order))[::-1]  # padding repeats a position: its first place is right
+        return StateBlocks(tuple(blocks), self._tensor(place_S))
+
+    def taps(self, count: int) -> Taps:
+        """The inputs of a causal convolution of ``count`` taps."""
+        if count not in self._taps:
+            places, there = list[torch.Tensor](), list[torch.Tensor]()
+            for back in reversed(range(count)):
+                found = [_before(span, back) for span in self._spans]
+                place_S = np.concatenate(found)
+                places.append(self._tensor(np.maximum(place_S, 0)))
+                there.append(self._tensor((place_S >= 0).astype(np.float32)[:, None]))
+            self._taps[count] = places, there
+        return self._taps[count]
+
+    def _block(self, chunks: Sequence[Sequence[Span]]) -> tuple[Block, IntArray, IntArray]:
+        """Chunks as one block, with the positions of its queries and keys."""
+        queries = [np.concatenate([_positions(span) for span in chunk]) for chunk in chunks]
+        keys = [
+            np.concatenate([_prefix(chunk[0]), positions]) for chunk, positions in zip(chunks, queries, strict=True)
+        ]
+        L, M = max(map(len, queries)), max(map(len, keys))
+        bias = None
+        if chunks[0][0].prefix_length:
+            allowed_NLM = np.zeros((len(chunks), L, M), bool)
+            for allowed_LM, chunk in zip(allowed_NLM, chunks, strict=True):
+                allowed_LM[:, : chunk[0].prefix_length] = True
+                for start, span in zip(offsets(span.length for span in chunk), chunk, strict=False):
+                    first = start + chunk[0].prefix_length
+                    own = np.tri(span.length, dtype=bool)
+                    allowed_LM[start : start + span.length, first : first + span.length] = own
+            masked = self._tensor(~allowed_NLM[:, None])
+            bias = torch.zeros(masked.shape, dtype=self._dtype, device=self._device).masked_fill_(masked, -torch.inf)
+        padded_queries, padded_keys = (
+            np.concatenate([np.pad(each, (0, size - len(each)), mode="edge") for each in found])
+            for found, size in ((queries, L), (keys, M))
+        )
+        return Block((len(chunks), L, M), bias), padded_queries, padded_keys
+
+    def _tensor(self, values: Any) -> torch.Tensor:
+        return device.moved(torch.from_numpy(np.asarray(values)), self._device)
+
+
+def rounded(size: int) -> int:
+    """A size rounded up, by less than a quarter of it or by less than 8. Sizes that round to the same are padded to
+    it."""
+    step = max(8, 1 << max(size.bit_length() - 3, 0))
+    return -(-size // step) * step
+
+
+def _chunks(spans: Sequence[Span]) -> Iterator[list[Span]]:
+    """Spans of the same prefix that one call computes together. A span without a prefix is alone."""
+    chunk: list[Span] = []
+    for span in spans:
+        wider = [*chunk, span]
+        queries = sum(each.length for each in wider)
+        computed, needed = queries * (queries + span.prefix_length), sum(each.pairs for each in wider)
+        fits = chunk and span.prefix_length and span.prefix_start == chunk[0].prefix_start
+        if fits and chunk[0].prefix_length and computed <= MASKED * needed:
+            chunk = wider
+            continue
+        if chunk:
+            yield chunk
+        chunk = [span]
+    yield chunk
+
+
+def _positions(span: Span) -> IntArray:
+    return np.arange(span.start, span.start + span.length)
+
+
+def _before(span: Span, back: int) -> IntArray:
+    """Positions of the tokens ``back`` places before those of a span, in its prefix if need be; -1 for none."""
+    head = min(back, span.length)
+    before = span.prefix_start + span.prefix_length - back + np.arange(head)
+    before[before < span.prefix_start] = -1
+    if not span.prefix_length:
+        before[:] = -1
+    return np.concatenate([before, _positions(span)[: span.length - head]])
+
+
+def _prefix(span: Span) -> IntArray:
+    return np.arange(span.prefix_start, span.prefix_start + span.prefix_length)
+
+
+def rows_at(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The values of some positions, which may repeat; their gradients are added up in a fixed order.
+
+    On a GPU the gradient of ``index_select`` is added up in any order, and in the values' own precision. Indexing
+    sorts it first and sums in float32. On a CPU it is indexing whose threads add in any order.
+    """
+    return values[places] if values.is_cuda else values.index_select(0, places)

@@ -1,0 +1,103 @@
+"""Proofs of what holds for a family: the families that a test runs over, and the results that the table is made of.
+
+``@pytest.mark.proves("packing")`` says that a test proves a feature for the family of its parameter ``family``, or for
+the one of its argument: ``proves("tensor_parallel", family="qwen2_5_vl")``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmrl.engine.family import FAMILIES, FEATURES, Feature
+
+TESTS = Path(__file__).parent
+RESULTS = TESTS / "families.json"
+"""The last outcome of each proof: family, feature, test, and the tier to which the test belongs for that family."""
+REPRESENTATIVES = ("qwen2_5_vl", "qwen2", "qwen3_5")
+"""A family of each kind: vision-language, text, linear attention. Shorter tiers try these alone; ``README.md`` has the
+rule."""
+OUTCOMES = ("skipped", "passed", "failed")
+
+Results = dict[str, dict[str, dict[str, dict[str, str]]]]
+
+
+def families(*features: Feature, sweep: pytest.MarkDecorator = pytest.mark.full) -> list[Any]:
+    """Values of a test's parameter ``family``: the families that have these features on a CPU in float32.
+
+    Args:
+        sweep: The mark of all but the representatives.
+    """
+    return [
+        pytest.param(name, marks=() if name in REPRESENTATIVES else sweep)
+        for name, family in FAMILIES.items()
+        if all(family.limit(feature, "cpu", "float32") is None for feature in features)
+    ]
+
+
+def stored_results() -> Results:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
+def is_test(name: str) -> bool:
+    """True if a test such as ``tests/x.py::test_y`` exists."""
+    file, _, function = name.partition("::")
+    path = TESTS.parent / file
+    return path.is_file() and f"def {function}(" in path.read_text()
+
+
+def note(item: pytest.Item) -> None:
+    """Write down what a test proves, in a form that reaches the process that collects the results."""
+    for mark in item.iter_markers("proves"):
+        values = getattr(item, "callspec", None)
+        family = mark.kwargs.get("family") or (values.params["family"] if values else None)
+        assert family in FAMILIES and set(mark.args) <= FEATURES.keys(), f"{item.nodeid} proves {mark}"
+        tier = next((tier for tier in ("slow", "full") if item.get_closest_marker(tier)), "short")
+        item.user_properties += [("proves", (family, feature, tier)) for feature in mark.args]
+
+
+class Notary:
+    """Collects the outcomes of a run's proofs, and at the end stores them beside those of other runs."""
+
+    def __init__(self) -> None:
+        self._found: Results = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and report.outcome == "passed":
+            return
+        for name, value in report.user_properties:
+            if name == "proves":
+                self._add(report.nodeid.partition("[")[0], report.outcome, *value)  # type: ignore[misc]
+
+    def _add(self, test: str, outcome: str, family: str, feature: str, tier: str) -> None:
+        """The worst outcome of all values of a test's other parameters counts; a skip is none."""
+        known = self._found.setdefault(family, {}).setdefault(feature, {}).setdefault(test, {})
+        known[tier] = max(known.get(tier, outcome), outcome, key=OUTCOMES.index)
+
+    def pytest_sessionfinish(self) -> None:
+        RESULTS.write_text(json.dumps(merged(stored_results(), self._found), indent=1) + "\n")
+
+
+def merged(stored: Results, found: Mapping[str, Any]) -> Results:
+    """Stored results with newer ones, of families and tests that exist, in the order of the record."""
+    whole: Results = {}
+    for family in FAMILIES:
+        for feature in FEATURES:
+            older, newer = (each.get(family, {}).get(feature, {}) for each in (stored, found))
+            tests = {test: older.get(test, {}) | newer.get(test, {}) for test in sorted({*older, *newer})}
+            if tests := {test: tiers for test, tiers in tests.items() if is_test(test)}:
+                whole.setdefault(family, {})[feature] = tests
+    return whole
+
+
+def proving_tests(results: Results, family: str, feature: str) -> Sequence[str]:
+    """The tests that passed and prove a feature; none if one of them failed."""
+    tests = results.get(family, {}).get(feature, {})
+    outcomes = {test: set(tiers.values()) for test, tiers in tests.items()}
+    if any("failed" in found for found in outcomes.values()):
+        return []
+    return [test for test, found in outcomes.items() if "passed" in found]
