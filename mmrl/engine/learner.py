@@ -316,7 +316,7 @@ class DeepSpeedLearner:
             balance = imbalances(self._policy.routers)[: len(rows)].sum()
             balance = balance * (self._config.router_aux_loss_coef / num_rows)
             loss = loss + balance.to(loss)
-            sums["loss/router_aux"] = float(balance)
+            sums["loss/router_aux"] = float(balance.detach())
             sums["loss/total"] += sums["loss/router_aux"]
         if inputs.routing.recorded_SLK is not None:
             mask_T = torch.from_numpy(np.concatenate([row.mask for row in rows])).to(inputs.predicting_T.device)
