@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -139,6 +140,11 @@ def precision(kind: DeviceKind, requested: str) -> str:
     if requested != "auto":
         return requested
     return "bfloat16" if kind == "cuda" else "float32"
+
+
+def lacks_state_kernels(kind: DeviceKind) -> bool:
+    """True if linear attention runs in plain torch on a GPU, for lack of flash-linear-attention."""
+    return kind == "cuda" and importlib.util.find_spec("fla") is None
 
 
 def torch_device(kind: DeviceKind) -> str:

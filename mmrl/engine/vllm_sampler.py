@@ -16,6 +16,7 @@ from mmrl.engine import device
 from mmrl.engine.encoding import unexpanded
 from mmrl.engine.family import Family
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.shape import model_shape
 from mmrl.engine.vllm_arguments import check_engine_keys
 from mmrl.engine_api import SamplingRequest
 from mmrl.errors import NumericsError, ResourceError
@@ -215,6 +216,8 @@ def engine_arguments(
             kind, config.gpu_memory_utilization, max_tokens, num_sequences, config.tensor_parallel_size
         ),
     }
+    if model_shape(folder.config).linear is not None and not arguments.get("enable_chunked_prefill", True):
+        arguments["enable_prefix_caching"] = False  # vLLM caches states at the ends of chunks
     if folder.family.vision:
         arguments["limit_mm_per_prompt"] = {"image": max_images, "video": 0}
         arguments["mm_processor_cache_gb"] = IMAGE_CACHE_GIB

@@ -107,11 +107,17 @@ class RunSetup:
     @property
     def model_warnings(self) -> list[str]:
         """Warnings about settings of the config that the model cannot follow."""
-        family = self.folder.family
-        if self.config.learner.share_prefix == "off" or family.shares_prefix:
-            return []
-        what = f"models of type {family.model_type} cannot share a prompt: each completion is packed with its own"
-        return [f"learner.share_prefix: {what}"]
+        from mmrl.engine.device import detect, lacks_state_kernels
+        from mmrl.engine.shape import model_shape
+
+        family, warnings = self.folder.family, list[str]()
+        if self.config.learner.share_prefix == "auto" and not family.shares_prefix:
+            what = f"models of type {family.model_type} cannot share a prompt: each completion is packed with its own"
+            warnings.append(f"learner.share_prefix: {what}")
+        if model_shape(self.folder.config).linear is not None and lacks_state_kernels(detect()):
+            what = "the learner computes linear attention in plain torch, which is slow on a GPU"
+            warnings.append(f"model.path: {what}; its kernels come with `pip install flash-linear-attention`")
+        return warnings
 
     @cached_property
     def penalties(self) -> frozenset[str]:

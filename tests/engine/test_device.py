@@ -308,3 +308,9 @@ def test_a_plan_allows_memory_for_what_is_no_tensor_on_cuda_alone(monkeypatch):
     assert device.ASLEEP_BYTES["cuda"] <= device.SAMPLER_BYTES["cuda"]
     monkeypatch.setattr(device, "free_memory_bytes", lambda kind: None if kind == "cpu" else (7, 9))
     assert [device.total_memory_bytes(kind) for kind in ("cpu", "cuda")] == [None, 9]
+
+
+@pytest.mark.parametrize(("kind", "spec", "lacks"), [("cuda", None, True), ("cuda", "x", False), ("cpu", None, False)])
+def test_a_gpu_without_flash_linear_attention_lacks_kernels_for_states(kind, spec, lacks, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", {"fla": spec}.get)
+    assert device.lacks_state_kernels(kind) == lacks

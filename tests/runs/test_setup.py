@@ -103,10 +103,22 @@ def test_plugins_warn_of_a_run_that_they_know(plan):
 @pytest.mark.parametrize("asked", ["auto", "off"])
 @pytest.mark.parametrize("can", [True, False])
 def test_a_model_that_cannot_share_a_prompt_is_told_of(plan, asked, can):
+    from transformers import LlamaConfig
+
     made = plan(learner={"share_prefix": asked})
-    made.folder = SimpleNamespace(family=replace(FAMILIES["llama"], shares_prefix=can))
+    made.folder = SimpleNamespace(family=replace(FAMILIES["llama"], shares_prefix=can), config=LlamaConfig())
     told = ["learner.share_prefix: models of type llama cannot share a prompt: each completion is packed with its own"]
     assert made.model_warnings == (told if asked == "auto" and not can else [])
+
+
+def test_linear_attention_in_plain_torch_on_a_gpu_is_told_of(plan, monkeypatch):
+    from transformers import Qwen3_5TextConfig
+
+    made = plan()
+    made.folder = SimpleNamespace(family=FAMILIES["qwen3_5_text"], config=Qwen3_5TextConfig(num_hidden_layers=4))
+    assert made.model_warnings == []
+    monkeypatch.setattr("mmrl.engine.device.lacks_state_kernels", lambda kind: True)
+    assert ["pip install flash-linear-attention" in warning for warning in made.model_warnings] == [True]
 
 
 def test_every_plugin_that_refuses_the_run_is_named_with_its_key(plan):
