@@ -468,7 +468,8 @@ def two_ranks(request, vision, ray_address) -> Iterator[Any]:
     group = start_engine(EngineSpec(config, vision.folder, vision.media, grpo, 2, with_sampler=False))
     if request.param == 3:
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-        ray.get([actor.__ray_call__.remote(_limit_chunks) for actor in group._ranks._actors])
+        with group.learning():
+            ray.get([actor.__ray_call__.remote(_limit_chunks) for actor in group._ranks._actors])
     yield group
     group.close()
 
