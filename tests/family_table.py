@@ -58,10 +58,12 @@ def page(results: Results) -> str:
 
 def cell(family: Family, feature: Feature, results: Results, numbers: Mapping[str, int]) -> str:
     """What holds for a family and a feature: its limit, or the numbers of the tests that prove it."""
-    if (limit := family.all_limits.get(feature)) is not None:
-        return str(limit)
     tests = proving_tests(results, family.model_type, feature)
-    return f"proven ({', '.join(str(numbers[test]) for test in tests)})" if tests else "not proven"
+    proven = f"proven ({', '.join(str(numbers[test]) for test in tests)})" if tests else ""
+    limit = family.all_limits.get(feature)
+    if limit is None:
+        return proven or "not proven"
+    return f"{limit}; else {proven}" if proven and limit.precision else str(limit)
 
 
 def numbered(results: Results) -> dict[str, int]:

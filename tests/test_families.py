@@ -18,7 +18,7 @@ from safetensors import safe_open
 from mmrl.commands.cli import main
 from mmrl.engine.family import FAMILIES
 from tests.faults.runs import rollouts
-from tests.proofs import families
+from tests.proofs import families, has
 
 pytestmark = pytest.mark.full
 
@@ -107,8 +107,7 @@ def runs(rows: Path, models: Callable[..., Path], warm_mmrl: Callable[..., Any])
 
 def sampler_of(family: str) -> dict[str, Any]:
     """vLLM, unless it does not serve the family on a CPU."""
-    served = FAMILIES[family].limit("vllm", "cpu") is None
-    return {"engine": {"kv_cache_memory_bytes": 2**26}} if served else {"name": "hf"}
+    return {"engine": {"kv_cache_memory_bytes": 2**26}} if has(family, "vllm") else {"name": "hf"}
 
 
 @pytest.fixture(params=families(sweep=pytest.mark.slow))

@@ -41,15 +41,21 @@ class Limit:
             goes another way.
         reason: Why, in words that end a line of the table.
         device: The only kind of device with this limit; None for all.
+        precision: The only precision with this limit, ``float32`` or ``bfloat16``; None for both.
     """
 
     kind: Literal["refused", "fallback"]
     reason: str
     device: DeviceKind | None = None
+    precision: str | None = None
 
     def __str__(self) -> str:
         where = {None: "", "cpu": " on a CPU", "cuda": " on a GPU"}[self.device]
-        return f"{self.kind}{where}: {self.reason}"
+        return f"{self.kind}{where}{f' in {self.precision}' if self.precision else ''}: {self.reason}"
+
+    def holds(self, device: DeviceKind | None, precision: str | None) -> bool:
+        """True if the limit holds there; None for what is not known yet."""
+        return self.device in (None, device) and self.precision in (None, precision)
 
 
 READS_TEXT = Limit("refused", "reads text only")
@@ -88,10 +94,10 @@ class Family:
         found |= self.limits
         return {feature: found[feature] for feature in FEATURES if feature in found}
 
-    def limit(self, feature: Feature, device: DeviceKind | None) -> Limit | None:
-        """The limit of a feature on a kind of device; with None, only one that holds on all of them."""
+    def limit(self, feature: Feature, device: DeviceKind | None, precision: str | None) -> Limit | None:
+        """The limit of a feature on a kind of device in a precision; with None, only one that holds for all of them."""
         found = self.all_limits.get(feature)
-        return found if found is not None and found.device in (None, device) else None
+        return found if found is not None and found.holds(device, precision) else None
 
     @property
     def line(self) -> str:
@@ -169,15 +175,18 @@ def asked_features(config: Config, *, samples: bool = True, learns: bool = True)
     return asked
 
 
-def refusal(family: Family, asked: Mapping[Feature, str], device: DeviceKind | None) -> ConfigError | None:
+def refusal(
+    family: Family, asked: Mapping[Feature, str], device: DeviceKind | None, precision: str | None
+) -> ConfigError | None:
     """An error if a run asks for a feature that its model's family does not have; it has the table's line.
 
     Args:
         asked: The answer of ``asked_features``.
         device: The kind of device that the engines run on; None if it is not known yet.
+        precision: Likewise ``float32`` or ``bfloat16``.
     """
     for feature, where in asked.items():
-        limit = family.limit(feature, device)
+        limit = family.limit(feature, device, precision)
         if limit is not None and limit.kind == "refused":
             return ConfigError(
                 f"models of type {family.model_type} have no {FEATURES[feature]}: {limit.reason}",

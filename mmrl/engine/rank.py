@@ -62,11 +62,11 @@ class RankEngine:
         kind: device.DeviceKind,
         progress: Callable[[str], object] = lambda text: None,
     ) -> None:
+        self._precision = device.precision(kind, spec.config.model.dtype)
         asked = asked_features(spec.config, samples=spec.with_sampler, learns=spec.algorithm is not None)
-        if (error := refusal(spec.folder.family, asked, kind)) is not None:
+        if (error := refusal(spec.folder.family, asked, kind, self._precision)) is not None:
             raise error
         self._config, self._folder, self._media, self._kind = spec.config, spec.folder, spec.media, kind
-        self._precision = device.precision(kind, spec.config.model.dtype)
         self._images = ImageInputs(spec.folder, spec.media)
         self._shares_prefix = shares_prefix(spec.config.learner, spec.folder)
         self._in_use = ""

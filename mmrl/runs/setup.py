@@ -148,7 +148,7 @@ class RunSetup:
                 where="data.max_prompt_tokens + sampler.max_new_tokens",
                 remedy="lower one of them",
             )
-        if (error := refusal(folder.family, asked_features(self.config), None)) is not None:
+        if (error := refusal(folder.family, asked_features(self.config), None, None)) is not None:
             raise error
         self._check_sampler(folder)
         parts, frozen = set(folder.family.parts), set(model.freeze)

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from mmrl.cluster.launch import start_engine
-from mmrl.engine.family import FAMILIES
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import SamplingRequest
 from mmrl.interfaces import Aggregation
@@ -20,7 +19,7 @@ from mmrl.ops.objective import training_rows
 from mmrl.types import Rollout
 from mmrl_algorithms.grpo import GRPO
 from tests.engine.test_learner import EXPOSED, SMALL, gradients, norm
-from tests.proofs import families
+from tests.proofs import families, has
 
 pytestmark = pytest.mark.slow
 LENGTHS = (4, 19, 7, 3, 11, 24, 6)
@@ -51,7 +50,7 @@ def updated(bench: Callable[..., Any], ray_address: str) -> Callable[[str], Upda
 
     @functools.cache
     def carry_out(family: str) -> Update:
-        setting, shared = bench(family), FAMILIES[family].limit("tensor_parallel", "cpu") is None
+        setting, shared = bench(family), has(family, "vllm") and has(family, "tensor_parallel")
         sampler = {"engine": {"kv_cache_memory_bytes": 2**26}, "tensor_parallel_size": 2} if shared else {"name": "hf"}
         learner = {"max_grad_norm": 1e9, "lr": 2e-3, "zero_stage": 3, "tokens_per_microbatch": 60}
         learner["deepspeed"] = EXPOSED | {"zero_optimization": SMALL}

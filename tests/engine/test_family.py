@@ -83,7 +83,7 @@ def test_a_run_that_asks_for_a_feature_that_is_refused_there_has_the_line_as_ans
     assert asked.keys() == {sampler, "tensor_parallel", "sharing", "zero_3", "lora"}
     assert asked_features(config, samples=False).keys() == {"sharing", "zero_3", "lora"}
     assert asked_features(config, learns=False).keys() == {sampler, "tensor_parallel"}
-    error = refusal(limited, asked, device)
+    error = refusal(limited, asked, device, None)
     if not refused:
         assert error is None  # a fallback refuses nothing
         return
