@@ -50,7 +50,7 @@ def page(results: Results) -> str:
     ]
     statements = [["feature", "a test that proves it shows that"]]
     statements += [[FEATURES[feature], text] for feature, text in STATEMENTS.items()]
-    proofs = [["", "test", "tier, by family"]]
+    proofs = [["no.", "test", "tier, by family"]]
     proofs += [[str(number), f"`{test}`", tiers(test, results)] for test, number in numbers.items()]
     sections = ["", "## What is proven", "", *table(statements), "", "## The tests", "", *table(proofs)]
     return "\n".join([HEAD, *table(rows), *sections]) + "\n"
