@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
     from mmrl.data.images import MediaStore
     from mmrl.engine.encoding import Encoder
+    from mmrl.engine.family import Family
     from mmrl.engine.folder import ModelFolder
     from mmrl.engine.rank import RankEngine
 
@@ -239,6 +240,20 @@ def bench(
         return Bench(folder, media, encoder, tuple(encoder.encode(prompt) for prompt in prompts))
 
     return build
+
+
+def tower_passes(model: torch.nn.Module, family: Family) -> list[int]:
+    """How many patches (or tiles) each later pass through a model's vision tower has."""
+    import torch
+
+    passes: list[int] = []
+
+    def note(_: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+        passes.append(len(next(value for value in (*args, *options.values()) if isinstance(value, torch.Tensor))))
+
+    tower = model.get_submodule(family.parts["vision"][0].rstrip("."))
+    tower.register_forward_pre_hook(note, with_kwargs=True)
+    return passes
 
 
 class Plain:

@@ -411,7 +411,7 @@ def gradients(group: Any) -> dict[str, torch.Tensor]:
 
 
 # Before the tests of `two_ranks`, which keeps this process's connection to Ray.
-@pytest.fixture(params=[False, True], ids=["tied", "untied"])
+@pytest.fixture(params=[pytest.param(False, marks=SLOW), True], ids=["tied", "untied"])
 def many_chunks(request, bench, ray_address, plain) -> Iterator[Any]:
     """Two ranks at ZeRO 3 that compute four tokens' logits at a time, and drop every gathered weight after its use."""
     import ray
@@ -454,6 +454,9 @@ def test_ranks_with_different_numbers_of_head_chunks_find_the_gradient_of_one(ma
 
 @pytest.fixture(scope="module", params=[0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 3])
 def two_ranks(request, vision, ray_address) -> Iterator[Any]:
+    """Two ranks; at ZeRO 3 they compute four tokens' logits at a time, each rank another number of times."""
+    import ray
+
     settings = EXPOSED | {"zero_optimization": SMALL}
     learner = {"max_grad_norm": 1e9, "lr": STILL, "deepspeed": settings, "zero_stage": request.param}
     learner["tokens_per_microbatch"] = 60
@@ -463,6 +466,10 @@ def two_ranks(request, vision, ray_address) -> Iterator[Any]:
     config = vision.config(learner=learner, cluster=cluster, algorithm=algorithm)
     grpo = GRPO(GRPO.Config())
     group = start_engine(EngineSpec(config, vision.folder, vision.media, grpo, 2, with_sampler=False))
+    if request.param == 3:
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+        with group.learning():
+            ray.get([actor.__ray_call__.remote(_limit_chunks) for actor in group._ranks._actors])
     yield group
     group.close()
 

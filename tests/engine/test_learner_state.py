@@ -26,7 +26,6 @@ from safetensors.torch import load_file, save_file
 from mmrl.cluster.process import host_meeting
 from mmrl.config.sections import Config
 from mmrl.engine import device, weights
-from mmrl.engine.family import FAMILIES
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.learner_state import _Piece
 from mmrl.engine.optimizer_state import OptimizerState
@@ -39,6 +38,7 @@ from mmrl.ops.objective import training_rows
 from mmrl.system import failpoints
 from mmrl.types import TrainingRow
 from mmrl_algorithms.grpo import GRPO
+from tests.proofs import families
 
 FULL, SLOW = pytest.mark.full, pytest.mark.slow
 LENGTHS = (4, 19, 7, 3, 11, 24, 6)
@@ -439,7 +439,7 @@ def test_out_of_memory_with_one_long_sample_is_an_error_at_once(start, rows):
 
 
 @pytest.mark.parametrize("as_on_hub", [False, True], ids=["", "as on the hub"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 def test_shards_have_the_names_that_save_pretrained_gives(family, as_on_hub, bench, tmp_path, monkeypatch):
     folder = bench(family, as_on_hub).folder
     policy = load_policy(folder, "cpu", "float32", freeze=(), temperature=1.0)

@@ -21,6 +21,7 @@ from mmrl.engine.vision import ImageInputs, idle_sample
 from mmrl.errors import ConfigError
 from mmrl.ops.packing import Span
 from mmrl.types import Message, Prompt
+from tests.conftest import tower_passes
 from tests.proofs import families
 
 LENGTHS = (5, 17, 9, 1, 12, 6, 21)
@@ -129,11 +130,10 @@ def test_prompts_that_show_the_same_image_share_its_features(family, build, plai
     prompts = [Prompt(text, (Message("user", text),), images) for text, images in asked]
     encoded = [setting.encoder.encode(prompt) for prompt in prompts]
     samples = [replace(sample, prompt=encoded[i % 3]) for i, sample in enumerate(setting.samples(LENGTHS))]
-    grids: list[int] = []
-    tower = policy.model.base_model.visual
-    tower.register_forward_pre_hook(lambda _, args, options: grids.append(len(options["grid_thw"])), with_kwargs=True)
+    passes, pixels = tower_passes(policy.model, setting.folder.family), ImageInputs(setting.folder, setting.media)
     logprobs_T, _ = policy(collate(samples))
-    assert grids == [2]
+    different = {ref.hash: len(pixels(ref)[0]) for prompt in encoded for ref in prompt.images}
+    assert len(different) == 2 and passes == [sum(different.values())]
     logprobs_T.square().sum().backward()
     reference = plain(setting.folder.path)
     expected_T = torch.cat([reference.logprobs(sample, setting.media) for sample in samples])
