@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from mmrl.engine.image_form import ImageForm, OneGrid
+from mmrl.engine.image_form import ImageForm, OneGrid, Tiles
 from mmrl.errors import ConfigError
 
 VISION_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
@@ -22,6 +22,7 @@ class Family:
         images: How its models read images; None for text models.
         parts: Name prefixes of the parameters of ``vision``, ``projector`` and ``language``; the longest wins.
         banned_tokens: Never sampled: the policy would otherwise write an image that does not exist.
+        languages: ``model_type`` of the language models that it may have, where its models differ in that.
         shares_prefix: True if completions of one prompt may share its keys and values in a packed row. False for layers
             that hand a state from token to token, such as linear attention.
     """
@@ -31,6 +32,7 @@ class Family:
     images: type[ImageForm] | None = None
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({"language": ("",)}))
     banned_tokens: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
     shares_prefix: bool = True
 
     @property
@@ -53,6 +55,21 @@ def _qwen_vl(model_type: str, models: str, *projectors: str) -> Family:
     return Family(model_type, models, images=OneGrid, parts=MappingProxyType(parts), banned_tokens=VISION_TOKENS)
 
 
+_INTERNVL = Family(
+    "internvl",
+    "InternVL3 and InternVL3.5 in Hugging Face's format (-hf, -HF), with Qwen2.5 or Qwen3, not its mixtures of experts",
+    images=Tiles,
+    parts=MappingProxyType(
+        {
+            "vision": ("model.vision_tower.",),
+            "projector": ("model.multi_modal_projector.",),
+            "language": ("model.language_model.", "lm_head."),
+        }
+    ),
+    banned_tokens=(*VISION_TOKENS, "<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
+    languages=("qwen2", "qwen3"),
+)
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         family.model_type: family
@@ -60,6 +77,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             _qwen_vl("qwen2_vl", "Qwen2-VL", "merger"),
             _qwen_vl("qwen2_5_vl", "Qwen2.5-VL", "merger"),
             _qwen_vl("qwen3_vl", "Qwen3-VL, not its mixtures of experts", "merger", "deepstack_merger_list"),
+            _INTERNVL,
             Family("qwen2", "Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen"),
             Family("qwen3", "Qwen3, not its mixtures of experts"),
             Family("llama", "Llama 3 to 3.3 without vision, DeepSeek-R1-Distill-Llama"),
