@@ -219,7 +219,7 @@ class OneGrid(ImageForm):
 
 
 class Tiles(ImageForm):
-    """InternVL: an image is cut into square tiles of one size, with a smaller copy of it after them if they are several.
+    """InternVL: an image is cut into square tiles of one size; after several tiles comes the whole image, as one more.
 
     Each tile is a picture of its own to the tower. The processor writes a token before an image's and one after them.
     """

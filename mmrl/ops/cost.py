@@ -241,8 +241,8 @@ class ModelShape:
     def recomputed_flops(self, work: Work, training: Training = Training()) -> int:
         """Operations that gradient checkpointing of every layer repeats: the layers' forward, without head and merger.
 
-        The last matrix of a layer is not computed again, unless a trained factor scales its product: nothing else in the
-        backward pass needs that. With ZeRO 3 it is, by DeepSpeed's own linear function.
+        The last matrix of a layer is not computed again, unless a trained factor scales its product: nothing else in
+        the backward pass needs that. With ZeRO 3 it is, by DeepSpeed's own linear function.
         """
         flops = 0
         if training.reaches("language"):

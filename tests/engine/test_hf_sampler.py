@@ -51,7 +51,7 @@ def tokens(rollouts: list[Rollout]) -> list[list[int]]:
     return [rollout.token_ids.tolist() for rollout in rollouts]
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "qwen2", "llama"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen3_vl", "internvl", "qwen2", "llama"])
 def test_its_logprobs_are_those_of_plain_transformers(family, sampling, plain):
     one = sampling(family)
     reference = plain(one.bench.folder.path)
