@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
 TEMPERATURE = 0.8
 BANNED_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
+BANNED_WITH_TILES = ("<img>", "</img>", "<IMG_CONTEXT>", "<video>")
 DURATIONS = Path(__file__).with_name("durations.json")
 """Seconds of each file, by tier."""
 
@@ -274,7 +275,9 @@ class Plain:
         self.processor = (transformers.AutoProcessor if vision else transformers.AutoTokenizer).from_pretrained(folder)
         tokenizer = self.processor.tokenizer if vision else self.processor
         self.banned = list(range(len(tokenizer), config.get_text_config().vocab_size))
-        self.banned += tokenizer.convert_tokens_to_ids(list(BANNED_TOKENS)) if vision else []
+        tiled = config.model_type == "internvl"
+        words = [*BANNED_TOKENS, *(BANNED_WITH_TILES if tiled else ())] if vision else []
+        self.banned += tokenizer.convert_tokens_to_ids(words)
 
     def logits(self, text: str, images: Sequence[Any], completion: Sequence[int]) -> torch.Tensor:
         """(T + 1, V) float32 logits that predict each completion token, and the one after; unmasked."""

@@ -104,6 +104,14 @@ class ModelFolder:
             generation = GenerationConfig.from_model_config(config)
         tokenizer = processor.tokenizer if family.vision else processor
         vocabulary = Vocabulary.of(family, config, generation, tokenizer)
+        language = config.get_text_config().model_type
+        if family.languages and language not in family.languages:
+            raise ConfigError(
+                f"models of type {family.model_type!r} whose language model is {language!r} are not supported",
+                where=where,
+                possible=f"language models of type {', '.join(family.languages)}",
+                remedy="choose another model of this family",
+            )
         for missing in _missing(config, processor, tokenizer, vocabulary):
             raise ConfigError(missing, where=where, remedy="choose an instruction-tuned model")
         if repo is None and with_weights:

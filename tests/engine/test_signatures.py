@@ -57,6 +57,8 @@ FORWARDS = {
     "qwen2_vl": f"{FORWARD} {IMAGES} mm_encoder_outputs",
     "qwen2_5_vl": f"{FORWARD} {IMAGES} second_per_grid_ts mm_encoder_outputs",
     "qwen3_vl": f"{FORWARD} {IMAGES} mm_encoder_outputs",  # use_cache goes on to its language model, which names it
+    "internvl": "input_ids pixel_values attention_mask position_ids past_key_values inputs_embeds "
+    "vision_feature_layer vision_feature_select_strategy mm_encoder_outputs",
     "qwen2": FORWARD,
     "qwen3": FORWARD,
     "llama": FORWARD,
@@ -68,6 +70,7 @@ TOWER = {
         "cu_seqlens", "max_seqlen", "position_ids", "window_index", "cu_window_seqlens", "max_window_seqlen"
     },
     "qwen3_vl": {"cu_seqlens", "max_seqlen", "position_ids", "interp_indices", "interp_weights"},
+    "internvl": set(),
 }  # fmt: skip
 """What the towers take out of their further keyword arguments."""
 
@@ -109,6 +112,8 @@ def test_a_rows_inputs_are_named_by_the_oldest_allowed_models_and_the_installed_
     if family not in TOWER:
         return
     assert inputs.images is not None and inputs.images.derived.keys() == TOWER[family]
+    if not TOWER[family]:
+        return
     unread: list[set[str]] = []
     body.visual.blocks[0].register_forward_pre_hook(lambda _, args, more: unread.append({*more}), with_kwargs=True)
     policy(inputs)
