@@ -183,10 +183,16 @@ class Segment:
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt and what follows it: the unit that the learner packs."""
+    """A prompt and what follows it: the unit that the learner packs.
+
+    Attributes:
+        experts: (P + T - 1, L, K) the K experts to which the sampler has sent each token but the last, in each of L
+            layers with experts; None if they are not known. They are not recorded.
+    """
 
     prompt: EncodedPrompt
     segments: tuple[Segment, ...]
+    experts: IntArray | None = field(default=None, kw_only=True)
 
     @cached_property
     def token_ids(self) -> IntArray:

@@ -64,7 +64,8 @@ class PackedGroup(RolloutGroup):
         scalars = [
             (each.index, each.text, each.finish_reason, each.weight_version, each.greedy) for each in self.rollouts
         ]
-        return _group, (self.prompt.key, _pack_segments(each.segments for each in self.rollouts), scalars)
+        segments = _pack_segments(each.segments for each in self.rollouts)
+        return _group, (self.prompt.key, segments, scalars, _pack_optional([each.experts for each in self.rollouts]))
 
 
 def _requests(prompts: Any, places: Sequence[int], scalars: Sequence[Any]) -> list[SamplingRequest]:
@@ -85,20 +86,25 @@ def _rows(
     ]
 
 
-def _group(key: tuple[int, str], segments: Any, scalars: Sequence[Any]) -> RolloutGroup:
+def _group(key: tuple[int, str], segments: Any, scalars: Sequence[Any], experts: Any) -> RolloutGroup:
     epoch, name = key
     prompt = EncodedPrompt(prompt=Prompt(name, ()), text="", token_ids=np.zeros(0, np.int32), images=(), epoch=epoch)
-    pairs = zip(_segments(*segments), scalars, strict=True)
-    return RolloutGroup(prompt, tuple(Rollout(prompt, own, *each) for own, each in pairs))
+    parts = zip(_segments(*segments), scalars, _optional(experts, len(scalars)), strict=True)
+    return RolloutGroup(prompt, tuple(Rollout(prompt, own, *each, experts=known) for own, each, known in parts))
 
 
 def _pack_samples(samples: Sequence[Sample]) -> tuple[Any, ...]:
-    return *_pack_prompts(sample.prompt for sample in samples), _pack_segments(sample.segments for sample in samples)
+    return (
+        *_pack_prompts(sample.prompt for sample in samples),
+        _pack_segments(sample.segments for sample in samples),
+        _pack_optional([sample.experts for sample in samples]),
+    )
 
 
-def _samples(prompts: Any, places: Sequence[int], segments: Any) -> list[Sample]:
+def _samples(prompts: Any, places: Sequence[int], segments: Any, experts: Any) -> list[Sample]:
     known = _prompts(*prompts)
-    return [Sample(known[place], own) for place, own in zip(places, _segments(*segments), strict=True)]
+    parts = zip(places, _segments(*segments), _optional(experts, len(places)), strict=True)
+    return [Sample(known[place], own, experts=chosen) for place, own, chosen in parts]
 
 
 def _pack_prompts(prompts: Iterable[EncodedPrompt]) -> tuple[Any, list[int]]:
@@ -136,13 +142,13 @@ def _segments(
     return [tuple(segments[start:end]) for start, end in pairwise(offsets(counts))]
 
 
-def _pack_optional(arrays: Sequence[FloatArray | None]) -> tuple[Any, ...] | None:
+def _pack_optional(arrays: Sequence[Array | None]) -> tuple[Any, ...] | None:
     """None if every array is None; else those that are there, and which ones these are."""
     there = [array for array in arrays if array is not None]
     return ([array is not None for array in arrays], *_joined(there)) if there else None
 
 
-def _optional(packed: Any, count: int) -> list[FloatArray | None]:
+def _optional(packed: Any, count: int) -> list[Array | None]:
     if packed is None:
         return [None] * count
     is_there, *joined = packed

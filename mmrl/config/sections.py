@@ -189,6 +189,11 @@ class LearnerConfig(Section):
     """Tokens in one packed row: a matter of memory, not of results."""
     share_prefix: Annotated[Literal["auto", "off"], MAY_CHANGE] = "auto"
     """auto: a prompt, its images too, is computed once per row for all of its completions; off: with each of them."""
+    router_aux_loss_coef: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Mixtures of experts: factor of the loss that is least where the experts of a layer have equally much to do."""
+    routing: Literal["own", "compared", "replayed"] = "own"
+    """Mixtures of experts: replayed: the update sends each token to the experts to which the sampler sent it; compared:
+    the share of tokens with other experts is a metric; own: neither."""
     zero_stage: Annotated[int, Field(ge=0, le=3), MAY_CHANGE] = 3
     """DeepSpeed shards over ranks: 1 optimizer states, 2 gradients too, 3 parameters too."""
     offload: Annotated[Literal["none", "optimizer", "parameters"], MAY_CHANGE] = "none"

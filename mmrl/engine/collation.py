@@ -16,6 +16,7 @@ import torch
 
 from mmrl.config.sections import LearnerConfig
 from mmrl.engine import device as devices
+from mmrl.engine.experts import OWN, Routing
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.image_form import Features
 from mmrl.engine.layout import PackedLayout
@@ -36,12 +37,14 @@ class PackedInputs:
         predicting_T: int64 positions in the row whose hidden states predict the completion tokens.
         targets_T: int64 completion tokens.
         images: The row's different images, or the vision tower's features of each of the I; None without any.
+        routing: Wishes to the routers of a mixture of experts.
     """
 
     model_inputs: dict[str, Any]
     predicting_T: torch.Tensor
     targets_T: torch.Tensor
     images: UniqueImages | Sequence[Features] | None
+    routing: Routing = OWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class Collator:
     Args:
         body: The model without its head; it computes its prompts' positions where these are multimodal.
         share: True if samples of one prompt share it in the row, and prompts with the same image share that.
+        balances: True if rows ask for ``experts.imbalances``.
+        replays: True if the experts that samples know are used.
     """
 
     def __init__(
@@ -78,9 +83,12 @@ class Collator:
         dtype: torch.dtype,
         *,
         share: bool = True,
+        balances: bool = False,
+        replays: bool = False,
     ) -> None:
         self._folder, self._body, self._images = folder, body, images
         self._device, self._dtype, self.share = device, dtype, share
+        self._balances, self._replays = balances, replays
         self._multimodal = folder.family.vision and folder.images.multimodal_positions
         self._known_positions: dict[tuple[Any, ...], torch.Tensor] = {}
         self._position_bytes = 0
@@ -120,7 +128,27 @@ class Collator:
             self._tensor(np.concatenate(predicting)),
             self._tensor(np.concatenate([s.token_ids for s in samples])),
             self._known_images([ref for prompt in prompts for ref in prompt.images], known),
+            self._routing(samples, units, len(ids_S)),
         )
+
+    def _routing(self, samples: Sequence[Sample], units: Sequence[Unit], num_tokens: int) -> Routing:
+        """The wishes to the routers: the samples' places in the row, and the experts that they know."""
+        known = next((sample.experts for sample in samples if sample.experts is not None), None)
+        if known is None and not self._balances:
+            return OWN
+        members_NS = np.zeros((len(samples), num_tokens), np.float32)
+        for start, unit in zip(offsets(unit.tokens for unit in units), units, strict=False):
+            first = start + unit.prompt_tokens
+            for index, begin, length in zip(unit.indices, offsets(unit.completions), unit.completions, strict=False):
+                members_NS[index, start:first] = members_NS[index, first + begin : first + begin + length] = 1
+        members = devices.moved(torch.from_numpy(members_NS), self._device) if self._balances else None
+        if known is None:
+            return Routing(members)
+        recorded_SLK = np.full((num_tokens, *known.shape[1:]), -1, np.int64)
+        for sample, members_S in zip(samples, members_NS, strict=True):
+            if sample.experts is not None:  # a shared prompt's are those of its last sample, as of all others
+                recorded_SLK[members_S > 0] = sample.experts
+        return Routing(members, self._tensor(recorded_SLK), self._replays)
 
     def _tensor(self, values: Any) -> torch.Tensor:
         return devices.moved(torch.from_numpy(np.asarray(values, np.int64)), self._device)

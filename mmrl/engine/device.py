@@ -115,6 +115,19 @@ def packs_experts(kind: DeviceKind) -> bool:
     return kind == "cpu"
 
 
+def expert_columns(kind: DeviceKind) -> int:
+    """The number of which each expert's columns on a rank must be a multiple.
+
+    vLLM's CPU kernels pad other experts at the first load, and cannot take new weights then.
+    """
+    return 32 if kind == "cpu" else 1
+
+
+def returns_experts(kind: DeviceKind) -> bool:
+    """True if vLLM can tell the experts that it has chosen: vLLM 0.32's second model runner alone does."""
+    return model_runner(kind) == 2
+
+
 def rank_environment(
     kind: DeviceKind, *, rank: int, node_rank: int, world_size: int, address: str, port: int
 ) -> dict[str, str]:

@@ -6,6 +6,8 @@ experts, ``N`` samples of the row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +19,25 @@ KERNEL = "mmrl_grouped"
 """The name of ``grouped`` in transformers."""
 
 
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """A row's wishes to the routers.
+
+    Attributes:
+        members_NS: 1 where a token belongs to a sample, its prompt included; None if nothing asks for ``imbalances``.
+        recorded_SLK: The sampler's experts, -1 where they are not known; None if none are known.
+        replays: True to use them.
+    """
+
+    members_NS: torch.Tensor | None = None
+    recorded_SLK: torch.Tensor | None = None
+    replays: bool = False
+
+
+OWN = Routing()
+"""No wishes."""
+
+
 class Router(torch.nn.Module):
     """A layer's router in float32, with the parameter of the one that it stands for.
 
@@ -24,10 +45,19 @@ class Router(torch.nn.Module):
 
     Args:
         router: transformers' router.
+
+    Attributes:
+        routing: The wishes of the next row.
+        layer: The router's place among the model's routers.
+        imbalance_N: Each sample's, if the row has asked; see ``imbalances``.
+        differs_S: True for tokens with other experts than recorded, if experts were.
     """
 
-    def __init__(self, router: Any) -> None:
+    def __init__(self, router: Any, layer: int) -> None:
         super().__init__()
+        self.routing, self.layer = OWN, layer
+        self.imbalance_N: torch.Tensor | None = None
+        self.differs_S: torch.Tensor | None = None
         self.weight = router.weight
         self._top_k = int(router.top_k)
         self._normalised = bool(getattr(router, "norm_topk_prob", True))
@@ -36,11 +66,50 @@ class Router(torch.nn.Module):
         """(S, E) logits; (S, K) weights, and the experts that they are for."""
         logits_SE = F.linear(hidden_SH.float(), self.weight.float())
         probabilities_SE = logits_SE.softmax(-1)
-        chosen_SK = probabilities_SE.topk(self._top_k).indices
+        chosen_SK = self._chosen(probabilities_SE.topk(self._top_k).indices)
+        if self.routing.members_NS is not None and torch.is_grad_enabled():
+            self.imbalance_N = _imbalance(probabilities_SE, chosen_SK, self.routing.members_NS)
         weights_SK = probabilities_SE.gather(-1, chosen_SK)
         if self._normalised:
             weights_SK = weights_SK / weights_SK.sum(-1, keepdim=True)
         return logits_SE, weights_SK, chosen_SK
+
+    def _chosen(self, own_SK: torch.Tensor) -> torch.Tensor:
+        """The experts to use."""
+        if self.routing.recorded_SLK is None:
+            return own_SK
+        recorded_SK = self.routing.recorded_SLK[:, self.layer]
+        known_SK = recorded_SK >= 0
+        self.differs_S = ((own_SK.sort(-1).values != recorded_SK.sort(-1).values) & known_SK).any(-1)
+        return torch.where(known_SK, recorded_SK, own_SK) if self.routing.replays else own_SK
+
+
+def _imbalance(probabilities_SE: torch.Tensor, chosen_SK: torch.Tensor, members_NS: torch.Tensor) -> torch.Tensor:
+    """(N,) ``E sum_e f_e p_e``, for the number f of a token's experts that are expert e, and the probability p of e,
+    both means over a sample's tokens.
+
+    It is least, K, where each expert gets as many tokens as the others.
+    """
+    counts_SE = F.one_hot(chosen_SK, probabilities_SE.shape[1]).sum(1).to(probabilities_SE.dtype)
+    lengths_N = members_NS.sum(1)
+    products_NE = (members_NS @ counts_SE) * (members_NS @ probabilities_SE)
+    return probabilities_SE.shape[1] * products_NE.sum(1) / lengths_N.square()
+
+
+def imbalances(routers: Sequence[Router]) -> torch.Tensor:
+    """(N,) means over the layers of what ``_imbalance`` says of the last row's samples, with gradient.
+
+    For a sample and a layer it is the load-balancing loss of transformers. It is taken for each sample and not for all
+    tokens at once: so neither packing nor the number of micro-batches or ranks changes a step's mean.
+    """
+    return torch.stack([router.imbalance_N for router in routers if router.imbalance_N is not None]).mean(0)
+
+
+def rerouted(routers: Sequence[Router], predicting_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """(T,) whether a layer has sent the token that predicts a completion token to other experts than recorded, and the
+    share of layers that have; both False and 0 where nothing is recorded."""
+    differs_LT = torch.stack([router.differs_S for router in routers if router.differs_S is not None])[:, predicting_T]
+    return differs_LT.any(0), differs_LT.float().mean(0)
 
 
 def grouped(experts: Any, hidden_SH: torch.Tensor, chosen_SK: torch.Tensor, weights_SK: torch.Tensor) -> torch.Tensor:
@@ -79,6 +148,6 @@ def routed(model: Any) -> tuple[Router, ...]:
     if blocks:
         register()
         model.set_experts_implementation(KERNEL)
-    for block in blocks:
-        block.gate = Router(block.gate)
+    for layer, block in enumerate(blocks):
+        block.gate = Router(block.gate, layer)
     return tuple(block.gate for block in blocks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,14 @@ class HFSampler:
     """Implements ``engine_api.Sampler`` with a second copy of the weights, one prompt's group at a time.
 
     A prompt goes through the model once, alone; its group continues from what it left in the cache.
+
+    Args:
+        records_experts: True if rollouts know their experts.
     """
 
-    def __init__(self, folder: ModelFolder, images: ImageInputs, *, device: str, dtype: str) -> None:
+    def __init__(
+        self, folder: ModelFolder, images: ImageInputs, *, device: str, dtype: str, records_experts: bool = False
+    ) -> None:
         from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
 
         loader = AutoModelForImageTextToText if folder.family.vision else AutoModelForCausalLM
@@ -33,7 +39,8 @@ class HFSampler:
             trust_remote_code=folder.trust_remote_code,
             use_safetensors=True,
         )
-        experts.routed(model)  # as the learner's
+        routers = experts.routed(model)  # as the learner's
+        self._recorder = ExpertRecorder(routers) if records_experts else None
         self._model = model.to(device).eval()
         # ``generate`` fills what a request leaves open from here: the folder's defaults would change the distribution.
         self._model.generation_config = GenerationConfig()
@@ -63,6 +70,8 @@ class HFSampler:
     def _group(self, request: SamplingRequest) -> RolloutGroup:
         ids_1P = torch.from_numpy(np.asarray(request.prompt.token_ids, np.int64))[None].to(self._device)
         num_prompt_tokens = ids_1P.shape[1]
+        if self._recorder:
+            self._recorder.clear()
         inputs = self._continued(request, ids_1P)
         cuda = [self._device] if self._device.startswith("cuda") else []
         # Seeded by request, so that a rollout does not depend on what was generated before it.
@@ -78,8 +87,9 @@ class HFSampler:
             ],
             1,
         )
+        known = self._recorder.of_group(len(ids_GT), num_prompt_tokens) if self._recorder else [None] * len(ids_GT)
         rollouts = tuple(
-            self._rollout(request.prompt, i, ids.cpu().numpy().astype(np.int32), logprobs.cpu().numpy())
+            self._rollout(request.prompt, i, ids.cpu().numpy().astype(np.int32), logprobs.cpu().numpy(), known[i])
             for i, (ids, logprobs) in enumerate(zip(ids_GT, logprobs_GT, strict=True))
         )
         return RolloutGroup(request.prompt, rollouts)
@@ -131,7 +141,9 @@ class HFSampler:
             **sampling,
         )
 
-    def _rollout(self, prompt: EncodedPrompt, index: int, ids: IntArray, logprobs: FloatArray) -> Rollout:
+    def _rollout(
+        self, prompt: EncodedPrompt, index: int, ids: IntArray, logprobs: FloatArray, known: IntArray | None
+    ) -> Rollout:
         ends = np.flatnonzero(np.isin(ids, self._folder.vocabulary.eos))
         length = int(ends[0]) + 1 if len(ends) else len(ids)
         ids, logprobs = ids[:length], logprobs[:length].astype(np.float32)
@@ -142,4 +154,33 @@ class HFSampler:
             text=self._folder.tokenizer.decode(ids, skip_special_tokens=True),
             finish_reason="stop" if len(ends) else "length",
             weight_version=self.weight_version,
+            experts=None if known is None else known[: len(prompt.token_ids) + length - 1],
         )
+
+
+class ExpertRecorder:
+    """Records the experts of a group of completions that are sampled from one prompt."""
+
+    def __init__(self, routers: Sequence[experts.Router]) -> None:
+        self._layers: list[list[IntArray]] = [[] for _ in routers]
+        for router, calls in zip(routers, self._layers, strict=True):
+            router.register_forward_hook(partial(_record, calls))
+
+    def clear(self) -> None:
+        """Begin a group."""
+        for calls in self._layers:
+            calls.clear()
+
+    def of_group(self, size: int, prompt_tokens: int) -> list[IntArray]:
+        """(tokens, L, K) experts of each member of the group.
+
+        The prompt's tokens but the last have gone through the model in one call, alone; each later call had one token
+        of each member.
+        """
+        alone = int(prompt_tokens > 1)
+        layers = [(calls[:alone], np.stack(calls[alone:], 1)) for calls in self._layers]
+        return [np.stack([np.concatenate([*first, later[i]]) for first, later in layers], 1) for i in range(size)]
+
+
+def _record(calls: list[IntArray], router: torch.nn.Module, inputs: Any, outputs: Any) -> None:
+    calls.append(outputs[2].cpu().numpy().astype(np.uint16))

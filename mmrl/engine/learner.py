@@ -18,8 +18,9 @@ import torch
 
 from mmrl.config.sections import LearnerConfig, LoraConfig
 from mmrl.engine import device
-from mmrl.engine.collation import Collator
+from mmrl.engine.collation import Collator, PackedInputs
 from mmrl.engine.counting import UnitCost, UpdateCost, UpdateMemory
+from mmrl.engine.experts import OWN, imbalances, rerouted
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.image_form import Features
 from mmrl.engine.learner_state import SavedState, check_optimizer, save_state
@@ -88,6 +89,7 @@ class DeepSpeedLearner:
         self._total_steps, self._step = total_steps, 0
         self._budget = config.tokens_per_microbatch
         self._goes_backward = False
+        self._balances = config.router_aux_loss_coef > 0
         self._row_flops = list[int]()
         self.memory = UpdateMemory(self._engine.device.type)
 
@@ -106,10 +108,10 @@ class DeepSpeedLearner:
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
         if self._policy.adapted:
             with self._policy.without_adapters():
-                return self._forward(self._engine, samples, self._budget)
+                return self._forward(self._engine, samples, self._budget, routed=False)
         assert self._reference is not None, "the algorithm did not ask for a reference policy"
         with self._reference.in_use() as reference:
-            return self._forward(reference, samples, self._budget)
+            return self._forward(reference, samples, self._budget, routed=False)
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         """One optimizer step of all ranks; the metrics are of all ranks, the log-probs of this rank's rows.
@@ -178,6 +180,7 @@ class DeepSpeedLearner:
         self._remember_images([row.sample for row in rows])
         self._engine.train()
         plan = self._plan([row.sample for row in rows], self._budget)
+        num_rows = self._total(len(rows)) if self._balances else 0
         logprobs, entropies = ([np.zeros(0, np.float32)] * len(rows) for _ in range(2))
         found: list[tuple[list[int], torch.Tensor, torch.Tensor]] = []
         partials: list[PartialLoss] = []
@@ -186,7 +189,7 @@ class DeepSpeedLearner:
             last = number == len(plan) - 1
             self._engine.set_gradient_accumulation_boundary(last)
             part = [rows[i] for i in indices]
-            partial, logprobs_T, entropy_T = self._backward(part)
+            partial, logprobs_T, entropy_T = self._backward(part, num_rows)
             partials.append(partial)
             if not math.isfinite(partial.sums.get("loss/total", 0.0)):
                 strange.update(row.sample.prompt.id for row in part)
@@ -223,6 +226,12 @@ class DeepSpeedLearner:
         most = torch.tensor(len(plan), device=self._engine.device)
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
         return plan + [[] for _ in range(int(most) - len(plan))]
+
+    def _total(self, number: int) -> int:
+        """The sum of a number over the ranks."""
+        total = torch.tensor(number, device=self._engine.device)
+        torch.distributed.all_reduce(total)
+        return int(total)
 
     @torch.no_grad()
     def _remember_images(self, samples: Sequence[Sample]) -> None:
@@ -270,7 +279,12 @@ class DeepSpeedLearner:
         lacks = reads and not any(sample.prompt.images for sample in samples)
         return [self._idle] if lacks or not samples else []
 
-    def _backward(self, rows: Sequence[TrainingRow]) -> tuple[PartialLoss, torch.Tensor, torch.Tensor]:
+    def _backward(self, rows: Sequence[TrainingRow], num_rows: int) -> tuple[PartialLoss, torch.Tensor, torch.Tensor]:
+        """Add the gradient of one micro-batch.
+
+        Args:
+            num_rows: Rows of the step, of all ranks, if the load of experts is balanced; else 0.
+        """
         samples = [row.sample for row in rows]
         self._goes_backward = False
         inputs = self._collate(samples + self._idles(samples), self._features)
@@ -282,6 +296,7 @@ class DeepSpeedLearner:
         loss = idle  # the other ranks have more micro-batches
         if rows:
             partial = partial_loss(self._algorithm, rows, logprobs_T[:length], entropy_T[:length])
+            partial = self._with_experts(partial, rows, inputs, num_rows)
             # DeepSpeed averages gradients over ranks; the sequence weights already span all of them.
             loss = partial.loss * self._engine.world_size + idle
             if not math.isfinite(partial.sums["loss/total"]):
@@ -291,6 +306,24 @@ class DeepSpeedLearner:
         self._engine.backward(loss)
         partial = PartialLoss(partial.loss.detach(), partial.sums, partial.tokens)
         return partial, logprobs_T.detach(), entropy_T.detach()
+
+    def _with_experts(
+        self, partial: PartialLoss, rows: Sequence[TrainingRow], inputs: PackedInputs, num_rows: int
+    ) -> PartialLoss:
+        """A micro-batch's loss with its share of the routers' loss, and the share of tokens with other experts."""
+        loss, sums = partial.loss, dict(partial.sums)
+        if num_rows:
+            balance = imbalances(self._policy.routers)[: len(rows)].sum()
+            balance = balance * (self._config.router_aux_loss_coef / num_rows)
+            loss = loss + balance.to(loss)
+            sums["loss/router_aux"] = float(balance.detach())
+            sums["loss/total"] += sums["loss/router_aux"]
+        if inputs.routing.recorded_SLK is not None:
+            mask_T = torch.from_numpy(np.concatenate([row.mask for row in rows])).to(inputs.predicting_T.device)
+            tokens_T, layers_T = rerouted(self._policy.routers, inputs.predicting_T[: len(mask_T)])
+            sums["mismatch/rerouted_tokens"] = float((tokens_T & mask_T).sum())
+            sums["mismatch/rerouted_choices"] = float((layers_T * mask_T).sum())
+        return PartialLoss(loss, sums, partial.tokens)
 
     def _finish_step(self) -> float:
         """Let DeepSpeed take its optimizer step; returns the norm of all ranks' gradient before clipping.
@@ -360,13 +393,15 @@ class DeepSpeedLearner:
         return rate
 
     @torch.no_grad()
-    def _forward(self, policy: Any, samples: Sequence[Sample], budget: int) -> list[FloatArray]:
+    def _forward(self, policy: Any, samples: Sequence[Sample], budget: int, *, routed: bool = True) -> list[FloatArray]:
+        """Log-probs; ``routed`` is False for other weights than those of the sampler, whose experts are not theirs."""
         policy.eval()
         self._remember_images(samples)
         logprobs: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
         for indices in self._plan(samples, budget):
             part = [samples[i] for i in indices]
-            logprobs_T, _ = policy(self._collate(part + self._idles(part), self._features))
+            inputs = self._collate(part + self._idles(part), self._features)
+            logprobs_T, _ = policy(inputs if routed else replace(inputs, routing=OWN))
             for i, values in zip(indices, _split(logprobs_T, part), strict=True):
                 logprobs[i] = values
         return logprobs

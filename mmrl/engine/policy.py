@@ -74,6 +74,8 @@ class Policy(torch.nn.Module):
         if inputs.images is not None:
             features = self._features(inputs.images) if isinstance(inputs.images, UniqueImages) else inputs.images
             images["mm_encoder_outputs"] = {"image": self._folder.images.encoded(features)}
+        for router in self.routers:
+            router.routing = inputs.routing
         outputs = self.model.base_model(**inputs.model_inputs, **images, attention_mask=None, use_cache=False)
         hidden_SH = outputs.last_hidden_state[0]
         return self.head(

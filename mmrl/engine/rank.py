@@ -201,8 +201,15 @@ class RankEngine:
     def _build_sampler(self, max_images: int) -> VLLMSampler | HFSampler:
         config = self._config
         replicas = config.cluster.ranks // config.sampler.tensor_parallel_size
+        records_experts = config.learner.routing != "own"
         if config.sampler.name == "hf":
-            return HFSampler(self._folder, self._images, device=device.torch_device(self._kind), dtype=self._precision)
+            return HFSampler(
+                self._folder,
+                self._images,
+                device=device.torch_device(self._kind),
+                dtype=self._precision,
+                records_experts=records_experts,
+            )
         arguments = engine_arguments(
             self._folder,
             config.sampler,
@@ -212,6 +219,7 @@ class RankEngine:
             max_tokens=config.data.max_prompt_tokens + config.sampler.max_new_tokens,
             num_sequences=math.ceil(config.trainer.prompts_per_step / replicas) * config.sampler.group_size,
             seed=config.trainer.seed,
+            returns_experts=records_experts,
         )
         return VLLMSampler(self._folder, self._media, self._kind, arguments)
 
@@ -258,6 +266,8 @@ class RankEngine:
             torch_device,
             getattr(torch, self._precision),
             share=self._shares_prefix,
+            balances=config.learner.router_aux_loss_coef > 0,
+            replays=config.learner.routing == "replayed",
         )
         steps = config.trainer.steps * config.learner.minibatches * config.learner.epochs
         learner = DeepSpeedLearner(

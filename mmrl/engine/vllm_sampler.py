@@ -16,7 +16,7 @@ from mmrl.engine import device
 from mmrl.engine.encoding import unexpanded
 from mmrl.engine.family import Family
 from mmrl.engine.folder import ModelFolder
-from mmrl.engine.shape import model_shape
+from mmrl.engine.shape import mixed_layers, model_shape
 from mmrl.engine.vllm_arguments import check_engine_keys
 from mmrl.engine_api import SamplingRequest
 from mmrl.errors import NumericsError, ResourceError
@@ -49,6 +49,7 @@ class VLLMSampler:
         self._folder, self._media = folder, media
         self._sleep_level = device.sleep_level(kind)
         self._packs_experts = device.packs_experts(kind)
+        self._mixed_layers = mixed_layers(folder.config)
         self._request_ids = itertools.count()
         self.weight_version = NO_VERSION
         self.arguments = {**arguments}
@@ -162,6 +163,7 @@ class VLLMSampler:
 
     def _rollout(self, request: SamplingRequest, completion: CompletionOutput) -> Rollout:
         ids = np.array(completion.token_ids, np.int32)
+        known = completion.routed_experts
         finish: FinishReason = "length" if completion.finish_reason == "length" else "stop"
         return Rollout(
             prompt=request.prompt,
@@ -170,6 +172,7 @@ class VLLMSampler:
             text=self._folder.tokenizer.decode(ids, skip_special_tokens=True),
             finish_reason=finish,
             weight_version=self.weight_version,
+            experts=None if known is None else known[:, self._mixed_layers],  # vLLM has entries for dense layers too
         )
 
 
@@ -183,6 +186,7 @@ def engine_arguments(
     max_tokens: int,
     num_sequences: int,
     seed: int,
+    returns_experts: bool = False,
 ) -> dict[str, Any]:
     """Arguments of vLLM's ``LLM``, the config's own in ``sampler.engine`` last.
 
@@ -190,6 +194,7 @@ def engine_arguments(
         max_images: Most images in one prompt.
         max_tokens: Longest prompt and completion together.
         num_sequences: Completions that a rank samples in a step.
+        returns_experts: True if rollouts know their experts.
 
     Raises:
         ConfigError: ``sampler.engine`` holds a key that mmrl owns, or that vLLM does not know.
@@ -218,6 +223,8 @@ def engine_arguments(
     }
     if model_shape(folder.config).linear is not None and not arguments.get("enable_chunked_prefill", True):
         arguments["enable_prefix_caching"] = False  # vLLM caches states at the ends of chunks
+    if returns_experts:
+        arguments["enable_return_routed_experts"] = True
     if folder.family.vision:
         arguments["limit_mm_per_prompt"] = {"image": max_images, "video": 0}
         arguments["mm_processor_cache_gb"] = IMAGE_CACHE_GIB

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mmrl.engine.encoding import Encoder
     from mmrl.engine.folder import ModelFolder
     from mmrl.engine.spec import EngineSpec
+    from mmrl.ops.cost import MixtureShape
 
 LORA_RATE = 1e-5
 """Learning rates of adapters begin here; those of whole weights end here."""
@@ -440,6 +441,39 @@ class RunSetup:
                 possible=f"{', '.join(map(str, sizes))} (with cluster.ranks: {ranks})",
                 remedy="set one of these"
                 + ("; or sampler.engine.mm_encoder_tp_mode: data, a whole tower on each rank" * ("tower" in reason)),
+            )
+        self._check_experts(folder, shape.mixture)
+
+    def _check_experts(self, folder: ModelFolder, mixture: MixtureShape | None) -> None:
+        """See that what the config wants of experts is there, and that vLLM's kernels can take them."""
+        from mmrl.engine.device import detect, expert_columns, returns_experts
+
+        config = self.config
+        wants = {"router_aux_loss_coef": config.learner.router_aux_loss_coef > 0}
+        wants["routing"] = config.learner.routing != "own"
+        if mixture is None:
+            for key in (key for key, wanted in wants.items() if wanted):
+                raise ConfigError(
+                    f"a model of type {folder.family.model_type} has no experts",
+                    where=f"learner.{key}: {getattr(config.learner, key)}",
+                    remedy=f"remove learner.{key}, or choose a mixture of experts",
+                )
+            return
+        if config.sampler.name != "vllm" or not self.with_sampler or config.cluster.name == "ray":
+            return  # with Ray, this machine's device need not be that of the ranks
+        kind, width = detect(), mixture.width // config.sampler.tensor_parallel_size
+        if width % (columns := expert_columns(kind)):
+            raise ConfigError(
+                f"vLLM's kernels for a CPU need a multiple of {columns} columns of each expert: a rank has {width}",
+                where=f"model.path: {folder.name}; sampler.tensor_parallel_size: {config.sampler.tensor_parallel_size}",
+                remedy="set sampler.name: hf, or share the experts among fewer ranks",
+            )
+        if wants["routing"] and not returns_experts(kind):
+            raise ConfigError(
+                "vLLM on a CPU does not tell the experts that it has chosen",
+                where=f"learner.routing: {config.learner.routing}",
+                possible="own; or any with sampler.name: hf, or on a GPU",
+                remedy="set sampler.name: hf, or remove learner.routing",
             )
 
     def _check_demonstrations(self) -> None:

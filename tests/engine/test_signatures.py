@@ -59,8 +59,12 @@ FORWARDS = {
     "qwen3_vl": f"{FORWARD} {IMAGES} mm_encoder_outputs",  # use_cache goes on to its language model, which names it
     "internvl": "input_ids pixel_values attention_mask position_ids past_key_values inputs_embeds "
     "vision_feature_layer vision_feature_select_strategy mm_encoder_outputs",
+    "qwen3_vl_moe": f"{FORWARD} {IMAGES} mm_encoder_outputs",
+    "qwen3_5": f"{FORWARD} {IMAGES} mm_encoder_outputs",
+    "qwen3_5_text": FORWARD,
     "qwen2": FORWARD,
     "qwen3": FORWARD,
+    "qwen3_moe": FORWARD,
     "llama": FORWARD,
 }
 """Parameters of the bodies' forward, which take any further name and hand it on."""
@@ -71,6 +75,8 @@ TOWER = {
     },
     "qwen3_vl": {"cu_seqlens", "max_seqlen", "position_ids", "interp_indices", "interp_weights"},
     "internvl": set(),
+    "qwen3_vl_moe": {"cu_seqlens", "max_seqlen", "position_ids", "interp_indices", "interp_weights"},
+    "qwen3_5": {"cu_seqlens", "max_seqlen", "position_ids", "interp_indices", "interp_weights"},
 }  # fmt: skip
 """What the towers take out of their further keyword arguments."""
 
