@@ -20,8 +20,8 @@ TESTS = Path(__file__).parent
 RESULTS = TESTS / "families.json"
 """The last outcome of each proof: family, feature, test, and the tier to which the test belongs for that family."""
 REPRESENTATIVES = ("qwen2_5_vl", "internvl", "qwen3_5", "qwen2", "qwen3_moe")
-"""A family of each kind: images as grids, as tiles, linear attention, text, experts. Shorter tiers try these alone; ``README.md`` has the
-rule."""
+"""A family of each kind: images as grids, as tiles, linear attention, text, experts. Shorter tiers try these alone;
+``README.md`` has the rule."""
 OUTCOMES = ("skipped", "passed", "failed")
 
 Results = dict[str, dict[str, dict[str, dict[str, str]]]]

@@ -42,7 +42,7 @@ OLDEST = {
     "transformers:PreTrainedModel.set_attn_implementation": "attn_implementation allow_all_kernels",
     "transformers:PreTrainedModel.gradient_checkpointing_enable": "gradient_checkpointing_kwargs "
     "every_n_layers offload",
-    "transformers.cache_utils:Cache.batch_repeat_interleave": "repeats",
+    "transformers.cache_utils:Cache.reorder_cache": "beam_idx",
     "transformers.vision_utils:get_vision_cu_seqlens": "grid_thw merge_temporal kwargs",
     "transformers.vision_utils:get_vision_position_ids": "grid_thw spatial_merge_size include_temporal kwargs",
     "transformers.vision_utils:get_vision_window_index": "grid_thw spatial_merge_size window_size patch_size kwargs",
