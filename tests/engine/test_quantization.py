@@ -120,6 +120,17 @@ def test_the_language_models_layers_are_quantised_and_nothing_else(vision):
     assert all(torch.equal(matrices[0][name], matrices[1][name]) for name in matrices[1])
 
 
+def test_an_export_has_the_weights_that_a_run_in_bfloat16_computes_with(vision):
+    options: dict[str, Any] = {"freeze": (), "temperature": 1.0, "quantize": True}
+    lora = LoraConfig(rank=2, targets=("language",))
+    policy = load_policy(vision.folder, "cpu", "bfloat16", lora=lora, **options)
+    rounded = load_policy(vision.folder, "cpu", "float32", rounded_as=torch.bfloat16, **options)
+    assert not list(quantization.packed_layers(rounded))
+    whole = dict(rounded.named_weights(torch.float32))
+    for adapter in policy.adapted:
+        assert torch.equal(whole[f"{adapter.name}.weight"], quantization.whole(adapter.layer.base_layer).float())
+
+
 @pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.full), 3])
 def test_only_adapters_move_and_the_sampler_gets_what_the_learner_computes_with(stage, quantized, rows, vision, plain):
     """Plain transformers with the weights that are streamed has the learner's log-probs, and its reference's."""
