@@ -1,4 +1,4 @@
-"""Memory that the learner takes with and without adapters, weights in 4 bits, a reference policy and bfloat16, on a CPU.
+"""Memory that the learner takes with and without adapters, weights in 4 bits, a reference and bfloat16, on a CPU.
 
     python tests/benchmarks/learner_memory.py
 

@@ -280,7 +280,7 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("model={lora: {rank: 8}, freeze: [vision]}", "nothing to freeze"),
         ("model={lora: {rank: 8}, quantize: nf4}", ""),
         ("model.quantize=nf4", "model.lora is null, so there is nothing to train"),
-        ("model={lora: {rank: 8}, quantize: int8}", "possible: nf4, null"),
+        ("model={lora: {rank: 8}, quantize: int8}", "model.quantize cannot be 'int8'"),
         ("model.gradient_checkpointing=yes", "should be true or false, not 'yes'"),
         ("model.freeze=[vision, projector, language]", "nothing to train"),
         ("model.freeze=[eyes]", "model.freeze.0 cannot be 'eyes'"),

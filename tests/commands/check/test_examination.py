@@ -318,12 +318,13 @@ def test_adapters_take_the_room_that_they_take_and_their_targets_are_looked_for(
     assert code == 2 and "no linear layer of the model is meant by 'eyes'" in error
 
 
+@pytest.mark.full
 def test_weights_in_4_bits_are_told_of_and_refused_where_they_cannot_be(
     check: Check, models: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quantized = {"lora": {"rank": 4}, "quantize": "nf4"}
     code, found, _ = check(rows(), model=quantized)
-    assert code == 0 and 0 < found["disk"]["checkpoints"]
+    assert code == 0 and found["disk"]["checkpoints"] > 0
     with monkeypatch.context() as patched:
         patched.setattr("mmrl.engine.quantization.find_spec", lambda name: None)
         code, _, error = check(rows(), model=quantized)
