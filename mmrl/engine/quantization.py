@@ -127,11 +127,14 @@ def whole(layer: torch.nn.Linear) -> torch.Tensor:
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """(bytes,) a weight in 4 bits; the same for a weight of any element type."""
-    codes, state = _bitsandbytes().quantize_4bit(
-        weight.detach().float().contiguous(), blocksize=NF4_BLOCK, compress_statistics=True, quant_type="nf4"
-    )
-    parts = (codes, state.absmax, state.state2.absmax, state.offset)
+    """(bytes,) a weight in 4 bits; the same for a weight of any element type, with any number of threads."""
+    functional = _bitsandbytes()
+    weight = weight.detach().float().contiguous()
+    codes, state = functional.quantize_4bit(weight, blocksize=NF4_BLOCK, quant_type="nf4")
+    # As ``compress_statistics`` does, whose mean in float32 depends on the number of threads.
+    offset = state.absmax.double().mean().float()
+    scales, of_scales = functional.quantize_blockwise(state.absmax - offset, blocksize=NF4_BLOCKS)
+    parts = (codes, scales, of_scales.absmax, offset)
     return torch.cat([part.reshape(-1).view(torch.uint8) for part in parts])
 
 

@@ -33,8 +33,6 @@ LEVELS = (
 )  # fmt: skip
 """NF4 as in the paper's appendix E."""
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
-
 
 @pytest.fixture(scope="module")
 def rows(vision) -> list[TrainingRow]:
@@ -79,11 +77,16 @@ def test_a_weight_out_of_4_bits_is_the_nearest_level_times_its_blocks_largest_va
     assert float((found - weight).abs().mean() / weight.abs().mean()) < 0.1
 
 
-def test_a_weight_has_half_a_byte_and_a_scale_and_the_same_bytes_in_every_type():
-    weight = torch.randn(512, 256, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    packed = quantization.pack(weight)
-    assert packed.dtype == torch.uint8 and len(packed) == 512 * 256 // 2 + 2048 + 4 * 8 + 4
-    assert torch.equal(packed, quantization.pack(weight.float()))
+def test_a_weight_has_half_a_byte_and_a_scale_and_the_same_bytes_in_every_type_and_with_any_number_of_threads():
+    weight = torch.randn(2048, 1088, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    packed, threads = quantization.pack(weight), torch.get_num_threads()
+    count = 2048 * 1088  # more scales than torch adds up in one thread
+    assert packed.dtype == torch.uint8 and len(packed) == count // 2 + count // 64 + 4 * (count // 64 // 256) + 4
+    try:
+        torch.set_num_threads(1 if threads > 1 else 2)
+        assert torch.equal(packed, quantization.pack(weight.float()))
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -154,7 +157,7 @@ def test_only_adapters_move_and_the_sampler_gets_what_the_learner_computes_with(
     assert np.abs(np.concatenate(current) - np.concatenate(reference)).max() > 1e-2
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.full)])
 def test_a_run_goes_on_bit_for_bit_from_adapters_alone(stage, dtype, quantized, rows, tmp_path):
     def step(learner: Any) -> Any:
@@ -224,7 +227,8 @@ def test_transformers_quantises_the_base_alike_from_the_file_beside_the_adapter(
     language = {name for name in expected if "language_model" in name}
     assert found.keys() == language and samples
     for name, weight in found.items():
-        assert torch.equal(dequantize_4bit(weight.data, weight.quant_state), expected[name]), name
+        # The mean of its scales is added up in float32, ours in float64.
+        torch.testing.assert_close(dequantize_4bit(weight.data, weight.quant_state), expected[name], rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("content", ["{", '{"load_in_8bit": true}'])
