@@ -71,6 +71,8 @@ class ModelConfig(Section):
     """Recompute activations in the backward pass, for less memory and more time."""
     lora: LoraConfig | None = None
     """Train low-rank adapters in place of the weights; null trains the weights."""
+    quantize: Literal["nf4"] | None = None
+    """nf4: beside adapters, keep the weights of the language model's linear layers in 4 bits in the learner (QLoRA)."""
     trust_remote_code: Annotated[bool, MAY_CHANGE] = False
     """Run Python code that comes with the model's folder."""
 
@@ -81,6 +83,9 @@ class ModelConfig(Section):
             what = "model.lora trains its adapters and no weight, so there is nothing to freeze"
             remedy = "remove model.freeze, and name the layers in model.lora.targets"
             yield Contradiction(("freeze", "lora"), what, remedy)
+        if self.quantize and not self.lora:
+            what = "weights in 4 bits cannot be trained, and model.lora is null, so there is nothing to train"
+            yield Contradiction(("quantize", "lora"), what, "set model.lora, or remove model.quantize")
 
 
 class DataConfig(Section):

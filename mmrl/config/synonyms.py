@@ -18,6 +18,7 @@ _WORDS: Mapping[str, str] = {
     "model.gradient_checkpointing":
         "enable_gradient_checkpointing gradient_checkpointing_enable activation_checkpointing",
     "model.lora": "use_peft use_lora peft_config lora_config",
+    "model.quantize": "load_in_4bit use_qlora qlora bnb_4bit_quant_type quantization_config quantization_bit",
     "model.lora.rank": "lora_rank lora_r lora.r lora.rank r",
     "model.lora.alpha": "lora_alpha lora.alpha",
     "model.lora.targets": "target_modules lora_target_modules lora.target_modules",

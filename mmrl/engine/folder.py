@@ -150,6 +150,16 @@ class ModelFolder:
         return sorted(configuration | {name for name in _weights(here) if (here / name).is_file()})
 
     @property
+    def quantized_by(self) -> str | None:
+        """The method that has quantised the folder's weights, such as ``awq``; None if they are not quantised."""
+        for config in (self.config, self.config.get_text_config()):
+            found = getattr(config, "quantization_config", None) or getattr(config, "compression_config", None)
+            if found:
+                facts = found if isinstance(found, dict) else vars(found)
+                return str(facts.get("quant_method") or "by an unnamed method")
+        return None
+
+    @property
     def max_tokens(self) -> int:
         """Longest sequence that the model was made for."""
         return int(self.config.get_text_config().max_position_embeddings)

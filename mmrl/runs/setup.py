@@ -266,8 +266,10 @@ class RunSetup:
         """Parameters of the adapters; None if the weights themselves are trained.
 
         Raises:
-            ConfigError: ``model.lora.targets`` names modules that the model lacks.
+            ConfigError: The model cannot be trained, or ``model.lora.targets`` names modules that it lacks.
+            ResourceError: ``model.quantize`` needs a package that is not installed.
         """
+        self._check_quantization()
         if self.config.model.lora is None:
             return None
         return sum(trained for trained, _ in self.part_sizes.values())
@@ -277,10 +279,11 @@ class RunSetup:
         """Trained and frozen parameters of each part of the model, without its weights.
 
         Raises:
-            ConfigError: ``model.lora.targets`` names modules that the model lacks.
+            ConfigError: The model cannot be trained, or ``model.lora.targets`` names modules that it lacks.
         """
         from mmrl.engine.sizes import part_sizes
 
+        self._check_trainable()
         model = self.config.model
         return part_sizes(self.folder, model.freeze, model.lora)
 
@@ -474,6 +477,23 @@ class RunSetup:
                 where=f"learner.routing: {config.learner.routing}",
                 possible="own; or any with sampler.name: hf, or on a GPU",
                 remedy="set sampler.name: hf, or remove learner.routing",
+            )
+
+    def _check_quantization(self) -> None:
+        self._check_trainable()
+        if self.config.model.quantize is not None:
+            from mmrl.engine.quantization import check_installed
+
+            check_installed()
+
+    def _check_trainable(self) -> None:
+        if (method := self.folder.quantized_by) is not None:
+            raise ConfigError(
+                f"the model's weights are stored quantised ({method}), and such weights cannot be trained",
+                where=f"model.path: {self.config.model.path}",
+                possible="a model with weights in bfloat16, float16 or float32",
+                remedy="name the model that it was quantised from; beside model.lora, model.quantize: nf4 keeps that "
+                "one's weights in 4 bits",
             )
 
     def _check_demonstrations(self) -> None:

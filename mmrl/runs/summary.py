@@ -140,7 +140,8 @@ def _model(config: Config, setup: RunSetup) -> str:
     name = f"{model.path} ({setup.folder.family.model_type})"
     if adapters is not None:
         assert model.lora is not None
-        return f"{name}; adapters of rank {model.lora.rank} are trained, {_count(adapters)} parameters"
+        beside = f", beside weights in 4 bits ({model.quantize})" if model.quantize else ""
+        return f"{name}; adapters of rank {model.lora.rank} are trained, {_count(adapters)} parameters{beside}"
     size = setup.num_weights()
     whole = name if size is None else f"{name}, {_count(size)} parameters"
     return f"{whole}; {', '.join(model.freeze)} frozen" if model.freeze else f"{whole}; all are trained"

@@ -11,6 +11,7 @@ from mmrl.engine import device
 from mmrl.engine.counting import training_of
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.shape import model_shape
+from mmrl.engine.sizes import quantized_sizes
 from mmrl.interfaces import Algorithm
 from mmrl.ops.cost import Work
 from mmrl.ops.memory import (
@@ -30,7 +31,12 @@ PHASES = {
     "step": "the optimizer step",
 }
 """Names of the phases."""
-KINDS = {"master": "float32 copies", "sampler": "the sampler's share", "runtime": "CUDA and sleeping sampler"}
+KINDS = {
+    "master": "float32 copies",
+    "sampler": "the sampler's share",
+    "runtime": "CUDA and sleeping sampler",
+    "unpacked": "a weight out of its 4 bits",
+}
 """Names of kinds of bytes whose keys say too little."""
 
 
@@ -43,6 +49,7 @@ class PlannedModel:
     Attributes:
         trained: Parameters with a gradient.
         frozen: Parameters without one.
+        quantized: Those of them that are kept in 4 bits.
         width: Bytes of a weight.
     """
 
@@ -57,6 +64,7 @@ class PlannedModel:
         self.shape, self.kind = model_shape(folder.config), kind
         self.trained = sum(trained for trained, _ in sizes.values())
         self.frozen = sum(frozen for _, frozen in sizes.values())
+        self.quantized, self._unpacked = quantized_sizes(folder) if config.model.quantize else (0, 0)
         self.training = training_of({part: n for part, (n, _) in sizes.items()}, adapted=config.model.lora is not None)
         self.precision = device.precision(kind, config.model.dtype)
         self.width = 2 if self.precision == "bfloat16" else 4
@@ -91,6 +99,7 @@ class PlannedModel:
             zero=Zero.of(settings, config.cluster.ranks),
             largest=self.largest,
             reference=device.reference_place(self.kind, learner.zero_stage) if self.has_reference else None,
+            quantized=self.quantized,
         )
 
     def _logits(self, row: Work) -> int:
@@ -140,6 +149,7 @@ class PlannedModel:
             self.sampled_weights // tensor_parallel,
             device.SAMPLER_BYTES[self.kind],
             sequence,
+            unpacked=self._unpacked * self.width,
         )
 
 
@@ -157,6 +167,7 @@ class Footprint:
         sampler_weights: This rank's part of the sampler's weights.
         sampler_extra: Allowed for the sampler's activations and CUDA graphs.
         sequence: Cache of the longest sequence.
+        unpacked: The largest weight of those in 4 bits, while its layer computes.
     """
 
     states: States
@@ -168,6 +179,7 @@ class Footprint:
     sampler_weights: int
     sampler_extra: int
     sequence: int
+    unpacked: int = 0
 
     def learning(self) -> dict[str, dict[str, int]]:
         """Bytes by phase and kind, while the learner owns the device."""
@@ -176,10 +188,11 @@ class Footprint:
         kept |= {"image features": self.features}
         used = kept | {"reference": held.reference + held.reference_used}
         own = {"gradients": held.gradients, "buckets": held.buckets}
+        whole = {"gathered": held.gathered, "unpacked": self.unpacked}
         buckets = own | {"buckets": held.buckets + held.reduced}
         found = {
-            "logprob": used | {"gathered": held.gathered, "activations": self.forward},
-            "update": kept | buckets | {"gathered": held.gathered, "activations": self.activations},
+            "logprob": used | whole | {"activations": self.forward},
+            "update": kept | buckets | whole | {"activations": self.activations},
             "step": kept | (own if held.keeps_gradients else {"gradients": held.gradients}) | {"step": held.step},
         }
         return {phase: {k: count for k, count in (kinds | runtime).items() if count} for phase, kinds in found.items()}

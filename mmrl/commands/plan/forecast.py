@@ -164,10 +164,13 @@ class _Forecast:
         lines = table(
             [(part, f"{_millions(own)} trained, {_millions(frozen)} frozen") for part, (own, frozen) in sizes]
         )
-        head = f"{self.setup.folder.family.model_type}, {_millions(self.model.trained + self.model.frozen)} parameters"
+        family, quantized = self.setup.folder.family.model_type, self.model.quantized
+        head = f"{family}, {_millions(self.model.trained + self.model.frozen)} parameters"
         kind = "GPU" if self.kind == "cuda" else "CPU"
         lines = [f"{head}, {self.model.precision} on a {kind}", *lines]
-        data = {"type": self.setup.folder.family.model_type, "precision": self.model.precision, "parts": parts}
+        if quantized:
+            lines.append(f"{_millions(quantized)} of them in 4 bits in the learner ({self.config.model.quantize})")
+        data = {"type": family, "precision": self.model.precision, "parts": parts, "quantized": quantized}
         self.report.add("model", data, lines)
 
     def _data(self) -> None:
