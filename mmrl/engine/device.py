@@ -79,7 +79,7 @@ def check_gpu(kind: DeviceKind) -> None:
         raise error
 
 
-def environment(kind: DeviceKind) -> dict[str, str]:
+def environment(kind: DeviceKind, pipeline_parallel_size: int = 1) -> dict[str, str]:
     """Environment variables of a process, to be set before transformers, vLLM and DeepSpeed are imported.
 
     On a CPU, OpenMP threads are not bound (the learner shares them) and nothing is compiled: compiling the helpers
@@ -92,7 +92,7 @@ def environment(kind: DeviceKind) -> dict[str, str]:
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",  # the user's own may be 1, for another program: nothing here needs it
         "TOKENIZERS_PARALLELISM": "false",
     }
-    common["VLLM_USE_V2_MODEL_RUNNER"] = str(model_runner(kind) - 1)
+    common["VLLM_USE_V2_MODEL_RUNNER"] = str(model_runner(kind, pipeline_parallel_size) - 1)
     if kind == "cuda":
         # These map the memory of other ranks' GPUs into a process, and each rank's process sees its own only, as number
         # 0: torch refuses two ranks on "overlapping devices", FlashInfer was not made for it. NCCL is left.
@@ -100,13 +100,14 @@ def environment(kind: DeviceKind) -> dict[str, str]:
     return common | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
 
 
-def model_runner(kind: DeviceKind) -> Literal[1, 2]:
+def model_runner(kind: DeviceKind, pipeline_parallel_size: int = 1) -> Literal[1, 2]:
     """The number of vLLM's model runner; each takes logits processors of a class of its own.
 
     vLLM 0.32's first runner draws the noise of seeded requests one request after the other: on a GPU about 10
-    microseconds each, at every token. Its second draws it in one kernel, and needs Triton, which has no CPU.
+    microseconds each, at every token. Its second draws it in one kernel, and needs Triton, which has no CPU;
+    and it does not send the logits of a pipeline's last ranks to the others, which have to draw the same tokens.
     """
-    return 2 if kind == "cuda" else 1
+    return 2 if kind == "cuda" and pipeline_parallel_size == 1 else 1
 
 
 def rank_environment(
@@ -147,14 +148,20 @@ def process_group_backend(kind: DeviceKind) -> str:
 
 
 def sampler_arguments(
-    kind: DeviceKind, gpu_memory_utilization: float, max_tokens: int, num_sequences: int, tensor_parallel_size: int = 1
+    kind: DeviceKind,
+    gpu_memory_utilization: float,
+    max_tokens: int,
+    num_sequences: int,
+    tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
 ) -> dict[str, Any]:
     """Arguments of vLLM that depend on the device.
 
     On a CPU no prompt is prefilled in chunks: vLLM 0.32 would rewind the generator of a seeded request after an
     unfinished chunk, which only CUDA's generators can ("CPU Generator does not use offset").
     vLLM's own all-reduce looks for peers among the GPUs that a process sees; each rank's process sees one. The fusion
-    of all-reduce and norm is FlashInfer's: see ``environment``.
+    of all-reduce and norm is FlashInfer's: see ``environment``. In a pipeline a batch is
+    scheduled when the one before has its tokens, as on a CPU, where it was tried.
 
     Args:
         num_sequences: Completions that a rank samples in a step.
@@ -164,6 +171,8 @@ def sampler_arguments(
         if tensor_parallel_size > 1:
             alone["disable_custom_all_reduce"] = True
             alone["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
+        if pipeline_parallel_size > 1:
+            alone["async_scheduling"] = False
         fewest, most = CUDA_MAX_SEQUENCES
         return {
             "gpu_memory_utilization": gpu_memory_utilization,

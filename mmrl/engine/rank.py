@@ -195,7 +195,7 @@ class RankEngine:
 
     def _build_sampler(self, max_images: int) -> VLLMSampler | HFSampler:
         config = self._config
-        replicas = config.cluster.ranks // config.sampler.tensor_parallel_size
+        replicas = config.cluster.ranks // config.sampler.ranks_together
         if config.sampler.name == "hf":
             return HFSampler(self._folder, self._images, device=device.torch_device(self._kind), dtype=self._precision)
         arguments = engine_arguments(

@@ -224,9 +224,12 @@ def activations(
     return kept + max(kept_patches, patch) + logits_bytes
 
 
-def cache_bytes_per_token(shape: ModelShape, *, width: int, tensor_parallel: int = 1) -> int:
-    """Bytes of a token's keys and values on one of the ranks that sample together; a head is never split."""
-    return 2 * shape.layers * max(shape.kv_heads // tensor_parallel, 1) * shape.head_size * width
+def cache_bytes_per_token(
+    shape: ModelShape, *, width: int, tensor_parallel: int = 1, pipeline_parallel: int = 1
+) -> int:
+    """Bytes of a token's keys and values on one of the ranks that sample together; no head and no layer is split."""
+    layers, heads = -(-shape.layers // pipeline_parallel), max(shape.kv_heads // tensor_parallel, 1)
+    return 2 * layers * heads * shape.head_size * width
 
 
 def forward_activations(shape: ModelShape, work: Work, *, width: int, logits_bytes: int) -> int:

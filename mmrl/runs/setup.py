@@ -423,11 +423,18 @@ class RunSetup:
 
         config = self.config
         size, ranks = config.sampler.tensor_parallel_size, config.cluster.ranks
+        stages = config.sampler.pipeline_parallel_size
         shape, whole_tower = model_shape(folder.config), config.sampler.engine.get("mm_encoder_tp_mode") == "data"
+        if stages > shape.layers:
+            raise ConfigError(
+                f"the sampler's layers cannot be divided into {stages} parts: the model has {shape.layers}",
+                where=f"sampler.pipeline_parallel_size: {stages}",
+                possible=f"1 to {shape.layers}",
+                remedy="lower it",
+            )
         if reason := shape.indivisible(size, whole_tower=whole_tower):
-            sizes = [
-                n for n in range(1, ranks + 1) if ranks % n == 0 and not shape.indivisible(n, whole_tower=whole_tower)
-            ]
+            sizes = [n for n in range(1, ranks + 1) if ranks % (n * stages) == 0]
+            sizes = [n for n in sizes if not shape.indivisible(n, whole_tower=whole_tower)]
             raise ConfigError(
                 f"{size} ranks cannot share one copy of the sampler's weights: {reason}",
                 where=f"sampler.tensor_parallel_size: {size}",

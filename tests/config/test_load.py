@@ -256,6 +256,12 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("sampler.group_size=8.5", "sampler.group_size should be a whole number, not 8.5"),
         ("sampler.name=vlm", "did you mean vllm?"),
         ("sampler.tensor_parallel_size=2", "does not divide 1 (cluster.ranks)"),
+        ("sampler.pipeline_parallel_size=2", "sampler.pipeline_parallel_size is 2, which does not divide 1"),
+        ("sampler={tensor_parallel_size: 2, pipeline_parallel_size: 2}", "sampler.pipeline_parallel_size is 4, which"),
+        (
+            "{sampler: {name: hf, pipeline_parallel_size: 2}, cluster: {name: ray, ranks: 2}}",
+            "sampler.pipeline_parallel_size is for vllm",
+        ),
         ("sampler.gpu_memory_utilization=0", "greater than 0"),
         ("cluster.name=ray", ""),
         ("cluster.ranks=2", "cluster.name: local is one rank"),

@@ -100,7 +100,8 @@ def test_devices_backends_and_attention():
 def test_vllm_reads_the_model_runner_that_its_logits_processor_is_for(kind, runner, value, monkeypatch):
     from vllm import envs
 
-    assert device.model_runner(kind) == runner
+    assert device.model_runner(kind) == runner and device.model_runner(kind, 2) == 1
+    assert device.environment(kind, 2)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_ALLREDUCE_USE_FLASHINFER", "VLLM_ALLREDUCE_USE_SYMM_MEM"):
         monkeypatch.delenv(name, raising=False)
     for name, setting in device.environment(kind).items():
@@ -130,7 +131,7 @@ def test_vllm_accepts_the_arguments_by_name(kind, family, bench):
     from vllm import EngineArgs
 
     own = {"max_num_seqs": 7, "compilation_config": {"max_cudagraph_capture_size": 64}}
-    config = SamplerConfig(engine=own, gpu_memory_utilization=0.3, tensor_parallel_size=2)
+    config = SamplerConfig(engine=own, gpu_memory_utilization=0.3, tensor_parallel_size=2, pipeline_parallel_size=3)
     folder = bench(family).folder
     sizes = {"max_images": 3, "max_tokens": 999, "num_sequences": 640}
     arguments = engine_arguments(folder, config, kind, dtype="bfloat16", **sizes, seed=2**40 + 5)
@@ -138,6 +139,7 @@ def test_vllm_accepts_the_arguments_by_name(kind, family, bench):
     assert built.max_model_len == 999 and built.seed == 5 and built.max_num_seqs == 7
     assert built.generation_config == "vllm" and built.logprobs_mode == "processed_logprobs"
     assert built.tensor_parallel_size == 2 and built.distributed_executor_backend == "external_launcher"
+    assert built.pipeline_parallel_size == 3 and built.async_scheduling is (False if kind == "cuda" else None)
     assert built.enforce_eager == (kind == "cpu")
     assert built.enable_sleep_mode == built.disable_custom_all_reduce == (kind == "cuda")
     assert (built.gpu_memory_utilization == 0.3) == (kind == "cuda")
