@@ -124,8 +124,8 @@ def _changes(config: Config, shape: ModelShape, smallest: int) -> Iterator[dict[
         tokens.append(tokens[-1] // 2)
     stages = [learner.zero_stage, *(stage for stage in (3, 2) if stage != learner.zero_stage)]
     data_parallel = config.sampler.engine.get("mm_encoder_tp_mode") == "data"
-    stages = config.sampler.pipeline_parallel_size
-    sizes = [n for n in range(1, min(ranks, NODE) + 1) if ranks % (n * stages) == 0]
+    parts = config.sampler.pipeline_parallel_size
+    sizes = [n for n in range(1, min(ranks, NODE) + 1) if ranks % (n * parts) == 0]
     sizes = [n for n in sizes if not shape.indivisible(n, whole_tower=data_parallel)]
     sizes = [n for n in sizes if n >= size] or sizes
     offloads = [(learner.offload, 0), ("optimizer", 16), ("parameters", 32)]
