@@ -407,6 +407,15 @@ class RunSetup:
         from mmrl.engine.device import LEARNER_KEYS, OWNED_LEARNER_KEYS
 
         settings = self.config.learner.deepspeed
+        if "tensor_parallel" in settings:
+            raise ConfigError(
+                "the learner's layers cannot be divided among ranks: a rank would hold parts of weights, and the "
+                "sampler, checkpoints and the reference policy take whole ones; and ranks are given different rows, "
+                "where those that share a layer need the same",
+                where="learner.deepspeed.tensor_parallel",
+                remedy="remove it; learner.zero_stage: 3 divides the same memory among all ranks, and "
+                "sampler.tensor_parallel_size divides the sampler's layers",
+            )
         refused = sorted(settings.keys() - LEARNER_KEYS)
         refused += [key for key in OWNED_LEARNER_KEYS if _has(settings, key.split("."))]
         if refused:

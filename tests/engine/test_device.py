@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -239,6 +240,34 @@ def test_with_the_settings_for_cuda_steps_too_small_for_bfloat16_are_not_lost(st
     assert float(engine.get_global_grad_norm()) == 16.0  # 64 gradients of 2
     step = safe_get_full_fp32_param(layer.weight).view(8, 8) - before
     torch.testing.assert_close(step, torch.full((8, 8), -3e-6), atol=1e-7, rtol=0)
+
+
+OVERLAP = {"zero_optimization": {"overlap_comm": True}}
+
+
+def test_a_gradient_that_would_be_freed_while_it_is_reduced_is_refused():
+    """DeepSpeed does not guard it at stage 2 on a GPU; the bucket has 100 million elements."""
+
+    def check(kind: Any, largest: int, **changes: Any) -> None:
+        settings = device.learner_config(kind, **LEARNER | {"zero_stage": 2, "overrides": OVERLAP} | changes)
+        device.check_overlap(kind, settings, largest)
+
+    with pytest.raises(ConfigError, match=r"free a gradient of 100,000,001 elements .* buckets have 100,000,000"):
+        check("cuda", 10**8 + 1)
+    check("cuda", 10**8)
+    check("cpu", 10**9)
+    for safe in ({"zero_stage": 1}, {"zero_stage": 3}, {"overrides": {}}, {"offload": "optimizer"}):
+        check("cuda", 10**9, **safe)
+
+
+def test_only_a_gpus_learner_is_compiled_and_only_if_it_is_asked_for():
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    wish = {"compile": {"deepcompile": True}}
+    settings = device.learner_config("cuda", **LEARNER | {"overrides": wish})
+    assert DeepSpeedConfig(settings).compile_config.deepcompile
+    assert device.compiles("cuda", settings) and not device.compiles("cpu", settings)
+    assert not device.compiles("cuda", device.learner_config("cuda", **LEARNER))
 
 
 def test_the_learners_own_decisions_are_no_setting_of_the_user():

@@ -70,7 +70,7 @@ def named_by_pip() -> list[str]:
     """Files and folders of this machine that pip and the network need."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    paths = {"/etc/resolv.conf", "/etc/pip.conf", *re.findall(r"(?<=[\s'=/])/[\w./-]+", told)}
+    paths = {"/etc/resolv.conf", "/etc/pip.conf", *re.findall(r"(?<![\w.-])/(?!/)[\w./-]+", told)}
     return sorted(path.removesuffix("/simple") for path in paths if Path(path).exists())
 
 
@@ -138,8 +138,8 @@ class CleanRoot:
         shown = {name: os.environ[name] for name in os.environ if re.match(r"PIP_|SSL_CERT|\w+_CA_BUNDLE", name)}
         environment = [f"{name}={value}" for name, value in (shown | self.environment).items() if value]
         home = "/root" if self.user == "0" else "/home/mmrl"
-        inside = ["chroot", f"--userspec={self.user}:{self.user}", str(self.root), "/usr/bin/env", "-i", f"HOME={home}"]
-        inside += [f"--chdir={self.folder}", *environment, *command]
+        inside = ["chroot", f"--userspec={self.user}:{self.user}", str(self.root), "/usr/bin/env", "-i"]
+        inside += [f"--chdir={self.folder}", f"HOME={home}", *environment, *command]
         enter = ["unshare", "--mount", "/bin/sh", "-c", ENTER, "enter", str(self.root), *named_by_pip(), "--"]
         subprocess.run([*enter, *inside], check=True)
 
@@ -161,7 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("target")
     parser.add_argument("root", type=Path)
-    parser.add_argument("command", nargs="*")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     arguments = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
     root = CleanRoot(options.root.absolute(), arguments)
