@@ -368,11 +368,11 @@ class Config(Section):
         if (cluster.name == "ray" or cluster.ranks == 1) and cluster.ranks % sampler.ranks_together:
             sizes = {"sampler.tensor_parallel_size": sampler.tensor_parallel_size}
             sizes |= {"sampler.pipeline_parallel_size": sampler.pipeline_parallel_size}
-            keys = [key for key, size in sizes.items() if size > 1]
-            size = " times ".join(keys) + f" is {sampler.ranks_together}"
+            divided = [key for key, size in sizes.items() if size > 1]
+            size = " times ".join(divided) + f" is {sampler.ranks_together}"
             what = f"{size}, which does not divide {cluster.ranks} (cluster.ranks)"
             remedy = "set cluster.name: ray and cluster.ranks to a multiple of it, or lower it"
-            yield Contradiction((*keys, "cluster.ranks"), what, remedy)
+            yield Contradiction((*divided, "cluster.ranks"), what, remedy)
         if trainer.prompts_per_step * sampler.group_size < learner.minibatches:
             what = f"learner.minibatches is {learner.minibatches}, but a step has fewer completions"
             keys = ("learner.minibatches", "trainer.prompts_per_step", "sampler.group_size")
