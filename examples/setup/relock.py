@@ -61,8 +61,12 @@ def locked(extra: str) -> dict[str, str]:
     return dict(line.partition(" ")[0].split("==") for line in lines)
 
 
-def report(words: Sequence[str], lines: str, *, index_alone: bool) -> list[Any]:
-    """What pip would install into an empty environment; ``words`` end with an option that takes a file of ``lines``."""
+def report(words: Sequence[str], lines: str, *, index_alone: bool, complains: bool = True) -> list[Any]:
+    """What pip would install into an empty environment; ``words`` end with an option that takes a file of ``lines``.
+
+    Args:
+        complains: False to keep pip's errors off the console.
+    """
     environment = dict(os.environ)
     if index_alone:
         environment = {k: v for k, v in environment.items() if k not in LOCAL_SOURCES} | {"PIP_CONFIG_FILE": os.devnull}
@@ -71,7 +75,8 @@ def report(words: Sequence[str], lines: str, *, index_alone: bool) -> list[Any]:
         file.write(lines)
         file.flush()
         command += ["--use-feature=fast-deps", *words, file.name]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
+        stderr = None if complains else subprocess.DEVNULL
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=stderr, env=environment)
     packages: list[Any] = json.loads(done.stdout)["install"]
     return packages
 
@@ -95,7 +100,7 @@ def cpu_builds(versions: dict[str, str], before: Sequence[str]) -> list[str]:
     for name in CPU_BUILDS:
         pin = f"{name}=={versions[name]}+cpu"
         try:
-            [package] = report(["--no-deps", "--requirement"], pin, index_alone=False)
+            [package] = report(["--no-deps", "--requirement"], pin, index_alone=False, complains=False)
         except subprocess.CalledProcessError:
             lines += [line for line in before if line.startswith(f"{pin} ")]
         else:
