@@ -53,6 +53,9 @@ _WORDS: Mapping[str, str] = {
     "sampler.tensor_parallel_size":
         "tensor_model_parallel_size vllm_tensor_parallel_size tp_size tp vllm.tensor_parallel_size "
         "rollout.tensor_parallel_size",
+    "sampler.pipeline_parallel_size":
+        "pipeline_model_parallel_size vllm_pipeline_parallel_size pp_size pp vllm.pipeline_parallel_size "
+        "rollout.pipeline_parallel_size rollout.pipeline_model_parallel_size",
     "sampler.engine": "engine_kwargs vllm_kwargs",
     "sampler.engine.enforce_eager": "enforce_eager vllm_enforce_eager",
     "sampler.engine.enable_chunked_prefill": "enable_chunked_prefill",

@@ -200,7 +200,7 @@ class RankEngine:
 
     def _build_sampler(self, max_images: int) -> VLLMSampler | HFSampler:
         config = self._config
-        replicas = config.cluster.ranks // config.sampler.tensor_parallel_size
+        replicas = config.cluster.ranks // config.sampler.ranks_together
         records_experts = config.learner.routing != "own"
         if config.sampler.name == "hf":
             return HFSampler(
@@ -252,6 +252,8 @@ class RankEngine:
         )
         policy = self._load_policy(trained, config.model.freeze, needs.entropy_gradient, lora, saved)
         has_reference = needs.reference_logprobs and lora is None
+        largest = max((p.numel() for p in policy.parameters() if p.requires_grad), default=0)
+        device.check_overlap(self._kind, settings, largest)
         self._check_hosts(policy, has_reference)
         # Each model is out of the host's memory, or has what it keeps of it, before the next one is read.
         place(policy, settings, torch_device)

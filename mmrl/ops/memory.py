@@ -255,17 +255,23 @@ def activations(
     return kept + max(kept_patches, patch) + logits_bytes
 
 
-def cache_bytes_per_token(shape: ModelShape, *, width: int, tensor_parallel: int = 1) -> int:
-    """Bytes of a token's keys and values on one of the ranks that sample together; a head is never split."""
-    return 2 * shape.attending_layers * max(shape.kv_heads // tensor_parallel, 1) * shape.head_size * width
+def cache_bytes_per_token(
+    shape: ModelShape, *, width: int, tensor_parallel: int = 1, pipeline_parallel: int = 1
+) -> int:
+    """Bytes of a token's keys and values on one of the ranks that sample together; no head and no layer is split."""
+    layers, heads = -(-shape.attending_layers // pipeline_parallel), max(shape.kv_heads // tensor_parallel, 1)
+    return 2 * layers * heads * shape.head_size * width
 
 
-def cache_bytes_per_sequence(shape: ModelShape, *, width: int, tensor_parallel: int = 1) -> int:
-    """Bytes that a sequence takes whatever its length: linear attention's states in float32, and its convolution's
-    inputs."""
+def cache_bytes_per_sequence(
+    shape: ModelShape, *, width: int, tensor_parallel: int = 1, pipeline_parallel: int = 1
+) -> int:
+    """Bytes that a sequence takes there whatever its length: linear attention's states in float32, and its
+    convolution's inputs."""
     if (linear := shape.linear) is None:
         return 0
-    return linear.layers * (4 * linear.state + (linear.taps - 1) * linear.channels * width) // tensor_parallel
+    numbers = 4 * linear.state + (linear.taps - 1) * linear.channels * width
+    return -(-linear.layers // pipeline_parallel) * numbers // tensor_parallel
 
 
 def forward_activations(shape: ModelShape, work: Work, *, width: int, logits_bytes: int) -> int:

@@ -417,6 +417,15 @@ class RunSetup:
         from mmrl.engine.device import LEARNER_KEYS, OWNED_LEARNER_KEYS
 
         settings = self.config.learner.deepspeed
+        if "tensor_parallel" in settings:
+            raise ConfigError(
+                "the learner's layers cannot be divided among ranks: a rank would hold parts of weights, and the "
+                "sampler, checkpoints and the reference policy take whole ones; and ranks are given different rows, "
+                "where those that share a layer need the same",
+                where="learner.deepspeed.tensor_parallel",
+                remedy="remove it; learner.zero_stage: 3 divides the same memory among all ranks, and "
+                "sampler.tensor_parallel_size divides the sampler's layers",
+            )
         refused = sorted(settings.keys() - LEARNER_KEYS)
         refused += [key for key in OWNED_LEARNER_KEYS if _has(settings, key.split("."))]
         if refused:
@@ -433,11 +442,18 @@ class RunSetup:
 
         config = self.config
         size, ranks = config.sampler.tensor_parallel_size, config.cluster.ranks
+        stages = config.sampler.pipeline_parallel_size
         shape, whole_tower = model_shape(folder.config), config.sampler.engine.get("mm_encoder_tp_mode") == "data"
+        if stages > shape.layers:
+            raise ConfigError(
+                f"the sampler's layers cannot be divided into {stages} parts: the model has {shape.layers}",
+                where=f"sampler.pipeline_parallel_size: {stages}",
+                possible=f"1 to {shape.layers}",
+                remedy="lower it",
+            )
         if reason := shape.indivisible(size, whole_tower=whole_tower):
-            sizes = [
-                n for n in range(1, ranks + 1) if ranks % n == 0 and not shape.indivisible(n, whole_tower=whole_tower)
-            ]
+            sizes = [n for n in range(1, ranks + 1) if ranks % (n * stages) == 0]
+            sizes = [n for n in sizes if not shape.indivisible(n, whole_tower=whole_tower)]
             raise ConfigError(
                 f"{size} ranks cannot share one copy of the sampler's weights: {reason}",
                 where=f"sampler.tensor_parallel_size: {size}",

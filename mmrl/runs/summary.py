@@ -158,7 +158,7 @@ def _engines(config: Config, setup: RunSetup) -> str:
     ranks = config.cluster.ranks
     where = "1 rank in this process" if config.cluster.name == "local" else f"{ranks} ranks on {config.cluster.name}"
     sampler = f"{config.sampler.name} samples"
-    if config.sampler.tensor_parallel_size > 1:
-        sampler += f" ({config.sampler.tensor_parallel_size} ranks together)"
+    if config.sampler.ranks_together > 1:
+        sampler += f" ({config.sampler.ranks_together} ranks together)"
     parts = [where, *([sampler] if setup.with_sampler else []), f"DeepSpeed learns (ZeRO {config.learner.zero_stage})"]
     return ", ".join(parts)

@@ -332,6 +332,22 @@ def test_two_ranks_write_their_parts_in_bounded_files_and_one_rank_goes_on_and_b
 
 
 @pytest.mark.full
+def test_gradients_that_are_reduced_beside_the_backward_pass_are_the_same(two_ranks, vision, tmp_path):
+    """Two steps on two ranks, each of two micro-batches; buckets are smaller than some weights."""
+    buckets = {"reduce_bucket_size": 6000, "allgather_bucket_size": 6000, "stage3_param_persistence_threshold": 0}
+    jobs = []
+    for stage, overlaps in itertools.product((1, 2, 3), (False, True)):
+        learner = {"zero_stage": stage, "deepspeed": {"zero_optimization": buckets | {"overlap_comm": overlaps}}}
+        config = vision.config(learner=LEARNER | learner | {"tokens_per_microbatch": 60})
+        jobs.append(Job(config, None, tmp_path / f"{stage}{overlaps}", (2, 0)))
+    for told in two_ranks(jobs):
+        for one, other in zip(told[::2], told[1::2], strict=True):
+            assert_same(one.shots[1], other.shots[1])
+            before, after = (one.shots[i].tensors for i in (0, 1))
+            assert not all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+@pytest.mark.full
 def test_ranks_wait_for_a_disk_that_is_slower_than_the_patience_of_deepspeeds_group(two_ranks, vision, tmp_path):
     """Rank 1's disk takes 6 s for each of its files, and that group's collectives may take 2 s."""
     config = vision.config(learner=LEARNER | {"zero_stage": 3})

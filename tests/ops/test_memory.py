@@ -181,6 +181,9 @@ def test_a_cached_token_has_keys_and_values_of_each_layer_and_no_head_is_split(m
 
     shape = model_shape(AutoConfig.from_pretrained(models("qwen2")))
     whole = 2 * shape.layers * 2 * shape.head_size * 2
+    assert cache_bytes_per_token(shape, width=2, pipeline_parallel=shape.layers) * shape.layers == (
+        cache_bytes_per_token(shape, width=2)
+    )
     assert [cache_bytes_per_token(shape, width=2, tensor_parallel=n) for n in (1, 2, 4)] == [
         whole,
         whole // 2,

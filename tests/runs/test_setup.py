@@ -236,6 +236,13 @@ def test_heads_that_the_sampler_cannot_divide_are_refused_with_the_sizes_that_it
     assert "1, 2 (with cluster.ranks: 6)" in error
 
 
+def test_more_stages_of_the_sampler_than_the_model_has_layers_are_refused(config_file, capsys):
+    sizes = ["sampler.pipeline_parallel_size=3", "cluster.name=ray", "cluster.ranks=6"]
+    assert main(["check", config_file, *sizes]) == 2
+    error = capsys.readouterr().err
+    assert "layers cannot be divided into 3 parts: the model has 2" in error and "1 to 2" in error
+
+
 def test_a_gpu_too_small_for_any_setting_is_refused_before_an_engine_starts(config_file, capsys, monkeypatch):
     monkeypatch.setattr("mmrl.cluster.local.start_engine", lambda *_, **__: pytest.fail("an engine starts"))
     monkeypatch.setattr("mmrl.engine.device.total_memory_bytes", lambda kind: 3 * 10**9)

@@ -73,11 +73,40 @@ class PlannedModel:
         self.sampled_weights = (
             self.frozen if config.model.lora is not None else self.trained + self.frozen
         ) * self.width
+        outside = sum(trained + frozen for part, (trained, frozen) in sizes.items() if part != "language")
+        self._first_stage = min((outside + self.largest) * self.width, self.sampled_weights)
 
     @property
     def largest(self) -> int:
         """Parameters of the largest weight."""
         return self.shape.largest_weight
+
+    def sampler_weights(self, config: Config) -> int:
+        """Bytes of the sampler's weights on a rank of a pipeline's first stage, which has tower and embedding too."""
+        sampler = config.sampler
+        layers = -(-(self.sampled_weights - self._first_stage) // sampler.pipeline_parallel_size)
+        return (self._first_stage + layers) // sampler.tensor_parallel_size
+
+    def cache_bytes_per_token(self, config: Config) -> int:
+        """Bytes of a token's keys and values on one of the ranks that sample together."""
+        sampler = config.sampler
+        return cache_bytes_per_token(
+            self.shape,
+            width=self.width,
+            tensor_parallel=sampler.tensor_parallel_size,
+            pipeline_parallel=sampler.pipeline_parallel_size,
+        )
+
+    def sequence_bytes(self, config: Config, tokens: int) -> int:
+        """Bytes of a sequence of so many tokens there."""
+        sampler = config.sampler
+        states = cache_bytes_per_sequence(
+            self.shape,
+            width=self.width,
+            tensor_parallel=sampler.tensor_parallel_size,
+            pipeline_parallel=sampler.pipeline_parallel_size,
+        )
+        return tokens * self.cache_bytes_per_token(config) + states
 
     def states(self, config: Config) -> States:
         """States of one rank."""
@@ -133,12 +162,10 @@ class PlannedModel:
             rows: Micro-batches of all ranks, or the largest ones.
             longest: Tokens of the longest prompt and completion.
         """
-        checkpointing, tensor_parallel = config.model.gradient_checkpointing, config.sampler.tensor_parallel_size
+        checkpointing = config.model.gradient_checkpointing
         forward = [
             forward_activations(self.shape, row, width=self.width, logits_bytes=self._logits(row)) for row in rows
         ]
-        parts = {"width": self.width, "tensor_parallel": tensor_parallel}
-        sequence = cache_bytes_per_token(self.shape, **parts) * longest + cache_bytes_per_sequence(self.shape, **parts)
         return Footprint(
             self.states(config),
             max(self.activations(row, checkpointing=checkpointing) for row in rows),
@@ -146,9 +173,9 @@ class PlannedModel:
             self._features(config, rows),
             device.RUNTIME_BYTES[self.kind],
             device.ASLEEP_BYTES[self.kind] if self.kind == "cuda" and config.sampler.name == "vllm" else 0,
-            self.sampled_weights // tensor_parallel,
+            self.sampler_weights(config),
             device.SAMPLER_BYTES[self.kind],
-            sequence,
+            self.sequence_bytes(config, longest),
             unpacked=self._unpacked * self.width,
         )
 

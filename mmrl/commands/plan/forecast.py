@@ -21,7 +21,6 @@ from mmrl.engine import device
 from mmrl.engine.collation import shares_prefix
 from mmrl.errors import DataError, HubError, HubUnreachableError, ResourceError
 from mmrl.ops.cost import Training
-from mmrl.ops.memory import cache_bytes_per_token
 from mmrl.runs.budget import gigabytes
 from mmrl.runs.setup import RunSetup
 from mmrl.system.report import Report
@@ -280,8 +279,7 @@ class _Forecast:
     def _sampler(self) -> None:
         sampler = self.config.sampler
         weights = self.footprint.sampler_weights
-        tensor_parallel = sampler.tensor_parallel_size
-        per_token = cache_bytes_per_token(self.shape, width=self.model.width, tensor_parallel=tensor_parallel)
+        per_token = self.model.cache_bytes_per_token(self.config)
         longest = self.longest_prompt + sampler.max_new_tokens
         memory, cache = self._memory(), None
         if sampler.name != "vllm":
