@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mmrl.engine.tiny_model import CHAT_TEMPLATE, turn_experts, write_tokenizer
+from mmrl.engine.tiny_model import TILE_TOKENS, chat_template, turn_experts, write_tokenizer
 
 TEXT: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"num_hidden_layers": 3},  # one more than take features from deep in the tower
@@ -25,11 +25,13 @@ ROPE: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 VISION: dict[str, dict[str, Any]] = {
+    "internvl": {"num_hidden_layers": 3},
     "qwen3_vl": {"depth": 3, "patch_size": 16, "deepstack_visual_indexes": [0, 1]},
     "qwen3_5": {"depth": 3, "patch_size": 16},
     "qwen3_vl_moe": {"depth": 3, "patch_size": 16, "deepstack_visual_indexes": [0, 1]},
 }
 TOKENIZER: dict[str, dict[str, Any]] = {
+    "internvl": {"tokenizer_class": "Qwen2Tokenizer", "extra_special_tokens": TILE_TOKENS},
     "llama": {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "pad_token": None},
 }
 FLAT = ("qwen2_vl", "qwen2_5_vl")  # config.json has the language model's keys at its top
@@ -83,8 +85,9 @@ def _config(path: Path, family: str) -> None:
         config = {**text, **config, "sliding_window": 32768}
     if "vision_config" in config:
         vision = config["vision_config"]
-        vision["in_chans"] = vision.pop("in_channels")
-        del vision["rope_parameters"]
+        if family != "internvl":
+            vision["in_chans"] = vision.pop("in_channels")
+            del vision["rope_parameters"]
     path.write_text(json.dumps(config, indent=2))
 
 
@@ -93,17 +96,17 @@ def _tokenizer(folder: Path, family: str) -> None:
     from tokenizers import Tokenizer
     from tokenizers.processors import TemplateProcessing
 
-    write_tokenizer(folder, vision=False)
+    write_tokenizer(folder, vision=False, family=family)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings |= TOKENIZER.get(family, {"tokenizer_class": "Qwen2Tokenizer"})
-    settings["chat_template"] = CHAT_TEMPLATE
+    settings["chat_template"] = chat_template(family)
     if first := settings.get("bos_token"):
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         tokenizer.post_processor = TemplateProcessing(
             single=f"{first} $A", special_tokens=[(first, tokenizer.token_to_id(first))]
         )
         tokenizer.save(str(folder / "tokenizer.json"))
-        settings["chat_template"] = "{{ bos_token }}" + CHAT_TEMPLATE
+        settings["chat_template"] = "{{ bos_token }}" + chat_template(family)
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
     (folder / "chat_template.jinja").unlink()
 
@@ -112,9 +115,9 @@ def _processor(folder: Path, family: str) -> None:
     """Bounds of an image's size by their older names, and the chat template in a file of its own."""
     path = folder / "preprocessor_config.json"
     settings = json.loads(path.read_text())
-    settings |= {"patch_size": VISION.get(family, settings)["patch_size"]}
+    settings |= {name: value for name, value in VISION.get(family, {}).items() if name == "patch_size"}
     if family in FLAT:
         size = settings.pop("size")
         settings |= {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
     path.write_text(json.dumps(settings, indent=2))
-    (folder / "chat_template.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": chat_template(family)}))

@@ -55,11 +55,13 @@ if TYPE_CHECKING:
 
     from mmrl.data.images import MediaStore
     from mmrl.engine.encoding import Encoder
+    from mmrl.engine.family import Family
     from mmrl.engine.folder import ModelFolder
     from mmrl.engine.rank import RankEngine
 
 TEMPERATURE = 0.8
 BANNED_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
+BANNED_WITH_TILES = ("<img>", "</img>", "<IMG_CONTEXT>", "<video>")
 DURATIONS = Path(__file__).with_name("durations.json")
 """Seconds of each file, by tier."""
 
@@ -241,6 +243,20 @@ def bench(
     return build
 
 
+def tower_passes(model: torch.nn.Module, family: Family) -> list[int]:
+    """How many patches (or tiles) each later pass through a model's vision tower has."""
+    import torch
+
+    passes: list[int] = []
+
+    def note(_: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+        passes.append(len(next(value for value in (*args, *options.values()) if isinstance(value, torch.Tensor))))
+
+    tower = model.get_submodule(family.parts["vision"][0].rstrip("."))
+    tower.register_forward_pre_hook(note, with_kwargs=True)
+    return passes
+
+
 class Plain:
     """A model folder in nothing but transformers: one unpacked sample at a time, the whole logits, default attention.
 
@@ -259,7 +275,9 @@ class Plain:
         self.processor = (transformers.AutoProcessor if vision else transformers.AutoTokenizer).from_pretrained(folder)
         tokenizer = self.processor.tokenizer if vision else self.processor
         self.banned = list(range(len(tokenizer), config.get_text_config().vocab_size))
-        self.banned += tokenizer.convert_tokens_to_ids(list(BANNED_TOKENS)) if vision else []
+        tiled = config.model_type == "internvl"
+        words = [*BANNED_TOKENS, *(BANNED_WITH_TILES if tiled else ())] if vision else []
+        self.banned += tokenizer.convert_tokens_to_ids(words)
 
     def logits(self, text: str, images: Sequence[Any], completion: Sequence[int]) -> torch.Tensor:
         """(T + 1, V) float32 logits that predict each completion token, and the one after; unmasked."""

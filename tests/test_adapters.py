@@ -124,6 +124,32 @@ def test_a_checkpoint_is_evaluated_as_the_run_did_and_exported_whole_or_as_an_ad
             np.testing.assert_allclose(expected, record["sampler_logprobs"], atol=1e-4)
 
 
+@pytest.mark.full
+def test_weights_in_4_bits_are_sampled_go_on_after_a_kill_and_are_evaluated_as_the_run_did(runs, household, warm_mmrl):
+    """Sampler and learner have the same unpacked weights, and a new process quantises to the same bits."""
+    sections = options(runs)
+    sections["model"]["quantize"] = "nf4"
+    sections["trainer"]["steps"] = 2
+    done = warm_mmrl("train", runs.config("whole4", **sections))
+    assert done.returncode == 0, done.stderr
+    whole, again = runs.folder / "whole4", runs.folder / "again4"
+    logged = metrics(whole)
+    assert all(logged[step]["mismatch/logprob_abs_max"] < 1e-4 for step in (1, 2)) and logged[2]["kl/reference"] > 1e-5
+    config = str(runs.config("again4", **sections))
+    killed = household.call("killed.py", "train", config, folder=runs.folder)
+    assert killed.returncode == -9 and steps(again)[-1] == "step-000001", killed.stderr
+    done = warm_mmrl("train", config)
+    assert done.returncode == 0, done.stderr
+    expected, found = outcome(whole), outcome(again)
+    for part in expected:
+        assert found[part] == expected[part], part
+    done = warm_mmrl("eval", "--model", whole, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["metrics"]["eval/reward_mean"]["value"] == pytest.approx(
+        logged[2]["eval/reward_mean"], abs=1e-9
+    )
+
+
 @pytest.mark.slow
 def test_two_ranks_adapt_as_one_does(plain, runs, household):
     config = options(runs, cluster={"name": "ray", "ranks": 2})

@@ -96,6 +96,12 @@ def shared_group(start, monkeypatch) -> None:
         ({"data.max_prompt_tokens": 9}, 3, ["No row is left", "6 rows of", "data.max_prompt_tokens = 9"]),
         ({"data.max_prompt_tokens": 9, "data.overlong": "fail"}, 3, ["A prompt is too long", "row train/0"]),
         ({"learner.deepspeed": {"zero_optimisation": {}}}, 2, ["learner.deepspeed", "zero_optimisation"]),
+        (
+            {"learner.deepspeed": {"tensor_parallel": {"autotp_size": 2}}},
+            2,
+            ["layers cannot be divided", "zero_stage: 3"],
+        ),
+        ({"learner.deepspeed": {"compile": {"passes": ["autotp"]}}}, 2, ["does not take compile.passes"]),
         ({"learner.deepspeed": {"zero_optimization": {"stage": 2}}}, 2, ["does not take zero_optimization.stage"]),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,

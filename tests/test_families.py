@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from safetensors import safe_open
 from mmrl.commands.cli import main
 from mmrl.engine.family import FAMILIES
 from tests.faults.runs import rollouts
+from tests.proofs import families, has
 
 pytestmark = pytest.mark.full
 
@@ -75,9 +77,10 @@ def rows(tmp_path_factory: pytest.TempPathFactory, picture: Callable[..., Any]) 
 
 
 @pytest.fixture(scope="module")
-def runs(rows: Path, models: Callable[..., Path], warm_mmrl: Callable[..., Any]) -> dict[str, Run]:
-    """A run of each family."""
+def runs(rows: Path, models: Callable[..., Path], warm_mmrl: Callable[..., Any]) -> Callable[[str], Run]:
+    """A family's run, carried out when it is first asked for."""
 
+    @functools.cache
     def carry_out(family: str) -> Run:
         start, path = models(family, True), rows / family
         source = {"name": "table", "path": str(rows / ("images" if FAMILIES[family].vision else "text")) + ".jsonl"}
@@ -86,7 +89,7 @@ def runs(rows: Path, models: Callable[..., Path], warm_mmrl: Callable[..., Any])
             "data": {"train": source, "eval": source, "max_prompt_tokens": 160},
             "rewards": [{"name": f"{rows / 'reward.py'}:fingerprint"}],
             "algorithm": {"name": "grpo"},
-            "sampler": {"group_size": 3, "max_new_tokens": TOKENS, "engine": {"kv_cache_memory_bytes": 2**26}},
+            "sampler": {"group_size": 3, "max_new_tokens": TOKENS} | sampler_of(family),
             "learner": {"lr": 2e-3, "tokens_per_microbatch": 300},
             "trainer": {"steps": 2, "prompts_per_step": 3, "eval_every": 2, "save_every": 1, "run_dir": str(path)},
         }
@@ -99,13 +102,24 @@ def runs(rows: Path, models: Callable[..., Path], warm_mmrl: Callable[..., Any])
         run.processes = (trained, warm_mmrl("eval", written, "--model", run.exported, "--json"))
         return run
 
-    return {family: carry_out(family) for family in FAMILIES}
+    return carry_out
 
 
-@pytest.fixture(params=FAMILIES)
-def run(request: pytest.FixtureRequest, runs: dict[str, Run]) -> Run:
-    """One family's run, which ended well."""
-    found = runs[request.param]
+def sampler_of(family: str) -> dict[str, Any]:
+    """vLLM, unless it does not serve the family on a CPU."""
+    return {"engine": {"kv_cache_memory_bytes": 2**26}} if has(family, "vllm") else {"name": "hf"}
+
+
+@pytest.fixture(params=families(sweep=pytest.mark.slow))
+def family(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def run(family: str, runs: Callable[[str], Run]) -> Run:
+    """The family's run, which ended well."""
+    found = runs(family)
     for process in found.processes:
         assert process.returncode == 0, process.stderr
     return found
@@ -136,6 +150,7 @@ def test_a_start_folder_is_as_on_the_hub(run):
         assert "model.embed_tokens.weight" in set(keys(run.start))
 
 
+@pytest.mark.proves("vllm")
 def test_after_an_optimizer_step_sampler_learner_and_plain_transformers_agree(run, plain):
     records = run.rollouts(2)
     assert len(records) == 9 and {record["weight_version"] for record in records} == {1}
@@ -155,6 +170,7 @@ def test_images_one_three_and_none_were_in_the_step(run):
     assert {len(record["images"]) for record in run.rollouts(2)} == ({0, 1, 3} if vision else {0})
 
 
+@pytest.mark.proves("checkpoint")
 def test_a_checkpoint_is_the_folder_it_came_from_with_other_weights(run):
     import torch
     import transformers
@@ -183,7 +199,8 @@ def test_a_checkpoint_is_the_folder_it_came_from_with_other_weights(run):
     assert tokenizer("what is 3+4?").input_ids == same("what is 3+4?").input_ids
 
 
-def test_vllm_answers_from_an_export_as_it_did_in_the_run_and_as_transformers_does(run, plain):
+@pytest.mark.proves("checkpoint")
+def test_the_sampler_answers_from_an_export_as_it_did_in_the_run_and_as_transformers_does(run, plain):
     evaluated = json.loads(run.processes[1].stdout)
     assert evaluated["counts"]["prompts"] == 3
     assert evaluated["metrics"]["eval/reward_mean"]["value"] == pytest.approx(run.metrics[-1]["eval/reward_mean"])

@@ -29,6 +29,8 @@ LOCKS = {
     for kind in ("cpu", "gpu")
 }
 LOCK = LOCKS["cpu"]
+CPU_LINES = (SETUP / "cpu.lock").read_text().splitlines()
+CPU_BUILDS = (SETUP / "cpu_builds.lock").read_text().splitlines()
 EXTRAS = {"cpu": ("cpu", "ray", "dev"), "gpu": ("gpu", "ray", "dev")}
 LEFT_OUT = {"torchaudio", "torchcodec"}
 KERNEL_COMPILERS = {"apache-tvm-ffi", "triton"}
@@ -70,6 +72,11 @@ def test_a_lock_satisfies_what_pyproject_asks_for(kind: str) -> None:
 def test_every_line_of_a_lock_has_the_hash_of_one_file(kind: str) -> None:
     lines = (SETUP / f"{kind}.lock").read_text().splitlines()
     assert [line for line in lines if not re.fullmatch(r"[a-z0-9-]+==[\w.]+ --hash=sha256:[0-9a-f]{64}", line)] == []
+
+
+def test_the_cpu_builds_are_those_of_the_locks_versions() -> None:
+    lines = [re.fullmatch(r"(\w+)==(.+)\+cpu --hash=sha256:[0-9a-f]{64}", line) for line in CPU_BUILDS]
+    assert {line[1]: line[2] for line in lines if line} == {name: LOCK[name] for name in ("torch", "torchvision")}
 
 
 def test_the_locks_have_the_same_hash_where_they_have_the_same_version() -> None:
@@ -168,8 +175,10 @@ case "$*" in
 "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
 esac
 echo "$*" >>"$FAKE_LOG"
-[[ "$*" != *" -r "* ]] || { cat "${!#}" >>"$FAKE_LOG-locked"; sleep 0.2; }
-[[ -z ${FAKE_FAILURE:-} || "$*" != *$FAKE_FAILURE* ]]
+locked=
+[[ "$*" != *" -r "* ]] || { locked=$(cat "${!#}"); sleep 0.2; }
+[[ -z ${FAKE_FAILURE:-} || "$* ${locked%% *}" != *$FAKE_FAILURE* ]] || exit 1
+[[ -z $locked ]] || echo "$locked" >>"$FAKE_LOG-locked"
 """
 
 
@@ -214,14 +223,20 @@ def calls(tmp_path: Path) -> list[str]:
     return lines
 
 
+def installed(tmp_path: Path) -> list[str]:
+    """The lines of locks that were installed."""
+    return (tmp_path / "log-locked").read_text().splitlines()
+
+
 def test_set_up_installs_the_lock_once_and_prints_the_python(set_up: Any, tmp_path: Path) -> None:
     code, out, err = finish(set_up())
     assert (code, out) == (0, f"{tmp_path}/venv/bin/python\n"), err
     first = calls(tmp_path)
     assert first[0] == f"-m venv {tmp_path}/venv"
-    assert any(f"torch=={LOCK['torch']}+cpu" in call for call in first)
     assert any("--no-deps --require-hashes -r " in call for call in first)
     assert "examples/setup/torchvision_ops.py" in first
+    lines = [line for line in CPU_LINES if not re.match(r"torch(vision)?==", line)]
+    assert sorted(installed(tmp_path)) == sorted(lines + CPU_BUILDS)
     assert finish(set_up())[:2] == (0, out) and calls(tmp_path) == []
 
 
@@ -229,12 +244,10 @@ def test_set_up_takes_the_builds_at_hand_where_no_cpu_builds_are_found(set_up: A
     code, _, err = finish(set_up(FAKE_FAILURE="+cpu"))
     assert code == 0, err
     asked = [call.split("--no-deps ")[1].split()[0] for call in calls(tmp_path) if "--no-deps" in call]
-    hashed = "--require-hashes"
-    torch, vision = f"torch=={LOCK['torch']}+cpu", f"torchvision=={LOCK['torchvision']}+cpu"
-    assert asked == [torch, hashed, vision, hashed, hashed, "--no-build-isolation"]
-    lines = (tmp_path / "log-locked").read_text().splitlines()
+    assert asked == [*["--require-hashes"] * 5, "--no-build-isolation"]
+    lines = installed(tmp_path)
     assert [line.partition("==")[0] for line in lines[:2]] == ["torch", "torchvision"]
-    assert sorted(lines) == sorted((SETUP / "cpu.lock").read_text().splitlines())
+    assert sorted(lines) == sorted(CPU_LINES)
 
 
 def test_an_interrupted_set_up_is_done_again_over_what_it_left(set_up: Any, tmp_path: Path) -> None:
@@ -260,7 +273,7 @@ def test_a_package_of_the_old_name_is_removed_before_the_new_one_is_installed(se
 def test_two_set_ups_at_once_install_once(set_up: Any, tmp_path: Path) -> None:
     results = [finish(process) for process in [set_up(), set_up()]]
     assert [code for code, _, _ in results] == [0, 0]
-    assert sum("--require-hashes -r" in call for call in calls(tmp_path)) == 1
+    assert sum("--no-build-isolation" in call for call in calls(tmp_path)) == 1
 
 
 def write_driver(tmp_path: Path, version: str) -> None:
@@ -283,6 +296,16 @@ def test_with_a_gpu_its_lock_is_installed_and_nothing_of_the_cpus(set_up: Any, t
     assert finish(set_up())[0] == 0 and calls(tmp_path) == []
 
 
+def test_an_image_is_built_for_a_gpu_where_there_is_none_and_for_a_cpu_where_there_is_one(
+    set_up: Any, tmp_path: Path
+) -> None:
+    assert finish(set_up(MMRL_DEVICE="gpu"))[0] == 0
+    assert installed(tmp_path) == (SETUP / "gpu.lock").read_text().splitlines()
+    write_driver(tmp_path, "80.1")
+    code, _, err = finish(set_up(MMRL_DEVICE="cpu", MMRL_VENV="other"))
+    assert code == 0 and "nvidia-smi" not in err and CPU_BUILDS[0] in installed(tmp_path)
+
+
 @pytest.mark.parametrize("version", ["570.133.20", "80.1"])
 def test_a_driver_that_is_too_old_for_the_lock_is_refused_before_anything_is_installed(
     version: str, set_up: Any, tmp_path: Path
@@ -293,7 +316,7 @@ def test_a_driver_that_is_too_old_for_the_lock_is_refused_before_anything_is_ins
     assert f"driver is {version}" in err and "580 or newer" in err and "CUDA_VISIBLE_DEVICES" in err
     code, _, err = finish(set_up(CUDA_VISIBLE_DEVICES=""))
     assert code == 0 and "nvidia-smi" not in err
-    assert any(f"torch=={LOCK['torch']}+cpu" in call for call in calls(tmp_path))
+    assert CPU_BUILDS[0] in installed(tmp_path)
 
 
 def test_a_driver_without_a_version_is_no_reason_to_refuse(set_up: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 #
 #   MMRL_VENV              where the environment is, or shall be (default: .venv in the repository)
 #   CUDA_VISIBLE_DEVICES   set to nothing, it asks for a CPU's environment where there is a GPU
+#   MMRL_DEVICE            cpu or gpu: the environment to make, whatever this machine has
 #
 # It installs the complete lock for a machine with a GPU, or for one without, and compares each file with the lock's hash;
 # on a Python or machine that the locks are not for, it installs the extra `gpu` or `cpu`. When nothing has changed since the last time it does nothing.
@@ -18,9 +19,14 @@ begun_mark=$venv/mmrl-installing
 device=cpu
 cpu_wanted=
 if [[ ${CUDA_VISIBLE_DEVICES-all} =~ ^(|-1|NoDevFiles)$ ]]; then cpu_wanted=yes; fi
-if [[ ! $cpu_wanted ]] && nvidia-smi >/dev/null 2>&1; then device=gpu; fi
+if [[ ${MMRL_DEVICE-} =~ ^(cpu|gpu)$ ]]; then
+    device=$MMRL_DEVICE cpu_wanted=yes
+elif [[ ! $cpu_wanted ]] && nvidia-smi >/dev/null 2>&1; then
+    device=gpu
+fi
 oldest_driver=580 # of CUDA 13, for which the lock's torch is built
 lock=examples/setup/$device.lock
+cpu_builds=examples/setup/cpu_builds.lock
 
 say() { echo "set-up: $*" >&2; }
 
@@ -40,7 +46,7 @@ find_python() { # The lock's own version first. Version managers leave commands 
 
 wanted() { # Whatever the environment depends on.
     echo "$PWD $device"
-    cat "$lock" pyproject.toml examples/setup/torchvision_ops.py
+    cat "$lock" "$cpu_builds" pyproject.toml examples/setup/torchvision_ops.py
 }
 
 up_to_date() { wanted | cmp -s - "$done_mark"; }
@@ -53,8 +59,8 @@ pin() { # name==version of a locked package
     echo "${line%% *}"
 }
 
-install_pinned() { # The CPU build of a locked package, for which the lock has no hash, else the lock's own.
-    pip install "${options[@]}" --no-deps "$(pin "$1")+cpu" 2>/dev/null || locked <(grep "^$1==" "$lock")
+install_pinned() { # The CPU build of a locked package, which has a lock and an index of its own, else the lock's own.
+    locked <(grep "^$1==" "$cpu_builds") 2>/dev/null || locked <(grep "^$1==" "$lock")
 }
 
 install_lock() {

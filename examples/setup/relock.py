@@ -10,7 +10,9 @@ load: torchaudio, torchcodec, and the CUDA libraries of a torch that is linked t
 against the package index alone: what pip's configuration adds may hold CPU builds, which ask for no CUDA library.
 
 Each line has the hash of the file that the index has for this Python and machine, which is what the locks are for:
-CPython 3.11 on Linux, x86-64. CPU builds of torch and torchvision are not on that index, and have no hash.
+CPython 3.11 on Linux, x86-64. CPU builds of torch and torchvision are on an index of their own: ``cpu_builds.lock`` has
+their hashes. It is written anew for those that pip's configuration leads to; the line of another stays while the
+version does.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ PYPROJECT = SETUP.parents[1] / "pyproject.toml"
 EXTRAS = {"cpu": ("cpu", "ray", "dev"), "gpu": ("gpu", "ray", "dev")}
 LEFT_OUT = {"cpu": re.compile(r"torchaudio|torchcodec|cuda-.*|nvidia-(?!ml-py).*"), "gpu": re.compile(r"(?!)")}
 KERNEL_COMPILERS = {"apache-tvm-ffi", "triton"}  # the CUDA builds of vLLM and torch pin them
+CPU_BUILDS = ("torch", "torchvision")
 LOCAL_SOURCES = ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL")
 
 
@@ -58,8 +61,12 @@ def locked(extra: str) -> dict[str, str]:
     return dict(line.partition(" ")[0].split("==") for line in lines)
 
 
-def report(words: Sequence[str], lines: str, *, index_alone: bool) -> list[Any]:
-    """What pip would install into an empty environment; ``words`` end with an option that takes a file of ``lines``."""
+def report(words: Sequence[str], lines: str, *, index_alone: bool, complains: bool = True) -> list[Any]:
+    """What pip would install into an empty environment; ``words`` end with an option that takes a file of ``lines``.
+
+    Args:
+        complains: False to keep pip's errors off the console.
+    """
     environment = dict(os.environ)
     if index_alone:
         environment = {k: v for k, v in environment.items() if k not in LOCAL_SOURCES} | {"PIP_CONFIG_FILE": os.devnull}
@@ -68,7 +75,8 @@ def report(words: Sequence[str], lines: str, *, index_alone: bool) -> list[Any]:
         file.write(lines)
         file.flush()
         command += ["--use-feature=fast-deps", *words, file.name]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
+        stderr = None if complains else subprocess.DEVNULL
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=stderr, env=environment)
     packages: list[Any] = json.loads(done.stdout)["install"]
     return packages
 
@@ -86,6 +94,20 @@ def with_hashes(lines: Sequence[str]) -> list[str]:
     return [f"{line} --hash=sha256:{hashes[line.partition('==')[0]]}" for line in lines]
 
 
+def cpu_builds(versions: dict[str, str], before: Sequence[str]) -> list[str]:
+    """Lines ``name==version+cpu`` with hashes: those of pip's own answer, else the lines of before."""
+    lines = []
+    for name in CPU_BUILDS:
+        pin = f"{name}=={versions[name]}+cpu"
+        try:
+            [package] = report(["--no-deps", "--requirement"], pin, index_alone=False, complains=False)
+        except subprocess.CalledProcessError:
+            lines += [line for line in before if line.startswith(f"{pin} ")]
+        else:
+            lines.append(f"{pin} --hash=sha256:{package['download_info']['archive_info']['hashes']['sha256']}")
+    return lines
+
+
 def canonical(package: Any) -> str:
     """The name of a package in a report, as indexes compare it."""
     return re.sub(r"[-_.]+", "-", package["metadata"]["name"]).lower()
@@ -101,6 +123,10 @@ def main() -> None:
         packages = report(words, constraints(extra, options.upgrade), index_alone=extra == "gpu")
         lines = with_hashes(pins(packages, LEFT_OUT[extra]))
         (SETUP / f"{extra}.lock").write_text("".join(f"{line}\n" for line in lines))
+        if extra == "cpu":
+            path = SETUP / "cpu_builds.lock"
+            before = path.read_text().splitlines() if path.exists() else []
+            path.write_text("".join(f"{line}\n" for line in cpu_builds(locked(extra), before)))
 
 
 if __name__ == "__main__":

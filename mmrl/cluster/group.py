@@ -26,7 +26,7 @@ class RankGroup(RankCalls):
     Args:
         cost: The learner's cost of a prompt's samples; ranks are balanced by it.
         shares_prefix: True if they share the prompt when they are packed.
-        tensor_parallel_size: Neighbouring ranks that sample together.
+        ranks_together: Neighbouring ranks that sample together.
         facts: Entries of the description that the driver knows better than the ranks.
     """
 
@@ -36,13 +36,13 @@ class RankGroup(RankCalls):
         media: MediaStore,
         cost: Callable[[Unit, EncodedPrompt], float],
         *,
-        tensor_parallel_size: int,
+        ranks_together: int,
         shares_prefix: bool = True,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(ranks)
         self._facts = facts or {}
-        self.media, self.cost, self.tensor_parallel_size = media, cost, tensor_parallel_size
+        self.media, self.cost, self.ranks_together = media, cost, ranks_together
         self.shares_prefix = shares_prefix
         self._descriptions: list[Mapping[str, Any]] = []
         self._entered: Sequence[Future[Any]] = ()  # of the owner that has not left
@@ -61,7 +61,7 @@ class RankGroup(RankCalls):
     @contextmanager
     def sampling(self) -> Iterator[Sampler]:
         with self._owning("sampling"):
-            yield GroupSampler(self, self.media, self.tensor_parallel_size)
+            yield GroupSampler(self, self.media, self.ranks_together)
 
     @contextmanager
     def learning(self) -> Iterator[Learner]:

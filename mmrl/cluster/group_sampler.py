@@ -24,14 +24,14 @@ call in the queue, so there are not more."""
 
 @dataclass(frozen=True, slots=True)
 class GroupSampler:
-    """Implements ``engine_api.Sampler``: each set of tensor-parallel ranks samples its share of the requests."""
+    """Implements ``engine_api.Sampler``: ranks that hold one copy of the weights sample a share of the requests."""
 
     calls: RankCalls
     media: MediaStore
-    tensor_parallel_size: int
+    ranks_together: int
 
     def generate(self, requests: Sequence[SamplingRequest]) -> Iterator[tuple[int, RolloutGroup]]:
-        size = self.tensor_parallel_size
+        size = self.ranks_together
         shares = balance([_cost(request) for request in requests], len(self.calls.nodes) // size)
         by_rank = [[requests[i] for i in share] for share in shares for _ in range(size)]
         prompts = [[request.prompt for request in share] for share in by_rank]

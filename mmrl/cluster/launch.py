@@ -8,6 +8,7 @@ from concurrent.futures import wait
 from pathlib import Path
 
 from mmrl.cluster import local
+from mmrl.cluster.files import Node
 from mmrl.cluster.group import RankGroup
 from mmrl.cluster.jobs import Installation, RankJob, Rendezvous
 from mmrl.cluster.nodes import PACKAGES, fingerprints, installed_versions, probe_file
@@ -53,12 +54,12 @@ def start_engine(
         ranks,
         spec.media,
         UnitCost(folder),
-        tensor_parallel_size=config.sampler.tensor_parallel_size,
+        ranks_together=config.sampler.ranks_together,
         shares_prefix=shares_prefix(config.learner, folder),
         facts=facts,
     )
     try:
-        check_sets(group)
+        check_sets(group.nodes, config.sampler.tensor_parallel_size)
         check_installations(group, config)
         group.all("check_gpu")
         if least_memory is not None:
@@ -115,11 +116,10 @@ def check_devices(devices: Sequence[tuple[str, int | None]], least_memory: Calla
         )
 
 
-def check_sets(group: RankGroup) -> None:
-    """Raises ResourceError if ranks that are to sample together are on different nodes."""
-    size = group.tensor_parallel_size
-    for first in range(0, len(group.nodes), size):
-        hosts = {node.id: node.host for node in group.nodes[first : first + size]}
+def check_sets(nodes: Sequence[Node], size: int) -> None:
+    """Raises ResourceError if ``size`` neighbouring ranks are on different nodes; they share each layer."""
+    for first in range(0, len(nodes), size):
+        hosts = {node.id: node.host for node in nodes[first : first + size]}
         if len(hosts) > 1:
             raise ResourceError(
                 f"ranks {first} to {first + size - 1} would sample together, and are on {', '.join(hosts.values())}",

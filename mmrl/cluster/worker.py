@@ -109,6 +109,8 @@ class RankWorker:
         from mmrl.engine.spec import EngineSpec
 
         config = from_mapping(job.config)
+        # The process was prepared before there was a config.
+        os.environ.update(device.environment(self._kind, config.sampler.pipeline_parallel_size))
         self._take(job.rendezvous)
         folder = ModelFolder.open(job.model, trust_remote_code=config.model.trust_remote_code)
         self._media = MediaStore(Path(job.media), job.grid)
@@ -173,7 +175,7 @@ class RankWorker:
             self._groups = sampler.generate(requests)
 
     def advance(self, answer: bool) -> tuple[int, RolloutGroup] | None:
-        """Run until the next group is finished; without ``answer`` (a tensor-parallel peer answers) nothing is sent."""
+        """Run until the next group is finished; without ``answer`` (a peer answers) nothing is sent."""
         failpoints.reach("rank.advance")
         with self._engine.span("generate"):
             finished = next(self._groups, None)  # none is left after an error, which the call before this raised

@@ -71,6 +71,8 @@ class ModelConfig(Section):
     """Recompute activations in the backward pass, for less memory and more time."""
     lora: LoraConfig | None = None
     """Train low-rank adapters in place of the weights; null trains the weights."""
+    quantize: Literal["nf4"] | None = None
+    """nf4: beside adapters, keep the weights of the language model's linear layers in 4 bits in the learner (QLoRA)."""
     trust_remote_code: Annotated[bool, MAY_CHANGE] = False
     """Run Python code that comes with the model's folder."""
 
@@ -81,6 +83,9 @@ class ModelConfig(Section):
             what = "model.lora trains its adapters and no weight, so there is nothing to freeze"
             remedy = "remove model.freeze, and name the layers in model.lora.targets"
             yield Contradiction(("freeze", "lora"), what, remedy)
+        if self.quantize and not self.lora:
+            what = "weights in 4 bits cannot be trained, and model.lora is null, so there is nothing to train"
+            yield Contradiction(("quantize", "lora"), what, "set model.lora, or remove model.quantize")
 
 
 class DataConfig(Section):
@@ -153,17 +158,26 @@ class SamplerConfig(Section):
     top_k: Annotated[int, AfterValidator(_only(-1, _TRUNCATED))] = -1
     """Only -1 (all tokens): the learner cannot reproduce a truncated distribution."""
     tensor_parallel_size: Annotated[Count, MAY_CHANGE] = 1
-    """Ranks that share one copy of the sampler's weights."""
+    """Ranks that share one copy of the sampler's weights, each with a part of every layer."""
+    pipeline_parallel_size: Annotated[Count, MAY_CHANGE] = 1
+    """Parts into which the sampler's layers are divided, one after the other: each part has `tensor_parallel_size`
+    ranks of its own."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1), MAY_CHANGE] = 0.5
     """Share of the device's memory that the sampler may use while it samples."""
+
+    @property
+    def ranks_together(self) -> int:
+        """Neighbouring ranks that hold one copy of the weights, and sample the same requests."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def contradictions(self) -> Iterator[Contradiction]:
         if self.name != "vllm" and self.engine:
             what = f"sampler.engine is for vllm, but sampler.name is {self.name}"
             yield Contradiction(("engine", "name"), what, "set sampler.name: vllm, or remove sampler.engine")
-        if self.name != "vllm" and self.tensor_parallel_size > 1:
-            what = f"sampler.tensor_parallel_size is for vllm, but sampler.name is {self.name}"
-            yield Contradiction(("tensor_parallel_size", "name"), what, "set sampler.tensor_parallel_size: 1")
+        for key in ("tensor_parallel_size", "pipeline_parallel_size"):
+            if self.name != "vllm" and getattr(self, key) > 1:
+                what = f"sampler.{key} is for vllm, but sampler.name is {self.name}"
+                yield Contradiction((key, "name"), what, f"set sampler.{key}: 1")
 
 
 class LearnerConfig(Section):
@@ -361,11 +375,14 @@ class Config(Section):
 
     def _of_sizes(self) -> Iterator[Contradiction]:
         cluster, sampler, learner, trainer = self.cluster, self.sampler, self.learner, self.trainer
-        if (cluster.name == "ray" or cluster.ranks == 1) and cluster.ranks % sampler.tensor_parallel_size:
-            size = f"sampler.tensor_parallel_size is {sampler.tensor_parallel_size}"
+        if (cluster.name == "ray" or cluster.ranks == 1) and cluster.ranks % sampler.ranks_together:
+            sizes = {"sampler.tensor_parallel_size": sampler.tensor_parallel_size}
+            sizes |= {"sampler.pipeline_parallel_size": sampler.pipeline_parallel_size}
+            divided = [key for key, size in sizes.items() if size > 1]
+            size = " times ".join(divided) + f" is {sampler.ranks_together}"
             what = f"{size}, which does not divide {cluster.ranks} (cluster.ranks)"
             remedy = "set cluster.name: ray and cluster.ranks to a multiple of it, or lower it"
-            yield Contradiction(("sampler.tensor_parallel_size", "cluster.ranks"), what, remedy)
+            yield Contradiction((*divided, "cluster.ranks"), what, remedy)
         if trainer.prompts_per_step * sampler.group_size < learner.minibatches:
             what = f"learner.minibatches is {learner.minibatches}, but a step has fewer completions"
             keys = ("learner.minibatches", "trainer.prompts_per_step", "sampler.group_size")

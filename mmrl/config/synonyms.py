@@ -18,6 +18,7 @@ _WORDS: Mapping[str, str] = {
     "model.gradient_checkpointing":
         "enable_gradient_checkpointing gradient_checkpointing_enable activation_checkpointing",
     "model.lora": "use_peft use_lora peft_config lora_config",
+    "model.quantize": "load_in_4bit use_qlora qlora bnb_4bit_quant_type quantization_config quantization_bit",
     "model.lora.rank": "lora_rank lora_r lora.r lora.rank r",
     "model.lora.alpha": "lora_alpha lora.alpha",
     "model.lora.targets": "target_modules lora_target_modules lora.target_modules",
@@ -52,6 +53,9 @@ _WORDS: Mapping[str, str] = {
     "sampler.tensor_parallel_size":
         "tensor_model_parallel_size vllm_tensor_parallel_size tp_size tp vllm.tensor_parallel_size "
         "rollout.tensor_parallel_size",
+    "sampler.pipeline_parallel_size":
+        "pipeline_model_parallel_size vllm_pipeline_parallel_size pp_size pp vllm.pipeline_parallel_size "
+        "rollout.pipeline_parallel_size rollout.pipeline_model_parallel_size",
     "sampler.engine": "engine_kwargs vllm_kwargs",
     "sampler.engine.enforce_eager": "enforce_eager vllm_enforce_eager",
     "sampler.engine.enable_chunked_prefill": "enable_chunked_prefill",

@@ -60,13 +60,8 @@ class ImageGrid:
         """
         size = (width, height)
         for _ in range(8):
-            if min(size) < 2 or max(size) > MAX_ASPECT_RATIO * min(size):
-                raise DataError(
-                    f"An image of {width}x{height} pixels is too narrow",
-                    where=where,
-                    possible=f"sides of 2 pixels and more, and an aspect ratio up to {MAX_ASPECT_RATIO}",
-                    remedy="crop or pad the image, or remove the row",
-                )
+            if _is_narrow(*size):
+                raise _too_narrow(width, height, where)
             previous, size = size, self._step(*size)
             if size == previous:
                 return size
@@ -92,3 +87,81 @@ class ImageGrid:
             beta = math.sqrt(self.min_pixels / (height * width))
             columns, rows = math.ceil(width * beta / factor), math.ceil(height * beta / factor)
         return columns * factor, rows * factor
+
+
+@dataclass(frozen=True, slots=True)
+class TileSizes:
+    """Implements ``ImageSizes`` for models that cut images into square tiles, such as InternVL.
+
+    An image takes the number of columns and rows that changes its shape least, as in transformers' GotOcr2 processor.
+
+    Attributes:
+        side: Pixels of a tile's side.
+        min_pixels: An image has tiles of at least this area.
+        max_pixels: An image has tiles of at most this area.
+        max_tiles: Most tiles that the model's processor cuts.
+    """
+
+    side: int
+    min_pixels: int
+    max_pixels: int
+    max_tiles: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.fewest <= self.most:
+            area = self.side**2
+            raise ConfigError(
+                f"No image fits between {self.min_pixels} and {self.max_pixels} pixels in tiles of {self.side}",
+                where="data.min_pixels, data.max_pixels",
+                possible=f"min_pixels <= max_pixels, of {area} pixels a tile and 1 to {self.max_tiles} tiles",
+                remedy=f"set data.max_pixels to {area} for one tile, or to {self.max_tiles * area} for the most",
+            )
+
+    @property
+    def fewest(self) -> int:
+        """Fewest tiles of an image."""
+        return max(math.ceil(self.min_pixels / self.side**2), 1)
+
+    @property
+    def most(self) -> int:
+        """Most tiles of an image."""
+        return min(self.max_pixels // self.side**2, self.max_tiles)
+
+    def size(self, width: int, height: int, *, where: str = "") -> tuple[int, int]:
+        """(width, height) to resize to: whole tiles, which the same rule leaves alone.
+
+        Raises:
+            DataError: A side of one pixel, or an aspect ratio above 200.
+        """
+        if _is_narrow(width, height):
+            raise _too_narrow(width, height, where)
+        previous, size = (0, 0), self._step(width, height)
+        while size != previous:  # where many tiles are allowed, three by three become four by four, and so on
+            previous, size = size, self._step(*size)
+        return size
+
+    def _step(self, width: int, height: int) -> tuple[int, int]:
+        """One application of transformers' get_optimal_tiled_canvas, which cannot be imported without torch."""
+        shapes = [(columns, rows) for columns in range(1, self.most + 1) for rows in range(1, self.most // columns + 1)]
+        best, least = (1, 1), math.inf
+        for columns, rows in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
+            change, area = abs(width / height - columns / rows), columns * rows * self.side**2
+            if columns * rows < self.fewest:
+                continue
+            # Of equal shapes the one with more tiles, unless these are twice the image's area.
+            if change < least or (change == least and 2 * width * height > area):
+                best, least = (columns, rows), change
+        return best[0] * self.side, best[1] * self.side
+
+
+def _is_narrow(width: int, height: int) -> bool:
+    return min(width, height) < 2 or max(width, height) > MAX_ASPECT_RATIO * min(width, height)
+
+
+def _too_narrow(width: int, height: int, where: str) -> DataError:
+    return DataError(
+        f"An image of {width}x{height} pixels is too narrow",
+        where=where,
+        possible=f"sides of 2 pixels and more, and an aspect ratio up to {MAX_ASPECT_RATIO}",
+        remedy="crop or pad the image, or remove the row",
+    )

@@ -23,6 +23,7 @@ from mmrl.config.sections import LoraConfig
 from mmrl.engine.device import MERGED_AT_ONCE
 from mmrl.engine.family import Family
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.quantization import whole
 from mmrl.errors import ConfigError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -52,7 +53,7 @@ class Adapter:
 
     @property
     def weight(self) -> torch.nn.Parameter:
-        """(out, in), frozen."""
+        """(out, in), frozen; (bytes,) if the layer is quantised."""
         found: torch.nn.Parameter = self.layer.base_layer.weight
         return found
 
@@ -64,7 +65,7 @@ class Adapter:
     def merged(self, dtype: torch.dtype) -> torch.Tensor:
         """(out, in) ``W + (alpha / rank) B A``; partitioned parameters must be gathered."""
         a, b = (factor.detach() for factor in self.factors.values())
-        return merged(self.weight.detach(), a, b, self.layer.scaling[_NAME], dtype)
+        return merged(whole(self.layer.base_layer), a, b, self.layer.scaling[_NAME], dtype)
 
 
 def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float, dtype: torch.dtype) -> torch.Tensor:
@@ -126,6 +127,7 @@ def attach(model: Any, names: Sequence[str], lora: LoraConfig, seed: int) -> lis
         parameter.requires_grad_(False)
     for adapter in found:
         for factor in adapter.factors.values():
+            factor.data = factor.data.to(model.dtype)  # peft takes the weight's, which packed ones do not have
             factor.requires_grad_(True)
     return found
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from mmrl.engine import driver
+from mmrl.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +81,7 @@ def check_gpu(kind: DeviceKind) -> None:
         raise error
 
 
-def environment(kind: DeviceKind) -> dict[str, str]:
+def environment(kind: DeviceKind, pipeline_parallel_size: int = 1) -> dict[str, str]:
     """Environment variables of a process, to be set before transformers, vLLM and DeepSpeed are imported.
 
     On a CPU, OpenMP threads are not bound (the learner shares them) and nothing is compiled: compiling the helpers
@@ -92,7 +94,7 @@ def environment(kind: DeviceKind) -> dict[str, str]:
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",  # the user's own may be 1, for another program: nothing here needs it
         "TOKENIZERS_PARALLELISM": "false",
     }
-    common["VLLM_USE_V2_MODEL_RUNNER"] = str(model_runner(kind) - 1)
+    common["VLLM_USE_V2_MODEL_RUNNER"] = str(model_runner(kind, pipeline_parallel_size) - 1)
     if kind == "cuda":
         # These map the memory of other ranks' GPUs into a process, and each rank's process sees its own only, as number
         # 0: torch refuses two ranks on "overlapping devices", FlashInfer was not made for it. NCCL is left.
@@ -100,13 +102,14 @@ def environment(kind: DeviceKind) -> dict[str, str]:
     return common | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
 
 
-def model_runner(kind: DeviceKind) -> Literal[1, 2]:
+def model_runner(kind: DeviceKind, pipeline_parallel_size: int = 1) -> Literal[1, 2]:
     """The number of vLLM's model runner; each takes logits processors of a class of its own.
 
     vLLM 0.32's first runner draws the noise of seeded requests one request after the other: on a GPU about 10
-    microseconds each, at every token. Its second draws it in one kernel, and needs Triton, which has no CPU.
+    microseconds each, at every token. Its second draws it in one kernel, and needs Triton, which has no CPU;
+    and it does not send the logits of a pipeline's last ranks to the others, which have to draw the same tokens.
     """
-    return 2 if kind == "cuda" else 1
+    return 2 if kind == "cuda" and pipeline_parallel_size == 1 else 1
 
 
 def packs_experts(kind: DeviceKind) -> bool:
@@ -122,9 +125,13 @@ def expert_columns(kind: DeviceKind) -> int:
     return 32 if kind == "cpu" else 1
 
 
-def returns_experts(kind: DeviceKind) -> bool:
-    """True if vLLM can tell the experts that it has chosen: vLLM 0.32's second model runner alone does."""
-    return model_runner(kind) == 2
+def returns_experts(kind: DeviceKind, stages: int = 1) -> bool:
+    """True if vLLM can tell the experts that it has chosen: vLLM 0.32's second model runner alone does.
+
+    Args:
+        stages: Those of its pipeline.
+    """
+    return model_runner(kind, stages) == 2
 
 
 def rank_environment(
@@ -154,6 +161,11 @@ def precision(kind: DeviceKind, requested: str) -> str:
     return "bfloat16" if kind == "cuda" else "float32"
 
 
+def lacks_state_kernels(kind: DeviceKind) -> bool:
+    """True if linear attention runs in plain torch on a GPU, for lack of flash-linear-attention."""
+    return kind == "cuda" and importlib.util.find_spec("fla") is None
+
+
 def torch_device(kind: DeviceKind) -> str:
     """The torch device of a rank: the one GPU that its process sees, or the first."""
     return "cuda:0" if kind == "cuda" else "cpu"
@@ -165,14 +177,20 @@ def process_group_backend(kind: DeviceKind) -> str:
 
 
 def sampler_arguments(
-    kind: DeviceKind, gpu_memory_utilization: float, max_tokens: int, num_sequences: int, tensor_parallel_size: int = 1
+    kind: DeviceKind,
+    gpu_memory_utilization: float,
+    max_tokens: int,
+    num_sequences: int,
+    tensor_parallel_size: int = 1,
+    pipeline_parallel_size: int = 1,
 ) -> dict[str, Any]:
     """Arguments of vLLM that depend on the device.
 
     On a CPU no prompt is prefilled in chunks: vLLM 0.32 would rewind the generator of a seeded request after an
     unfinished chunk, which only CUDA's generators can ("CPU Generator does not use offset").
     vLLM's own all-reduce looks for peers among the GPUs that a process sees; each rank's process sees one. The fusion
-    of all-reduce and norm is FlashInfer's: see ``environment``.
+    of all-reduce and norm is FlashInfer's: see ``environment``. In a pipeline a batch is
+    scheduled when the one before has its tokens, as on a CPU, where it was tried.
 
     Args:
         num_sequences: Completions that a rank samples in a step.
@@ -182,6 +200,8 @@ def sampler_arguments(
         if tensor_parallel_size > 1:
             alone["disable_custom_all_reduce"] = True
             alone["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
+        if pipeline_parallel_size > 1:
+            alone["async_scheduling"] = False
         fewest, most = CUDA_MAX_SEQUENCES
         return {
             "gpu_memory_utilization": gpu_memory_utilization,
@@ -228,8 +248,9 @@ def learner_config(
     on first use, and a checkpoint could not be read without it.
 
     Gradients are reduced beside the backward pass at stage 3 only, which is DeepSpeed's default. At stages 1 and 2,
-    DeepSpeed 0.19.8 lets the backward pass wait for the reduction before, so that nothing is gained; and at stage 2 it
-    frees the gradient of a weight that is larger than a bucket while another stream still reads it.
+    DeepSpeed 0.19.8 lets the backward pass wait for the reduction before, so that little is gained. With
+    ``overlap_comm: true`` it waits for the whole device at the end of each backward pass that reduces, before anything
+    here reads gradients or weights. See ``check_overlap`` for the case that it does not guard.
 
     One micro-batch per DeepSpeed step is declared; the learner marks the boundary of an optimizer step itself, since
     the number of micro-batches differs from step to step.
@@ -266,6 +287,38 @@ def learner_config(
     return merged(config, overrides)
 
 
+def check_overlap(kind: DeviceKind, settings: Mapping[str, Any], largest: int) -> None:
+    """Check that no gradient is freed while it is reduced beside the backward pass.
+
+    At stage 2, DeepSpeed 0.19.8 drops the gradient of a weight that is larger than a bucket, and only with an offloaded
+    optimizer tells the allocator that its second stream still reads it (``stage_1_and_2.py``:
+    ``_record_gradient_stream``). A CPU has one stream.
+
+    Args:
+        settings: DeepSpeed's settings.
+        largest: Elements of the largest trained weight.
+
+    Raises:
+        ConfigError: One could be.
+    """
+    zero = settings["zero_optimization"]
+    guarded = kind == "cpu" or zero["stage"] != 2 or not zero.get("overlap_comm") or "offload_optimizer" in zero
+    bucket = zero.get("reduce_bucket_size", 5 * 10**8)
+    if not guarded and largest > bucket:
+        raise ConfigError(
+            f"at stage 2, DeepSpeed would free a gradient of {largest:,} elements while it is reduced: buckets have "
+            f"{bucket:,}",
+            where="learner.deepspeed.zero_optimization.overlap_comm: true",
+            remedy="remove overlap_comm, set learner.zero_stage: 1 or 3, or set "
+            f"learner.deepspeed.zero_optimization.reduce_bucket_size to {largest} or more",
+        )
+
+
+def compiles(kind: DeviceKind, settings: Mapping[str, Any]) -> bool:
+    """True if DeepSpeed is to compile the learner's passes (``compile.deepcompile``); on a CPU nothing is compiled."""
+    return kind == "cuda" and bool(settings.get("compile", {}).get("deepcompile"))
+
+
 LEARNER_KEYS = frozenset(
     {
         "activation_checkpointing", "aio", "comms_logger", "communication_data_type", "compile", "data_types",
@@ -281,6 +334,7 @@ OWNED_LEARNER_KEYS = (
     "zero_optimization.stage", "zero_optimization.offload_optimizer", "zero_optimization.offload_param",
     "zero_optimization.compute_grad_norm", "optimizer.params.lr", "optimizer.params.weight_decay",
     "optimizer.params.fused", "optimizer.params.foreach", "optimizer.params.capturable", "data_types.grad_accum_dtype",
+    "compile.passes",
 )  # fmt: skip
 """Settings within those that mmrl decides."""
 

@@ -20,7 +20,7 @@ import torch
 from safetensors import safe_open
 
 from mmrl.data.images import MediaStore
-from mmrl.engine import adapters
+from mmrl.engine import adapters, quantization
 from mmrl.engine.collation import Collator
 from mmrl.engine.encoding import Encoder
 from mmrl.engine.folder import CONFIGURATION, ModelFolder
@@ -212,16 +212,26 @@ def _open(source: Path, base: str | None) -> ModelFolder:
 
 
 def _load(folder: ModelFolder, adapter: Path | None = None) -> Policy:
-    """The folder's model in float32, which holds every type of stored weights exactly; adapters are beside them."""
+    """The folder's model in float32, which holds every type of stored weights exactly; adapters are beside them.
+
+    The weights of a model that an adapter's run has quantised are those that the run computed with.
+    """
     lora = None if adapter is None else adapters.read_config(adapter)[0]
     parts = () if lora else ("vision", "projector", "language")
-    return load_policy(folder, "cpu", "float32", freeze=parts, temperature=1.0, lora=lora, adapter=adapter)
+    options = {} if adapter is None else _rounding(adapter)
+    return load_policy(folder, "cpu", "float32", freeze=parts, temperature=1.0, lora=lora, adapter=adapter, **options)
 
 
 def _merged(folder: ModelFolder, adapter: Path) -> Policy:
-    policy = _load(folder)
+    frozen = ("vision", "projector", "language")
+    policy = load_policy(folder, "cpu", "float32", freeze=frozen, temperature=1.0, **_rounding(adapter))
     adapters.merge(policy.model, adapter)
     return policy
+
+
+def _rounding(adapter: Path) -> dict[str, Any]:
+    """Options of ``load_policy`` that give the weights which the adapter's run has adapted."""
+    return {"quantize": True, "rounded_as": adapters.dtype(adapter)} if quantization.read(adapter) else {}
 
 
 def _stored(folder: ModelFolder) -> Counter[str]:

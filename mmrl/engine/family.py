@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from mmrl.config.sections import Config
 from mmrl.engine.device import DeviceKind
-from mmrl.engine.image_form import ImageForm, OneGrid
+from mmrl.engine.image_form import ImageForm, OneGrid, Tiles
 from mmrl.errors import ConfigError
 
 Feature = Literal["hf", "vllm", "packing", "sharing", "vision_once", "lora", "tensor_parallel", "zero_3", "checkpoint"]
@@ -76,6 +76,7 @@ class Family:
         images: How its models read images; None for text models.
         parts: Name prefixes of the parameters of ``vision``, ``projector`` and ``language``; the longest wins.
         banned_tokens: Never sampled: the policy would otherwise write an image that does not exist.
+        languages: ``model_type`` of the language models that it may have, where its models differ in that.
         shares_prefix: True if completions of one prompt may share its keys and values in a packed row, and its last
             states in layers that hand a state from token to token (``linear_attention``).
         limits: Features that the family lacks, such as ``{"vllm": Limit("refused", "...", device="cpu")}``; those that
@@ -89,6 +90,7 @@ class Family:
     images: type[ImageForm] | None = None
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({"language": ("",)}))
     banned_tokens: tuple[str, ...] = ()
+    languages: tuple[str, ...] = ()
     shares_prefix: bool = True
     limits: Mapping[Feature, Limit] = field(default_factory=lambda: MappingProxyType({}))
     mixture: bool = False
@@ -144,6 +146,21 @@ def _qwen_vl(model_type: str, models: str, *projectors: str, **facts: Any) -> Fa
     )
 
 
+_INTERNVL = Family(
+    "internvl",
+    "InternVL3 and InternVL3.5 in Hugging Face's format (-hf, -HF), with Qwen2.5 or Qwen3, not its mixtures of experts",
+    images=Tiles,
+    parts=MappingProxyType(
+        {
+            "vision": ("model.vision_tower.",),
+            "projector": ("model.multi_modal_projector.",),
+            "language": ("model.language_model.", "lm_head."),
+        }
+    ),
+    banned_tokens=(*VISION_TOKENS, "<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
+    languages=("qwen2", "qwen3"),
+)
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         family.model_type: family
@@ -164,6 +181,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 "Qwen3.5 without vision, dense",
                 limits=MappingProxyType({"vllm": BFLOAT16_STATES}),
             ),
+            _INTERNVL,
             Family("qwen2", "Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen"),
             Family("qwen3", "Qwen3, dense"),
             Family("qwen3_moe", "Qwen3, mixtures of experts", mixture=True),

@@ -104,6 +104,14 @@ class ModelFolder:
             generation = GenerationConfig.from_model_config(config)
         tokenizer = processor.tokenizer if family.vision else processor
         vocabulary = Vocabulary.of(family, config, generation, tokenizer)
+        language = config.get_text_config().model_type
+        if family.languages and language not in family.languages:
+            raise ConfigError(
+                f"models of type {family.model_type!r} whose language model is {language!r} are not supported",
+                where=where,
+                possible=f"language models of type {', '.join(family.languages)}",
+                remedy="choose another model of this family",
+            )
         for missing in _missing(config, processor, tokenizer, vocabulary):
             raise ConfigError(missing, where=where, remedy="choose an instruction-tuned model")
         if repo is None and with_weights:
@@ -140,6 +148,16 @@ class ModelFolder:
         here = Path(self.path)
         configuration = {file.name for pattern in CONFIGURATION for file in here.glob(pattern)}
         return sorted(configuration | {name for name in _weights(here) if (here / name).is_file()})
+
+    @property
+    def quantized_by(self) -> str | None:
+        """The method that has quantised the folder's weights, such as ``awq``; None if they are not quantised."""
+        for config in (self.config, self.config.get_text_config()):
+            found = getattr(config, "quantization_config", None) or getattr(config, "compression_config", None)
+            if found:
+                facts = found if isinstance(found, dict) else vars(found)
+                return str(facts.get("quant_method") or "by an unnamed method")
+        return None
 
     @property
     def max_tokens(self) -> int:

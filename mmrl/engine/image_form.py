@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mmrl.data.grid import ImageGrid, ImageSizes
+from mmrl.data.grid import ImageGrid, ImageSizes, TileSizes
 from mmrl.engine import device
 from mmrl.ops.cost import TowerShape
 
@@ -216,3 +216,87 @@ class OneGrid(ImageForm):
 
     def processor_arguments(self, sizes: ImageSizes) -> dict[str, Any]:
         return {"size": {"shortest_edge": sizes.min_pixels, "longest_edge": sizes.max_pixels}}
+
+
+class Tiles(ImageForm):
+    """InternVL: an image is cut into square tiles of one size; after several tiles comes the whole image, as one more.
+
+    Each tile is a picture of its own to the tower. The processor writes a token before an image's and one after them.
+    """
+
+    __slots__ = ()
+    multimodal_positions = False
+    packed_tower = False
+
+    @property
+    def tower(self) -> TowerShape:
+        vision, out = self.config.vision_config, self.config.text_config.hidden_size
+        return TowerShape(
+            layers=vision.num_hidden_layers,
+            width=vision.hidden_size,
+            mlp_width=vision.intermediate_size,
+            mlp_matrices=2,
+            patch_values=vision.num_channels * vision.patch_size[0] ** 2,
+            merge=round(1 / self.config.downsample_ratio),
+            out=out,
+            merger_width=out,
+            heads=vision.num_attention_heads,
+            class_tokens=1,
+            scaled=True,
+        )
+
+    @property
+    def _side(self) -> int:
+        return int(self.config.vision_config.image_size[0])
+
+    def sizes(self, min_pixels: int, max_pixels: int) -> TileSizes:
+        return TileSizes(self._side, min_pixels, max_pixels, self.processor.image_processor.max_patches)
+
+    def grid(self, width: int, height: int) -> Grid:
+        tiles = max(width // self._side * (height // self._side), 1)
+        return self._grid(tiles + (tiles > 1))
+
+    def _grid(self, frames: int) -> Grid:
+        patches = self._side // int(self.config.vision_config.patch_size[0])
+        return frames, patches, patches
+
+    def largest_grid(self, max_pixels: int, max_tokens: int) -> Grid:
+        most = self.sizes(1, max_pixels).most
+        return self._grid(max(min(most + (most > 1), max_tokens // self.tokens(0, 0)), 1))
+
+    def expansion(self, width: int, height: int) -> list[int]:
+        opening, closing = self.processor.start_image_token_id, self.processor.end_image_token_id
+        return [opening, *[self.token_id] * self.tokens(width, height), closing]
+
+    def read(self, image: PILImage.Image) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        tiles = image.width // self._side * (image.height // self._side)
+        cut = {"crop_to_patches": True, "min_patches": tiles, "max_patches": tiles}
+        inputs = self.processor.image_processor(images=[image], return_tensors="pt", **cut)
+        return inputs["pixel_values"], torch.tensor(self.grid(*image.size))
+
+    def blank(self) -> tuple[torch.Tensor, torch.Tensor]:
+        import torch
+
+        channels = self.config.vision_config.num_channels
+        return torch.zeros(1, channels, self._side, self._side), torch.tensor(self.grid(0, 0))
+
+    def features(
+        self, body: Any, pixels: torch.Tensor, grids_U3: torch.Tensor, derived: Mapping[str, Any]
+    ) -> list[Features]:
+        found = body.get_image_features(pixels, return_dict=True, **derived).pooler_output
+        tokens = (grids_U3.prod(1) // self.tower.merge**2).tolist()
+        return [(each,) for each in found.flatten(0, 1).split(tokens)]
+
+    def encoded(self, features: Sequence[Features]) -> Any:
+        import torch
+
+        return SimpleNamespace(pooler_output=torch.cat([first for (first,) in features]))
+
+    def generate_inputs(self, pixels: torch.Tensor, grids_I3: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"pixel_values": pixels}
+
+    def processor_arguments(self, sizes: ImageSizes) -> dict[str, Any]:
+        tiles = self.sizes(sizes.min_pixels, sizes.max_pixels)
+        return {"crop_to_patches": True, "min_patches": tiles.fewest, "max_patches": tiles.most}

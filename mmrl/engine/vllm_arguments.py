@@ -16,8 +16,9 @@ from mmrl.errors import ConfigError, MMRLError
 OWNED_KEYS = frozenset(
     {
         "model", "dtype", "max_model_len", "seed", "distributed_executor_backend", "logprobs_mode",
-        "generation_config", "logits_processors", "limit_mm_per_prompt", "tensor_parallel_size", "load_format",
-        "gpu_memory_utilization", "enable_sleep_mode", "trust_remote_code", "mm_processor_kwargs",
+        "generation_config", "logits_processors", "limit_mm_per_prompt", "tensor_parallel_size",
+        "pipeline_parallel_size", "load_format", "gpu_memory_utilization", "enable_sleep_mode",
+        "trust_remote_code", "mm_processor_kwargs",
     }
 )  # fmt: skip
 """vLLM arguments that mmrl decides, or that have a key of their own in the config."""

@@ -16,7 +16,7 @@ from mmrl.engine import device
 from mmrl.engine.encoding import unexpanded
 from mmrl.engine.family import Family
 from mmrl.engine.folder import ModelFolder
-from mmrl.engine.shape import mixed_layers
+from mmrl.engine.shape import mixed_layers, model_shape
 from mmrl.engine.vllm_arguments import check_engine_keys
 from mmrl.engine_api import SamplingRequest
 from mmrl.errors import NumericsError, ResourceError
@@ -55,7 +55,8 @@ class VLLMSampler:
         self.arguments = {**arguments}
         if folder.family.vision:
             self.arguments["mm_processor_kwargs"] = folder.images.processor_arguments(media.grid)
-        processor = banned_ids_processor(folder.vocabulary.banned, device.model_runner(kind))
+        stages = arguments["pipeline_parallel_size"]
+        processor = banned_ids_processor(folder.vocabulary.banned, device.model_runner(kind, stages))
         threads = torch.get_num_threads()
         try:
             self._llm = LLM(**self.arguments, logits_processors=[processor])
@@ -68,6 +69,9 @@ class VLLMSampler:
         if torch.get_num_threads() != threads:
             # vLLM's worker leaves one on a GPU, unless OMP_NUM_THREADS is set: no number for a learner beside it.
             torch.set_num_threads(threads)
+        if kind == "cpu" and stages > 1:
+            # vLLM makes the buffers between stages in its first warm-up, which it leaves out on a CPU.
+            self._llm.collective_rpc("execute_dummy_batch")
 
     def sleep(self) -> None:
         """Give the device's memory to the learner."""
@@ -209,6 +213,7 @@ def engine_arguments(
         "max_model_len": max_tokens,
         "seed": seed % 2**32,
         "tensor_parallel_size": config.tensor_parallel_size,
+        "pipeline_parallel_size": config.pipeline_parallel_size,
         "distributed_executor_backend": "external_launcher",
         # The log-probs of the distribution that was sampled from: temperature and banned ids applied.
         "logprobs_mode": "processed_logprobs",
@@ -218,9 +223,16 @@ def engine_arguments(
         "trust_remote_code": folder.trust_remote_code,
         "use_tqdm_on_load": False,
         **device.sampler_arguments(
-            kind, config.gpu_memory_utilization, max_tokens, num_sequences, config.tensor_parallel_size
+            kind,
+            config.gpu_memory_utilization,
+            max_tokens,
+            num_sequences,
+            config.tensor_parallel_size,
+            config.pipeline_parallel_size,
         ),
     }
+    if model_shape(folder.config).linear is not None and not arguments.get("enable_chunked_prefill", True):
+        arguments["enable_prefix_caching"] = False  # vLLM caches states at the ends of chunks
     if returns_experts:
         arguments["enable_return_routed_experts"] = True
     if folder.family.vision:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mmrl.config.sections import LoraConfig
-from mmrl.engine import adapters
+from mmrl.engine import adapters, quantization
 from mmrl.engine.folder import INDEX, ModelFolder
 from mmrl.engine.policy import Policy, gathered
 from mmrl.errors import MMRLError, NumericsError, ResourceError
@@ -174,6 +174,7 @@ def save_adapter(lora: LoraConfig, policy: Policy, folder: ModelFolder, target: 
     def write(number: int, tensors: dict[str, torch.Tensor]) -> None:
         save_file(tensors, target / adapters.WEIGHTS)
         adapters.write_config(folder, policy.adapted, lora, target)
+        quantization.write(policy.model, target)
         folder.save_files(target)
 
     write_checked(matrices(), [list(adapters.file_names(policy.adapted))], write, target, failures)

@@ -28,6 +28,7 @@ class Work:
         pairs: Attended pairs of query and key tokens; see ``causal_pairs``.
         predicted: Positions whose hidden state meets the head.
         patches: Vision patches, before they are merged.
+        class_tokens: Tokens that pass through the tower's layers beside them, and are dropped.
         image_pairs: Pairs of patches where a layer attends to the whole image.
         window_pairs: Pairs of patches where it attends within windows; 0 for a tower without such layers.
     """
@@ -38,6 +39,7 @@ class Work:
     patches: int = 0
     image_pairs: int = 0
     window_pairs: int = 0
+    class_tokens: int = 0
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -47,6 +49,7 @@ class Work:
             self.patches + other.patches,
             self.image_pairs + other.image_pairs,
             self.window_pairs + other.window_pairs,
+            self.class_tokens + other.class_tokens,
         )
 
 
@@ -80,9 +83,12 @@ class TowerShape:
         merge: Both sides of a square of patches that becomes one token.
         out: Width of an image token.
         mergers: Projections of patches to tokens, those to deeper layers of the language model included.
+        merger_width: Width between the two matrices of a merger; by default that of the merged patches.
         windowed_layers: Layers that attend within windows; the others attend to the whole image.
         window: Both sides of a window, in tokens.
         heads: Heads of a layer's attention.
+        class_tokens: Tokens of each frame beside its patches.
+        scaled: True if trained factors scale what a layer's last matrix gives.
     """
 
     layers: int
@@ -93,9 +99,12 @@ class TowerShape:
     merge: int
     out: int
     mergers: int = 1
+    merger_width: int | None = None
     windowed_layers: int = 0
     window: int = 0
     heads: int = 1
+    class_tokens: int = 0
+    scaled: bool = False
 
     @property
     def layer_weights(self) -> int:
@@ -106,7 +115,8 @@ class TowerShape:
     def merger_weights(self) -> int:
         """Weights of one merger's two matrices."""
         merged = self.width * self.merge**2
-        return merged * (merged + self.out)
+        between = self.merger_width or merged
+        return between * (merged + self.out)
 
     def work(self, grid: Sequence[int]) -> Work:
         """The work of one image's pass through the tower; ``grid`` is its temporal, vertical and horizontal patches."""
@@ -116,7 +126,12 @@ class TowerShape:
         if self.windowed_layers:
             side = self.window * self.merge
             windows = _squares(height, side) * _squares(width, side)
-        return Work(patches=frames * patches, image_pairs=frames * patches**2, window_pairs=frames * windows)
+        return Work(
+            patches=frames * patches,
+            image_pairs=frames * (patches + self.class_tokens) ** 2,
+            window_pairs=frames * windows,
+            class_tokens=frames * self.class_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,8 +338,8 @@ class ModelShape:
     def recomputed_flops(self, work: Work, training: Training = Training()) -> int:
         """Operations that gradient checkpointing of every layer repeats: the layers' forward, without head and merger.
 
-        The last matrix of a layer is not computed again, as nothing in the backward pass needs its product; with ZeRO 3
-        it is, by DeepSpeed's own linear function.
+        The last matrix of a layer is not computed again, unless a trained factor scales its product: nothing else in
+        the backward pass needs that. With ZeRO 3 it is, by DeepSpeed's own linear function.
         """
         flops = 0
         if training.reaches("language"):
@@ -332,14 +347,14 @@ class ModelShape:
             again = self.active_weights - (self.layers - self.mixed_layers) * self.width * self.mlp_width
             flops += 2 * work.tokens * again + self._attention(work)["language"]
         if (tower := self.tower) is not None and training.reaches("vision"):
-            again = tower.layer_weights - tower.width * tower.mlp_width
-            flops += 2 * work.patches * tower.layers * again + self._attention(work)["vision"]
+            again = tower.layer_weights - tower.width * tower.mlp_width * (not tower.scaled)
+            flops += 2 * self._rows(work)["vision"] * tower.layers * again + self._attention(work)["vision"]
         return flops
 
     def _rows(self, work: Work) -> dict[str, int]:
         """Rows that pass through the layers of each part."""
         merged = work.patches // self.tower.merge**2 if self.tower is not None else 0
-        return {"vision": work.patches, "projector": merged, "language": work.tokens}
+        return {"vision": work.patches + work.class_tokens, "projector": merged, "language": work.tokens}
 
     def _linear(self, work: Work) -> dict[str, int]:
         """Operations of the matrices, forward."""

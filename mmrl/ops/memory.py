@@ -18,6 +18,10 @@ _BUCKET, _REUSE, _SUB_GROUP = 5 * 10**8, 10**9, 10**9
 """DeepSpeed's defaults of ``reduce_bucket_size``, ``stage3_max_reuse_distance`` and ``sub_group_size``."""
 _ALLREDUCED = 5 * 10**8
 """Gradients that DeepSpeed copies at a time to add them up over ranks without ZeRO."""
+NF4_BLOCK, NF4_BLOCKS = 64, 256
+"""Weights in 4 bits that share a scale, and scales in 8 bits that share one."""
+NF4_BYTES = 1 / 2 + 1 / NF4_BLOCK + 4 / (NF4_BLOCK * NF4_BLOCKS)
+"""Bytes of a weight in 4 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,14 @@ class States:
 
 
 def states(
-    trained: int, frozen: int, *, width: int, zero: Zero, largest: int = 0, reference: str | None = None
+    trained: int,
+    frozen: int,
+    *,
+    width: int,
+    zero: Zero,
+    largest: int = 0,
+    reference: str | None = None,
+    quantized: int = 0,
 ) -> States:
     """Bytes that training takes of each rank.
 
@@ -116,11 +127,13 @@ def states(
         largest: Parameters of the largest weight.
         reference: Place of a frozen model beside the policy between its uses: ``sharded`` over the ranks, in the
             ``host``'s memory or on the ``device``; None if there is none.
+        quantized: Frozen parameters in 4 bits.
     """
     whole, stage = trained + frozen, zero.stage
     share = -(-trained // zero.ranks) if stage else trained
     own = -(-whole // zero.ranks) * width
-    weights = own if stage == 3 else whole * width
+    held = (whole - quantized) * width + round(quantized * NF4_BYTES)
+    weights = -(-held // zero.ranks) if stage == 3 else held
     master, optimizer = 4 * share * (width < 4 or stage > 0), 8 * share
     # Stage 2 in float32 holds what is added up, and what the last micro-batch adds; in bfloat16 it adds in place.
     adds_in_place = stage == 2 and width < 4 and zero.float32_sums
@@ -130,7 +143,7 @@ def states(
     buckets = zero.reduce_bucket * width * {0: 0, 1: zero.buffers, 2: zero.buffers, 3: 1}[stage]
     reduced = min(zero.reduce_bucket, trained) * width * (stage > 0 and zero.ranks > 1)
     gathers = stage == 3 and (zero.ranks > 1 or zero.offloads == "parameters")
-    gathered = min(zero.reuse + largest, whole) * width * gathers
+    gathered = min((zero.reuse + largest) * width, held) * gathers
     host = 0
     if zero.offloads == "none":
         step = _step(share, width, zero, largest, copies=not adds_in_place)
@@ -146,7 +159,7 @@ def states(
     if zero.offloads == "parameters":
         host, weights = host + weights, 0
     places = {"sharded": own, "device": whole * width, "host": whole * width, None: 0}
-    held = places[reference]
+    other = places[reference]
     is_away = reference == "host" or (reference == "sharded" and zero.offloads == "parameters")
     return States(
         weights,
@@ -155,11 +168,11 @@ def states(
         gradients,
         buckets,
         reduced,
-        reference=held * (not is_away),
-        reference_used=held * (reference == "host"),
+        reference=other * (not is_away),
+        reference_used=other * (reference == "host"),
         gathered=gathered,
         step=step,
-        host=host + held * is_away,
+        host=host + other * is_away,
         keeps_gradients=stage == 3,
     )
 
@@ -242,17 +255,23 @@ def activations(
     return kept + max(kept_patches, patch) + logits_bytes
 
 
-def cache_bytes_per_token(shape: ModelShape, *, width: int, tensor_parallel: int = 1) -> int:
-    """Bytes of a token's keys and values on one of the ranks that sample together; a head is never split."""
-    return 2 * shape.attending_layers * max(shape.kv_heads // tensor_parallel, 1) * shape.head_size * width
+def cache_bytes_per_token(
+    shape: ModelShape, *, width: int, tensor_parallel: int = 1, pipeline_parallel: int = 1
+) -> int:
+    """Bytes of a token's keys and values on one of the ranks that sample together; no head and no layer is split."""
+    layers, heads = -(-shape.attending_layers // pipeline_parallel), max(shape.kv_heads // tensor_parallel, 1)
+    return 2 * layers * heads * shape.head_size * width
 
 
-def cache_bytes_per_sequence(shape: ModelShape, *, width: int, tensor_parallel: int = 1) -> int:
-    """Bytes that a sequence takes whatever its length: linear attention's states in float32, and its convolution's
-    inputs."""
+def cache_bytes_per_sequence(
+    shape: ModelShape, *, width: int, tensor_parallel: int = 1, pipeline_parallel: int = 1
+) -> int:
+    """Bytes that a sequence takes there whatever its length: linear attention's states in float32, and its
+    convolution's inputs."""
     if (linear := shape.linear) is None:
         return 0
-    return linear.layers * (4 * linear.state + (linear.taps - 1) * linear.channels * width) // tensor_parallel
+    numbers = 4 * linear.state + (linear.taps - 1) * linear.channels * width
+    return -(-linear.layers // pipeline_parallel) * numbers // tensor_parallel
 
 
 def forward_activations(shape: ModelShape, work: Work, *, width: int, logits_bytes: int) -> int:

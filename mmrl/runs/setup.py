@@ -108,11 +108,17 @@ class RunSetup:
     @property
     def model_warnings(self) -> list[str]:
         """Warnings about settings of the config that the model cannot follow."""
-        family = self.folder.family
-        if self.config.learner.share_prefix == "off" or family.shares_prefix:
-            return []
-        what = f"models of type {family.model_type} cannot share a prompt: each completion is packed with its own"
-        return [f"learner.share_prefix: {what}"]
+        from mmrl.engine.device import detect, lacks_state_kernels
+        from mmrl.engine.shape import model_shape
+
+        family, warnings = self.folder.family, list[str]()
+        if self.config.learner.share_prefix == "auto" and not family.shares_prefix:
+            what = f"models of type {family.model_type} cannot share a prompt: each completion is packed with its own"
+            warnings.append(f"learner.share_prefix: {what}")
+        if model_shape(self.folder.config).linear is not None and lacks_state_kernels(detect()):
+            what = "the learner computes linear attention in plain torch, which is slow on a GPU"
+            warnings.append(f"model.path: {what}; its kernels come with `pip install flash-linear-attention`")
+        return warnings
 
     @cached_property
     def penalties(self) -> frozenset[str]:
@@ -260,8 +266,10 @@ class RunSetup:
         """Parameters of the adapters; None if the weights themselves are trained.
 
         Raises:
-            ConfigError: ``model.lora.targets`` names modules that the model lacks.
+            ConfigError: The model cannot be trained, or ``model.lora.targets`` names modules that it lacks.
+            ResourceError: ``model.quantize`` needs a package that is not installed.
         """
+        self._check_quantization()
         if self.config.model.lora is None:
             return None
         return sum(trained for trained, _ in self.part_sizes.values())
@@ -271,10 +279,11 @@ class RunSetup:
         """Trained and frozen parameters of each part of the model, without its weights.
 
         Raises:
-            ConfigError: ``model.lora.targets`` names modules that the model lacks.
+            ConfigError: The model cannot be trained, or ``model.lora.targets`` names modules that it lacks.
         """
         from mmrl.engine.sizes import part_sizes
 
+        self._check_trainable()
         model = self.config.model
         return part_sizes(self.folder, model.freeze, model.lora)
 
@@ -408,6 +417,15 @@ class RunSetup:
         from mmrl.engine.device import LEARNER_KEYS, OWNED_LEARNER_KEYS
 
         settings = self.config.learner.deepspeed
+        if "tensor_parallel" in settings:
+            raise ConfigError(
+                "the learner's layers cannot be divided among ranks: a rank would hold parts of weights, and the "
+                "sampler, checkpoints and the reference policy take whole ones; and ranks are given different rows, "
+                "where those that share a layer need the same",
+                where="learner.deepspeed.tensor_parallel",
+                remedy="remove it; learner.zero_stage: 3 divides the same memory among all ranks, and "
+                "sampler.tensor_parallel_size divides the sampler's layers",
+            )
         refused = sorted(settings.keys() - LEARNER_KEYS)
         refused += [key for key in OWNED_LEARNER_KEYS if _has(settings, key.split("."))]
         if refused:
@@ -424,11 +442,18 @@ class RunSetup:
 
         config = self.config
         size, ranks = config.sampler.tensor_parallel_size, config.cluster.ranks
+        stages = config.sampler.pipeline_parallel_size
         shape, whole_tower = model_shape(folder.config), config.sampler.engine.get("mm_encoder_tp_mode") == "data"
+        if stages > shape.layers:
+            raise ConfigError(
+                f"the sampler's layers cannot be divided into {stages} parts: the model has {shape.layers}",
+                where=f"sampler.pipeline_parallel_size: {stages}",
+                possible=f"1 to {shape.layers}",
+                remedy="lower it",
+            )
         if reason := shape.indivisible(size, whole_tower=whole_tower):
-            sizes = [
-                n for n in range(1, ranks + 1) if ranks % n == 0 and not shape.indivisible(n, whole_tower=whole_tower)
-            ]
+            sizes = [n for n in range(1, ranks + 1) if ranks % (n * stages) == 0]
+            sizes = [n for n in sizes if not shape.indivisible(n, whole_tower=whole_tower)]
             raise ConfigError(
                 f"{size} ranks cannot share one copy of the sampler's weights: {reason}",
                 where=f"sampler.tensor_parallel_size: {size}",
@@ -462,12 +487,29 @@ class RunSetup:
                 where=f"model.path: {folder.name}; sampler.tensor_parallel_size: {config.sampler.tensor_parallel_size}",
                 remedy="set sampler.name: hf, or share the experts among fewer ranks",
             )
-        if wants["routing"] and not returns_experts(kind):
+        if wants["routing"] and not returns_experts(kind, config.sampler.pipeline_parallel_size):
             raise ConfigError(
-                "vLLM on a CPU does not tell the experts that it has chosen",
+                f"vLLM {'on a CPU' if kind == 'cpu' else 'with a pipeline'} does not tell the experts that it has chosen",
                 where=f"learner.routing: {config.learner.routing}",
-                possible="own; or any with sampler.name: hf, or on a GPU",
+                possible="own; or any with sampler.name: hf, or on a GPU without a pipeline",
                 remedy="set sampler.name: hf, or remove learner.routing",
+            )
+
+    def _check_quantization(self) -> None:
+        self._check_trainable()
+        if self.config.model.quantize is not None:
+            from mmrl.engine.quantization import check_installed
+
+            check_installed()
+
+    def _check_trainable(self) -> None:
+        if (method := self.folder.quantized_by) is not None:
+            raise ConfigError(
+                f"the model's weights are stored quantised ({method}), and such weights cannot be trained",
+                where=f"model.path: {self.config.model.path}",
+                possible="a model with weights in bfloat16, float16 or float32",
+                remedy="name the model that it was quantised from; beside model.lora, model.quantize: nf4 keeps that "
+                "one's weights in 4 bits",
             )
 
     def _check_demonstrations(self) -> None:

@@ -140,7 +140,8 @@ def _model(config: Config, setup: RunSetup) -> str:
     name = f"{model.path} ({setup.folder.family.model_type})"
     if adapters is not None:
         assert model.lora is not None
-        return f"{name}; adapters of rank {model.lora.rank} are trained, {_count(adapters)} parameters"
+        beside = f", beside weights in 4 bits ({model.quantize})" if model.quantize else ""
+        return f"{name}; adapters of rank {model.lora.rank} are trained, {_count(adapters)} parameters{beside}"
     size = setup.num_weights()
     whole = name if size is None else f"{name}, {_count(size)} parameters"
     return f"{whole}; {', '.join(model.freeze)} frozen" if model.freeze else f"{whole}; all are trained"
@@ -157,7 +158,7 @@ def _engines(config: Config, setup: RunSetup) -> str:
     ranks = config.cluster.ranks
     where = "1 rank in this process" if config.cluster.name == "local" else f"{ranks} ranks on {config.cluster.name}"
     sampler = f"{config.sampler.name} samples"
-    if config.sampler.tensor_parallel_size > 1:
-        sampler += f" ({config.sampler.tensor_parallel_size} ranks together)"
+    if config.sampler.ranks_together > 1:
+        sampler += f" ({config.sampler.ranks_together} ranks together)"
     parts = [where, *([sampler] if setup.with_sampler else []), f"DeepSpeed learns (ZeRO {config.learner.zero_stage})"]
     return ", ".join(parts)

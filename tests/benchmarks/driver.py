@@ -408,7 +408,7 @@ def run(ranks: ShippedRanks, prompts: int, steps: int, folder: Path) -> None:
     model: Any = SimpleNamespace(config=shape, family=FAMILIES["qwen2_5_vl"], images=OneGrid(shape))
     directory = RunDirectory.create(folder / "run")
     algorithm: Any = registry.create("algorithm", config.algorithm)
-    engine = RankGroup(ranks, media, UnitCost(model), tensor_parallel_size=1)
+    engine = RankGroup(ranks, media, UnitCost(model), ranks_together=1)
     engine._descriptions = [{"precision": "float32"}]
     with open(os.devnull, "w") as nowhere, Scorer(config.rewards) as scorer, Interruption() as interruption:
         recorder = RunRecorder(config, directory, Trackers([], print), Console(steps, nowhere), engine, {})

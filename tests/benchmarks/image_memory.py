@@ -229,7 +229,7 @@ def train(folder: Path, num_steps: int, num_prompts: int) -> list[Look]:
 
     def start_engine(spec: Any, **options: Any) -> RankGroup:
         ranks = ChildRank(begin)
-        group = RankGroup(ranks, spec.media, UnitCost(spec.folder), tensor_parallel_size=1)
+        group = RankGroup(ranks, spec.media, UnitCost(spec.folder), ranks_together=1)
         [own] = launch.rendezvous(group, ranks.locations)
         paths = spec.folder.path, str(spec.media.folder)
         settings = spec.config.model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""Memory that the learner takes with and without adapters, a reference policy and bfloat16, on a CPU.
+"""Memory that the learner takes with and without adapters, weights in 4 bits, a reference and bfloat16, on a CPU.
 
     python tests/benchmarks/learner_memory.py
 
@@ -23,9 +23,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "float32, reference": {"kl": True},
     "float32, LoRA of rank 16": {"lora": {"rank": 16}},
     "float32, LoRA of rank 16, reference": {"lora": {"rank": 16}, "kl": True},
+    "float32, QLoRA of rank 16": {"lora": {"rank": 16}, "quantize": "nf4"},
+    "float32, QLoRA of rank 16, reference": {"lora": {"rank": 16}, "quantize": "nf4", "kl": True},
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16, reference": {"dtype": "bfloat16", "kl": True},
     "bfloat16, LoRA of rank 16, reference": {"dtype": "bfloat16", "lora": {"rank": 16}, "kl": True},
+    "bfloat16, QLoRA of rank 16, reference": {"dtype": "bfloat16", "lora": {"rank": 16}, "quantize": "nf4", "kl": True},
 }
 
 
@@ -51,7 +54,12 @@ def measure(folder: str, settings: dict[str, Any]) -> None:
     model = ModelFolder.open(folder)
     config = from_mapping(
         {
-            "model": {"path": folder, "dtype": settings.get("dtype", "float32"), "lora": settings.get("lora")},
+            "model": {
+                "path": folder,
+                "dtype": settings.get("dtype", "float32"),
+                "lora": settings.get("lora"),
+                "quantize": settings.get("quantize"),
+            },
             "data": {"train": {"name": "table"}},
             "algorithm": {"name": "grpo"},
             "learner": {"lr": 1e-4, "zero_stage": 1},

@@ -89,6 +89,15 @@ TABLE: Mapping[str, Rehearsal] = {
             "learner": {"lr": 1e-5, "zero_stage": 1, "tokens_per_microbatch": 2048},
         },
     ),
+    "qwen2_5_vl_3b_qlora": Rehearsal(
+        "Qwen2.5-VL-3B, QLoRA, bfloat16, one rank", "Qwen2.5-VL-3B-Instruct", "bfloat16",
+        prompts=3, group=4, most=16, mean=40, prompt_tokens=1536, memory_gib=17, disk_gib=18,
+        settings={
+            "model": {**LORA, "quantize": "nf4"},
+            "sampler": {"engine": {"kv_cache_memory_bytes": 2**28}},
+            "learner": {"lr": 1e-5, "zero_stage": 1, "tokens_per_microbatch": 2048},
+        },
+    ),
     "qwen2_5_0_5b": Rehearsal(
         "Qwen2.5-0.5B, float32, two ranks, ZeRO 3", "Qwen2.5-0.5B-Instruct", "float32",
         prompts=4, group=4, most=500, mean=170, prompt_tokens=512, memory_gib=25, disk_gib=20, settings=HALF_B,

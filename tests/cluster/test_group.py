@@ -106,10 +106,10 @@ class FakeRanks:
 
 @pytest.fixture
 def group_of(tmp_path) -> Callable[..., RankGroup]:
-    def build(ranks: FakeRanks, tensor_parallel_size: int = 1) -> RankGroup:
+    def build(ranks: FakeRanks, ranks_together: int = 1) -> RankGroup:
         media = MediaStore(tmp_path / "media", ImageGrid(28, 3136, 50176))
         cost = lambda unit, prompt: unit.tokens  # noqa: E731
-        return RankGroup(ranks, media, cost, tensor_parallel_size=tensor_parallel_size)
+        return RankGroup(ranks, media, cost, ranks_together=ranks_together)
 
     return build
 
@@ -355,8 +355,8 @@ def test_the_interface_of_an_address_is_found():
 
 def test_ranks_that_sample_together_must_be_on_one_node(group_of):
     with pytest.raises(ResourceError, match="ranks 2 to 3 would sample together, and are on host-a, host-b"):
-        check_sets(group_of(FakeRanks(["a", "a", "a", "b"]), 2))
-    check_sets(group_of(FakeRanks(["a", "a", "b", "b"]), 2))
+        check_sets(group_of(FakeRanks(["a", "a", "a", "b"])).nodes, 2)
+    check_sets(group_of(FakeRanks(["a", "a", "b", "b"])).nodes, 2)
 
 
 def test_a_rank_that_sees_other_ranks_gpus_is_refused(monkeypatch):

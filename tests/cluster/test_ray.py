@@ -159,8 +159,14 @@ def shared_memory() -> set[str]:
 
 
 TWO = ("cluster.name=ray", "cluster.ranks=2")
-LAYOUTS = {"one": (), "two": TWO, "shared": (*TWO, "sampler.tensor_parallel_size=2", "learner.zero_stage=3")}
-"""One rank, two with a sampler each, and two with ZeRO 3 that share a sampler."""
+LAYOUTS = {
+    "one": (),
+    "two": TWO,
+    "shared": (*TWO, "sampler.tensor_parallel_size=2", "learner.zero_stage=3"),
+    "stages": (*TWO, "sampler.pipeline_parallel_size=2", "learner.zero_stage=2"),
+}
+"""One rank, two with a sampler each, two with ZeRO 3 that share a sampler's layers, and two with a half of its layers
+each."""
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +194,11 @@ def weights(run: Path) -> dict[str, Any]:
 @pytest.mark.full
 @pytest.mark.parametrize(
     "name",
-    ["two", pytest.param("shared", marks=pytest.mark.proves("tensor_parallel", "zero_3", family="qwen2_5_vl"))],
+    [
+        "two",
+        pytest.param("shared", marks=pytest.mark.proves("tensor_parallel", "zero_3", family="qwen2_5_vl")),
+        "stages",
+    ],
 )
 def test_two_ranks_train_as_one_does(name, trained):
     one, run = trained("one"), trained(name)
@@ -224,10 +234,18 @@ def test_two_ranks_share_a_sampler_and_the_weights(trained):
     assert len({rank["pid"] for rank in engine["ranks"]}) == 2
 
 
+@pytest.mark.full
+def test_two_ranks_sample_with_a_half_of_the_layers_each(trained):
+    engine = json.loads((trained("stages") / "environment.json").read_text())["engine"]
+    assert engine["sampler_arguments"]["pipeline_parallel_size"] == 2
+
+
 @pytest.mark.slow
-def test_sets_of_tensor_parallel_ranks_sample_beside_each_other(folder, household):
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2), (2, 2)], ids=lambda sizes: f"{sizes[0]}x{sizes[1]}")
+def test_sets_of_ranks_that_share_a_sampler_sample_beside_each_other(sizes, folder, household):
     overrides = ["sampler.name=vllm", "sampler.engine={kv_cache_memory_bytes: 33554432}", "trainer.steps=1"]
-    overrides += ["cluster.name=ray", "cluster.ranks=4", "sampler.tensor_parallel_size=2", "trainer.run_dir=sets"]
+    overrides += ["cluster.name=ray", "cluster.ranks=4", f"trainer.run_dir=sets{sum(sizes)}{sizes[0]}"]
+    overrides += [f"sampler.{kind}_parallel_size={n}" for kind, n in zip(("tensor", "pipeline"), sizes, strict=True)]
     result = household.run("train", "text.yaml", *overrides, folder=folder)
     assert result.returncode == 0, result.stderr
     (numbers,) = (m for m in metrics(folder / "sets") if m["step"] == 1)

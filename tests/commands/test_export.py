@@ -27,6 +27,7 @@ from mmrl.ops.objective import training_rows
 from mmrl.runs.checkpoints import Checkpoints, write_json
 from mmrl.runs.resumption import plain_config
 from tests.faults.runs import at
+from tests.proofs import families
 
 TEXT = "<|im_start|>user\nwhat is 3+4?<|im_end|>\n<|im_start|>assistant\n"
 PICTURE = TEXT.replace("what", "<|vision_start|><|image_pad|><|vision_end|>what")
@@ -81,7 +82,10 @@ def leftovers(out: Path) -> list[str]:
     return [path.name for path in out.parent.iterdir() if path.name.startswith(f".{out.name}")]
 
 
-@pytest.mark.parametrize(("family", "as_on_hub"), [("qwen2_5_vl", False), *((family, True) for family in FAMILIES)])
+@pytest.mark.parametrize(
+    ("family", "as_on_hub"),
+    [("qwen2_5_vl", False), *(pytest.param(*name, True, marks=marks) for name, marks, _ in families())],
+)
 def test_every_family_keeps_its_files_and_computes_the_same(family, as_on_hub, models, tmp_path, plain):
     source, out = models(family, as_on_hub), tmp_path / "out"
     assert export(source, out, "--shard-size", "0.0005") == 0
@@ -99,8 +103,11 @@ def test_every_family_keeps_its_files_and_computes_the_same(family, as_on_hub, m
         if FAMILIES[family].vision:
             from PIL import Image
 
+            shown = PICTURE
+            if family == "internvl":
+                shown = TEXT.replace("what", "<IMG_CONTEXT>\nwhat")
             drawn = [Image.fromarray(np.arange(64 * 96 * 3, dtype=np.uint8).reshape(64, 96, 3))]
-            assert torch.equal(one.logits(PICTURE, drawn, COMPLETION), other.logits(PICTURE, drawn, COMPLETION))
+            assert torch.equal(one.logits(shown, drawn, COMPLETION), other.logits(shown, drawn, COMPLETION))
     modes = {(out / name).stat().st_mode for name in new}
     assert len(modes) == 1  # whoever may read the config may read the weights
 

@@ -256,6 +256,8 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("sampler.group_size=8.5", "sampler.group_size should be a whole number, not 8.5"),
         ("sampler.name=vlm", "did you mean vllm?"),
         ("sampler.tensor_parallel_size=2", "does not divide 1 (cluster.ranks)"),
+        ("sampler.pipeline_parallel_size=2", "sampler.pipeline_parallel_size is 2, which does not divide 1"),
+        ("sampler={tensor_parallel_size: 2, pipeline_parallel_size: 2}", "sampler.pipeline_parallel_size is 4, which"),
         ("sampler.gpu_memory_utilization=0", "greater than 0"),
         ("cluster.name=ray", ""),
         ("cluster.ranks=2", "cluster.name: local is one rank"),
@@ -278,6 +280,9 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ),
         ("data.eval=rows", "data.eval should be a mapping such as {name: ...}, not 'rows'"),
         ("model={lora: {rank: 8}, freeze: [vision]}", "nothing to freeze"),
+        ("model={lora: {rank: 8}, quantize: nf4}", ""),
+        ("model.quantize=nf4", "model.lora is null, so there is nothing to train"),
+        ("model={lora: {rank: 8}, quantize: int8}", "model.quantize cannot be 'int8'"),
         ("model.gradient_checkpointing=yes", "should be true or false, not 'yes'"),
         ("model.freeze=[vision, projector, language]", "nothing to train"),
         ("model.freeze=[eyes]", "model.freeze.0 cannot be 'eyes'"),
@@ -337,6 +342,8 @@ def test_settings_of_an_evaluation_that_does_not_happen_are_refused(write) -> No
 def test_a_section_tells_its_own_contradictions_and_the_config_where_they_are_written(write) -> None:
     [found] = SamplerConfig(name="hf", engine={"dtype": "half"}).contradictions()
     assert found.keys == ("engine", "name")
+    [found] = SamplerConfig(name="hf", pipeline_parallel_size=2).contradictions()
+    assert found.keys == ("pipeline_parallel_size", "name")
     text = failure(write(BASE), "cluster.ranks=2")
     assert text.splitlines()[1].split() == ["where:", "override", "cluster.ranks=2"]
 

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, ImageOps
 
+from mmrl.data.grid import TileSizes
 from mmrl.data.images import FORMATS, ImageGrid, MediaStore, normalise, normalised_size
 from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.types import RawImage
@@ -91,6 +92,34 @@ def test_limits_without_room_for_any_image_are_refused() -> None:
         ImageGrid(28, 4000, 3136)
     with pytest.raises(DataError, match="further apart"):
         ImageGrid(28, 3136, 3136).size(112, 56)
+
+
+@pytest.mark.parametrize(("fewest", "most"), [(1, 1), (1, 5), (1, 12), (2, 12), (1, 20)])
+def test_the_tiles_are_those_that_transformers_cuts_also_out_of_the_stored_image(fewest: int, most: int) -> None:
+    from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
+
+    sizes, rng = TileSizes(448, fewest * 448**2, most * 448**2 + 1, 99), random.Random(most)
+    assert (sizes.fewest, sizes.most) == (fewest, most)
+    for _ in range(500):
+        width, height = int(2 ** rng.uniform(5, 12)), int(2 ** rng.uniform(5, 12))
+        width, height = sizes.size(width, height)
+        cut = get_optimal_tiled_canvas((height, width), (448, 448), fewest, most)
+        assert (width, height) == (448 * cut[0], 448 * cut[1])
+        assert fewest <= cut[0] * cut[1] <= most and sizes.size(width, height) == (width, height)
+        original = int(2 ** rng.uniform(5, 12)), int(2 ** rng.uniform(5, 12))
+        cut = get_optimal_tiled_canvas(original[::-1], (448, 448), fewest, most)
+        assert sizes.size(*original) == (448 * cut[0], 448 * cut[1])
+    # Three by three tiles would become four by four where there may be that many.
+    assert sizes.size(1000, 1000) == {1: (448, 448), 5: (896, 896), 12: (1344, 1344), 20: (1792, 1792)}[most]
+
+
+def test_tiles_that_fit_no_limits_are_refused() -> None:
+    for limits in ((3136, 448**2 - 1, 12), (2 * 448**2, 448**2, 12), (13 * 448**2, 20 * 448**2, 12)):
+        with pytest.raises(ConfigError, match="in tiles of 448"):
+            TileSizes(448, *limits)
+    assert TileSizes(448, 3136, 20 * 448**2, 12).most == 12
+    with pytest.raises(DataError, match="too narrow"):
+        TileSizes(448, 3136, 448**2, 12).size(1, 40)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

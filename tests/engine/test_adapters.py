@@ -116,6 +116,7 @@ def plain_with(plain: Any, folder: str, weights: dict[str, torch.Tensor]) -> Any
         ("qwen2_5_vl", ["q_proj", "layers.1.mlp.*"], 5),
         ("qwen2_5_vl", ["visual.blocks.0.attn.qkv", "qkv"], 2),
         ("qwen3_vl", ["projector"], 4),
+        ("internvl", ["vision", "projector"], 14),
         ("llama", ["language"], 14),
         ("qwen3", ["model.layers.*.self_attn.?_proj"], 8),
     ],

@@ -35,7 +35,8 @@ PROMPTED = [
 """Two prompts with completions, one of them empty, and a sequence of its own."""
 LAYOUTS = {"alone": ALONE, "prompted": PROMPTED}
 HEADS = [(4, 2), (4, 4), (6, 1)]
-VISION = [name for name, family in FAMILIES.items() if family.vision]
+VISION = [name for name, family in FAMILIES.items() if family.images is not None and family.images.packed_tower]
+"""Families whose towers take all images as one sequence; the others need no attention of ours."""
 TOWER_LAYERS = 2
 
 

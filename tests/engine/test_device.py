@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -102,8 +103,9 @@ def test_devices_backends_and_attention():
 def test_vllm_reads_the_model_runner_that_its_logits_processor_is_for(kind, runner, value, monkeypatch):
     from vllm import envs
 
-    assert device.model_runner(kind) == runner
-    assert device.returns_experts(kind) == (kind == "cuda")
+    assert device.model_runner(kind) == runner and device.model_runner(kind, 2) == 1
+    assert device.returns_experts(kind) == (kind == "cuda") and not device.returns_experts(kind, 2)
+    assert device.environment(kind, 2)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_ALLREDUCE_USE_FLASHINFER", "VLLM_ALLREDUCE_USE_SYMM_MEM"):
         monkeypatch.delenv(name, raising=False)
     for name, setting in device.environment(kind).items():
@@ -133,7 +135,7 @@ def test_vllm_accepts_the_arguments_by_name(kind, family, bench):
     from vllm import EngineArgs
 
     own = {"max_num_seqs": 7, "compilation_config": {"max_cudagraph_capture_size": 64}}
-    config = SamplerConfig(engine=own, gpu_memory_utilization=0.3, tensor_parallel_size=2)
+    config = SamplerConfig(engine=own, gpu_memory_utilization=0.3, tensor_parallel_size=2, pipeline_parallel_size=3)
     folder = bench(family).folder
     sizes = {"max_images": 3, "max_tokens": 999, "num_sequences": 640}
     arguments = engine_arguments(folder, config, kind, dtype="bfloat16", **sizes, seed=2**40 + 5)
@@ -141,6 +143,7 @@ def test_vllm_accepts_the_arguments_by_name(kind, family, bench):
     assert built.max_model_len == 999 and built.seed == 5 and built.max_num_seqs == 7
     assert built.generation_config == "vllm" and built.logprobs_mode == "processed_logprobs"
     assert built.tensor_parallel_size == 2 and built.distributed_executor_backend == "external_launcher"
+    assert built.pipeline_parallel_size == 3 and built.async_scheduling is (False if kind == "cuda" else None)
     assert built.enforce_eager == (kind == "cpu")
     assert built.enable_sleep_mode == built.disable_custom_all_reduce == (kind == "cuda")
     assert (built.gpu_memory_utilization == 0.3) == (kind == "cuda")
@@ -242,6 +245,34 @@ def test_with_the_settings_for_cuda_steps_too_small_for_bfloat16_are_not_lost(st
     torch.testing.assert_close(step, torch.full((8, 8), -3e-6), atol=1e-7, rtol=0)
 
 
+OVERLAP = {"zero_optimization": {"overlap_comm": True}}
+
+
+def test_a_gradient_that_would_be_freed_while_it_is_reduced_is_refused():
+    """DeepSpeed does not guard it at stage 2 on a GPU; the bucket has 100 million elements."""
+
+    def check(kind: Any, largest: int, **changes: Any) -> None:
+        settings = device.learner_config(kind, **LEARNER | {"zero_stage": 2, "overrides": OVERLAP} | changes)
+        device.check_overlap(kind, settings, largest)
+
+    with pytest.raises(ConfigError, match=r"free a gradient of 100,000,001 elements .* buckets have 100,000,000"):
+        check("cuda", 10**8 + 1)
+    check("cuda", 10**8)
+    check("cpu", 10**9)
+    for safe in ({"zero_stage": 1}, {"zero_stage": 3}, {"overrides": {}}, {"offload": "optimizer"}):
+        check("cuda", 10**9, **safe)
+
+
+def test_only_a_gpus_learner_is_compiled_and_only_if_it_is_asked_for():
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    wish = {"compile": {"deepcompile": True}}
+    settings = device.learner_config("cuda", **LEARNER | {"overrides": wish})
+    assert DeepSpeedConfig(settings).compile_config.deepcompile
+    assert device.compiles("cuda", settings) and not device.compiles("cpu", settings)
+    assert not device.compiles("cuda", device.learner_config("cuda", **LEARNER))
+
+
 def test_the_learners_own_decisions_are_no_setting_of_the_user():
     decided = device.learner_config("cuda", **LEARNER).keys()
     assert decided - device.LEARNER_KEYS == {
@@ -311,3 +342,9 @@ def test_a_plan_allows_memory_for_what_is_no_tensor_on_cuda_alone(monkeypatch):
     assert device.ASLEEP_BYTES["cuda"] <= device.SAMPLER_BYTES["cuda"]
     monkeypatch.setattr(device, "free_memory_bytes", lambda kind: None if kind == "cpu" else (7, 9))
     assert [device.total_memory_bytes(kind) for kind in ("cpu", "cuda")] == [None, 9]
+
+
+@pytest.mark.parametrize(("kind", "spec", "lacks"), [("cuda", None, True), ("cuda", "x", False), ("cpu", None, False)])
+def test_a_gpu_without_flash_linear_attention_lacks_kernels_for_states(kind, spec, lacks, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", {"fla": spec}.get)
+    assert device.lacks_state_kernels(kind) == lacks

@@ -12,9 +12,11 @@ from mmrl.engine.family import FAMILIES
 from mmrl.errors import DataError
 from mmrl.types import Message, Prompt
 
+VISION = [name for name, family in FAMILIES.items() if family.vision]
+
 
 @pytest.mark.parametrize("as_on_hub", [False, True], ids=["", "as on the hub"])
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", VISION)
 def test_prompts_are_encoded_as_the_models_own_processor_does(family, as_on_hub, bench):
     setting = bench(family, as_on_hub)
     for prompt in setting.prompts:
@@ -33,15 +35,19 @@ def test_a_first_token_that_template_and_tokenizer_both_write_comes_once(bench):
     assert setting.prompts[0].token_ids[0] == first
 
 
-def test_unexpanded_is_the_inverse_of_expansion(vision):
-    for prompt in vision.prompts:
-        expected = vision.folder.tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
-        assert unexpanded(prompt, vision.folder) == expected
+@pytest.mark.parametrize("family", VISION)
+def test_unexpanded_is_the_inverse_of_expansion(family, bench):
+    setting = bench(family)
+    for prompt in setting.prompts:
+        expected = setting.folder.tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
+        assert unexpanded(prompt, setting.folder) == expected
 
 
-def test_the_length_is_known_without_the_pixels(vision, picture):
+@pytest.mark.parametrize("family", VISION)
+def test_the_length_is_known_without_the_pixels(family, bench, picture):
+    encoder = bench(family).encoder
     row = Prompt("row", (Message("user", "a <image> b <image>"),), (picture(60, 90), picture(300, 200)))
-    assert vision.encoder.num_tokens(row) == len(vision.encoder.encode(row).token_ids)
+    assert encoder.num_tokens(row) == len(encoder.encode(row).token_ids)
 
 
 def test_measuring_looks_at_no_pixel_and_encoding_at_every_one(vision, picture):
@@ -125,6 +131,8 @@ def test_ordinary_text_stays_as_it_is(family, bench):
     setting = bench(family)
     text = "a < b | <b>bold</b> <think> </think> <|not a token|> < |im_end| > {{ 7*7 }} {% raw %} \u200b <video>"
     text = text if setting.folder.family.vision else text + " <image>"  # which opens nothing in a text model
+    if "<video>" in setting.folder.tokenizer.get_vocab():  # a special token here
+        text = text.replace("<video>", "")
     prompt = encoded(setting, text)
     assert text in prompt.text
     assert text in setting.folder.tokenizer.decode(prompt.token_ids)

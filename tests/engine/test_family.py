@@ -12,17 +12,29 @@ from mmrl.engine.policy import load_policy
 from mmrl.engine.vocabulary import Vocabulary
 from mmrl.errors import ConfigError
 
+QWEN = [
+    ("model.visual.blocks.0.attn.qkv.weight", "vision"),
+    ("model.visual.patch_embed.proj.weight", "vision"),
+    ("model.visual.merger.mlp.0.weight", "projector"),
+]
+INTERN = [
+    ("model.vision_tower.encoder.layer.0.lambda_1", "vision"),
+    ("model.multi_modal_projector.linear_1.weight", "projector"),
+]
+LANGUAGE = [
+    ("model.language_model.layers.0.mlp.up_proj.weight", "language"),
+    ("model.language_model.embed_tokens.weight", "language"),
+    ("lm_head.weight", "language"),
+]
 
-@pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.vision])
+
 @pytest.mark.parametrize(
-    ("parameter", "part"),
+    ("family", "parameter", "part"),
     [
-        ("model.visual.blocks.0.attn.qkv.weight", "vision"),
-        ("model.visual.patch_embed.proj.weight", "vision"),
-        ("model.visual.merger.mlp.0.weight", "projector"),
-        ("model.language_model.layers.0.mlp.up_proj.weight", "language"),
-        ("model.language_model.embed_tokens.weight", "language"),
-        ("lm_head.weight", "language"),
+        (name, *case)
+        for name, family in FAMILIES.items()
+        if family.vision
+        for case in (INTERN if name == "internvl" else QWEN) + LANGUAGE
     ],
 )
 def test_a_parameter_belongs_to_one_part(family, parameter, part):

@@ -17,6 +17,7 @@ from mmrl.engine_api import SamplingRequest
 from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
 from mmrl.types import Rollout, TrainingRow
+from tests.conftest import tower_passes
 from tests.proofs import families
 
 TEMPERATURE = 0.8
@@ -94,23 +95,18 @@ def test_after_an_update_it_agrees_with_the_learner_and_plain_transformers(famil
 def test_a_prompt_goes_through_the_model_once_for_its_group_whatever_came_before(family, sampling, monkeypatch):
     one = sampling(family)
     alone = tokens(one(0))
-    model, tower = one.sampler._model, one.sampler._model.base_model.visual
+    model = one.sampler._model
     rows: list[tuple[int, int]] = []
-    images: list[int] = []
-    hooks = [
-        model.base_model.language_model.register_forward_pre_hook(
-            lambda _, args, kwargs: rows.append(tuple(kwargs["inputs_embeds"].shape[:2])), with_kwargs=True
-        ),
-        tower.register_forward_pre_hook(
-            lambda _, args, kwargs: images.append(len(kwargs["grid_thw"])), with_kwargs=True
-        ),
-    ]
-    first = tokens(one(2))
-    for hook in hooks:
-        hook.remove()
-    length = len(one.bench.prompts[2].token_ids)
+    hook = model.base_model.language_model.register_forward_pre_hook(
+        lambda _, args, kwargs: rows.append(tuple(kwargs["inputs_embeds"].shape[:2])), with_kwargs=True
+    )
+    passes = tower_passes(model, one.bench.folder.family)
+    first, seen = tokens(one(2)), [*passes]
+    hook.remove()
+    prompt, pixels = one.bench.prompts[2], ImageInputs(one.bench.folder, one.bench.media)
+    length = len(prompt.token_ids)
     assert rows[:2] == [(1, length - 1), (4, 1)] and set(rows[1:]) == {(4, 1)}
-    assert images == [2]
+    assert len(prompt.images) == 2 and seen == [sum(len(pixels(ref)[0]) for ref in prompt.images)]
     assert tokens(one(0)) == alone  # the images' positions are not those of the next prompt
     assert tokens(one(2)) == first
 

@@ -26,7 +26,6 @@ from safetensors.torch import load_file, save_file
 from mmrl.cluster.process import host_meeting
 from mmrl.config.sections import Config
 from mmrl.engine import device, weights
-from mmrl.engine.family import FAMILIES
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.learner_state import _Piece
 from mmrl.engine.optimizer_state import OptimizerState
@@ -39,6 +38,7 @@ from mmrl.ops.objective import training_rows
 from mmrl.system import failpoints
 from mmrl.types import TrainingRow
 from mmrl_algorithms.grpo import GRPO
+from tests.proofs import families
 
 FULL, SLOW = pytest.mark.full, pytest.mark.slow
 LENGTHS = (4, 19, 7, 3, 11, 24, 6)
@@ -332,6 +332,22 @@ def test_two_ranks_write_their_parts_in_bounded_files_and_one_rank_goes_on_and_b
 
 
 @pytest.mark.full
+def test_gradients_that_are_reduced_beside_the_backward_pass_are_the_same(two_ranks, vision, tmp_path):
+    """Two steps on two ranks, each of two micro-batches; buckets are smaller than some weights."""
+    buckets = {"reduce_bucket_size": 6000, "allgather_bucket_size": 6000, "stage3_param_persistence_threshold": 0}
+    jobs = []
+    for stage, overlaps in itertools.product((1, 2, 3), (False, True)):
+        learner = {"zero_stage": stage, "deepspeed": {"zero_optimization": buckets | {"overlap_comm": overlaps}}}
+        config = vision.config(learner=LEARNER | learner | {"tokens_per_microbatch": 60})
+        jobs.append(Job(config, None, tmp_path / f"{stage}{overlaps}", (2, 0)))
+    for told in two_ranks(jobs):
+        for one, other in zip(told[::2], told[1::2], strict=True):
+            assert_same(one.shots[1], other.shots[1])
+            before, after = (one.shots[i].tensors for i in (0, 1))
+            assert not all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+@pytest.mark.full
 def test_ranks_wait_for_a_disk_that_is_slower_than_the_patience_of_deepspeeds_group(two_ranks, vision, tmp_path):
     """Rank 1's disk takes 6 s for each of its files, and that group's collectives may take 2 s."""
     config = vision.config(learner=LEARNER | {"zero_stage": 3})
@@ -439,7 +455,7 @@ def test_out_of_memory_with_one_long_sample_is_an_error_at_once(start, rows):
 
 
 @pytest.mark.parametrize("as_on_hub", [False, True], ids=["", "as on the hub"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 def test_shards_have_the_names_that_save_pretrained_gives(family, as_on_hub, bench, tmp_path, monkeypatch):
     folder = bench(family, as_on_hub).folder
     policy = load_policy(folder, "cpu", "float32", freeze=(), temperature=1.0)

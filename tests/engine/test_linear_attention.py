@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -130,3 +131,29 @@ def test_nothing_leaks_from_a_sample_to_the_next_one_as_it_does_in_transformers_
     ours = PackedDeltaNet(layer)(row, layout=layout)[:, 9:]
     assert (leaking - alone).abs().max() > 1e-2 * alone.abs().max()
     np.testing.assert_allclose(ours.detach(), alone.detach(), atol=1e-6)
+
+
+@pytest.mark.full
+def test_in_bfloat16_vllm_and_the_learner_agree_as_far_as_it_goes_after_an_update(models, warm_mmrl, picture, tmp_path):
+    (tmp_path / "0.png").write_bytes(picture(64, 64).data)
+    (tmp_path / "reward.py").write_text(
+        "def spread(rollouts):\n    return [float(r.token_ids.sum()) for r in rollouts]\n"
+    )
+    problems = [("<image>What digit is this?", ["0.png"]), ("what is 3+4?", []), ("and 5+6" * 40, [])]
+    rows = [{"problem": text, "images": images, "answer": "7"} for text, images in problems]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = {
+        "model": {"path": str(models("qwen3_5", True)), "dtype": "bfloat16"},
+        "data": {"train": {"name": "table", "path": str(tmp_path / "rows.jsonl")}, "max_prompt_tokens": 400},
+        "rewards": [{"name": f"{tmp_path / 'reward.py'}:spread"}],
+        "algorithm": {"name": "grpo"},
+        "sampler": {"group_size": 4, "max_new_tokens": 12},
+        "learner": {"lr": 1e-3},
+        "trainer": {"steps": 2, "prompts_per_step": 3, "run_dir": str(tmp_path / "run")},
+    }
+    (tmp_path / "run.yaml").write_text(json.dumps(config))
+    done = warm_mmrl("train", tmp_path / "run.yaml")
+    assert done.returncode == 0, done.stderr
+    steps = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()][1:]
+    assert len(steps) == 2
+    assert all(step["mismatch/logprob_abs_mean"] < 0.003 for step in steps)

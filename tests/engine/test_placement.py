@@ -21,10 +21,10 @@ from safetensors.torch import load_file, save_file
 from mmrl.cluster.process import host_meeting
 from mmrl.config.sections import LoraConfig
 from mmrl.engine import device, placement
-from mmrl.engine.family import FAMILIES
 from mmrl.engine.placement import HostWeights
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.tiny_model import write_model
+from tests.proofs import families
 
 KL = {"kl": {"coef": 0.1}}
 
@@ -42,7 +42,7 @@ def facts(policy: Policy) -> list[Any]:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("as_on_hub", [False, True], ids=["", "as on the hub"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families())
 def test_a_policy_without_weights_is_the_same_in_all_else(family, as_on_hub, dtype, bench):
     folder, state = bench(family, as_on_hub).folder, torch.get_rng_state()
     read, empty = (

@@ -21,6 +21,7 @@ from mmrl.engine.vision import ImageInputs, idle_sample
 from mmrl.errors import ConfigError
 from mmrl.ops.packing import Span
 from mmrl.types import Message, Prompt
+from tests.conftest import tower_passes
 from tests.proofs import families
 
 LENGTHS = (5, 17, 9, 1, 12, 6, 21)
@@ -89,8 +90,9 @@ def test_an_idle_sample_runs_the_vision_tower_for_nothing(family, build, plain):
     (logprobs_T.sum() + 0.0 * idle_T.sum()).backward()
     expected = plain(setting.folder.path).logprobs(sample, setting.media)
     np.testing.assert_allclose(logprobs_T.detach(), expected.detach(), atol=1e-5)
-    tower = {name: gradient for name, gradient in gradients(policy.model).items() if ".visual." in name}
-    assert tower.keys() == {name for name, _ in policy.model.named_parameters() if ".visual." in name}
+    part_of = setting.folder.family.part_of
+    tower = {name: each for name, each in gradients(policy.model).items() if part_of(name) != "language"}
+    assert tower.keys() == {name for name, _ in policy.model.named_parameters() if part_of(name) != "language"}
     assert not any(gradient.any() for gradient in tower.values())  # present, as ranks wait for it, and zero
 
 
@@ -129,11 +131,10 @@ def test_prompts_that_show_the_same_image_share_its_features(family, build, plai
     prompts = [Prompt(text, (Message("user", text),), images) for text, images in asked]
     encoded = [setting.encoder.encode(prompt) for prompt in prompts]
     samples = [replace(sample, prompt=encoded[i % 3]) for i, sample in enumerate(setting.samples(LENGTHS))]
-    grids: list[int] = []
-    tower = policy.model.base_model.visual
-    tower.register_forward_pre_hook(lambda _, args, options: grids.append(len(options["grid_thw"])), with_kwargs=True)
+    passes, pixels = tower_passes(policy.model, setting.folder.family), ImageInputs(setting.folder, setting.media)
     logprobs_T, _ = policy(collate(samples))
-    assert grids == [2]
+    different = {ref.hash: len(pixels(ref)[0]) for prompt in encoded for ref in prompt.images}
+    assert len(different) == 2 and passes == [sum(different.values())]
     logprobs_T.square().sum().backward()
     reference = plain(setting.folder.path)
     expected_T = torch.cat([reference.logprobs(sample, setting.media) for sample in samples])

@@ -148,7 +148,8 @@ class Recording:
         assert {p.dtype for p in model_parameters} == {next(model.parameters()).dtype}
         self.deepspeed_config = config
         self.log.append("DeepSpeed is built")
-        return SimpleNamespace(device=torch.device("cpu")), None
+        engine = SimpleNamespace(device=torch.device("cpu"), compile=lambda: self.log.append("DeepSpeed compiles"))
+        return engine, None
 
     def _read(self, *arguments: Any, **options: Any) -> Policy:
         self.log.append("a model is read")
@@ -332,6 +333,13 @@ def test_the_record_holds_what_a_gpu_was_asked_for(recording):
     assert learner == recording.deepspeed_config
     assert learner["bf16"] == {"enabled": True} and learner["zero_optimization"]["stage"] == 3
     assert learner["data_types"] == {"grad_accum_dtype": "fp32"}
+
+
+def test_a_learner_is_compiled_if_it_is_asked_for(recording, monkeypatch):
+    monkeypatch.setattr(device, "compiles", lambda kind, settings: settings["compile"]["deepcompile"])
+    for wish in (False, True):
+        recording.engine("cuda", learner={"deepspeed": {"compile": {"deepcompile": wish}}})
+        assert ("DeepSpeed compiles" in recording.since()) == wish
 
 
 def test_vllm_is_asked_for_nothing_that_only_a_cpu_needs(recording):

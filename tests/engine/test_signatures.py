@@ -42,7 +42,7 @@ OLDEST = {
     "transformers:PreTrainedModel.set_attn_implementation": "attn_implementation allow_all_kernels",
     "transformers:PreTrainedModel.gradient_checkpointing_enable": "gradient_checkpointing_kwargs "
     "every_n_layers offload",
-    "transformers.cache_utils:Cache.batch_repeat_interleave": "repeats",
+    "transformers.cache_utils:Cache.reorder_cache": "beam_idx",
     "transformers.vision_utils:get_vision_cu_seqlens": "grid_thw merge_temporal kwargs",
     "transformers.vision_utils:get_vision_position_ids": "grid_thw spatial_merge_size include_temporal kwargs",
     "transformers.vision_utils:get_vision_window_index": "grid_thw spatial_merge_size window_size patch_size kwargs",
@@ -57,7 +57,11 @@ FORWARDS = {
     "qwen2_vl": f"{FORWARD} {IMAGES} mm_encoder_outputs",
     "qwen2_5_vl": f"{FORWARD} {IMAGES} second_per_grid_ts mm_encoder_outputs",
     "qwen3_vl": f"{FORWARD} {IMAGES} mm_encoder_outputs",  # use_cache goes on to its language model, which names it
+    "internvl": "input_ids pixel_values attention_mask position_ids past_key_values inputs_embeds "
+    "vision_feature_layer vision_feature_select_strategy mm_encoder_outputs",
     "qwen3_vl_moe": f"{FORWARD} {IMAGES} mm_encoder_outputs",
+    "qwen3_5": f"{FORWARD} {IMAGES} mm_encoder_outputs",
+    "qwen3_5_text": FORWARD,
     "qwen2": FORWARD,
     "qwen3": FORWARD,
     "qwen3_moe": FORWARD,
@@ -70,7 +74,9 @@ TOWER = {
         "cu_seqlens", "max_seqlen", "position_ids", "window_index", "cu_window_seqlens", "max_window_seqlen"
     },
     "qwen3_vl": {"cu_seqlens", "max_seqlen", "position_ids", "interp_indices", "interp_weights"},
+    "internvl": set(),
     "qwen3_vl_moe": {"cu_seqlens", "max_seqlen", "position_ids", "interp_indices", "interp_weights"},
+    "qwen3_5": {"cu_seqlens", "max_seqlen", "position_ids", "interp_indices", "interp_weights"},
 }  # fmt: skip
 """What the towers take out of their further keyword arguments."""
 
@@ -112,6 +118,8 @@ def test_a_rows_inputs_are_named_by_the_oldest_allowed_models_and_the_installed_
     if family not in TOWER:
         return
     assert inputs.images is not None and inputs.images.derived.keys() == TOWER[family]
+    if not TOWER[family]:
+        return
     unread: list[set[str]] = []
     body.visual.blocks[0].register_forward_pre_hook(lambda _, args, more: unread.append({*more}), with_kwargs=True)
     policy(inputs)

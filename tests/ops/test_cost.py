@@ -26,6 +26,8 @@ from tests.proofs import families
 
 GRIDS = ((1, 4, 6), (1, 18, 10))
 """One image smaller than a window of 8 patches, one of whole windows and parts of them."""
+TILES = ((1, 4, 4), (3, 4, 4))
+"""An image of one tile, and one of two with its small copy."""
 PREDICTED = 7
 
 
@@ -35,10 +37,10 @@ class Counted:
     tokens: int
     forward: int
     backward: int
+    images: tuple[tuple[int, int, int], ...]
 
     def work(self, pairs: int) -> Work:
-        images = GRIDS if self.shape.tower else ()
-        return self.shape.work(tokens=self.tokens, pairs=pairs, predicted=PREDICTED, images=images)
+        return self.shape.work(tokens=self.tokens, pairs=pairs, predicted=PREDICTED, images=self.images)
 
 
 @pytest.fixture
@@ -54,6 +56,7 @@ def run(models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callabl
 
         config = AutoConfig.from_pretrained(models(family))
         vision = FAMILIES[family].vision
+        images = (TILES if family == "internvl" else GRIDS) if vision else ()
         # The fused kernel of a CPU is not counted; plain products are, those above the diagonal included.
         model = (AutoModelForImageTextToText if vision else AutoModelForCausalLM).from_pretrained(
             models(family), attn_implementation="eager", experts_implementation="eager"
@@ -64,7 +67,7 @@ def run(models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callabl
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.disable_input_require_grads()
         model.train()
-        inputs = _inputs(config, vision)
+        inputs = _inputs(config, images)
         if (linear := model_shape(config).linear) is not None:
             # The counter would see a kernel's own operations, and not those that are needed.
             for layer in model.modules():
@@ -76,7 +79,8 @@ def run(models: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callabl
         with FlopCounterMode(display=False) as backward:
             loss.backward()
         tokens = inputs["input_ids"].shape[1]
-        return Counted(model_shape(config), tokens, forward.get_total_flops(), backward.get_total_flops())
+        counts = forward.get_total_flops(), backward.get_total_flops()
+        return Counted(model_shape(config), tokens, *counts, images)
 
     return counted
 
@@ -95,21 +99,23 @@ class _Projections(torch.nn.Module):
         return layer.out_proj(gate * sum(each.sum(-1, keepdim=True) for each in projected))
 
 
-def _inputs(config: Any, vision: bool) -> dict[str, Any]:
+def _inputs(config: Any, grids: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
     torch.manual_seed(0)
     text = torch.randint(20, 200, (1, 30))
-    if not vision:
+    if not grids:
         return {"input_ids": text}
-    merged = [height * width // 4 for _, height, width in GRIDS]
+    merged = [frames * height * width // 4 for frames, height, width in grids]
     images = torch.cat(
         [torch.cat([torch.full((1, n), config.image_token_id), text[:, i : i + 1]], 1) for i, n in enumerate(merged)], 1
     )
     ids = torch.cat([text[:, :5], images, text[:, 5:]], 1)
-    patches = sum(height * width for _, height, width in GRIDS)
+    if grids is TILES:
+        return {"input_ids": ids, "pixel_values": torch.randn(sum(frames for frames, *_ in grids), 3, 56, 56)}
+    patches = sum(height * width for _, height, width in grids)
     return {
         "input_ids": ids,
         "pixel_values": torch.randn(patches, 3 * 2 * 14 * 14),
-        "image_grid_thw": torch.tensor(GRIDS),
+        "image_grid_thw": torch.tensor(grids),
         "mm_token_type_ids": (ids == config.image_token_id).int(),
     }
 
@@ -156,7 +162,7 @@ def test_causality_saves_the_pairs_above_the_diagonal_and_nothing_else(
 
 
 @pytest.mark.parametrize("freeze", [(), ("vision", "projector"), ("vision",)], ids=str)
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "internvl", "qwen3", "qwen3_moe"])
 def test_checkpointing_recomputes_what_is_told_apart(
     run: Callable[..., Counted], family: str, freeze: tuple[str, ...]
 ) -> None:

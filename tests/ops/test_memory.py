@@ -86,6 +86,17 @@ def test_what_is_gathered_is_what_is_used_again_soon_and_the_largest_weight():
     assert states(9 * M, 0, width=2, zero=Zero(3, 1, reuse=M), largest=3 * M).gathered == 0
 
 
+def test_weights_in_4_bits_take_half_a_byte_and_their_scales():
+    zeros = [Zero(1, 1, reduce_bucket=0), Zero(3, 2, "parameters", reduce_bucket=0)]
+    alone, away = (states(M, 101 * M, width=2, zero=zero, quantized=100 * M) for zero in zeros)
+    in_4_bits = 50 * M + 100 * M // 64 + 100 * M // 64 // 256 * 4
+    assert alone.weights == pytest.approx(2 * M * 2 + in_4_bits, abs=8)
+    assert alone.optimizer == 8 * M and alone.master == 4 * M
+    assert away.weights == 0 and away.gathered == pytest.approx(alone.weights)  # whole, while it is used
+    none = states(M, 101 * M, width=2, zero=zeros[1])
+    assert none.host - away.host == pytest.approx((200 * M - in_4_bits) / 2, abs=8)
+
+
 @pytest.mark.parametrize(
     ("stage", "place", "offloads", "expected"),
     [
@@ -170,6 +181,9 @@ def test_a_cached_token_has_keys_and_values_of_each_layer_and_no_head_is_split(m
 
     shape = model_shape(AutoConfig.from_pretrained(models("qwen2")))
     whole = 2 * shape.layers * 2 * shape.head_size * 2
+    assert cache_bytes_per_token(shape, width=2, pipeline_parallel=shape.layers) * shape.layers == (
+        cache_bytes_per_token(shape, width=2)
+    )
     assert [cache_bytes_per_token(shape, width=2, tensor_parallel=n) for n in (1, 2, 4)] == [
         whole,
         whole // 2,

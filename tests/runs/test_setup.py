@@ -105,10 +105,22 @@ def test_plugins_warn_of_a_run_that_they_know(plan):
 @pytest.mark.parametrize("asked", ["auto", "off"])
 @pytest.mark.parametrize("can", [True, False])
 def test_a_model_that_cannot_share_a_prompt_is_told_of(plan, asked, can):
+    from transformers import LlamaConfig
+
     made = plan(learner={"share_prefix": asked})
-    made.folder = SimpleNamespace(family=replace(FAMILIES["llama"], shares_prefix=can))
+    made.folder = SimpleNamespace(family=replace(FAMILIES["llama"], shares_prefix=can), config=LlamaConfig())
     told = ["learner.share_prefix: models of type llama cannot share a prompt: each completion is packed with its own"]
     assert made.model_warnings == (told if asked == "auto" and not can else [])
+
+
+def test_linear_attention_in_plain_torch_on_a_gpu_is_told_of(plan, monkeypatch):
+    from transformers import Qwen3_5TextConfig
+
+    made = plan()
+    made.folder = SimpleNamespace(family=FAMILIES["qwen3_5_text"], config=Qwen3_5TextConfig(num_hidden_layers=4))
+    assert made.model_warnings == []
+    monkeypatch.setattr("mmrl.engine.device.lacks_state_kernels", lambda kind: True)
+    assert ["pip install flash-linear-attention" in warning for warning in made.model_warnings] == [True]
 
 
 def test_every_plugin_that_refuses_the_run_is_named_with_its_key(plan):
@@ -256,6 +268,13 @@ def test_a_dense_model_is_asked_nothing_about_experts(setting, config_file, caps
     assert main(["check", config_file, setting]) == 2
     error = capsys.readouterr().err
     assert "a model of type qwen2 has no experts" in error and setting.partition("=")[0] in error
+
+
+def test_more_stages_of_the_sampler_than_the_model_has_layers_are_refused(config_file, capsys):
+    sizes = ["sampler.pipeline_parallel_size=3", "cluster.name=ray", "cluster.ranks=6"]
+    assert main(["check", config_file, *sizes]) == 2
+    error = capsys.readouterr().err
+    assert "layers cannot be divided into 3 parts: the model has 2" in error and "1 to 2" in error
 
 
 def test_a_gpu_too_small_for_any_setting_is_refused_before_an_engine_starts(config_file, capsys, monkeypatch):

@@ -76,6 +76,8 @@ class _Examination:
             line = f"{folder.family.model_type}, {folder.vocabulary.size} token ids"
             if (adapters := self.setup.num_adapter_weights) is not None:
                 line += f", adapters of {adapters} parameters"
+            if quantize := config.model.quantize:
+                line += f"; the learner keeps the language model's linear layers in 4 bits ({quantize})"
             self.report.add("model", folder.family.model_type, [line])
             self._limits()
             for part in (partial(self._dataset, "train"), partial(self._dataset, "eval"), self._both):

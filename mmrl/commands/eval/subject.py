@@ -46,7 +46,8 @@ class Subject:
     @property
     def overrides(self) -> list[str]:
         """Command-line words that make a config one of this model."""
-        return [f"model.path={json.dumps(self.model)}", "model.revision=null", "model.freeze=[]", "model.lora=null"]
+        nothing = ("model.revision=null", "model.freeze=[]", "model.lora=null", "model.quantize=null")
+        return [f"model.path={json.dumps(self.model)}", *nothing]
 
     @contextmanager
     def explaining(self, overrides: Sequence[str | Located] = ()) -> Iterator[None]:

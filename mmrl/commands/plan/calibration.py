@@ -84,7 +84,7 @@ def calibrate(config: Config, setup: RunSetup) -> Measured:
     alone = config.model_copy(
         update={
             "cluster": ClusterConfig(),
-            "sampler": config.sampler.model_copy(update={"tensor_parallel_size": 1}),
+            "sampler": config.sampler.model_copy(update={"tensor_parallel_size": 1, "pipeline_parallel_size": 1}),
         }
     )
     count = min(PROMPTS, -(-config.trainer.prompts_per_step // config.cluster.ranks))

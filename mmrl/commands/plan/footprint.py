@@ -11,6 +11,7 @@ from mmrl.engine import device
 from mmrl.engine.counting import training_of
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.shape import model_shape
+from mmrl.engine.sizes import quantized_sizes
 from mmrl.interfaces import Algorithm
 from mmrl.ops.cost import Work
 from mmrl.ops.memory import (
@@ -30,7 +31,12 @@ PHASES = {
     "step": "the optimizer step",
 }
 """Names of the phases."""
-KINDS = {"master": "float32 copies", "sampler": "the sampler's share", "runtime": "CUDA and sleeping sampler"}
+KINDS = {
+    "master": "float32 copies",
+    "sampler": "the sampler's share",
+    "runtime": "CUDA and sleeping sampler",
+    "unpacked": "a weight out of its 4 bits",
+}
 """Names of kinds of bytes whose keys say too little."""
 
 
@@ -43,6 +49,7 @@ class PlannedModel:
     Attributes:
         trained: Parameters with a gradient.
         frozen: Parameters without one.
+        quantized: Those of them that are kept in 4 bits.
         width: Bytes of a weight.
     """
 
@@ -57,6 +64,7 @@ class PlannedModel:
         self.shape, self.kind = model_shape(folder.config), kind
         self.trained = sum(trained for trained, _ in sizes.values())
         self.frozen = sum(frozen for _, frozen in sizes.values())
+        self.quantized, self._unpacked = quantized_sizes(folder) if config.model.quantize else (0, 0)
         self.training = training_of({part: n for part, (n, _) in sizes.items()}, adapted=config.model.lora is not None)
         self.precision = device.precision(kind, config.model.dtype)
         self.width = 2 if self.precision == "bfloat16" else 4
@@ -65,11 +73,40 @@ class PlannedModel:
         self.sampled_weights = (
             self.frozen if config.model.lora is not None else self.trained + self.frozen
         ) * self.width
+        outside = sum(trained + frozen for part, (trained, frozen) in sizes.items() if part != "language")
+        self._first_stage = min((outside + self.largest) * self.width, self.sampled_weights)
 
     @property
     def largest(self) -> int:
         """Parameters of the largest weight."""
         return self.shape.largest_weight
+
+    def sampler_weights(self, config: Config) -> int:
+        """Bytes of the sampler's weights on a rank of a pipeline's first stage, which has tower and embedding too."""
+        sampler = config.sampler
+        layers = -(-(self.sampled_weights - self._first_stage) // sampler.pipeline_parallel_size)
+        return (self._first_stage + layers) // sampler.tensor_parallel_size
+
+    def cache_bytes_per_token(self, config: Config) -> int:
+        """Bytes of a token's keys and values on one of the ranks that sample together."""
+        sampler = config.sampler
+        return cache_bytes_per_token(
+            self.shape,
+            width=self.width,
+            tensor_parallel=sampler.tensor_parallel_size,
+            pipeline_parallel=sampler.pipeline_parallel_size,
+        )
+
+    def sequence_bytes(self, config: Config, tokens: int) -> int:
+        """Bytes of a sequence of so many tokens there."""
+        sampler = config.sampler
+        states = cache_bytes_per_sequence(
+            self.shape,
+            width=self.width,
+            tensor_parallel=sampler.tensor_parallel_size,
+            pipeline_parallel=sampler.pipeline_parallel_size,
+        )
+        return tokens * self.cache_bytes_per_token(config) + states
 
     def states(self, config: Config) -> States:
         """States of one rank."""
@@ -91,6 +128,7 @@ class PlannedModel:
             zero=Zero.of(settings, config.cluster.ranks),
             largest=self.largest,
             reference=device.reference_place(self.kind, learner.zero_stage) if self.has_reference else None,
+            quantized=self.quantized,
         )
 
     def _logits(self, row: Work) -> int:
@@ -124,12 +162,10 @@ class PlannedModel:
             rows: Micro-batches of all ranks, or the largest ones.
             longest: Tokens of the longest prompt and completion.
         """
-        checkpointing, tensor_parallel = config.model.gradient_checkpointing, config.sampler.tensor_parallel_size
+        checkpointing = config.model.gradient_checkpointing
         forward = [
             forward_activations(self.shape, row, width=self.width, logits_bytes=self._logits(row)) for row in rows
         ]
-        parts = {"width": self.width, "tensor_parallel": tensor_parallel}
-        sequence = cache_bytes_per_token(self.shape, **parts) * longest + cache_bytes_per_sequence(self.shape, **parts)
         return Footprint(
             self.states(config),
             max(self.activations(row, checkpointing=checkpointing) for row in rows),
@@ -137,9 +173,10 @@ class PlannedModel:
             self._features(config, rows),
             device.RUNTIME_BYTES[self.kind],
             device.ASLEEP_BYTES[self.kind] if self.kind == "cuda" and config.sampler.name == "vllm" else 0,
-            self.sampled_weights // tensor_parallel,
+            self.sampler_weights(config),
             device.SAMPLER_BYTES[self.kind],
-            sequence,
+            self.sequence_bytes(config, longest),
+            unpacked=self._unpacked * self.width,
         )
 
 
@@ -157,6 +194,7 @@ class Footprint:
         sampler_weights: This rank's part of the sampler's weights.
         sampler_extra: Allowed for the sampler's activations and CUDA graphs.
         sequence: Cache of the longest sequence.
+        unpacked: The largest weight of those in 4 bits, while its layer computes.
     """
 
     states: States
@@ -168,6 +206,7 @@ class Footprint:
     sampler_weights: int
     sampler_extra: int
     sequence: int
+    unpacked: int = 0
 
     def learning(self) -> dict[str, dict[str, int]]:
         """Bytes by phase and kind, while the learner owns the device."""
@@ -176,10 +215,11 @@ class Footprint:
         kept |= {"image features": self.features}
         used = kept | {"reference": held.reference + held.reference_used}
         own = {"gradients": held.gradients, "buckets": held.buckets}
+        whole = {"gathered": held.gathered, "unpacked": self.unpacked}
         buckets = own | {"buckets": held.buckets + held.reduced}
         found = {
-            "logprob": used | {"gathered": held.gathered, "activations": self.forward},
-            "update": kept | buckets | {"gathered": held.gathered, "activations": self.activations},
+            "logprob": used | whole | {"activations": self.forward},
+            "update": kept | buckets | whole | {"activations": self.activations},
             "step": kept | (own if held.keeps_gradients else {"gradients": held.gradients}) | {"step": held.step},
         }
         return {phase: {k: count for k, count in (kinds | runtime).items() if count} for phase, kinds in found.items()}

@@ -21,7 +21,6 @@ from mmrl.engine import device
 from mmrl.engine.collation import shares_prefix
 from mmrl.errors import DataError, HubError, HubUnreachableError, ResourceError
 from mmrl.ops.cost import Training
-from mmrl.ops.memory import cache_bytes_per_token
 from mmrl.runs.budget import gigabytes
 from mmrl.runs.setup import RunSetup
 from mmrl.system.report import Report
@@ -164,10 +163,13 @@ class _Forecast:
         lines = table(
             [(part, f"{_millions(own)} trained, {_millions(frozen)} frozen") for part, (own, frozen) in sizes]
         )
-        head = f"{self.setup.folder.family.model_type}, {_millions(self.model.trained + self.model.frozen)} parameters"
+        family, quantized = self.setup.folder.family.model_type, self.model.quantized
+        head = f"{family}, {_millions(self.model.trained + self.model.frozen)} parameters"
         kind = "GPU" if self.kind == "cuda" else "CPU"
         lines = [f"{head}, {self.model.precision} on a {kind}", *lines]
-        data = {"type": self.setup.folder.family.model_type, "precision": self.model.precision, "parts": parts}
+        if quantized:
+            lines.append(f"{_millions(quantized)} of them in 4 bits in the learner ({self.config.model.quantize})")
+        data = {"type": family, "precision": self.model.precision, "parts": parts, "quantized": quantized}
         self.report.add("model", data, lines)
 
     def _data(self) -> None:
@@ -277,8 +279,7 @@ class _Forecast:
     def _sampler(self) -> None:
         sampler = self.config.sampler
         weights = self.footprint.sampler_weights
-        tensor_parallel = sampler.tensor_parallel_size
-        per_token = cache_bytes_per_token(self.shape, width=self.model.width, tensor_parallel=tensor_parallel)
+        per_token = self.model.cache_bytes_per_token(self.config)
         longest = self.longest_prompt + sampler.max_new_tokens
         memory, cache = self._memory(), None
         if sampler.name != "vllm":

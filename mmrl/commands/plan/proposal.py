@@ -124,7 +124,8 @@ def _changes(config: Config, shape: ModelShape, smallest: int) -> Iterator[dict[
         tokens.append(tokens[-1] // 2)
     stages = [learner.zero_stage, *(stage for stage in (3, 2) if stage != learner.zero_stage)]
     data_parallel = config.sampler.engine.get("mm_encoder_tp_mode") == "data"
-    sizes = [n for n in range(1, min(ranks, NODE) + 1) if ranks % n == 0]
+    parts = config.sampler.pipeline_parallel_size
+    sizes = [n for n in range(1, min(ranks, NODE) + 1) if ranks % (n * parts) == 0]
     sizes = [n for n in sizes if not shape.indivisible(n, whole_tower=data_parallel)]
     sizes = [n for n in sizes if n >= size] or sizes
     offloads = [(learner.offload, 0), ("optimizer", 16), ("parameters", 32)]
@@ -154,7 +155,7 @@ def _nothing_fits(memory: int, needed: int, config: Config, found: Footprint, *,
         advice.insert(0, "lower data.max_prompt_tokens or sampler.max_new_tokens")
     setting = [
         f"ZeRO {learner.zero_stage}, offload {learner.offload}",
-        f"{config.cluster.ranks} rank(s), {config.sampler.tensor_parallel_size} of them share a sampler",
+        f"{config.cluster.ranks} rank(s), {config.sampler.ranks_together} of them share a sampler",
         f"micro-batches of {learner.tokens_per_microbatch} tokens",
     ]
     return ResourceError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -318,6 +319,27 @@ def test_adapters_take_the_room_that_they_take_and_their_targets_are_looked_for(
     assert code == 0 and 0 < found["disk"]["checkpoints"] < whole["disk"]["checkpoints"] / 20
     code, _, error = check(rows(), model={"lora": {"targets": ["eyes"]}})
     assert code == 2 and "no linear layer of the model is meant by 'eyes'" in error
+
+
+@pytest.mark.full
+def test_weights_in_4_bits_are_told_of_and_refused_where_they_cannot_be(
+    check: Check, models: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantized = {"lora": {"rank": 4}, "quantize": "nf4"}
+    code, found, _ = check(rows(), model=quantized)
+    assert code == 0 and found["disk"]["checkpoints"] > 0
+    with monkeypatch.context() as patched:
+        patched.setattr("mmrl.engine.quantization.find_spec", lambda name: None)
+        code, _, error = check(rows(), model=quantized)
+        assert code == 5 and "bitsandbytes is not installed" in error and "pip install" in error
+    folder = tmp_path / "awq"
+    shutil.copytree(models("qwen2_5_vl"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    (folder / "config.json").write_text(json.dumps(config))
+    code, _, error = check(rows(), model={"path": str(folder)})
+    assert code == 2 and "stored quantised (awq), and such weights cannot be trained" in error
+    assert "name the model that it was quantised from" in error
 
 
 def test_what_train_would_refuse_is_refused_before_it(check: Check, tmp_path: Path) -> None:

@@ -118,6 +118,7 @@ def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
     from mmrl.data.images import ImageGrid, MediaStore
     from mmrl.engine.encoding import Encoder
     from mmrl.engine.folder import ModelFolder
+    from mmrl.engine.quantization import packed_layers
     from mmrl.engine.rank import RankEngine
     from mmrl.engine.spec import EngineSpec
     from mmrl.interfaces import Aggregation
@@ -149,14 +150,20 @@ def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
             learner.update(rows)
     answer: dict[str, Any] = {name: dict(getattr(found, name)) for name in ("most", "stepping", "resident")}
     answer["settings"] = learner.settings
-    sizes = [(p.requires_grad, getattr(p, "ds_numel", p.numel())) for p in learner.policy.parameters()]
+    packed = {id(layer.weight): layer for layer in packed_layers(learner.policy)}
+    quantized = sum(layer.in_features * layer.out_features for layer in packed.values())
+    parameters = list(learner.policy.parameters())
+    small = [p.element_size() * p.ds_numel for p in parameters if getattr(p, "ds_numel", 10**6) <= 10**5]
+    whole = [(p.requires_grad, getattr(p, "ds_numel", p.numel())) for p in parameters if id(p) not in packed]
+    del packed, parameters
     del learner, engine, algorithm
     return answer | {
         "unknown": found.unknown,
-        "trained": sum(size for trained, size in sizes if trained),
-        "frozen": sum(size for trained, size in sizes if not trained),
-        "small": sum(size for _, size in sizes if size <= 10**5),
-        "largest": max(size for _, size in sizes),
+        "trained": sum(size for trained, size in whole if trained),
+        "frozen": sum(size for trained, size in whole if not trained) + quantized,
+        "quantized": quantized,
+        "small": sum(small),
+        "largest": max(size for _, size in whole),
     }
 
 

@@ -32,12 +32,14 @@ TWO_RANKS: list[dict[str, Any]] = [
     {"model": BF16, "learner": learner(1)},
     {"learner": learner(2)},
     {"model": BF16, "learner": learner(3), "kl": True},
+    {"model": BF16 | {"lora": {"rank": 64}, "quantize": "nf4"}, "learner": learner(3)},
 ]
 ONE_RANK: list[dict[str, Any]] = [
     {"model": BF16, "learner": learner(0)},
     {"model": BF16, "learner": learner(2)},
     {"learner": learner(3)},
     {"model": BF16 | {"lora": {"rank": 64}}, "learner": learner(1)},
+    {"model": BF16 | {"lora": {"rank": 64}, "quantize": "nf4"}, "learner": learner(1)},
 ]
 
 
@@ -89,11 +91,12 @@ def test_bytes_by_kind_are_those_that_deepspeed_allocates(ranks, settings, folde
         zero = Zero.of(found["settings"], ranks)
         width = 2 if sections.get("model", {}).get("dtype") == "bfloat16" else 4
         sizes = (found["trained"], found["frozen"])
-        expected = states(*sizes, width=width, zero=zero, largest=found["largest"], reference=place)
+        options = {"largest": found["largest"], "reference": place, "quantized": found["quantized"]}
+        expected = states(*sizes, width=width, zero=zero, **options)
         for kind in KINDS:
             assert found["most"].get(kind, 0) == pytest.approx(getattr(expected, kind), rel=0.1), (sections, kind)
         resident = {kind: count for kind, count in found["resident"].items() if count}
-        small = width * found["small"] * (stage == 3 and ranks > 1)  # what stage 3 never gives up again
+        small = found["small"] * (stage == 3 and ranks > 1)  # what stage 3 never gives up again
         assert resident.pop("gathered", 0) == pytest.approx(small, rel=0.1)
         assert resident == pytest.approx(expected.kept, rel=0.1), sections
         if sections is settings[0]:  # before learners of the other settings have left something behind

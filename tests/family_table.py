@@ -1,0 +1,96 @@
+"""Writes the table of families, from the families' records and the outcomes of the tests that prove something.
+
+python -m tests.family_table
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from mmrl.engine.family import FAMILIES, FEATURES, PAGE, Family, Feature
+from tests.proofs import Results, proving_tests, stored_results
+
+WRITTEN = Path(__file__).parents[1] / PAGE
+STATEMENTS: Mapping[Feature, str] = {
+    "hf": "after an optimizer step `sampler.name: hf`, the learner and plain transformers agree to 1e-4 nats",
+    "vllm": "after an optimizer step `sampler.name: vllm` and the learner agree to 1e-4 nats",
+    "packing": "completions in one packed row have the log-probs that each has alone in plain transformers (1e-5 "
+    "nats), and every parameter has the same gradient (1e-5)",
+    "sharing": "completions that share their prompt in a row have the log-probs and gradients of those that do not",
+    "vision_once": "an image that several prompts of a row show goes through the vision tower once, with the gradient "
+    "of separate passes",
+    "lora": "adapters of every part have the chain rule's gradient, and the sampler gets their merged weights",
+    "tensor_parallel": "a vLLM on two ranks and the learner agree to 1e-4 nats before and after an optimizer step",
+    "zero_3": "two ranks with `learner.zero_stage: 3` find the gradient that plain autograd finds on one (1e-5)",
+    "checkpoint": "a checkpoint opens in plain transformers with its names and files, and the sampler answers from it "
+    "greedily as transformers does",
+}
+HEAD = """\
+# Model families
+
+`python -m tests.family_table` writes this page from the records in [family.py](family.py) and from
+[the outcomes of the tests](../../tests/families.json). [The tests' page](../../tests/README.md#families) says how the
+outcomes are renewed. All tests ran on a CPU, in float32, with tiny random models; nothing has run on a GPU.
+
+- **proven**: the tests with these numbers, listed below, passed when they last ran.
+- **fallback**: a run goes another way, which the cell names.
+- **refused**: a run that asks for it ends with this line before its engines start.
+- **not proven**: no test of it has passed for this family so far.
+"""
+
+
+def page(results: Results) -> str:
+    """The page's text."""
+    numbers = numbered(results)
+    rows = [["family", "models", *FEATURES.values()]]
+    rows += [
+        [f"`{family.model_type}`", family.models, *(cell(family, each, results, numbers) for each in FEATURES)]
+        for family in FAMILIES.values()
+    ]
+    statements = [["feature", "a test that proves it shows that"]]
+    statements += [[FEATURES[feature], text] for feature, text in STATEMENTS.items()]
+    proofs = [["no.", "test", "tier, by family"]]
+    proofs += [[str(number), f"`{test}`", tiers(test, results)] for test, number in numbers.items()]
+    sections = ["", "## What is proven", "", *table(statements), "", "## The tests", "", *table(proofs)]
+    return "\n".join([HEAD, *table(rows), *sections]) + "\n"
+
+
+def cell(family: Family, feature: Feature, results: Results, numbers: Mapping[str, int]) -> str:
+    """What holds for a family and a feature: its limit, or the numbers of the tests that prove it."""
+    tests = proving_tests(results, family.model_type, feature)
+    proven = f"proven ({', '.join(str(numbers[test]) for test in tests)})" if tests else ""
+    limit = family.all_limits.get(feature)
+    if limit is None:
+        return proven or "not proven"
+    return f"{limit}; else {proven}" if proven and limit.precision else str(limit)
+
+
+def numbered(results: Results) -> dict[str, int]:
+    """A number for each test that proves something, feature by feature."""
+    tests = [test for feature in FEATURES for family in FAMILIES for test in proving_tests(results, family, feature)]
+    return {test: number for number, test in enumerate(dict.fromkeys(tests), 1)}
+
+
+def tiers(test: str, results: Results) -> str:
+    """The tiers to which a test belongs, each with its families."""
+    found: dict[str, list[str]] = {}
+    for family, features in results.items():
+        outcomes: dict[str, str] = {}
+        for tests in features.values():
+            outcomes |= tests.get(test, {})
+        for tier in outcomes:
+            found.setdefault(tier, []).append(family)
+    return "; ".join(f"{tier}: {', '.join(found[tier])}" for tier in ("short", "full", "slow") if tier in found)
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A Markdown table, whose first row is its head."""
+    head, *rest = rows
+    for row in (head, ["---"] * len(head), *rest):
+        yield f"| {' | '.join(row)} |"
+
+
+if __name__ == "__main__":
+    WRITTEN.write_text(page(stored_results()))
+    print(f"{WRITTEN} is written")
