@@ -489,7 +489,7 @@ class RunSetup:
             )
         if wants["routing"] and not returns_experts(kind, config.sampler.pipeline_parallel_size):
             raise ConfigError(
-                f"vLLM {'on a CPU' if kind == 'cpu' else 'with a pipeline'} does not tell the experts that it has chosen",
+                f"vLLM {'on a CPU' if kind == 'cpu' else 'with a pipeline'} does not tell the experts that it chooses",
                 where=f"learner.routing: {config.learner.routing}",
                 possible="own; or any with sampler.name: hf, or on a GPU without a pipeline",
                 remedy="set sampler.name: hf, or remove learner.routing",

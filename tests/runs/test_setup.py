@@ -253,7 +253,7 @@ def mixture(models: Callable[[str], Path], tmp_path: Path, columns: int) -> str:
         (771, ["sampler.tensor_parallel_size=2", *TWO], "each of the model's experts has 771 columns"),
         (48, [], "a multiple of 32 columns of each expert: a rank has 48"),
         (48, ["sampler.name=hf", "learner.router_aux_loss_coef=0.01", "learner.routing=replayed"], ""),
-        (32, ["learner.routing=compared"], "vLLM on a CPU does not tell the experts that it has chosen"),
+        (32, ["learner.routing=compared"], "vLLM on a CPU does not tell the experts that it chooses"),
     ],
 )
 def test_experts_that_the_sampler_cannot_take_are_refused(
