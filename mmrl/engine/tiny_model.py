@@ -232,7 +232,7 @@ def turn_experts(folder: Path, family: str) -> None:
         weights = load_file(path)
         for name in filter(FAMILIES[family].turned_in_files, weights):
             weights[name] = weights[name].transpose(1, 2).contiguous()
-        save_file(weights, path, metadata={"format": "pt"})
+        save_file(weights, path, metadata=dict(format="pt"))  # noqa: C408, as in ``weights.save_weights``
 
 
 def write_processor(
