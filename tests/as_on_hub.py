@@ -15,6 +15,7 @@ TEXT: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"num_hidden_layers": 3},  # one more than take features from deep in the tower
     "qwen3_5": {"num_hidden_layers": 3, "full_attention_interval": 2},
     "qwen3_5_text": {"num_hidden_layers": 3, "full_attention_interval": 2},
+    "qwen3_5_moe": {"num_hidden_layers": 3, "full_attention_interval": 2},
     "qwen3_vl_moe": {"num_hidden_layers": 3, "mlp_only_layers": [], "decoder_sparse_step": 1},
     "llama": {"pad_token_id": None},
 }
@@ -28,6 +29,7 @@ VISION: dict[str, dict[str, Any]] = {
     "internvl": {"num_hidden_layers": 3},
     "qwen3_vl": {"depth": 3, "patch_size": 16, "deepstack_visual_indexes": [0, 1]},
     "qwen3_5": {"depth": 3, "patch_size": 16},
+    "qwen3_5_moe": {"depth": 3, "patch_size": 16},
     "qwen3_vl_moe": {"depth": 3, "patch_size": 16, "deepstack_visual_indexes": [0, 1]},
 }
 TOKENIZER: dict[str, dict[str, Any]] = {
@@ -35,7 +37,8 @@ TOKENIZER: dict[str, dict[str, Any]] = {
     "llama": {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>", "pad_token": None},
 }
 FLAT = ("qwen2_vl", "qwen2_5_vl")  # config.json has the language model's keys at its top
-NEW = ("qwen3_5", "qwen3_5_text")  # written by transformers 5
+FUSED = ("qwen3_5_moe",)  # its experts are one weight, which transformers would divide
+NEW = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe")  # written by transformers 5
 
 
 def age(folder: Path, family: str) -> Path:
@@ -65,7 +68,7 @@ def _write_weights(folder: Path, family: str) -> None:
     torch.manual_seed(0)
     model = getattr(transformers, config["architectures"][0])(transformers.AutoConfig.from_pretrained(folder))
     generation = (folder / "generation_config.json").read_text()
-    model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="400KB")
+    model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="400KB", save_original_format=family not in FUSED)
     turn_experts(folder, family)
     (folder / "generation_config.json").write_text(generation)
 

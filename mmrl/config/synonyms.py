@@ -75,6 +75,9 @@ _WORDS: Mapping[str, str] = {
         "ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu log_prob_micro_batch_size "
         "log_prob_micro_batch_size_per_gpu log_prob_max_token_len_per_gpu micro_train_batch_size "
         "micro_rollout_batch_size micro_batch_size max_tokens_per_gpu use_dynamic_bsz dynamic_batching",
+    "learner.router_aux_loss_coef":
+        "aux_loss_coef aux_loss_coeff moe_aux_loss_coef moe_aux_loss_coeff moe_router_aux_loss_coef",
+    "learner.routing": "router_replay routing_replay enable_rollout_routing_replay rollout_routing_replay",
     "learner.zero_stage": "enable_full_shard reshard_after_forward fsdp",
     "learner.deepspeed": "deepspeed ds_config",
     "learner.offload":

@@ -125,9 +125,13 @@ def expert_columns(kind: DeviceKind) -> int:
     return 32 if kind == "cpu" else 1
 
 
-def returns_experts(kind: DeviceKind) -> bool:
-    """True if vLLM can tell the experts that it has chosen: vLLM 0.32's second model runner alone does."""
-    return model_runner(kind) == 2
+def returns_experts(kind: DeviceKind, stages: int = 1) -> bool:
+    """True if vLLM can tell the experts that it has chosen: vLLM 0.32's second model runner alone does.
+
+    Args:
+        stages: Those of its pipeline.
+    """
+    return model_runner(kind, stages) == 2
 
 
 def rank_environment(

@@ -182,6 +182,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 limits=MappingProxyType({"vllm": BFLOAT16_STATES}),
             ),
             _INTERNVL,
+            _qwen_vl(
+                "qwen3_5_moe",
+                "Qwen3.5, mixtures of experts",
+                "merger",
+                limits=MappingProxyType({"vllm": BFLOAT16_STATES}),
+                mixture=True,
+            ),
             Family("qwen2", "Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen"),
             Family("qwen3", "Qwen3, dense"),
             Family("qwen3_moe", "Qwen3, mixtures of experts", mixture=True),

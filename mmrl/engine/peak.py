@@ -108,7 +108,8 @@ def _measured(precision: str, shape: ModelShape) -> Peak:
     import torch
 
     best = Peak(0.0, "")
-    for rows, inner, columns in ((SQUARE, SQUARE, SQUARE), (ROWS, shape.width, shape.mlp_width)):
+    columns_of_mlp = shape.mlp_width or (shape.mixture.width if shape.mixture is not None else SQUARE)
+    for rows, inner, columns in ((SQUARE, SQUARE, SQUARE), (ROWS, shape.width, columns_of_mlp)):
         a, b = (torch.ones(size, dtype=getattr(torch, precision)) for size in ((rows, inner), (inner, columns)))
         _ = a @ b  # the first one prepares the library
         fastest, end = float("inf"), time.perf_counter() + MEASURED_S

@@ -17,7 +17,7 @@ def model_shape(config: Any) -> ModelShape:
         heads=text.num_attention_heads,
         kv_heads=text.num_key_value_heads,
         head_size=getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads,
-        mlp_width=text.intermediate_size,
+        mlp_width=getattr(text, "intermediate_size", 0),  # none where all layers are mixtures of experts
         vocabulary=text.vocab_size,
         normed_heads=text.model_type.startswith("qwen3"),
         tower=None if images is None else images(config).tower,
@@ -39,7 +39,8 @@ def _mixture(text: Any) -> MixtureShape | None:
     layers = mixed_layers(text)
     if not layers:
         return None
-    return MixtureShape(len(layers), text.num_experts, text.num_experts_per_tok, text.moe_intermediate_size)
+    shared = getattr(text, "shared_expert_intermediate_size", 0)
+    return MixtureShape(len(layers), text.num_experts, text.num_experts_per_tok, text.moe_intermediate_size, shared)
 
 
 def _linear(text: Any) -> LinearAttentionShape | None:

@@ -76,7 +76,7 @@ LINEAR_ATTENTION = {
     "head_dim": 64, "full_attention_interval": 2,
     "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
 }  # fmt: skip
-LANGUAGE: dict[str, dict[str, Any]] = {"qwen3_5": LINEAR_ATTENTION, "qwen3_5_text": LINEAR_ATTENTION}
+LANGUAGE: dict[str, dict[str, Any]] = dict.fromkeys(("qwen3_5", "qwen3_5_text", "qwen3_5_moe"), LINEAR_ATTENTION)
 """Further settings of a family's language model. vLLM's linear attention takes heads of 128 on a CPU."""
 PROCESSORS = {
     "qwen2_vl": "Qwen2VLProcessor",
@@ -84,6 +84,7 @@ PROCESSORS = {
     "qwen3_vl": "Qwen3VLProcessor",
     "qwen3_vl_moe": "Qwen3VLProcessor",
     "qwen3_5": "Qwen3VLProcessor",
+    "qwen3_5_moe": "Qwen3VLProcessor",
     "internvl": "InternVLProcessor",
 }
 """Names of a family's processor in transformers."""
@@ -94,6 +95,7 @@ VISION: dict[str, dict[str, Any]] = {
     "qwen2_5_vl": {**TOWER, "window_size": 112, "fullatt_block_indexes": [1]},
     "qwen3_vl": {**TOWER, "num_position_embeddings": 256, "deepstack_visual_indexes": [0]},
     "qwen3_5": {**TOWER, "num_position_embeddings": 256},
+    "qwen3_5_moe": {**TOWER, "num_position_embeddings": 256},
     "qwen3_vl_moe": {**TOWER, "num_position_embeddings": 256, "deepstack_visual_indexes": [0]},
     "internvl": {
         "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": [14, 14], "image_size": [56, 56],
@@ -110,6 +112,7 @@ ROPE: dict[str, dict[str, Any]] = {
     "qwen3_vl": {"mrope_section": [24, 20, 20], "mrope_interleaved": True},
     "qwen3_5": PARTIAL_ROPE,
     "qwen3_5_text": PARTIAL_ROPE,
+    "qwen3_5_moe": PARTIAL_ROPE,
     "qwen3_vl_moe": {"mrope_section": [24, 20, 20], "mrope_interleaved": True},
 }
 
@@ -121,6 +124,7 @@ _EXPERTS = {
 }
 EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": {**_EXPERTS, "head_dim": 128},
+    "qwen3_5_moe": {**_EXPERTS, "shared_expert_intermediate_size": 64},
     "qwen3_moe": {**_EXPERTS, "mlp_only_layers": [], "decoder_sparse_step": 1},
 }
 """Mixtures of experts, in place of layers' MLPs."""

@@ -143,12 +143,18 @@ class MixtureShape:
         experts: Experts of a layer.
         chosen: Experts that a token goes to.
         width: Hidden size of an expert, which is a gated MLP.
+        shared: Hidden size of a further expert that all tokens go to, with a gate; 0 without one.
     """
 
     layers: int
     experts: int
     chosen: int
     width: int
+    shared: int = 0
+
+    def weights(self, width: int) -> int:
+        """Weights of one layer's matrices that a token meets, for a decoder of that hidden size."""
+        return width * (self.experts + 3 * self.chosen * self.width + 3 * self.shared + bool(self.shared))
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +269,7 @@ class ModelShape:
             self.attending_layers * attention + (self.layers - self.mixed_layers) * 3 * self.width * self.mlp_width
         )
         if (mixture := self.mixture) is not None:
-            weights += mixture.layers * self.width * (mixture.experts + 3 * mixture.chosen * mixture.width)
+            weights += mixture.layers * mixture.weights(self.width)
         if self.linear is not None:
             weights += self.linear.layers * self.linear.weights(self.width)
         return weights
@@ -294,6 +300,8 @@ class ModelShape:
         if (mixture := self.mixture) is not None:
             if mixture.width % parts:
                 return f"each of the model's experts has {mixture.width} columns"
+            if mixture.shared % parts:
+                return f"the model's shared expert has {mixture.shared} columns"
             if mixture.experts < parts:
                 return f"the model has {mixture.experts} experts"
         if (tower := self.tower) is not None and not whole_tower:

@@ -210,7 +210,7 @@ def layer_activations(shape: ModelShape, width: int) -> int:
         # Of each chosen expert its input, what an MLP keeps, and its output, also in the tokens' order and weighed in
         # float32; the router's input, logits and probabilities in float32.
         chosen = mixture.chosen * (width * (4 * mixture.width + 2 * shape.width))
-        mixed = chosen + 4 * (shape.width * (width < 4) + 2 * mixture.experts)
+        mixed = chosen + 4 * (shape.width * (width < 4) + 2 * mixture.experts) + width * 4 * mixture.shared
         shared = (mixed * mixture.layers + shared * (shape.layers - mixture.layers)) // shape.layers
     return norms + attention + shared
 

@@ -487,11 +487,11 @@ class RunSetup:
                 where=f"model.path: {folder.name}; sampler.tensor_parallel_size: {config.sampler.tensor_parallel_size}",
                 remedy="set sampler.name: hf, or share the experts among fewer ranks",
             )
-        if wants["routing"] and not returns_experts(kind):
+        if wants["routing"] and not returns_experts(kind, config.sampler.pipeline_parallel_size):
             raise ConfigError(
-                "vLLM on a CPU does not tell the experts that it has chosen",
+                f"vLLM {'on a CPU' if kind == 'cpu' else 'with a pipeline'} does not tell the experts that it chooses",
                 where=f"learner.routing: {config.learner.routing}",
-                possible="own; or any with sampler.name: hf, or on a GPU",
+                possible="own; or any with sampler.name: hf, or on a GPU without a pipeline",
                 remedy="set sampler.name: hf, or remove learner.routing",
             )
 

@@ -92,6 +92,8 @@ def test_devices_backends_and_attention():
     kinds = [("cuda:0", torch.bfloat16), ("cuda:0", torch.float32), ("cpu", torch.bfloat16)]
     assert [device.tower_bounds(*each) for each in kinds] == ["cuda:0", "cpu", "cpu"]
     assert [device.sleep_level(kind) for kind in ("cpu", "cuda")] == [None, 1]
+    assert [device.packs_experts(kind) for kind in ("cpu", "cuda")] == [True, False]
+    assert [device.expert_columns(kind) for kind in ("cpu", "cuda")] == [32, 1]
     assert device.LOGITS_CHUNK_BYTES.keys() == {"cpu", "cuda"}
     assert device.detect() == ("cuda" if torch.cuda.is_available() else "cpu")
     assert device.used_memory_bytes("cpu") > 2**27
@@ -102,6 +104,7 @@ def test_vllm_reads_the_model_runner_that_its_logits_processor_is_for(kind, runn
     from vllm import envs
 
     assert device.model_runner(kind) == runner and device.model_runner(kind, 2) == 1
+    assert device.returns_experts(kind) == (kind == "cuda") and not device.returns_experts(kind, 2)
     assert device.environment(kind, 2)["VLLM_USE_V2_MODEL_RUNNER"] == "0"
     for name in ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_ALLREDUCE_USE_FLASHINFER", "VLLM_ALLREDUCE_USE_SYMM_MEM"):
         monkeypatch.delenv(name, raising=False)

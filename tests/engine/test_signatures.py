@@ -61,6 +61,7 @@ FORWARDS = {
     "vision_feature_layer vision_feature_select_strategy mm_encoder_outputs",
     "qwen3_vl_moe": f"{FORWARD} {IMAGES} mm_encoder_outputs",
     "qwen3_5": f"{FORWARD} {IMAGES} mm_encoder_outputs",
+    "qwen3_5_moe": f"{FORWARD} {IMAGES} mm_encoder_outputs",
     "qwen3_5_text": FORWARD,
     "qwen2": FORWARD,
     "qwen3": FORWARD,
@@ -77,6 +78,7 @@ TOWER = {
     "internvl": set(),
     "qwen3_vl_moe": {"cu_seqlens", "max_seqlen", "position_ids", "interp_indices", "interp_weights"},
     "qwen3_5": {"cu_seqlens", "max_seqlen", "position_ids", "interp_indices", "interp_weights"},
+    "qwen3_5_moe": {"cu_seqlens", "max_seqlen", "position_ids", "interp_indices", "interp_weights"},
 }  # fmt: skip
 """What the towers take out of their further keyword arguments."""
 

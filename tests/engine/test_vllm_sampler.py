@@ -15,9 +15,10 @@ import pytest
 import torch
 from PIL import Image
 
+from mmrl.config.sections import SamplerConfig
 from mmrl.data import images as media
 from mmrl.engine import device
-from mmrl.engine.vllm_sampler import VLLMSampler, banned_ids_processor, sampled_logprobs
+from mmrl.engine.vllm_sampler import VLLMSampler, banned_ids_processor, engine_arguments, sampled_logprobs
 from mmrl.engine_api import SamplingRequest
 from mmrl.errors import NumericsError
 from mmrl.interfaces import Aggregation
@@ -484,3 +485,16 @@ def test_the_engine_says_what_really_runs(engine):
     assert described["sampler"] == "VLLMSampler" and described["learner"] == "DeepSpeedLearner"
     assert described["precision"] == "float32" and described["device"] == "cpu"
     assert described["versions"].keys() >= {"torch", "transformers", "deepspeed"}
+
+
+def test_vllm_on_a_gpu_is_asked_for_the_experts(bench):
+    from vllm import EngineArgs
+
+    folder = bench("qwen3_moe").folder
+    sizes = {"max_images": 0, "max_tokens": 64, "num_sequences": 4, "seed": 0}
+    asked, plain = (
+        engine_arguments(folder, SamplerConfig(), "cuda", dtype="bfloat16", **sizes, returns_experts=returns)
+        for returns in (True, False)
+    )
+    assert asked.items() - plain.items() == {("enable_return_routed_experts", True)}
+    assert EngineArgs(**asked).aux_output_config.enable_return_routed_experts

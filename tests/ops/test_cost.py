@@ -12,7 +12,16 @@ import torch
 
 from mmrl.engine.family import FAMILIES, family_of
 from mmrl.engine.shape import model_shape
-from mmrl.ops.cost import LinearAttentionShape, ModelShape, TowerShape, Training, Work, causal_pairs, imbalance
+from mmrl.ops.cost import (
+    LinearAttentionShape,
+    MixtureShape,
+    ModelShape,
+    TowerShape,
+    Training,
+    Work,
+    causal_pairs,
+    imbalance,
+)
 from tests.proofs import families
 
 GRIDS = ((1, 4, 6), (1, 18, 10))
@@ -193,3 +202,20 @@ def test_a_tower_that_each_rank_has_whole_stands_in_no_way():
         layers=1, width=1, heads=16, kv_heads=2, head_size=128, mlp_width=11008, vocabulary=1, tower=TOWER
     )
     assert shape.indivisible(8) and not shape.indivisible(8, whole_tower=True)
+
+
+@pytest.mark.parametrize(
+    ("experts", "columns", "sizes", "stands"),
+    [
+        (128, 768, [1, 2, 4, 8], ""),  # Qwen3-30B-A3B
+        (60, 1404, [1, 2, 4], "each of the model's experts has 1404 columns"),
+        (4, 768, [1, 2, 4], "the model has 4 experts"),
+    ],
+)
+def test_each_expert_is_divided_by_its_columns(experts, columns, sizes, stands):
+    mixture = MixtureShape(layers=1, experts=experts, chosen=2, width=columns)
+    shape = ModelShape(
+        layers=1, width=1, heads=32, kv_heads=4, head_size=128, mlp_width=1, vocabulary=1, mixture=mixture
+    )
+    assert stands == shape.indivisible(8)
+    assert [n for n in (1, 2, 4, 8) if not shape.indivisible(n)] == sizes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from mmrl.engine.family import FAMILIES
 from mmrl.errors import ConfigError, PluginError, ResourceError
 from mmrl.runs.setup import RunSetup
 
+TWO = ("cluster.name=ray", "cluster.ranks=2")
 REWARDS = """
 from mmrl.interfaces import Reward
 
@@ -234,6 +236,38 @@ def test_heads_that_the_sampler_cannot_divide_are_refused_with_the_sizes_that_it
     error = capsys.readouterr().err
     assert "3 ranks cannot share one copy of the sampler's weights: the model has 4 attention heads" in error
     assert "1, 2 (with cluster.ranks: 6)" in error
+
+
+def mixture(models: Callable[[str], Path], tmp_path: Path, columns: int) -> str:
+    """A folder of a mixture of experts with so many columns each; its weights are of no use."""
+    folder = shutil.copytree(models("qwen3_moe"), tmp_path / "mixture")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"moe_intermediate_size": columns}))
+    return f"model.path={folder}"
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "error"),
+    [
+        (768, ["sampler.tensor_parallel_size=2", *TWO], ""),
+        (771, ["sampler.tensor_parallel_size=2", *TWO], "each of the model's experts has 771 columns"),
+        (48, [], "a multiple of 32 columns of each expert: a rank has 48"),
+        (48, ["sampler.name=hf", "learner.router_aux_loss_coef=0.01", "learner.routing=replayed"], ""),
+        (32, ["learner.routing=compared"], "vLLM on a CPU does not tell the experts that it chooses"),
+    ],
+)
+def test_experts_that_the_sampler_cannot_take_are_refused(
+    columns, settings, error, models, config_file, tmp_path, capsys
+):
+    code = main(["check", config_file, mixture(models, tmp_path, columns), *settings])
+    assert code == (2 if error else 0) and error in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("setting", ["learner.router_aux_loss_coef=0.01", "learner.routing=replayed"])
+def test_a_dense_model_is_asked_nothing_about_experts(setting, config_file, capsys):
+    assert main(["check", config_file, setting]) == 2
+    error = capsys.readouterr().err
+    assert "a model of type qwen2 has no experts" in error and setting.partition("=")[0] in error
 
 
 def test_more_stages_of_the_sampler_than_the_model_has_layers_are_refused(config_file, capsys):
