@@ -163,7 +163,7 @@ def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny",
     }
     if vision:
         if family in TILED:
-            text["model_type"] = "qwen3"
+            text["model_type"] = "qwen2"
             values = {"image_token_id": ids["<IMG_CONTEXT>"], "image_seq_length": IMAGE_SEQ_LENGTH}
         else:
             text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, **MROPE[family]}
