@@ -44,18 +44,21 @@ SMALL = {
 """Sizes of DeepSpeed that the tiny model exceeds: several buckets, weights larger than one, several groups."""
 
 
-@pytest.fixture(scope="module")
-def case(vision) -> SimpleNamespace:
+def case_of(setting: Any) -> SimpleNamespace:
     """Rows of uneven lengths with holes in their masks; the only row of prompt 1 is masked entirely."""
     rng = np.random.default_rng(0)
-    samples = vision.samples(LENGTHS)
+    samples = setting.samples(LENGTHS)
     masks = [rng.random(length) < 0.8 for length in LENGTHS]
     masks[3][:] = False
     return SimpleNamespace(samples=samples, masks=masks, tokens=[int(mask.sum()) for mask in masks])
 
 
 @pytest.fixture(scope="module")
-def rows(case) -> Callable[..., list[TrainingRow]]:
+def case(vision) -> SimpleNamespace:
+    return case_of(vision)
+
+
+def rows_of(case: Any) -> Callable[..., list[TrainingRow]]:
     """The case's rows, weighted in a mode."""
 
     def weigh(mode: str = "token-mean", constant: float | None = None) -> list[TrainingRow]:
@@ -69,26 +72,26 @@ def rows(case) -> Callable[..., list[TrainingRow]]:
 
 
 @pytest.fixture(scope="module")
-def row_losses(case, vision) -> Callable[..., tuple[list[Any], list[dict[str, torch.Tensor]]]]:
+def rows(case) -> Callable[..., list[TrainingRow]]:
+    return rows_of(case)
+
+
+def row_losses(case: Any, setting: Any, reference: Any) -> tuple[list[Any], list[dict[str, torch.Tensor]]]:
     """Each row's log-probs, and the gradient of its ``-A sum_t m_t log pi_t``, by plain autograd."""
-
-    def compute(reference: Any) -> tuple[list[Any], list[dict[str, torch.Tensor]]]:
-        values, found = [], []
-        for sample, mask, advantage in zip(case.samples, case.masks, ADVANTAGES, strict=True):
-            reference.model.zero_grad()
-            logprobs = reference.logprobs(sample, vision.media)
-            (-advantage * logprobs[torch.from_numpy(mask)].sum()).backward()
-            values.append(logprobs.detach().numpy())
-            named = reference.model.named_parameters()  # a text row has no gradient in the vision tower
-            found.append({name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named})
-        return values, found
-
-    return compute
+    values, found = [], []
+    for sample, mask, advantage in zip(case.samples, case.masks, ADVANTAGES, strict=True):
+        reference.model.zero_grad()
+        logprobs = reference.logprobs(sample, setting.media)
+        (-advantage * logprobs[torch.from_numpy(mask)].sum()).backward()
+        values.append(logprobs.detach().numpy())
+        named = reference.model.named_parameters()  # a text row has no gradient in the vision tower
+        found.append({name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named})
+    return values, found
 
 
 @pytest.fixture(scope="module")
-def row_gradients(row_losses, vision, plain) -> list[dict[str, torch.Tensor]]:
-    return row_losses(plain(vision.folder.path))[1]
+def row_gradients(case, vision, plain) -> list[dict[str, torch.Tensor]]:
+    return row_losses(case, vision, plain(vision.folder.path))[1]
 
 
 def first_moment(learner: Any) -> dict[str, torch.Tensor]:
@@ -411,12 +414,14 @@ def gradients(group: Any) -> dict[str, torch.Tensor]:
 
 
 # Before the tests of `two_ranks`, which keeps this process's connection to Ray.
-@pytest.fixture(params=[False, True], ids=["tied", "untied"])
+@pytest.fixture(
+    params=[("qwen2_5_vl", False), ("qwen2_5_vl", True), ("internvl", True)], ids=["tied", "untied", "tiles"]
+)
 def many_chunks(request, bench, ray_address, plain) -> Iterator[Any]:
     """Two ranks at ZeRO 3 that compute four tokens' logits at a time, and drop every gathered weight after its use."""
     import ray
 
-    setting = bench("qwen2_5_vl", request.param)
+    setting = bench(*request.param)
     partition = {"stage3_param_persistence_threshold": 0, "reduce_bucket_size": 1000}
     learner = {"max_grad_norm": 1e9, "lr": STILL, "zero_stage": 3, "tokens_per_microbatch": 70}
     learner["deepspeed"] = EXPOSED | {"zero_optimization": partition}
@@ -426,7 +431,7 @@ def many_chunks(request, bench, ray_address, plain) -> Iterator[Any]:
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     reference = plain(setting.folder.path)
     assert reference.model.get_output_embeddings().weight.numel() > partition["reduce_bucket_size"]
-    yield SimpleNamespace(group=group, reference=reference)
+    yield SimpleNamespace(group=group, reference=reference, setting=setting)
     group.close()
 
 
@@ -435,21 +440,27 @@ def _limit_chunks(worker: Any) -> None:
 
 
 @pytest.mark.full
-def test_ranks_with_different_numbers_of_head_chunks_find_the_gradient_of_one(many_chunks, rows, case, row_losses):
-    """Each call of a module at ZeRO 3 is a collective: ranks with 3 and 2 chunks once waited for each other forever."""
+def test_ranks_with_different_numbers_of_head_chunks_find_the_gradient_of_one(many_chunks):
+    """Each call of a module at ZeRO 3 is a collective: ranks with 3 and 2 chunks once waited for each other forever.
+
+    Then one rank has text alone, and the other images.
+    """
     import ray
 
-    with many_chunks.group.learning() as learner:
-        ray.get([actor.__ray_call__.remote(_limit_chunks) for actor in many_chunks.group._ranks._actors])
-        logprobs = learner.logprobs(case.samples)
-        result = learner.update(rows())
-        found = gradients(many_chunks.group)
-    single, gradients_of_rows = row_losses(many_chunks.reference)
-    np.testing.assert_allclose(np.concatenate(logprobs), np.concatenate(single), atol=1e-5)
-    expected = weighted(gradients_of_rows, expected_weights("token-mean", case.tokens))
-    assert found.keys() == expected.keys()
-    assert norm({name: found[name] - expected[name] for name in expected}) < 1e-5 * norm(expected)
-    assert result.metrics["policy/grad_norm"] == pytest.approx(norm(expected), rel=1e-5)
+    case, group = case_of(many_chunks.setting), many_chunks.group
+    single, gradients_of_rows = row_losses(case, many_chunks.setting, many_chunks.reference)
+    weights, text = expected_weights("token-mean", case.tokens), {"text", "one"}
+    with group.learning() as learner:
+        ray.get([actor.__ray_call__.remote(_limit_chunks) for actor in group._ranks._actors])
+        np.testing.assert_allclose(np.concatenate(learner.logprobs(case.samples)), np.concatenate(single), atol=1e-5)
+        for prompts in ({*text, "two"}, text):
+            rows = [row for row in rows_of(case)() if row.sample.prompt.id in prompts]
+            result, found = learner.update(rows), gradients(group)
+            present = [w * (s.prompt.id in prompts) for w, s in zip(weights, case.samples, strict=True)]
+            expected = weighted(gradients_of_rows, present)
+            assert found.keys() == expected.keys()
+            assert norm({name: found[name] - expected[name] for name in expected}) < 1e-5 * norm(expected)
+            assert result.metrics["policy/grad_norm"] == pytest.approx(norm(expected), rel=1e-5)
 
 
 @pytest.fixture(scope="module", params=[0, pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 3])
