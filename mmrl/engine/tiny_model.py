@@ -201,7 +201,7 @@ def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny",
         text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, **ROPE[family]}
     if vision:
         if family in TILED:
-            text["model_type"] = "qwen3"
+            text["model_type"] = "qwen2"
             values = {"image_token_id": ids["<IMG_CONTEXT>"], "image_seq_length": IMAGE_SEQ_LENGTH}
         else:
             values = {f"{name}_id": ids[token] for name, token in VISION_TOKENS.items()}
