@@ -24,6 +24,7 @@ from mmrl.engine.experts import OWN, imbalances, rerouted
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.image_form import Features
 from mmrl.engine.learner_state import SavedState, check_optimizer, save_state
+from mmrl.engine.learner_wishes import compiles
 from mmrl.engine.optimizer_state import OptimizerState
 from mmrl.engine.placement import Reference
 from mmrl.engine.policy import Policy
@@ -79,7 +80,7 @@ class DeepSpeedLearner:
             policy.model.disable_input_require_grads()  # it is on now, and would take a gradient through a frozen tower
         trained = [p for p in policy.parameters() if p.requires_grad]
         self._engine, *_ = deepspeed.initialize(model=policy, model_parameters=trained, config=settings)
-        if device.compiles(self._engine.device.type, settings):
+        if compiles(self._engine.device.type, settings):
             self._engine.compile()  # else DeepSpeed leaves it at a notice
         self.settings = settings
         self._policy, self._reference = policy, reference

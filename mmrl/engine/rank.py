@@ -24,6 +24,7 @@ from mmrl.engine.family import asked_features, refusal
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.hf_sampler import HFSampler
 from mmrl.engine.learner import DeepSpeedLearner
+from mmrl.engine.learner_wishes import check_overlap
 from mmrl.engine.peak import peak
 from mmrl.engine.placement import Reference, place
 from mmrl.engine.policy import Policy, load_policy
@@ -253,7 +254,7 @@ class RankEngine:
         policy = self._load_policy(trained, config.model.freeze, needs.entropy_gradient, lora, saved)
         has_reference = needs.reference_logprobs and lora is None
         largest = max((p.numel() for p in policy.parameters() if p.requires_grad), default=0)
-        device.check_overlap(self._kind, settings, largest)
+        check_overlap(self._kind, settings, largest)
         self._check_hosts(policy, has_reference)
         # Each model is out of the host's memory, or has what it keeps of it, before the next one is read.
         place(policy, settings, torch_device)

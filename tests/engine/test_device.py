@@ -13,6 +13,7 @@ import torch
 
 from mmrl.config.sections import SamplerConfig
 from mmrl.engine import device
+from mmrl.engine.learner_wishes import check_overlap, compiles
 from mmrl.engine.vllm_arguments import OWNED_KEYS, check_engine_keys, written_arguments
 from mmrl.engine.vllm_sampler import engine_arguments
 from mmrl.errors import ConfigError
@@ -253,7 +254,7 @@ def test_a_gradient_that_would_be_freed_while_it_is_reduced_is_refused():
 
     def check(kind: Any, largest: int, **changes: Any) -> None:
         settings = device.learner_config(kind, **LEARNER | {"zero_stage": 2, "overrides": OVERLAP} | changes)
-        device.check_overlap(kind, settings, largest)
+        check_overlap(kind, settings, largest)
 
     with pytest.raises(ConfigError, match=r"free a gradient of 100,000,001 elements .* buckets have 100,000,000"):
         check("cuda", 10**8 + 1)
@@ -269,8 +270,8 @@ def test_only_a_gpus_learner_is_compiled_and_only_if_it_is_asked_for():
     wish = {"compile": {"deepcompile": True}}
     settings = device.learner_config("cuda", **LEARNER | {"overrides": wish})
     assert DeepSpeedConfig(settings).compile_config.deepcompile
-    assert device.compiles("cuda", settings) and not device.compiles("cpu", settings)
-    assert not device.compiles("cuda", device.learner_config("cuda", **LEARNER))
+    assert compiles("cuda", settings) and not compiles("cpu", settings)
+    assert not compiles("cuda", device.learner_config("cuda", **LEARNER))
 
 
 def test_the_learners_own_decisions_are_no_setting_of_the_user():
