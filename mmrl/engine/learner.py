@@ -23,8 +23,8 @@ from mmrl.engine.counting import UnitCost, UpdateCost, UpdateMemory
 from mmrl.engine.experts import OWN, imbalances, rerouted
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.image_form import Features
+from mmrl.engine.learner_settings import compiles
 from mmrl.engine.learner_state import SavedState, check_optimizer, save_state
-from mmrl.engine.learner_wishes import compiles
 from mmrl.engine.optimizer_state import OptimizerState
 from mmrl.engine.placement import Reference
 from mmrl.engine.policy import Policy

@@ -24,7 +24,7 @@ from mmrl.engine.family import asked_features, refusal
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.hf_sampler import HFSampler
 from mmrl.engine.learner import DeepSpeedLearner
-from mmrl.engine.learner_wishes import check_overlap
+from mmrl.engine.learner_settings import check_overlap, learner_config
 from mmrl.engine.peak import peak
 from mmrl.engine.placement import Reference, place
 from mmrl.engine.policy import Policy, load_policy
@@ -241,7 +241,7 @@ class RankEngine:
                 remedy="go on with the checkpoint's model.lora, or export it and start a new run from that folder",
             )
         trained = initial if lora or saved is None else replace(initial, path=str(saved))
-        settings = device.learner_config(
+        settings = learner_config(
             self._kind,
             dtype=self._precision,
             zero_stage=config.learner.zero_stage,
