@@ -13,7 +13,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from mmrl.config.sections import Config
+from mmrl.engine.device import DeviceKind, expert_columns, returns_experts
+from mmrl.engine.folder import ModelFolder
 from mmrl.engine.layout import rows_at
+from mmrl.engine.shape import model_shape
+from mmrl.errors import ConfigError
 
 KERNEL = "mmrl_grouped"
 """The name of ``grouped`` in transformers."""
@@ -151,3 +156,29 @@ def routed(model: Any) -> tuple[Router, ...]:
     for layer, block in enumerate(blocks):
         block.gate = Router(block.gate, layer)
     return tuple(block.gate for block in blocks)
+
+
+def experts_refusal(folder: ModelFolder, config: Config, kind: DeviceKind) -> ConfigError | None:
+    """An error if vLLM's kernels cannot take a mixture's experts, or do not tell which ones they choose.
+
+    Args:
+        kind: The kind of device that vLLM runs on.
+    """
+    sampler, mixture = config.sampler, model_shape(folder.config).mixture
+    if mixture is None or sampler.name != "vllm":
+        return None
+    width, columns = mixture.width // sampler.tensor_parallel_size, expert_columns(kind)
+    if width % columns:
+        return ConfigError(
+            f"vLLM's kernels for a CPU need a multiple of {columns} columns of each expert: a rank has {width}",
+            where=f"model.path: {folder.name}; sampler.tensor_parallel_size: {sampler.tensor_parallel_size}",
+            remedy="set sampler.name: hf, or share the experts among fewer ranks",
+        )
+    if config.learner.routing != "own" and not returns_experts(kind, sampler.pipeline_parallel_size):
+        return ConfigError(
+            f"vLLM {'on a CPU' if kind == 'cpu' else 'with a pipeline'} does not tell the experts that it chooses",
+            where=f"learner.routing: {config.learner.routing}",
+            possible="own; or any with sampler.name: hf, or on a GPU without a pipeline",
+            remedy="set sampler.name: hf, or remove learner.routing",
+        )
+    return None

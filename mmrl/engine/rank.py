@@ -20,6 +20,7 @@ from mmrl.config.sections import LoraConfig
 from mmrl.engine import device
 from mmrl.engine.adapters import is_adapter
 from mmrl.engine.collation import Collator, shares_prefix
+from mmrl.engine.experts import experts_refusal
 from mmrl.engine.family import asked_features, refusal
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.hf_sampler import HFSampler
@@ -65,7 +66,10 @@ class RankEngine:
     ) -> None:
         self._precision = device.precision(kind, spec.config.model.dtype)
         asked = asked_features(spec.config, samples=spec.with_sampler, learns=spec.algorithm is not None)
-        if (error := refusal(spec.folder.family, asked, kind, self._precision)) is not None:
+        error = refusal(spec.folder.family, asked, kind, self._precision)
+        if spec.with_sampler:
+            error = error or experts_refusal(spec.folder, spec.config, kind)
+        if error is not None:
             raise error
         self._config, self._folder, self._media, self._kind = spec.config, spec.folder, spec.media, kind
         self._images = ImageInputs(spec.folder, spec.media)

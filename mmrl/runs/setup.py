@@ -464,35 +464,14 @@ class RunSetup:
         self._check_experts(folder, shape.mixture)
 
     def _check_experts(self, folder: ModelFolder, mixture: MixtureShape | None) -> None:
-        """See that what the config wants of experts is there, and that vLLM's kernels can take them."""
-        from mmrl.engine.device import detect, expert_columns, returns_experts
-
-        config = self.config
-        wants = {"router_aux_loss_coef": config.learner.router_aux_loss_coef > 0}
-        wants["routing"] = config.learner.routing != "own"
-        if mixture is None:
-            for key in (key for key, wanted in wants.items() if wanted):
-                raise ConfigError(
-                    f"a model of type {folder.family.model_type} has no experts",
-                    where=f"learner.{key}: {getattr(config.learner, key)}",
-                    remedy=f"remove learner.{key}, or choose a mixture of experts",
-                )
-            return
-        if config.sampler.name != "vllm" or not self.with_sampler or config.cluster.name == "ray":
-            return  # with Ray, this machine's device need not be that of the ranks
-        kind, width = detect(), mixture.width // config.sampler.tensor_parallel_size
-        if width % (columns := expert_columns(kind)):
+        """See that the model has experts if the config wants something of them."""
+        learner = self.config.learner
+        wants = {"router_aux_loss_coef": learner.router_aux_loss_coef > 0, "routing": learner.routing != "own"}
+        for key in (key for key, wanted in wants.items() if wanted and mixture is None):
             raise ConfigError(
-                f"vLLM's kernels for a CPU need a multiple of {columns} columns of each expert: a rank has {width}",
-                where=f"model.path: {folder.name}; sampler.tensor_parallel_size: {config.sampler.tensor_parallel_size}",
-                remedy="set sampler.name: hf, or share the experts among fewer ranks",
-            )
-        if wants["routing"] and not returns_experts(kind, config.sampler.pipeline_parallel_size):
-            raise ConfigError(
-                f"vLLM {'on a CPU' if kind == 'cpu' else 'with a pipeline'} does not tell the experts that it chooses",
-                where=f"learner.routing: {config.learner.routing}",
-                possible="own; or any with sampler.name: hf, or on a GPU without a pipeline",
-                remedy="set sampler.name: hf, or remove learner.routing",
+                f"a model of type {folder.family.model_type} has no experts",
+                where=f"learner.{key}: {getattr(learner, key)}",
+                remedy=f"remove learner.{key}, or choose a mixture of experts",
             )
 
     def _check_quantization(self) -> None:

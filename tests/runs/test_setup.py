@@ -21,7 +21,6 @@ from mmrl.engine.family import FAMILIES
 from mmrl.errors import ConfigError, PluginError, ResourceError
 from mmrl.runs.setup import RunSetup
 
-TWO = ("cluster.name=ray", "cluster.ranks=2")
 REWARDS = """
 from mmrl.interfaces import Reward
 
@@ -246,21 +245,39 @@ def mixture(models: Callable[[str], Path], tmp_path: Path, columns: int) -> str:
     return f"model.path={folder}"
 
 
+@pytest.mark.parametrize(("columns", "error"), [(768, ""), (771, "each of the model's experts has 771 columns")])
+def test_experts_that_ranks_cannot_divide_are_refused(columns, error, models, config_file, tmp_path, capsys):
+    sizes = ["sampler.tensor_parallel_size=2", "cluster.name=ray", "cluster.ranks=2"]
+    code = main(["check", config_file, mixture(models, tmp_path, columns), *sizes])
+    assert code == (2 if error else 0) and error in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("columns", "settings", "error"),
     [
-        (768, ["sampler.tensor_parallel_size=2", *TWO], ""),
-        (771, ["sampler.tensor_parallel_size=2", *TWO], "each of the model's experts has 771 columns"),
-        (48, [], "a multiple of 32 columns of each expert: a rank has 48"),
-        (48, ["sampler.name=hf", "learner.router_aux_loss_coef=0.01", "learner.routing=replayed"], ""),
-        (32, ["learner.routing=compared"], "vLLM on a CPU does not tell the experts that it chooses"),
+        (48, {}, "a multiple of 32 columns of each expert: a rank has 48"),
+        (48, {"sampler": {"name": "hf"}, "learner": {"routing": "replayed"}}, ""),
+        (32, {}, ""),
+        (32, {"learner": {"routing": "compared"}}, "vLLM on a CPU does not tell the experts that it chooses"),
     ],
 )
-def test_experts_that_the_sampler_cannot_take_are_refused(
-    columns, settings, error, models, config_file, tmp_path, capsys
+def test_experts_that_vllm_cannot_take_on_this_device_end_a_run_before_its_engines_start(
+    columns, settings, error, models, tmp_path, config
 ):
-    code = main(["check", config_file, mixture(models, tmp_path, columns), *settings])
-    assert code == (2 if error else 0) and error in capsys.readouterr().err
+    from mmrl.engine.experts import experts_refusal
+    from mmrl.engine.folder import ModelFolder
+    from mmrl.engine.rank import RankEngine
+    from mmrl.engine.spec import EngineSpec
+
+    folder = ModelFolder.open(mixture(models, tmp_path, columns).partition("=")[2])
+    checked = from_mapping(config([], **settings))
+    found = experts_refusal(folder, checked, "cpu")
+    assert error in str(found) if error else found is None
+    assert experts_refusal(folder, checked, "cuda") is None
+    if error:
+        spec = EngineSpec(checked, folder, None, None, 0, with_sampler=True)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="experts"):
+            RankEngine(spec, "cpu")
 
 
 @pytest.mark.parametrize("setting", ["learner.router_aux_loss_coef=0.01", "learner.routing=replayed"])
