@@ -58,7 +58,7 @@ FORWARDS = {
     "qwen2_5_vl": f"{FORWARD} {IMAGES} second_per_grid_ts mm_encoder_outputs",
     "qwen3_vl": f"{FORWARD} {IMAGES} mm_encoder_outputs",  # use_cache goes on to its language model, which names it
     "internvl": "input_ids pixel_values attention_mask position_ids past_key_values inputs_embeds "
-    "vision_feature_layer vision_feature_select_strategy mm_encoder_outputs",  # read in 5.19, not in 5.18
+    "vision_feature_layer vision_feature_select_strategy mm_encoder_outputs",
     "qwen2": FORWARD,
     "qwen3": FORWARD,
     "llama": FORWARD,
