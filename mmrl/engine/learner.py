@@ -18,9 +18,9 @@ import torch
 
 from mmrl.config.sections import LearnerConfig, LoraConfig
 from mmrl.engine import device
-from mmrl.engine.collation import Collator, PackedInputs
+from mmrl.engine.collation import Collator
 from mmrl.engine.counting import UnitCost, UpdateCost, UpdateMemory
-from mmrl.engine.experts import OWN, imbalances, rerouted
+from mmrl.engine.experts import OWN, with_routing
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.image_form import Features
 from mmrl.engine.learner_settings import compiles
@@ -299,7 +299,8 @@ class DeepSpeedLearner:
         loss = idle  # the other ranks have more micro-batches
         if rows:
             partial = partial_loss(self._algorithm, rows, logprobs_T[:length], entropy_T[:length])
-            partial = self._with_experts(partial, rows, inputs, num_rows)
+            balance = self._config.router_aux_loss_coef / num_rows if num_rows else 0.0
+            partial = with_routing(partial, self._policy.routers, inputs, [row.mask for row in rows], balance)
             # DeepSpeed averages gradients over ranks; the sequence weights already span all of them.
             loss = partial.loss * self._engine.world_size + idle
             if not math.isfinite(partial.sums["loss/total"]):
@@ -309,24 +310,6 @@ class DeepSpeedLearner:
         self._engine.backward(loss)
         partial = PartialLoss(partial.loss.detach(), partial.sums, partial.tokens)
         return partial, logprobs_T.detach(), entropy_T.detach()
-
-    def _with_experts(
-        self, partial: PartialLoss, rows: Sequence[TrainingRow], inputs: PackedInputs, num_rows: int
-    ) -> PartialLoss:
-        """A micro-batch's loss with its share of the routers' loss, and the share of tokens with other experts."""
-        loss, sums = partial.loss, dict(partial.sums)
-        if num_rows:
-            balance = imbalances(self._policy.routers)[: len(rows)].sum()
-            balance = balance * (self._config.router_aux_loss_coef / num_rows)
-            loss = loss + balance.to(loss)
-            sums["loss/router_aux"] = float(balance.detach())
-            sums["loss/total"] += sums["loss/router_aux"]
-        if inputs.routing.recorded_SLK is not None:
-            mask_T = torch.from_numpy(np.concatenate([row.mask for row in rows])).to(inputs.predicting_T.device)
-            tokens_T, layers_T = rerouted(self._policy.routers, inputs.predicting_T[: len(mask_T)])
-            sums["mismatch/rerouted_tokens"] = float((tokens_T & mask_T).sum())
-            sums["mismatch/rerouted_choices"] = float((layers_T * mask_T).sum())
-        return PartialLoss(loss, sums, partial.tokens)
 
     def _finish_step(self) -> float:
         """Let DeepSpeed take its optimizer step; returns the norm of all ranks' gradient before clipping.
