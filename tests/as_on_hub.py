@@ -12,6 +12,7 @@ from typing import Any
 from mmrl.engine.tiny_model import TILE_TOKENS, chat_template, turn_experts, write_tokenizer
 
 TEXT: dict[str, dict[str, Any]] = {
+    "internvl": {"model_type": "qwen3"},  # the other language model that it may have
     "qwen3_vl": {"num_hidden_layers": 3},  # one more than take features from deep in the tower
     "qwen3_5": {"num_hidden_layers": 3, "full_attention_interval": 2},
     "qwen3_5_text": {"num_hidden_layers": 3, "full_attention_interval": 2},

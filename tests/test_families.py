@@ -143,7 +143,13 @@ def test_a_start_folder_is_as_on_the_hub(run):
     text = config.get("text_config", config)
     assert "rope_theta" in text and "rope_parameters" not in text and config["torch_dtype"] == "bfloat16"
     assert not config["tie_word_embeddings"] and (run.start / "model.safetensors.index.json").is_file()
-    assert "lm_head.weight" in set(keys(run.start))
+    tiles = config["model_type"] == "internvl"
+    assert ("language_model.lm_head.weight" if tiles else "lm_head.weight") in set(keys(run.start))
+    if tiles:
+        assert text["model_type"] == "qwen3"
+        assert {name.partition(".")[0] for name in keys(run.start)} == {
+            "language_model", "vision_tower", "multi_modal_projector"
+        }  # fmt: skip
     if config["model_type"] in ("qwen2_vl", "qwen2_5_vl"):
         assert text is config and text["rope_scaling"]["type"] == "mrope"
         assert {name.partition(".")[0] for name in keys(run.start)} == {"visual", "model", "lm_head"}

@@ -21,7 +21,7 @@ def test_every_test_that_the_list_of_thresholds_names_exists() -> None:
 
 
 def test_every_constant_that_the_list_names_is_in_its_module() -> None:
-    found = re.findall(r"\| `([\w/]+\.py)` ([A-Z][A-Z_]+(?:, [A-Z][A-Z_]+)*)", LIST)
+    found = re.findall(r"\| `([\w/]+\.py)` ([A-Z][A-Z0-9_]+(?:, [A-Z][A-Z0-9_]+)*)", LIST)
     assert len(found) > 10
     for file, names in found:
         places = [path for path in (TESTS.parent / "mmrl" / file, TESTS.parent / file) if path.exists()]

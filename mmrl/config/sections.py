@@ -118,9 +118,9 @@ class DataConfig(Section):
     image_root: Annotated[Text | None, MAY_CHANGE] = None
     """Folder that relative image paths start from and stay below; null is the dataset's own."""
     min_pixels: Count = 3136
-    """Smaller images are enlarged to this many pixels."""
+    """Smaller images are enlarged to this many pixels, or whole tiles if the model cuts images into tiles."""
     max_pixels: Count = 1003520
-    """Larger images are reduced to this many pixels."""
+    """Larger images are reduced to this many pixels, or to the whole tiles that fit: InternVL's have 200704 each."""
 
     def contradictions(self) -> Iterator[Contradiction]:
         mixed = (self.train, *self.mix)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -19,6 +20,11 @@ from mmrl.engine.folder import ModelFolder
 from mmrl.engine.layout import rows_at
 from mmrl.engine.shape import model_shape
 from mmrl.errors import ConfigError
+from mmrl.ops.objective import PartialLoss
+from mmrl.types import BoolArray
+
+if TYPE_CHECKING:
+    from mmrl.engine.collation import PackedInputs
 
 KERNEL = "mmrl_grouped"
 """The name of ``grouped`` in transformers."""
@@ -111,10 +117,33 @@ def imbalances(routers: Sequence[Router]) -> torch.Tensor:
 
 
 def rerouted(routers: Sequence[Router], predicting_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(T,) whether a layer has sent the token that predicts a completion token to other experts than recorded, and the
+    """(T,) True where a layer sent the token that predicts a completion token to other experts than recorded, and the
     share of layers that have; both False and 0 where nothing is recorded."""
     differs_LT = torch.stack([router.differs_S for router in routers if router.differs_S is not None])[:, predicting_T]
     return differs_LT.any(0), differs_LT.float().mean(0)
+
+
+def with_routing(
+    partial: PartialLoss, routers: Sequence[Router], inputs: PackedInputs, masks: Sequence[BoolArray], balance: float
+) -> PartialLoss:
+    """A micro-batch's loss with its part of the routers' loss, and the share of its tokens with other experts.
+
+    Args:
+        masks: Of each sample, the tokens that the policy wrote.
+        balance: The factor of a sample's ``imbalances`` in the loss; 0 for none.
+    """
+    loss, sums = partial.loss, dict(partial.sums)
+    if balance:
+        imbalance = balance * imbalances(routers)[: len(masks)].sum()
+        loss = loss + imbalance.to(loss)
+        sums["loss/router_aux"] = float(imbalance.detach())
+        sums["loss/total"] += sums["loss/router_aux"]
+    if inputs.routing.recorded_SLK is not None:
+        mask_T = torch.from_numpy(np.concatenate(masks)).to(inputs.predicting_T.device)
+        tokens_T, layers_T = rerouted(routers, inputs.predicting_T[: len(mask_T)])
+        sums["mismatch/rerouted_tokens"] = float((tokens_T & mask_T).sum())
+        sums["mismatch/rerouted_choices"] = float((layers_T * mask_T).sum())
+    return PartialLoss(loss, sums, partial.tokens)
 
 
 def grouped(experts: Any, hidden_SH: torch.Tensor, chosen_SK: torch.Tensor, weights_SK: torch.Tensor) -> torch.Tensor:

@@ -175,7 +175,7 @@ class OneGrid(ImageForm):
     def tower_inputs(
         self, body: Any, grids_U3: torch.Tensor, where: str, dtype: torch.dtype
     ) -> dict[str, torch.Tensor | int]:
-        """What the tower would otherwise compute from the grids.
+        """The inputs that the tower would otherwise compute from the grids.
 
         It would read the grids as plain numbers, and on a GPU the host would wait for all work under way. So the grids
         stay in the host's memory, and so do the bounds of attention where the tower reads those
@@ -240,7 +240,7 @@ class Tiles(ImageForm):
             merge=round(1 / self.config.downsample_ratio),
             out=out,
             merger_width=out,
-            heads=vision.num_attention_heads,
+            heads=0,
             class_tokens=1,
             scaled=True,
         )

@@ -20,14 +20,14 @@ from mmrl.config.sections import LearnerConfig, LoraConfig
 from mmrl.engine import device
 from mmrl.engine.collation import Collator
 from mmrl.engine.counting import UnitCost, UpdateCost, UpdateMemory
-from mmrl.engine.experts import OWN
+from mmrl.engine.experts import OWN, with_routing
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.image_form import Features
+from mmrl.engine.learner_settings import compiles
 from mmrl.engine.learner_state import SavedState, check_optimizer, save_state
 from mmrl.engine.optimizer_state import OptimizerState
 from mmrl.engine.placement import Reference
 from mmrl.engine.policy import Policy
-from mmrl.engine.routers_loss import with_experts
 from mmrl.engine.vision import BLANK, idle_sample
 from mmrl.engine.weights import Failures, save_adapter, save_model
 from mmrl.engine_api import UpdateResult
@@ -80,7 +80,7 @@ class DeepSpeedLearner:
             policy.model.disable_input_require_grads()  # it is on now, and would take a gradient through a frozen tower
         trained = [p for p in policy.parameters() if p.requires_grad]
         self._engine, *_ = deepspeed.initialize(model=policy, model_parameters=trained, config=settings)
-        if device.compiles(self._engine.device.type, settings):
+        if compiles(self._engine.device.type, settings):
             self._engine.compile()  # else DeepSpeed leaves it at a notice
         self.settings = settings
         self._policy, self._reference = policy, reference
@@ -299,8 +299,8 @@ class DeepSpeedLearner:
         loss = idle  # the other ranks have more micro-batches
         if rows:
             partial = partial_loss(self._algorithm, rows, logprobs_T[:length], entropy_T[:length])
-            share = self._config.router_aux_loss_coef / num_rows if num_rows else 0.0
-            partial = with_experts(partial, self._policy.routers, inputs, rows, share)
+            balance = self._config.router_aux_loss_coef / num_rows if num_rows else 0.0
+            partial = with_routing(partial, self._policy.routers, inputs, [row.mask for row in rows], balance)
             # DeepSpeed averages gradients over ranks; the sequence weights already span all of them.
             loss = partial.loss * self._engine.world_size + idle
             if not math.isfinite(partial.sums["loss/total"]):

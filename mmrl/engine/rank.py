@@ -25,6 +25,7 @@ from mmrl.engine.family import asked_features, refusal
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.hf_sampler import HFSampler
 from mmrl.engine.learner import DeepSpeedLearner
+from mmrl.engine.learner_settings import check_overlap, learner_config
 from mmrl.engine.peak import peak
 from mmrl.engine.placement import Reference, place
 from mmrl.engine.policy import Policy, load_policy
@@ -244,7 +245,7 @@ class RankEngine:
                 remedy="go on with the checkpoint's model.lora, or export it and start a new run from that folder",
             )
         trained = initial if lora or saved is None else replace(initial, path=str(saved))
-        settings = device.learner_config(
+        settings = learner_config(
             self._kind,
             dtype=self._precision,
             zero_stage=config.learner.zero_stage,
@@ -257,7 +258,7 @@ class RankEngine:
         policy = self._load_policy(trained, config.model.freeze, needs.entropy_gradient, lora, saved)
         has_reference = needs.reference_logprobs and lora is None
         largest = max((p.numel() for p in policy.parameters() if p.requires_grad), default=0)
-        device.check_overlap(self._kind, settings, largest)
+        check_overlap(self._kind, settings, largest)
         self._check_hosts(policy, has_reference)
         # Each model is out of the host's memory, or has what it keeps of it, before the next one is read.
         place(policy, settings, torch_device)

@@ -201,7 +201,7 @@ def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny",
         text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, **ROPE[family]}
     if vision:
         if family in TILED:
-            text["model_type"] = "qwen3"
+            text["model_type"] = "qwen2"
             values = {"image_token_id": ids["<IMG_CONTEXT>"], "image_seq_length": IMAGE_SEQ_LENGTH}
         else:
             values = {f"{name}_id": ids[token] for name, token in VISION_TOKENS.items()}
@@ -236,7 +236,7 @@ def turn_experts(folder: Path, family: str) -> None:
         weights = load_file(path)
         for name in filter(FAMILIES[family].turned_in_files, weights):
             weights[name] = weights[name].transpose(1, 2).contiguous()
-        save_file(weights, path, metadata=dict(format="pt"))  # noqa: C408, a reward has that string as its name
+        save_file(weights, path, metadata=dict(format="pt"))  # noqa: C408, as in ``weights.save_weights``
 
 
 def write_processor(

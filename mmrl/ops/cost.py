@@ -86,7 +86,7 @@ class TowerShape:
         merger_width: Width between the two matrices of a merger; by default that of the merged patches.
         windowed_layers: Layers that attend within windows; the others attend to the whole image.
         window: Both sides of a window, in tokens.
-        heads: Heads of a layer's attention.
+        heads: Heads of a layer's attention that vLLM divides among ranks; 0 if each rank has all.
         class_tokens: Tokens of each frame beside its patches.
         scaled: True if trained factors scale what a layer's last matrix gives.
     """

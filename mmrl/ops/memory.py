@@ -18,7 +18,8 @@ _BUCKET, _REUSE, _SUB_GROUP = 5 * 10**8, 10**9, 10**9
 """DeepSpeed's defaults of ``reduce_bucket_size``, ``stage3_max_reuse_distance`` and ``sub_group_size``."""
 _ALLREDUCED = 5 * 10**8
 """Gradients that DeepSpeed copies at a time to add them up over ranks without ZeRO."""
-NF4_BLOCK, NF4_BLOCKS = 64, 256
+NF4_BLOCK = 64
+NF4_BLOCKS = 256
 """Weights in 4 bits that share a scale, and scales in 8 bits that share one."""
 NF4_BYTES = 1 / 2 + 1 / NF4_BLOCK + 4 / (NF4_BLOCK * NF4_BLOCKS)
 """Bytes of a weight in 4 bits."""

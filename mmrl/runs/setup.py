@@ -414,7 +414,7 @@ class RunSetup:
         return found, loader
 
     def _check_learner(self) -> None:
-        from mmrl.engine.device import LEARNER_KEYS, OWNED_LEARNER_KEYS
+        from mmrl.engine.learner_settings import LEARNER_KEYS, OWNED_LEARNER_KEYS
 
         settings = self.config.learner.deepspeed
         if "tensor_parallel" in settings:

@@ -13,6 +13,7 @@ import torch
 
 from mmrl.config.sections import SamplerConfig
 from mmrl.engine import device
+from mmrl.engine.learner_settings import LEARNER_KEYS, check_overlap, compiles, learner_config
 from mmrl.engine.vllm_arguments import OWNED_KEYS, check_engine_keys, written_arguments
 from mmrl.engine.vllm_sampler import engine_arguments
 from mmrl.errors import ConfigError
@@ -193,7 +194,7 @@ def test_deepspeed_accepts_the_settings_for_many_ranks(kind, dtype, stage, start
 
     start()  # DeepSpeed asks the process group for its size
     monkeypatch.setattr("deepspeed.comm.get_world_size", lambda *_: 8)
-    settings = device.learner_config(kind, **LEARNER | {"dtype": dtype, "zero_stage": stage})
+    settings = learner_config(kind, **LEARNER | {"dtype": dtype, "zero_stage": stage})
     built = DeepSpeedConfig(settings)
     assert built.world_size == built.train_batch_size == 8 and built.gradient_accumulation_steps == 1
     assert built.zero_config.stage == stage and built.gradient_clipping == 0.5
@@ -214,7 +215,7 @@ def test_deepspeed_steps_with_torchs_fused_adamw(stage, offload, start):
         pytest.skip("there is nothing to offload without ZeRO")
     start()
     layer = torch.nn.Linear(8, 8, dtype=torch.bfloat16)
-    settings = device.learner_config("cpu", **LEARNER | {"zero_stage": stage, "offload": offload})
+    settings = learner_config("cpu", **LEARNER | {"zero_stage": stage, "offload": offload})
     engine, *_ = deepspeed.initialize(model=layer, model_parameters=layer.parameters(), config=settings)
     engine.backward(engine(torch.ones(2, 8, dtype=torch.bfloat16)).float().sum())
     engine.step()
@@ -233,7 +234,7 @@ def test_with_the_settings_for_cuda_steps_too_small_for_bfloat16_are_not_lost(st
     start()
     layer = torch.nn.Linear(8, 8, bias=False, dtype=torch.bfloat16)
     before = layer.weight.detach().float()
-    settings = device.learner_config("cuda", **LEARNER | {"zero_stage": stage, "lr": 1e-6, "weight_decay": 0.0})
+    settings = learner_config("cuda", **LEARNER | {"zero_stage": stage, "lr": 1e-6, "weight_decay": 0.0})
     if bucket is not None:
         settings["zero_optimization"]["reduce_bucket_size"] = bucket
     engine, *_ = deepspeed.initialize(model=layer, model_parameters=layer.parameters(), config=settings)
@@ -252,8 +253,8 @@ def test_a_gradient_that_would_be_freed_while_it_is_reduced_is_refused():
     """DeepSpeed does not guard it at stage 2 on a GPU; the bucket has 100 million elements."""
 
     def check(kind: Any, largest: int, **changes: Any) -> None:
-        settings = device.learner_config(kind, **LEARNER | {"zero_stage": 2, "overrides": OVERLAP} | changes)
-        device.check_overlap(kind, settings, largest)
+        settings = learner_config(kind, **LEARNER | {"zero_stage": 2, "overrides": OVERLAP} | changes)
+        check_overlap(kind, settings, largest)
 
     with pytest.raises(ConfigError, match=r"free a gradient of 100,000,001 elements .* buckets have 100,000,000"):
         check("cuda", 10**8 + 1)
@@ -267,22 +268,22 @@ def test_only_a_gpus_learner_is_compiled_and_only_if_it_is_asked_for():
     from deepspeed.runtime.config import DeepSpeedConfig
 
     wish = {"compile": {"deepcompile": True}}
-    settings = device.learner_config("cuda", **LEARNER | {"overrides": wish})
+    settings = learner_config("cuda", **LEARNER | {"overrides": wish})
     assert DeepSpeedConfig(settings).compile_config.deepcompile
-    assert device.compiles("cuda", settings) and not device.compiles("cpu", settings)
-    assert not device.compiles("cuda", device.learner_config("cuda", **LEARNER))
+    assert compiles("cuda", settings) and not compiles("cpu", settings)
+    assert not compiles("cuda", learner_config("cuda", **LEARNER))
 
 
 def test_the_learners_own_decisions_are_no_setting_of_the_user():
-    decided = device.learner_config("cuda", **LEARNER).keys()
-    assert decided - device.LEARNER_KEYS == {
+    decided = learner_config("cuda", **LEARNER).keys()
+    assert decided - LEARNER_KEYS == {
         "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "bf16",
     }  # fmt: skip
 
 
 def test_settings_of_the_user_are_merged_into_the_defaults():
     overrides = {"zero_optimization": {"reduce_bucket_size": 9}, "optimizer": {"params": {"eps": 1e-6}}}
-    settings = device.learner_config("cuda", **{**LEARNER, "overrides": overrides})
+    settings = learner_config("cuda", **{**LEARNER, "overrides": overrides})
     assert settings["zero_optimization"]["stage"] == 3 and settings["zero_optimization"]["reduce_bucket_size"] == 9
     assert settings["optimizer"]["params"] == {
         "lr": 1e-4, "weight_decay": 0.1, "betas": [0.9, 0.999], "torch_adam": True, "fused": True, "eps": 1e-6,
@@ -329,7 +330,7 @@ def test_a_reference_is_sharded_at_zero_3_and_else_whole_in_a_gpus_host(kind, st
 def test_buckets_are_small_on_cuda_and_the_users_come_first():
     def bucket(kind, stage, **zero):
         overrides = {"zero_optimization": zero}
-        settings = device.learner_config(kind, **LEARNER | {"zero_stage": stage, "overrides": overrides})
+        settings = learner_config(kind, **LEARNER | {"zero_stage": stage, "overrides": overrides})
         return settings["zero_optimization"].get("reduce_bucket_size")
 
     assert [bucket("cuda", stage) for stage in range(4)] == [None, 10**8, 10**8, 10**8]

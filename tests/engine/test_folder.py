@@ -109,6 +109,12 @@ def test_a_family_that_is_not_supported_is_refused_whether_transformers_knows_it
     assert "qwen2_5_vl (Qwen2.5-VL)" in caught.value.possible
 
 
+def test_a_language_model_that_a_family_may_not_have_is_refused(changed):
+    with pytest.raises(ConfigError, match="'internvl' whose language model is 'qwen3_moe' are not supported") as caught:
+        ModelFolder.open(str(changed("internvl", text_config={"model_type": "qwen3_moe"})))
+    assert caught.value.possible == "language models of type qwen2, qwen3"
+
+
 @pytest.mark.parametrize(("family", "as_on_hub"), [("qwen2", False), ("qwen2", True), ("qwen2_5_vl", True)])
 def test_sliding_window_attention_is_refused(family, as_on_hub, changed):
     folder = changed(
@@ -122,6 +128,16 @@ def test_a_folder_without_sampling_defaults_opens(models, tmp_path):
     folder = shutil.copytree(models("qwen2_5_vl"), tmp_path / "model")
     (folder / "generation_config.json").unlink()
     assert ModelFolder.open(str(folder)).vocabulary.eos
+
+
+def test_limits_of_pixels_are_limits_of_tiles_within_the_processors_own(bench):
+    folder = bench("internvl").folder
+    found = folder.images.processor_arguments(folder.image_sizes(2 * 56**2 - 5, 6 * 56**2 + 5))
+    assert found == {"crop_to_patches": True, "min_patches": 2, "max_patches": 6}
+    assert folder.images.processor_arguments(folder.image_sizes(0, 100 * 56**2))["max_patches"] == 12
+    assert folder.image_tokens(56, 56) == 4 and folder.image_tokens(112, 168) == 7 * 4
+    assert folder.images.largest_grid(100 * 56**2, 1000) == (13, 4, 4)
+    assert folder.images.largest_grid(100 * 56**2, 21) == (5, 4, 4)
 
 
 @pytest.mark.parametrize(("family", "factor"), [("qwen2_vl", 28), ("qwen3_vl", 28)])

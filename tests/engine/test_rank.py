@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from mmrl.engine import device, policy, rank
+from mmrl.engine import device, learner, policy, rank
 from mmrl.engine.device import DeviceKind
 from mmrl.engine.family import Limit
 from mmrl.engine.learner import DeepSpeedLearner
@@ -336,7 +336,7 @@ def test_the_record_holds_what_a_gpu_was_asked_for(recording):
 
 
 def test_a_learner_is_compiled_if_it_is_asked_for(recording, monkeypatch):
-    monkeypatch.setattr(device, "compiles", lambda kind, settings: settings["compile"]["deepcompile"])
+    monkeypatch.setattr(learner, "compiles", lambda kind, settings: settings["compile"]["deepcompile"])
     for wish in (False, True):
         recording.engine("cuda", learner={"deepspeed": {"compile": {"deepcompile": wish}}})
         assert ("DeepSpeed compiles" in recording.since()) == wish

@@ -32,9 +32,9 @@ def _step(bench: Bench, widths: Any, way: str, weights: dict[str, Any], name: st
     """float32 weights, with the settings that the learner would give."""
     import torch
 
-    from mmrl.engine import device
+    from mmrl.engine.learner_settings import learner_config
 
-    settings = device.learner_config(
+    settings = learner_config(
         bench.kind, dtype="bfloat16", zero_stage=1, max_grad_norm=1.0, lr=1e-2, weight_decay=0.0, overrides={}
     )["optimizer"]["params"]
     options = {key: value for key, value in settings.items() if key not in ("torch_adam", "fused", "foreach")}

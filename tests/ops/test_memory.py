@@ -145,7 +145,9 @@ def kept_bytes(model: Any, inputs: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen2", "qwen3", "qwen3_moe", "qwen3_5_text"])
+@pytest.mark.parametrize(
+    "family", ["qwen2_5_vl", "qwen3_vl", "internvl", "qwen2", "qwen3", "qwen3_moe", "qwen3_5_text"]
+)
 def test_activations_are_about_what_autograd_keeps(family: str, dtype: str, models: Callable[[str], Path]) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -159,7 +161,11 @@ def test_activations_are_about_what_autograd_keeps(family: str, dtype: str, mode
     ids = torch.randint(20, 200, (1, count))
     inputs: dict[str, Any] = {"input_ids": ids}
     grids: tuple[tuple[int, int, int], ...] = ()
-    if vision:
+    if family == "internvl":
+        grids = ((36, 4, 4),)
+        ids[:, :144] = config.image_token_id
+        inputs["pixel_values"] = torch.randn(36, 3, 56, 56, dtype=getattr(torch, dtype))
+    elif vision:
         grids = ((1, 24, 24),)
         ids[:, :144] = config.image_token_id
         inputs |= {

@@ -10,6 +10,7 @@ from mmrl.config.sections import Config
 from mmrl.engine import device
 from mmrl.engine.counting import training_of
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.learner_settings import learner_config
 from mmrl.engine.shape import model_shape
 from mmrl.engine.sizes import quantized_sizes
 from mmrl.interfaces import Algorithm
@@ -111,7 +112,7 @@ class PlannedModel:
     def states(self, config: Config) -> States:
         """States of one rank."""
         learner = config.learner
-        settings = device.learner_config(
+        settings = learner_config(
             self.kind,
             dtype=self.precision,
             zero_stage=learner.zero_stage,

@@ -1,0 +1,122 @@
+"""DeepSpeed's settings: those that the learner decides by the device, and those that a config may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mmrl.engine.device import DeviceKind, merged
+from mmrl.errors import ConfigError
+
+REDUCE_BUCKET = 10**8
+"""Gradients that DeepSpeed reduces at a time on CUDA. Its buffer is that large whatever the model, at stage 3 for the
+length of the run: 0.2 GB in bfloat16, where DeepSpeed's own 500 million take 1 GB. Messages are long enough."""
+
+
+def learner_config(
+    kind: DeviceKind,
+    *,
+    dtype: str,
+    zero_stage: int,
+    max_grad_norm: float,
+    lr: float,
+    weight_decay: float,
+    offload: str = "none",
+    overrides: Mapping[str, Any],
+) -> dict[str, Any]:
+    """DeepSpeed's configuration.
+
+    torch's AdamW steps the weights, wherever they are, in one pass over the memory (``fused``): on a CPU that is
+    3.5 times faster than without, and on a GPU nothing temporary is made. DeepSpeed's own AdamW for hosts is compiled
+    on first use, and a checkpoint could not be read without it.
+
+    Gradients are reduced beside the backward pass at stage 3 only, which is DeepSpeed's default. At stages 1 and 2,
+    DeepSpeed 0.19.8 lets the backward pass wait for the reduction before, so that little is gained. With
+    ``overlap_comm: true`` it waits for the whole device at the end of each backward pass that reduces, before anything
+    here reads gradients or weights. See ``check_overlap`` for the case that it does not guard.
+
+    One micro-batch per DeepSpeed step is declared; the learner marks the boundary of an optimizer step itself, since
+    the number of micro-batches differs from step to step.
+    """
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": max_grad_norm,
+        "zero_optimization": {"stage": zero_stage},
+        "optimizer": {
+            "type": "AdamW",
+            "params": {
+                "lr": lr,
+                "weight_decay": weight_decay,
+                "betas": [0.9, 0.999],
+                "torch_adam": True,
+                "fused": True,
+            },
+        },
+        "bf16": {"enabled": dtype == "bfloat16"},
+        "steps_per_print": 2**31 - 1,
+        "wall_clock_breakdown": False,
+    }
+    if dtype == "bfloat16" and zero_stage >= 2:
+        # A bfloat16 sum over micro-batches would lose digits as their number grows.
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
+    if kind == "cuda" and zero_stage:
+        config["zero_optimization"] |= {"reduce_bucket_size": REDUCE_BUCKET}
+    if offload != "none":
+        place = {"device": "cpu", "pin_memory": kind == "cuda"}
+        config["zero_optimization"] |= {"offload_optimizer": place}
+        config["zero_optimization"] |= {"offload_param": place} if offload == "parameters" else {}
+        config["zero_force_ds_cpu_optimizer"] = False
+    return merged(config, overrides)
+
+
+LEARNER_KEYS = frozenset(
+    {
+        "activation_checkpointing", "aio", "comms_logger", "communication_data_type", "compile", "data_types",
+        "dump_state", "flops_profiler", "gradient_predivide_factor", "memory_breakdown", "optimizer",
+        "prescale_gradients", "sparse_gradients", "steps_per_print", "torch_autocast", "wall_clock_breakdown",
+        "zero_allow_untested_optimizer", "zero_optimization",
+    }
+)  # fmt: skip
+"""DeepSpeed's settings that ``learner.deepspeed`` may hold. The others have a key of their own in mmrl's config, are
+decided by the learner, or have no use here. DeepSpeed itself accepts any name in silence."""
+
+OWNED_LEARNER_KEYS = (
+    "zero_optimization.stage", "zero_optimization.offload_optimizer", "zero_optimization.offload_param",
+    "zero_optimization.compute_grad_norm", "optimizer.params.lr", "optimizer.params.weight_decay",
+    "optimizer.params.fused", "optimizer.params.foreach", "optimizer.params.capturable", "data_types.grad_accum_dtype",
+    "compile.passes",
+)  # fmt: skip
+"""Settings within those that mmrl decides."""
+
+
+def check_overlap(kind: DeviceKind, settings: Mapping[str, Any], largest: int) -> None:
+    """Check that no gradient is freed while it is reduced beside the backward pass.
+
+    At stage 2, DeepSpeed 0.19.8 drops the gradient of a weight that is larger than a bucket, and only with an offloaded
+    optimizer tells the allocator that its second stream still reads it (``stage_1_and_2.py``:
+    ``_record_gradient_stream``). A CPU has one stream.
+
+    Args:
+        settings: DeepSpeed's settings.
+        largest: Elements of the largest trained weight.
+
+    Raises:
+        ConfigError: One could be.
+    """
+    zero = settings["zero_optimization"]
+    guarded = kind == "cpu" or zero["stage"] != 2 or not zero.get("overlap_comm") or "offload_optimizer" in zero
+    bucket = zero.get("reduce_bucket_size", 5 * 10**8)
+    if not guarded and largest > bucket:
+        raise ConfigError(
+            f"at stage 2, DeepSpeed would free a gradient of {largest:,} elements while it is reduced: buckets have "
+            f"{bucket:,}",
+            where="learner.deepspeed.zero_optimization.overlap_comm: true",
+            remedy="remove overlap_comm, set learner.zero_stage: 1 or 3, or set "
+            f"learner.deepspeed.zero_optimization.reduce_bucket_size to {largest} or more",
+        )
+
+
+def compiles(kind: DeviceKind, settings: Mapping[str, Any]) -> bool:
+    """True if DeepSpeed is to compile the learner's passes (``compile.deepcompile``); on a CPU nothing is compiled."""
+    return kind == "cuda" and bool(settings.get("compile", {}).get("deepcompile"))
