@@ -17,7 +17,7 @@ import torch
 
 from mmrl.engine import device, learner, policy, rank
 from mmrl.engine.device import DeviceKind
-from mmrl.engine.family import Limit
+from mmrl.engine.features import Limit
 from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.rank import RankEngine
