@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mmrl.engine.family import FAMILIES, FEATURES, PAGE, Family, Feature
+from mmrl.engine.family import FAMILIES, Family
+from mmrl.engine.features import FEATURES, PAGE, Feature
 from tests.proofs import Results, proving_tests, stored_results
 
 WRITTEN = Path(__file__).parents[1] / PAGE

@@ -21,7 +21,7 @@ from mmrl.engine import device
 from mmrl.engine.adapters import is_adapter
 from mmrl.engine.collation import Collator, shares_prefix
 from mmrl.engine.experts import experts_refusal
-from mmrl.engine.family import asked_features, refusal
+from mmrl.engine.features import asked_features, refusal
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.hf_sampler import HFSampler
 from mmrl.engine.learner import DeepSpeedLearner

@@ -136,7 +136,7 @@ class RunSetup:
 
     @cached_property
     def folder(self) -> ModelFolder:
-        from mmrl.engine.family import asked_features, refusal
+        from mmrl.engine.features import asked_features, refusal
         from mmrl.engine.folder import ModelFolder
 
         model = self.config.model

@@ -243,14 +243,15 @@ def test_two_ranks_sample_with_a_half_of_the_layers_each(trained):
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 2), (2, 2)], ids=lambda sizes: f"{sizes[0]}x{sizes[1]}")
 def test_sets_of_ranks_that_share_a_sampler_sample_beside_each_other(sizes, folder, household):
+    run = f"sets-{sizes[0]}-{sizes[1]}"
     overrides = ["sampler.name=vllm", "sampler.engine={kv_cache_memory_bytes: 33554432}", "trainer.steps=1"]
-    overrides += ["cluster.name=ray", "cluster.ranks=4", f"trainer.run_dir=sets{sum(sizes)}{sizes[0]}"]
+    overrides += ["cluster.name=ray", "cluster.ranks=4", f"trainer.run_dir={run}"]
     overrides += [f"sampler.{kind}_parallel_size={n}" for kind, n in zip(("tensor", "pipeline"), sizes, strict=True)]
     result = household.run("train", "text.yaml", *overrides, folder=folder)
     assert result.returncode == 0, result.stderr
-    (numbers,) = (m for m in metrics(folder / "sets") if m["step"] == 1)
+    (numbers,) = (m for m in metrics(folder / run) if m["step"] == 1)
     assert numbers["mismatch/logprob_abs_max"] < 1e-4
-    assert len(rollouts(folder / "sets", 1)) == 15
+    assert len(rollouts(folder / run, 1)) == 15
 
 
 @pytest.mark.full

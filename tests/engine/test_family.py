@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmrl.engine.family import FAMILIES, PAGE, Family, Limit, asked_features, family_of, refusal
+from mmrl.engine.family import FAMILIES, Family, family_of
+from mmrl.engine.features import PAGE, Limit, asked_features, refusal
 from mmrl.engine.policy import load_policy
 from mmrl.engine.vocabulary import Vocabulary
 from mmrl.errors import ConfigError

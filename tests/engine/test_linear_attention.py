@@ -134,6 +134,7 @@ def test_nothing_leaks_from_a_sample_to_the_next_one_as_it_does_in_transformers_
 
 
 @pytest.mark.full
+@pytest.mark.proves("vllm", family="qwen3_5", precision="bfloat16")
 def test_in_bfloat16_vllm_and_the_learner_agree_as_far_as_it_goes_after_an_update(models, warm_mmrl, picture, tmp_path):
     (tmp_path / "0.png").write_bytes(picture(64, 64).data)
     (tmp_path / "reward.py").write_text(

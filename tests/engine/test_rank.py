@@ -17,7 +17,7 @@ import torch
 
 from mmrl.engine import device, learner, policy, rank
 from mmrl.engine.device import DeviceKind
-from mmrl.engine.family import Limit
+from mmrl.engine.features import Limit
 from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.rank import RankEngine
@@ -86,7 +86,7 @@ class FakeLLM:
         assert not self.asleep
         self.log.append("step")
         logprobs = FlatLogprobs(start_indices=[0], end_indices=[1], token_ids=[7], logprobs=[-1.0])
-        choice = SimpleNamespace(token_ids=[7], logprobs=logprobs, index=0, finish_reason="stop")
+        choice = SimpleNamespace(token_ids=[7], logprobs=logprobs, index=0, finish_reason="stop", routed_experts=None)
         prompt = self.prompt.token_ids.tolist()
         return [
             SimpleNamespace(finished=True, request_id=self.requests.pop(), prompt_token_ids=prompt, outputs=[choice])

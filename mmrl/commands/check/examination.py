@@ -112,7 +112,7 @@ class _Examination:
         """Warn of what the model's family does in another way, or not at all on a machine like this one."""
         from mmrl.engine.device import detect, precision
         from mmrl.engine.experts import experts_refusal
-        from mmrl.engine.family import asked_features, refusal
+        from mmrl.engine.features import asked_features, refusal
 
         setup = self.setup
         self.report.warnings += setup.model_warnings

@@ -19,7 +19,8 @@ from mmrl.commands.cli import main
 from mmrl.config.load import from_mapping
 from mmrl.data.prompts import OVERLONG
 from mmrl.engine import family
-from mmrl.engine.family import FAMILIES, Limit
+from mmrl.engine.family import FAMILIES
+from mmrl.engine.features import Limit
 from mmrl.runs.budget import disk
 
 ANSWERS = [f"\\frac {{ {number} }} {{ 7 }}" for number in (8, 9, 10, 11, 12, 13, 15, 16, 17, 18)] * 2

@@ -1,0 +1,109 @@
+"""Features that a model family has, has in another way, or lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from mmrl.config.sections import Config
+from mmrl.engine.device import DeviceKind
+from mmrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from mmrl.engine.family import Family
+
+Feature = Literal["hf", "vllm", "packing", "sharing", "vision_once", "lora", "tensor_parallel", "zero_3", "checkpoint"]
+FEATURES: Mapping[Feature, str] = MappingProxyType(
+    {
+        "hf": "sampler `hf`",
+        "vllm": "sampler `vllm`",
+        "packing": "packing",
+        "sharing": "shared prompt",
+        "vision_once": "vision once",
+        "lora": "LoRA",
+        "tensor_parallel": "TP",
+        "zero_3": "ZeRO 3",
+        "checkpoint": "checkpoint",
+    }
+)
+"""The columns of the table of families."""
+PAGE = "mmrl/engine/FAMILIES.md"
+"""The table of families; the tests' results and this module's records are its source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A feature that a family does not have, or has in another way.
+
+    Attributes:
+        kind: With ``refused``, a run that asks for the feature ends before its engines start. With ``fallback``, it
+            goes another way.
+        reason: Why, in words that end a line of the table.
+        device: The only kind of device with this limit; None for all.
+        precision: The only precision with this limit, ``float32`` or ``bfloat16``; None for both.
+    """
+
+    kind: Literal["refused", "fallback"]
+    reason: str
+    device: DeviceKind | None = None
+    precision: str | None = None
+
+    def __str__(self) -> str:
+        where = {None: "", "cpu": " on a CPU", "cuda": " on a GPU"}[self.device]
+        return f"{self.kind}{where}{f' in {self.precision}' if self.precision else ''}: {self.reason}"
+
+    def holds(self, device: DeviceKind | None, precision: str | None) -> bool:
+        """True if the limit holds there; None for what is not known yet."""
+        return self.device in (None, device) and self.precision in (None, precision)
+
+
+BFLOAT16_STATES = Limit("refused", "its linear attention computes in bfloat16 alone", "cpu", "float32")
+READS_TEXT = Limit("refused", "reads text only")
+PROMPT_EACH = Limit("fallback", "each completion is packed with a prompt of its own")
+
+
+def asked_features(config: Config, *, samples: bool = True, learns: bool = True) -> dict[Feature, str]:
+    """The features that a config asks for, each with the setting that does.
+
+    Args:
+        samples: True if the run samples.
+        learns: True if the run trains.
+    """
+    sampler, learner, model = config.sampler, config.learner, config.model
+    asked: dict[Feature, str] = {}
+    if samples:
+        asked[sampler.name] = f"sampler.name: {sampler.name}"
+        if sampler.tensor_parallel_size > 1:
+            asked["tensor_parallel"] = f"sampler.tensor_parallel_size: {sampler.tensor_parallel_size}"
+    if learns:
+        if learner.share_prefix == "auto":
+            asked["sharing"] = "learner.share_prefix"
+        if learner.zero_stage == 3:
+            asked["zero_3"] = "learner.zero_stage: 3"
+        if model.lora is not None:
+            asked["lora"] = "model.lora"
+    return asked
+
+
+def refusal(
+    family: Family, asked: Mapping[Feature, str], device: DeviceKind | None, precision: str | None
+) -> ConfigError | None:
+    """An error if a run asks for a feature that its model's family does not have; it has the table's line.
+
+    Args:
+        asked: The answer of ``asked_features``.
+        device: The kind of device that the engines run on; None if it is not known yet.
+        precision: Likewise ``float32`` or ``bfloat16``.
+    """
+    for feature, where in asked.items():
+        limit = family.limit(feature, device, precision)
+        if limit is not None and limit.kind == "refused":
+            return ConfigError(
+                f"models of type {family.model_type} have no {FEATURES[feature]}: {limit.reason}",
+                where=where,
+                possible=family.line,
+                remedy=f"change this setting; {PAGE} says what is proven",
+            )
+    return None
