@@ -17,6 +17,7 @@ from safetensors import safe_open
 
 from mmrl.commands.cli import main
 from mmrl.engine.family import FAMILIES
+from tests.as_on_hub import NEW
 from tests.faults.runs import rollouts
 from tests.proofs import families, has
 
@@ -141,7 +142,9 @@ def logprobs(reference: Any, run: Run, record: dict[str, Any]) -> np.ndarray[Any
 def test_a_start_folder_is_as_on_the_hub(run):
     config = json.loads((run.start / "config.json").read_text())
     text = config.get("text_config", config)
-    assert "rope_theta" in text and "rope_parameters" not in text and config["torch_dtype"] == "bfloat16"
+    new = config["model_type"] in NEW
+    assert ("rope_parameters" in text) == new and ("rope_theta" in text) != new
+    assert config["dtype" if new else "torch_dtype"] == "bfloat16"
     assert not config["tie_word_embeddings"] and (run.start / "model.safetensors.index.json").is_file()
     tiles = config["model_type"] == "internvl"
     assert ("language_model.lm_head.weight" if tiles else "lm_head.weight") in set(keys(run.start))
