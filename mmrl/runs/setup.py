@@ -23,6 +23,7 @@ from mmrl.training.sources import SOURCES, Source
 from mmrl.types import Prompt
 
 if TYPE_CHECKING:
+    from mmrl.engine.device import DeviceKind
     from mmrl.engine.encoding import Encoder
     from mmrl.engine.folder import ModelFolder
     from mmrl.engine.spec import EngineSpec
@@ -462,6 +463,18 @@ class RunSetup:
                 + ("; or sampler.engine.mm_encoder_tp_mode: data, a whole tower on each rank" * ("tower" in reason)),
             )
         self._check_experts(folder, shape.mixture)
+
+    def refusal_on(self, kind: DeviceKind) -> ConfigError | None:
+        """The error with which a run ends on a kind of device, though its config fits the model."""
+        from mmrl.engine.device import precision
+        from mmrl.engine.experts import experts_refusal
+        from mmrl.engine.features import asked_features, refusal
+
+        asked = asked_features(self.config, samples=self.with_sampler)
+        error = refusal(self.folder.family, asked, kind, precision(kind, self.config.model.dtype))
+        if error is None and self.with_sampler:
+            error = experts_refusal(self.folder, self.config, kind)
+        return error
 
     def _check_experts(self, folder: ModelFolder, mixture: MixtureShape | None) -> None:
         """See that the model has experts if the config wants something of them."""

@@ -274,8 +274,10 @@ def test_experts_that_vllm_cannot_take_on_this_device_end_a_run_before_its_engin
     found = experts_refusal(folder, checked, "cpu")
     assert error in str(found) if error else found is None
     assert experts_refusal(folder, checked, "cuda") is None
+    if "routing" in settings.get("learner", {}):  # of no use to an evaluation
+        assert experts_refusal(folder, checked, "cpu", learns=False) is None
     if error:
-        spec = EngineSpec(checked, folder, None, None, 0, with_sampler=True)  # type: ignore[arg-type]
+        spec = EngineSpec(checked, folder, None, object(), 0, with_sampler=True)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="experts"):
             RankEngine(spec, "cpu")
 
