@@ -415,7 +415,7 @@ class RunSetup:
         return found, loader
 
     def _check_learner(self) -> None:
-        from mmrl.engine.learner_settings import LEARNER_KEYS, OWNED_LEARNER_KEYS
+        from mmrl.engine.learner_settings import LEARNER_KEYS, LEARNER_SECTIONS, OWNED_LEARNER_KEYS, ZERO_NUMBERS
 
         settings = self.config.learner.deepspeed
         if "tensor_parallel" in settings:
@@ -436,6 +436,23 @@ class RunSetup:
                 possible=f"{', '.join(sorted(LEARNER_KEYS))}, without {', '.join(OWNED_LEARNER_KEYS)}",
                 remedy="check the name, or look among mmrl's own keys of the learner section: `mmrl schema`",
             )
+
+        for key in LEARNER_SECTIONS:
+            if key in settings and not isinstance(settings[key], Mapping):
+                raise ConfigError(
+                    f"learner.deepspeed.{key} is {settings[key]!r}, and it holds settings of its own",
+                    where=f"learner.deepspeed.{key}",
+                    possible="a mapping, such as zero_optimization: {overlap_comm: true}",
+                    remedy="write it as DeepSpeed's documentation does, or remove it",
+                )
+        zero = settings.get("zero_optimization")
+        for key, value in zero.items() if isinstance(zero, Mapping) else ():
+            if key in ZERO_NUMBERS and not isinstance(value, int | float):
+                raise ConfigError(
+                    f"learner.deepspeed.zero_optimization.{key} is {value!r}, and not a number",
+                    where=f"learner.deepspeed.zero_optimization.{key}",
+                    remedy="write a number, such as 5e8, or remove it",
+                )
 
     def _check_sampler(self, folder: ModelFolder) -> None:
         """See that vLLM can divide the model's layers among the ranks that sample together."""
@@ -511,6 +528,12 @@ class RunSetup:
                 "demonstrations are learned at temperature 1",
                 where=f"sampler.temperature: {config.sampler.temperature}",
                 remedy="remove sampler.temperature",
+            )
+        if config.learner.routing != "own":
+            raise ConfigError(
+                "demonstrations are not sampled, so there are no sampler's experts to compare or to replay",
+                where=f"learner.routing: {config.learner.routing}",
+                remedy="remove learner.routing",
             )
         if config.learner.minibatches > config.trainer.prompts_per_step:
             raise ConfigError(

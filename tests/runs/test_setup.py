@@ -289,6 +289,12 @@ def test_a_dense_model_is_asked_nothing_about_experts(setting, config_file, caps
     assert "a model of type qwen2 has no experts" in error and setting.partition("=")[0] in error
 
 
+def test_experts_cannot_be_replayed_where_nothing_is_sampled(models, config_file, capsys, tmp_path):
+    words = ["algorithm.name=sft", "sampler.temperature=1", "learner.routing=replayed"]
+    assert main(["check", config_file, mixture(models, tmp_path, 32), *words]) != 0
+    assert "demonstrations are not sampled" in capsys.readouterr().err
+
+
 def test_more_stages_of_the_sampler_than_the_model_has_layers_are_refused(config_file, capsys):
     sizes = ["sampler.pipeline_parallel_size=3", "cluster.name=ray", "cluster.ranks=6"]
     assert main(["check", config_file, *sizes]) == 2
