@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from mmrl.engine.family import FAMILIES
 from mmrl.engine.tiny_model import SIZES, write_model
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--family", default="qwen2_5_vl")
+    parser.add_argument("--family", default="qwen2_5_vl", choices=FAMILIES)
     parser.add_argument("--size", default="tiny", choices=SIZES)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

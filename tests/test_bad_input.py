@@ -103,6 +103,13 @@ def shared_group(start, monkeypatch) -> None:
         ),
         ({"learner.deepspeed": {"compile": {"passes": ["autotp"]}}}, 2, ["does not take compile.passes"]),
         ({"learner.deepspeed": {"zero_optimization": {"stage": 2}}}, 2, ["does not take zero_optimization.stage"]),
+        ({"learner.deepspeed": {"zero_optimization": 3}}, 2, ["zero_optimization is 3, and it holds settings"]),
+        ({"learner.deepspeed": {"compile": True}}, 2, ["learner.deepspeed.compile is True"]),
+        (
+            {"learner.deepspeed": {"zero_optimization": {"sub_group_size": "many"}}},
+            2,
+            ["sub_group_size is 'many', and not a number", "such as 5e8"],
+        ),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )

@@ -410,6 +410,15 @@ def may_change(key: str, section: type[BaseModel] | None = None) -> bool:
     return may_change(rest.partition(".")[2] if rest[:1].isdecimal() else rest, inner)  # a list's index is left out
 
 
+def default_of(key: str) -> Any:
+    """The default of a key ``section.name`` if it is a text or a number; None for any other key."""
+    section, _, name = key.partition(".")
+    field = Config.model_fields.get(section)
+    inner = field.annotation if field is not None and is_section(field.annotation) else None
+    found = inner.model_fields.get(name) if isinstance(inner, type) and issubclass(inner, Section) else None
+    return found.default if found is not None and isinstance(found.default, str | int | float) else None
+
+
 def is_component(name: str, rewards: Iterable[str]) -> bool:
     """True for one of these labels of rewards, and for a name that may be a component of one: `<label>/<name>`."""
     return any(name == label or name.startswith(f"{label}/") for label in rewards)

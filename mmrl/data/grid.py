@@ -114,7 +114,9 @@ class TileSizes:
                 f"No image fits between {self.min_pixels} and {self.max_pixels} pixels in tiles of {self.side}",
                 where="data.min_pixels, data.max_pixels",
                 possible=f"min_pixels <= max_pixels, of {area} pixels a tile and 1 to {self.max_tiles} tiles",
-                remedy=f"set data.max_pixels to {area} for one tile, or to {self.max_tiles * area} for the most",
+                remedy="lower data.min_pixels"
+                if self.most
+                else f"set data.max_pixels to {area} for one tile, or to {self.max_tiles * area} for the most",
             )
 
     @property

@@ -106,7 +106,8 @@ def chosen_layers(names: Sequence[str], family: Family, targets: Sequence[str]) 
                 f"no linear layer of the model is meant by {target!r}",
                 where="model.lora.targets",
                 possible=f"{', '.join(family.parts)}; ends of names, such as {', '.join(ends)}; patterns with *",
-                remedy="see `mmrl check` for the model's family; its head and its embeddings are not adapted",
+                remedy="see `mmrl check` for the model's family; its head, embeddings and mixed experts are "
+                "not adapted",
             )
         chosen |= found
     return [name for name in names if name in chosen]

@@ -187,11 +187,14 @@ def routed(model: Any) -> tuple[Router, ...]:
     return tuple(block.gate for block in blocks)
 
 
-def experts_refusal(folder: ModelFolder, config: Config, kind: DeviceKind) -> ConfigError | None:
+def experts_refusal(
+    folder: ModelFolder, config: Config, kind: DeviceKind, *, learns: bool = True
+) -> ConfigError | None:
     """An error if vLLM's kernels cannot take a mixture's experts, or do not tell which ones they choose.
 
     Args:
         kind: The kind of device that vLLM runs on.
+        learns: True if the run trains; an evaluation has no use for the experts.
     """
     sampler, mixture = config.sampler, model_shape(folder.config).mixture
     if mixture is None or sampler.name != "vllm":
@@ -203,7 +206,7 @@ def experts_refusal(folder: ModelFolder, config: Config, kind: DeviceKind) -> Co
             where=f"model.path: {folder.name}; sampler.tensor_parallel_size: {sampler.tensor_parallel_size}",
             remedy="set sampler.name: hf, or share the experts among fewer ranks",
         )
-    if config.learner.routing != "own" and not returns_experts(kind, sampler.pipeline_parallel_size):
+    if learns and config.learner.routing != "own" and not returns_experts(kind, sampler.pipeline_parallel_size):
         return ConfigError(
             f"vLLM {'on a CPU' if kind == 'cpu' else 'with a pipeline'} does not tell the experts that it chooses",
             where=f"learner.routing: {config.learner.routing}",

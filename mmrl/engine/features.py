@@ -104,6 +104,6 @@ def refusal(
                 f"models of type {family.model_type} have no {FEATURES[feature]}: {limit.reason}",
                 where=where,
                 possible=family.line,
-                remedy=f"change this setting; {PAGE} says what is proven",
+                remedy=f"change this setting{' or model.dtype' if limit.precision else ''}; {PAGE} says what is proven",
             )
     return None

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 
 from mmrl.config.sections import LearnerConfig, LoraConfig
 from mmrl.engine import device
@@ -31,7 +32,7 @@ from mmrl.engine.policy import Policy
 from mmrl.engine.vision import BLANK, idle_sample
 from mmrl.engine.weights import Failures, save_adapter, save_model
 from mmrl.engine_api import UpdateResult
-from mmrl.errors import DeviceMemoryError, MMRLError, first_line
+from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, first_line
 from mmrl.interfaces import Algorithm
 from mmrl.ops.cost import imbalance
 from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials
@@ -79,7 +80,16 @@ class DeepSpeedLearner:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
             policy.model.disable_input_require_grads()  # it is on now, and would take a gradient through a frozen tower
         trained = [p for p in policy.parameters() if p.requires_grad]
-        self._engine, *_ = deepspeed.initialize(model=policy, model_parameters=trained, config=settings)
+        try:
+            self._engine, *_ = deepspeed.initialize(model=policy, model_parameters=trained, config=settings)
+        except ValidationError as error:  # DeepSpeed's own check of its settings
+            first = error.errors()[0]
+            key, value = ".".join(map(str, first["loc"])), first["input"]
+            raise ConfigError(
+                f"DeepSpeed does not take {key}: {first['msg']} (it is {value!r})",
+                where="learner.deepspeed",
+                remedy="write it as DeepSpeed's documentation does, or remove it",
+            ) from error
         if compiles(self._engine.device.type, settings):
             self._engine.compile()  # else DeepSpeed leaves it at a notice
         self.settings = settings

@@ -81,6 +81,15 @@ LEARNER_KEYS = frozenset(
 """DeepSpeed's settings that ``learner.deepspeed`` may hold. The others have a key of their own in mmrl's config, are
 decided by the learner, or have no use here. DeepSpeed itself accepts any name in silence."""
 
+LEARNER_SECTIONS = (
+    "activation_checkpointing", "aio", "comms_logger", "compile", "data_types", "flops_profiler", "optimizer",
+    "torch_autocast", "zero_optimization",
+)  # fmt: skip
+"""Those that hold settings of their own."""
+
+ZERO_NUMBERS = ("reduce_bucket_size", "stage3_max_reuse_distance", "sub_group_size")
+"""Numbers in ``zero_optimization`` that a plan of memory reads."""
+
 OWNED_LEARNER_KEYS = (
     "zero_optimization.stage", "zero_optimization.offload_optimizer", "zero_optimization.offload_param",
     "zero_optimization.compute_grad_norm", "optimizer.params.lr", "optimizer.params.weight_decay",

@@ -68,7 +68,7 @@ class RankEngine:
         asked = asked_features(spec.config, samples=spec.with_sampler, learns=spec.algorithm is not None)
         error = refusal(spec.folder.family, asked, kind, self._precision)
         if spec.with_sampler:
-            error = error or experts_refusal(spec.folder, spec.config, kind)
+            error = error or experts_refusal(spec.folder, spec.config, kind, learns=spec.algorithm is not None)
         if error is not None:
             raise error
         self._config, self._folder, self._media, self._kind = spec.config, spec.folder, spec.media, kind
@@ -83,7 +83,8 @@ class RankEngine:
         # Then vLLM: it measures free memory, and gives it back when it sleeps.
         if spec.with_sampler:
             progress("the sampler starts")
-        self._sampler = self._build_sampler(spec.max_images) if spec.with_sampler else None
+        learns = spec.algorithm is not None
+        self._sampler = self._build_sampler(spec.max_images, learns=learns) if spec.with_sampler else None
         if self._sampler is not None and spec.algorithm is not None:
             self._sampler.sleep()
         if spec.algorithm is not None:
@@ -203,10 +204,10 @@ class RankEngine:
         finally:
             self._in_use = ""
 
-    def _build_sampler(self, max_images: int) -> VLLMSampler | HFSampler:
+    def _build_sampler(self, max_images: int, *, learns: bool) -> VLLMSampler | HFSampler:
         config = self._config
         replicas = config.cluster.ranks // config.sampler.ranks_together
-        records_experts = config.learner.routing != "own"
+        records_experts = learns and config.learner.routing != "own"
         if config.sampler.name == "hf":
             return HFSampler(
                 self._folder,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mmrl.config.sections import RENAMED, Config, may_change
+from mmrl.config.sections import RENAMED, Config, default_of, may_change
 from mmrl.config.yaml_tree import to_flow
 from mmrl.errors import ConfigError
 from mmrl.runs.setup import RunSetup
@@ -60,8 +60,12 @@ def model_fingerprint(folder: ModelFolder) -> str:
 
 
 def changed_config(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Differences between two resolved configs, as ``plain_config`` gives them."""
+    """Differences between two resolved configs, as ``plain_config`` gives them.
+
+    A version before a key existed did what the key's default does.
+    """
     old, new = {RENAMED.get(key, key): value for key, value in _flat(before)}, dict(_flat(now))
+    old |= {key: default for key in new if key not in old and (default := default_of(key)) is not None}
     keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
     decays = now["learner"]["schedule"] != "constant"  # towards the last step
     return [

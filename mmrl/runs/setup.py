@@ -23,6 +23,7 @@ from mmrl.training.sources import SOURCES, Source
 from mmrl.types import Prompt
 
 if TYPE_CHECKING:
+    from mmrl.engine.device import DeviceKind
     from mmrl.engine.encoding import Encoder
     from mmrl.engine.folder import ModelFolder
     from mmrl.engine.spec import EngineSpec
@@ -414,7 +415,7 @@ class RunSetup:
         return found, loader
 
     def _check_learner(self) -> None:
-        from mmrl.engine.learner_settings import LEARNER_KEYS, OWNED_LEARNER_KEYS
+        from mmrl.engine.learner_settings import LEARNER_KEYS, LEARNER_SECTIONS, OWNED_LEARNER_KEYS, ZERO_NUMBERS
 
         settings = self.config.learner.deepspeed
         if "tensor_parallel" in settings:
@@ -435,6 +436,23 @@ class RunSetup:
                 possible=f"{', '.join(sorted(LEARNER_KEYS))}, without {', '.join(OWNED_LEARNER_KEYS)}",
                 remedy="check the name, or look among mmrl's own keys of the learner section: `mmrl schema`",
             )
+
+        for key in LEARNER_SECTIONS:
+            if key in settings and not isinstance(settings[key], Mapping):
+                raise ConfigError(
+                    f"learner.deepspeed.{key} is {settings[key]!r}, and it holds settings of its own",
+                    where=f"learner.deepspeed.{key}",
+                    possible="a mapping, such as zero_optimization: {overlap_comm: true}",
+                    remedy="write it as DeepSpeed's documentation does, or remove it",
+                )
+        zero = settings.get("zero_optimization")
+        for key, value in zero.items() if isinstance(zero, Mapping) else ():
+            if key in ZERO_NUMBERS and not isinstance(value, int | float):
+                raise ConfigError(
+                    f"learner.deepspeed.zero_optimization.{key} is {value!r}, and not a number",
+                    where=f"learner.deepspeed.zero_optimization.{key}",
+                    remedy="write a number, such as 5e8, or remove it",
+                )
 
     def _check_sampler(self, folder: ModelFolder) -> None:
         """See that vLLM can divide the model's layers among the ranks that sample together."""
@@ -462,6 +480,18 @@ class RunSetup:
                 + ("; or sampler.engine.mm_encoder_tp_mode: data, a whole tower on each rank" * ("tower" in reason)),
             )
         self._check_experts(folder, shape.mixture)
+
+    def refusal_on(self, kind: DeviceKind) -> ConfigError | None:
+        """The error with which a run ends on a kind of device, though its config fits the model."""
+        from mmrl.engine.device import precision
+        from mmrl.engine.experts import experts_refusal
+        from mmrl.engine.features import asked_features, refusal
+
+        asked = asked_features(self.config, samples=self.with_sampler)
+        error = refusal(self.folder.family, asked, kind, precision(kind, self.config.model.dtype))
+        if error is None and self.with_sampler:
+            error = experts_refusal(self.folder, self.config, kind)
+        return error
 
     def _check_experts(self, folder: ModelFolder, mixture: MixtureShape | None) -> None:
         """See that the model has experts if the config wants something of them."""
@@ -498,6 +528,12 @@ class RunSetup:
                 "demonstrations are learned at temperature 1",
                 where=f"sampler.temperature: {config.sampler.temperature}",
                 remedy="remove sampler.temperature",
+            )
+        if config.learner.routing != "own":
+            raise ConfigError(
+                "demonstrations are not sampled, so there are no sampler's experts to compare or to replay",
+                where=f"learner.routing: {config.learner.routing}",
+                remedy="remove learner.routing",
             )
         if config.learner.minibatches > config.trainer.prompts_per_step:
             raise ConfigError(

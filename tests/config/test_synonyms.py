@@ -1,5 +1,6 @@
 """Words of other trainers' configs: in messages, and translated."""
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,26 @@ def test_a_run_with_the_old_name_of_a_key_has_not_changed() -> None:
     before = {**now, "sampler": {**now["sampler"]}}
     before["sampler"]["memory_fraction"] = before["sampler"].pop("gpu_memory_utilization")
     assert changed_config(before, now) == []
+
+
+def test_a_run_of_a_version_without_a_key_had_its_default() -> None:
+    plain = {"model": {"path": "m"}, "data": {"train": {"name": "x"}}, "algorithm": {"name": "a"}}
+    now = plain_config(from_mapping(plain))
+    other = plain_config(
+        from_mapping({**plain, "learner": {"routing": "replayed"}, "model": {"path": "m", "lora": {}}})
+    )
+    older = deepcopy(now)
+    for section, key in (("learner", "routing"), ("learner", "router_aux_loss_coef"), ("sampler", "group_size")):
+        del older[section][key]
+    del older["model"]["quantize"]
+    assert changed_config(older, now) == []
+    found = {str(change) for change in changed_config(older, other) if change.matters}
+    assert found == {
+        "learner.routing: own -> replayed",
+        "model.lora.rank: null -> 16",
+        "model.lora.alpha: null -> 32",
+        "model.lora.targets.0: null -> language",
+    }
 
 
 def test_an_easyr1_config_is_translated_and_the_rest_is_listed(

@@ -115,8 +115,9 @@ def test_the_tiles_are_those_that_transformers_cuts_also_out_of_the_stored_image
 
 def test_tiles_that_fit_no_limits_are_refused() -> None:
     for limits in ((3136, 448**2 - 1, 12), (2 * 448**2, 448**2, 12), (13 * 448**2, 20 * 448**2, 12)):
-        with pytest.raises(ConfigError, match="in tiles of 448"):
+        with pytest.raises(ConfigError, match="in tiles of 448") as caught:
             TileSizes(448, *limits)
+        assert ("lower data.min_pixels" in caught.value.remedy) == (limits[0] > 3136)
     assert TileSizes(448, 3136, 20 * 448**2, 12).most == 12
     with pytest.raises(DataError, match="too narrow"):
         TileSizes(448, 3136, 448**2, 12).size(1, 40)

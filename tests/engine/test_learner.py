@@ -20,6 +20,7 @@ from mmrl.engine import device
 from mmrl.engine.collation import Collator
 from mmrl.engine.device import FEATURE_BYTES
 from mmrl.engine.spec import EngineSpec
+from mmrl.errors import ConfigError
 from mmrl.interfaces import Aggregation, AggregationMode, Algorithm, Needs
 from mmrl.ops.objective import training_rows
 from mmrl.ops.packing import Item, plan_microbatches, units_of
@@ -364,6 +365,12 @@ def test_the_gradient_of_an_entropy_bonus_is_plain_autograds(stage, start, rows,
     assert norm({name: found[name] - expected[name] for name in expected}) < 1e-5 * norm(expected)
     assert result.metrics["policy/entropy"] == pytest.approx(mean.item(), rel=1e-5)
     assert result.metrics["loss/total"] == pytest.approx(-mean.item(), rel=1e-5)
+
+
+def test_a_setting_that_deepspeed_does_not_take_is_told(start):
+    settings = {"zero_optimization": {"overlap_comm": "maybe"}}
+    with pytest.raises(ConfigError, match=r"DeepSpeed does not take overlap_comm: .*'maybe'"):
+        start(learner={"zero_stage": 2, "deepspeed": settings})
 
 
 def test_the_learning_rate_follows_its_schedule(start, rows):

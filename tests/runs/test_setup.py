@@ -274,8 +274,10 @@ def test_experts_that_vllm_cannot_take_on_this_device_end_a_run_before_its_engin
     found = experts_refusal(folder, checked, "cpu")
     assert error in str(found) if error else found is None
     assert experts_refusal(folder, checked, "cuda") is None
+    if "routing" in settings.get("learner", {}):  # of no use to an evaluation
+        assert experts_refusal(folder, checked, "cpu", learns=False) is None
     if error:
-        spec = EngineSpec(checked, folder, None, None, 0, with_sampler=True)  # type: ignore[arg-type]
+        spec = EngineSpec(checked, folder, None, object(), 0, with_sampler=True)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="experts"):
             RankEngine(spec, "cpu")
 
@@ -285,6 +287,12 @@ def test_a_dense_model_is_asked_nothing_about_experts(setting, config_file, caps
     assert main(["check", config_file, setting]) == 2
     error = capsys.readouterr().err
     assert "a model of type qwen2 has no experts" in error and setting.partition("=")[0] in error
+
+
+def test_experts_cannot_be_replayed_where_nothing_is_sampled(models, config_file, capsys, tmp_path):
+    words = ["algorithm.name=sft", "sampler.temperature=1", "learner.routing=replayed"]
+    assert main(["check", config_file, mixture(models, tmp_path, 32), *words]) != 0
+    assert "demonstrations are not sampled" in capsys.readouterr().err
 
 
 def test_more_stages_of_the_sampler_than_the_model_has_layers_are_refused(config_file, capsys):

@@ -110,17 +110,10 @@ class _Examination:
 
     def _limits(self) -> None:
         """Warn of what the model's family does in another way, or not at all on a machine like this one."""
-        from mmrl.engine.device import detect, precision
-        from mmrl.engine.experts import experts_refusal
-        from mmrl.engine.features import asked_features, refusal
+        from mmrl.engine.device import detect
 
-        setup = self.setup
-        self.report.warnings += setup.model_warnings
-        kind, asked = detect(), asked_features(self.config, samples=setup.with_sampler)
-        error = refusal(setup.folder.family, asked, kind, precision(kind, self.config.model.dtype))
-        if setup.with_sampler:
-            error = error or experts_refusal(setup.folder, self.config, kind)
-        if error is not None:
+        self.report.warnings += self.setup.model_warnings
+        if (error := self.setup.refusal_on(detect())) is not None:
             here = "a run on a device like this machine's is refused"
             self.report.warnings.append(f"{error.where}: {error.what}; {here}")
 

@@ -71,6 +71,9 @@ class _Forecast:
         self.samples = self.setup.source.samples
         self.group_size = config.sampler.group_size if self.samples else 1
         self.report.warnings += [*self.setup.warnings, *self.setup.model_warnings]
+        if (error := self.setup.refusal_on(self.kind)) is not None:
+            kind = "GPU" if self.kind == "cuda" else "CPU"
+            self.report.warnings.append(f"{error.where}: {error.what}; such a run is refused on a {kind}")
         self.model = PlannedModel(config, self.setup.folder, self.setup.part_sizes, self.setup.algorithm, self.kind)
         self.shape = self.model.shape
         self._works: dict[int, Workload] = {}
@@ -302,7 +305,7 @@ class _Forecast:
                 f"cache of {gigabytes(max(cache, 0))} holds {data['sequences']} sequences of {longest} tokens, the "
                 "longest there may be; more wait"
             )
-        elif cache is None:
+        elif sampler.name == "vllm":
             lines.append("how many sequences fit: name the memory of a rank's GPU (--memory GB)")
         if self.kind == "cuda" and sampler.name == "vllm":
             lines.append(

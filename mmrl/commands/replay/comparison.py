@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.commands.replay.rerun import Rerun, name_of, sampled
+from mmrl.commands.replay.rerun import ROUTERS_LOSS, Rerun, name_of, sampled
 from mmrl.rollout.records import RecordedGroup, RecordedStep
 from mmrl.types import CreditedGroup, FloatArray, SampleKey, ScoredGroup
 
@@ -19,8 +19,8 @@ that was added up in another order."""
 _TERM = 1e-6
 """Likewise of float32 sums, relative to the size of their terms, which may cancel."""
 _TOTAL = "the sum"
-NOT_RECORDED = ("perf/", "eval/", "lr", "policy/grad_norm")
-"""Metrics that no record gives: clocks, other rollouts, gradients. (``*_failed_fraction`` is another.)"""
+NOT_RECORDED = ("perf/", "eval/", "lr", "policy/grad_norm", ROUTERS_LOSS, "mismatch/rerouted_")
+"""Metrics that no record gives: clocks, other rollouts, gradients, routers. (``*_failed_fraction`` is another.)"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,9 @@ from mmrl.training.logprob_check import LogprobCheck
 from mmrl.training.updater import StepResult, TrainBatch, Updater
 from mmrl.types import CreditedGroup, FloatArray, Rollout, Sample, SampleKey, ScoredGroup, TrainingRow
 
+ROUTERS_LOSS = "loss/router_aux"
+"""The part of the loss that the routers of a mixture of experts add: a function of the model, not of the record."""
+
 
 class RecordedLearner:
     """Implements ``engine_api.Learner`` with what a run recorded.
@@ -209,6 +212,8 @@ def rerun(
         result = updater.learn(step, TrainBatch(rollouts_of(groups), make_batch(groups), groups), learner, Clock())
     assert config.accuracy is not None, "there is nothing to score with"
     values = dict(result.metrics)
+    if "loss/total" in values and math.isfinite(routers := (beside or {}).get(ROUTERS_LOSS, 0.0)):
+        values["loss/total"] += routers
     if found:
         sampled_batch = SampledBatch(found, rollouts_of(found), make_batch(found))
         values |= sampled_metrics(sampled_batch, config.accuracy, refills=needs.refill is not None)

@@ -81,6 +81,15 @@ def test_a_plan_counts_parameters_images_and_rows(plan: Plan, models: Callable[[
     assert found["sampler"]["cache_per_token"] == 2 * 2 * 2 * 32 * 4  # keys and values, layers, heads, size, float32
 
 
+def test_a_plan_tells_what_a_run_on_its_device_would_refuse(plan: Plan, models: Callable[[str], Path]) -> None:
+    model = models("qwen3_5_text")
+    code, found, _ = plan(model=model)
+    (said,) = [each for each in found["warnings"] if "refused" in each]
+    assert code == 0 and said.startswith("sampler.name: vllm: ") and said.endswith("such a run is refused on a CPU")
+    _, found, _ = plan("--memory", "80", model=model)
+    assert not [each for each in found["warnings"] if "refused" in each]
+
+
 def test_sharing_ranks_and_minibatches_change_the_rows(plan: Plan) -> None:
     sections = {"learner": {"tokens_per_microbatch": 60, "minibatches": 2, "zero_stage": 3, "share_prefix": "off"}}
     ray = {"cluster": {"name": "ray", "ranks": 2}}

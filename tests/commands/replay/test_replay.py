@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -447,6 +448,23 @@ def test_an_algorithm_may_observe_what_no_record_holds(runs: Runs, replay, monke
     monkeypatch.setattr("mmrl_algorithms.grpo.GRPO.observe", observe)
     run = trained(runs, replay, "watching", 1)
     assert "watching/sum" in records(run / "metrics.jsonl")[-1]
+
+
+def test_what_the_routers_of_experts_add_to_the_loss_is_no_difference(runs: Runs, replay, monkeypatch):
+    update = FakeEngine.update
+
+    def routed(self: Any, rows: Any) -> UpdateResult:
+        found = update(self, rows)
+        total = found.metrics["loss/total"] + 0.25
+        more = {"loss/total": total, "loss/router_aux": 0.25, "mismatch/rerouted_tokens": 0.5}
+        return replace(found, metrics={**found.metrics, **more})
+
+    monkeypatch.setattr(FakeEngine, "update", routed)
+    run = trained(runs, replay, "routed", 1, **TWICE)
+    line = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    (run / "metrics.jsonl").write_text(json.dumps(line | {"loss/total": line["loss/total"] + 0.1}) + "\n")
+    code, (report,) = replay(run, "--step", 1)
+    assert code == 6 and [each["what"] for each in differences(report)["loss"]] == ["loss/total"]
 
 
 def test_a_later_change_of_the_config_is_told(spoilt: Path, replay):
