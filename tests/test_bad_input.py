@@ -152,11 +152,11 @@ def test_images_are_refused_by_a_text_model(family, train, models):
 def test_an_unsupported_model_is_refused_with_the_list_of_those_that_are(train, tmp_path):
     model = tmp_path / "model"
     model.mkdir()
-    (model / "config.json").write_text('{"model_type": "qwen3_moe"}')
+    (model / "config.json").write_text('{"model_type": "mixtral"}')
     (model / "model.safetensors").write_bytes(b"")  # never read
     code, error = train(**{"model.path": str(model)})
     assert code == 2
-    assert "'qwen3_moe' are not supported" in error and "Traceback" not in error
+    assert "'mixtral' are not supported" in error and "Traceback" not in error
     assert all(name in error for name in ("qwen2_5_vl (Qwen2.5-VL)", "Qwen2.5, DeepSeek", "llama (Llama 3"))
 
 

@@ -273,7 +273,7 @@ def _empty(folder: ModelFolder, options: dict[str, Any]) -> Any:
     from transformers.initialization import no_init_weights
 
     config = AutoConfig.from_pretrained(folder.path, trust_remote_code=folder.trust_remote_code)
-    with no_init_weights():
+    with no_init_weights(), torch.random.fork_rng(devices=[]):  # some layers draw their weights all the same
         model = _auto(folder).from_config(config, **options)
     model.tie_weights()
     return model.eval()  # as a model that was read

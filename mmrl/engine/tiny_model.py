@@ -211,7 +211,7 @@ def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny",
     torch.manual_seed(seed)
     auto = transformers.AutoModelForImageTextToText if vision else transformers.AutoModelForCausalLM
     config = transformers.AutoConfig.for_model(family, **values)
-    auto.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    auto.from_config(config).to(torch.float32).save_pretrained(folder)
     turn_experts(folder, family)
     # As in the hub's folders: sampling defaults that training must not inherit, and two end tokens.
     defaults = {
