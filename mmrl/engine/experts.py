@@ -129,7 +129,7 @@ def with_routing(
     """A micro-batch's loss with its part of the routers' loss, and the share of its tokens with other experts.
 
     Args:
-        masks: Of each sample, the tokens that the policy wrote.
+        masks: The tokens of each sample that the policy wrote.
         balance: The factor of a sample's ``imbalances`` in the loss; 0 for none.
     """
     loss, sums = partial.loss, dict(partial.sums)
