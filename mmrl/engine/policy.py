@@ -203,7 +203,8 @@ def load_policy(
     # Weights that are quantised are read as they are stored: no copy of them in another type is made, and the bytes
     # do not depend on the run's.
     reading = {**options, "dtype": "auto"} if quantize else options
-    model = _read(folder, reading) if with_weights else _empty(folder, options)
+    with torch.random.fork_rng(devices=[]):  # some layers draw numbers when they are made
+        model = _read(folder, reading) if with_weights else _empty(folder, options)
     if folder.family.vision:
         check_takes_features(model.base_model, f"model.path: {folder.name}")
         # Not above: for a name with "flash" in it, transformers would there look for a package.
@@ -273,7 +274,7 @@ def _empty(folder: ModelFolder, options: dict[str, Any]) -> Any:
     from transformers.initialization import no_init_weights
 
     config = AutoConfig.from_pretrained(folder.path, trust_remote_code=folder.trust_remote_code)
-    with no_init_weights(), torch.random.fork_rng(devices=[]):  # some layers draw their weights all the same
+    with no_init_weights():
         model = _auto(folder).from_config(config, **options)
     model.tie_weights()
     return model.eval()  # as a model that was read

@@ -18,6 +18,7 @@ from mmrl.engine.device import DeviceKind
 from mmrl.engine.family import FAMILIES
 from mmrl.engine.layout import PackedLayout
 from mmrl.engine.policy import load_policy
+from mmrl.engine.shape import model_shape
 from mmrl.engine.vision import ImageInputs
 from mmrl.ops.packing import Span, Unit, offsets
 from tests.proofs import families
@@ -199,7 +200,8 @@ def test_a_whole_model_loaded_for_cuda_computes_what_the_cpus_does(family, bench
     one, gradients = run(bench(family), "cuda", torch.float32)
     layers = len(varlen_on_cpu)
     other, expected = run(bench(family), "cpu", torch.float32)
-    assert layers == len(varlen_on_cpu) == 2 + TOWER_LAYERS * (family in VISION)
+    attending = model_shape(bench(family).folder.config).attending_layers
+    assert layers == len(varlen_on_cpu) == attending + TOWER_LAYERS * (family in VISION)
     torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
     assert gradient_gap(gradients, expected) < 1e-5
 
