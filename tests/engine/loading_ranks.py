@@ -31,8 +31,8 @@ from mmrl.cluster.process import forget_stale_builds
 from mmrl.config.load import from_mapping
 from mmrl.data.images import ImageGrid, MediaStore
 from mmrl.engine import policy as policies
-from mmrl.engine.device import learner_config
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.learner_settings import learner_config
 from mmrl.engine.placement import place
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.rank import RankEngine
