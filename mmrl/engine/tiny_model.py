@@ -119,7 +119,7 @@ ROPE: dict[str, dict[str, Any]] = {
 _EXPERTS = {
     "num_experts": 8,
     "num_experts_per_tok": 2,
-    "moe_intermediate_size": 32,
+    "moe_intermediate_size": 256,
     "norm_topk_prob": True,
 }
 EXPERTS: dict[str, dict[str, Any]] = {
