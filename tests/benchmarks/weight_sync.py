@@ -55,8 +55,8 @@ def one_rank(folder: str, mib: Sequence[int], rounds: int) -> None:
     os.environ |= {"DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     import torch
 
-    from mmrl.engine.learner_settings import learner_config
     from mmrl.engine.folder import ModelFolder
+    from mmrl.engine.learner_settings import learner_config
     from mmrl.engine.placement import place
     from mmrl.engine.policy import load_policy
 
