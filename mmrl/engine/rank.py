@@ -20,8 +20,6 @@ from mmrl.config.sections import LoraConfig
 from mmrl.engine import device
 from mmrl.engine.adapters import is_adapter
 from mmrl.engine.collation import Collator, shares_prefix
-from mmrl.engine.experts import experts_refusal
-from mmrl.engine.features import asked_features, refusal
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.hf_sampler import HFSampler
 from mmrl.engine.learner import DeepSpeedLearner
@@ -29,6 +27,7 @@ from mmrl.engine.learner_settings import check_overlap, learner_config
 from mmrl.engine.peak import peak
 from mmrl.engine.placement import Reference, place
 from mmrl.engine.policy import Policy, load_policy
+from mmrl.engine.refusals import device_refusal
 from mmrl.engine.shape import model_shape
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine.tracing import Tracer
@@ -65,10 +64,8 @@ class RankEngine:
         progress: Callable[[str], object] = lambda text: None,
     ) -> None:
         self._precision = device.precision(kind, spec.config.model.dtype)
-        asked = asked_features(spec.config, samples=spec.with_sampler, learns=spec.algorithm is not None)
-        error = refusal(spec.folder.family, asked, kind, self._precision)
-        if spec.with_sampler:
-            error = error or experts_refusal(spec.folder, spec.config, kind, learns=spec.algorithm is not None)
+        learns = spec.algorithm is not None
+        error = device_refusal(spec.folder, spec.config, kind, samples=spec.with_sampler, learns=learns)
         if error is not None:
             raise error
         self._config, self._folder, self._media, self._kind = spec.config, spec.folder, spec.media, kind
@@ -83,7 +80,6 @@ class RankEngine:
         # Then vLLM: it measures free memory, and gives it back when it sleeps.
         if spec.with_sampler:
             progress("the sampler starts")
-        learns = spec.algorithm is not None
         self._sampler = self._build_sampler(spec.max_images, learns=learns) if spec.with_sampler else None
         if self._sampler is not None and spec.algorithm is not None:
             self._sampler.sleep()

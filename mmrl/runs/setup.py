@@ -483,15 +483,9 @@ class RunSetup:
 
     def refusal_on(self, kind: DeviceKind) -> ConfigError | None:
         """The error with which a run ends on a kind of device, though its config fits the model."""
-        from mmrl.engine.device import precision
-        from mmrl.engine.experts import experts_refusal
-        from mmrl.engine.features import asked_features, refusal
+        from mmrl.engine.refusals import device_refusal
 
-        asked = asked_features(self.config, samples=self.with_sampler)
-        error = refusal(self.folder.family, asked, kind, precision(kind, self.config.model.dtype))
-        if error is None and self.with_sampler:
-            error = experts_refusal(self.folder, self.config, kind)
-        return error
+        return device_refusal(self.folder, self.config, kind, samples=self.with_sampler)
 
     def _check_experts(self, folder: ModelFolder, mixture: MixtureShape | None) -> None:
         """See that the model has experts if the config wants something of them."""

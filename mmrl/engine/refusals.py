@@ -1,0 +1,26 @@
+"""The error with which a run ends on a device that its model and config do not fit together on."""
+
+from __future__ import annotations
+
+from mmrl.config.sections import Config
+from mmrl.engine.device import DeviceKind, precision
+from mmrl.engine.experts import experts_refusal
+from mmrl.engine.features import asked_features, refusal
+from mmrl.engine.folder import ModelFolder
+from mmrl.errors import ConfigError
+
+
+def device_refusal(
+    folder: ModelFolder, config: Config, kind: DeviceKind, *, samples: bool = True, learns: bool = True
+) -> ConfigError | None:
+    """An error if the engines would not serve this model with this config on this kind of device.
+
+    Args:
+        samples: True if the run samples.
+        learns: True if the run trains.
+    """
+    asked = asked_features(config, samples=samples, learns=learns)
+    error = refusal(folder.family, asked, kind, precision(kind, config.model.dtype))
+    if error is None and samples:
+        error = experts_refusal(folder, config, kind, learns=learns)
+    return error
