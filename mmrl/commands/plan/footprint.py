@@ -90,24 +90,22 @@ class PlannedModel:
 
     def cache_bytes_per_token(self, config: Config) -> int:
         """Bytes of a token's keys and values on one of the ranks that sample together."""
-        sampler = config.sampler
-        return cache_bytes_per_token(
-            self.shape,
-            width=self.width,
-            tensor_parallel=sampler.tensor_parallel_size,
-            pipeline_parallel=sampler.pipeline_parallel_size,
-        )
+        return cache_bytes_per_token(self.shape, **self._shares(config))
 
     def sequence_bytes(self, config: Config, tokens: int) -> int:
         """Bytes of a sequence of so many tokens there."""
-        sampler = config.sampler
-        states = cache_bytes_per_sequence(
-            self.shape,
-            width=self.width,
-            tensor_parallel=sampler.tensor_parallel_size,
-            pipeline_parallel=sampler.pipeline_parallel_size,
+        return tokens * self.cache_bytes_per_token(config) + cache_bytes_per_sequence(
+            self.shape, **self._shares(config)
         )
-        return tokens * self.cache_bytes_per_token(config) + states
+
+    def _shares(self, config: Config) -> dict[str, int]:
+        """Bytes of a number, and the ranks that divide layers and heads of the sampler."""
+        sampler = config.sampler
+        return {
+            "width": self.width,
+            "tensor_parallel": sampler.tensor_parallel_size,
+            "pipeline_parallel": sampler.pipeline_parallel_size,
+        }
 
     def states(self, config: Config) -> States:
         """States of one rank."""
