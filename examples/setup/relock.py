@@ -62,9 +62,10 @@ def locked(extra: str) -> dict[str, str]:
 
 
 def report(words: Sequence[str], lines: str, *, index_alone: bool, complains: bool = True) -> list[Any]:
-    """What pip would install into an empty environment; ``words`` end with an option that takes a file of ``lines``.
+    """The packages that pip would install into an empty environment.
 
     Args:
+        words: pip's words; they end with an option that takes a file of ``lines``.
         complains: False to keep pip's errors off the console.
     """
     environment = dict(os.environ)

@@ -147,10 +147,10 @@ def config(rehearsal: Rehearsal, model: Path, data: Path, run_dir: Path, steps: 
 
 
 def lacking(rehearsal: Rehearsal, work: Path, *, quick: bool, slow: bool) -> list[str]:
-    """What this machine has too little of.
+    """The resources of which this machine has too little.
 
     Args:
-        slow: Whether it may take days.
+        slow: True if it may take days.
     """
     memory, disk = QUICK_GIB if quick else (rehearsal.memory_gib, rehearsal.disk_gib)
     needed = {"memory": memory, f"disk at {work}": disk}
@@ -169,7 +169,7 @@ def lacking(rehearsal: Rehearsal, work: Path, *, quick: bool, slow: bool) -> lis
 
 
 def multiplies_bfloat16(cpuinfo: Path) -> bool:
-    """Whether oneDNN has kernels for it: on x86, from AVX-512 on; other processors are taken to have them."""
+    """True if oneDNN has kernels for it: on x86, from AVX-512 on; other processors are taken to have them."""
     lines = (line for line in cpuinfo.read_text().splitlines() if line.startswith("flags"))
     flags = next(lines, "").split()
     return not flags or "avx512bw" in flags

@@ -77,7 +77,7 @@ def one_rank(folder: str, mib: Sequence[int], rounds: int) -> None:
 
 
 def measure(folder: Path, ranks: int, mib: Sequence[int], rounds: int) -> list[dict[str, Any]]:
-    """What rank 0 tells."""
+    """The rows that rank 0 prints."""
     import socket
 
     from mmrl.cluster.process import host_meeting

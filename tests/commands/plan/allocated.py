@@ -95,7 +95,7 @@ class Allocated:
 
 
 def void(_: object) -> None:
-    """What a hook must answer."""
+    """Answers None, as a hook must."""
 
 
 def _others(known: dict[int, int]) -> dict[int, int]:
@@ -111,7 +111,7 @@ def _others(known: dict[int, int]) -> dict[int, int]:
 
 
 def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
-    """What one setting takes on this rank."""
+    """Counts the bytes that one setting takes on this rank."""
     import numpy as np
 
     from mmrl.config.load import from_mapping
