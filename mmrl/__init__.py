@@ -13,6 +13,7 @@ from mmrl.system.version import __version__
 
 if TYPE_CHECKING:
     from mmrl.api.calls import Answer, Evaluation, evaluate, export, train
+    from mmrl.environments import Environment, Tool, ToolError, tool
     from mmrl.errors import (
         ConfigError,
         DataError,
@@ -47,13 +48,17 @@ if TYPE_CHECKING:
     from mmrl.types import (
         IMAGE_PLACEHOLDER,
         Batch,
+        Call,
         Candidate,
+        Content,
         Credit,
         EncodedPrompt,
         FinishReason,
         ImageRef,
         Message,
+        Observation,
         PackedTokens,
+        PlayedTurn,
         Prompt,
         RawImage,
         Rollout,
@@ -63,6 +68,7 @@ if TYPE_CHECKING:
         ScoredGroup,
         Segment,
         TokenLoss,
+        Turn,
     )
 
 __all__ = [
@@ -73,8 +79,10 @@ __all__ = [
     "Algorithm",
     "Answer",
     "Batch",
+    "Call",
     "Candidate",
     "ConfigError",
+    "Content",
     "CorrectionMode",
     "Credit",
     "DataError",
@@ -82,6 +90,7 @@ __all__ = [
     "DatasetLoader",
     "DeviceMemoryError",
     "EncodedPrompt",
+    "Environment",
     "Evaluation",
     "FinishReason",
     "HubError",
@@ -93,7 +102,9 @@ __all__ = [
     "Metrics",
     "Needs",
     "NumericsError",
+    "Observation",
     "PackedTokens",
+    "PlayedTurn",
     "Plugin",
     "PluginConfig",
     "PluginError",
@@ -113,14 +124,18 @@ __all__ = [
     "Scores",
     "Segment",
     "TokenLoss",
+    "Tool",
+    "ToolError",
     "Tracker",
+    "Turn",
     "__version__",
     "evaluate",
     "export",
     "load_run",
+    "tool",
     "train",
 ]
-_HOMES = "errors", "types", "runs.reader", "interfaces", "api.calls"
+_HOMES = "errors", "types", "runs.reader", "interfaces", "environments", "api.calls"
 """The modules that have these names, those that import least first."""
 
 _old_names.install()

@@ -9,19 +9,35 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mmrl.errors import MMRLError
-from mmrl.types import EncodedPrompt, FloatArray, Prompt, RolloutGroup, Sample, TrainingRow
+from mmrl.types import (
+    Call,
+    Content,
+    EncodedPrompt,
+    FloatArray,
+    Prompt,
+    RolloutGroup,
+    Sample,
+    Segment,
+    TrainingRow,
+)
+
+EAGER = 0
+"""``SamplingRequest.answered_after`` of a request whose answer is admitted as soon as it is there."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
-    """A group to sample.
+    """A group, or the next turn of one episode, to sample.
 
     Attributes:
         prompt: The prompt to continue.
-        num_samples: Completions wanted.
+        num_samples: Completions wanted; 1 for an episode.
         temperature: 0 is greedy.
         max_new_tokens: Limit per completion, the end-of-sequence token included.
         seed: The first member's seed; member ``i`` uses ``seed + i``.
+        segments: What already follows the prompt: an episode's turns and what was inserted between them.
+        answered_after: Engine steps after its end at which ``Sampler.answer`` is due; ``EAGER`` admits the answer as
+            soon as it is there. None: the request ends here, and nobody answers.
     """
 
     prompt: EncodedPrompt
@@ -29,14 +45,80 @@ class SamplingRequest:
     temperature: float
     max_new_tokens: int
     seed: int
+    segments: tuple[Segment, ...] = ()
+    answered_after: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request that is sampled to its end.
+
+    Attributes:
+        ticket: The name that ``Sampler.submit`` gave it.
+        began: Engine step at which it was admitted; steps are counted for each copy of the sampler's weights, from 0
+            where ``Engine.sampling`` is entered.
+        step: Engine step at which it was finished.
+        group: Its completions. Each one's segments are the request's and one more, which ``text``, ``finish_reason``
+            and the segment's ``weight_version`` are about.
+    """
+
+    ticket: int
+    began: int
+    step: int
+    group: RolloutGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Polled:
+    """News of a sampler.
+
+    Attributes:
+        finished: Requests that are finished, each told once.
+        waits: Tickets of which an answer is missing and holds the sampler, or a part of its ranks, up.
+    """
+
+    finished: Sequence[Finished] = ()
+    waits: Sequence[int] = ()
 
 
 class Sampler(Protocol):
-    """Generates with the newest weights; only ``Engine.sampling`` yields one."""
+    """Generates with the newest weights; only ``Engine.sampling`` yields one.
+
+    Requests are submitted, and polled until they are finished. A request with ``answered_after`` keeps its ticket: when
+    it is finished, its caller answers with the episode's next request, or with None if the episode is over. An answer
+    is admitted ``answered_after`` engine steps after the end of the turn, whenever it is given: a late one is waited
+    for, an early one waits. If nothing else runs, the count of steps jumps to the earliest one that is due. What shares
+    a batch is thus the same in every run. ``EAGER`` answers are admitted when they are given.
+    """
+
+    def submit(self, requests: Sequence[SamplingRequest]) -> Sequence[int]:
+        """Begin to sample; returns a ticket for each request."""
+        ...
+
+    def answer(self, ticket: int, request: SamplingRequest | None) -> None:
+        """Go on with the episode of a finished request; None ends it."""
+        ...
+
+    def poll(self) -> Polled:
+        """Sample until a request is finished or an answer is missing; empty if nothing is left.
+
+        With ``EAGER`` requests it may return earlier, with nothing, so that their answers can be given.
+        """
+        ...
+
+    def drop(self) -> None:
+        """Give up every request; leaving ``Engine.sampling`` does so too."""
+        ...
 
     def generate(self, requests: Sequence[SamplingRequest]) -> Iterator[tuple[int, RolloutGroup]]:
-        """Groups as they finish, each with the index of its request."""
-        ...
+        """Groups as they finish, each with the index of its request; nobody answers them."""
+        try:
+            left = {ticket: index for index, ticket in enumerate(self.submit(requests))}
+            while left:
+                for finished in self.poll().finished:
+                    yield left.pop(finished.ticket), finished.group
+        finally:
+            self.drop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +198,22 @@ class PromptEncoder(Protocol):
 
     def demonstrate(self, prompt: EncodedPrompt) -> Sample:
         """The prompt with its demonstration as completion, an end-of-sequence token appended."""
+        ...
+
+    def calls(self, text: str) -> tuple[Call, ...]:
+        """The tool calls in a turn of the policy, in the format of the model's template."""
+        ...
+
+    def insertion(self, turn: Segment, content: Content, role: str) -> Segment:
+        """What stands between a turn of the policy and its next one.
+
+        It is the end of the turn as far as the policy has not written it, the observation in a message of this role (or
+        of the role that the model's template can carry), and the head of the next turn. Special tokens that texts spell
+        stay text.
+
+        Args:
+            turn: The policy's.
+        """
         ...
 
 

@@ -24,7 +24,17 @@ from mmrl.errors import OldNameWarning
 if TYPE_CHECKING:
     import torch
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "turns", "budget", "environment", "failed"]
+"""The end of a completion or an episode.
+
+``stop``: an end-of-sequence token, and nobody goes on. ``length``: the limit of the policy's tokens. ``turns``: the
+limit of turns. ``budget``: the limit of all tokens or images, or of one observation. ``environment``: it said that it
+is done. ``failed``: the environment did not answer as it must.
+"""
+ENVIRONMENT = "environment"
+"""The component that is the sum of an episode's ``Observation.reward``."""
+TRUNCATED: frozenset[FinishReason] = frozenset({"length", "budget", "turns"})
+"""Ends by a limit."""
 FloatArray = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.integer[Any]]
 BoolArray = npt.NDArray[np.bool_]
@@ -72,6 +82,10 @@ class ImageRef:
     width: int
     height: int
     path: str
+
+
+Content = tuple[str | ImageRef, ...]
+"""Texts and normalised images in the order in which the model reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +186,19 @@ class Segment:
         token_ids: (T,) int32.
         by_policy: True if the policy wrote it; other segments (tool results) get no gradient.
         sampler_logprobs: (T,) float32 log-probs under the distribution that was sampled; zeros if not sampled.
-        weight_version: The version of the weights that sampled it; None is the rollout's, as it always is today.
+        weight_version: The version of the weights that sampled it; None is the rollout's.
+        images: Those whose tokens it holds, in order; only inserted segments have any.
+        role: ``assistant`` for the policy's; else the role of the observation, ``tool`` or ``user``.
+        finish_reason: ``stop`` or ``length`` for a turn of the policy; None for others, and where it is the rollout's.
     """
 
     token_ids: IntArray
     by_policy: bool
     sampler_logprobs: FloatArray
     weight_version: int | None = None
+    images: tuple[ImageRef, ...] = ()
+    role: str = "assistant"
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(frozen=True)
@@ -209,6 +229,17 @@ class Sample:
         """(T,) float32, zero where the policy did not write the token."""
         return _join([s.sampler_logprobs for s in self.segments], np.float32)
 
+    @cached_property
+    def all_images(self) -> tuple[ImageRef, ...]:
+        """Images of the prompt and of what follows it, in the order of their tokens."""
+        return self.prompt.images + tuple(ref for segment in self.segments for ref in segment.images)
+
+    @cached_property
+    def turn_of_token(self) -> IntArray:
+        """(T,) the turn, from 0, that each token belongs to; inserted tokens belong to the turn before them."""
+        turns = np.cumsum([segment.by_policy for segment in self.segments]) - 1
+        return _join([np.full(len(s.token_ids), k) for k, s in zip(turns, self.segments, strict=True)], np.int64)
+
     @property
     def key(self) -> SampleKey:
         return *self.prompt.key, 0
@@ -219,16 +250,97 @@ class Sample:
         return len(self.prompt.token_ids) + len(self.token_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call that the policy wrote.
+
+    Attributes:
+        name: The tool; empty if it cannot be read.
+        arguments: Model output, never to be trusted; None if they cannot be read.
+        error: The reason why the call cannot be read, for the policy; empty if it can.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] | None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the policy wrote in one turn, as an environment sees it.
+
+    Attributes:
+        text: Decoded without special tokens.
+        calls: The tool calls in it, in order.
+        index: The turn's number, from 0.
+        finish_reason: ``stop``, or ``length`` if it was cut at ``environment.max_turn_tokens``.
+        tokens_left: Tokens that the policy may still write in this episode.
+    """
+
+    text: str
+    calls: tuple[Call, ...]
+    index: int
+    finish_reason: FinishReason
+    tokens_left: int
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """An environment's answer to a turn.
+
+    Attributes:
+        content: A text, an image, or a sequence of both. Images are PIL images, uint8 arrays (H, W, 3) or (H, W),
+            encoded bytes, ``RawImage``, or blocks such as ``{"type": "image", "image": ...}``.
+        reward: The turn's reward.
+        done: True if the episode is over; the policy does not read ``content`` then, but records keep it.
+        role: The role of the message that the policy reads it in.
+        info: Further facts for the records, as JSON can hold them.
+    """
+
+    content: Any = ""
+    reward: float = 0.0
+    done: bool = False
+    role: Literal["tool", "user"] = "tool"
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedTurn:
+    """A turn of an episode and its environment's answer.
+
+    Attributes:
+        content: The observation's, images by hash; None if there was no answer.
+        role: The role of the message that the policy read it in.
+        reward: The turn's reward.
+        done: True if the environment ended the episode.
+        info: The observation's.
+        began: Engine step at which the turn was admitted to the sampler's batch.
+        finished: Engine step at which it was finished.
+    """
+
+    turn: Turn
+    content: Content | None = None
+    role: str = "tool"
+    reward: float = 0.0
+    done: bool = False
+    info: Mapping[str, Any] = field(default_factory=dict)
+    began: int = 0
+    finished: int = 0
+
+
 @dataclass(frozen=True)
 class Rollout(Sample):
-    """One sampled completion, as a reward sees it.
+    """One sampled completion, or one episode, as a reward sees it.
 
     Attributes:
         index: Its place within the group.
-        text: The completion decoded without special tokens.
-        finish_reason: ``"stop"`` at an end-of-sequence token, ``"length"`` if cut at the limit.
+        text: The policy's last turn decoded without special tokens.
+        finish_reason: See ``FinishReason``.
         weight_version: The version of the weights that sampled it.
         greedy: True if it is the prompt's one rollout at temperature 0, beside a group.
+        episode: Its turns with the environment's answers; empty without an environment.
+        components: What the environment scores, by name; None where it could not.
+        failure: The reason why its environment failed; empty if it did not. Such a rollout is invalid.
     """
 
     index: int
@@ -236,6 +348,9 @@ class Rollout(Sample):
     finish_reason: FinishReason
     weight_version: int
     greedy: bool = False
+    episode: tuple[PlayedTurn, ...] = ()
+    components: Mapping[str, float | None] = field(default_factory=dict)
+    failure: str = ""
 
     @property
     def key(self) -> SampleKey:
@@ -243,8 +358,13 @@ class Rollout(Sample):
 
     @property
     def turns(self) -> tuple[str, ...]:
-        """The policy's texts, turn by turn; ``text`` is the last. There is one turn today."""
-        return (self.text,)
+        """The policy's texts, turn by turn; ``text`` is the last."""
+        return tuple(played.turn.text for played in self.episode) or (self.text,)
+
+    @property
+    def truncated(self) -> bool:
+        """True if a limit ended it."""
+        return self.finish_reason in TRUNCATED
 
     @property
     def answer(self) -> Any:
@@ -260,6 +380,7 @@ class Rollout(Sample):
 
     @property
     def images(self) -> tuple[ImageRef, ...]:
+        """The prompt's; ``all_images`` has those of observations too."""
         return self.prompt.images
 
     @property
@@ -326,7 +447,7 @@ class Batch:
         valid: (B,) rewards that may be used.
         group_ids: (B,) int64, one id per prompt instance; not necessarily contiguous.
         masks: B arrays (T_i,) bool; False where a token gets no gradient.
-        truncated: (B,) completions cut at the length limit.
+        truncated: (B,) completions and episodes that a limit ended.
         components: Raw value of each reward by name, (B,) float64; NaN in a valid row means that no reward of that name
             scores rows of its source, and leaves it out of the sum.
         weights: Factor of each component in ``rewards``; 0 of those that are a part of another, ``<label>/<name>``.
@@ -338,10 +459,12 @@ class Batch:
         reference_logprobs: B arrays (T_i,); None unless ``needs`` asked.
         sampler_logprobs: B arrays (T_i,) as the sampler reported them.
         values: B arrays (T_i,), the critic's for each position that predicts a token; None unless ``needs`` asked, and
-            always today, as are all that follow.
-        final_values: (B,) the critic's after the last token.
-        turns: B arrays (T_i,) int, the turn of an episode that each token belongs to.
-        turn_rewards: B arrays with the reward of each turn.
+            always today.
+        final_values: (B,) the critic's after the last token; always None today.
+        turns: B arrays (T_i,) int, the turn of an episode that each token belongs to; inserted tokens belong to the
+            turn before them. None without an environment, as are all that follow.
+        turn_rewards: B arrays (K_i,) with the environment's reward of each turn.
+        turn_states: B sequences of K_i texts, equal where the policy acted upon the same state: what it last read.
     """
 
     rewards: FloatArray
@@ -360,6 +483,7 @@ class Batch:
     final_values: FloatArray | None = None
     turns: Sequence[IntArray] | None = None
     turn_rewards: Sequence[FloatArray] | None = None
+    turn_states: Sequence[Sequence[str]] | None = None
 
     def component(self, name: str) -> FloatArray:
         """(B,) values of a component; NaN where no reward has answered one of that name."""

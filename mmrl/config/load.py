@@ -14,12 +14,12 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from mmrl.config.keys import is_section
 from mmrl.config.plugin_specs import NONE, Kind, PluginSpec
 from mmrl.config.problems import leaves_of, options_errors
 from mmrl.config.sections import (
     RENAMED,
     Config,
-    is_section,
 )
 from mmrl.config.yaml_tree import Located, join_errors, merge, nested, read_tree, to_lines
 from mmrl.errors import ConfigError, MMRLError, PluginError

@@ -1,15 +1,15 @@
-"""The entries of the config that name a plugin: an algorithm, a reward, a dataset or a tracker, with its options."""
+"""The entries of the config that name a plugin, such as an algorithm or a reward, with its options."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, JsonValue
+from pydantic import ConfigDict, Field, JsonValue, model_validator
 
-from mmrl.config.base import MAY_CHANGE, Seconds, Section, Text
+from mmrl.config.base import MAY_CHANGE, Count, Seconds, Section, Text
 
-Kind = Literal["algorithm", "reward", "dataset", "tracker"]
-"""The four kinds of plugins; the entry-point group of a kind is `mmrl.<kind>s`."""
+Kind = Literal["algorithm", "reward", "dataset", "environment", "tracker"]
+"""The kinds of plugins; the entry-point group of a kind is `mmrl.<kind>s`."""
 
 RewardStyle = Literal["mmrl", "trl", "easyr1", "verl"]
 """Conventions of calling a reward function; see `mmrl.plugin_host.foreign_rewards`."""
@@ -80,3 +80,56 @@ class RewardSpec(PluginSpec):
     def shares_rows_with(self, other: RewardSpec) -> bool:
         """True if some dataset's rows may be scored by both."""
         return not self.sources or not other.sources or not set(self.sources).isdisjoint(other.sources)
+
+
+class EnvironmentSpec(PluginSpec):
+    """An environment's name and options, and the limits of an episode."""
+
+    name: Text
+    """A name that `mmrl plugins` lists, `distribution:name`, `path/to/file.py:Name` or `import:package.module:Name`.
+    Left out, it is the entry's first option: `{tools: [...]}` is `{name: tools, tools: [...]}`."""
+    max_turns: Count = 8
+    """Turns that the policy may take; an episode ends with its last one."""
+    max_turn_tokens: Count | None = None
+    """Longest turn of the policy; null is `sampler.max_new_tokens`, which bounds all its turns together."""
+    max_observation_tokens: Count = 512
+    """Longest observation, image tokens and the marks around it included; a longer one ends the episode."""
+    max_tokens: Count | None = None
+    """Longest episode, after the prompt; null is what the other limits allow."""
+    max_images: Annotated[int, Field(ge=0, le=10**4)] = 8
+    """Most images that observations of an episode may hold; one image more ends the episode."""
+    latency_steps: Count = 8
+    """Steps of the sampler after which an observation is read, however long it took; see `scheduling`."""
+    scheduling: Literal["reproducible", "eager"] = "reproducible"
+    """reproducible: what shares a batch, and so every number, repeats. eager: an observation is read once it is there,
+    for slow tools and many GPUs."""
+    observation_role: Literal["auto", "tool", "user"] = "auto"
+    """Role of the messages with observations; auto is the environment's own, or user where the model's template cannot
+    carry it."""
+    tool_prompt: Literal["auto", "template", "text", "none"] = "auto"
+    """The way the policy learns of tools: by the model's template, or by a text in the system turn; auto is the
+    template if it can."""
+    weights: dict[Text, float] = Field(default_factory=dict)
+    """Factor of each component that it scores in the reward, 1 where it is not named; `environment` is the sum of its
+    turns' rewards."""
+    timeout_s: Annotated[Seconds | None, MAY_CHANGE] = None
+    """Seconds that one call may take; null is the environment's own limit."""
+    workers: Annotated[Annotated[int, Field(ge=1, le=256)], MAY_CHANGE] = 4
+    """Processes that episodes are spread over."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_by_its_option(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "name" not in values:
+            first = next((key for key in values if key not in cls.model_fields), None)
+            return values if first is None else {"name": first, **values}
+        return values
+
+    def limits(self, max_new_tokens: int) -> tuple[int, int]:
+        """Most tokens of the policy's turn, and of an episode after its prompt.
+
+        Args:
+            max_new_tokens: Most tokens of the policy in an episode.
+        """
+        turn = min(self.max_turn_tokens or max_new_tokens, max_new_tokens)
+        return turn, self.max_tokens or max_new_tokens + self.max_turns * self.max_observation_tokens

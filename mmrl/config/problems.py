@@ -10,8 +10,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from mmrl.config.keys import is_section
 from mmrl.config.plugin_specs import PluginSpec
-from mmrl.config.sections import Config, is_section
+from mmrl.config.sections import Config
 from mmrl.config.synonyms import spelled, synonym
 from mmrl.config.yaml_tree import Located, to_flow
 from mmrl.errors import ConfigError, MMRLError

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import combinations
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue
 
 from mmrl.config.base import MAY_CHANGE, Contradiction, Count, CountOrNever, MayChange, Seconds, Section, Text
-from mmrl.config.plugin_specs import NONE, DatasetSpec, Kind, PluginSpec, RewardSpec
+from mmrl.config.plugin_specs import NONE, DatasetSpec, EnvironmentSpec, Kind, PluginSpec, RewardSpec
 from mmrl.config.stop_condition import StopCondition
 from mmrl.config.yaml_tree import to_flow
+from mmrl.types import ENVIRONMENT
 
 RENAMED = {"sampler.memory_fraction": "sampler.gpu_memory_utilization"}
 """New names of keys by their old names, which still work in this version."""
@@ -304,6 +305,8 @@ class Config(Section):
     """The rewards that score completions; their weighted sum is the reward."""
     algorithm: PluginSpec
     """The learning rule."""
+    environment: EnvironmentSpec | None = None
+    """What the policy's turns are answered by; null makes every completion one turn."""
     sampler: SamplerConfig = Field(default_factory=SamplerConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
@@ -313,8 +316,15 @@ class Config(Section):
 
     @property
     def accuracy(self) -> str | None:
-        """The reward component that tells right from wrong; None without rewards."""
-        return self.trainer.eval_metric or next((reward.metric for reward in self.rewards), None)
+        """The reward component that tells right from wrong; None if nothing is scored."""
+        own = next((reward.metric for reward in self.rewards), None if self.environment is None else ENVIRONMENT)
+        return self.trainer.eval_metric or own
+
+    @property
+    def max_completion_tokens(self) -> int:
+        """Most tokens after a prompt: a completion's, or an episode's."""
+        most = self.sampler.max_new_tokens
+        return most if self.environment is None else self.environment.limits(most)[1]
 
     def plugins(self) -> Iterator[tuple[str, Kind, PluginSpec]]:
         """Dotted key, kind and spec of every plugin that is named."""
@@ -328,6 +338,8 @@ class Config(Section):
             yield f"rewards.{index}", "reward", reward
         if self.algorithm.name != NONE:
             yield "algorithm", "algorithm", self.algorithm
+        if self.environment is not None:
+            yield "environment", "environment", self.environment
         for index, tracker in enumerate(self.trackers):
             yield f"trackers.{index}", "tracker", tracker
 
@@ -354,11 +366,11 @@ class Config(Section):
 
     def _of_evaluation(self) -> Iterator[Contradiction]:
         data, trainer = self.data, self.trainer
-        if data.eval and not self.rewards:
+        if data.eval and not self.rewards and self.environment is None:
             remedy = "add to rewards, or set data.eval: null"
             yield Contradiction(("data.eval", "rewards"), "evaluation needs at least one reward", remedy)
         labels = [reward.metric for reward in self.rewards]
-        if trainer.eval_metric and not is_component(trainer.eval_metric, labels):
+        if self.environment is None and trainer.eval_metric and not is_component(trainer.eval_metric, labels):
             what = f"trainer.eval_metric is {trainer.eval_metric!r}, which is no reward"
             remedy = f"name one of: {', '.join(labels) or '(there are no rewards)'}"
             yield Contradiction(("trainer.eval_metric", "rewards"), what, remedy)
@@ -394,36 +406,6 @@ class Config(Section):
             yield Contradiction(("learner.warmup_steps", "trainer.steps"), what, remedy)
 
 
-def may_change(key: str, section: type[BaseModel] | None = None) -> bool:
-    """True if a run may go on though the value at this dotted key has changed."""
-    name, _, rest = key.partition(".")
-    field = (section or Config).model_fields.get(name)
-    if field is None:
-        return False
-    for mark in field.metadata:
-        if isinstance(mark, MayChange):
-            return not mark.keys or rest in mark.keys
-    parts = [field.annotation, *get_args(field.annotation)]
-    inner = next((part for part in parts if isinstance(part, type) and issubclass(part, Section)), None)
-    if inner is None:
-        return False
-    return may_change(rest.partition(".")[2] if rest[:1].isdecimal() else rest, inner)  # a list's index is left out
-
-
-def default_of(key: str) -> Any:
-    """The default of a key ``section.name`` if it is a text or a number; None for any other key."""
-    section, _, name = key.partition(".")
-    field = Config.model_fields.get(section)
-    inner = field.annotation if field is not None and is_section(field.annotation) else None
-    found = inner.model_fields.get(name) if isinstance(inner, type) and issubclass(inner, Section) else None
-    return found.default if found is not None and isinstance(found.default, str | int | float) else None
-
-
 def is_component(name: str, rewards: Iterable[str]) -> bool:
     """True for one of these labels of rewards, and for a name that may be a component of one: `<label>/<name>`."""
     return any(name == label or name.startswith(f"{label}/") for label in rewards)
-
-
-def is_section(annotation: Any) -> bool:
-    """True if a field of ``Config`` is a section, as opposed to a plugin or a list of them."""
-    return isinstance(annotation, type) and issubclass(annotation, Section) and not issubclass(annotation, PluginSpec)

@@ -10,8 +10,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from mmrl.config.base import Section
+from mmrl.config.keys import is_section
 from mmrl.config.plugin_specs import PluginSpec
-from mmrl.config.sections import Config, is_section
+from mmrl.config.sections import Config
 from mmrl.config.yaml_tree import to_flow
 
 _HEADING = "# Lines that are commented out show the defaults. `mmrl check` says whether the config can run."

@@ -21,11 +21,12 @@ from typing import Any, Literal, NoReturn, get_args, overload
 
 from pydantic import BaseModel, ValidationError
 
-from mmrl.config.plugin_specs import DatasetSpec, Kind, PluginSpec, RewardSpec, RewardStyle
+from mmrl.config.plugin_specs import DatasetSpec, EnvironmentSpec, Kind, PluginSpec, RewardSpec, RewardStyle
 from mmrl.config.problems import options_errors, suggestion
 from mmrl.config.sections import Config
 from mmrl.config.synonyms import spelled
 from mmrl.config.yaml_tree import join_errors
+from mmrl.environments import Environment
 from mmrl.errors import ConfigError, MMRLError, PluginError
 from mmrl.interfaces import (
     API_VERSION,
@@ -42,10 +43,15 @@ INTERFACES: Mapping[Kind, type[Plugin]] = {
     "algorithm": Algorithm,
     "reward": Reward,
     "dataset": DatasetLoader,
+    "environment": Environment,
     "tracker": Tracker,
 }
 
-_SPECS: Mapping[Kind, type[PluginSpec]] = {"reward": RewardSpec, "dataset": DatasetSpec}
+_SPECS: Mapping[Kind, type[PluginSpec]] = {
+    "reward": RewardSpec,
+    "dataset": DatasetSpec,
+    "environment": EnvironmentSpec,
+}
 """Kinds of plugins for which the framework has options of its own beside the plugin's."""
 _GIVEN = "(given)"
 
@@ -139,6 +145,8 @@ def create(kind: Literal["algorithm"], spec: PluginSpec) -> Algorithm: ...
 def create(kind: Literal["reward"], spec: PluginSpec) -> Reward: ...
 @overload
 def create(kind: Literal["dataset"], spec: PluginSpec) -> DatasetLoader: ...
+@overload
+def create(kind: Literal["environment"], spec: PluginSpec) -> Environment: ...
 @overload
 def create(kind: Literal["tracker"], spec: PluginSpec) -> Tracker: ...
 def create(kind: Kind, spec: PluginSpec) -> Plugin:
@@ -253,7 +261,7 @@ def _raise_unknown(kind: Kind, name: str, installed: Sequence[PluginInfo]) -> No
 
 
 def _article(kind: Kind) -> str:
-    return f"an {kind}" if kind == "algorithm" else f"a {kind}"
+    return f"an {kind}" if kind[0] in "ae" else f"a {kind}"
 
 
 def _failure(info: PluginInfo, what: str, error: BaseException) -> PluginError:
@@ -276,7 +284,7 @@ def _check_class(info: PluginInfo, plugin: Any) -> None:
     """Raises PluginError unless ``plugin`` fits the kind that it is registered as."""
     interface = INTERFACES[info.kind]
     if not (isinstance(plugin, type) and issubclass(plugin, interface)):
-        _misfit(info, f"{plugin!r} is no subclass of mmrl.interfaces.{interface.__name__}")
+        _misfit(info, f"{plugin!r} is no subclass of {interface.__module__}.{interface.__name__}")
     if plugin.api_version != API_VERSION:
         newer = isinstance(plugin.api_version, int) and plugin.api_version > API_VERSION
         older = f"upgrade {info.distribution}" if info.is_installed else "leave out api_version"

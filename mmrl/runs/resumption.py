@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mmrl.config.sections import RENAMED, Config, default_of, may_change
+from mmrl.config.keys import default_of, may_change
+from mmrl.config.sections import RENAMED, Config
 from mmrl.config.yaml_tree import to_flow
 from mmrl.errors import ConfigError
 from mmrl.runs.setup import RunSetup

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel, ConfigDict
 
+from mmrl.config.keys import is_section
 from mmrl.config.load import from_mapping, load_config, to_yaml
 from mmrl.config.plugin_specs import PluginSpec
-from mmrl.config.sections import Config, SamplerConfig, is_section
+from mmrl.config.sections import Config, SamplerConfig
 from mmrl.config.starter import starter
 from mmrl.config.yaml_tree import MAX_BYTES, MAX_DEPTH
 from mmrl.errors import ConfigError, MMRLError, PluginError

@@ -1,0 +1,135 @@
+"""The interface of environments: plugins that answer the policy's turns.
+
+    [project.entry-points."mmrl.environments"]
+    guess = "my_package.guess:Guess"
+
+Each episode has an object of its own. It lives in a worker process, which may be killed and replaced at any time: an
+episode of that process is then played again, from its seed and its recorded turns.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+from mmrl.interfaces import Plugin
+from mmrl.types import Call, Observation, Prompt, Score, Turn
+
+Tool = Callable[..., Any] | dict[str, Any]
+"""A function with type hints and a docstring that describes its arguments, as Google's style has them; or a JSON schema
+of OpenAI's form, whose calls ``Environment.call`` answers."""
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def tool(method: _Method) -> _Method:
+    """Mark a method of an environment as a tool."""
+    method.__mmrl_tool__ = True  # type: ignore[attr-defined]
+    return method
+
+
+class Environment(Plugin):
+    """Answers the policy's turns.
+
+    ``prepare`` is called on one object in each worker, and each episode begins with a shallow copy of that object: what
+    ``prepare`` sets on ``self`` is shared, what an episode sets is its own.
+
+    Attributes:
+        timeout_s: Seconds that each call of a method may take; ``environment.timeout_s`` of the config wins.
+        components: Names of what ``score`` answers.
+    """
+
+    timeout_s: ClassVar[float] = 60.0
+    components: ClassVar[tuple[str, ...]] = ()
+
+    def prepare(self) -> None:
+        """Load large things, once in each worker; ``timeout_s`` does not count meanwhile."""
+        return
+
+    def tools(self) -> Sequence[Tool]:
+        """The tools that the policy may call, the same in every episode; by default the methods marked ``@tool``."""
+        found = (getattr(self, name) for name in dir(type(self)) if hasattr(getattr(type(self), name), "__mmrl_tool__"))
+        return [method for method in found if callable(method)]
+
+    @abstractmethod
+    def reset(self, prompt: Prompt, seed: int) -> Observation | Awaitable[Observation | None] | None:
+        """Begin an episode. What it returns is read at the end of the prompt's last message, before the first turn.
+
+        Episodes of one prompt share it, so they must begin alike: all that is random follows from the seed, which they
+        share too.
+
+        Args:
+            prompt: The dataset's row; its images are as the dataset has them, at full resolution.
+            seed: From the run's seed, the epoch and the prompt.
+        """
+
+    def step(self, turn: Turn) -> Observation | Awaitable[Observation]:
+        """Answer a turn; by default, run its calls. A turn without calls then ends the episode."""
+        return self.run_calls(turn)
+
+    async def run_calls(self, turn: Turn) -> Observation:
+        """The answers of a turn's calls, in order, as one observation; done if there are no calls.
+
+        A call that cannot be read, of a tool that is not there, or with wrong arguments is answered with what is wrong.
+        """
+        if not turn.calls:
+            return Observation(done=True)
+        content, reward, done, infos = list[Any](), 0.0, False, list[Mapping[str, Any]]()
+        for call in turn.calls:
+            answer = call.error or self.call(call)
+            answer = await answer if inspect.isawaitable(answer) else answer
+            if isinstance(answer, Observation):
+                reward, done, infos = reward + answer.reward, done or answer.done, [*infos, answer.info]
+                answer = answer.content
+            parts = _parts(answer)
+            if content and isinstance(content[-1], str) and parts and isinstance(parts[0], str):
+                content[-1] += "\n"  # two answers of one turn
+            content += parts
+        return Observation(content, reward, done, info={k: v for info in infos for k, v in info.items()})
+
+    def call(self, call: Call) -> Any:
+        """The answer to one call: anything that JSON can hold, an image, a sequence of these, or an ``Observation``.
+
+        By default the tool of that name is called. Its exceptions are the environment's failures; a tool tells the
+        policy of a mistake by answering with a text, or by raising ``ToolError``.
+        """
+        tools = {getattr(each, "__name__", ""): each for each in self.tools() if callable(each)}
+        if (function := tools.get(call.name)) is None:
+            return f"There is no tool {call.name!r}. Tools: {', '.join(tools)}."
+        try:
+            inspect.signature(function).bind(**(call.arguments or {}))
+        except TypeError as error:
+            return f"{call.name}: {error}."
+        try:
+            return function(**(call.arguments or {}))
+        except ToolError as error:
+            return str(error)
+
+    def score(self) -> Mapping[str, Score | None]:
+        """The episode's ``components``, when it is over; None where one does not apply and the episode is invalid."""
+        return {}
+
+    def close(self) -> None:
+        """Give back what the episode holds."""
+        return
+
+
+class ToolError(Exception):
+    """A mistake of the policy's call; the message is what it reads."""
+
+
+def _parts(answer: Any) -> list[Any]:
+    """An answer's texts and images; what is neither is text as JSON."""
+    if isinstance(answer, str | bytes) or hasattr(answer, "__array__") or _is_image(answer):
+        return [answer]
+    if isinstance(answer, Sequence) and any(_is_image(each) or hasattr(each, "__array__") for each in answer):
+        return [part for each in answer for part in _parts(each)]
+    return [json.dumps(answer, ensure_ascii=False)]
+
+
+def _is_image(value: Any) -> bool:
+    is_block = isinstance(value, dict) and value.get("type") in ("image", "text", "image_url")
+    return is_block or hasattr(value, "convert") or type(value).__name__ == "RawImage"
