@@ -1,4 +1,4 @@
-"""Records of episodes: random ones, with texts that no file format likes, come back from parquet and from JSON lines."""
+"""Records of episodes: random ones, with hostile texts, come back from parquet and from JSON lines."""
 
 from __future__ import annotations
 
