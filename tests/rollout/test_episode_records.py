@@ -228,3 +228,32 @@ def test_a_reward_sees_a_recorded_episode(tmp_path: Path, capsys: pytest.Capture
     found = json.loads(capsys.readouterr().out)
     wanted = [sum(len(p.turn.calls) for p in r.episode) + 100 * max(1, len(r.episode)) for r in group.rollouts]
     assert [each["value"] for each in found["samples"]] == wanted
+
+
+def test_people_get_the_turns_calls_and_observations_of_an_episode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = episodes(5, size=3)
+    picture = ImageRef("0123456789" * 6 + "abcd", 56, 28, "x")
+    calls = (Call("crop", {"box": [1, 2], "note": "\x1b[31m"}), Call("", None, "no JSON: {"))
+    first = PlayedTurn(Turn("look \x1b]0;owned\x07", calls, 0, "length", 9), ("seen", picture, picture), reward=0.25)
+    last = PlayedTurn(Turn("7", (), 1, "stop", 3), None, reward=1.0, done=True)
+    rollout = replace(group.rollouts[0], episode=(first, last), finish_reason="environment")
+    made = replace(group, group=RolloutGroup(group.group.prompt, (rollout, *group.rollouts[1:])))
+    write(tmp_path, [credited(made)])
+    assert main(["rollouts", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(f"rollout 0: 2 turns, {len(rollout.token_ids)} tokens, environment")
+    assert lines[2:8] == [
+        "    turn 1 (cut): look \\x1b]0;owned\\x07",
+        '        calls crop({"box": [1, 2], "note": "\\u001b[31m"})',
+        "        calls () is invalid: no JSON: {",
+        "        tool (reward 0.25): seen [image 01234567 56x28] [image 01234567 56x28]",
+        "    turn 2: 7",
+        "        reward 1, done",
+    ]
+    assert lines[-2] == "    failed: reset: \\ud800 lone, \\x00 nul, \\x1b[31m, \\u202e and 数学 𝔸"
+    assert not any("\x1b" in line or "\x07" in line for line in lines)
+    assert main(["rollouts", str(tmp_path), "--where", "finish_reason=environment", "--json"]) == 0
+    (found,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert found["episode"][0]["content"][1] == {"image": {"hash": picture.hash, "width": 56, "height": 28}}
