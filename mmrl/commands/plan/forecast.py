@@ -134,11 +134,15 @@ class _Forecast:
         grids: tuple[Grid, ...] = ()
         if self.setup.folder.family.vision:
             grids = (self.setup.folder.images.largest_grid(data.max_pixels, data.max_prompt_tokens * 3 // 4),)
-        return Example(data.max_prompt_tokens, self._completion_tokens, grids, self._observed)
+        return Example(data.max_prompt_tokens, self._completion_tokens, grids, self._inserted, self._observed)
 
     @property
     def _completion_tokens(self) -> int:
         return self.assumptions.completion_tokens or longest_episode(self.config)
+
+    @property
+    def _inserted(self) -> int:
+        return max(self._completion_tokens - self.config.sampler.max_new_tokens, 0) if self.samples else 0
 
     @cached_property
     def _observed(self) -> tuple[Grid, ...]:
@@ -151,7 +155,7 @@ class _Forecast:
             encoder = self.setup.encoder
             longest = len(encoder.demonstrate(encoder.encode(prompt)).token_ids)
         grids = tuple(self.setup.folder.images.grid(*size) for size in sizes)
-        return Example(tokens, longest, grids, self._observed)
+        return Example(tokens, longest, grids, self._inserted, self._observed)
 
     def _workload(self, config: Config, examples: Sequence[Example]) -> Workload:
         share = shares_prefix(config.learner, self.setup.folder)
@@ -377,8 +381,7 @@ class _Forecast:
         found = calibrate(self.config, self.setup)
         examples = self.examples
         if self.samples:
-            observed = max(self._completion_tokens - self.config.sampler.max_new_tokens, 0)
-            mean = max(round(found.completion_tokens) + observed, 1)
+            mean = max(round(found.completion_tokens) + self._inserted, 1)
             examples = [replace(example, completion_tokens=mean) for example in examples]
         work = self._workload(self.config, examples)
         seconds = estimate(self.config, self.shape, self.training, work, found)
