@@ -119,6 +119,23 @@ class Encoder:
             self._suffix.carrier("tool", kind)
             self._suffix.carrier("user", kind)
 
+    @property
+    def tools_by(self) -> str:
+        """The way in which the policy learns of tools: ``template``, ``text`` or ``none``."""
+        return self._tool_prompt.way
+
+    def ways_of_observations(self, *, images: bool = False) -> dict[str, str]:
+        """The proven role of messages with observations of role ``tool``: with text, and with images if asked.
+
+        Raises:
+            ConfigError: As ``check_turns``.
+        """
+        self.check_turns(images=images)
+        ways = {"text": self._suffix.carrier("tool", False).role}
+        return ways | (
+            {"images": self._suffix.carrier("tool", True).role} if images and self._folder.family.vision else {}
+        )
+
     @cached_property
     def _suffix(self) -> TurnSuffix:
         return TurnSuffix(self._template, self._rules)

@@ -12,6 +12,7 @@ from mmrl.types import FinishReason, Rollout, ScoredGroup
 
 SECTION = "eval/episode/"
 REASONS: tuple[str, ...] = get_args(FinishReason)
+"""Reasons that may have ended an episode."""
 
 
 def episode_estimates(groups: Sequence[ScoredGroup]) -> dict[str, Estimate]:
@@ -19,7 +20,7 @@ def episode_estimates(groups: Sequence[ScoredGroup]) -> dict[str, Estimate]:
 
     - ``eval/episode/turns_mean``, ``calls_mean``, ``observation_tokens_mean``: of an episode's turns, tool calls, and
       tokens that the policy has not written.
-    - ``eval/episode/<reason>_fraction``: episodes that ended so.
+    - ``eval/episode/finish_<reason>_fraction``: episodes that ended so.
     - ``eval/episode/invalid_calls_fraction``: calls that could not be read, of all calls; left out if there are none.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -34,7 +35,7 @@ def episode_estimates(groups: Sequence[ScoredGroup]) -> dict[str, Estimate]:
     found = {name: mean_estimate(np.array(values, np.float64), prompts) for name, values in counts.items()}
     for reason in REASONS:
         ended = np.array([rollout.finish_reason == reason for rollout in rollouts], np.float64)
-        found[f"{reason}_fraction"] = score_estimate(ended, prompts)
+        found[f"finish_{reason}_fraction"] = score_estimate(ended, prompts)
     errors = [error for rollout in rollouts for error in _errors(rollout)]
     if errors:
         found["invalid_calls_fraction"] = Estimate(sum(map(bool, errors)) / len(errors))

@@ -117,14 +117,14 @@ class Results:
 
     def _episode_rows(self) -> list[list[str]]:
         """Turns, calls, and what ended episodes; none without an environment."""
-        ends = [f"{reason}_fraction" for reason in REASONS]
+        ends = [f"finish_{reason}_fraction" for reason in REASONS]
         names = [
             *("turns_mean", "calls_mean", "invalid_calls_fraction", "observation_tokens_mean"),
             *(name for name in ends if (found := self.metrics.get(SECTION + name)) is not None and found.value > 0),
         ]
         if SECTION + names[0] not in self.metrics:
             return []
-        titles = [re.sub("_(mean|fraction)$", "", name).replace("_", " ") for name in names]
+        titles = [re.sub("^finish_|_(mean|fraction)$", "", name).replace("_", " ") for name in names]
         return [
             ["episodes", *titles],
             *([name, *(_shown(of.get(SECTION + each)) for each in names)] for name, _, of in self._by_source()),

@@ -49,9 +49,9 @@ def test_turns_calls_and_ends_are_means_over_episodes(groups: list[ScoredGroup])
         "eval/episode/calls_mean": (3 + 1 + 3 + 0) / 4,
         "eval/episode/observation_tokens_mean": (10 + 0 + 10 + 0) / 4,
         "eval/episode/invalid_calls_fraction": 2 / 7,
-        "eval/episode/stop_fraction": 0.25,
-        "eval/episode/environment_fraction": 0.5,
-        "eval/episode/failed_fraction": 0.25,
+        "eval/episode/finish_stop_fraction": 0.25,
+        "eval/episode/finish_environment_fraction": 0.5,
+        "eval/episode/finish_failed_fraction": 0.25,
     }
     rollouts = make_rollouts(["7"])
     plain = ScoredGroup(RolloutGroup(rollouts[0].prompt, tuple(rollouts)), np.ones(1), np.ones(1, bool), {})
