@@ -24,6 +24,7 @@ from mmrl.plugin_host.registry import locate
 from mmrl.rollout.collector import Collector, Decoding, Evaluation
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.checkpoints import Checkpoint
+from mmrl.runs.episodes import playing
 from mmrl.runs.setup import RunSetup
 from mmrl.system.console import Console, visible
 from mmrl.system.redaction import Redactor
@@ -100,7 +101,8 @@ def evaluate(
         engine = _OnDemand(config, setup, interruption, stack)
         console = Console(len(prompts), sys.stderr)
         stack.callback(console.close)
-        collector = Collector(config, engine, scorer, console.progress, penalties, event=_show)
+        player = stack.enter_context(playing(setup))
+        collector = Collector(config, engine, scorer, console.progress, penalties, event=_show, player=player)
 
         def run(prompts: Sequence[EncodedPrompt], name: str) -> Evaluation:
             if output is None:
