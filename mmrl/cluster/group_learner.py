@@ -83,7 +83,7 @@ class GroupLearner:
             PackedSamples(Sample(known[id(samples[index].prompt)], samples[index].segments) for index in share)
             for share in shares
         ]
-        own = [[sample.prompt for sample in job] for job in jobs]
+        own = [[ref for sample in job for ref in sample.all_images] for job in jobs]
         send_images(self.calls.ask, self.media, self.calls.nodes, own)
         return jobs
 

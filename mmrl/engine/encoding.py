@@ -246,11 +246,15 @@ def _first_turn(messages: Sequence[Message]) -> int:
     return roles.index("assistant", roles.index("user")) if "user" in roles else len(roles) - 1
 
 
-def unexpanded(prompt: EncodedPrompt, folder: ModelFolder) -> list[int]:
-    """The prompt's tokens with one placeholder per image, as vLLM takes them."""
-    ids: list[int] = prompt.token_ids.tolist()
+def unexpanded(token_ids: IntArray, images: Sequence[ImageRef], folder: ModelFolder) -> list[int]:
+    """The tokens with one placeholder per image, as vLLM takes them.
+
+    Args:
+        images: All that are in the tokens, in order.
+    """
+    ids: list[int] = token_ids.tolist()
     found, end = list[int](), 0
-    for ref in prompt.images:
+    for ref in images:
         image, token = folder.images.expansion(ref.width, ref.height), folder.image_token_id
         begin = ids.index(token, end) - image.index(token)
         found += [*ids[end:begin], token]
