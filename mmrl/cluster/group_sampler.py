@@ -34,8 +34,8 @@ class GroupSampler:
         size = self.ranks_together
         shares = balance([_cost(request) for request in requests], len(self.calls.nodes) // size)
         by_rank = [[requests[i] for i in share] for share in shares for _ in range(size)]
-        prompts = [[request.prompt for request in share] for share in by_rank]
-        send_images(self.calls.ask, self.media, self.calls.nodes, prompts)
+        images = [[ref for request in share for ref in request.prompt.images] for share in by_rank]
+        send_images(self.calls.ask, self.media, self.calls.nodes, images)
         jobs = [PackedRequests(replace(each, prompt=bare(each.prompt)) for each in share) for share in by_rank]
         self.calls.all("submit", each=jobs)
         left = Counter({number: len(share) for number, share in enumerate(shares)})
