@@ -83,8 +83,8 @@ class GroupLearner:
             PackedSamples(Sample(known[id(samples[index].prompt)], samples[index].segments) for index in share)
             for share in shares
         ]
-        images = [[ref for sample in job for ref in sample.all_images] for job in jobs]
-        send_images(self.calls.ask, self.media, self.calls.nodes, images)
+        own = [[ref for sample in job for ref in sample.all_images] for job in jobs]
+        send_images(self.calls.ask, self.media, self.calls.nodes, own)
         return jobs
 
 

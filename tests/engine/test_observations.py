@@ -20,9 +20,7 @@ from tests.engine.test_policy import gradients, relative_error
 FULL = pytest.mark.full
 FIRST = "qwen2_5_vl"
 PICTURED = [
-    pytest.param(name, marks=() if name == FIRST else FULL)
-    for name, family in FAMILIES.items()
-    if family.vision
+    pytest.param(name, marks=() if name == FIRST else FULL) for name, family in FAMILIES.items() if family.vision
 ]
 """Families that read images; the short tier has one of them."""
 
@@ -55,7 +53,8 @@ def patches(setting: Any, samples: Sequence[Any]) -> dict[str, int]:
 def test_packed_episodes_equal_plain_transformers_one_by_one(family, build, plain):
     setting, policy, collator = build(family)
     samples = setting.episodes()
-    coefficients_T = torch.randn(sum(len(sample.mask) for sample in samples), generator=torch.Generator().manual_seed(0))
+    count = sum(len(sample.mask) for sample in samples)
+    coefficients_T = torch.randn(count, generator=torch.Generator().manual_seed(0))
     reference = plain(setting.folder.path)
     expected_T = torch.cat([reference.logprobs(sample, setting.media) for sample in samples])
     (expected_T * coefficients_T).sum().backward()
