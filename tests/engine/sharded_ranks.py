@@ -4,7 +4,7 @@
 
 Each rank learns from its rows of one optimizer step, model after model; of a model that reads images, then from
 episodes with images in observations, of which one rank has none. Rank 0 writes the gradient of each step to
-``FOLDER/MODEL-RANKS.safetensors``, of episodes to ``FOLDER/MODEL-episodes-RANKS.safetensors``, and prints the metrics of
+``FOLDER/STEP-RANKS.safetensors``, where STEP is the model's name, or that and ``-episodes``, and prints the metrics of
 each as JSON.
 """
 
@@ -46,13 +46,16 @@ TEXT_OF_RANK_1 = (2, 5)
 """Episodes of rank 1, which have no image."""
 
 
+def noise(width: int, height: int) -> RawImage:
+    buffer = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)).save(buffer, "PNG")
+    return RawImage(buffer.getvalue(), "noise")
+
+
 def samples(folder: ModelFolder, media: MediaStore) -> list[Sample]:
     prompts = [Prompt("text", (Message("user", "what is 3+4?"),))]
     if folder.family.vision:
-        buffer = io.BytesIO()
-        Image.fromarray(np.random.default_rng(0).integers(0, 255, (90, 60, 3), dtype=np.uint8)).save(buffer, "PNG")
-        image = RawImage(buffer.getvalue(), "noise")
-        prompts.append(Prompt("image", (Message("user", "<image>What digit is this?"),), (image,)))
+        prompts.append(Prompt("image", (Message("user", "<image>What digit is this?"),), (noise(60, 90),)))
     encoded, rng = [Encoder(folder, media).encode(prompt) for prompt in prompts], np.random.default_rng(0)
     allowed = np.setdiff1d(np.arange(folder.vocabulary.size), folder.vocabulary.banned)
     made = []
@@ -64,11 +67,8 @@ def samples(folder: ModelFolder, media: MediaStore) -> list[Sample]:
 
 def episodes(folder: ModelFolder, media: MediaStore) -> list[Sample]:
     """Episodes of a text prompt and of one with an image; observations show images, the prompt's own among them."""
-    text, image, *_ = [sample.prompt for sample in samples(folder, media)[1:3]]
-    buffer = io.BytesIO()
-    Image.fromarray(np.random.default_rng(1).integers(0, 255, (60, 120, 3), dtype=np.uint8)).save(buffer, "PNG")
-    shown = RawImage(buffer.getvalue(), "other noise")
-    own = image.prompt.images[0]
+    text, image = [sample.prompt for sample in samples(folder, media)[1:3]]
+    own, shown = noise(60, 90), noise(120, 60)
     encoder, rng = Encoder(folder, media), np.random.default_rng(2)
     allowed = np.setdiff1d(np.arange(folder.vocabulary.size), folder.vocabulary.banned)
 
