@@ -76,11 +76,23 @@ def send_images(ask: Ask, media: MediaStore, nodes: Sequence[Node], images: Sequ
         nodes: Each rank's node.
     """
     for node, own in zip(nodes, images, strict=True):
-        if not node.shares_files:
-            names = dict.fromkeys(ref.hash for ref in own)
-            for files in _parcels(media, [name for name in names if name not in node.images]):
-                ask(node.leader, "receive_images", files)
-                node.images.update(files)
+        for files in missing_images(media, node, own):
+            ask(node.leader, "receive_images", files)
+            node.images.update(files)
+
+
+def missing_images(
+    media: MediaStore, node: Node, images: Iterable[ImageRef], known: Iterable[str] = ()
+) -> Iterator[dict[str, bytes]]:
+    """The files that a node lacks of some images, in parcels; none if it shares the driver's.
+
+    Args:
+        known: Hashes of further images that need not be sent.
+    """
+    if node.shares_files:
+        return
+    names = dict.fromkeys(ref.hash for ref in images)
+    yield from _parcels(media, [name for name in names if name not in node.images and name not in known])
 
 
 def _parcels(media: MediaStore, names: Iterable[str]) -> Iterator[dict[str, bytes]]:

@@ -61,7 +61,11 @@ class RankGroup(RankCalls):
     @contextmanager
     def sampling(self) -> Iterator[Sampler]:
         with self._owning("sampling"):
-            yield GroupSampler(self, self.media, self.ranks_together)
+            sampler = GroupSampler(self, self.media, self.ranks_together)
+            try:
+                yield sampler
+            finally:
+                sampler.forget()  # ranks drop what is left when they leave
 
     @contextmanager
     def learning(self) -> Iterator[Learner]:

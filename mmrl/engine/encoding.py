@@ -13,7 +13,7 @@ from mmrl.data.images import MediaStore, normalised_size
 from mmrl.data.templates import bounded
 from mmrl.engine.folder import ModelFolder
 from mmrl.errors import DataError
-from mmrl.types import IMAGE_PLACEHOLDER, EncodedPrompt, IntArray, Message, Prompt, Sample, Segment
+from mmrl.types import IMAGE_PLACEHOLDER, EncodedPrompt, ImageRef, IntArray, Message, Prompt, Sample, Segment
 
 _INVISIBLE = "\u200b"
 """A zero-width space. Within a special token's text it leaves the text readable, and makes it no token."""
@@ -157,11 +157,15 @@ def special_tokens(tokenizer: Any) -> dict[str, int]:
     return special | dict(zip(names, tokenizer.convert_tokens_to_ids(names), strict=True))
 
 
-def unexpanded(prompt: EncodedPrompt, folder: ModelFolder) -> list[int]:
-    """The prompt's tokens with one placeholder per image, as vLLM takes them."""
-    ids: list[int] = prompt.token_ids.tolist()
+def unexpanded(token_ids: IntArray, images: Sequence[ImageRef], folder: ModelFolder) -> list[int]:
+    """The tokens with one placeholder per image, as vLLM takes them.
+
+    Args:
+        images: All that are in the tokens, in order.
+    """
+    ids: list[int] = token_ids.tolist()
     found, end = list[int](), 0
-    for ref in prompt.images:
+    for ref in images:
         image, token = folder.images.expansion(ref.width, ref.height), folder.image_token_id
         begin = ids.index(token, end) - image.index(token)
         found += [*ids[end:begin], token]

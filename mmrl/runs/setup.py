@@ -147,11 +147,13 @@ class RunSetup:
             trust_remote_code=model.trust_remote_code,
             with_weights=self._with_weights,
         )
-        longest = self.config.data.max_prompt_tokens + self.config.sampler.max_new_tokens
+        longest = self.config.data.max_prompt_tokens + self.config.max_completion_tokens
         if longest > folder.max_tokens:
+            episodes = self.config.environment is not None
             raise ConfigError(
-                f"prompts and completions may take {longest} tokens, and the model reads {folder.max_tokens}",
-                where="data.max_prompt_tokens + sampler.max_new_tokens",
+                f"prompts and {'episodes' if episodes else 'completions'} may take {longest} tokens, and the model "
+                f"reads {folder.max_tokens}",
+                where=f"data.max_prompt_tokens + {'environment.max_tokens' if episodes else 'sampler.max_new_tokens'}",
                 remedy="lower one of them",
             )
         if (error := refusal(folder.family, asked_features(self.config), None, None)) is not None:
