@@ -79,8 +79,11 @@ class Environment(Plugin):
             return Observation(done=True)
         content, reward, done, infos = list[Any](), 0.0, False, list[Mapping[str, Any]]()
         for call in turn.calls:
-            answer = call.error or self.call(call)
-            answer = await answer if inspect.isawaitable(answer) else answer
+            try:
+                answer = call.error or self.call(call)
+                answer = await answer if inspect.isawaitable(answer) else answer
+            except ToolError as error:
+                answer = str(error)
             if isinstance(answer, Observation):
                 reward, done, infos = reward + answer.reward, done or answer.done, [*infos, answer.info]
                 answer = answer.content
@@ -98,15 +101,12 @@ class Environment(Plugin):
         """
         tools = {getattr(each, "__name__", ""): each for each in self.tools() if callable(each)}
         if (function := tools.get(call.name)) is None:
-            return f"There is no tool {call.name!r}. Tools: {', '.join(tools)}."
+            return f"There is no tool {call.name[:80]!r}. Tools: {', '.join(tools)}."
         try:
             inspect.signature(function).bind(**(call.arguments or {}))
         except TypeError as error:
-            return f"{call.name}: {error}."
-        try:
-            return function(**(call.arguments or {}))
-        except ToolError as error:
-            return str(error)
+            return f"{call.name}: {str(error)[:200]}."  # names of arguments are model output too
+        return function(**(call.arguments or {}))
 
     def score(self) -> Mapping[str, Score | None]:
         """The episode's ``components``, when it is over; None where one does not apply and the episode is invalid."""
