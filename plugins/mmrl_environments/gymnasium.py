@@ -18,6 +18,8 @@ Rewards are the environment's own, and the episode is over when it terminates or
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import json
 import math
 import os
@@ -80,6 +82,8 @@ class Gymnasium(Environment):
     def tools(self) -> Sequence[Tool]:
         if self.config.action is not None:
             return []
+        if self._space is None:
+            self.prepare()
         value: dict[str, Any] = {"type": "string", "description": self._forms()}
         if self.config.actions:
             value["enum"] = list(self.config.actions)
@@ -135,7 +139,7 @@ class Gymnasium(Environment):
             if written.casefold() in names:
                 return np.int64(space.start) + names.index(written.casefold())
             number = _numbers(written)
-            action = np.int64(number) if isinstance(number, int) and abs(number) < 2**62 else None
+            action = np.int64(number) if type(number) is int and abs(number) < 2**62 else None
         else:
             numbers = _numbers(written)
             try:
@@ -217,21 +221,22 @@ def _check_id(name: str) -> None:
     except ImportError as error:
         what = "the environment gymnasium needs the package gymnasium"
         raise ConfigError(what, where="environment: gymnasium", remedy=_INSTALL) from error
+    module, _, registered = name.rpartition(":")
     try:
-        gymnasium.spec(name)
-    except gymnasium.error.Error as error:
-        import difflib
-
-        near = difflib.get_close_matches(name, gymnasium.registry, n=3, cutoff=0.5)
-        raise ConfigError(
-            f"gymnasium has no environment {name!r}: {error}",
-            where="environment.id",
-            possible=", ".join(near) or "the names that gymnasium.pprint_registry() prints",
-            remedy=f"did you mean {near[0]}?" if near else "install the package that registers it: module:Name-v0",
-        ) from error
+        if module:
+            importlib.import_module(module)
+        gymnasium.spec(registered)
     except ImportError as error:
         what = f"the module of {name!r} cannot be imported: {error}"
         raise ConfigError(what, where="environment.id", remedy="install its package") from error
+    except gymnasium.error.Error as error:
+        near = difflib.get_close_matches(registered, gymnasium.registry, n=3, cutoff=0.5)
+        raise ConfigError(
+            f"gymnasium has no environment {name!r}",
+            where="environment.id",
+            possible=", ".join(near) or "the names that gymnasium.pprint_registry() prints",
+            remedy=f"did you mean {near[0]}?" if near else "name the module that registers it too: module:Name-v0",
+        ) from error
 
 
 def _check_space(space: Any, config: Gymnasium.Config) -> None:
