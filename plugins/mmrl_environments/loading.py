@@ -76,26 +76,27 @@ def _file(path: Path) -> ModuleType:
     return module
 
 
-def check_tool(function: Callable[..., Any], target: str) -> None:
+def check_tool(function: Callable[..., Any], target: str, *, is_method: bool = False) -> None:
     """Raises ConfigError unless a schema can be made of the function: it has type hints and describes its arguments.
 
     Args:
         target: Its name, for the message.
+        is_method: Its first parameter is ``self``, which no call gives.
     """
     remedy = "such as: def search(query: str) -> str, with a docstring that has a line `query: ...` under `Args:`"
-    signature = inspect.signature(function)
-    for each in signature.parameters.values():
+    parameters = list(inspect.signature(function).parameters.values())[is_method:]
+    for each in parameters:
         if each.kind in (each.POSITIONAL_ONLY, each.VAR_POSITIONAL, each.VAR_KEYWORD):
             what = f"the tool {target} has the parameter {str(each)!r}, which a call by names cannot give"
             raise ConfigError(what, where=target, remedy="give it parameters with names")
-    bare = [each.name for each in signature.parameters.values() if each.annotation is each.empty]
+    bare = [each.name for each in parameters if each.annotation is each.empty]
     if bare:
         what = f"the tool {target} has no type hints for {', '.join(bare)}"
         raise ConfigError(what, where=target, remedy=remedy)
     docstring = inspect.getdoc(function) or ""
     if not docstring.strip():
         raise ConfigError(f"the tool {target} has no docstring", where=target, remedy=remedy)
-    missing = sorted(signature.parameters.keys() - _described(docstring))
+    missing = sorted({each.name for each in parameters} - _described(docstring))
     if missing:
         what = f"the docstring of the tool {target} does not describe {', '.join(missing)}"
         raise ConfigError(what, where=target, remedy=remedy)
