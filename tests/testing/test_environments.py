@@ -59,7 +59,7 @@ def test_a_sound_environment_passes():
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("zoom", {}),
+        ("zoom", {"tools": ["crop", "mark"], "min_side": 16}),
         ("zoom", {"grid": 3, "action": "<answer>(.*?)</answer>", "coordinates": "pixels"}),
         ("gymnasium", {"id": "FrozenLake-v1", "render": True, "action": "<answer>(.*?)</answer>"}),
         ("gymnasium", {"id": "Blackjack-v1"}),
@@ -87,6 +87,11 @@ def breaking(line):
 COUNT = itertools.count()
 
 
+def counted(self, prompt, seed):
+    Dice.reset(self, prompt, seed)
+    return Observation(str(next(COUNT)))
+
+
 class Shared(Dice):
     """``prepare`` sets what episodes change."""
 
@@ -108,14 +113,14 @@ class Shared(Dice):
     [
         (changed(reset=lambda self, prompt, seed: 3), "reset begins an episode", "int 3"),
         (changed(reset=lambda self, prompt, seed: Observation(done=True)), "an episode begins undecided", "'text'"),
-        (changed(reset=lambda self, prompt, seed: Observation(str(next(COUNT)))), "same again", "observation 0 differs"),
+        (changed(reset=counted), "same again", "observation 0 differs"),
         (changed(roll=breaking(lambda self: str(next(COUNT)))), "same again", "observation 1 differs"),
         (Shared, "share nothing", "observation 1 differs"),
         (changed(step=lambda self, turn: "text"), "whatever a policy writes", "expected an Observation"),
-        (changed(step=lambda self, turn: Observation(reward=float("nan"))), "whatever a policy writes", "a finite number"),
+        (changed(step=lambda self, turn: Observation(reward=float("nan"))), "policy writes", "a finite number"),
         (changed(step=lambda self, turn: Observation(np.zeros(3))), "whatever a policy writes", "uint8 array"),
         (changed(step=lambda self, turn: Observation(done=bool(turn.text[0]))), "policy writes", "IndexError"),
-        (changed(step=lambda self, turn: Observation(turn.text, done=1 // turn.tokens_left > 1)), "policy", "ZeroDivision"),
+        (changed(step=lambda self, turn: Observation(done=1 // turn.tokens_left > 1)), "policy", "ZeroDivision"),
         (changed(roll=breaking(lambda self: 1 / 0)), "whatever a policy writes", "ZeroDivisionError"),
         (changed(components=("points", "luck")), "score answers its components", "points, luck"),
         (changed(components="points"), "components is a tuple of names", "'points'"),
