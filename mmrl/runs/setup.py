@@ -151,11 +151,12 @@ class RunSetup:
         )
         longest = self.config.data.max_prompt_tokens + self.config.max_completion_tokens
         if longest > folder.max_tokens:
-            episodes = self.config.environment is not None
+            is_episode = self.config.environment is not None
+            limits = ", and limits of the environment: max_tokens, max_turns, max_observation_tokens" * is_episode
             raise ConfigError(
-                f"prompts and {'episodes' if episodes else 'completions'} may take {longest} tokens, and the model "
+                f"prompts and {'episodes' if is_episode else 'completions'} may take {longest} tokens, and the model "
                 f"reads {folder.max_tokens}",
-                where=f"data.max_prompt_tokens + {'environment.max_tokens' if episodes else 'sampler.max_new_tokens'}",
+                where=f"data.max_prompt_tokens + sampler.max_new_tokens{limits}",
                 remedy="lower one of them",
             )
         if (error := refusal(folder.family, asked_features(self.config), None, None)) is not None:
