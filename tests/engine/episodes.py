@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from mmrl.engine_api import Finished, Sampler, SamplingRequest
 from mmrl.types import EncodedPrompt, RawImage, Rollout, Segment
@@ -95,6 +94,8 @@ def play(
 
 def whole_logprobs(reference: Any, rollout: Rollout, media: Any) -> np.ndarray[Any, Any]:
     """(T,) log-probs of all that follows the prompt, of one forward of a ``tests.conftest.Plain`` over all tokens."""
+    import torch
+
     prompt = rollout.prompt
     ids = torch.from_numpy(np.concatenate([prompt.token_ids, rollout.token_ids]).astype(np.int64))[None]
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
