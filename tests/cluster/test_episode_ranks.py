@@ -1,4 +1,4 @@
-"""Episodes on two ranks of a Ray cluster: with a sampler that they share, and with one each."""
+"""Episodes on two ranks: with a sampler that they share, and with one each."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from mmrl.cluster.launch import start_engine
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import Polled, SamplingRequest
+from tests.cluster.process_ranks import ProcessRanks
 from tests.engine import episodes
 
 pytestmark = pytest.mark.full
@@ -20,8 +21,9 @@ SAMPLERS = {
 
 
 @pytest.fixture(params=SAMPLERS)
-def group(request: Any, vision: Any, ray_address: str) -> Iterator[Any]:
-    cluster = {"name": "ray", "ranks": 2, "address": ray_address}
+def group(request: Any, vision: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr("mmrl.cluster.ray_ranks.RayRanks", ProcessRanks)
+    cluster = {"name": "ray", "ranks": 2}
     config = vision.config(cluster=cluster, sampler=SAMPLERS[request.param])
     group = start_engine(EngineSpec(config, vision.folder, vision.media, None, 2, with_sampler=True))
     yield group
