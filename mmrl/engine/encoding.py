@@ -154,6 +154,12 @@ class Encoder:
             if message.role != "assistant":
                 between.append(message)
                 continue
+            if self._num_images(message) and message is not messages[-1]:
+                raise DataError(
+                    "a turn of the assistant shows an image, and no policy writes images",
+                    where=prompt.id,
+                    remedy="set algorithm.turns to last, or remove the row",
+                )
             if segments:
                 segments.append(self._between(segments[-1], between, images, prompt.id))
             segments.append(self._shown(message.content, prompt.id, self._suffix.end))
@@ -173,7 +179,7 @@ class Encoder:
         """A turn that a dataset shows to the policy, with its end.
 
         Raises:
-            DataError: It holds special tokens of the model, such as those of an image.
+            DataError: It holds special tokens of the model.
         """
         ids = [*self._tokenize(text, where), end]
         # Neither form is right here: the token would end the completion or open an image, and its spelling would be

@@ -143,8 +143,9 @@ class _Forecast:
         sizes = [normalised_size(raw, self.setup.media.grid) for raw in prompt.images]
         longest = self._completion_tokens
         if not self.samples:
-            encoder = self.setup.encoder
-            longest = len(encoder.demonstrate(encoder.encode(prompt)).token_ids)
+            encoder, all_turns = self.setup.encoder, self.setup.algorithm.needs().all_turns
+            sample = encoder.demonstrate(encoder.encode(prompt), all_turns=all_turns)
+            tokens, longest = len(sample.prompt.token_ids), len(sample.token_ids)
         return Example(tokens, longest, tuple(self.setup.folder.images.grid(*size) for size in sizes))
 
     def _workload(self, config: Config, examples: Sequence[Example]) -> Workload:
