@@ -107,7 +107,10 @@ class Encoder:
         return self._inserted(turn, [message], images, role, OBSERVATION)
 
     def check_turns(self, *, images: bool = False) -> None:
-        """Prove that the chat template can carry observations; tokens are then right by construction.
+        """Prove that the chat template can carry observations; the first call takes some 0.1 s.
+
+        A suffix that is appended to a turn is then what the template makes of the whole conversation, in text and in
+        tokens.
 
         Args:
             images: True if observations may hold images.
@@ -118,6 +121,31 @@ class Encoder:
         for kind in (False, True) if images and self._folder.family.vision else (False,):
             self._suffix.carrier("tool", kind)
             self._suffix.carrier("user", kind)
+
+    @property
+    def tools_by(self) -> str:
+        """The way in which the policy learns of tools: ``template``, ``text`` or ``none``."""
+        return self._tool_prompt.way
+
+    def ways_of_observations(self, *, images: bool = False) -> dict[str, str]:
+        """The proven role of messages with observations of role ``tool``: with text, and with images if asked.
+
+        Raises:
+            ConfigError: As ``check_turns``.
+        """
+        self.check_turns(images=images)
+        ways = {"text": self._suffix.carrier("tool", False).role}
+        return ways | (
+            {"images": self._suffix.carrier("tool", True).role} if images and self._folder.family.vision else {}
+        )
+
+    def deviation(self, *, images: bool = False) -> str:
+        """A clause on the template that says how the policy's text differs from it; empty if it does not.
+
+        Raises:
+            ConfigError: As ``check_turns``.
+        """
+        return self._suffix.carrier("tool", images and self._folder.family.vision).deviation
 
     @cached_property
     def _suffix(self) -> TurnSuffix:
@@ -235,11 +263,15 @@ def _first_turn(messages: Sequence[Message]) -> int:
     return roles.index("assistant", roles.index("user")) if "user" in roles else len(roles) - 1
 
 
-def unexpanded(prompt: EncodedPrompt, folder: ModelFolder) -> list[int]:
-    """The prompt's tokens with one placeholder per image, as vLLM takes them."""
-    ids: list[int] = prompt.token_ids.tolist()
+def unexpanded(token_ids: IntArray, images: Sequence[ImageRef], folder: ModelFolder) -> list[int]:
+    """The tokens with one placeholder per image, as vLLM takes them.
+
+    Args:
+        images: All that are in the tokens, in order.
+    """
+    ids: list[int] = token_ids.tolist()
     found, end = list[int](), 0
-    for ref in prompt.images:
+    for ref in images:
         image, token = folder.images.expansion(ref.width, ref.height), folder.image_token_id
         begin = ids.index(token, end) - image.index(token)
         found += [*ids[end:begin], token]

@@ -46,6 +46,7 @@ class ToolPrompt:
     Attributes:
         template: The model's chat template, which writes the tools if it is to.
         text: The text in the system turn; empty if there is none.
+        way: The way that was taken; ``none`` also without tools.
         bare: True if the template asks for calls that are JSON and nothing else, without tags.
 
     Raises:
@@ -54,6 +55,7 @@ class ToolPrompt:
 
     def __init__(self, folder: ModelFolder, tools: Sequence[Mapping[str, Any]], mode: ToolPromptMode) -> None:
         self.template, self.text, self.bare = ChatTemplate(folder), "", False
+        self.way: Literal["template", "text", "none"] = "none"
         plain = [_schema(tool) for tool in tools]
         names = [tool["function"]["name"] for tool in plain]
         if twice := {name for name in names if names.count(name) > 1}:
@@ -64,12 +66,12 @@ class ToolPrompt:
         shown = [_spelled(self.template, tool) for tool in plain]
         if mode == "text" or (mode == "auto" and not self._writes([SENTINEL])):
             lines = [json.dumps(tool, ensure_ascii=False) for tool in shown]
-            self.text = TEXT.format(schemas="\n".join(lines))
+            self.text, self.way = TEXT.format(schemas="\n".join(lines)), "text"
             return
         for tool in shown:
             if not self._writes([tool]):
                 raise self._refusal(tool["function"]["name"])
-        self.template = ChatTemplate(folder, shown)
+        self.template, self.way = ChatTemplate(folder, shown), "template"
         # The tags stand in the template's own explanation of calls.
         self.bare = "<tool_call>" not in self.template.fill([self.template.message("user", ("?",))])
 

@@ -41,7 +41,7 @@ def test_unexpanded_is_the_inverse_of_expansion(family, bench):
     setting = bench(family)
     for prompt in setting.prompts:
         expected = setting.folder.tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
-        assert unexpanded(prompt, setting.folder) == expected
+        assert unexpanded(prompt.token_ids, prompt.images, setting.folder) == expected
 
 
 @pytest.mark.parametrize("family", VISION)

@@ -258,6 +258,8 @@ def test_thoughts_that_a_template_removes_are_kept_when_asked_and_refused_otherw
     assert "environment.keep_thoughts" in caught.value.remedy
     kept = encoder_of(vision, filled(STRIPS_ALWAYS), keep_thoughts=True)
     kept.check_turns(images=True)
+    assert kept.deviation(images=True) == "it removes thoughts from earlier turns"
+    assert vision.encoder.deviation(images=True) == ""
     turn = turn_of(vision, "<think>\n7\n</think>\n\nSo", "<|im_end|>")
     assert kept.insertion(turn, ("8",), "tool").token_ids.tolist() == (
         vision.encoder.insertion(turn, ("8",), "tool").token_ids.tolist()
