@@ -211,8 +211,16 @@ class PromptEncoder(Protocol):
         """
         ...
 
-    def demonstrate(self, prompt: EncodedPrompt) -> Sample:
-        """The prompt with its demonstration as completion, an end-of-sequence token appended."""
+    def demonstrate(self, prompt: EncodedPrompt, *, all_turns: bool = False) -> Sample:
+        """The prompt with its demonstration as completion, an end-of-sequence token appended.
+
+        Args:
+            all_turns: True to make a segment by the policy of each of the assistant's turns after the first question;
+                the prompt then ends before the first of them.
+
+        Raises:
+            DataError: There is no demonstration, or it cannot be learned.
+        """
         ...
 
     def calls(self, text: str) -> tuple[Call, ...]:

@@ -142,10 +142,10 @@ def models(pytestconfig: pytest.Config) -> Callable[..., Path]:
 
     It is written when it is first asked for, once for all workers and later runs, until what writes it changes.
     """
-    from mmrl.engine import tiny_model
+    from mmrl.engine import tiny_model, tiny_templates
 
-    sources = [Path(tiny_model.__file__), Path(__file__).with_name("as_on_hub.py")]
-    age = runpy.run_path(str(sources[1]))["age"]
+    sources = [Path(__file__).with_name("as_on_hub.py"), Path(tiny_model.__file__), Path(tiny_templates.__file__)]
+    age = runpy.run_path(str(sources[0]))["age"]
     parts = [path.read_bytes() for path in sources]
     parts += [importlib.metadata.version(name).encode() for name in ("torch", "transformers", "tokenizers")]
     folder = pytestconfig.rootpath / ".pytest_cache" / "models" / hashlib.sha256(b" ".join(parts)).hexdigest()[:16]

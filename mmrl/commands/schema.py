@@ -8,7 +8,9 @@ from mmrl.commands.printing import print_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plugin", metavar="KIND:NAME", help="kind is algorithm, reward, dataset or tracker")
+    parser.add_argument(
+        "--plugin", metavar="KIND:NAME", help="kind is algorithm, reward, dataset, environment or tracker"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ class Clock:
         self._span = span
         self._start = time.perf_counter()
         self._seconds: dict[str, float] = {}
+        self._beside: dict[str, float] = {}
         self._tokens: dict[str, int] = {}
         self._flops = 0
 
@@ -38,6 +39,10 @@ class Clock:
         """Note tokens that a phase has sampled, or learned from."""
         self._tokens[phase] = self._tokens.get(phase, 0) + tokens
 
+    def beside(self, name: str, seconds: float) -> None:
+        """Note seconds under ``perf/<name>_s`` that passed within or beside the phases, and are in no sum."""
+        self._beside[name] = self._beside.get(name, 0.0) + seconds
+
     def count_flops(self, flops: int) -> None:
         """Note operations that the phase ``update`` needed, of all ranks together."""
         self._flops += flops
@@ -47,6 +52,9 @@ class Clock:
 
         - ``perf/<phase>_s``, ``perf/step_s``: seconds by phase, and from the clock's creation to now.
         - ``perf/other_s``: seconds of the step outside every phase, so that all of these sum to ``perf/step_s``.
+        - ``perf/environment_s``: seconds of all calls of environments, of those that run side by side as well.
+        - ``perf/environment_wait_s``: seconds of ``perf/generate_s`` in which nothing could be sampled before an
+          environment had answered.
         - ``perf/score_share``: ``perf/score_s / perf/step_s``, the share of the step that was spent waiting for scores;
           scoring beside generation costs nothing.
         - ``perf/tokens_per_s``: prompt and completion tokens over ``perf/step_s``.
@@ -68,4 +76,5 @@ class Clock:
         if self._flops and peak_flops_per_s:
             rates["perf/mfu"] = self._flops / (self._seconds["update"] * peak_flops_per_s)
         seconds["perf/other_s"] = elapsed - sum(seconds.values())
+        seconds |= {f"perf/{name}_s": value for name, value in self._beside.items()}
         return {**seconds, **rates, "perf/step_s": elapsed, "perf/tokens_per_s": tokens / elapsed}

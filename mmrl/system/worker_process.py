@@ -21,7 +21,12 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, cast
 
+from mmrl.system.redaction import names_a_secret
+
 Reply = dict[str, Any]
+
+MAX_REPLY_BYTES = 2**28
+"""Longest reply; a process that writes more without an end is killed."""
 
 _STOP_TIMEOUT_S = 1.0
 _BOOTSTRAP = "import sys; sys.path[:] = sys.argv[2:]; import importlib as i; i.import_module(sys.argv[1]).serve()"
@@ -30,6 +35,12 @@ _BOOTSTRAP = "import sys; sys.path[:] = sys.argv[2:]; import importlib as i; i.i
 def python(module: str) -> list[str]:
     """The command that calls a module's ``serve``, in a fresh interpreter with this one's ``sys.path``."""
     return [sys.executable, "-c", _BOOTSTRAP, module, *(entry or os.getcwd() for entry in sys.path)]
+
+
+def public_variables() -> dict[str, str]:
+    """Environment variables for plugins: no secrets, and one order of sets and hashes in every run."""
+    public = {name: value for name, value in os.environ.items() if not names_a_secret(name)}
+    return {"PYTHONHASHSEED": "0", **public}
 
 
 class WorkerProcess:
@@ -85,7 +96,7 @@ class WorkerProcess:
         """The next reply; None if none came in time, and the process was killed.
 
         Raises:
-            WorkerProcessEnded: It ended by itself.
+            WorkerProcessEnded: It ended by itself, or was killed for a reply that is none.
         """
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._received:
@@ -97,8 +108,16 @@ class WorkerProcess:
                 self.kill()
                 raise WorkerProcessEnded(self._how_it_ended(), (self._stderr.read() or b"").decode(errors="replace"))
             self._received += part
+            if len(self._received) > MAX_REPLY_BYTES:
+                self._received = bytearray(b"\n")
         line, _, self._received = self._received.partition(b"\n")
-        reply: Reply = json.loads(line)
+        try:
+            reply = json.loads(line)
+        except ValueError:
+            reply = None
+        if not isinstance(reply, dict):
+            self.kill()
+            raise WorkerProcessEnded("something else wrote to its stream for replies", "")
         return reply
 
     def stop(self) -> None:
@@ -152,10 +171,11 @@ class Line:
     """The parent, seen from the process: requests to read, in order, and replies to send.
 
     From here on stdin, stdout and stderr of this process are empty, Ctrl-C is left to the parent, and this process ends
-    with the parent even if it is busy.
+    with the parent even if it is busy. A fork of this process ends where it would reply.
     """
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
         _die_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._requests, self._replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -169,6 +189,8 @@ class Line:
                 yield pickle.load(self._requests)
 
     def send(self, reply: Reply) -> None:
+        if os.getpid() != self._pid:
+            os._exit(1)
         self._replies.write(json.dumps(reply).encode() + b"\n")
         self._replies.flush()
 

@@ -41,6 +41,8 @@ class LogprobCheck:
         Raises:
             NumericsError: They are too far apart.
         """
+        if not (samples := [sample for sample in samples if len(sample.token_ids)]):  # the environment failed at once
+            return
         members = [unit.indices[:CHECKED_MEMBERS] for unit in units_of([Item.of(sample) for sample in samples])]
         count = max(CHECKED_SAMPLES // max(map(len, members)), 1)
         chosen = members[:: max(len(members) // count, 1)][:count]

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mmrl.engine.encoding import special_tokens, unexpanded
+from mmrl.engine.chat_template import special_tokens
+from mmrl.engine.encoding import unexpanded
 from mmrl.engine.family import FAMILIES
 from mmrl.errors import DataError
 from mmrl.types import Message, Prompt

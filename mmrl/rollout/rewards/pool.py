@@ -7,7 +7,6 @@ drives one worker, and each future carries its own rollouts, so nothing depends 
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import queue
 import threading
@@ -19,8 +18,7 @@ from itertools import accumulate, pairwise
 
 from mmrl.config.plugin_specs import RewardSpec
 from mmrl.rollout.rewards.failures import Failure, Failures, RewardError, reward_error
-from mmrl.system.redaction import names_a_secret
-from mmrl.system.worker_process import Reply, WorkerProcess, WorkerProcessEnded
+from mmrl.system.worker_process import Reply, WorkerProcess, WorkerProcessEnded, public_variables
 from mmrl.types import Rollout
 
 START_TIMEOUT_S = 600.0
@@ -287,7 +285,7 @@ class _Worker(WorkerProcess):
     """
 
     def __init__(self, rewards: Sequence[RewardSpec]) -> None:
-        super().__init__("mmrl.rollout.rewards.worker", _environment())
+        super().__init__("mmrl.rollout.rewards.worker", public_variables())
         self._rewards, self._forms = rewards, list[str]()
         self._first_bytes: int | None = None
         self.growth_bytes = 0
@@ -348,9 +346,3 @@ class _Lost(Exception):
     def __init__(self, cause: str, seconds: float, details: str = "") -> None:
         super().__init__(cause)
         self.cause, self.seconds, self.details = cause, seconds, details
-
-
-def _environment() -> dict[str, str]:
-    """A worker's environment: no secrets, and one order of sets and hashes in every run."""
-    public = {name: value for name, value in os.environ.items() if not names_a_secret(name)}
-    return {"PYTHONHASHSEED": "0", **public}

@@ -29,6 +29,7 @@ from mmrl.errors import MMRLError
 from mmrl.interfaces import Reward
 from mmrl.plugin_host import registry
 from mmrl.plugin_host.foreign_rewards import FunctionReward, plain
+from mmrl.rollout.worker_faults import excerpt, raised
 from mmrl.system.worker_process import Line, Reply
 from mmrl.types import Rollout
 
@@ -64,7 +65,7 @@ def _make(spec: RewardSpec) -> Reward | Reply:
         parts = {"what": error.what, "where": error.where, "possible": error.possible, "remedy": error.remedy}
         return {"error": parts, "details": traceback.format_exc()}
     except BaseException as error:
-        return {"name": spec.name, **_raised(error)}
+        return {"name": spec.name, **raised(error)}
 
 
 def _form(reward: Reward) -> str:
@@ -134,7 +135,7 @@ class _Call:
         answers = [self._reward.answer_of(rollout) for rollout in self._copies(start, stop)]
         for index, answer in enumerate(answers):
             if not isinstance(answer, str | None):
-                got = f"{type(answer).__name__} {_excerpt(answer)} from answer_of"
+                got = f"{type(answer).__name__} {excerpt(answer)} from answer_of"
                 raise BadScores(index, "a text, or None for a completion without an answer", got)
         return {"answers": answers}
 
@@ -150,9 +151,9 @@ class _Call:
     def _fault(self, error: BaseException) -> Reply:
         if isinstance(error, BadScores):
             return {"what": f"answered {error.got}", "possible": error.expected, "index": error.index, "skip": False}
-        reply = _raised(error)
+        reply = raised(error)
         if isinstance(error, MMRLError):
-            what = f"raised {type(error).__name__}: {_excerpt(error.what, str)}"
+            what = f"raised {type(error).__name__}: {excerpt(error.what, str)}"
             parts = {"place": error.where, "possible": error.possible, "remedy": error.remedy}
             reply |= {"what": what, **{name: part for name, part in parts.items() if part}}
         style = self._reward.style if isinstance(self._reward, FunctionReward) else None
@@ -266,7 +267,7 @@ def check_scores(
     if hasattr(values, "tolist"):
         values = values.tolist()
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
-        raise BadScores(None, f"a list of {count} numbers", f"{type(values).__name__} {_excerpt(values)}")
+        raise BadScores(None, f"a list of {count} numbers", f"{type(values).__name__} {excerpt(values)}")
     if len(values) != count:
         raise BadScores(None, f"{count} scores, one per rollout", f"{len(values)} scores")
     names = {name for value in values if isinstance(value, Mapping) for name in value}
@@ -289,7 +290,7 @@ def _check_score(index: int, value: object, weights: Mapping[str, float] | None,
         return _check_components(index, value, weights, total)
     if weights:
         expected = f"the components that weights names: {', '.join(weights)}"
-        raise BadScores(index, expected, f"{type(value).__name__} {_excerpt(value)}")
+        raise BadScores(index, expected, f"{type(value).__name__} {excerpt(value)}")
     return CheckedScore(_check_number(index, value))
 
 
@@ -327,28 +328,11 @@ def _check_number(index: int, value: object, where: str = "") -> float:
     value = plain(value)
     expected = "a finite number, or None for a rollout that cannot be scored"
     if not isinstance(value, numbers.Real | np.bool_):
-        raise BadScores(index, expected, f"{type(value).__name__} {_excerpt(value)}{where}")
+        raise BadScores(index, expected, f"{type(value).__name__} {excerpt(value)}{where}")
     try:
         score = float(value)
     except OverflowError:
         score = math.inf
     if not math.isfinite(score):
-        raise BadScores(index, expected, f"{_excerpt(value)}{where}")
+        raise BadScores(index, expected, f"{excerpt(value)}{where}")
     return score
-
-
-def _raised(error: BaseException) -> Reply:
-    frames = traceback.extract_tb(error.__traceback__)
-    return {
-        "what": f"raised {type(error).__name__}: {_excerpt(error, str)}",
-        "place": f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}",
-        "details": "".join(traceback.format_exception(error)),
-    }
-
-
-def _excerpt(value: object, text: Callable[[object], str] = repr, limit: int = 200) -> str:
-    try:
-        shown = text(value)
-    except Exception:
-        shown = "(that cannot be shown)"
-    return shown if len(shown) <= limit else shown[:limit] + "..."

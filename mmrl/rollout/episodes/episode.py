@@ -1,0 +1,172 @@
+"""One episode's state: what is in it so far, what its limits leave, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from mmrl.config.plugin_specs import EnvironmentSpec
+from mmrl.data.prompts import request_seed
+from mmrl.engine_api import EAGER, SamplingRequest
+from mmrl.types import (
+    ENVIRONMENT,
+    Call,
+    Content,
+    EncodedPrompt,
+    FinishReason,
+    PlayedTurn,
+    Rollout,
+    Segment,
+    Turn,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of an episode; ``tokens`` counts all that follows the dataset's prompt, the first observation too."""
+
+    turns: int
+    turn_tokens: int
+    policy_tokens: int
+    observation_tokens: int
+    tokens: int
+    images: int
+
+    @classmethod
+    def of(cls, spec: EnvironmentSpec, max_new_tokens: int) -> Limits:
+        turn_tokens, tokens = spec.limits(max_new_tokens)
+        return cls(spec.max_turns, turn_tokens, max_new_tokens, spec.max_observation_tokens, tokens, spec.max_images)
+
+
+@dataclass(slots=True, eq=False)
+class Episode:
+    """One episode; it ends with ``finish_reason``.
+
+    Attributes:
+        request: The group's.
+        member: Its place in the group.
+        prompt: The group's, with the first observation.
+        began_with: Tokens of the first observation.
+        num_images: Images of its observations.
+        segments: What follows the prompt so far.
+        played: Its turns; the last one may still have no answer.
+        last: The sampler's rollout of the latest turn.
+        components: What ``Environment.score`` answered.
+    """
+
+    request: SamplingRequest
+    member: int
+    limits: Limits
+    answered_after: int
+    prompt: EncodedPrompt
+    began_with: int = 0
+    num_images: int = 0
+    segments: tuple[Segment, ...] = ()
+    played: list[PlayedTurn] = field(default_factory=list)
+    last: Rollout | None = None
+    finish_reason: FinishReason | None = None
+    failure: str = ""
+    components: dict[str, float | None] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """Its name, for a person."""
+        return f"prompt {self.prompt.id!r}, episode {self.member}, turn {max(len(self.played) - 1, 0)}"
+
+    @property
+    def policy_tokens_left(self) -> int:
+        return self.limits.policy_tokens - sum(len(s.token_ids) for s in self.segments if s.by_policy)
+
+    @property
+    def tokens_left(self) -> int:
+        return self.limits.tokens - self.began_with - sum(len(s.token_ids) for s in self.segments)
+
+    def begin(self, prompt: EncodedPrompt, num_images: int) -> None:
+        """Note the prompt with the first observation, and how many images are that one's."""
+        self.began_with = len(prompt.token_ids) - len(self.prompt.token_ids)
+        self.prompt, self.num_images = prompt, num_images
+
+    def turn_request(self) -> SamplingRequest:
+        """The request for the next turn."""
+        turn = len(self.played)
+        return SamplingRequest(
+            prompt=self.prompt,
+            num_samples=1,
+            temperature=self.request.temperature,
+            max_new_tokens=min(self.limits.turn_tokens, self.policy_tokens_left, self.tokens_left),
+            seed=request_seed(self.request.seed, self.member, self.prompt.id, turn),
+            segments=self.segments,
+            answered_after=self.answered_after,
+        )
+
+    def take(self, rollout: Rollout, calls: tuple[Call, ...], began: int, finished: int) -> Turn:
+        """Note a turn that was sampled. It may be the last: one that is cut for want of tokens is not answered."""
+        *_, segment = rollout.segments
+        cut: FinishReason | None = None
+        if rollout.finish_reason == "length" and len(segment.token_ids) >= self.policy_tokens_left:
+            cut = "length"
+        elif rollout.finish_reason == "length" and len(segment.token_ids) >= self.tokens_left:
+            cut = "budget"
+        version = rollout.weight_version if segment.weight_version is None else segment.weight_version
+        segment = replace(segment, finish_reason=rollout.finish_reason, weight_version=version)
+        self.segments, self.last = (*self.segments, segment), rollout
+        turn = Turn(rollout.text, calls, len(self.played), rollout.finish_reason, self.policy_tokens_left)
+        self.played.append(PlayedTurn(turn, began=began, finished=finished))
+        self.finish_reason = cut
+        return turn
+
+    def note(self, content: Content, role: str, reward: float, done: bool, info: Mapping[str, object]) -> None:
+        """Note the answer to the last turn, and whether it, or a limit that needs no look at it, is the end."""
+        played = self.played[-1]
+        self.played[-1] = replace(played, content=content, role=role, reward=reward, done=done, info=info)
+        if done:
+            self.finish_reason = "environment"
+        elif len(self.played) == self.limits.turns:
+            self.finish_reason = "turns"
+        elif self.policy_tokens_left < 1:
+            self.finish_reason = "length"
+        elif self.num_images + _num_images(content) > self.limits.images:
+            self.finish_reason = "budget"
+
+    def insert(self, segment: Segment) -> None:
+        """Go on after the last answer, whole; or end, and admit nothing of it."""
+        length = len(segment.token_ids)
+        if length > self.limits.observation_tokens or length >= self.tokens_left:
+            self.finish_reason = "budget"
+            return
+        self.segments = (*self.segments, segment)
+        self.num_images += len(segment.images)
+
+    def fail(self, cause: str) -> None:
+        """End it because its environment did not answer as it must."""
+        self.finish_reason, self.failure = "failed", cause
+
+    def rollout(self, components: tuple[str, ...]) -> Rollout:
+        """The episode as it ended.
+
+        Args:
+            components: Names of what the environment scores.
+        """
+        assert self.finish_reason is not None
+        scored: dict[str, float | None] = {ENVIRONMENT: sum(played.reward for played in self.played), **self.components}
+        return Rollout(
+            prompt=self.prompt,
+            segments=self.segments,
+            index=self.member,
+            text="" if self.last is None else self.last.text,
+            finish_reason=self.finish_reason,
+            weight_version=0 if self.last is None else self.last.weight_version,
+            episode=tuple(self.played),
+            components=dict.fromkeys((ENVIRONMENT, *components)) if self.failure else scored,
+            failure=self.failure,
+            experts=None if self.last is None else self.last.experts,
+        )
+
+
+def answered_after(spec: EnvironmentSpec) -> int:
+    """Engine steps after which observations are read."""
+    return spec.latency_steps if spec.scheduling == "reproducible" else EAGER
+
+
+def _num_images(content: Content) -> int:
+    return sum(not isinstance(part, str) for part in content)

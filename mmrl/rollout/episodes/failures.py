@@ -1,0 +1,77 @@
+"""Environments that fail: each failed call makes its episode invalid; too many of them end the run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mmrl.errors import PluginError
+
+MAX_FAILED_SHARE = 0.05
+"""Share of a step's calls; if more of them fail, the other episodes are no fair sample of the policy."""
+
+
+class EpisodeError(PluginError):
+    """An environment cannot be made, or fails too often."""
+
+
+class CallFailed(Exception):
+    """A call that an environment did not answer as it must.
+
+    Attributes:
+        cause: A clause to be read after the environment's name.
+        details: Its traceback, if it raised.
+    """
+
+    def __init__(self, cause: str, details: str = "") -> None:
+        super().__init__(cause)
+        self.cause, self.details = cause, details
+
+
+@dataclass(slots=True)
+class CallTally:
+    """The calls of one step, and those of them that failed.
+
+    A single failure among others is never too many. While episodes go on, failures are held against the most calls that
+    the step may come to, so that what is too many then is so in the end.
+
+    Args:
+        environment: Its name.
+
+    Attributes:
+        made: Calls so far; ``Environment.close`` is none.
+        failed: Those that failed.
+        possible: Calls that the episodes under way may still make, at most.
+    """
+
+    environment: str
+    made: int = 0
+    failed: int = 0
+    possible: int = 0
+
+    @property
+    def failed_fraction(self) -> float:
+        """Failed calls over calls; 0 without any."""
+        return self.failed / max(self.made, 1)
+
+    def call(self) -> None:
+        """Count a call that was possible as made."""
+        self.made, self.possible = self.made + 1, self.possible - 1
+
+    def fail(self, failure: CallFailed, where: str) -> None:
+        """Count a failure.
+
+        Raises:
+            EpisodeError: There are too many.
+        """
+        self.failed += 1
+        most = self.made + self.possible
+        if self.failed > MAX_FAILED_SHARE * most and (self.failed > 1 or most == 1):
+            error = EpisodeError(
+                f"environment {self.environment!r} failed in {self.failed} of the step's {self.made} calls; "
+                f"the last time, it {failure.cause}",
+                where=where,
+                possible=f"up to {MAX_FAILED_SHARE:.0%} of a step's calls, whose episodes are left out",
+                remedy="correct the environment, or raise environment.timeout_s if it only needs longer",
+            )
+            error.details = failure.details
+            raise error

@@ -1,0 +1,316 @@
+"""Episodes from a sampler and environments: turns are sampled while others are answered.
+
+Everything here happens in the caller's thread, and nothing that is sampled depends on how long an environment takes:
+the sampler admits an answer at the step that is due, and only the order in which groups are finished may differ.
+
+An episode ends with ``environment`` if that is done, even where the policy has merely stopped calling tools; ``stop``
+is for completions that nobody answers, and no episode ends so. The last turn that ``environment.max_turns`` allows is
+answered too: its reward counts. A turn that was cut because the policy has no tokens left is not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, Protocol
+
+from mmrl.config.plugin_specs import EnvironmentSpec
+from mmrl.engine_api import Finished, PromptEncoder, Sampler, SamplingRequest
+from mmrl.errors import DataError
+from mmrl.rollout.episodes.episode import Episode, Limits, answered_after
+from mmrl.rollout.episodes.failures import CallFailed, CallTally
+from mmrl.rollout.episodes.observations import Answer
+from mmrl.rollout.episodes.pool import EnvironmentPool, Session
+from mmrl.system.clock import Clock
+from mmrl.types import IMAGE_PLACEHOLDER, Content, EncodedPrompt, ImageRef, RawImage, RolloutGroup
+
+_WAIT_S = 0.02
+"""Longest wait for an answer before the sampler is polled again."""
+_TEXT_PLACEHOLDER = f"{IMAGE_PLACEHOLDER[:1]}\u200b{IMAGE_PLACEHOLDER[1:]}"
+"""The placeholder as a text that stands for no image: a zero-width space leaves it readable."""
+
+
+class Images(Protocol):
+    """The part of ``MediaStore`` that is needed here."""
+
+    def add(self, raw: RawImage) -> ImageRef: ...
+
+
+class EpisodePlayer:
+    """Plays episodes of one environment.
+
+    Args:
+        spec: The environment.
+        max_new_tokens: Most tokens of the policy in an episode.
+        components: Names of what the environment scores.
+        images: The run's store.
+    """
+
+    def __init__(
+        self,
+        spec: EnvironmentSpec,
+        max_new_tokens: int,
+        components: Sequence[str],
+        pool: EnvironmentPool,
+        encoder: PromptEncoder,
+        images: Images,
+    ) -> None:
+        self.spec, self.limits, self.components = spec, Limits.of(spec, max_new_tokens), tuple(components)
+        self.pool, self.encoder, self.images = pool, encoder, images
+
+    def tally(self) -> CallTally:
+        """A new count of a step's calls."""
+        return CallTally(self.spec.name)
+
+    def play(
+        self,
+        sampler: Sampler,
+        requests: Sequence[SamplingRequest],
+        seeds: Sequence[int],
+        tally: CallTally,
+        clock: Clock,
+        event: Callable[..., None],
+    ) -> Generator[tuple[int, RolloutGroup]]:
+        """Groups of episodes as they finish, each with the index of its request.
+
+        Args:
+            requests: Groups to sample; prompts still have their raw images.
+            seeds: Each group's, for its environments.
+            event: Called with a kind and fields for each episode whose environment failed.
+
+        Raises:
+            EpisodeError: The environment cannot be made, or fails too often.
+        """
+        played = _Round(self, sampler, tally, clock, event)
+        try:
+            yield from played.play(requests, seeds)
+        finally:
+            played.close()
+
+
+class _Round:
+    """Episodes that share the sampler."""
+
+    def __init__(
+        self, player: EpisodePlayer, sampler: Sampler, tally: CallTally, clock: Clock, event: Callable[..., None]
+    ) -> None:
+        self._player, self._sampler, self._tally, self._clock, self._event = player, sampler, tally, clock, event
+        self._seconds_before = player.pool.seconds
+        self._groups: list[list[Episode]] = []
+        self._sessions: dict[Episode, Session] = {}  # of episodes that are not over
+        self._calls_left: dict[Episode, int] = {}
+        self._tickets: dict[int, Episode] = {}
+        self._sampling: set[int] = set()
+        self._calls: dict[Future[Any], tuple[Episode, int | None]] = {}  # with the ticket; None for a score
+
+    def play(self, requests: Sequence[SamplingRequest], seeds: Sequence[int]) -> Iterator[tuple[int, RolloutGroup]]:
+        """Groups as they finish."""
+        self._reset(requests, seeds)
+        self._submit()
+        unfinished = dict(enumerate(self._groups))
+        while unfinished:
+            self._go_on()
+            for index, group in list(unfinished.items()):
+                if not any(episode in self._sessions for episode in group):
+                    del unfinished[index]
+                    rollouts = tuple(episode.rollout(self._player.components) for episode in group)
+                    yield index, RolloutGroup(group[0].prompt, rollouts)
+            if self._is_idle():
+                self._wait()
+
+    def close(self) -> None:
+        """Give up what is under way."""
+        self._sampler.drop()
+        for session in self._sessions.values():
+            session.close()
+        self._clock.beside("environment", self._player.pool.seconds - self._seconds_before)
+
+    def _reset(self, requests: Sequence[SamplingRequest], seeds: Sequence[int]) -> None:
+        """Begin all episodes, each group with one prompt."""
+        player = self._player
+        delay = answered_after(player.spec)
+        most_calls = 1 + player.limits.turns + bool(player.components)
+        for request, seed in zip(requests, seeds, strict=True):
+            row = request.prompt.prompt
+            bare = replace(request.prompt, prompt=replace(row, images=()))
+            group = [Episode(request, member, player.limits, delay, bare) for member in range(request.num_samples)]
+            self._groups.append(group)
+            self._sessions |= {episode: player.pool.open(row, seed) for episode in group}
+            self._calls_left |= dict.fromkeys(group, most_calls)
+        self._tally.possible += sum(self._calls_left.values())
+        with self._waiting():
+            wait([session.opened for session in self._sessions.values()])
+        for request, group in zip(requests, self._groups, strict=True):
+            self._begin(request, group)
+
+    def _begin(self, request: SamplingRequest, group: Sequence[Episode]) -> None:
+        """Merge a group's first observation into its prompt; members that begin otherwise have failed."""
+        first: Answer | None = None
+        well = list[Episode]()
+        for episode in group:
+            try:
+                answer = self._result(self._sessions[episode].opened, episode)
+                if answer.done or answer.reward:
+                    raise CallFailed("answered reset with done or a reward, which only turns have")
+                if answer.hash != (first := first or answer).hash:
+                    raise CallFailed("began otherwise than other episodes of the same prompt and seed")
+                well.append(episode)
+            except CallFailed as failure:
+                self._fail(episode, failure)
+        if first is None:
+            return
+        try:
+            prompt = self._merged(request.prompt, first)
+            for episode in group:
+                episode.begin(prompt, len(prompt.images) - len(request.prompt.images))
+        except CallFailed as failure:
+            for episode in well:
+                self._fail(episode, failure)
+
+    def _merged(self, encoded: EncodedPrompt, answer: Answer) -> EncodedPrompt:
+        """The prompt with an observation at the end of its last message, and without raw images."""
+        row, limits = encoded.prompt, self._player.limits
+        if not answer.content:
+            return replace(encoded, prompt=replace(row, images=()))
+        *before, last = row.messages
+        raws = [RawImage(part, f"first observation of {row.id}") for part in answer.content if isinstance(part, bytes)]
+        texts = [
+            IMAGE_PLACEHOLDER if isinstance(part, bytes) else part.replace(IMAGE_PLACEHOLDER, _TEXT_PLACEHOLDER)
+            for part in answer.content
+        ]
+        message = replace(last, content="".join([last.content, "\n" * bool(last.content), *texts]))
+        longer = replace(row, messages=(*before, message), images=(*row.images, *raws))
+        try:
+            found = self._player.encoder.encode(longer)
+        except DataError as error:
+            raise CallFailed(f"answered reset with what the model cannot read: {error.what}") from error
+        length = len(found.token_ids) - len(encoded.token_ids)
+        for name, count, most in (
+            ("max_observation_tokens", length, limits.observation_tokens),
+            ("max_tokens", length + 1, limits.tokens),  # one for the policy
+            ("max_images", len(raws), limits.images),
+        ):
+            if count > most:
+                raise CallFailed(f"answered reset with {count} where environment.{name} allows {most}")
+        images = (*encoded.images, *found.images[len(encoded.images) :])  # an evaluation may have blanked some
+        return replace(found, prompt=replace(longer, images=()), images=images, epoch=encoded.epoch)
+
+    def _submit(self) -> None:
+        """Begin to sample, for all episodes that have begun."""
+        episodes = list(self._sessions)
+        tickets = self._sampler.submit([episode.turn_request() for episode in episodes]) if episodes else ()
+        self._tickets = dict(zip(tickets, episodes, strict=True))
+        self._sampling = set(tickets)
+
+    def _is_idle(self) -> bool:
+        """Sample; True if nothing goes on before an environment has answered."""
+        if not self._tickets:
+            return bool(self._calls)
+        polled = self._sampler.poll()
+        for finished in polled.finished:
+            self._sampled(finished)
+        return bool(polled.waits) or not (polled.finished or self._sampling)
+
+    def _sampled(self, finished: Finished) -> None:
+        """Have a turn answered, or end its episode if it was cut."""
+        ticket, episode = finished.ticket, self._tickets[finished.ticket]
+        self._sampling.discard(ticket)
+        (rollout,) = finished.group.rollouts
+        turn = episode.take(rollout, self._player.encoder.calls(rollout.text), finished.began, finished.step)
+        if episode.finish_reason is None:
+            self._calls[self._sessions[episode].step(turn)] = episode, ticket
+        else:
+            self._end(episode, ticket)
+
+    def _go_on(self) -> None:
+        """Go on after all answers that are there."""
+        for future in [future for future in self._calls if future.done()]:
+            episode, ticket = self._calls.pop(future)
+            try:
+                result = self._result(future, episode)
+                if ticket is None:
+                    episode.components = result
+                else:
+                    self._answered(episode, result)
+            except CallFailed as failure:
+                self._fail(episode, failure)
+            if ticket is None:
+                self._leave(episode)
+            elif episode.finish_reason is None:
+                self._sampler.answer(ticket, episode.turn_request())
+                self._sampling.add(ticket)
+            else:
+                self._end(episode, ticket)
+
+    def _answered(self, episode: Episode, answer: Answer) -> None:
+        """Note an answer, and insert it unless the episode is over."""
+        player = self._player
+        try:
+            content: Content = tuple(
+                part if isinstance(part, str) else player.images.add(RawImage(part, f"observation, {episode.where}"))
+                for part in answer.content
+            )
+            episode.note(content, answer.role, answer.reward, answer.done, answer.info)
+            if episode.finish_reason is None:
+                episode.insert(player.encoder.insertion(episode.segments[-1], content, answer.role))
+        except DataError as error:
+            raise CallFailed(f"answered with what the model cannot read: {error.what}") from error
+
+    def _end(self, episode: Episode, ticket: int) -> None:
+        """End an episode at the sampler, and have it scored."""
+        del self._tickets[ticket]
+        self._sampler.answer(ticket, None)
+        if self._player.components and not episode.failure:
+            self._calls[self._sessions[episode].score()] = episode, None
+        else:
+            self._leave(episode)
+
+    def _leave(self, episode: Episode) -> None:
+        """Close an episode, which makes no more calls, unless that is done."""
+        self._tally.possible -= self._calls_left.pop(episode, 0)
+        if (session := self._sessions.pop(episode, None)) is not None:
+            session.close()
+
+    def _result(self, future: Future[Any], episode: Episode) -> Any:
+        """The result of a call; counts it."""
+        self._tally.call()
+        self._calls_left[episode] -= 1
+        return future.result()
+
+    def _fail(self, episode: Episode, failure: CallFailed) -> None:
+        """End an episode whose environment did not answer as it must.
+
+        Raises:
+            EpisodeError: That happened too often.
+        """
+        episode.fail(failure.cause)
+        self._leave(episode)
+        environment, prompt = self._player.spec.name, episode.prompt
+        self._event(
+            "environment_failed",
+            message=f"environment {environment!r} {failure.cause}: {episode.where}",
+            environment=environment,
+            prompt=prompt.id,
+            epoch=prompt.epoch,
+            member=episode.member,
+            turn=len(episode.played) - 1,
+            cause=failure.cause,
+            details=failure.details,
+        )
+        self._tally.fail(failure, episode.where)
+
+    def _wait(self) -> None:
+        """Wait for an answer, not long where the sampler may go on meanwhile."""
+        with self._waiting():
+            wait(self._calls, _WAIT_S if self._tickets else None, return_when=FIRST_COMPLETED)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._clock.beside("environment_wait", time.perf_counter() - start)

@@ -1,0 +1,244 @@
+"""Worker processes that hold environments; each episode sticks to one of them.
+
+One thread here drives one worker, so the calls of its episodes follow each other. A worker that hangs or crashes costs
+the episode that was being answered; the others of that worker are played again in its successor, before their next
+call, from their seeds and recorded turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from mmrl.config.plugin_specs import EnvironmentSpec
+from mmrl.rollout.episodes.failures import CallFailed, EpisodeError
+from mmrl.rollout.episodes.observations import Answer
+from mmrl.rollout.episodes.process import EnvironmentProcess
+from mmrl.types import Prompt, Turn
+
+_STOP_TIMEOUT_S = 1.0
+Components = dict[str, float | None]
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One episode's environment, as the pool keeps it.
+
+    Its methods begin calls in the background. Their futures raise CallFailed if the environment does not answer as it
+    must, now or in an earlier call; and EpisodeError if there is no environment at all.
+
+    Attributes:
+        opened: The answer to ``reset``.
+        home: The process that has its environment; None before the first call.
+        played: Each turn that was answered, with the hash of its answer; the first is that of ``reset``.
+        failure: Its first one.
+    """
+
+    number: int
+    prompt: Prompt
+    seed: int
+    lane: _Lane
+    opened: Future[Answer] = field(default_factory=Future)
+    home: EnvironmentProcess | None = None
+    played: list[tuple[Turn | None, str]] = field(default_factory=list)
+    failure: CallFailed | None = None
+
+    def step(self, turn: Turn) -> Future[Answer]:
+        """Have a turn answered."""
+        return self.lane.submit(lambda: self.lane.play(self, turn))
+
+    def score(self) -> Future[Components]:
+        """Have the episode's components scored."""
+        return self.lane.submit(lambda: self.lane.score(self))
+
+    def close(self) -> None:
+        """Give back what it holds; nothing is asked after this."""
+        self.lane.leave(self)
+
+
+class EnvironmentPool:
+    """Workers that hold the same environment; use it as a context manager.
+
+    Workers start at construction, side by side, and nobody waits for them before the first answer.
+    """
+
+    def __init__(self, spec: EnvironmentSpec) -> None:
+        self._lanes = [_Lane(spec) for _ in range(spec.workers)]
+        self._count = 0
+
+    @property
+    def seconds(self) -> float:
+        """Time that calls have taken so far, those of all workers together."""
+        return sum(lane.seconds for lane in self._lanes)
+
+    def open(self, prompt: Prompt, seed: int) -> Session:
+        """Begin an episode, in the worker with the fewest."""
+        lane = min(self._lanes, key=lambda lane: lane.num_sessions)
+        lane.num_sessions += 1
+        session = Session(self._count, prompt, seed, lane)
+        self._count += 1
+        lane.submit(lambda: lane.play(session, None), session.opened)
+        return session
+
+    def close(self) -> None:
+        """Cancel calls that have not begun and end the workers; one that is still busy after a second is killed."""
+        for lane in self._lanes:
+            lane.begin_to_close()
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
+        for lane in self._lanes:
+            lane.finish(deadline)
+
+    def __enter__(self) -> EnvironmentPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    run: Callable[[], Any]
+    future: Future[Any]
+
+
+class _Lane:
+    """A worker, the thread that drives it, and the calls that wait for it.
+
+    Attributes:
+        num_sessions: Episodes that are open here.
+        seconds: Time that calls have taken.
+    """
+
+    def __init__(self, spec: EnvironmentSpec) -> None:
+        self._spec = spec
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._process: EnvironmentProcess | None = None
+        self._never_starts: EpisodeError | None = None
+        self._is_closed = False
+        self.num_sessions, self.seconds = 0, 0.0
+        self._thread = threading.Thread(target=self._drive, name="mmrl-environment", daemon=True)
+        self._thread.start()
+
+    def submit(self, run: Callable[[], Any], future: Future[Any] | None = None) -> Future[Any]:
+        """Have a function run in the thread, after those before it."""
+        future = Future() if future is None else future
+        if self._is_closed:
+            raise RuntimeError("the environment's workers are closed")
+        self._jobs.put(_Job(run, future))
+        return future
+
+    def leave(self, session: Session) -> None:
+        """Close an episode after its calls so far."""
+        self.num_sessions -= 1
+        if not self._is_closed:
+            self.submit(lambda: self._close(session))
+
+    def play(self, session: Session, turn: Turn | None) -> Answer:
+        """The answer to a turn; to the reset if that is None."""
+        answer: Answer = self._guarded(session, lambda process: self._ask(process, session, turn))
+        session.played.append((turn, answer.hash))
+        return answer
+
+    def score(self, session: Session) -> Components:
+        """The episode's components."""
+        found: Components = self._guarded(session, lambda process: process.call("score", session.number)["components"])
+        return found
+
+    def begin_to_close(self) -> None:
+        self._is_closed = True
+        with contextlib.suppress(queue.Empty):
+            while job := self._jobs.get_nowait():
+                job.future.cancel()
+                job.future.set_running_or_notify_cancel()
+        self._jobs.put(None)
+
+    def finish(self, deadline: float) -> None:
+        """End the thread and its worker, by force after the deadline."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        while self._thread.is_alive():
+            if self._process is not None:
+                self._process.kill()
+            self._thread.join(0.1)
+
+    def _drive(self) -> None:
+        with contextlib.suppress(EpisodeError, OSError):
+            self._living()
+        while job := self._jobs.get():
+            if job.future.set_running_or_notify_cancel():
+                try:
+                    job.future.set_result(job.run())
+                except BaseException as error:
+                    job.future.set_exception(error)
+        if self._process is not None:
+            self._process.stop()
+
+    def _guarded(self, session: Session, run: Callable[[EnvironmentProcess], Any]) -> Any:
+        """The result of a call of an episode, which is played again first if its worker has gone."""
+        if session.failure is not None:
+            raise session.failure
+        process = self._living()
+        start = time.monotonic()
+        try:
+            if session.home is not process:
+                self._play_again(session, process)
+            return run(process)
+        except CallFailed as failure:
+            session.failure = failure
+            raise
+        finally:
+            self.seconds += time.monotonic() - start
+
+    def _play_again(self, session: Session, process: EnvironmentProcess) -> None:
+        """Give an episode an environment in this process that has answered all its turns so far."""
+        session.home = process
+        for turn, expected in session.played:
+            if self._ask(process, session, turn).hash != expected:
+                what = "its reset" if turn is None else f"turn {turn.index}"
+                raise CallFailed(f"answered {what} differently when its episode was played again in another worker")
+
+    def _ask(self, process: EnvironmentProcess, session: Session, turn: Turn | None) -> Answer:
+        if turn is None:
+            reply = process.call("open", session.number, session.prompt, session.seed)
+        else:
+            reply = process.call("step", session.number, turn)
+        try:
+            return Answer.of(reply)
+        except (KeyError, TypeError, ValueError) as error:
+            process.kill()
+            raise CallFailed(f"answered what cannot be read ({error!r}); its worker was killed") from error
+
+    def _close(self, session: Session) -> None:
+        if session.home is not None and session.home is self._process and not self._process.has_ended:
+            with contextlib.suppress(CallFailed):
+                self._process.call("close", session.number)
+
+    def _living(self) -> EnvironmentProcess:
+        """A worker that has started: a new one if the last has ended.
+
+        Raises:
+            EpisodeError: The environment cannot be made.
+        """
+        if self._never_starts is not None:
+            raise self._never_starts
+        if self._process is not None and self._process.has_ended:
+            self._process.stop()
+            self._process = None
+        if self._is_closed and self._process is None:
+            raise EpisodeError("the environment's workers are closed")
+        if self._process is None:
+            self._process = EnvironmentProcess(self._spec)
+        try:
+            self._process.await_start()
+        except EpisodeError as error:
+            self._never_starts = error
+            raise
+        return self._process
