@@ -136,7 +136,7 @@ def by_loops(batch: dict[str, Any], gamma: float, weight: float, std: bool) -> l
     for row in range(len(batch["group_ids"])):
         own, states = batch["group_ids"][row], batch["turn_states"][row]
         if row not in rows:
-            answer.append([0.0] * len(states))
+            answer.append([0.0] * (1 + batch["turns"][row].max()))
             continue
         group = [other for other in rows if batch["group_ids"][other] == own]
         episode = relative(batch["rewards"][row], [batch["rewards"][other] for other in group])
@@ -221,3 +221,13 @@ def test_recorded_turns_that_do_not_fit_are_told() -> None:
         replay(GiGPO, {**batch, "turn_rewards": [[0.0, 1.0]]})
     with pytest.raises(DataError, match="row 1 has 1 rewards, 1 states, and tokens of turns up to 1"):
         replay(GiGPO, {**batch, "turns": np.ones_like(batch["turns"])})
+
+
+def test_an_episode_that_failed_before_its_first_answer_has_no_turns() -> None:
+    episodes = [(0, ["x", "a"], [1.0, 0.0], 0.0), (0, ["x", "a"], [0.0, 0.5], 0.0), (0, ["x", "a"], [0.0, 0.0], 0.0)]
+    batch = batch_of(*episodes, valid=[True, True, False])
+    expected = replay(GiGPO, batch)
+    failed = {**batch, "turn_rewards": [*batch["turn_rewards"][:2], []], "turn_states": [*batch["turn_states"][:2], []]}
+    found = replay(GiGPO, failed)
+    np.testing.assert_array_equal(found.advantages, expected.advantages)
+    assert found.metrics == expected.metrics and not found.advantages[2].any()
