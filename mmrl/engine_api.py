@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from mmrl.errors import MMRLError
 from mmrl.types import (
     Call,
     Content,
     EncodedPrompt,
     FloatArray,
+    ImageRef,
+    IntArray,
     Prompt,
     RolloutGroup,
     Sample,
@@ -47,6 +51,17 @@ class SamplingRequest:
     seed: int
     segments: tuple[Segment, ...] = ()
     answered_after: int | None = None
+
+    @property
+    def token_ids(self) -> IntArray:
+        """(P + T,) int32 tokens to continue: the prompt's and the segments'."""
+        parts = [self.prompt.token_ids, *(segment.token_ids for segment in self.segments)]
+        return np.concatenate(parts) if self.segments else self.prompt.token_ids
+
+    @property
+    def images(self) -> tuple[ImageRef, ...]:
+        """Those that are in the tokens, in order."""
+        return Sample(self.prompt, self.segments).all_images
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +211,16 @@ class PromptEncoder(Protocol):
         """
         ...
 
-    def demonstrate(self, prompt: EncodedPrompt) -> Sample:
-        """The prompt with its demonstration as completion, an end-of-sequence token appended."""
+    def demonstrate(self, prompt: EncodedPrompt, *, all_turns: bool = False) -> Sample:
+        """The prompt with its demonstration as completion, an end-of-sequence token appended.
+
+        Args:
+            all_turns: True to make a segment by the policy of each of the assistant's turns after the first question;
+                the prompt then ends before the first of them.
+
+        Raises:
+            DataError: There is no demonstration, or it cannot be learned.
+        """
         ...
 
     def calls(self, text: str) -> tuple[Call, ...]:

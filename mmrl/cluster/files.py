@@ -9,7 +9,7 @@ from typing import Any
 
 from mmrl.data.images import MediaStore
 from mmrl.errors import ResourceError
-from mmrl.types import EncodedPrompt, Prompt
+from mmrl.types import EncodedPrompt, ImageRef, Prompt
 
 PART_BYTES = 32 * 2**20
 """Files travel in parts, and images in parcels, of this size."""
@@ -69,18 +69,30 @@ class Node:
             raise ResourceError(f"cannot write what node {self.host} saved: {error}", where=str(target)) from error
 
 
-def send_images(ask: Ask, media: MediaStore, nodes: Sequence[Node], prompts: Sequence[Iterable[EncodedPrompt]]) -> None:
-    """Bring the images of each rank's prompts to its node, each once, unless the node shares the driver's files.
+def send_images(ask: Ask, media: MediaStore, nodes: Sequence[Node], images: Sequence[Iterable[ImageRef]]) -> None:
+    """Bring each rank's images to its node, each once, unless the node shares the driver's files.
 
     Args:
         nodes: Each rank's node.
     """
-    for node, own in zip(nodes, prompts, strict=True):
-        if not node.shares_files:
-            names = dict.fromkeys(ref.hash for prompt in own for ref in prompt.images)
-            for files in _parcels(media, [name for name in names if name not in node.images]):
-                ask(node.leader, "receive_images", files)
-                node.images.update(files)
+    for node, own in zip(nodes, images, strict=True):
+        for files in missing_images(media, node, own):
+            ask(node.leader, "receive_images", files)
+            node.images.update(files)
+
+
+def missing_images(
+    media: MediaStore, node: Node, images: Iterable[ImageRef], known: Iterable[str] = ()
+) -> Iterator[dict[str, bytes]]:
+    """The files that a node lacks of some images, in parcels; none if it shares the driver's.
+
+    Args:
+        known: Hashes of further images that need not be sent.
+    """
+    if node.shares_files:
+        return
+    names = dict.fromkeys(ref.hash for ref in images)
+    yield from _parcels(media, [name for name in names if name not in node.images and name not in known])
 
 
 def _parcels(media: MediaStore, names: Iterable[str]) -> Iterator[dict[str, bytes]]:

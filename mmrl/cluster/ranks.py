@@ -54,4 +54,4 @@ class Ranks(Protocol):
 
 def verb_of(method: str) -> str:
     """The learner's or sampler's verb for a call of a worker."""
-    return {"submit": "generate", "advance": "generate"}.get(method, method)
+    return "generate" if method in ("submit", "answer", "advance", "drop") else method

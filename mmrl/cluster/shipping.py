@@ -33,7 +33,9 @@ class PackedRequests(list[SamplingRequest]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         scalars = [(each.num_samples, each.temperature, each.max_new_tokens, each.seed) for each in self]
-        return _requests, (*_pack_prompts(each.prompt for each in self), scalars)
+        segments = _pack_segments(each.segments for each in self) if any(each.segments for each in self) else None
+        answered = [each.answered_after for each in self]
+        return _requests, (*_pack_prompts(each.prompt for each in self), scalars, segments, answered)
 
 
 class PackedSamples(list[Sample]):
@@ -58,19 +60,24 @@ class PackedRows(list[TrainingRow]):
 
 
 class PackedGroup(RolloutGroup):
-    """A group as a rank has sampled it. Its prompt arrives as key alone: the driver has the rest."""
+    """A group as a rank has sampled it. Its prompt arrives as key alone, and of each rollout's segments the last, which
+    is new: the driver has the rest."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         scalars = [
             (each.index, each.text, each.finish_reason, each.weight_version, each.greedy) for each in self.rollouts
         ]
-        segments = _pack_segments(each.segments for each in self.rollouts)
+        segments = _pack_segments(each.segments[-1:] for each in self.rollouts)
         return _group, (self.prompt.key, segments, scalars, _pack_optional([each.experts for each in self.rollouts]))
 
 
-def _requests(prompts: Any, places: Sequence[int], scalars: Sequence[Any]) -> list[SamplingRequest]:
+def _requests(
+    prompts: Any, places: Sequence[int], scalars: Sequence[Any], segments: Any, answered: Sequence[int | None]
+) -> list[SamplingRequest]:
     known = _prompts(*prompts)
-    return [SamplingRequest(known[place], *each) for place, each in zip(places, scalars, strict=True)]
+    of_requests = [()] * len(places) if segments is None else _segments(*segments)
+    parts = zip(places, scalars, of_requests, answered, strict=True)
+    return [SamplingRequest(known[place], *facts, own, answered_after) for place, facts, own, answered_after in parts]
 
 
 def _rows(
@@ -128,17 +135,21 @@ def _pack_segments(of_samples: Iterable[Sequence[Segment]]) -> tuple[Any, ...]:
     segments = [segment for own in of_samples for segment in own]
     return (
         [len(own) for own in of_samples],
-        [(segment.by_policy, segment.weight_version) for segment in segments],
+        [(each.by_policy, each.weight_version, each.role, each.finish_reason) for each in segments],
+        {place: segment.images for place, segment in enumerate(segments) if segment.images},
         _joined([segment.token_ids for segment in segments], np.int32),
         _joined([segment.sampler_logprobs for segment in segments], np.float32),
     )
 
 
 def _segments(
-    counts: Sequence[int], scalars: Sequence[Any], token_ids: Any, logprobs: Any
+    counts: Sequence[int], scalars: Sequence[Any], images: Any, token_ids: Any, logprobs: Any
 ) -> list[tuple[Segment, ...]]:
-    parts = zip(_split(*token_ids), scalars, _split(*logprobs), strict=True)
-    segments = [Segment(ids, by_policy, values, version) for ids, (by_policy, version), values in parts]
+    parts = zip(scalars, _split(*token_ids), _split(*logprobs), strict=True)
+    segments = [
+        Segment(ids, by_policy, values, version, images.get(place, ()), role, reason)
+        for place, ((by_policy, version, role, reason), ids, values) in enumerate(parts)
+    ]
     return [tuple(segments[start:end]) for start, end in pairwise(offsets(counts))]
 
 

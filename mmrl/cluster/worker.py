@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +20,11 @@ from mmrl.config.load import from_mapping
 from mmrl.config.plugin_specs import Kind
 from mmrl.data.images import MediaStore
 from mmrl.engine import device
-from mmrl.engine_api import Learner, Sampler, SamplingRequest, UpdateResult
+from mmrl.engine_api import Learner, Polled, Sampler, SamplingRequest, UpdateResult
 from mmrl.errors import MMRLError, NumericsError, PluginError, ResourceError
 from mmrl.plugin_host import registry
 from mmrl.system import failpoints
-from mmrl.types import FloatArray, RolloutGroup, Sample, TrainingRow
+from mmrl.types import FloatArray, Sample, TrainingRow
 
 if TYPE_CHECKING:
     from mmrl.engine.rank import RankEngine
@@ -39,7 +39,6 @@ class RankWorker:
         self._media: MediaStore
         self._verb = ExitStack()
         self._owner: Any = None
-        self._groups: Iterator[tuple[int, RolloutGroup]] = iter(())
         self._port = socket.socket()
         self._meeting: Any = None
 
@@ -163,26 +162,42 @@ class RankWorker:
 
     def leave(self) -> None:
         """Hand the device back; requests that are left are dropped."""
-        if isinstance(self._groups, Generator):
-            self._groups.close()
         self._owner = None
         self._verb.close()
 
     def submit(self, requests: Sequence[SamplingRequest]) -> None:
-        """Begin to sample; ``advance`` runs it."""
+        """Begin to sample; ``advance`` runs it. Tickets count from 0, in the order of all requests since ``enter``."""
+        sampler: Sampler = self._owner
+        sampler.submit(requests)
+
+    def answer(self, ticket: int, requests: Sequence[SamplingRequest]) -> None:
+        """Go on with an episode by one request, or end it by none."""
+        sampler: Sampler = self._owner
+        sampler.answer(ticket, next(iter(requests), None))
+
+    def advance(self, answer: bool) -> Polled | None:
+        """Run until requests are finished or an answer is missing; without ``answer`` a peer tells the driver."""
+        failpoints.reach("rank.advance")
         sampler: Sampler = self._owner
         with self._engine.span("generate"):
-            self._groups = sampler.generate(requests)
-
-    def advance(self, answer: bool) -> tuple[int, RolloutGroup] | None:
-        """Run until the next group is finished; without ``answer`` (a peer answers) nothing is sent."""
-        failpoints.reach("rank.advance")
-        with self._engine.span("generate"):
-            finished = next(self._groups, None)  # none is left after an error, which the call before this raised
-        if finished is None or not answer:
+            try:
+                news = sampler.poll()
+            except BaseException:
+                sampler.drop()  # the next call is in the queue already
+                raise
+        if not answer:
             return None
-        position, group = finished
-        return position, PackedGroup(group.prompt, group.rollouts)
+        return replace(
+            news,
+            finished=[
+                replace(each, group=PackedGroup(each.group.prompt, each.group.rollouts)) for each in news.finished
+            ],
+        )
+
+    def drop(self) -> None:
+        """Give up all requests."""
+        sampler: Sampler = self._owner
+        sampler.drop()
 
     def logprobs(self, samples: Sequence[Sample], packed: bool) -> list[FloatArray]:
         learner: Learner = self._owner

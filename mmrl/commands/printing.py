@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
@@ -12,6 +13,9 @@ from mmrl.errors import MMRLError
 
 if TYPE_CHECKING:
     from mmrl.system.report import Report
+
+POLICY = "policy"
+"""The author of what the policy writes; its lines begin with this and a bar."""
 
 
 def answer(data: Any, lines: Iterable[str], *, as_json: bool, ascii_only: bool = False) -> None:
@@ -34,8 +38,12 @@ def print_json(value: Any, *, ascii_only: bool = False) -> None:
 
 
 def tell(report: Report, *, as_json: bool) -> int:
-    """Print a report, and its errors to stderr; returns its exit code."""
-    answer(report.complete(), report.text(), as_json=as_json)
+    """Print a report, and its errors to stderr; returns its exit code. On a terminal, the policy's lines are green."""
+    if as_json or not sys.stdout.isatty() or "NO_COLOR" in os.environ:
+        answer(report.complete(), report.text(), as_json=as_json)
+    else:
+        shown = _shown("\n".join(report.text())).split("\n")
+        print("\n".join(map(_coloured, shown)), flush=True)
     for error in report.errors:
         complain(error)
     return report.exit_code
@@ -56,6 +64,10 @@ def print_error(text: str) -> None:
     """Print to stderr, if anybody reads it, with control characters shown."""
     with suppress(OSError):
         print(_shown(text), end="", file=sys.stderr)
+
+
+def _coloured(line: str) -> str:
+    return f"\x1b[32m{line}\x1b[0m" if line.lstrip().startswith(f"{POLICY} | ") else line
 
 
 def _shown(text: str) -> str:

@@ -78,13 +78,42 @@ def _lines(record: Mapping[str, Any], step: int | None) -> Iterator[str]:
     """A rollout for a person."""
     place = "" if step is None else f"step {step}, "
     member = "greedy" if record["greedy"] else f"rollout {record['index']}"
-    marks = [f"{len(record['token_ids'])} tokens", record["finish_reason"]]
+    turns = len(record.get("episode", ()))
+    marks = [f"{turns} turn{'s' if turns > 1 else ''}"] if turns else []
+    marks += [f"{len(record['token_ids'])} tokens", record["finish_reason"]]
     marks += [] if record["valid"] else ["unscored"]
     marks += [] if record["kept"] else ["rejected"]
     yield f"{place}epoch {record.get('epoch', 0)}, {record['prompt_id']}, {member}: {', '.join(marks)}"
     parts = ", ".join(f"{name} {_number(value)}" for name, value in record["rewards"].items())
     yield f"    reward {_number(record['reward'])}" + (f" ({parts})" if parts else "")
-    yield f"    {_shortened(record['completion'])}"
+    if not (episode := record.get("episode")):
+        yield f"    {_shortened(record['completion'])}"
+    for number, turn in enumerate(episode or (), start=1):
+        yield from _turn_lines(number, turn)
+    if failure := record.get("failure"):
+        yield f"    failed: {_shortened(failure)}"
+
+
+def _turn_lines(number: int, turn: Mapping[str, Any]) -> Iterator[str]:
+    """A turn, its calls that could not be read, and its observation."""
+    cut = " (cut)" if turn["finish_reason"] == "length" else ""
+    yield f"    turn {number}{cut}: {_shortened(turn['text'])}"
+    for call in turn["calls"]:
+        arguments = "" if call["arguments"] is None else json.dumps(call["arguments"], ensure_ascii=False)
+        wrong = f" is invalid: {call['error']}" if call["error"] else ""
+        yield f"        calls {_shortened(call['name'] + f'({arguments})' + wrong)}"
+    marks = [f"reward {_number(turn['reward'])}"] if turn["reward"] else []
+    marks += ["done"] if turn["done"] else []
+    about = f" ({', '.join(marks)})" if marks else ""
+    if turn["content"] is not None:
+        shown = " ".join(part["text"] if "text" in part else _image(part["image"]) for part in turn["content"])
+        yield f"        {turn['role']}{about}: {_shortened(shown)}"
+    elif marks:
+        yield f"        {', '.join(marks)}"
+
+
+def _image(image: Mapping[str, Any]) -> str:
+    return f"[image {image['hash'][:8]} {image['width']}x{image['height']}]"
 
 
 def _number(value: float | None) -> str:

@@ -109,6 +109,9 @@ class EnvironmentSpec(PluginSpec):
     tool_prompt: Literal["auto", "template", "text", "none"] = "auto"
     """The way the policy learns of tools: by the model's template, or by a text in the system turn; auto is the
     template if it can."""
+    keep_thoughts: bool = False
+    """true: the policy reads its own earlier thoughts (`<think>`) where the model's chat template would remove them.
+    Otherwise such a template is refused, as what was sampled is never rewritten."""
     weights: dict[Text, float] = Field(default_factory=dict)
     """Factor of each component that it scores in the reward, 1 where it is not named; `environment` is the sum of its
     turns' rewards."""

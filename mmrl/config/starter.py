@@ -38,6 +38,8 @@ def starter(
         section: Any = field.annotation
         if is_section(section):
             lines += ["", f"# {inspect.getdoc(section)}", f"{name}:", *writer.section(name, values.get(name, {}))]
+        elif name not in values and field.default is None:
+            lines += ["", *_help(field), *_commented(name, field)]
         else:
             lines += ["", *writer.key(name, name, field, values)]
     return "\n".join(lines) + "\n"
@@ -83,6 +85,15 @@ class _Writer:
                 if key not in entry and not field.is_required():
                     yield from _help(field)
                     yield f"# {key}: {to_flow(_default(field))}"
+
+
+def _commented(name: str, field: FieldInfo) -> Iterator[str]:
+    """A plugin that a config may leave out, as a comment with all its keys."""
+    yield f"# {name}:"
+    for spec in _classes(field.annotation):
+        for key, inner in spec.model_fields.items():
+            yield from (f"# {line}" for line in _indented([*_help(inner)]))
+            yield f"#   {key}: {f'<{name}>' if inner.is_required() else to_flow(_default(inner))}"
 
 
 def _indented(lines: Iterator[str] | Sequence[str]) -> Iterator[str]:

@@ -107,6 +107,17 @@ _WORDS: Mapping[str, str] = {
         "reward_function reward_funcs reward_fn custom_reward_function reward_model reward_manager remote_url "
         "reward_functions",
     "rewards.0.weight": "reward_weights",
+    "environment":
+        "environment_factory environments env env_config multi_turn agent_loop interaction_config_path "
+        "rollout.multi_turn rollout.agent agent_func_path tools tool_config_path tool_list",
+    "environment.name": "env_name environment_name env_id env.env_name rollout.agent.default_agent_loop",
+    "environment.max_turns":
+        "max_assistant_turns max_user_turns max_turns max_tool_calling_iterations max_tool_calls "
+        "multi_turn.max_assistant_turns max_iterations max_steps_per_episode env.max_steps",
+    "environment.max_turn_tokens": "max_tokens_per_turn max_new_tokens_per_turn response_length_per_turn",
+    "environment.max_observation_tokens": "max_tool_response_length max_obs_length max_observation_length",
+    "environment.tool_prompt": "tool_format multi_turn.format",
+    "environment.workers": "max_parallel_calls num_env_workers agent.num_workers",
     "algorithm.name":
         "adv_estimator advantage_estimator loss_type policy_loss_type loss_mode algo algo_name "
         "advantage.estimator",
@@ -139,6 +150,10 @@ _NOTES: Mapping[str, str] = {
     "rewards": "a list such as [{name: ...}]; a function of a file is path/to/file.py:function",
     "algorithm.kl.where": "loss or reward",
     "data.overlong": "drop or fail; a prompt is never cut",
+    "environment": "{name: path/to/file.py:Class}, or {tools: [path/to/file.py:function]}",
+    "environment.max_turns": "turns of the policy, the last one included",
+    "environment.max_observation_tokens": "counted in tokens of the model, images included; a longer one is not cut",
+    "environment.tool_prompt": "calls are in the format of the model's own template",
     "model.freeze": "a list of parts: vision, projector",
     "sampler.name": "vllm or hf",
 }

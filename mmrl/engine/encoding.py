@@ -2,69 +2,207 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from mmrl.data.images import MediaStore, normalised_size
-from mmrl.data.templates import bounded
+from mmrl.engine.chat_template import Filled
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.tool_calls import CallReader
+from mmrl.engine.tool_prompt import ToolPrompt, ToolPromptMode
+from mmrl.engine.turns import ObservationRole, TurnRules, TurnSuffix
 from mmrl.errors import DataError
-from mmrl.types import IMAGE_PLACEHOLDER, EncodedPrompt, IntArray, Message, Prompt, Sample, Segment
+from mmrl.types import (
+    IMAGE_PLACEHOLDER,
+    Call,
+    Content,
+    EncodedPrompt,
+    ImageRef,
+    IntArray,
+    Message,
+    Prompt,
+    Sample,
+    Segment,
+)
 
-_INVISIBLE = "\u200b"
-"""A zero-width space. Within a special token's text it leaves the text readable, and makes it no token."""
+OBSERVATION = "observation"
+"""The place that errors about observations name."""
 
 
 class Encoder:
-    """Implements ``interfaces.PromptEncoder`` with a model folder's tokenizer and chat template.
+    """Implements ``engine_api.PromptEncoder`` with a model folder's tokenizer and chat template.
 
     Special tokens come from the template alone. A message's text that spells one stays text.
+
+    Args:
+        tools: JSON schemas, of OpenAI's form, of the tools that the policy may call.
+        observation_role: See ``EnvironmentSpec``, as for ``tool_prompt`` and ``keep_thoughts``.
+        keeps_images: True to leave the dataset's images in ``EncodedPrompt.prompt``, for an environment.
     """
 
-    def __init__(self, folder: ModelFolder, media: MediaStore) -> None:
-        self._folder, self._media = folder, media
-        special = special_tokens(folder.tokenizer)
-        self._special_ids = frozenset(special.values())
-        # Longest first: a token may begin with another.
-        names = sorted(special, key=len, reverse=True)
-        self._special_text = re.compile("|".join(map(re.escape, names)) or r"(?!)")
-        self._try_template()
+    def __init__(
+        self,
+        folder: ModelFolder,
+        media: MediaStore,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        observation_role: ObservationRole = "auto",
+        tool_prompt: ToolPromptMode = "auto",
+        keep_thoughts: bool = False,
+        keeps_images: bool = False,
+    ) -> None:
+        self._folder, self._media, self._keeps_images = folder, media, keeps_images
+        self._tool_prompt = ToolPrompt(folder, tools, tool_prompt)
+        self._template = self._tool_prompt.template
+        self._template.try_out()
+        self._rules = TurnRules(observation_role, keep_thoughts)
+        self._tools = tuple(tools)
 
     def num_tokens(self, prompt: Prompt) -> int:
         sizes = [normalised_size(raw, self._media.grid) for raw in prompt.images]
-        return len(self._expand(self._tokenize(self._render(prompt), prompt.id), sizes, prompt))
+        return len(self._expand(self._tokenize(self._render(prompt), prompt.id), sizes, prompt.id))
 
     def encode(self, prompt: Prompt) -> EncodedPrompt:
         text = self._render(prompt)
         ids = self._tokenize(text, prompt.id)
         refs = tuple(self._media.add(raw) for raw in prompt.images)
-        token_ids = self._expand(ids, [(ref.width, ref.height) for ref in refs], prompt)
-        return EncodedPrompt(prompt=replace(prompt, images=()), text=text, token_ids=token_ids, images=refs)
+        token_ids = self._expand(ids, [(ref.width, ref.height) for ref in refs], prompt.id)
+        row = prompt if self._keeps_images else replace(prompt, images=())
+        return EncodedPrompt(prompt=row, text=text, token_ids=token_ids, images=refs)
 
-    def demonstrate(self, prompt: EncodedPrompt) -> Sample:
+    def demonstrate(self, prompt: EncodedPrompt, *, all_turns: bool = False) -> Sample:
         if (demonstration := prompt.prompt.demonstration) is None:
             raise DataError(
                 "the row has no demonstration to learn from",
                 where=prompt.id,
                 remedy="name the column that holds the completions, or choose an algorithm that samples",
             )
-        vocabulary = self._folder.vocabulary
+        if all_turns:
+            return self._whole(prompt, demonstration)
         end = self._folder.tokenizer.eos_token_id
-        ids = [*self._tokenize(demonstration, prompt.id), vocabulary.eos[0] if end is None else end]
+        return Sample(prompt, (self._shown(demonstration, prompt.id, self._eos[0] if end is None else end),))
+
+    def calls(self, text: str) -> tuple[Call, ...]:
+        return self._reader.read(text)
+
+    def insertion(self, turn: Segment, content: Content, role: str) -> Segment:
+        """See ``engine_api.PromptEncoder``.
+
+        A turn that ended with another end-of-sequence token than the template's, such as ``<|endoftext|>``, still gets
+        the template's: it is text to the template, and the policy is not trained on what is inserted.
+
+        Raises:
+            ConfigError: The template cannot carry such an observation; ``check_turns`` would have told.
+            DataError: The content cannot be read by this model: images, or half of a character.
+        """
+        images = tuple(part for part in content if not isinstance(part, str))
+        if images and not self._folder.family.vision:
+            raise DataError("the observation has images, and the model reads text only", where=OBSERVATION)
+        role, message = self._suffix.observation(content, role)
+        return self._inserted(turn, [message], images, role, OBSERVATION)
+
+    def check_turns(self, *, images: bool = False) -> None:
+        """Prove that the chat template can carry observations; tokens are then right by construction.
+
+        Args:
+            images: True if observations may hold images.
+
+        Raises:
+            ConfigError: It cannot, with what to set or to choose.
+        """
+        for kind in (False, True) if images and self._folder.family.vision else (False,):
+            self._suffix.carrier("tool", kind)
+            self._suffix.carrier("user", kind)
+
+    @property
+    def tools_by(self) -> str:
+        """The way in which the policy learns of tools: ``template``, ``text`` or ``none``."""
+        return self._tool_prompt.way
+
+    def ways_of_observations(self, *, images: bool = False) -> dict[str, str]:
+        """The proven role of messages with observations of role ``tool``: with text, and with images if asked.
+
+        Raises:
+            ConfigError: As ``check_turns``.
+        """
+        self.check_turns(images=images)
+        ways = {"text": self._suffix.carrier("tool", False).role}
+        return ways | (
+            {"images": self._suffix.carrier("tool", True).role} if images and self._folder.family.vision else {}
+        )
+
+    @cached_property
+    def _suffix(self) -> TurnSuffix:
+        return TurnSuffix(self._template, self._rules)
+
+    @cached_property
+    def _reader(self) -> CallReader:
+        lines, marks = self._suffix.headers()
+        return CallReader(self._tools, bare=self._tool_prompt.bare, headers=lines, marks=marks)
+
+    @property
+    def _eos(self) -> tuple[int, ...]:
+        return self._folder.vocabulary.eos
+
+    def _inserted(
+        self, turn: Segment, messages: Sequence[Filled], images: tuple[ImageRef, ...], role: str, where: str
+    ) -> Segment:
+        """The segment between a turn and the next one."""
+        ended = len(turn.token_ids) > 0 and int(turn.token_ids[-1]) in self._suffix.ends
+        ids = self._suffix.ids(messages, where, ended=ended)
+        token_ids = self._expand(ids, [(ref.width, ref.height) for ref in images], where)
+        return Segment(token_ids, False, np.zeros(len(token_ids), np.float32), images=images, role=role)
+
+    def _whole(self, prompt: EncodedPrompt, demonstration: str) -> Sample:
+        """A row's conversation, with all turns of the assistant after the first question as the policy's."""
+        messages = (*prompt.prompt.messages, Message("assistant", demonstration))
+        first = _first_turn(messages)
+        images = iter(prompt.images)
+        refs = tuple(islice(images, sum(map(self._num_images, messages[:first]))))
+        text = self._render(replace(prompt.prompt, messages=messages[:first]))
+        ids = self._expand(self._tokenize(text, prompt.id), [(ref.width, ref.height) for ref in refs], prompt.id)
+        segments, between = list[Segment](), list[Message]()
+        for message in messages[first:]:
+            if message.role != "assistant":
+                between.append(message)
+                continue
+            if segments:
+                segments.append(self._between(segments[-1], between, images, prompt.id))
+            segments.append(self._shown(message.content, prompt.id, self._suffix.end))
+            between = []
+        return Sample(replace(prompt, text=text, token_ids=ids, images=refs), tuple(segments))
+
+    def _between(self, turn: Segment, messages: Sequence[Message], images: Iterator[ImageRef], where: str) -> Segment:
+        """A row's messages between two turns of the assistant."""
+        refs = tuple(islice(images, sum(map(self._num_images, messages))))
+        role = messages[-1].role if messages else "user"
+        return self._inserted(turn, [self._template.read(each) for each in messages], refs, role, where)
+
+    def _num_images(self, message: Message) -> int:
+        return message.content.count(IMAGE_PLACEHOLDER) if self._folder.family.vision else 0
+
+    def _shown(self, text: str, where: str, end: int) -> Segment:
+        """A turn that a dataset shows to the policy, with its end.
+
+        Raises:
+            DataError: It holds special tokens of the model, such as those of an image.
+        """
+        ids = [*self._tokenize(text, where), end]
         # Neither form is right here: the token would end the completion or open an image, and its spelling would be
         # learned.
-        if special := set(ids[:-1]) & (self._special_ids | set(vocabulary.banned)):
+        if special := set(ids[:-1]) & (self._template.special_ids | set(self._folder.vocabulary.banned)):
             raise DataError(
                 "the demonstration holds special tokens of the model",
-                where=prompt.id,
-                possible=f"no {', '.join(self._folder.tokenizer.convert_ids_to_tokens(sorted(special)))}",
+                where=where,
+                possible=f"no {', '.join(self._template.names(sorted(special)))}",
                 remedy="mend or remove the row",
             )
-        return Sample(prompt, (Segment(np.array(ids, np.int32), True, np.zeros(len(ids), np.float32)),))
+        return Segment(np.array(ids, np.int32), True, np.zeros(len(ids), np.float32))
 
     def _render(self, prompt: Prompt) -> str:
         if prompt.images and not self._folder.family.vision:
@@ -73,9 +211,9 @@ class Encoder:
                 where=prompt.id,
                 remedy="choose a vision-language model, or a dataset without images",
             )
-        messages = [self._message(message) for message in prompt.messages]
+        messages = [self._template.read(message) for message in self._tool_prompt.added_to(prompt)]
         try:
-            return self._fill(messages)
+            return self._template.fill(messages)
         except Exception as error:  # the template is the model's: any exception is its own
             raise DataError(
                 f"the model's chat template fails: {error}",
@@ -83,59 +221,16 @@ class Encoder:
                 remedy="mend the row, such as the order of its roles, or choose another model",
             ) from error
 
-    def _fill(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        renderer = self._folder.processor or self._folder.tokenizer
-        return str(renderer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    def _tokenize(self, text: str, where: str) -> list[int]:
+        return self._template.tokenize(text, where)
 
-    def _try_template(self) -> None:
-        """Raise DataError if the chat template runs for ever on one of a few conversations; rows are not watched."""
-        text = f"{IMAGE_PLACEHOLDER * self._folder.family.vision}What is 2 + 2?"
-        for roles in ("user",), ("system", "user"), ("user", "assistant", "user"):
-            try:
-                with bounded():
-                    self._fill([self._message(Message(role, text)) for role in roles])
-            except OverflowError as error:
-                raise DataError(
-                    f"the model's chat template fails: {error}",
-                    where=self._folder.path,
-                    remedy="mend chat_template.jinja there, or choose another model",
-                ) from error
-            except Exception:  # a row with these roles will be told
-                pass
-
-    def _message(self, message: Message) -> dict[str, Any]:
-        role, content = self._spelled(message.role), self._spelled(message.content)
-        if not self._folder.family.vision:
-            return {"role": role, "content": content}
-        pieces = re.split(f"({re.escape(IMAGE_PLACEHOLDER)})", content)
-        parts = [
-            {"type": "image"} if piece == IMAGE_PLACEHOLDER else {"type": "text", "text": piece}
-            for piece in pieces
-            if piece
-        ]
-        return {"role": role, "content": parts}
-
-    def _spelled(self, text: str) -> str:
-        """The text with an invisible character in each part that the tokenizer would read as a special token."""
-        return self._special_text.sub(lambda match: f"{match[0][:1]}{_INVISIBLE}{match[0][1:]}", text)
-
-    def _tokenize(self, text: str, row: str) -> list[int]:
-        if lone := re.search("[\ud800-\udfff]", text):
-            raise DataError(
-                f"the text holds U+{ord(lone[0]):04X}, half of a character",
-                where=row,
-                possible="text that can be written as UTF-8",
-                remedy="mend the row: write the character itself, or the escapes of both its halves",
-            )
-        return list(self._folder.tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def _expand(self, ids: list[int], sizes: list[tuple[int, int]], prompt: Prompt) -> IntArray:
+    def _expand(self, ids: list[int], sizes: Sequence[tuple[int, int]], where: str) -> IntArray:
         """Replace each image's placeholder by its tokens."""
         image_token = self._folder.image_token_id
         if ids.count(image_token) != len(sizes):
             raise DataError(
                 f"the prompt has {ids.count(image_token)} image tokens and {len(sizes)} images",
-                where=prompt.id,
+                where=where,
                 possible=f"one {IMAGE_PLACEHOLDER} per image, and no special tokens of the model in the text",
                 remedy="mend the row",
             )
@@ -145,23 +240,21 @@ class Encoder:
         return np.array([i for token in ids for i in (next(images) if token == image_token else (token,))], np.int32)
 
 
-def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Ids of the tokens that have a meaning of their own, by their text.
+def _first_turn(messages: Sequence[Message]) -> int:
+    """The index of the first message of the assistant that answers; the last message's if none does before."""
+    roles = [message.role for message in messages]
+    return roles.index("assistant", roles.index("user")) if "user" in roles else len(roles) - 1
 
-    These are the tokens that the tokenizer calls special, and all that look like ``<|...|>``, with either bar, such as
-    the marks of turns of DeepSeek-R1. Plain tags such as ``<think>`` are ordinary text.
+
+def unexpanded(token_ids: IntArray, images: Sequence[ImageRef], folder: ModelFolder) -> list[int]:
+    """The tokens with one placeholder per image, as vLLM takes them.
+
+    Args:
+        images: All that are in the tokens, in order.
     """
-    added = {str(token): (index, token.special) for index, token in tokenizer.added_tokens_decoder.items()}
-    special = {text: index for text, (index, named) in added.items() if named or re.fullmatch(r"<[|｜].*[|｜]>", text)}
-    names = [name for name in tokenizer.all_special_tokens if name]
-    return special | dict(zip(names, tokenizer.convert_tokens_to_ids(names), strict=True))
-
-
-def unexpanded(prompt: EncodedPrompt, folder: ModelFolder) -> list[int]:
-    """The prompt's tokens with one placeholder per image, as vLLM takes them."""
-    ids: list[int] = prompt.token_ids.tolist()
+    ids: list[int] = token_ids.tolist()
     found, end = list[int](), 0
-    for ref in prompt.images:
+    for ref in images:
         image, token = folder.images.expansion(ref.width, ref.height), folder.image_token_id
         begin = ids.index(token, end) - image.index(token)
         found += [*ids[end:begin], token]

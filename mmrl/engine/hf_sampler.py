@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,17 +10,19 @@ import numpy as np
 import torch
 
 from mmrl.engine import experts
+from mmrl.engine.admissions import OneByOneSampler, continued
 from mmrl.engine.device import SamplerMemory
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.vision import ImageInputs
 from mmrl.engine_api import SamplingRequest
-from mmrl.types import EncodedPrompt, FloatArray, IntArray, Rollout, RolloutGroup, Segment
+from mmrl.types import FloatArray, ImageRef, IntArray, Rollout, RolloutGroup, Segment
 
 
-class HFSampler:
-    """Implements ``engine_api.Sampler`` with a second copy of the weights, one prompt's group at a time.
+class HFSampler(OneByOneSampler):
+    """Implements ``engine_api.Sampler`` with a second copy of the weights, one request at a time.
 
-    A prompt goes through the model once, alone; its group continues from what it left in the cache.
+    A prompt, or an episode so far, goes through the model once, alone; its completions continue from what it left in
+    the cache.
 
     Args:
         records_experts: True if rollouts know their experts.
@@ -31,6 +33,7 @@ class HFSampler:
     ) -> None:
         from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
 
+        super().__init__()
         loader = AutoModelForImageTextToText if folder.family.vision else AutoModelForCausalLM
         model = loader.from_pretrained(
             folder.path,
@@ -62,13 +65,9 @@ class HFSampler:
         assert not own, f"not sent: {sorted(own)}"
         self.weight_version = version
 
-    def generate(self, requests: Sequence[SamplingRequest]) -> Iterator[tuple[int, RolloutGroup]]:
-        for index, request in enumerate(requests):
-            yield index, self._group(request)
-
     @torch.no_grad()
     def _group(self, request: SamplingRequest) -> RolloutGroup:
-        ids_1P = torch.from_numpy(np.asarray(request.prompt.token_ids, np.int64))[None].to(self._device)
+        ids_1P = torch.from_numpy(np.asarray(request.token_ids, np.int64))[None].to(self._device)
         num_prompt_tokens = ids_1P.shape[1]
         if self._recorder:
             self._recorder.clear()
@@ -89,7 +88,7 @@ class HFSampler:
         )
         known = self._recorder.of_group(len(ids_GT), num_prompt_tokens) if self._recorder else [None] * len(ids_GT)
         rollouts = tuple(
-            self._rollout(request.prompt, i, ids.cpu().numpy().astype(np.int32), logprobs.cpu().numpy(), known[i])
+            self._rollout(request, i, ids.cpu().numpy().astype(np.int32), logprobs.cpu().numpy(), known[i])
             for i, (ids, logprobs) in enumerate(zip(ids_GT, logprobs_GT, strict=True))
         )
         return RolloutGroup(request.prompt, rollouts)
@@ -109,17 +108,17 @@ class HFSampler:
         settings = GenerationConfig(
             do_sample=False, max_new_tokens=1, pad_token_id=self._folder.vocabulary.pad, return_dict_in_generate=True
         )
-        prefilled = self._model.generate(**self._inputs(request.prompt, ids_1P[:, :-1]), generation_config=settings)
+        prefilled = self._model.generate(**self._inputs(request.images, ids_1P[:, :-1]), generation_config=settings)
         cache = prefilled.past_key_values
         cache.reorder_cache(torch.zeros(request.num_samples, dtype=torch.int64, device=ids_1P.device))
         return {**inputs, "past_key_values": cache}
 
-    def _inputs(self, prompt: EncodedPrompt, ids_1P: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _inputs(self, images: Sequence[ImageRef], ids_1P: torch.Tensor) -> dict[str, torch.Tensor]:
         inputs = {"input_ids": ids_1P, "attention_mask": torch.ones_like(ids_1P)}
         if self._folder.family.vision and self._folder.images.multimodal_positions:
             inputs["mm_token_type_ids"] = (ids_1P == self._folder.image_token_id).int()
-        if prompt.images:
-            pixels, grids = zip(*[self._images(ref) for ref in prompt.images], strict=True)
+        if images:
+            pixels, grids = zip(*[self._images(ref) for ref in images], strict=True)
             joined = torch.cat(pixels).to(self._device, self._model.dtype)
             inputs |= self._folder.images.generate_inputs(joined, torch.stack(grids).to(self._device))
         return inputs
@@ -142,19 +141,19 @@ class HFSampler:
         )
 
     def _rollout(
-        self, prompt: EncodedPrompt, index: int, ids: IntArray, logprobs: FloatArray, known: IntArray | None
+        self, request: SamplingRequest, index: int, ids: IntArray, logprobs: FloatArray, known: IntArray | None
     ) -> Rollout:
         ends = np.flatnonzero(np.isin(ids, self._folder.vocabulary.eos))
         length = int(ends[0]) + 1 if len(ends) else len(ids)
         ids, logprobs = ids[:length], logprobs[:length].astype(np.float32)
-        return Rollout(
-            prompt=prompt,
-            segments=(Segment(ids, True, logprobs),),
-            index=index,
+        return continued(
+            request,
+            index,
+            Segment(ids, True, logprobs),
             text=self._folder.tokenizer.decode(ids, skip_special_tokens=True),
             finish_reason="stop" if len(ends) else "length",
             weight_version=self.weight_version,
-            experts=None if known is None else known[: len(prompt.token_ids) + length - 1],
+            experts=None if known is None else known[: len(request.token_ids) + length - 1],
         )
 
 

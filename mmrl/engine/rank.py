@@ -104,6 +104,7 @@ class RankEngine:
                 yield sampler
                 self.memory_bytes_max()  # before it sleeps
             finally:
+                sampler.leave()
                 if self._learner is not None:
                     sampler.sleep()
                 self._freed.give_back()
@@ -204,6 +205,7 @@ class RankEngine:
         config = self._config
         replicas = config.cluster.ranks // config.sampler.ranks_together
         records_experts = learns and config.learner.routing != "own"
+        environment = config.environment
         if config.sampler.name == "hf":
             return HFSampler(
                 self._folder,
@@ -217,11 +219,12 @@ class RankEngine:
             config.sampler,
             self._kind,
             dtype=self._precision,
-            max_images=max_images,
-            max_tokens=config.data.max_prompt_tokens + config.sampler.max_new_tokens,
+            max_images=max_images + (0 if environment is None else environment.max_images),
+            max_tokens=config.data.max_prompt_tokens + config.max_completion_tokens,
             num_sequences=math.ceil(config.trainer.prompts_per_step / replicas) * config.sampler.group_size,
             seed=config.trainer.seed,
             returns_experts=records_experts,
+            plays_episodes=environment is not None,
         )
         return VLLMSampler(self._folder, self._media, self._kind, arguments)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmrl.engine.family import FAMILIES
+from mmrl.engine.tiny_templates import chat_template
 
 SPECIAL_TOKENS = [
     "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
@@ -32,16 +33,6 @@ TILE_TOKENS = {
     "context_image_token": "<IMG_CONTEXT>",
     "video_token": "<video>",
 }
-
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
-    "{% if m['content'] is string %}{{ m['content'] }}"
-    "{% else %}{% for part in m['content'] %}"
-    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
-    "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +119,6 @@ EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**_EXPERTS, "mlp_only_layers": [], "decoder_sparse_step": 1},
 }
 """Mixtures of experts, in place of layers' MLPs."""
-
-
-def chat_template(family: str) -> str:
-    """A family's chat template."""
-    image = "<|vision_start|><|image_pad|><|vision_end|>"
-    return CHAT_TEMPLATE.replace(image, "<IMG_CONTEXT>\n") if family in TILED else CHAT_TEMPLATE
 
 
 def write_tokenizer(folder: Path, *, vision: bool, geometry: bool = False, family: str = "qwen2_5_vl") -> Any:

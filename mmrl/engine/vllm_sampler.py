@@ -13,6 +13,7 @@ import torch
 from mmrl.config.sections import SamplerConfig
 from mmrl.data.images import MediaStore
 from mmrl.engine import device
+from mmrl.engine.admissions import SteppingSampler, continued
 from mmrl.engine.encoding import unexpanded
 from mmrl.engine.family import Family
 from mmrl.engine.folder import ModelFolder
@@ -33,8 +34,11 @@ NO_VERSION = -1
 """In place of a version: the next sync sends the weights in any case."""
 
 
-class VLLMSampler:
-    """Implements ``engine_api.Sampler`` on one rank.
+class VLLMSampler(SteppingSampler):
+    """Implements ``engine_api.Sampler`` on one rank; a step is one of vLLM's engine.
+
+    A turn of an episode is a request of its own, of all tokens and images before it: vLLM has most of them in its
+    caches.
 
     Attributes:
         arguments: vLLM's arguments, as plain values.
@@ -46,11 +50,13 @@ class VLLMSampler:
     ) -> None:
         from vllm import LLM
 
+        super().__init__()
         self._folder, self._media = folder, media
         self._sleep_level = device.sleep_level(kind)
         self._packs_experts = device.packs_experts(kind)
         self._mixed_layers = mixed_layers(folder.config)
         self._request_ids = itertools.count()
+        self._pending: dict[str, tuple[int, SamplingRequest]] = {}
         self.weight_version = NO_VERSION
         self.arguments = {**arguments}
         if folder.family.vision:
@@ -103,25 +109,27 @@ class VLLMSampler:
             )
         self.weight_version = version
 
-    def generate(self, requests: Sequence[SamplingRequest]) -> Iterator[tuple[int, RolloutGroup]]:
-        engine = self._llm.llm_engine
-        pending: dict[str, int] = {}
-        try:
-            for index, request in enumerate(requests):
-                request_id = str(next(self._request_ids))
-                self._add(request_id, request)
-                pending[request_id] = index
-            while engine.has_unfinished_requests():
-                for output in engine.step():
-                    if output.finished:
-                        index = pending.pop(output.request_id)
-                        yield index, self._group(requests[index], output)
-        finally:
-            engine.abort_request(list(pending))
+    def drop(self) -> None:
+        super().drop()
+        self._llm.llm_engine.abort_request(list(self._pending))
+        self._pending.clear()
+
+    def _begin(self, ticket: int, request: SamplingRequest) -> None:
+        request_id = str(next(self._request_ids))
+        self._add(request_id, request)
+        self._pending[request_id] = ticket, request
+
+    def _advance(self) -> tuple[Sequence[tuple[int, RolloutGroup]], bool]:
+        found = list[tuple[int, RolloutGroup]]()
+        for output in self._llm.llm_engine.step():
+            if output.finished:
+                ticket, request = self._pending.pop(output.request_id)
+                found.append((ticket, self._group(request, output)))
+        return found, True
 
     def _add(self, request_id: str, request: SamplingRequest) -> None:
         """Enqueue a request; its images are read only if vLLM lacks the preprocessed form of one, by hash."""
-        add, refs = self._llm.llm_engine.add_request, request.prompt.images
+        add, refs = self._llm.llm_engine.add_request, request.images
         if refs and self.arguments["mm_processor_cache_gb"]:
             try:
                 add(request_id, self._prompt(request, [None] * len(refs)), self._params(request))
@@ -131,11 +139,11 @@ class VLLMSampler:
         add(request_id, self._prompt(request, [self._media.load(ref) for ref in refs]), self._params(request))
 
     def _prompt(self, request: SamplingRequest, images: Sequence[Any]) -> Any:
-        prompt = request.prompt
-        inputs: dict[str, Any] = {"prompt_token_ids": unexpanded(prompt, self._folder)}
-        if prompt.images:
+        refs = request.images
+        inputs: dict[str, Any] = {"prompt_token_ids": unexpanded(request.token_ids, refs, self._folder)}
+        if refs:
             inputs["multi_modal_data"] = {"image": images}
-            inputs["multi_modal_uuids"] = {"image": [ref.hash for ref in prompt.images]}
+            inputs["multi_modal_uuids"] = {"image": [ref.hash for ref in refs]}
         return inputs
 
     def _params(self, request: SamplingRequest) -> SamplingParams:
@@ -155,10 +163,11 @@ class VLLMSampler:
         )
 
     def _group(self, request: SamplingRequest, output: RequestOutput) -> RolloutGroup:
-        if not np.array_equal(output.prompt_token_ids, request.prompt.token_ids):
+        sent = request.token_ids
+        if not np.array_equal(output.prompt_token_ids, sent):
             raise NumericsError(
-                f"sampler and learner read the prompt as different tokens ({len(output.prompt_token_ids or ())} and "
-                f"{len(request.prompt.token_ids)})",
+                f"sampler and learner read the {'episode' if request.segments else 'prompt'} as different tokens "
+                f"({len(output.prompt_token_ids or ())} and {len(sent)})",
                 where=request.prompt.id,
                 remedy="report this with the model's name: its image processor is not followed exactly",
             )
@@ -169,10 +178,10 @@ class VLLMSampler:
         ids = np.array(completion.token_ids, np.int32)
         known = completion.routed_experts
         finish: FinishReason = "length" if completion.finish_reason == "length" else "stop"
-        return Rollout(
-            prompt=request.prompt,
-            segments=(Segment(ids, True, sampled_logprobs(completion.logprobs, ids)),),
-            index=completion.index,
+        return continued(
+            request,
+            completion.index,
+            Segment(ids, True, sampled_logprobs(completion.logprobs, ids)),
             text=self._folder.tokenizer.decode(ids, skip_special_tokens=True),
             finish_reason=finish,
             weight_version=self.weight_version,
@@ -191,14 +200,16 @@ def engine_arguments(
     num_sequences: int,
     seed: int,
     returns_experts: bool = False,
+    plays_episodes: bool = False,
 ) -> dict[str, Any]:
     """Arguments of vLLM's ``LLM``, the config's own in ``sampler.engine`` last.
 
     Args:
-        max_images: Most images in one prompt.
-        max_tokens: Longest prompt and completion together.
+        max_images: Most images in one prompt, or in one episode with its prompt.
+        max_tokens: Longest prompt and completion, or episode, together.
         num_sequences: Completions that a rank samples in a step.
         returns_experts: True if rollouts know their experts.
+        plays_episodes: True if an environment answers turns, at counted steps.
 
     Raises:
         ConfigError: ``sampler.engine`` holds a key that mmrl owns, or that vLLM does not know.
@@ -233,6 +244,8 @@ def engine_arguments(
     }
     if model_shape(folder.config).linear is not None and not arguments.get("enable_chunked_prefill", True):
         arguments["enable_prefix_caching"] = False  # vLLM caches states at the ends of chunks
+    if plays_episodes:
+        arguments["async_scheduling"] = False  # a step would return the tokens of the one before it
     if returns_experts:
         arguments["enable_return_routed_experts"] = True
     if folder.family.vision:

@@ -8,7 +8,9 @@ import numpy as np
 
 from mmrl.ops.credit import TOLERANCE, members_of, zero_signal_fraction
 from mmrl.ops.parity import Gap
-from mmrl.types import Batch, BoolArray, FloatArray
+from mmrl.types import Batch, BoolArray, FinishReason, FloatArray, Rollout
+
+_EPISODE_ENDS: tuple[FinishReason, ...] = ("environment", "turns", "length", "budget", "failed")
 
 
 def reward_metrics(batch: Batch, accuracy_of: str) -> dict[str, float]:
@@ -71,6 +73,35 @@ def refill_metrics(kept: Sequence[bool], rounds: int) -> dict[str, float]:
         "rollout/kept_groups": float(sum(kept)),
         "rollout/acceptance_rate": sum(kept) / len(kept),
         "rollout/rounds": float(rounds),
+    }
+
+
+def episode_metrics(rollouts: Sequence[Rollout], failed_calls: float | None) -> dict[str, float]:
+    """``episode/*`` of the episodes that were sampled, failed ones too; none without an environment.
+
+    - ``episode/turns_mean``: turns of the policy, answered or not; mean over episodes.
+    - ``episode/calls_mean``: tool calls that the policy wrote, also those that cannot be read; mean over episodes.
+    - ``episode/invalid_calls_fraction``: calls that cannot be read, of all calls; 0 without any.
+    - ``episode/observation_tokens_mean``: tokens between the policy's turns, marks of turns and image tokens included;
+      mean over episodes. The first observation is a part of the prompt.
+    - ``episode/finish_<reason>_fraction``: episodes that ended so, for each reason but ``stop``.
+    - ``episode/failed_calls_fraction``: calls of the environment that failed, of all its calls; see ``CallTally``.
+
+    Args:
+        failed_calls: The share of calls that failed; None leaves that metric out.
+    """
+    if not any(rollout.episode or rollout.failure for rollout in rollouts):
+        return {}
+    calls = [[call for played in rollout.episode for call in played.turn.calls] for rollout in rollouts]
+    errors = [bool(call.error) for of_one in calls for call in of_one]
+    ends = [rollout.finish_reason for rollout in rollouts]
+    return {
+        "episode/turns_mean": _mean(np.array([len(rollout.episode) for rollout in rollouts])),
+        "episode/calls_mean": _mean(np.array([len(of_one) for of_one in calls])),
+        "episode/invalid_calls_fraction": _mean(np.array(errors)),
+        "episode/observation_tokens_mean": _mean(np.array([(~rollout.mask).sum() for rollout in rollouts])),
+        **{f"episode/finish_{end}_fraction": ends.count(end) / len(ends) for end in _EPISODE_ENDS},
+        **({} if failed_calls is None else {"episode/failed_calls_fraction": failed_calls}),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -15,10 +15,14 @@ from mmrl.engine_api import Sampler, SamplingRequest
 from mmrl.errors import ConfigError, MMRLError, plugin_errors
 from mmrl.interfaces import Algorithm
 from mmrl.ops import metrics
+from mmrl.rollout.batch import batch_of, rollouts_of, weights_of, with_greedy
+from mmrl.rollout.episodes.failures import CallTally
+from mmrl.rollout.episodes.player import EpisodePlayer
+from mmrl.rollout.episodes.scoring import EpisodeScoring, score_episodes
 from mmrl.rollout.rewards.failures import Failure, Failures, describe
 from mmrl.rollout.rewards.scorer import Scorer, Scoring
 from mmrl.system.clock import Clock
-from mmrl.types import Batch, EncodedPrompt, FloatArray, Rollout, RolloutGroup, Sample, ScoredGroup
+from mmrl.types import Batch, EncodedPrompt, RolloutGroup, Sample, ScoredGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +34,14 @@ class SampledBatch:
         samples: The groups' rollouts, or demonstrations.
         batch: The same as one batch.
         failed: Share of the rollouts that each reward failed on, by its name.
+        failed_calls: Share of the calls that the environment failed in; None without one.
     """
 
     groups: Sequence[ScoredGroup]
     samples: Sequence[Sample]
     batch: Batch
     failed: Mapping[str, float] = field(default_factory=dict)
+    failed_calls: float | None = None
 
     @property
     def kept(self) -> list[ScoredGroup]:
@@ -91,16 +97,33 @@ class Evaluation:
     metrics: Mapping[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class _Sampling:
+    """A sampler, and what is counted while it samples for one step or evaluation.
+
+    Attributes:
+        calls: The environment's; None without one.
+    """
+
+    sampler: Sampler
+    clock: Clock
+    failures: Failures
+    calls: CallTally | None
+
+
 class Collector:
-    """Brings engine and scorer together.
+    """Brings engine, environment and scorer together.
 
     Args:
         progress: Called with a phase, the count so far and the total.
         penalties: Names of the components that are penalties.
-        event: Called with a kind and fields for each rollout that a reward failed on.
+        event: Called with a kind and fields for each rollout that a reward failed on, and for each episode that the
+            environment failed in.
+        player: Plays the episodes; None samples completions.
 
     Attributes:
         generated: Groups sampled since ``training_groups`` was last called, scored or not; without greedy rollouts.
+            The order of one round is that of its prompts once it is over.
     """
 
     def __init__(
@@ -112,8 +135,9 @@ class Collector:
         penalties: frozenset[str] = frozenset(),
         *,
         event: Callable[..., None],
+        player: EpisodePlayer | None = None,
     ) -> None:
-        self._config, self._engine = config, engine
+        self._config, self._engine, self._player = config, engine, player
         self._scorer, self._progress, self._penalties, self._event = scorer, progress, penalties, event
         self.generated: list[RolloutGroup] = []
 
@@ -131,29 +155,27 @@ class Collector:
             wanted: Groups to keep; there are fewer if the rounds do not suffice.
 
         Raises:
-            PluginError: ``Algorithm.select`` or a reward fails, or a reward hangs or crashes too often.
+            PluginError: ``Algorithm.select`` or a reward fails, or a reward or the environment fails too often.
         """
-        failures, self.generated = Failures(), []
+        self.generated = []
         needs = algorithm.needs()
         max_rounds = 1 + (needs.refill.max_rounds if needs.refill else 0)
         groups, left = list[ScoredGroup](), wanted
-        with self._sampling(clock) as sampler:
+        with self._sampling(clock) as sampling:
             for number in range(max_rounds):
                 if left <= 0:
                     break
                 with clock.phase("prompts"):
                     prompts = [replace(prompt, epoch=epoch) for epoch, prompt in draw(left)]
-                found = self._round(sampler, prompts, needs.greedy_rollout, clock, failures)
+                found = self._round(sampling, prompts, needs.greedy_rollout)
                 with clock.phase("credit"):
                     kept = select(algorithm, found) if needs.refill else [True] * len(found)
                 pairs = enumerate(zip(found, kept, strict=True))
                 groups += [replace(scored, kept=keep, place=(number, place)) for place, (scored, keep) in pairs]
                 left -= sum(kept)
-        return self.sampled(groups, failures.fractions(self._rewards))
-
-    def sampled(self, groups: Sequence[ScoredGroup], failed: Mapping[str, float]) -> SampledBatch:
-        """Some groups as a step's ``SampledBatch``."""
-        return SampledBatch(groups, rollouts_of(groups), self.batch(groups), failed)
+        failed_calls = None if sampling.calls is None else sampling.calls.failed_fraction
+        failed = sampling.failures.fractions(self._rewards)
+        return SampledBatch(groups, rollouts_of(groups), self.batch(groups), failed, failed_calls)
 
     def evaluate(
         self,
@@ -172,23 +194,26 @@ class Collector:
 
         Raises:
             ConfigError: The reward that tells right from wrong scores none of them.
-            PluginError: A reward fails, or hangs or crashes too often.
+            PluginError: A reward fails, or a reward or the environment fails too often.
         """
         decoding = Decoding.of(self._config) if decoding is None else decoding
         known = {} if known is None else known
         left = [prompt for prompt in prompts if prompt.id not in known]
         requests = [self._request(prompt, "eval/", decoding.num_samples, decoding.temperature) for prompt in left]
-        clock, failures = Clock(), Failures()
-        failures.expect(decoding.num_samples * (len(prompts) - len(left)))
         found: Sequence[ScoredGroup] = ()
+        failures, calls = Failures(), None
         if requests:
-            with self._sampling(clock) as sampler:
-                found = self._generate_and_score(sampler, requests, clock, failures, keep)
+            with self._sampling(Clock()) as sampling:
+                failures, calls = sampling.failures, sampling.calls
+                failures.expect(decoding.num_samples * (len(prompts) - len(left)))
+                found = self._generate_and_score(sampling, requests, "eval/", keep)
         groups = {**known, **{group.group.prompt.id: group for group in found}}
         ordered = [groups[prompt.id] for prompt in prompts]
         batch = self.batch(ordered)
         self._check_accuracy(batch)
         values = self.evaluation_metrics(batch) | metrics.failure_metrics("eval", failures.fractions(self._rewards))
+        episodes = metrics.episode_metrics(rollouts_of(ordered), None if calls is None else calls.failed_fraction)
+        values |= {f"eval/{name}": value for name, value in episodes.items()}
         return Evaluation(ordered, failures.since(0), values)
 
     def evaluation_metrics(self, batch: Batch) -> dict[str, float]:
@@ -213,8 +238,7 @@ class Collector:
 
     def batch(self, groups: Sequence[ScoredGroup]) -> Batch:
         """The groups' rollouts as one batch, without learner log-probs yet."""
-        weights = {reward.metric: reward.weight for reward in self._config.rewards}
-        return batch_of(groups, weights, self._penalties)
+        return batch_of(groups, weights_of(self._config), self._penalties)
 
     @property
     def accuracy_of(self) -> str:
@@ -228,20 +252,18 @@ class Collector:
 
     def _round(
         self,
-        sampler: Sampler,
+        sampling: _Sampling,
         prompts: Sequence[EncodedPrompt],
         needs_greedy: bool,
-        clock: Clock,
-        failures: Failures,
     ) -> list[ScoredGroup]:
         """One scored group for each prompt, in that order, each with its greedy rollout if that is wanted."""
         size, temperature = self._config.sampler.group_size, self._config.sampler.temperature
         requests = [self._request(prompt, "", size, temperature) for prompt in prompts]
         if not needs_greedy:
-            return self._generate_and_score(sampler, requests, clock, failures)
+            return self._generate_and_score(sampling, requests)
         # In the same call, so that both share the batch and the prompt's cached prefix.
         requests += [self._request(prompt, "greedy/", 1, 0.0) for prompt in prompts]
-        scored = self._generate_and_score(sampler, requests, clock, failures, num_groups=len(prompts))
+        scored = self._generate_and_score(sampling, requests, num_groups=len(prompts))
         return [with_greedy(*pair) for pair in zip(scored[: len(prompts)], scored[len(prompts) :], strict=True)]
 
     def _request(self, prompt: EncodedPrompt, namespace: str, num_samples: int, temperature: float) -> SamplingRequest:
@@ -250,28 +272,57 @@ class Collector:
         return SamplingRequest(prompt, num_samples, temperature, self._config.sampler.max_new_tokens, seed)
 
     @contextmanager
-    def _sampling(self, clock: Clock) -> Iterator[Sampler]:
+    def _sampling(self, clock: Clock) -> Iterator[_Sampling]:
         with ExitStack() as stack:
             with clock.phase("sync"):
                 sampler = stack.enter_context(self._engine.sampling())
-            yield sampler
+            yield _Sampling(sampler, clock, Failures(), None if self._player is None else self._player.tally())
+
+    @contextmanager
+    def _groups(
+        self, sampling: _Sampling, requests: Sequence[SamplingRequest], namespace: str
+    ) -> Iterator[Iterator[tuple[int, RolloutGroup]]]:
+        """Groups as they finish: completions, or episodes.
+
+        Episodes of a prompt have environments of one seed, the greedy one's too; ``namespace`` keeps evaluation apart.
+        """
+        if self._player is None:
+            yield sampling.sampler.generate(requests)
+            return
+        assert sampling.calls is not None
+        prompts = [request.prompt for request in requests]
+        seeds = [
+            request_seed(self._config.trainer.seed, prompt.epoch, f"{namespace}environment/{prompt.id}", 0)
+            for prompt in prompts
+        ]
+        played = self._player.play(sampling.sampler, requests, seeds, sampling.calls, sampling.clock, self._event)
+        with closing(played):
+            yield played
+
+    def _submit(self, group: RolloutGroup, failures: Failures) -> Scoring | EpisodeScoring:
+        """Score a group in the background."""
+        environment = self._config.environment
+        if environment is None:
+            return self._scorer.submit(group, failures)
+        return score_episodes(self._scorer, self._config.rewards, environment.weights, group, failures)
 
     def _generate_and_score(
         self,
-        sampler: Sampler,
+        sampling: _Sampling,
         requests: Sequence[SamplingRequest],
-        clock: Clock,
-        failures: Failures,
+        namespace: str = "",
         keep: Keep | None = None,
         *,
         num_groups: int | None = None,
     ) -> list[ScoredGroup]:
         """Scored groups in the order of their requests; those from ``num_groups`` on are greedy rollouts of others."""
         num_groups = len(requests) if num_groups is None else num_groups
+        clock, failures = sampling.clock, sampling.failures
         failures.expect(sum(request.num_samples for request in requests))
         known = len(failures.since(0))
-        scorings: dict[int, Scoring] = {}
-        unkept = list[int]()
+        scorings: dict[int, Scoring | EpisodeScoring] = {}
+        generated: dict[int, RolloutGroup] = {}
+        unkept, before = list[int](), list(self.generated)
 
         def result(index: int) -> ScoredGroup:
             scored = scorings[index].result()
@@ -282,14 +333,15 @@ class Collector:
             return scored
 
         try:
-            with clock.phase("generate"):
-                for index, group in sampler.generate(requests):
+            with clock.phase("generate"), self._groups(sampling, requests, namespace) as groups:
+                for index, group in groups:
                     clock.count("generate", sum(len(rollout.token_ids) for rollout in group.rollouts))
                     if index < num_groups:
+                        generated[index] = group
                         self.generated.append(group)
                     else:  # cannot be recorded without its group
                         group = replace(group, rollouts=tuple(replace(each, greedy=True) for each in group.rollouts))
-                    scorings[index] = self._scorer.submit(group, failures)
+                    scorings[index] = self._submit(group, failures)
                     self._progress("generate", len(scorings), len(requests))
                     unkept += [] if keep is None else [index]
                     for done in [each for each in unkept if scorings[each].done()]:
@@ -297,6 +349,7 @@ class Collector:
             with clock.phase("score"):
                 return [result(index) for index in range(len(requests))]
         finally:
+            self.generated = [*before, *(generated[index] for index in sorted(generated))]
             for done in [each for each in unkept if scorings[each].done()]:
                 with suppress(MMRLError):  # another error is raised already
                     result(done)
@@ -317,10 +370,6 @@ class Collector:
         )
 
 
-def rollouts_of(groups: Sequence[ScoredGroup]) -> list[Rollout]:
-    return [rollout for group in groups for rollout in group.rollouts]
-
-
 def sampled_metrics(found: SampledBatch, accuracy_of: str, *, refills: bool) -> dict[str, float]:
     """Metrics of all that a step sampled.
 
@@ -331,6 +380,7 @@ def sampled_metrics(found: SampledBatch, accuracy_of: str, *, refills: bool) -> 
     values = metrics.length_metrics(found.batch.masks, found.batch.truncated)
     values |= metrics.reward_metrics(found.batch, accuracy_of)
     values |= metrics.failure_metrics("reward", found.failed)
+    values |= metrics.episode_metrics(rollouts_of(found.groups), found.failed_calls)
     return values | (metrics.refill_metrics([group.kept for group in found.groups], found.rounds) if refills else {})
 
 
@@ -345,46 +395,3 @@ def select(algorithm: Algorithm, groups: Sequence[ScoredGroup]) -> list[bool]:
         if len(answer) != len(groups) or not all(isinstance(kept, bool | np.bool_) for kept in answer):
             raise ValueError(f"{len(groups)} groups need one bool each, not {answer!r:.200}")
     return [bool(kept) for kept in answer]
-
-
-def batch_of(
-    groups: Sequence[ScoredGroup], weights: Mapping[str, float], penalties: frozenset[str] = frozenset()
-) -> Batch:
-    """The groups' rollouts as one batch, without learner log-probs yet.
-
-    Args:
-        groups: At least one; all of them with a greedy rollout, or none.
-        weights: Factor of each component in the rewards; that of others is 0.
-        penalties: Names of the components that are penalties.
-    """
-    components = _components(groups)
-    rollouts = rollouts_of(groups)
-    sizes = [len(group.rollouts) for group in groups]
-    greedy = [group.greedy for group in groups if group.greedy is not None]
-    return Batch(
-        rewards=np.concatenate([group.rewards for group in groups]),
-        valid=np.concatenate([group.valid for group in groups]),
-        group_ids=np.repeat(np.arange(len(groups)), sizes),
-        masks=[rollout.mask for rollout in rollouts],
-        truncated=np.array([rollout.finish_reason == "length" for rollout in rollouts]),
-        components=components,
-        old_logprobs=None,
-        reference_logprobs=None,
-        sampler_logprobs=[rollout.sampler_logprobs for rollout in rollouts],
-        weights={**dict.fromkeys(components, 0.0), **weights},
-        penalties=penalties,
-        greedy_components={name: np.repeat(values, sizes) for name, values in _components(greedy).items()}
-        if greedy
-        else None,
-    )
-
-
-def _components(groups: Sequence[ScoredGroup]) -> dict[str, FloatArray]:
-    names = dict.fromkeys(name for group in groups for name in group.components)
-    return {name: np.concatenate([group.component(name) for group in groups]) for name in names}
-
-
-def with_greedy(scored: ScoredGroup, greedy: ScoredGroup) -> ScoredGroup:
-    """The group with its greedy rollout; without that one's score no rollout of the group can be credited."""
-    valid = scored.valid & greedy.valid[0]
-    return replace(scored, greedy=greedy, valid=valid, rewards=np.where(valid, scored.rewards, 0.0))

@@ -25,8 +25,3 @@ def excerpt(value: object, text: Callable[[object], str] = repr, limit: int = 20
     except Exception:
         shown = "(that cannot be shown)"
     return shown if len(shown) <= limit else shown[:limit] + "..."
-
-
-def printable(text: str) -> str:
-    """The text with escapes in place of all that a terminal would not print, line ends aside."""
-    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)

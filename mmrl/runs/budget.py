@@ -58,7 +58,7 @@ class Arithmetic:
             },
             "evaluations": 2 + (trainer.steps - 1) // trainer.eval_every if evaluates else 0,
             "completions_per_evaluation": self.evaluated * trainer.eval_samples,
-            "longest_sample": self.longest + sampler.max_new_tokens,
+            "longest_sample": self.longest + self.config.max_completion_tokens,
             "tokens_per_microbatch": learner.tokens_per_microbatch,
         }
 
@@ -159,7 +159,7 @@ def disk(config: Config, num_weights: int | None, lengths: Sequence[int], image_
     prompt_bytes = sum(lengths) / len(lengths) * _RECORD_BYTES_PER_PROMPT_TOKEN
     epochs = config.learner.epochs if config.learner.minibatches * config.learner.epochs > 1 else 0
     token_bytes = _RECORD_BYTES_PER_TOKEN + 2 * epochs * _RECORD_BYTES_PER_NUMBER
-    rollouts = int(completions * (sampler.max_new_tokens * token_bytes + prompt_bytes / sampler.group_size))
+    rollouts = int(completions * (config.max_completion_tokens * token_bytes + prompt_bytes / sampler.group_size))
     # One more than are kept: the oldest is removed after the newest is whole.
     kept = trainer.keep_checkpoints + 1 + (trainer.best_metric is not None)
     with_optimizer = {"all": kept, "last": 2, "none": 0}[trainer.save_optimizer]

@@ -20,6 +20,7 @@ from mmrl.plugin_host import registry
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
 from mmrl.runs.directory import RunDirectory, metrics_of
+from mmrl.runs.episodes import playing
 from mmrl.runs.inheritance import inherit
 from mmrl.runs.recorder import RUN_STATE, RunRecorder, best_scores, environment, prune, tracking
 from mmrl.runs.resumption import Change, changed_config, changed_fingerprints, fingerprints, plain_config, refuse
@@ -34,6 +35,7 @@ from mmrl.training.sources import REACHED
 
 if TYPE_CHECKING:
     from mmrl.rollout.collector import Collector
+    from mmrl.rollout.episodes.player import EpisodePlayer
 
 TELL_S = 5.0
 """Seconds to write down the reason why a process that hangs is ended."""
@@ -183,12 +185,13 @@ class TrainingRun:
                     self._tell("warning", message=warning)
                 if source is not None:
                     source.listen(lambda prompt, reason: directory.event("dropped", prompt=prompt, reason=reason))
+            player = stack.enter_context(playing(setup))
             self._console.lines(opening(config, setup, directory.path, self._begins()))
             self._fingerprints = self._fingerprints or fingerprints(setup)
             left = config.trainer.max_restarts
             while True:
                 try:
-                    self._attempt(scorer)
+                    self._attempt(scorer, player)
                     break
                 except (RankLostError, DeviceMemoryError) as error:
                     if isinstance(error, RankLostError):
@@ -222,7 +225,7 @@ class TrainingRun:
         for change in self._changes:
             self._console.line(f"changed, without effect: {change}")
 
-    def _attempt(self, scorer: Scorer) -> None:
+    def _attempt(self, scorer: Scorer, player: EpisodePlayer | None) -> None:
         """One engine from its start to its end."""
         from mmrl.cluster.launch import start_engine
         from mmrl.rollout.collector import Collector
@@ -263,7 +266,9 @@ class TrainingRun:
                 states = () if source else self._state.get("trackers", ())  # another run is not written on
                 trackers = stack.enter_context(tracking(config, directory, states))
                 recorder = RunRecorder(config, directory, trackers, self._console, engine, self._fingerprints)
-                collector = Collector(config, engine, scorer, recorder.progress, setup.penalties, event=recorder.event)
+                collector = Collector(
+                    config, engine, scorer, recorder.progress, setup.penalties, event=recorder.event, player=player
+                )
                 watchdog = Watchdog(
                     config.trainer.step_timeout_s,
                     lambda what: engine.abandon(self._overdue(collector, what)),

@@ -18,9 +18,11 @@ from mmrl.data.prompts import Part, Progress, PromptSource
 from mmrl.errors import ConfigError, DataError, plugin_errors
 from mmrl.interfaces import Algorithm, DatasetLoader, Needs, Plugin, Reward, RunFacts, served_needs
 from mmrl.plugin_host import registry
+from mmrl.rollout.episodes.process import EnvironmentFacts
+from mmrl.runs.episodes import checked_facts
 from mmrl.system.report import rows
 from mmrl.training.sources import SOURCES, Source
-from mmrl.types import Prompt
+from mmrl.types import ENVIRONMENT, Prompt
 
 if TYPE_CHECKING:
     from mmrl.engine.device import DeviceKind
@@ -147,11 +149,14 @@ class RunSetup:
             trust_remote_code=model.trust_remote_code,
             with_weights=self._with_weights,
         )
-        longest = self.config.data.max_prompt_tokens + self.config.sampler.max_new_tokens
+        longest = self.config.data.max_prompt_tokens + self.config.max_completion_tokens
         if longest > folder.max_tokens:
+            is_episode = self.config.environment is not None
+            limits = ", and limits of the environment: max_tokens, max_turns, max_observation_tokens" * is_episode
             raise ConfigError(
-                f"prompts and completions may take {longest} tokens, and the model reads {folder.max_tokens}",
-                where="data.max_prompt_tokens + sampler.max_new_tokens",
+                f"prompts and {'episodes' if is_episode else 'completions'} may take {longest} tokens, and the model "
+                f"reads {folder.max_tokens}",
+                where=f"data.max_prompt_tokens + sampler.max_new_tokens{limits}",
                 remedy="lower one of them",
             )
         if (error := refusal(folder.family, asked_features(self.config), None, None)) is not None:
@@ -175,7 +180,25 @@ class RunSetup:
     def encoder(self) -> Encoder:
         from mmrl.engine.encoding import Encoder
 
-        return Encoder(self.folder, self.media)
+        if (spec := self.config.environment) is None or self.environment is None:
+            return Encoder(self.folder, self.media)
+        return Encoder(
+            self.folder,
+            self.media,
+            tools=self.environment.tools,
+            observation_role=spec.observation_role,
+            tool_prompt=spec.tool_prompt,
+            keeps_images=True,
+        )
+
+    @cached_property
+    def environment(self) -> EnvironmentFacts | None:
+        """The environment's facts; None without one.
+
+        Raises:
+            MMRLError: It cannot be made, or does not go with the config.
+        """
+        return checked_facts(self.config)
 
     @cached_property
     def training(self) -> PromptSource:
@@ -243,8 +266,10 @@ class RunSetup:
 
     @property
     def max_images(self) -> int:
-        """Most images in one prompt."""
-        return max(source.max_images for source in (self.prompts, self.evaluation) if source is not None)
+        """Most images in one prompt, and in an episode's observations."""
+        spec = self.config.environment
+        in_prompts = max(source.max_images for source in (self.prompts, self.evaluation) if source is not None)
+        return in_prompts + (0 if spec is None or not self.folder.family.vision else spec.max_images)
 
     def engine_spec(self, algorithm: Algorithm, checkpoint: Path | None = None) -> EngineSpec:
         """The parts that the run's engine is made of.
@@ -303,13 +328,14 @@ class RunSetup:
 
     @property
     def _facts(self) -> RunFacts:
-        config = self.config
+        config, facts = self.config, self.environment
+        components = () if facts is None else (ENVIRONMENT, *facts.components)
         return RunFacts(
             group_size=config.sampler.group_size,
             prompts_per_step=config.trainer.prompts_per_step,
             max_new_tokens=config.sampler.max_new_tokens,
             updates_per_batch=config.learner.minibatches * config.learner.epochs,
-            rewards=tuple(dict.fromkeys(spec.metric for spec in config.rewards)),
+            rewards=(*dict.fromkeys(spec.metric for spec in config.rewards), *components),
             accuracy=config.accuracy,
         )
 
@@ -374,7 +400,7 @@ class RunSetup:
     def _check_scored(self, source: PromptSource) -> None:
         """Check that each row has a reward that scores it."""
         named = [reward.sources for reward in self.config.rewards]
-        if None in named:
+        if None in named or self.config.environment is not None:  # which scores every row
             return
         scored = {name for names in named if names is not None for name in names}
         if missing := sorted(source.sources.keys() - scored):
@@ -538,8 +564,9 @@ class RunSetup:
 
     def _check_rollouts(self, needs: Needs) -> None:
         name, needed = self.config.algorithm.name, needs.min_group_size
-        if not self.config.rewards:
-            raise ConfigError(f"algorithm {name!r} needs a reward", where="rewards", remedy="add one")
+        if not self.config.rewards and self.config.environment is None:
+            remedy = "add one, or an environment that rewards turns"
+            raise ConfigError(f"algorithm {name!r} needs a reward", where="rewards", remedy=remedy)
         if self.config.sampler.group_size < needed:
             raise ConfigError(
                 f"algorithm {name!r} compares the completions of a prompt and needs {needed} of them",

@@ -16,7 +16,8 @@ from mmrl.engine_api import PromptEncoder
 from mmrl.errors import MMRLError, NumericsError, plugin_errors
 from mmrl.interfaces import Algorithm
 from mmrl.ops import metrics
-from mmrl.rollout.collector import Collector, SampledBatch, rollouts_of, sampled_metrics
+from mmrl.rollout.batch import rollouts_of
+from mmrl.rollout.collector import Collector, SampledBatch, sampled_metrics
 from mmrl.rollout.records import group_records, read_groups
 from mmrl.system.clock import Clock
 from mmrl.training.updater import TrainBatch, UpdateRecorder, demonstrations_batch

@@ -297,7 +297,8 @@ class Trainer:
         if prompts is None:
             self._prompts.wait()  # both may read from one file
             prompts = self._evaluation.each(self._encoder.encode)
-            self._held_out = prompts if len(prompts) <= MAX_HELD_OUT else None
+            is_small = len(prompts) <= MAX_HELD_OUT and self._config.environment is None  # which is given raw images
+            self._held_out = prompts if is_small else None
         return dict(self._collector.evaluate(prompts).metrics)
 
     @contextmanager

@@ -104,7 +104,7 @@ class Parcel:
 
 
 class ArrayEngine:
-    """Implements ``Engine``, ``Sampler`` and ``Learner`` on one rank: everything is random arrays."""
+    """Implements ``Engine`` and ``Learner`` on one rank: everything is random arrays."""
 
     precision = "float32"
 
@@ -117,8 +117,10 @@ class ArrayEngine:
         return nullcontext()
 
     @contextmanager
-    def sampling(self) -> Iterator[ArrayEngine]:
-        yield self
+    def sampling(self) -> Iterator[Any]:
+        from made_groups import MadeGroups
+
+        yield MadeGroups(self._group)
 
     @contextmanager
     def learning(self) -> Iterator[ArrayEngine]:
@@ -127,18 +129,17 @@ class ArrayEngine:
     def memory_bytes_max(self) -> int:
         return 0
 
-    def generate(self, requests: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    def _group(self, request: Any) -> Any:
         from mmrl.types import Rollout, RolloutGroup, Segment
 
-        for index, request in enumerate(requests):
-            rollouts = []
-            for member in range(request.num_samples):
-                ids = self._rng.integers(0, VOCABULARY, COMPLETION, np.int32)
-                segment = Segment(ids, True, -self._rng.standard_exponential(COMPLETION, np.float32))
-                start = int(ids[0]) % len(self._text) // 2
-                text = self._text[start : start + COMPLETION * CHARACTERS]
-                rollouts.append(Rollout(request.prompt, (segment,), member, text, "length", self._updates))
-            yield index, RolloutGroup(request.prompt, tuple(rollouts))
+        rollouts = []
+        for member in range(request.num_samples):
+            ids = self._rng.integers(0, VOCABULARY, COMPLETION, np.int32)
+            segment = Segment(ids, True, -self._rng.standard_exponential(COMPLETION, np.float32))
+            start = int(ids[0]) % len(self._text) // 2
+            text = self._text[start : start + COMPLETION * CHARACTERS]
+            rollouts.append(Rollout(request.prompt, (segment,), member, text, "length", self._updates))
+        return RolloutGroup(request.prompt, tuple(rollouts))
 
     def logprobs(self, samples: Sequence[Any], *, packed: bool = True) -> list[Any]:
         return [sample.sampler_logprobs * np.float32(1 + 2**-22) for sample in samples]

@@ -87,7 +87,7 @@ def write_rows(path: Path, num_rows: int) -> None:
 
 
 class HalfFakeEngine:
-    """Implements ``Engine``, ``Sampler`` and ``Learner`` on one rank, around a ``RankEngine`` that has no sampler."""
+    """Implements ``Engine`` and ``Learner`` on one rank, around a ``RankEngine`` that has no sampler."""
 
     def __init__(self, engine: Any) -> None:
         self._engine, self._rng, self._updates = engine, np.random.default_rng(0), 0
@@ -96,24 +96,25 @@ class HalfFakeEngine:
         return getattr(self._engine, name)
 
     @contextmanager
-    def sampling(self) -> Iterator[HalfFakeEngine]:
-        yield self
+    def sampling(self) -> Iterator[Any]:
+        from made_groups import MadeGroups
+
+        yield MadeGroups(self._group)
 
     @contextmanager
     def learning(self) -> Iterator[HalfFakeEngine]:
         with self._engine.learning():
             yield self
 
-    def generate(self, requests: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    def _group(self, request: Any) -> Any:
         from mmrl.types import Rollout, RolloutGroup, Segment
 
-        for index, request in enumerate(requests):
-            rollouts = []
-            for member in range(request.num_samples):
-                ids = self._rng.integers(100, 250, COMPLETION, np.int32)  # no special token
-                segment = Segment(ids, True, -self._rng.standard_exponential(COMPLETION, np.float32))
-                rollouts.append(Rollout(request.prompt, (segment,), member, "abc", "length", self._updates))
-            yield index, RolloutGroup(request.prompt, tuple(rollouts))
+        rollouts = []
+        for member in range(request.num_samples):
+            ids = self._rng.integers(100, 250, COMPLETION, np.int32)  # no special token
+            segment = Segment(ids, True, -self._rng.standard_exponential(COMPLETION, np.float32))
+            rollouts.append(Rollout(request.prompt, (segment,), member, "abc", "length", self._updates))
+        return RolloutGroup(request.prompt, tuple(rollouts))
 
     def logprobs(self, samples: Sequence[Any], *, packed: bool = True) -> list[Any]:
         return [sample.sampler_logprobs * np.float32(1 + 2**-22) for sample in samples]

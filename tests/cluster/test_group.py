@@ -30,7 +30,7 @@ from mmrl.cluster.process import forget_shared_memory, forget_stale_builds, inte
 from mmrl.cluster.ranks import RankLocation
 from mmrl.cluster.worker import RankWorker
 from mmrl.data.images import ImageGrid, MediaStore
-from mmrl.engine_api import SamplingRequest, UpdateResult
+from mmrl.engine_api import Finished, Polled, SamplingRequest, UpdateResult
 from mmrl.errors import DataError, NumericsError, PluginError, RankLostError, ResourceError
 from mmrl.system.signals import Interruption, Stopped
 from mmrl.system.version import DISTRIBUTION, __version__
@@ -44,6 +44,7 @@ class FakeWorker:
         self.rank, self.faults = rank, faults
         self.calls: list[tuple[Any, ...]] = []
         self.seen: list[SamplingRequest] = []
+        self.submitted = 0
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         return lambda *args: None
@@ -55,15 +56,15 @@ class FakeWorker:
         return getattr(self, method)(*args)
 
     def submit(self, requests: Sequence[SamplingRequest]) -> None:
-        self.seen = list(requests)
-        self.order = iter(reversed(range(len(requests))))  # the last is finished first
+        first = self.submitted
+        self.seen, self.submitted = list(requests), first + len(requests)
+        self.order = iter([(first + i, requests[i]) for i in reversed(range(len(requests)))])  # the last is first
 
     def advance(self, answer: bool) -> Any:
-        position = next(self.order)
-        request = self.seen[position]
+        ticket, request = next(self.order)
         segment = Segment(np.array([request.seed], np.int32), True, np.zeros(1, np.float32))
         rollouts = tuple(Rollout(request.prompt, (segment,), i, "", "stop", 7) for i in range(request.num_samples))
-        return (position, RolloutGroup(request.prompt, rollouts)) if answer else None
+        return Polled([Finished(ticket, 0, 0, RolloutGroup(request.prompt, rollouts))]) if answer else None
 
     def logprobs(self, samples: Sequence[Sample], packed: bool) -> list[Any]:
         return [sample.token_ids * 10.0 + packed for sample in samples]

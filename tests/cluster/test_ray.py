@@ -54,15 +54,15 @@ class Faulty(GRPO):
         if self.here == "generation":
             from mmrl.engine.vllm_sampler import VLLMSampler
 
-            generate = VLLMSampler.generate
+            group, groups = VLLMSampler._group, []
 
-            def broken(sampler, requests):
-                for number, finished in enumerate(generate(sampler, requests)):
-                    if number:
-                        raise ValueError("broken in generation")
-                    yield finished
+            def broken(sampler, request, output):
+                if groups:
+                    raise ValueError("broken in generation")
+                groups.append(request)
+                return group(sampler, request, output)
 
-            VLLMSampler.generate = broken
+            VLLMSampler._group = broken
 
     def loss(self, tokens):
         if self.here == "update":

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mmrl.cluster.shipping import PackedArrays, PackedGroup, PackedRequests, PackedRows, PackedSamples
-from mmrl.engine_api import SamplingRequest
+from mmrl.engine_api import EAGER, SamplingRequest
 from mmrl.types import EncodedPrompt, ImageRef, Prompt, Rollout, RolloutGroup, Sample, Segment, TrainingRow
 
 
@@ -128,18 +128,39 @@ def test_requests_arrive_to_the_bit():
     assert len(buffers) == 1 and found[0].prompt is found[1].prompt
 
 
-def test_a_group_arrives_with_its_prompts_key_alone():
+def test_the_turns_of_episodes_arrive_to_the_bit_with_the_images_that_they_hold():
+    asked = prompt("a", 5, images=1)
+    shown = replace(segment(6, by_policy=False), images=prompt("b", 2, images=2).images, role="tool")
+    wrote = replace(segment(3, version=7), finish_reason="length")
+    requests = [
+        SamplingRequest(asked, 1, 1.0, 99, seed=1, segments=(wrote, shown), answered_after=8),
+        SamplingRequest(asked, 1, 1.0, 99, seed=2, answered_after=EAGER),
+    ]
+    found, buffers = sent(PackedRequests(requests))
+    assert_same(found, requests)
+    assert len(buffers) == 3
+    whole = Sample(asked, (wrote, shown, segment(2)))
+    assert_same(sent(PackedSamples([whole]))[0], [whole])
+    found_row = sent(PackedRows([TrainingRow(whole, 1.0, whole.mask, whole.sampler_logprobs, None, None)]))[0][0]
+    assert found_row.sample.all_images == asked.images + shown.images
+
+
+def test_a_group_arrives_with_its_prompts_key_and_its_new_segments_alone():
     asked = prompt("a", 1000, images=1)
-    parts = [(segment(3, version=5),), (segment(0),), (segment(2), segment(2, by_policy=False), segment(1))]
+    new = replace(segment(1, version=5), finish_reason="stop")
+    parts = [(segment(3, version=5),), (segment(0),), (segment(2), segment(2, by_policy=False), new)]
     members = tuple(
         Rollout(asked, own, place, "x" * place, "stop" if place else "length", 4, greedy=place == 2)
         for place, own in enumerate(parts)
     )
     found, buffers = sent(PackedGroup(asked, members))
     assert type(found) is RolloutGroup and found.prompt.key == asked.key and len(found.prompt.token_ids) == 0
-    assert sum(each.raw().nbytes for each in buffers) == 4 * 2 * 8
-    own = RolloutGroup(asked, tuple(replace(each, prompt=asked) for each in found.rollouts))
-    assert_same(own, RolloutGroup(asked, members))
+    assert sum(each.raw().nbytes for each in buffers) == 4 * 2 * 4
+    own = tuple(
+        replace(each, prompt=asked, segments=whole[:-1] + each.segments)
+        for each, whole in zip(found.rollouts, parts, strict=True)
+    )
+    assert_same(own, members)
 
 
 @pytest.mark.parametrize("lengths", [(), (0,), (3, 0, 2)])

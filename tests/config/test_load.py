@@ -213,6 +213,19 @@ def test_the_starter_config_loads_with_every_default(write) -> None:
     assert "  # Completions per prompt.\n  # group_size: 8\n" in text
 
 
+def test_a_starter_configs_environment_loads_with_its_comments_taken_away(write) -> None:
+    values = {"model": {"path": "m"}, "data": {"train": {"name": "rows"}}, "algorithm": {"name": "learn"}}
+    lines = starter(values).splitlines()
+    first = lines.index("# environment:")
+    length = lines[first:].index("")
+    lines[first : first + length] = [line.removeprefix("# ") for line in lines[first : first + length]]
+    text = "\n".join(lines).replace("<environment>", "game")
+    assert load(write(text)) == from_mapping({**values, "environment": {"name": "game"}})
+    assert "#   # Turns that the policy may take; an episode ends with its last one.\n#   max_turns: 8\n" in starter(
+        values
+    )
+
+
 def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
     path = write(
         "model: {dtype: float16}\n"
@@ -320,6 +333,21 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("trainer..seed=1", "not an override"),
         ("trainer.seed", "not an override"),
         ("--trainer.seed", "--trainer.seed needs a value"),
+        ("environment={name: game}", ""),
+        ("environment={tools: ['my.py:crop']}", ""),
+        ("environment=game", "environment should be a mapping such as {name: ...}, not 'game'"),
+        ("environment={max_turns: 3}", "environment.name is required"),
+        ("environment={name: game, max_turns: 0}", "environment.max_turns should be greater than or equal to 1"),
+        ("environment={name: game, max_images: -1}", "environment.max_images should be greater than or equal to 0"),
+        ("environment={name: game, scheduling: fast}", "possible: reproducible, eager"),
+        ("environment={name: game, observation_role: system}", "possible: auto, tool, user"),
+        ("environment={name: game, weights: {won: much}}", "environment.weights.won should be a number"),
+        ("environment={name: game, max_tokens: 99}", "less than one turn: sampler.max_new_tokens is 1024"),
+        (
+            "environment={name: game, max_tokens: 99, max_turn_tokens: 100}",
+            "environment.max_tokens is 99, less than one turn: environment.max_turn_tokens is 100",
+        ),
+        ("environment={name: game, max_tokens: 100, max_turn_tokens: 100}", ""),
         ("group_sise=4", "did you mean sampler.group_size?"),
         ("sampler.memory_fraction={a: 1}", "sampler.gpu_memory_utilization should be a number, not a mapping"),
     ],

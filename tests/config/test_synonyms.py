@@ -8,6 +8,7 @@ import pytest
 
 from mmrl.commands.cli import main
 from mmrl.config.load import from_mapping, load_config, to_yaml
+from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.config.sections import Config
 from mmrl.config.synonyms import _WORDS, spelled, synonym
 from mmrl.config.translation import Translation, _flat, translate
@@ -92,6 +93,9 @@ def failure(path: Path, *overrides: str) -> str:
         ("per_device_train_batch_size=2", "did you mean learner.tokens_per_microbatch? (counted in tokens"),
         ("algorithm.gamma=1", "mmrl trains no critic"),
         ("learner.lrr=1", "did you mean lr?"),
+        ("max_tool_calling_iterations=4", "did you mean environment.max_turns? (turns of the policy"),
+        ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=4", "did you mean environment.max_turns?"),
+        ("environment_factory=Game", "did you mean environment? ({name: path/to/file.py:Class}"),
     ],
 )  # fmt: skip
 def test_a_word_of_others_is_answered_with_ours(path: Path, override: str, hint: str) -> None:
@@ -120,6 +124,8 @@ def test_every_synonym_leads_to_a_key_that_exists() -> None:
         if plugin is not None:
             first = key[len(plugin) + 1 :].split(".")[0]
             assert first == "name" or first in options[plugin].model_fields or first in clips, key
+        elif section == "environment":
+            assert not name or name in EnvironmentSpec.model_fields, key
         elif section != "rewards" and name:
             assert name.split(".")[0] in Config.model_fields[section].annotation.model_fields, key
     assert synonym("n").key == "sampler.group_size"  # type: ignore[union-attr]

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mmrl.engine.encoding import special_tokens, unexpanded
+from mmrl.engine.chat_template import special_tokens
+from mmrl.engine.encoding import unexpanded
 from mmrl.engine.family import FAMILIES
 from mmrl.errors import DataError
 from mmrl.types import Message, Prompt
@@ -40,7 +41,7 @@ def test_unexpanded_is_the_inverse_of_expansion(family, bench):
     setting = bench(family)
     for prompt in setting.prompts:
         expected = setting.folder.tokenizer(prompt.text, add_special_tokens=False)["input_ids"]
-        assert unexpanded(prompt, setting.folder) == expected
+        assert unexpanded(prompt.token_ids, prompt.images, setting.folder) == expected
 
 
 @pytest.mark.parametrize("family", VISION)

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmrl.config.sections import Config
+from mmrl.engine.admissions import OneByOneSampler, continued
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import SamplingRequest, UpdateResult
 from mmrl.errors import MMRLError
@@ -31,12 +32,13 @@ LETTERS = "." + "abcdefghijklmno"
 POSITIONS = 6
 
 
-class FakeEngine:
+class FakeEngine(OneByOneSampler):
     """Implements ``Engine``, ``Sampler`` and ``Learner``; logits_PV over the letters at each position."""
 
     precision = "float32"
 
     def __init__(self, config: Config, algorithm: Algorithm, checkpoint: Path | None) -> None:
+        super().__init__()
         self._config, self._algorithm = config, algorithm
         generator = torch.Generator().manual_seed(7)
         self.logits_PV = torch.randn(POSITIONS, len(LETTERS), generator=generator, requires_grad=True)
@@ -48,7 +50,10 @@ class FakeEngine:
 
     @contextmanager
     def sampling(self) -> Iterator[FakeEngine]:
-        yield self
+        try:
+            yield self
+        finally:
+            self.leave()
 
     @contextmanager
     def learning(self) -> Iterator[FakeEngine]:
@@ -66,15 +71,17 @@ class FakeEngine:
     def close(self) -> None:
         return None
 
-    def generate(self, requests: Sequence[SamplingRequest]) -> Iterator[tuple[int, RolloutGroup]]:
+    def submit(self, requests: Sequence[SamplingRequest]) -> Sequence[int]:
         failpoints.reach("fake.generate")
+        return super().submit(requests)
+
+    def _group(self, request: SamplingRequest) -> RolloutGroup:
         logprobs_PV = torch.log_softmax(self.logits_PV.detach() / self._config.sampler.temperature, -1).numpy()
-        for index, request in enumerate(requests):
-            members = [self._rollout(request, member, logprobs_PV) for member in range(request.num_samples)]
-            yield index, RolloutGroup(request.prompt, tuple(members))
+        members = [self._rollout(request, member, logprobs_PV) for member in range(request.num_samples)]
+        return RolloutGroup(request.prompt, tuple(members))
 
     def _rollout(self, request: SamplingRequest, member: int, logprobs_PV: FloatArray) -> Rollout:
-        rng = np.random.default_rng([request.seed + member, len(request.prompt.token_ids)])
+        rng = np.random.default_rng([request.seed + member, len(request.token_ids)])
         ids: list[int] = []
         while len(ids) < request.max_new_tokens and 0 not in ids:
             weights = np.exp(logprobs_PV[len(ids) % POSITIONS].astype(np.float64))
@@ -84,7 +91,8 @@ class FakeEngine:
         segment = Segment(np.array(ids, np.int32), True, logprobs)
         text = "".join(LETTERS[i] for i in ids).rstrip(".")
         reason: Any = "stop" if 0 in ids else "length"
-        return Rollout(request.prompt, (segment,), member, text, reason, self.updates)
+        facts: dict[str, Any] = {"text": text, "finish_reason": reason, "weight_version": self.updates}
+        return continued(request, member, segment, **facts)
 
     def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[FloatArray]:
         with torch.no_grad():

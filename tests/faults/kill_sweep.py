@@ -31,6 +31,7 @@ from tests.faults.comparison import Watch, check_ledger, compare
 from tests.faults.harness import Blow, End, Nursery
 
 REWARDS = Path(__file__).with_name("letters.py")
+ENVIRONMENT = Path(__file__).with_name("slow_tools.py")
 ROWS = 10
 """Rows of data; no multiple of the prompts of a step, so that epochs begin within steps."""
 KEEP = 2
@@ -52,6 +53,23 @@ FAKE: Mapping[str, Mapping[str, Any]] = {
         "trainer": {"save_every": 3, "best_metric": "eval/accuracy", "best_is": "min", "eval_samples": 4},
     },
 }
+EPISODES: Mapping[str, Mapping[str, Any]] = {
+    "episodes": {  # a tool takes up to 0.3 s, in each run another time
+        "algorithm": {"name": "grpo", "kl": {"coef": 0.05}},
+        "environment": {
+            "name": f"{ENVIRONMENT}:SlowTools",
+            "longest_s": 0.3,
+            "max_turns": 3,
+            "max_turn_tokens": 4,
+            "max_observation_tokens": 80,
+            "latency_steps": 3,
+        },
+        "sampler": {"max_new_tokens": 12},
+        "learner": {"minibatches": 2},
+        "trainer": {"steps": 5, "save_every": 1, "eval_every": 3},
+    },
+}
+"""Runs of many turns, which take longer: their tools sleep."""
 REAL = {
     "algorithm": {"name": "grpo"},
     "rewards": [{"name": f"{REWARDS}:even"}],
@@ -237,7 +255,7 @@ def sweep_all(arguments: argparse.Namespace, folder: Path, rng: np.random.Genera
     sweeps = []
     with Nursery(folder, model) as nursery:
         fake = arguments.random or arguments.lines or arguments.signals or arguments.cold or not arguments.no_points
-        for name, sections in FAKE.items() if fake else ():
+        for name, sections in {**FAKE, **EPISODES}.items() if fake else ():
             sweeps.append(Sweep(nursery, write_config(folder, model, name, sections)))
             sweeps[-1].begin()
         for sweep in sweeps if not arguments.no_points else ():

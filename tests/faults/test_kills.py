@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mmrl.rollout.records import read_rollouts
 from tests.faults.comparison import metrics
 from tests.faults.harness import Blow, Nursery
-from tests.faults.kill_sweep import FAKE, REAL, Sweep, random_kills, write_config
+from tests.faults.kill_sweep import EPISODES, FAKE, REAL, Sweep, random_kills, write_config
 
 SAVING = {"checkpoint.begin", "save.shard", "save.part", "save.state", "checkpoint.filled", "checkpoint.sealed",
           "checkpoint.renamed", "checkpoint.pruning", "directory.replacing",
@@ -90,6 +91,22 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(sweeps: dict[str, Sw
     best = max(found, key=found.__getitem__)
     assert best == max(found), "the last evaluation must be the best for this test"
     assert (run / "checkpoints" / "best").readlink() == Path(f"step-{best:06d}")
+
+
+@pytest.mark.full
+def test_episodes_repeat_whatever_their_tools_take_also_after_four_kills(
+    tmp_path: Path, models: Callable[[str], Path]
+) -> None:
+    with Nursery(tmp_path, models("qwen2")) as nursery:
+        sweep = Sweep(nursery, write_config(tmp_path, models("qwen2"), "episodes", EPISODES["episodes"]))
+        sweep.begin()
+        assert not sweep.failures, "\n".join(sweep.failures)
+        played = [rollout.rollout.episode for rollout in read_rollouts(sweep.unbroken)]
+        assert {len(turns) for turns in played} > {1, 3} and any(turns[-1].done for turns in played)
+        assert {turn.finished - turn.began for turns in played for turn in turns} >= {1, 4}
+        points = (("rollouts.begin", 1), ("checkpoint.renamed", 2), ("rollouts.renamed", 1))
+        blows = [Blow(at=("point", *point)) for point in points]
+        assert check(sweep, *blows, Blow(at=("s", 0.2 * sweep.seconds))) == 4
 
 
 @pytest.mark.slow

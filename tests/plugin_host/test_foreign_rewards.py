@@ -25,7 +25,7 @@ from mmrl.ops.credit import shaped_rewards
 from mmrl.ops.metrics import evaluation_metrics, reward_metrics
 from mmrl.plugin_host.foreign_rewards import adapt
 from mmrl.plugin_host.registry import create, given, options_class
-from mmrl.rollout.collector import batch_of
+from mmrl.rollout.batch import batch_of
 from mmrl.rollout.records import group_records, read_groups
 from mmrl.rollout.rewards.failures import RewardError
 from mmrl.rollout.rewards.scorer import Scorer

@@ -23,18 +23,21 @@ from tests.faults.fake_engine import FakeEngine
 from tests.faults.runs import fake
 
 folder, model, config, holding = *map(Path, sys.argv[1:4]), sys.argv[4]
-generate, steps = FakeEngine.generate, []
+submit, group, steps = FakeEngine.submit, FakeEngine._group, []
 
-def generate_and_hang(self, requests):
-    steps.append(requests)
-    for number, each in enumerate(generate(self, requests)):
-        if len(steps) == 2 and number == 2:
-            if holding == "lock":  # as if a write to a dead file system held it
-                RunDirectory._append = lambda *args: time.sleep(90)
-            time.sleep(90)
-        yield each
+def submit_and_count(self, requests):
+    steps.append([])
+    return submit(self, requests)
 
-FakeEngine.generate = generate_and_hang
+def group_or_hang(self, request):
+    if len(steps) == 2 and len(steps[1]) == 2:
+        if holding == "lock":  # as if a write to a dead file system held it
+            RunDirectory._append = lambda *args: time.sleep(90)
+        time.sleep(90)
+    steps[-1].append(request)
+    return group(self, request)
+
+FakeEngine.submit, FakeEngine._group = submit_and_count, group_or_hang
 with fake(folder, model) as runs:
     runs.train(config)
 """

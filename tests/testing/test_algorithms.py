@@ -10,7 +10,7 @@ from mmrl.errors import ConfigError, PluginError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, PluginConfig, Refill
 from mmrl.ops.credit import group_advantages
 from mmrl.policy_gradient import PolicyGradient
-from mmrl.rollout.collector import batch_of
+from mmrl.rollout.batch import batch_of
 from mmrl.runs.setup import RunSetup
 from mmrl.testing import check_algorithm, make_rollouts, replay
 from mmrl.testing.rollouts import scored_groups

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import pytest
 from mmrl.config.load import from_mapping
 from mmrl.config.plugin_specs import RewardSpec
 from mmrl.data.prompts import Part, PromptOrder, PromptSource
+from mmrl.engine.admissions import OneByOneSampler
 from mmrl.engine_api import SamplingRequest, UpdateResult
 from mmrl.errors import ConfigError, DataError, NumericsError, PluginError, ResourceError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, Refill
@@ -49,7 +51,7 @@ PEAK, FLOPS = 1e9, 12_345
 
 
 @dataclass
-class FakeEngine:
+class FakeEngine(OneByOneSampler):
     """Samples by seed; its learner's log-probs are the sampler's plus ``gap``, and plus ``split`` one by one.
 
     They grow by ``learns`` with every update. Groups finish in an order of ``finish``'s own.
@@ -66,21 +68,34 @@ class FakeEngine:
     requests: list[SamplingRequest] = field(default_factory=list)
     updates: list[list[Any]] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        super().__init__()
+
     @contextmanager
     def sampling(self) -> Iterator[FakeEngine]:
         self.verbs.append("sampling")
-        yield self
+        try:
+            yield self
+        finally:
+            self.leave()
 
     @contextmanager
     def learning(self) -> Iterator[FakeEngine]:
         self.verbs.append("learning")
         yield self
 
-    def generate(self, requests: Sequence[SamplingRequest]) -> Iterator[tuple[int, RolloutGroup]]:
+    def submit(self, requests: Sequence[SamplingRequest]) -> Sequence[int]:
         self.requests += requests
-        for index in np.random.default_rng(self.finish).permutation(len(requests)).tolist():
-            members = range(requests[index].num_samples)
-            yield index, RolloutGroup(requests[index].prompt, tuple(self._rollout(requests[index], i) for i in members))
+        self._order = np.random.default_rng(self.finish).permutation(len(requests)).tolist()
+        return super().submit(requests)
+
+    def _advance(self) -> tuple[Sequence[tuple[int, RolloutGroup]], bool]:
+        if len(self._batch) == len(self._order):
+            self._batch = deque(self._batch[place] for place in self._order)
+        return super()._advance()
+
+    def _group(self, request: SamplingRequest) -> RolloutGroup:
+        return RolloutGroup(request.prompt, tuple(self._rollout(request, i) for i in range(request.num_samples)))
 
     def _rollout(self, request: SamplingRequest, member: int) -> Rollout:
         rng = np.random.default_rng(request.seed + member)
@@ -378,15 +393,13 @@ def test_a_run_is_the_same_whether_its_prompts_were_prepared_or_not(run, monkeyp
 def test_a_step_waits_for_slow_rewards_only_as_long_as_they_take_beyond_generation(run, tmp_path, monkeypatch):
     path = tmp_path / "rewards.py"
     path.write_text("import time\n\ndef slow(rollouts):\n    time.sleep(0.2)\n    return [1.0] * len(rollouts)\n")
-    generate = FakeEngine.generate
+    group = FakeEngine._group
 
-    def slowly(self: FakeEngine, requests: Any) -> Any:
-        for found in generate(self, requests):
-            time.sleep(0.25)  # before each group, and after the last
-            yield found
-        time.sleep(0.25)
+    def slowly(self: FakeEngine, request: Any) -> Any:
+        time.sleep(0.3)
+        return group(self, request)
 
-    monkeypatch.setattr(FakeEngine, "generate", slowly)
+    monkeypatch.setattr(FakeEngine, "_group", slowly)
     name = f"{path}:slow"
     with Scorer([RewardSpec(name=name)], workers=1) as scorer:
         done = run(scorer=scorer, rewards=[{"name": name}], trainer={"steps": 2, "prompts_per_step": 4}).fit()

@@ -15,17 +15,20 @@ from typing import Any, cast
 import numpy as np
 
 from mmrl.commands.check.answers import try_rewards
+from mmrl.commands.check.episodes import walk
 from mmrl.commands.check.profile import Profile, profile
 from mmrl.commands.check.references import check_references
 from mmrl.config.sections import Config, is_component
 from mmrl.data.images import normalise
+from mmrl.data.order import request_seed
 from mmrl.data.prompts import Progress, PromptSource
-from mmrl.errors import DataError, MMRLError
+from mmrl.errors import DataError, MMRLError, PluginError
 from mmrl.interfaces import Reward
 from mmrl.plugin_host import registry
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.budget import Arithmetic, disk
 from mmrl.runs.directory import check_place
+from mmrl.runs.episodes import playing
 from mmrl.runs.setup import RunSetup
 from mmrl.runs.summary import SHOWN_ROWS, kept_rows
 from mmrl.system.console import Console
@@ -42,6 +45,11 @@ ENCODED = 32
 DECODING_S = 10.0
 """Seconds for decoding the images of further rows of a dataset."""
 _SHOWN_CHARACTERS = 4000
+_TOOL_PROMPTS = {
+    "template": "the model's chat template",
+    "text": "a text in the system turn",
+    "none": "nothing in the prompt",
+}
 
 
 def examine(config: Config, media_folder: Path) -> Report:
@@ -83,7 +91,7 @@ class _Examination:
             for part in (partial(self._dataset, "train"), partial(self._dataset, "eval"), self._both):
                 with self.report.guarded():
                     part()
-            for part in (self._samples, self._batches):
+            for part in (self._samples, self._episodes, self._batches):
                 if "train" in self._profiles:
                     with self.report.guarded():
                         part()
@@ -255,6 +263,37 @@ class _Examination:
                     if scorer is not None:
                         trials.append(self._try_rewards(scorer, chain([first], prompts)))
                         self.report.data["trials"] = trials
+
+    def _episodes(self) -> None:
+        """Show how observations reach the policy, and play a prompt by scripts in the environment."""
+        if (spec := self.config.environment) is None or not self.setup.with_sampler:
+            return
+        facts, encoder, folder = self.setup.environment, self.setup.encoder, self.setup.folder
+        assert facts is not None
+        ways = encoder.ways_of_observations(images=spec.max_images > 0)
+        names = [tool["function"]["name"] for tool in facts.tools]
+        shown = f"{', '.join(names)}, by {_TOOL_PROMPTS[encoder.tools_by]}" if names else "none"
+        lines = [f"tools: {shown}", *(f"observations with {kind}: as {role} messages" for kind, role in ways.items())]
+        lines[-1] += "; what is appended is what the chat template writes for the whole conversation"
+        data: dict[str, Any] = {"tools": names, "tool_prompt": encoder.tools_by, "roles": dict(ways)}
+        self.report.add("episodes", data, lines)
+        made = (self.setup.training.attempt(place, encoder.encode) for place in range(len(self.setup.training)))
+        prompt = next(prompt for prompt in made if prompt is not None)
+        seed = request_seed(self.config.trainer.seed, 0, f"environment/{prompt.id}", 0)
+        with playing(self.setup) as player:
+            assert player is not None
+            walks = walk(player, facts.tools, folder, prompt, seed)
+            data["prompt"], data["scripts"] = prompt.id, [each.data() for each in walks]
+            self.report.show(
+                "", [f"{prompt.id}, played by scripts in place of the policy; lines of its own are marked:"]
+            )
+            for place, each in enumerate(walks):
+                self.report.show("", list(each.lines(player, with_prompt=not place)))
+        for each in walks:
+            if each.rollout.failure:
+                what = f"the environment {each.rollout.failure}"
+                where = f"environment: {spec.name}, script {each.script.kind!r}"
+                self._note(PluginError(what, where=where, remedy="correct the environment"))
 
     def _show(self, prompt: EncodedPrompt) -> dict[str, Any]:
         rendered = prompt.text if len(prompt.text) <= _SHOWN_CHARACTERS else prompt.text[:_SHOWN_CHARACTERS] + "..."

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from mmrl.commands.eval.episodes import episode_estimates
 from mmrl.ops.credit import TOLERANCE
 from mmrl.ops.estimation import Estimate, majority_at_k, mean_estimate, pass_at_k, score_estimate
 from mmrl.types import Batch, BoolArray, FloatArray, ScoredGroup
@@ -23,6 +24,7 @@ def estimates(
       the number of completions. A completion is right if its value of the component is at least 1. The mean is over
       the prompts with at least k scored completions.
     - ``eval/<name>_majority@<k>``: likewise ``majority_at_k``, for each component whose reward reads answers.
+    - ``eval/episode/*``: see ``episode_estimates``.
 
     Args:
         batch: The groups as one.
@@ -43,7 +45,7 @@ def estimates(
     if num_samples > 1:
         for k in sample_sizes(num_samples):
             found |= dict(_at_k(groups, batch.penalties, k))
-    return found
+    return found | episode_estimates(groups)
 
 
 def rewards_by_metric(batch: Batch, accuracy_of: str) -> dict[str, FloatArray]:

@@ -16,6 +16,7 @@ from mmrl.cluster.process import prepare_process
 from mmrl.commands.eval.estimates import Estimates, differences, estimates, rewards_by_metric
 from mmrl.commands.eval.output import OutputFolder, Samples
 from mmrl.commands.eval.results import Ablation, Results
+from mmrl.config.plugin_specs import Kind, PluginSpec
 from mmrl.config.sections import Config
 from mmrl.engine_api import Engine, Sampler
 from mmrl.errors import ConfigError, ResourceError
@@ -23,6 +24,7 @@ from mmrl.plugin_host.registry import locate
 from mmrl.rollout.collector import Collector, Decoding, Evaluation
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.checkpoints import Checkpoint
+from mmrl.runs.episodes import playing
 from mmrl.runs.setup import RunSetup
 from mmrl.system.console import Console, visible
 from mmrl.system.redaction import Redactor
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from mmrl.engine.folder import ModelFolder
 
 _NOT_RESULTS = {"timeout_s", "on_error", "workers"}
-"""Settings of rewards that do not change the value of a score."""
+"""Settings of rewards and environments that do not change a score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,8 @@ def evaluate(
         engine = _OnDemand(config, setup, interruption, stack)
         console = Console(len(prompts), sys.stderr)
         stack.callback(console.close)
-        collector = Collector(config, engine, scorer, console.progress, penalties, event=_show)
+        player = stack.enter_context(playing(setup))
+        collector = Collector(config, engine, scorer, console.progress, penalties, event=_show, player=player)
 
         def run(prompts: Sequence[EncodedPrompt], name: str) -> Evaluation:
             if output is None:
@@ -200,6 +203,7 @@ def _decided(config: Config, options: Options) -> tuple[Config, Decoding]:
 def _settings(config: Config, decoding: Decoding, options: Options, precision: str) -> dict[str, Any]:
     """Settings that the completions depend on, without files' content."""
     assert config.data.eval is not None
+    environment = {} if config.environment is None else {"environment": _as_decided(config.environment, "environment")}
     return {
         "mmrl": __version__,
         "dataset": config.data.eval.source,
@@ -214,16 +218,19 @@ def _settings(config: Config, decoding: Decoding, options: Options, precision: s
         "min_pixels": config.data.min_pixels,
         "max_pixels": config.data.max_pixels,
         "accuracy": config.accuracy,
+        **environment,
     }
 
 
 def _rewards(config: Config) -> list[dict[str, Any]]:
-    """Everything that decides about scores: options, and the version of each reward's package or file."""
-    plain = [(spec.model_dump(mode="json"), locate("reward", spec.name)) for spec in config.rewards]
-    return [
-        {key: value for key, value in spec.items() if key not in _NOT_RESULTS} | {"version": found.version}
-        for spec, found in plain
-    ]
+    """Everything that decides about scores."""
+    return [_as_decided(spec, "reward") for spec in config.rewards]
+
+
+def _as_decided(spec: PluginSpec, kind: Kind) -> dict[str, Any]:
+    """A plugin's options that change results, and the version of its package or file."""
+    options = {key: value for key, value in spec.model_dump(mode="json").items() if key not in _NOT_RESULTS}
+    return options | {"version": locate(kind, spec.name).version}
 
 
 def _weights(folder: ModelFolder) -> str:

@@ -93,8 +93,8 @@ class OutputFolder:
 class Samples:
     """A file of scored groups, each of them a line per completion.
 
-    An existing file is read, without half a line or half a group at its end; groups in which a reward had failed are
-    sampled and scored again.
+    An existing file is read, without half a line or half a group at its end; groups in which a reward or an environment
+    had failed are sampled and scored again.
 
     Args:
         prompts: The evaluation's prompts, in order.
@@ -146,7 +146,8 @@ class Samples:
     def _whole_groups(self, num_samples: int) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         for name, members in groupby(read_records(self._path), lambda record: record["prompt_id"]):
             records = list(members)
-            if len(records) == num_samples and name in self._places and not any(each["failed"] for each in records):
+            failed = any(each["failed"] or each.get("failure") for each in records)
+            if len(records) == num_samples and name in self._places and not failed:
                 yield name, records
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mmrl.commands.eval.episodes import REASONS, SECTION
 from mmrl.commands.eval.estimates import Estimates
 from mmrl.ops.estimation import Estimate
 from mmrl.runs.checkpoints import Checkpoint
@@ -85,6 +86,9 @@ class Results:
         rewards = _rewards(self.metrics)
         yield ""
         yield from table(self._rows(rewards), "<>")
+        if rows := self._episode_rows():
+            yield ""
+            yield from table(rows, "<>")
         for title, what in (("pass@k", "pass"), ("majority@k", "majority")):
             if rows := _at_k(self.metrics, title, what):
                 yield ""
@@ -106,14 +110,33 @@ class Results:
         if notes:
             yield f"note    {', '.join(notes)}"
 
+    def _by_source(self) -> list[tuple[str, int, Estimates]]:
+        """Each source, and all of them if there are several."""
+        everything = [("all", self.counts["prompts"], self.metrics)] if len(self.sources) > 1 else []
+        return [*((name, *found) for name, found in self.sources.items()), *everything]
+
+    def _episode_rows(self) -> list[list[str]]:
+        """Turns, calls, and what ended episodes; none without an environment."""
+        ends = [f"finish_{reason}_fraction" for reason in REASONS]
+        names = [
+            *("turns_mean", "calls_mean", "invalid_calls_fraction", "observation_tokens_mean"),
+            *(name for name in ends if (found := self.metrics.get(SECTION + name)) is not None and found.value > 0),
+        ]
+        if SECTION + names[0] not in self.metrics:
+            return []
+        titles = [re.sub("^finish_|_(mean|fraction)$", "", name).replace("_", " ") for name in names]
+        return [
+            ["episodes", *titles],
+            *([name, *(_shown(of.get(SECTION + each)) for each in names)] for name, _, of in self._by_source()),
+        ]
+
     def _rows(self, rewards: Sequence[str]) -> list[list[str]]:
         accuracy = self.settings["accuracy"]
         titles = [f"{name}*" if name == accuracy else name for name in map(_short, rewards)]
-        everything = [("all", self.counts["prompts"], self.metrics)] if len(self.sources) > 1 else []
-        lines = [*((name, *found) for name, found in self.sources.items()), *everything]
         columns = [*rewards, *_LENGTHS.values()]
         shown = [
-            [name, str(prompts), *(_shown(metrics.get(each)) for each in columns)] for name, prompts, metrics in lines
+            [name, str(prompts), *(_shown(metrics.get(each)) for each in columns)]
+            for name, prompts, metrics in self._by_source()
         ]
         return [["source", "prompts", *titles, *_LENGTHS], *shown]
 
@@ -124,7 +147,7 @@ _NOTES = {"unscored": "completions unscored", "dropped": "rows dropped"}
 def _rewards(metrics: Estimates) -> list[str]:
     """The components' means, and that of their sum where there are several."""
     aside = (_SUM, *_LENGTHS.values())
-    found = [name for name in metrics if name.endswith("_mean") and name not in aside]
+    found = [name for name in metrics if name.endswith("_mean") and name not in aside and not name.startswith(SECTION)]
     return [*found, _SUM] if sum(name.count("/") == 1 for name in found) > 1 else found
 
 

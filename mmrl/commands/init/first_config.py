@@ -104,6 +104,7 @@ def _plugins(values: Mapping[str, Any]) -> list[tuple[str, Kind, Mapping[str, An
     data = values["data"]
     found += [(f"data.{name}", "dataset", data[name]) for name in ("train", "eval") if data.get(name)]
     found += [(f"data.mix.{index}", "dataset", entry) for index, entry in enumerate(data.get("mix", ()))]
+    found += [("environment", "environment", values["environment"])] if values.get("environment") else []
     for kind, section in _LISTS.items():
         found += [(f"{section}.{index}", kind, entry) for index, entry in enumerate(values.get(section, ()))]
     return found

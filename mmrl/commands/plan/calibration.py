@@ -14,7 +14,7 @@ from mmrl.commands.plan.workload import Workload
 from mmrl.config.sections import ClusterConfig, Config
 from mmrl.engine_api import Engine, SamplingRequest
 from mmrl.ops.cost import ModelShape, Training
-from mmrl.rollout.collector import batch_of, rollouts_of
+from mmrl.rollout.batch import batch_of, rollouts_of, weights_of
 from mmrl.runs.setup import RunSetup
 from mmrl.system.clock import Clock
 from mmrl.system.signals import Interruption
@@ -124,8 +124,7 @@ def _step(config: Config, setup: RunSetup, engine: Engine, prompts: Sequence[Enc
                 groups = dict(sampler.generate([_request(config, prompt) for prompt in prompts]))
         greedy = setup.algorithm.needs().greedy_rollout
         scored = [_scored(config, groups[index], greedy=greedy) for index in range(len(prompts))]
-        weights = {spec.metric: spec.weight for spec in config.rewards}
-        train = TrainBatch(rollouts_of(scored), batch_of(scored, weights, setup.penalties), scored)
+        train = TrainBatch(rollouts_of(scored), batch_of(scored, weights_of(config), setup.penalties), scored)
     else:
         samples = [setup.encoder.demonstrate(prompt) for prompt in prompts]
         train = TrainBatch(samples, demonstrations_batch(samples))

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus", type=int, metavar="N", help=text)
     text = "of the GPU of each rank; by default the one here"
     parser.add_argument("--memory", type=_positive, metavar="GB", help=text)
-    text = "assumed of every completion; by default sampler.max_new_tokens"
+    text = "assumed after every prompt, observations included; by default the longest allowed"
     parser.add_argument("--completion-tokens", type=int, metavar="N", help=text)
     text = "load the model on the device here, take three small steps, and estimate the seconds of a whole one"
     parser.add_argument("--measure", action="store_true", help=text)
@@ -40,11 +40,13 @@ def run(arguments: argparse.Namespace) -> int:
     from mmrl.commands.plan.forecast import Assumptions, forecast
 
     gpus, memory, tokens = arguments.gpus, arguments.memory, arguments.completion_tokens
-    if tokens is not None and not 0 < tokens <= config.sampler.max_new_tokens:
+    most = config.max_completion_tokens
+    if tokens is not None and not 0 < tokens <= most:
+        limit = "sampler.max_new_tokens" if config.environment is None else "the limits of an episode"
         raise ConfigError(
             f"completions cannot have {tokens} tokens",
             where="--completion-tokens",
-            possible=f"1 to sampler.max_new_tokens: {config.sampler.max_new_tokens}",
+            possible=f"1 to {limit}: {most}",
         )
     if arguments.measure and memory is not None:
         raise ConfigError("--measure is for the device that is here", where="--memory", remedy="leave one of them out")

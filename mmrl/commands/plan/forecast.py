@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from mmrl.commands.plan.calibration import calibrate, estimate
+from mmrl.commands.plan.episodes import limit_lines, limits, longest_episode, observed_grids
 from mmrl.commands.plan.footprint import KINDS, PHASES, Footprint, PlannedModel, bound
 from mmrl.commands.plan.proposal import propose
-from mmrl.commands.plan.workload import Example, Workload, workload
+from mmrl.commands.plan.workload import Example, Grid, Workload, workload
 from mmrl.config.sections import Config
 from mmrl.data.images import normalised_size
 from mmrl.data.prompts import PromptSource
@@ -130,14 +131,22 @@ class _Forecast:
     def _longest_example(self) -> Example:
         """The longest prompt allowed; most of its tokens are an image's if the model reads any."""
         data = self.config.data
-        grids: tuple[tuple[int, int, int], ...] = ()
+        grids: tuple[Grid, ...] = ()
         if self.setup.folder.family.vision:
             grids = (self.setup.folder.images.largest_grid(data.max_pixels, data.max_prompt_tokens * 3 // 4),)
-        return Example(data.max_prompt_tokens, self._completion_tokens, grids)
+        return Example(data.max_prompt_tokens, self._completion_tokens, grids, self._inserted, self._observed)
 
     @property
     def _completion_tokens(self) -> int:
-        return self.assumptions.completion_tokens or self.config.sampler.max_new_tokens
+        return self.assumptions.completion_tokens or longest_episode(self.config)
+
+    @property
+    def _inserted(self) -> int:
+        return max(self._completion_tokens - self.config.sampler.max_new_tokens, 0) if self.samples else 0
+
+    @cached_property
+    def _observed(self) -> tuple[Grid, ...]:
+        return observed_grids(self.config, self.setup.folder) if self.samples else ()
 
     def _example(self, prompt: Prompt, tokens: int) -> Example:
         sizes = [normalised_size(raw, self.setup.media.grid) for raw in prompt.images]
@@ -145,7 +154,8 @@ class _Forecast:
         if not self.samples:
             encoder = self.setup.encoder
             longest = len(encoder.demonstrate(encoder.encode(prompt)).token_ids)
-        return Example(tokens, longest, tuple(self.setup.folder.images.grid(*size) for size in sizes))
+        grids = tuple(self.setup.folder.images.grid(*size) for size in sizes)
+        return Example(tokens, longest, grids, self._inserted, self._observed)
 
     def _workload(self, config: Config, examples: Sequence[Example]) -> Workload:
         share = shares_prefix(config.learner, self.setup.folder)
@@ -205,7 +215,7 @@ class _Forecast:
         )
         completion = self.examples[0].completion_tokens if self.samples else _spread(self._lengths())["mean"]
         flops = work.updates * self.shape.update_flops(one, self.training)
-        data = {
+        data: dict[str, Any] = {
             "completions": config.trainer.prompts_per_step * self.group_size,
             "completion_tokens": completion,
             "sample_tokens": unshared,
@@ -216,11 +226,15 @@ class _Forecast:
             "flops": flops,
         }
         assumed = "assumed, each" if self.samples else "mean"
+        what = "completions" if config.environment is None else "episodes"
         lines = [
-            f"{data['completions']} completions of {completion:g} tokens ({assumed}): {unshared} tokens with their "
+            f"{data['completions']} {what} of {completion:g} tokens ({assumed}): {unshared} tokens with their "
             f"prompts, {one.tokens} as packed for each optimizer step",
             f"{work.updates} optimizer step(s) of {work.microbatches} micro-batch(es) a rank; {flops / 1e12:.4g} TFLOP",
         ]
+        if config.environment is not None and self.samples:
+            episode = limits(config, config.environment, self._observed)
+            data, lines = {**data, "episode": episode}, [*lines, *limit_lines(episode)]
         self.report.add("step", data, lines)
 
     def _lengths(self) -> list[int]:
@@ -233,7 +247,7 @@ class _Forecast:
 
     def _footprint(self, config: Config) -> Footprint:
         rows = [row for rank in self._work(config).rows for row in rank]
-        return self.model.footprint(config, rows, self.longest_prompt + config.sampler.max_new_tokens)
+        return self.model.footprint(config, rows, self.longest_prompt + config.max_completion_tokens)
 
     def _learner(self) -> None:
         config, found = self.config, self.footprint
@@ -283,7 +297,7 @@ class _Forecast:
         sampler = self.config.sampler
         weights = self.footprint.sampler_weights
         per_token = self.model.cache_bytes_per_token(self.config)
-        longest = self.longest_prompt + sampler.max_new_tokens
+        longest = self.longest_prompt + self.config.max_completion_tokens
         memory, cache = self._memory(), None
         if sampler.name != "vllm":
             cache = None
@@ -367,7 +381,7 @@ class _Forecast:
         found = calibrate(self.config, self.setup)
         examples = self.examples
         if self.samples:
-            mean = max(round(found.completion_tokens), 1)
+            mean = max(round(found.completion_tokens) + self._inserted, 1)
             examples = [replace(example, completion_tokens=mean) for example in examples]
         work = self._workload(self.config, examples)
         seconds = estimate(self.config, self.shape, self.training, work, found)
@@ -378,6 +392,8 @@ class _Forecast:
             f"from {found.prompts} prompts on one rank here: completions of {found.completion_tokens:.0f} tokens, "
             f"{found.update_flops_per_s / 1e9:.4g} GFLOP/s in the update; scoring and evaluations come on top",
         ]
+        if self.config.environment is not None:
+            lines.append("its completions had one turn; the environment, and what a turn waits for it, come on top")
         self.report.add("time", data, lines)
 
 

@@ -85,7 +85,7 @@ def propose(config: Config, shape: ModelShape, take: _Take, memory: int, *, samp
 def least_memory(config: Config, setup: RunSetup) -> int:
     """Bytes that each rank's GPU needs for one of the longest sequences, with the settings that take least."""
     model = PlannedModel(config, setup.folder, setup.part_sizes, setup.algorithm, "cuda")
-    longest = config.data.max_prompt_tokens + config.sampler.max_new_tokens
+    longest = config.data.max_prompt_tokens + config.max_completion_tokens
     row = Work(tokens=longest, pairs=causal_pairs(longest), predicted=config.sampler.max_new_tokens)
     samples = setup.with_sampler and config.sampler.name == "vllm"
     candidates = [changed(config, changes) for changes in _changes(config, model.shape, longest)]

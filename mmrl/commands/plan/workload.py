@@ -14,6 +14,8 @@ from mmrl.ops.cost import NOTHING, ModelShape, Work
 from mmrl.ops.packing import Item, Unit, plan_microbatches, shares_of, units_of
 from mmrl.training.updater import minibatches
 
+Grid = tuple[int, int, int]
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -21,13 +23,17 @@ class Example:
 
     Attributes:
         prompt_tokens: With those of its images.
-        completion_tokens: Length of a completion.
+        completion_tokens: Length of a completion, or of all that follows the prompt in an episode.
         grids: Temporal, vertical and horizontal patches of each image.
+        inserted_tokens: Tokens after the prompt that are not the policy's; they predict nothing.
+        observed: Likewise of the images in an episode's observations, which no other episode shows.
     """
 
     prompt_tokens: int
     completion_tokens: int
-    grids: tuple[tuple[int, int, int], ...] = ()
+    grids: tuple[Grid, ...] = ()
+    inserted_tokens: int = 0
+    observed: tuple[Grid, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +96,12 @@ def _work(shape: ModelShape, row: Sequence[Unit], samples: Sequence[_Sample], sh
     """Work of one row of these samples; shared images go through the tower once."""
     shown = [samples[unit.indices[0]] for unit in row]
     seen = dict(shown).values() if share else [example for _, example in shown]
+    grids = [grid for example in seen for grid in example.grids]
+    own = [samples[index][1] for unit in row for index in unit.indices]
+    grids += [grid for example in own for grid in example.observed]
     return shape.work(
         tokens=sum(unit.tokens for unit in row),
         pairs=sum(unit.pairs for unit in row),
-        predicted=sum(unit.predicted for unit in row),
-        images=[grid for example in seen for grid in example.grids] if shape.tower is not None else (),
+        predicted=sum(unit.predicted for unit in row) - sum(example.inserted_tokens for example in own),
+        images=grids if shape.tower is not None else (),
     )

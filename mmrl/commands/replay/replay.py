@@ -27,7 +27,7 @@ from mmrl.commands.replay.report import StepReport, WhatIf
 from mmrl.commands.replay.rerun import Rerun, Rules, rerun
 from mmrl.config.sections import Config
 from mmrl.errors import ConfigError, DataError
-from mmrl.rollout.collector import with_greedy
+from mmrl.rollout.batch import with_greedy
 from mmrl.rollout.records import RecordedStep
 from mmrl.rollout.rewards.failures import Failures
 from mmrl.rollout.rewards.scorer import Scorer

@@ -22,7 +22,8 @@ from mmrl.errors import DataError, plugin_errors
 from mmrl.interfaces import Algorithm
 from mmrl.ops.objective import partial_loss, reduce_partials
 from mmrl.plugin_host import registry
-from mmrl.rollout.collector import SampledBatch, batch_of, rollouts_of, sampled_metrics, select
+from mmrl.rollout.batch import batch_of, rollouts_of, weights_of
+from mmrl.rollout.collector import SampledBatch, sampled_metrics, select
 from mmrl.rollout.records import RecordedStep
 from mmrl.system.clock import Clock
 from mmrl.system.signals import Interruption
@@ -198,8 +199,7 @@ def rerun(
     replaced = [replace(group.credited, scored=scores) for group, scores in zip(record.groups, scored, strict=True)]
     learner = RecordedLearner(rules.algorithm(), replaced, reorders=reselect)
     ledger = _Ledger()
-    weights = {reward.metric: reward.weight for reward in config.rewards}
-    make_batch = partial(batch_of, weights=weights, penalties=rules.penalties)
+    make_batch = partial(batch_of, weights=weights_of(config), penalties=rules.penalties)
     recorded = [record.groups[place].credited.scored for place in places]
     found = [
         replace(scored[place], kept=keep if reselect else was.kept, place=was.place)

@@ -11,7 +11,7 @@ answered too: its reward counts. A turn that was cut because the policy has no t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
@@ -73,7 +73,7 @@ class EpisodePlayer:
         tally: CallTally,
         clock: Clock,
         event: Callable[..., None],
-    ) -> Iterator[tuple[int, RolloutGroup]]:
+    ) -> Generator[tuple[int, RolloutGroup]]:
         """Groups of episodes as they finish, each with the index of its request.
 
         Args:

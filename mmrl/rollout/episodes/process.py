@@ -12,7 +12,7 @@ from typing import Any
 
 from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.rollout.episodes.failures import CallFailed, EpisodeError
-from mmrl.rollout.worker_faults import printable
+from mmrl.system.console import visible
 from mmrl.system.worker_process import Reply, WorkerProcess, WorkerProcessEnded, public_variables
 
 START_TIMEOUT_S = 600.0
@@ -88,7 +88,7 @@ class EnvironmentProcess(WorkerProcess):
             raise CallFailed("answered a call that was not made; its worker was killed")
         if (fault := reply.get("fault")) is not None:
             cause = " at ".join(filter(None, [fault["what"], fault.get("place")]))
-            raise CallFailed(printable(cause), printable(fault.get("details", "")))
+            raise CallFailed(visible(cause), visible(fault.get("details", ""), "\n"))
         return reply
 
     def stop(self) -> None:
@@ -97,13 +97,13 @@ class EnvironmentProcess(WorkerProcess):
 
     def _read(self, reply: Reply) -> EnvironmentFacts:
         if "error" in reply:
-            error = EpisodeError(**{key: printable(text) for key, text in reply["error"].items()})
+            error = EpisodeError(**{key: visible(text) for key, text in reply["error"].items()})
             error.details = reply["details"]
             raise error
         if "facts" not in reply:
             error = EpisodeError(
-                f"environment {self._spec.name!r} {printable(reply['what'])}",
-                where=printable(reply.get("place", "")),
+                f"environment {self._spec.name!r} {visible(reply['what'])}",
+                where=visible(reply.get("place", "")),
                 remedy="correct the environment",
             )
             error.details = reply.get("details", "")

@@ -23,7 +23,23 @@ from mmrl.errors import DataError
 SCHEMA = 2
 _ESCAPE = "\0"
 _IDS, _FLOATS, _EXACT = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.float64())
-_IMAGES = pa.list_(pa.struct({"hash": pa.string(), "width": pa.int32(), "height": pa.int32()}))
+_IMAGE = pa.struct({"hash": pa.string(), "width": pa.int32(), "height": pa.int32()})
+_IMAGES = pa.list_(_IMAGE)
+_TURN = pa.struct(
+    {
+        "text": pa.string(),
+        "calls": pa.list_(pa.struct({"name": pa.string(), "arguments": pa.string(), "error": pa.string()})),
+        "finish_reason": pa.string(),
+        "tokens_left": pa.int32(),
+        "content": pa.list_(pa.struct({"text": pa.string(), "image": _IMAGE})),  # null if there was no answer
+        "role": pa.string(),
+        "reward": pa.float64(),
+        "done": pa.bool_(),
+        "info": pa.string(),
+        "began": pa.int64(),
+        "finished": pa.int64(),
+    }
+)
 ROLLOUT = pa.struct(
     {
         "index": pa.int32(),
@@ -38,7 +54,16 @@ ROLLOUT = pa.struct(
         "token_ids": _IDS,
         "mask": pa.list_(pa.bool_()),
         "segments": pa.list_(  # null where ``mask`` tells all
-            pa.struct({"tokens": pa.int32(), "by_policy": pa.bool_(), "weight_version": pa.int64(), "images": _IMAGES})
+            pa.struct(
+                {
+                    "tokens": pa.int32(),
+                    "by_policy": pa.bool_(),
+                    "weight_version": pa.int64(),
+                    "images": _IMAGES,
+                    "role": pa.string(),
+                    "finish_reason": pa.string(),
+                }
+            )
         ),
         "advantage": pa.float64(),  # of every token; null where ``advantages`` has one for each
         "advantages": _EXACT,
@@ -47,10 +72,13 @@ ROLLOUT = pa.struct(
         "reference_logprobs": _FLOATS,
         "update_logprobs": pa.list_(_FLOATS),  # empty where they are ``learner_logprobs``
         "update_entropy": pa.list_(_FLOATS),
-        "turns": _IDS,
+        "turns": _IDS,  # of each token; null, as all of an episode, without an environment
         "turn_rewards": _EXACT,
         "values": _FLOATS,
         "final_value": pa.float32(),
+        "episode": pa.list_(_TURN),
+        "components": pa.map_(pa.string(), pa.float64()),
+        "failure": pa.string(),
     }
 )
 GROUP = pa.schema(
@@ -76,6 +104,7 @@ GROUP = pa.schema(
         "rollouts": pa.list_(ROLLOUT),
     }
 )
+EPISODE = ("episode", "components", "failure")
 _LISTS_OF_FLOATS = ("sampler_logprobs", "learner_logprobs", "reference_logprobs", "values")
 BY_BYTE = [
     *(f"rollouts.list.element.{name}.list.element" for name in _LISTS_OF_FLOATS),
@@ -153,6 +182,8 @@ def _records(table: pa.Table) -> Iterator[dict[str, Any]]:
         "valid",
     )
     others = {name: members.field(name).to_pylist() for name in (*plain, "segments", "advantage")}
+    known = [field.name for field in members.type if field.name in EPISODE]
+    others |= {name: members.field(name).to_pylist() for name in known}
     places = rollouts.offsets.to_pylist()
     for row, ids, (first, end) in zip(groups, prompts, pairwise(places), strict=True):
         of_prompt = _prompt(row, ids)
@@ -184,7 +215,7 @@ def _prompt(row: Mapping[str, Any], ids: Any) -> dict[str, Any]:
         "messages": messages,
         "prompt": unescaped(row["prompt"]),
         "prompt_token_ids": ids,
-        "images": [{**each, "hash": unescaped(each["hash"])} for each in row["images"]],
+        "images": _images(row["images"]),
         "answer": json.loads(row["answer"]),
         "choices": [unescaped(choice) for choice in row["choices"]],
         "columns": json.loads(row["columns"]),
@@ -202,7 +233,7 @@ def _rollout(found: Mapping[str, Any]) -> dict[str, Any]:
         "completion": unescaped(found["completion"]),
         "token_ids": found["token_ids"],
         "mask": found["mask"],
-        **({} if segments is None else {"segments": segments}),
+        **({} if segments is None else {"segments": [_segment(each) for each in segments]}),
         "finish_reason": unescaped(found["finish_reason"]),
         "weight_version": found["weight_version"],
         "rewards": _map(found["rewards"]),
@@ -216,7 +247,49 @@ def _rollout(found: Mapping[str, Any]) -> dict[str, Any]:
         "reference_logprobs": found["reference_logprobs"],
         "update_logprobs": found["update_logprobs"],
         "update_entropy": found["update_entropy"],
+        **_episode(found),
     }
+
+
+def _segment(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: unescaped(value) for name, value in found.items()} | {"images": _images(found["images"] or ())}
+
+
+def _episode(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that only rollouts of an environment have."""
+    fields: dict[str, Any] = {}
+    if found.get("episode") is not None:
+        fields["episode"] = [_turn(each) for each in found["episode"]]
+    if found.get("components") is not None:
+        fields["components"] = _map(found["components"])
+    if found.get("failure") is not None:
+        fields["failure"] = unescaped(found["failure"])
+    return fields
+
+
+def _turn(found: Mapping[str, Any]) -> dict[str, Any]:
+    content = found["content"]
+    return {
+        **{name: unescaped(value) for name, value in found.items()},
+        "calls": [
+            {
+                "name": unescaped(call["name"]),
+                "arguments": None if call["arguments"] is None else json.loads(call["arguments"]),
+                "error": unescaped(call["error"]),
+            }
+            for call in found["calls"]
+        ],
+        "content": None if content is None else [_part(each) for each in content],
+        "info": json.loads(found["info"]),
+    }
+
+
+def _part(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {"text": unescaped(found["text"])} if found["image"] is None else {"image": _images([found["image"]])[0]}
+
+
+def _images(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [{**each, "hash": unescaped(each["hash"])} for each in found]
 
 
 def _map(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

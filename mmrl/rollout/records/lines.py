@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mmrl.rollout.records.episodes import episode_fields, image_record
 from mmrl.types import FloatArray, ScoredGroup
 
 
@@ -40,7 +41,7 @@ def _record(scored: ScoredGroup, member: int, *, greedy: bool) -> dict[str, Any]
         "messages": [{"role": message.role, "content": message.content} for message in row.messages],
         "prompt": prompt.text,
         "prompt_token_ids": prompt.token_ids.tolist(),
-        "images": [{"hash": image.hash, "width": image.width, "height": image.height} for image in prompt.images],
+        "images": [image_record(image) for image in prompt.images],
         "answer": row.answer,
         "choices": list(row.choices),
         "columns": plain,
@@ -57,6 +58,7 @@ def _record(scored: ScoredGroup, member: int, *, greedy: bool) -> dict[str, Any]
         "valid": bool(scored.valid[member]),
         "greedy": greedy,
         "sampler_logprobs": short_floats(rollout.sampler_logprobs),
+        **episode_fields(rollout),
     }
 
 

@@ -7,28 +7,26 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import accumulate, count, groupby, pairwise
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mmrl.errors import DataError
+from mmrl.rollout.records.episodes import episode_of, image_of, segments_of
 from mmrl.rollout.records.lines import plain_record
 from mmrl.types import (
-    BoolArray,
     Candidate,
     CreditedGroup,
     EncodedPrompt,
     FloatArray,
-    ImageRef,
     Message,
     PreUpdateStatistics,
     Prompt,
     Rollout,
     RolloutGroup,
     ScoredGroup,
-    Segment,
 )
 
 PARQUET = "parquet"
@@ -290,10 +288,6 @@ def _lines_of(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parsed(record: Mapping[str, Any], media: Path, where: str) -> RecordedRollout:
-    images = [
-        ImageRef(each["hash"], each["width"], each["height"], str(media / f"{each['hash']}.png"))
-        for each in record["images"]
-    ]
     row = Prompt(
         id=record["prompt_id"],
         messages=tuple(Message(each["role"], each["content"]) for each in record["messages"]),
@@ -308,31 +302,18 @@ def _parsed(record: Mapping[str, Any], media: Path, where: str) -> RecordedRollo
         prompt=row,
         text=record["prompt"],
         token_ids=np.array(record["prompt_token_ids"], np.int32),
-        images=tuple(images),
+        images=tuple(image_of(each, media) for each in record["images"]),
         epoch=record.get("epoch", 0),
     )
     ids, logprobs = np.array(record["token_ids"], np.int32), np.array(record["sampler_logprobs"], np.float32)
     rollout = Rollout(
         prompt=prompt,
-        segments=_segments(record, ids, logprobs),
+        segments=segments_of(record, ids, logprobs, media),
         index=record["index"],
         text=record["completion"],
         finish_reason=record["finish_reason"],
         weight_version=record["weight_version"],
         greedy=record["greedy"],
+        **episode_of(record, media),
     )
     return RecordedRollout(rollout, record["rewards"], record["valid"], record["greedy"], where)
-
-
-def _segments(record: Mapping[str, Any], ids: Any, logprobs: Any) -> tuple[Segment, ...]:
-    """Stretches with one author; neighbours by the same author are one, unless the record has its own segments."""
-    if "segments" not in record:
-        mask: BoolArray = np.array(record["mask"], np.bool_)
-        changes = (np.flatnonzero(mask[1:] != mask[:-1]) + 1).tolist()
-        bounds = pairwise([0, *changes, len(mask)] if len(mask) else [])
-        return tuple(Segment(ids[first:end], bool(mask[first]), logprobs[first:end]) for first, end in bounds)
-    ends = accumulate((each["tokens"] for each in record["segments"]), initial=0)
-    return tuple(
-        Segment(ids[first:end], each["by_policy"], logprobs[first:end], each["weight_version"])
-        for (first, end), each in zip(pairwise(ends), record["segments"], strict=True)
-    )

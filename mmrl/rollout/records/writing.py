@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mmrl.rollout.records.columns import BY_BYTE, GROUP, ROLLOUT, SCHEMA, escaped
+from mmrl.rollout.records.episodes import episode_fields, image_record, segment_records
 from mmrl.rollout.records.lines import plain_columns
 from mmrl.system.redaction import Redactor
 from mmrl.types import CreditedGroup, FloatArray, PreUpdateStatistics, Prompt, Rollout, ScoredGroup, Segment
@@ -93,10 +94,7 @@ def _batch(part: Sequence[tuple[int, CreditedGroup]], text: _Text) -> pa.RecordB
         ],
         "prompt": [text(prompt.text) for prompt in prompts],
         "prompt_token_ids": _lists([prompt.token_ids for prompt in prompts], np.int32),
-        "images": [
-            [{"hash": text(each.hash), "width": each.width, "height": each.height} for each in prompt.images]
-            for prompt in prompts
-        ],
+        "images": [_images([image_record(each) for each in prompt.images], text) for prompt in prompts],
         "answer": [text.json(prompt.prompt.answer) for prompt in prompts],
         "choices": [[text(choice) for choice in prompt.prompt.choices] for prompt in prompts],
         "columns": [text.json(plain) for plain, _ in columns],
@@ -167,7 +165,7 @@ def _rollouts(members: Sequence[_Member], text: _Text) -> pa.StructArray:
         "valid": [bool(member.scored.valid[member.place]) for member in members],
         "token_ids": _lists([rollout.token_ids for rollout in rollouts], np.int32),
         "mask": _lists([rollout.mask for rollout in rollouts], np.bool_),
-        "segments": [_segments(rollout.segments) for rollout in rollouts],
+        "segments": [_segments(rollout.segments, text) for rollout in rollouts],
         "advantage": [value for value, _ in advantages],
         "advantages": _lists([each for _, each in advantages], np.float64),
         "sampler_logprobs": _lists([rollout.sampler_logprobs for rollout in rollouts], np.float32),
@@ -175,6 +173,17 @@ def _rollouts(members: Sequence[_Member], text: _Text) -> pa.StructArray:
         "reference_logprobs": _lists([member.reference for member in members], np.float32),
         "update_logprobs": _lists_of_lists(updates),
         "update_entropy": _lists_of_lists([[each.entropy for each in member.updates] for member in members]),
+    }
+    fields = [episode_fields(rollout) for rollout in rollouts]
+    found |= {
+        "turns": [rollout.turn_of_token if rollout.episode else None for rollout in rollouts],
+        "turn_rewards": [[turn.reward for turn in rollout.episode] or None for rollout in rollouts],
+        "episode": [_turns(each["episode"], text) if "episode" in each else None for each in fields],
+        "components": [
+            [(text(name), value) for name, value in each["components"].items()] if "components" in each else None
+            for each in fields
+        ],
+        "failure": [text(each.get("failure")) for each in fields],
     }
     arrays = [_array(found.get(field.name, [None] * len(members)), field.type) for field in ROLLOUT]
     return pa.StructArray.from_arrays(arrays, fields=list(ROLLOUT))
@@ -196,17 +205,47 @@ def _is_repeated(member: _Member) -> bool:
     return np.array_equal(one.view(np.int32), other.view(np.int32))
 
 
-def _segments(segments: Sequence[Segment]) -> list[dict[str, Any]] | None:
-    """Segments that the mask alone does not tell."""
-    authors = [each.by_policy for each in segments]
-    if all(each.weight_version is None and len(each.token_ids) for each in segments) and all(
-        one != other for one, other in pairwise(authors)
-    ):
-        return None
-    return [
-        {"tokens": len(each.token_ids), "by_policy": each.by_policy, "weight_version": each.weight_version}
-        for each in segments
+def _segments(segments: Sequence[Segment], text: _Text) -> list[dict[str, Any]] | None:
+    found = segment_records(segments)
+    return found and [
+        {
+            **each,
+            "images": _images(each["images"], text),
+            "role": text(each["role"]),
+            "finish_reason": text(each["finish_reason"]),
+        }
+        for each in found
     ]
+
+
+def _turns(turns: Sequence[Mapping[str, Any]], text: _Text) -> list[dict[str, Any]]:
+    return [
+        {
+            **each,
+            "text": text(each["text"]),
+            "calls": [
+                {
+                    "name": text(call["name"]),
+                    "arguments": None if call["arguments"] is None else text.json(call["arguments"]),
+                    "error": text(call["error"]),
+                }
+                for call in each["calls"]
+            ],
+            "finish_reason": text(each["finish_reason"]),
+            "content": None if each["content"] is None else [_part(part, text) for part in each["content"]],
+            "role": text(each["role"]),
+            "info": text.json(each["info"]),
+        }
+        for each in turns
+    ]
+
+
+def _part(part: Mapping[str, Any], text: _Text) -> dict[str, Any]:
+    return {"image": _images([part["image"]], text)[0]} if "image" in part else {"text": text(part["text"])}
+
+
+def _images(images: Sequence[Mapping[str, Any]], text: _Text) -> list[dict[str, Any]]:
+    return [{**each, "hash": text(each["hash"])} for each in images]
 
 
 def _known(value: Any) -> float | None:

@@ -103,6 +103,51 @@ def test_sharing_ranks_and_minibatches_change_the_rows(plan: Plan) -> None:
     assert found["learner"]["optimizer"] == 4 * total
 
 
+ENVIRONMENT = """
+from mmrl import Environment, Observation
+
+class Echo(Environment):
+    def reset(self, prompt, seed):
+        return None
+
+    def step(self, turn):
+        return Observation(turn.text)
+"""
+
+
+def test_tokens_and_images_of_observations_count(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "echo.py").write_text(ENVIRONMENT)
+    echo = {"name": f"{tmp_path / 'echo.py'}:Echo", "max_turns": 3, "max_observation_tokens": 30, "max_images": 2}
+    _, plain, _ = plan("--memory", "80")
+    code, found, _ = plan("--memory", "80", environment=echo)
+    assert code == 0
+    # Two of three turns are answered: 10 tokens of the policy and 2 * 30, and one for each row less when packed.
+    step, before = found["step"], plain["step"]
+    assert (before["completion_tokens"], step["completion_tokens"]) == (10, 70)
+    assert step["sample_tokens"] - before["sample_tokens"] == 12 * 60
+    assert step["row_tokens_per_update"] - before["row_tokens_per_update"] == 12 * 60
+    # An image of at most 30 tokens is a square of 5 x 5, of 4 patches each; each of 12 episodes has two of its own.
+    assert step["patches_per_update"] - before["patches_per_update"] == 12 * 2 * 100
+    assert step["episode"] == {
+        "turns": 3,
+        "turn_tokens": 10,
+        "policy_tokens": 10,
+        "observation_tokens": 30,
+        "tokens": 10 + 3 * 30,
+        "images": 2,
+        "images_assumed": 2,
+        "patches_assumed": 200,
+    }
+    longest = plain["sampler"]["longest_sequence"]
+    assert found["sampler"]["longest_sequence"] == longest + 90
+    assert found["learner"]["activations"] > plain["learner"]["activations"]
+    _, short, _ = plan("--completion-tokens", "40", environment={**echo, "max_images": 0, "max_tokens": 40})
+    assert short["step"]["completion_tokens"] == 40 and short["sampler"]["longest_sequence"] == longest + 30
+    assert short["step"]["patches_per_update"] == before["patches_per_update"]
+    code, _, err = plan("--completion-tokens", "41", environment={**echo, "max_tokens": 40})
+    assert code == 2 and "possible: 1 to the limits of an episode: 40" in err
+
+
 def test_a_plan_looks_at_no_more_rows_than_it_samples(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = plan()[1]["data"]["prompt_tokens"]
     monkeypatch.setattr("mmrl.commands.plan.forecast.SAMPLED", ROWS - 2)

@@ -1,0 +1,96 @@
+"""A step's scored groups as one batch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mmrl.config.sections import Config
+from mmrl.types import Batch, Content, FloatArray, Rollout, ScoredGroup
+
+
+def rollouts_of(groups: Sequence[ScoredGroup]) -> list[Rollout]:
+    return [rollout for group in groups for rollout in group.rollouts]
+
+
+def weights_of(config: Config) -> dict[str, float]:
+    """Factors of the components in the rewards, as the config names them."""
+    weights = {reward.metric: reward.weight for reward in config.rewards}
+    return weights if config.environment is None else {**weights, **config.environment.weights}
+
+
+def batch_of(
+    groups: Sequence[ScoredGroup], weights: Mapping[str, float], penalties: frozenset[str] = frozenset()
+) -> Batch:
+    """The groups' rollouts as one batch, without learner log-probs yet.
+
+    Args:
+        groups: At least one; all of them with a greedy rollout, or none.
+        weights: Factor of each component in the rewards; that of others is 0, and what environments score counts once.
+        penalties: Names of the components that are penalties.
+    """
+    components = _components(groups)
+    rollouts = rollouts_of(groups)
+    weights = {**dict.fromkeys((name for rollout in rollouts for name in rollout.components), 1.0), **weights}
+    sizes = [len(group.rollouts) for group in groups]
+    greedy = [group.greedy for group in groups if group.greedy is not None]
+    return Batch(
+        rewards=np.concatenate([group.rewards for group in groups]),
+        valid=np.concatenate([group.valid for group in groups]),
+        group_ids=np.repeat(np.arange(len(groups)), sizes),
+        masks=[rollout.mask for rollout in rollouts],
+        truncated=np.array([rollout.truncated for rollout in rollouts]),
+        components=components,
+        old_logprobs=None,
+        reference_logprobs=None,
+        sampler_logprobs=[rollout.sampler_logprobs for rollout in rollouts],
+        weights={**dict.fromkeys(components, 0.0), **weights},
+        penalties=penalties,
+        greedy_components={name: np.repeat(values, sizes) for name, values in _components(greedy).items()}
+        if greedy
+        else None,
+        **(turns_of(rollouts) if has_episodes(rollouts) else {}),
+    )
+
+
+def has_episodes(rollouts: Sequence[Rollout]) -> bool:
+    """True if there was an environment."""
+    return any(rollout.episode or rollout.failure for rollout in rollouts)
+
+
+def turns_of(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """``Batch.turns``, ``turn_rewards`` and ``turn_states`` of episodes."""
+    return {
+        "turns": [rollout.turn_of_token for rollout in rollouts],
+        "turn_rewards": [np.array([played.reward for played in rollout.episode], np.float64) for rollout in rollouts],
+        "turn_states": [_states(rollout) for rollout in rollouts],
+    }
+
+
+def _states(rollout: Rollout) -> list[str]:
+    """For each turn, a hash of what the policy last read before it: the prompt, then observations."""
+    if not rollout.episode:
+        return []
+    first = hashlib.sha256(rollout.prompt.id.encode("utf-8", "surrogatepass") + rollout.prompt.token_ids.tobytes())
+    return [first.hexdigest(), *(_content_hash(played.content or ()) for played in rollout.episode[:-1])]
+
+
+def _content_hash(content: Content) -> str:
+    parts = [["text", part] if isinstance(part, str) else ["image", part.hash] for part in content]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _components(groups: Sequence[ScoredGroup]) -> dict[str, FloatArray]:
+    names = dict.fromkeys(name for group in groups for name in group.components)
+    return {name: np.concatenate([group.component(name) for group in groups]) for name in names}
+
+
+def with_greedy(scored: ScoredGroup, greedy: ScoredGroup) -> ScoredGroup:
+    """The group with its greedy rollout; without that one's score no rollout of the group can be credited."""
+    valid = scored.valid & greedy.valid[0]
+    return replace(scored, greedy=greedy, valid=valid, rewards=np.where(valid, scored.rewards, 0.0))

@@ -1,0 +1,175 @@
+"""Episodes in records: segments that a mask cannot tell, turns with their observations, and what environments scored.
+
+A record of a rollout without an environment has none of these fields.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmrl.types import (
+    BoolArray,
+    Call,
+    FloatArray,
+    ImageRef,
+    IntArray,
+    PlayedTurn,
+    Rollout,
+    Segment,
+    Turn,
+)
+
+MAX_DEPTH = 100
+"""Lists within lists that a record holds of what a model or an environment wrote; what is deeper is left out."""
+
+
+def episode_fields(rollout: Rollout) -> dict[str, Any]:
+    """The fields of a record that only some rollouts have."""
+    fields = {
+        "segments": segment_records(rollout.segments),
+        "episode": [_turn_record(played) for played in rollout.episode] or None,
+        "components": {name: _known(value) for name, value in rollout.components.items()} or None,
+        "failure": rollout.failure or None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def episode_of(record: Mapping[str, Any], media: Path) -> dict[str, Any]:
+    """The arguments of ``Rollout`` that such fields are of.
+
+    Args:
+        media: The folder of their images.
+    """
+    episode = enumerate(record.get("episode") or ())
+    return {
+        "episode": tuple(_played(each, index, media) for index, each in episode),
+        "components": dict(record.get("components") or {}),
+        "failure": record.get("failure") or "",
+    }
+
+
+def segment_records(segments: Sequence[Segment]) -> list[dict[str, Any]] | None:
+    """Segments that the mask alone does not tell."""
+    authors = [each.by_policy for each in segments]
+    if all(map(_is_plain, segments)) and all(one != other for one, other in pairwise(authors)):
+        return None
+    return [
+        {
+            "tokens": len(each.token_ids),
+            "by_policy": each.by_policy,
+            "weight_version": each.weight_version,
+            "images": [image_record(image) for image in each.images],
+            "role": each.role,
+            "finish_reason": each.finish_reason,
+        }
+        for each in segments
+    ]
+
+
+def segments_of(record: Mapping[str, Any], ids: IntArray, logprobs: FloatArray, media: Path) -> tuple[Segment, ...]:
+    """Stretches with one author; neighbours by the same author are one, unless the record has its own segments."""
+    if "segments" not in record:
+        mask: BoolArray = np.array(record["mask"], np.bool_)
+        changes = (np.flatnonzero(mask[1:] != mask[:-1]) + 1).tolist()
+        bounds = pairwise([0, *changes, len(mask)] if len(mask) else [])
+        return tuple(Segment(ids[first:end], bool(mask[first]), logprobs[first:end]) for first, end in bounds)
+    ends = accumulate((each["tokens"] for each in record["segments"]), initial=0)
+    return tuple(
+        Segment(
+            ids[first:end],
+            each["by_policy"],
+            logprobs[first:end],
+            each["weight_version"],
+            tuple(image_of(image, media) for image in each.get("images") or ()),
+            each.get("role") or "assistant",  # older records have none
+            each.get("finish_reason"),
+        )
+        for (first, end), each in zip(pairwise(ends), record["segments"], strict=True)
+    )
+
+
+def image_record(image: ImageRef) -> dict[str, Any]:
+    return {"hash": image.hash, "width": image.width, "height": image.height}
+
+
+def image_of(record: Mapping[str, Any], media: Path) -> ImageRef:
+    """The image of a record, in this folder."""
+    return ImageRef(record["hash"], record["width"], record["height"], str(media / f"{record['hash']}.png"))
+
+
+def _is_plain(segment: Segment) -> bool:
+    """True if a segment is no more than its stretch of the mask."""
+    is_default = segment.weight_version is None and segment.finish_reason is None and segment.role == "assistant"
+    return is_default and not segment.images and len(segment.token_ids) > 0
+
+
+def _turn_record(played: PlayedTurn) -> dict[str, Any]:
+    turn = played.turn
+    return {
+        "text": turn.text,
+        "calls": [
+            {"name": call.name, "arguments": _bounded(call.arguments), "error": call.error} for call in turn.calls
+        ],
+        "finish_reason": turn.finish_reason,
+        "tokens_left": turn.tokens_left,
+        "content": None if played.content is None else [_part_record(part) for part in played.content],
+        "role": played.role,
+        "reward": float(played.reward),
+        "done": bool(played.done),
+        "info": _bounded(played.info) or {},
+        "began": played.began,
+        "finished": played.finished,
+    }
+
+
+def _part_record(part: str | ImageRef) -> dict[str, Any]:
+    return {"text": part} if isinstance(part, str) else {"image": image_record(part)}
+
+
+def _played(record: Mapping[str, Any], index: int, media: Path) -> PlayedTurn:
+    calls = tuple(Call(each["name"], each["arguments"], each["error"]) for each in record["calls"])
+    content = record["content"]
+    return PlayedTurn(
+        turn=Turn(record["text"], calls, index, record["finish_reason"], record["tokens_left"]),
+        content=None if content is None else tuple(_part(each, media) for each in content),
+        role=record["role"],
+        reward=record["reward"],
+        done=record["done"],
+        info=record["info"],
+        began=record["began"],
+        finished=record["finished"],
+    )
+
+
+def _part(record: Mapping[str, Any], media: Path) -> str | ImageRef:
+    return image_of(record["image"], media) if "image" in record else str(record["text"])
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else float(value)
+
+
+def _bounded(value: Any) -> Any:
+    """The value; None if it is nested so deeply that functions which call themselves cannot read it."""
+    layer = [value]
+    for _ in range(MAX_DEPTH):
+        layer = [inner for each in layer for inner in _within(each)]
+        if not layer:
+            return value
+    return None
+
+
+def _within(value: Any) -> Sequence[Any]:
+    match value:
+        case Mapping():
+            return list(value.values())
+        case list() | tuple():
+            return value
+        case _:
+            return ()
