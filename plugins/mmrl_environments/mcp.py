@@ -139,7 +139,7 @@ class _Server:
     def __init__(self, command: Sequence[str], env: Mapping[str, str], timeout_s: float) -> None:
         self._command, self._env = command, env
         self._loop = asyncio.new_event_loop()
-        self._over = asyncio.Event()
+        self._task: asyncio.Task[Any] | None = None
         self._ready: Future[Sequence[Any]] = Future()
         self._client: Any = None
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
@@ -189,8 +189,12 @@ class _Server:
         """End the server; does nothing if it has ended."""
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # the loop has just been closed
-                self._loop.call_soon_threadsafe(self._over.set)
+                self._loop.call_soon_threadsafe(self._cancel)
             self._thread.join(_STOP_S)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
     def _run(self) -> None:
         try:
@@ -203,6 +207,7 @@ class _Server:
     async def _serve(self) -> None:
         from mcp import Client, StdioServerParameters, stdio_client
 
+        self._task = asyncio.current_task()
         with tempfile.TemporaryDirectory(prefix="mmrl-mcp-") as folder:
             parameters = StdioServerParameters(
                 command=self._command[0],
@@ -219,7 +224,7 @@ class _Server:
                     if (cursor := page.next_cursor) is None:
                         break
                 self._ready.set_result(tools)
-                await self._over.wait()
+                await self._loop.create_future()  # until it is cancelled
 
     def _said(self) -> str:
         """The end of what the server has written to its standard error."""
