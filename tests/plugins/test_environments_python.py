@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import pickle
 import textwrap
 import time
 from pathlib import Path
@@ -156,13 +157,26 @@ def test_code_in_a_text_is_found_by_its_pattern():
     assert ask(python, text="It is 3.").done
 
 
-def test_what_the_code_writes_stays_in_a_folder_that_is_removed_and_its_output_is_no_pickle(tmp_path, monkeypatch):
+def test_what_the_code_writes_stays_in_a_folder_that_is_removed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DB_PASSWORD", "canary-password")
-    python = begin()
+    python = begin(max_characters=10**5)
     assert "canary-password" not in run(python, "import os; dict(os.environ)")[0]
     (folder,) = run(python, "open('note', 'w').write('x')\nimport os; print(os.getcwd())")
-    assert not Path(folder.strip()).exists() and not list(tmp_path.iterdir()) and os.getcwd() == str(tmp_path)
+    assert not Path(folder.splitlines()[0]).exists()
+    assert not list(tmp_path.iterdir()) and os.getcwd() == str(tmp_path)
+
+
+def test_what_the_code_answers_is_only_decoded_as_an_image(tmp_path):
     mark = tmp_path / "mark"
-    run(python, f"import pickle; print({Canary(mark).__reduce__()!r:.0}); open('a.png', 'wb').write(b'\\x80\\x04')")
-    assert not mark.exists()
+    (tmp_path / "secret.png").write_bytes(b"")
+    attack = pickle.dumps(Canary(mark))
+    code = f"""
+    import os
+    open("a.png", "wb").write({attack!r})
+    os.symlink({str(tmp_path / "secret.png")!r}, "b.png")
+    os.mkdir("c.png")
+    """
+    assert len(run(begin(), code)) == 1 and not mark.exists()
+    pickle.loads(attack)
+    assert mark.exists(), "the canary works"
