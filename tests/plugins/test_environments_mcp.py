@@ -117,6 +117,7 @@ def test_a_public_server_runs_offline(begin):
     assert "Invalid time" in wrong.content[0]
 
 
+@pytest.mark.full
 def test_tools_answer_with_texts_and_images(begin, command):
     mcp = begin(command, tools=["add", "look", "fail"])
     schema = mcp.tools()[0]["function"]
@@ -153,6 +154,7 @@ def test_a_server_sees_no_secret_no_shell_and_works_in_an_empty_folder(begin, co
     assert not Path(seen["folder"]).exists()
 
 
+@pytest.mark.full
 def test_a_server_is_the_workers_or_an_episodes(begin, command):
     count = [Call("count", {})]
     base = begin(command, tools=["count"])
@@ -177,6 +179,7 @@ def test_a_server_that_hangs_or_ends_fails_the_episode_and_not_the_next_one(begi
     assert play(mcp, [Call("add", {"a": 1, "b": 1})])[0].content == ["2"]
 
 
+@pytest.mark.full
 def test_a_server_that_does_not_start_is_a_config_error_that_shows_what_it_said(begin, tmp_path):
     (tmp_path / "broken.py").write_text("raise RuntimeError('no licence')")
     (tmp_path / "silent.py").write_text("import time; time.sleep(60)")
@@ -191,6 +194,7 @@ def test_a_server_that_does_not_start_is_a_config_error_that_shows_what_it_said(
     assert not [child for child in children if "silent.py" in " ".join(child.cmdline())]
 
 
+@pytest.mark.full
 def test_a_tool_that_the_server_lacks_is_named(begin, command):
     with pytest.raises(ConfigError, match="the server has no tool fly") as caught:
         begin(command, tools=["add", "fly"])

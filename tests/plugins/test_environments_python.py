@@ -118,6 +118,7 @@ def test_open_figures_come_back_once():
     assert run(python, "0") == ["0\n"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -140,6 +141,12 @@ def test_code_that_misbehaves_is_answered_with_a_bounded_text(code, said):
     (text,) = run(python, code)
     assert said in text and len(text) < 600 and time.perf_counter() - start < 10
     assert run(python, "7") == ["7\n"]  # what did not end is not run again
+
+
+def test_code_that_does_not_end_is_answered_and_not_run_again():
+    python = begin(time_limit_s=1)
+    assert run(python, "x = 1\nwhile True: pass") == ["The code did not end within 1 s."]
+    assert "NameError" in run(python, "x")[0]
 
 
 def test_a_call_that_does_not_fit_is_answered():
