@@ -39,11 +39,11 @@ class Environment(Plugin):
 
     Attributes:
         timeout_s: Seconds that each call of a method may take; ``environment.timeout_s`` of the config wins.
-        components: Names of what ``score`` answers.
+        components: Names of what ``score`` answers; they may follow from the options.
     """
 
     timeout_s: ClassVar[float] = 60.0
-    components: ClassVar[tuple[str, ...]] = ()
+    components: tuple[str, ...] = ()
 
     def prepare(self) -> None:
         """Load large things, once in each worker; ``timeout_s`` does not count meanwhile."""
@@ -79,12 +79,17 @@ class Environment(Plugin):
             return Observation(done=True)
         content, reward, done, infos = list[Any](), 0.0, False, list[Mapping[str, Any]]()
         for call in turn.calls:
-            answer = call.error or self.call(call)
-            answer = await answer if inspect.isawaitable(answer) else answer
+            try:
+                answer = call.error or self.call(call)
+                answer = await answer if inspect.isawaitable(answer) else answer
+            except ToolError as error:
+                answer = str(error)
             if isinstance(answer, Observation):
                 reward, done, infos = reward + answer.reward, done or answer.done, [*infos, answer.info]
-                answer = answer.content
-            parts = _parts(answer)
+                given = answer.content if isinstance(answer.content, list | tuple) else [answer.content]
+                parts = [part for each in given for part in _parts(each)]
+            else:
+                parts = _parts(answer)
             if content and isinstance(content[-1], str) and parts and isinstance(parts[0], str):
                 content[-1] += "\n"  # two answers of one turn
             content += parts
@@ -98,17 +103,14 @@ class Environment(Plugin):
         """
         tools = {getattr(each, "__name__", ""): each for each in self.tools() if callable(each)}
         if (function := tools.get(call.name)) is None:
-            return f"There is no tool {call.name!r}. Tools: {', '.join(tools)}."
+            return f"There is no tool {call.name[:80]!r}. Tools: {', '.join(tools)}."
         try:
             inspect.signature(function).bind(**(call.arguments or {}))
         except TypeError as error:
-            return f"{call.name}: {error}."
-        try:
-            return function(**(call.arguments or {}))
-        except ToolError as error:
-            return str(error)
+            return f"{call.name}: {str(error)[:200]}."  # names of arguments are model output too
+        return function(**(call.arguments or {}))
 
-    def score(self) -> Mapping[str, Score | None]:
+    def score(self) -> Mapping[str, Score | None] | Awaitable[Mapping[str, Score | None]]:
         """The episode's ``components``, when it is over; None where one does not apply and the episode is invalid."""
         return {}
 

@@ -143,6 +143,7 @@ class Needs:
         greedy_rollout: One more rollout per prompt at temperature 0, scored and never trained on.
         entropy_gradient: ``PackedTokens.entropy_T`` with gradient.
         refill: ``select`` is asked, and rejected groups are replaced; None trains on all sampled groups.
+        turns: ``Batch.turns``, ``turn_rewards`` and ``turn_states``, which only a run with an environment has.
         values: ``Batch.values``, of a critic that is trained beside the policy. This need and those below are not
             served yet: an algorithm that asks for one is refused.
         before_update: ``logprobs`` or ``entropy`` of all rows of an optimizer step before its loss.
@@ -156,6 +157,7 @@ class Needs:
     greedy_rollout: bool = False
     entropy_gradient: bool = False
     refill: Refill | None = None
+    turns: bool = False
     values: bool = False
     before_update: frozenset[Literal["logprobs", "entropy"]] = frozenset()
     whole_groups: bool = False

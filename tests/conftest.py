@@ -165,19 +165,20 @@ def models(pytestconfig: pytest.Config) -> Callable[..., Path]:
     return write
 
 
+def noise(width: int, height: int, seed: int = 0) -> RawImage:
+    """Noise of a given size, as an encoded image."""
+    from PIL import Image
+
+    pixels = np.random.default_rng([width, height, seed]).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return RawImage(buffer.getvalue(), f"{width}x{height} noise {seed}")
+
+
 @pytest.fixture(scope="session")
 def picture() -> Callable[..., RawImage]:
-    """Noise of a given size, as an encoded image."""
-
-    def draw(width: int, height: int, seed: int = 0) -> RawImage:
-        from PIL import Image
-
-        pixels = np.random.default_rng([width, height, seed]).integers(0, 255, (height, width, 3), dtype=np.uint8)
-        buffer = io.BytesIO()
-        Image.fromarray(pixels).save(buffer, "PNG")
-        return RawImage(buffer.getvalue(), f"{width}x{height} noise {seed}")
-
-    return draw
+    """``noise``."""
+    return noise
 
 
 @dataclass(frozen=True)
@@ -214,6 +215,44 @@ class Bench:
             prompt = self.prompts[index % len(self.prompts)]
             samples.append(Rollout(prompt, (segment,), index=0, text="", finish_reason="stop", weight_version=0))
         return samples
+
+    def episode(self, prompt: int, *parts: int | tuple[str, Sequence[RawImage]], seed: int = 0) -> Rollout:
+        """An episode after a prompt: random tokens of the policy where a part is a number, and else an observation.
+
+        An observation is rendered as a conversation of its own.
+        """
+        rng = np.random.default_rng(seed)
+        allowed = np.setdiff1d(np.arange(self.folder.vocabulary.size), self.folder.vocabulary.banned)
+        segments = []
+        for part in parts:
+            if isinstance(part, int):
+                ids, images, role = rng.choice(allowed, part).astype(np.int32), (), "assistant"
+            else:
+                shown = self.encoder.encode(Prompt("shown", (Message("user", part[0]),), tuple(part[1])))
+                ids, images, role = shown.token_ids, shown.images, "user"
+            segments.append(Segment(ids, isinstance(part, int), np.zeros(len(ids), np.float32), None, images, role))
+        return Rollout(
+            self.prompts[prompt], tuple(segments), index=0, text="", finish_reason="stop", weight_version=0
+        )
+
+    def episodes(self) -> list[Rollout]:
+        """Ragged episodes of a vision-language model, with images in their observations or without.
+
+        Some show several images, adjacent ones, the prompt's own or one that another episode has seen, or are the first
+        to show any. Episodes of a prompt lie apart.
+        """
+        own, wide, tall = noise(56, 56), noise(84, 56, 1), noise(56, 84, 2)
+        played: list[tuple[int, list[Any]]] = [
+            (1, [4, ("<image>Look here.", [wide]), 3]),
+            (0, [2, ("Here it is: <image>", [tall]), 6]),
+            (1, [2, ("<image><image>", [tall, wide]), 5, ("No image.", []), 1]),
+            (2, [3, ("<image>", [tall]), 7]),
+            (1, [6]),
+            (0, [5]),
+            (1, [3, ("<image>once more", [own]), 1, ("<image>", [wide]), 1, ("<image>", [wide]), 4]),
+            (0, [1, ("Yes.", []), 8]),
+        ]
+        return [self.episode(prompt, *parts, seed=seed) for seed, (prompt, parts) in enumerate(played)]
 
 
 @pytest.fixture(scope="session")
@@ -279,41 +318,64 @@ class Plain:
         words = [*BANNED_TOKENS, *(BANNED_WITH_TILES if tiled else ())] if vision else []
         self.banned += tokenizer.convert_tokens_to_ids(words)
 
-    def logits(self, text: str, images: Sequence[Any], completion: Sequence[int]) -> torch.Tensor:
-        """(T + 1, V) float32 logits that predict each completion token, and the one after; unmasked."""
-        import torch
-
+    def _inputs(self, text: str, images: Sequence[Any]) -> dict[str, torch.Tensor]:
         pictures = {"images": list(images)} if images else {}
         # The chat template has written all special tokens already.
         inputs = dict(self.processor(text=[text], **pictures, add_special_tokens=False, return_tensors="pt"))
+        inputs.pop("token_type_ids", None)
+        return inputs
+
+    def logits(
+        self, text: str, images: Sequence[Any], completion: Sequence[int], shown: Sequence[Any] = ()
+    ) -> torch.Tensor:
+        """(T + 1, V) float32 logits that predict each completion token, and the one after; unmasked.
+
+        Args:
+            shown: The images whose tokens are in the completion.
+        """
+        import torch
+
+        inputs = self._inputs(text, images)
         prompt_length = inputs["input_ids"].shape[1]
         tail = torch.tensor([list(map(int, completion))], dtype=torch.int64)
         fills = {
             "input_ids": tail,
             "attention_mask": torch.ones_like(tail),
-            "mm_token_type_ids": torch.zeros_like(tail),
+            "mm_token_type_ids": (tail == getattr(self.model.config, "image_token_id", -1)).to(torch.int64),
         }
-        inputs.pop("token_type_ids", None)
+        if shown:
+            others = self._inputs(self.processor.image_token * len(shown), shown)
+            pixels = {name: values for name, values in others.items() if name not in fills}
+            inputs |= {name: torch.cat([inputs[name], v]) if name in inputs else v for name, v in pixels.items()}
         for name in fills.keys() & inputs.keys():
             inputs[name] = torch.cat([inputs[name], fills[name]], 1)
         self.prompt_ids = inputs["input_ids"][0, :prompt_length].tolist()
         return self.model(**inputs).logits[0, prompt_length - 1 :].float()
 
     def distribution(
-        self, text: str, images: Sequence[Any], completion: Sequence[int], temperature: float = TEMPERATURE
+        self,
+        text: str,
+        images: Sequence[Any],
+        completion: Sequence[int],
+        temperature: float = TEMPERATURE,
+        shown: Sequence[Any] = (),
     ) -> torch.Tensor:
         """(T + 1, V) log-probs under the sampler's distribution."""
-        logits = self.logits(text, images, completion) / temperature
+        logits = self.logits(text, images, completion, shown) / temperature
         return logits.index_fill(1, logits.new_tensor(self.banned).long(), float("-inf")).log_softmax(-1)
 
     def logprobs(self, sample: Sample, media: MediaStore, temperature: float = TEMPERATURE) -> torch.Tensor:
-        """(T,) log-probs of a sample's completion; the prompt is tokenised anew."""
+        """(T,) log-probs of a sample's completion, 0 where others wrote; the prompt is tokenised anew."""
         import torch
 
-        images = [media.load(ref) for ref in sample.prompt.images]
-        table = self.distribution(sample.prompt.text, images, sample.token_ids.tolist(), temperature)
+        images = [media.load(ref) for ref in sample.all_images]
+        count = len(sample.prompt.images)
+        table = self.distribution(
+            sample.prompt.text, images[:count], sample.token_ids.tolist(), temperature, images[count:]
+        )
         assert self.prompt_ids == sample.prompt.token_ids.tolist()
-        return table[:-1].gather(1, torch.from_numpy(sample.token_ids.astype(np.int64))[:, None])[:, 0]
+        found = table[:-1].gather(1, torch.from_numpy(sample.token_ids.astype(np.int64))[:, None])[:, 0]
+        return torch.where(torch.from_numpy(sample.mask), found, torch.zeros(()))
 
 
 @pytest.fixture(scope="session")

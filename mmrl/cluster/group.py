@@ -17,7 +17,7 @@ from mmrl.data.images import MediaStore
 from mmrl.engine_api import Learner, Sampler
 from mmrl.ops.packing import Unit
 from mmrl.system.signals import Stopped, defer_signals
-from mmrl.types import EncodedPrompt
+from mmrl.types import Sample
 
 
 class RankGroup(RankCalls):
@@ -34,7 +34,7 @@ class RankGroup(RankCalls):
         self,
         ranks: Ranks,
         media: MediaStore,
-        cost: Callable[[Unit, EncodedPrompt], float],
+        cost: Callable[[Unit, Sequence[Sample]], float],
         *,
         ranks_together: int,
         shares_prefix: bool = True,

@@ -13,7 +13,7 @@ from mmrl.data.images import MediaStore
 from mmrl.engine_api import UpdateResult
 from mmrl.errors import MMRLError
 from mmrl.ops.packing import Item, Unit, shares_of, units_of
-from mmrl.types import EncodedPrompt, FloatArray, Sample, TrainingRow
+from mmrl.types import FloatArray, Sample, TrainingRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class GroupLearner:
 
     calls: RankCalls
     media: MediaStore
-    cost: Callable[[Unit, EncodedPrompt], float]
+    cost: Callable[[Unit, Sequence[Sample]], float]
     shares_prefix: bool
 
     def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[FloatArray]:
@@ -70,7 +70,7 @@ class GroupLearner:
         """Indices of each rank's samples."""
 
         def cost(unit: Unit) -> float:
-            return self.cost(unit, samples[unit.indices[0]].prompt)
+            return self.cost(unit, samples)
 
         units = units_of([Item.of(sample) for sample in samples], share=self.shares_prefix)
         return [[i for unit in share for i in unit.indices] for share in shares_of(units, len(self.calls.nodes), cost)]

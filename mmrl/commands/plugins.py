@@ -23,7 +23,8 @@ _COLUMNS = ("kind", "name", "distribution", "version")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
-    text = "try each, or those named, on the checks of mmrl.testing; kinds are algorithm, reward, dataset and tracker"
+    kinds = "algorithm, reward, dataset, environment and tracker"
+    text = f"try each, or those named, on the checks of mmrl.testing; kinds are {kinds}"
     parser.add_argument("--check", nargs="*", metavar="KIND:NAME", help=text)
 
 

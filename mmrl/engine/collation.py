@@ -1,12 +1,15 @@
 """Packs samples into one row of model inputs: tokens, positions, attention layout, image patches.
 
-Letters: ``S`` tokens of the row, ``P`` prompt tokens, ``T`` completion tokens, ``I`` images of the row's prompts, ``U``
-different ones among them.
+Images may lie anywhere in a row. They come in the order of their tokens: those of a prompt, then those of each of its
+completions.
+
+Letters: ``S`` tokens of the row, ``P`` prompt tokens, ``T`` completion tokens, ``W`` those that the policy wrote, ``I``
+images of the row, ``U`` different ones among them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -22,10 +25,10 @@ from mmrl.engine.image_form import Features
 from mmrl.engine.layout import PackedLayout
 from mmrl.engine.vision import ImageInputs
 from mmrl.ops.packing import Item, Unit, offsets, units_of
-from mmrl.types import EncodedPrompt, ImageRef, Sample
+from mmrl.types import ImageRef, IntArray, Sample
 
 POSITION_BYTES = 64 * 2**20
-"""Bytes of prompts' positions that are kept; a prompt of 1,000 tokens takes 28 kB."""
+"""Bytes of positions that are kept; those of 1,000 tokens take 28 kB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,7 @@ class PackedInputs:
         targets_T: int64 completion tokens.
         images: The row's different images, or the vision tower's features of each of the I; None without any.
         routing: Wishes to the routers of a mixture of experts.
+        written_W: int64 places of the policy's tokens among the T; None if it wrote all of them.
     """
 
     model_inputs: dict[str, Any]
@@ -45,17 +49,23 @@ class PackedInputs:
     targets_T: torch.Tensor
     images: UniqueImages | Sequence[Features] | None
     routing: Routing = OWN
+    written_W: torch.Tensor | None = None
+
+    @property
+    def num_written(self) -> int:
+        """W, the positions that meet the head."""
+        return len(self.targets_T if self.written_W is None else self.written_W)
 
 
 @dataclass(frozen=True, slots=True)
 class UniqueImages:
-    """Images that each go through the vision tower once, even if prompts share them.
+    """Images that each go through the vision tower once, even if samples share them.
 
     Attributes:
         pixels: Their pixels as the tower takes them, joined along the first axis.
         grids_U3: Frames, and rows and columns of patches in each, in the host's memory.
         derived: The tower's inputs that follow from the grids; see ``ImageForm.tower_inputs``.
-        places: I places among them, in the order of the row's prompts.
+        places: I places among them, in the order of the row's image tokens.
     """
 
     pixels: torch.Tensor
@@ -68,8 +78,8 @@ class Collator:
     """Packs samples for a model.
 
     Args:
-        body: The model without its head; it computes its prompts' positions where these are multimodal.
-        share: True if samples of one prompt share it in the row, and prompts with the same image share that.
+        body: The model without its head; it computes positions where these are multimodal.
+        share: True if samples of one prompt share it in the row, and samples with the same image share that.
         balances: True if rows ask for ``experts.imbalances``.
         replays: True if the experts that samples know are used.
     """
@@ -105,20 +115,22 @@ class Collator:
         """
         units = self.units(samples)
         prompts = [samples[unit.indices[0]].prompt for unit in units]
-        ids, spans = list[Any](), []
+        ids, spans, refs = list[Any](), [], list[ImageRef]()
         predicting: list[Any] = [None] * len(samples)
         for start, unit, prompt in zip(offsets(unit.tokens for unit in units), units, prompts, strict=False):
             ids.append(prompt.token_ids)
+            refs += prompt.images
             spans += unit.spans(start)
             first = start + unit.prompt_tokens
             for index, begin, length in zip(unit.indices, offsets(unit.completions), unit.completions, strict=False):
                 ids.append(samples[index].token_ids[:length])
+                refs += _inserted_images(samples[index])
                 # The prompt's last token predicts the first of each completion.
                 predicting[index] = np.concatenate([[first - 1], first + begin + np.arange(length)])
         ids_S = np.concatenate(ids)
         inputs = {
             "input_ids": self._tensor(ids_S)[None],
-            "position_ids": self._positions(units, prompts),
+            "position_ids": self._positions(units, samples),
             "layout": PackedLayout(spans, self._device, self._dtype),
         }
         if self._multimodal:
@@ -127,9 +139,16 @@ class Collator:
             inputs,
             self._tensor(np.concatenate(predicting)),
             self._tensor(np.concatenate([s.token_ids for s in samples])),
-            self._known_images([ref for prompt in prompts for ref in prompt.images], known),
+            self._known_images(refs, known),
             self._routing(samples, units, len(ids_S)),
+            self._written(samples),
         )
+
+    def _written(self, samples: Sequence[Sample]) -> torch.Tensor | None:
+        """``PackedInputs.written_W``."""
+        if all(segment.by_policy for sample in samples for segment in sample.segments):
+            return None
+        return self._tensor(np.flatnonzero(np.concatenate([sample.mask for sample in samples])))
 
     def _routing(self, samples: Sequence[Sample], units: Sequence[Unit], num_tokens: int) -> Routing:
         """The wishes to the routers: the samples' places in the row, and the experts that they know."""
@@ -174,29 +193,52 @@ class Collator:
             tuple(place[name] for name in names),
         )
 
-    def _positions(self, units: Sequence[Unit], prompts: Sequence[EncodedPrompt]) -> torch.Tensor:
+    def _positions(self, units: Sequence[Unit], samples: Sequence[Sample]) -> torch.Tensor:
         """(1, S) positions, or (4, 1, S) multimodal ones: text, then temporal, height, width.
 
         Each prompt starts at 0, and each of its completions goes on after it. The text row tells transformers that
         sequences are packed.
         """
         text, columns = list[torch.Tensor](), list[torch.Tensor]()
-        for unit, prompt in zip(units, prompts, strict=True):
+        for unit in units:
             after_T = torch.cat([torch.arange(length) for length in unit.completions])
             text += [torch.arange(unit.prompt_tokens), unit.prompt_tokens + after_T]
             if self._multimodal:
-                prompt_3P = self._cached_positions(prompt)
-                columns += [prompt_3P, (prompt_3P.max() + 1 + after_T).expand(3, -1)]
+                columns += self._multimodal_positions(unit, samples, after_T)
         text_S = torch.cat(text)
         if not columns:
             return devices.moved(text_S[None], self._device)
         return devices.moved(torch.cat([text_S[None], torch.cat(columns, 1)])[:, None], self._device)
 
-    def _cached_positions(self, prompt: EncodedPrompt) -> torch.Tensor:
-        """``_prompt_positions``, cached by all that they depend on: the tokens and the images' sizes."""
-        key = (prompt.token_ids.tobytes(), tuple((ref.width, ref.height) for ref in prompt.images))
+    def _multimodal_positions(
+        self, unit: Unit, samples: Sequence[Sample], after_T: torch.Tensor
+    ) -> Iterator[torch.Tensor]:
+        """(3, P) positions of a unit's prompt, and (3, T) of its completions.
+
+        Args:
+            after_T: Each completion token's place in its completion.
+        """
+        prompt = samples[unit.indices[0]].prompt
+        prompt_3P = self._cached_positions(prompt.token_ids, prompt.images)
+        yield prompt_3P
+        after_3T = (prompt_3P.max() + 1 + after_T).expand(3, -1)
+        own = [samples[index] for index in unit.indices]
+        if not any(map(_inserted_images, own)):
+            yield after_3T
+            return
+        for sample, plain_3T in zip(own, after_3T.split(unit.completions, 1), strict=True):
+            if not _inserted_images(sample):
+                yield plain_3T
+                continue
+            ids = np.concatenate([prompt.token_ids, sample.token_ids])
+            whole_3T = self._cached_positions(ids, sample.all_images)[:, unit.prompt_tokens :]
+            yield whole_3T[:, : plain_3T.shape[1]]
+
+    def _cached_positions(self, token_ids: IntArray, images: Sequence[ImageRef]) -> torch.Tensor:
+        """``_computed_positions``, cached by all that they depend on: the tokens and the images' sizes."""
+        key = (token_ids.tobytes(), tuple((ref.width, ref.height) for ref in images))
         if key not in self._known_positions:
-            found = self._prompt_positions(prompt)
+            found = self._computed_positions(token_ids, images)
             self._position_bytes += found.nbytes + len(key[0])
             if self._position_bytes > POSITION_BYTES:
                 self._known_positions.clear()
@@ -204,15 +246,20 @@ class Collator:
             self._known_positions[key] = found
         return self._known_positions[key]
 
-    def _prompt_positions(self, prompt: EncodedPrompt) -> torch.Tensor:
-        """(3, P) temporal, height and width positions."""
-        ids_P = torch.from_numpy(np.asarray(prompt.token_ids, np.int64))
-        if not prompt.images:
-            return torch.arange(len(ids_P)).expand(3, -1)
-        grids = torch.stack([self._images(ref)[1] for ref in prompt.images])
-        types_P = (ids_P == self._folder.image_token_id).int()
-        positions: torch.Tensor = self._body.get_rope_index(ids_P[None], types_P[None], grids)[0]
+    def _computed_positions(self, token_ids: IntArray, images: Sequence[ImageRef]) -> torch.Tensor:
+        """(3, n) temporal, height and width positions of a sequence that begins with a prompt."""
+        ids = torch.from_numpy(np.asarray(token_ids, np.int64))
+        if not images:
+            return torch.arange(len(ids)).expand(3, -1)
+        grids = torch.stack([self._images(ref)[1] for ref in images])
+        types = (ids == self._folder.image_token_id).int()
+        positions: torch.Tensor = self._body.get_rope_index(ids[None], types[None], grids)[0]
         return positions[:, 0]
+
+
+def _inserted_images(sample: Sample) -> tuple[ImageRef, ...]:
+    """The images of what follows the prompt."""
+    return sample.all_images[len(sample.prompt.images) :]
 
 
 def shares_prefix(config: LearnerConfig, folder: ModelFolder) -> bool:

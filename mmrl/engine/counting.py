@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
+
+import numpy as np
 
 from mmrl.engine.collation import PackedInputs, UniqueImages
 from mmrl.engine.folder import ModelFolder
@@ -13,7 +15,7 @@ from mmrl.engine.shape import model_shape
 from mmrl.engine.weights import numel
 from mmrl.ops.cost import PARTS, Training
 from mmrl.ops.packing import Unit
-from mmrl.types import EncodedPrompt
+from mmrl.types import Sample
 
 
 class UpdateCost:
@@ -43,7 +45,7 @@ class UpdateCost:
         work = self.shape.work(
             tokens=int(inputs.model_inputs["input_ids"].shape[-1]),
             pairs=inputs.model_inputs["layout"].pairs,
-            predicted=len(inputs.targets_T),
+            predicted=inputs.num_written,
             images=inputs.images.grids_U3.tolist() if isinstance(inputs.images, UniqueImages) else (),
         )
         return self.shape.update_flops(work, self._training)
@@ -79,12 +81,15 @@ class UnitCost:
         self._shape = model_shape(folder.config)
         self._form = folder.images if folder.family.vision else None
 
-    def __call__(self, unit: Unit, prompt: EncodedPrompt) -> float:
+    def __call__(self, unit: Unit, samples: Sequence[Sample]) -> float:
+        """The cost of a unit of these samples."""
+        own = [samples[index] for index in unit.indices]
+        refs = {ref.hash: ref for sample in own for ref in sample.all_images} if self._tower else {}
         work = self._shape.work(
             tokens=unit.tokens,
             pairs=unit.pairs,
-            predicted=unit.predicted,
-            images=[self._form.grid(ref.width, ref.height) for ref in prompt.images if self._tower and self._form],
+            predicted=sum(int(np.count_nonzero(sample.mask)) for sample in own),
+            images=[self._form.grid(ref.width, ref.height) for ref in refs.values() if self._form],
         )
         return self._shape.forward_flops(work)
 

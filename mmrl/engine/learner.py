@@ -232,7 +232,7 @@ class DeepSpeedLearner:
         """This rank's micro-batches, empty ones at the end where other ranks have more."""
 
         def cost(unit: Unit) -> float:
-            return self._estimate(unit, samples[unit.indices[0]].prompt)
+            return self._estimate(unit, samples)
 
         rows = plan_microbatches(self._collate.units(samples, budget), budget, cost)
         plan = [[index for unit in row for index in unit.indices] for row in rows]
@@ -254,7 +254,7 @@ class DeepSpeedLearner:
         """
         if not self._keeps_features:
             return
-        refs = {ref.hash: ref for ref in (BLANK, *(ref for sample in samples for ref in sample.prompt.images))}
+        refs = {ref.hash: ref for ref in (BLANK, *(ref for sample in samples for ref in sample.all_images))}
         new = [ref for name, ref in refs.items() if name not in self._features]
         sizes = [self._folder.image_tokens(ref.width, ref.height) for ref in new]
         batches = [[new[i] for i in part] for part in first_fit(sizes, self._budget)]
@@ -289,7 +289,7 @@ class DeepSpeedLearner:
     def _idles(self, samples: Sequence[Sample]) -> list[Sample]:
         """Samples that a packed row needs besides its own; see ``idle_sample``."""
         reads = self._folder.family.vision and not self._features
-        lacks = reads and not any(sample.prompt.images for sample in samples)
+        lacks = reads and not any(sample.all_images for sample in samples)
         return [self._idle] if lacks or not samples else []
 
     def _backward(self, rows: Sequence[TrainingRow], num_rows: int) -> tuple[PartialLoss, torch.Tensor, torch.Tensor]:

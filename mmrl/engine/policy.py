@@ -63,8 +63,8 @@ class Policy(torch.nn.Module):
         self.register_buffer("banned_V", banned_V, persistent=False)
 
     def forward(self, inputs: PackedInputs | UniqueImages) -> Any:
-        """(T,) log-probs of the row's completion tokens, and with gradients (T,) entropies in nats; for images alone,
-        their features.
+        """(T,) log-probs of the row's completion tokens, and with gradients (T,) entropies in nats, both 0 where the
+        policy did not write the token; for images alone, their features.
 
         One method does both, as DeepSpeed hooks into this one.
         """
@@ -77,15 +77,19 @@ class Policy(torch.nn.Module):
         for router in self.routers:
             router.routing = inputs.routing
         outputs = self.model.base_model(**inputs.model_inputs, **images, attention_mask=None, use_cache=False)
-        hidden_SH = outputs.last_hidden_state[0]
-        return self.head(
-            rows_at(hidden_SH, inputs.predicting_T),
-            inputs.targets_T,
+        hidden_SH, written_W = outputs.last_hidden_state[0], inputs.written_W
+        predicting, targets = inputs.predicting_T, inputs.targets_T
+        if written_W is not None:
+            predicting, targets = predicting[written_W], targets[written_W]
+        found = self.head(
+            rows_at(hidden_SH, predicting),
+            targets,
             self.banned_V,
             self._temperature,
             entropy=torch.is_grad_enabled(),  # only an update has a use for it
             entropy_gradient=self._entropy_gradient,
         )
+        return found if written_W is None else tuple(_spread(each, written_W, inputs.targets_T) for each in found)
 
     def _features(self, images: UniqueImages) -> list[Features]:
         """The vision tower's features of the images, one entry per place."""
@@ -288,6 +292,11 @@ def gathered(*parameters: torch.nn.Parameter) -> AbstractContextManager[Any]:
 
     found: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(list(parameters))
     return found
+
+
+def _spread(values_W: torch.Tensor, places_W: torch.Tensor, like_T: torch.Tensor) -> torch.Tensor:
+    """(T,) the values at their places, and 0 elsewhere; no values stay none."""
+    return values_W.new_zeros(len(like_T)).index_copy(0, places_W, values_W) if len(values_W) else values_W
 
 
 def _buckets(parameters: Iterable[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:

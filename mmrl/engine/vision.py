@@ -27,7 +27,7 @@ def idle_sample(folder: ModelFolder) -> Sample:
     if folder.family.vision:
         token_ids, images = np.array(folder.images.expansion(BLANK.width, BLANK.height), np.int32), (BLANK,)
     prompt = EncodedPrompt(prompt=Prompt("", ()), text="", token_ids=token_ids, images=images)
-    return Sample(prompt, (Segment(end, False, np.zeros(1, np.float32)),))
+    return Sample(prompt, (Segment(end, True, np.zeros(1, np.float32)),))
 
 
 class ImageInputs:

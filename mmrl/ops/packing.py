@@ -79,7 +79,7 @@ class Unit:
 
     @property
     def predicted(self) -> int:
-        """Completion tokens, which is the number of positions that meet the head."""
+        """Completion tokens; a position that predicts one of the policy's meets the head."""
         return sum(self.completions) + len(self.completions)
 
     def spans(self, start: int) -> list[Span]:

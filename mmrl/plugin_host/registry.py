@@ -175,6 +175,12 @@ def given(
     plugin: str | type[DatasetLoader] | DatasetLoader,
     options: Mapping[str, Any] | None = None,
 ) -> DatasetLoader: ...
+@overload
+def given(
+    kind: Literal["environment"],
+    plugin: str | type[Environment] | Environment,
+    options: Mapping[str, Any] | None = None,
+) -> Environment: ...
 def given(kind: Kind, plugin: Any, options: Mapping[str, Any] | None = None) -> Plugin:
     """The plugin of that name or class (which need not be registered), or the given plugin itself, checked like any.
 

@@ -19,6 +19,7 @@ from mmrl.testing.playback import RecordedBatch, Replay, play, replay
 from mmrl.testing.recorded import Arrays
 from mmrl.testing.rollouts import scored_groups
 from mmrl.testing.rules import broken, failed, shown
+from mmrl.types import ENVIRONMENT
 
 PARTITIONS = ((1, 4), (2, 2), (3, 1))
 """Ranks, and micro-batches of each rank, that are compared with one of each."""
@@ -109,7 +110,8 @@ class _Subject:
             raise broken(algorithm, "aggregation is an Aggregation", repr(aggregation), remedy)
         try:
             with plugin_errors(algorithm, "check"):
-                warnings = algorithm.check(RunFacts(8, 16, 512, updates_per_batch=2, rewards=self.rewards))
+                names = (*self.rewards, ENVIRONMENT) if self.needs.turns else self.rewards
+                warnings = algorithm.check(RunFacts(8, 16, 512, updates_per_batch=2, rewards=names))
         except PluginError as error:
             if isinstance(error.__cause__, ValueError):  # the answer to options that do not suit a run
                 return

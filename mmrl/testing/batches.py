@@ -12,6 +12,7 @@ import numpy as np
 
 from mmrl.interfaces import Needs
 from mmrl.testing.recorded import PER_TOKEN, Arrays
+from mmrl.types import ENVIRONMENT
 
 _GROUPS = {401: 4, 17: 3, 93: 4, 5: 2, 230: 1}
 """Sizes by id. The ids say nothing, as in a run."""
@@ -25,7 +26,8 @@ def random_batch(
     """A batch of groups whose rows are mixed, with only those fields that ``needs`` asks for.
 
     It has a group of equal rewards, a group with only one valid reward, a row without a token in the loss, holes within
-    rows, and a group of one if the algorithm allows that. The last of several components counts as a penalty.
+    rows, and a group of one if the algorithm allows that. The last of several components counts as a penalty. If turns
+    are asked for, there is one more component, of the environment, which is the sum of the turns' rewards.
     """
     rng = np.random.default_rng(seed)
     groups = {i: n for i, n in _GROUPS.items() if i != _SINGLE_GROUP or needs.min_group_size <= n}
@@ -68,7 +70,20 @@ def random_batch(
         for name in components:
             baseline = dict(zip(groups, rng.integers(0, 2, len(groups)), strict=True))
             batch["greedy_components"][name] = np.array([baseline[i] for i in ids_B], float)
+    if needs.turns:
+        batch |= _turns(rng, lengths_B, binary_rewards=binary_rewards)
+        batch["components"] = {**named, ENVIRONMENT: np.array([sum(each) for each in batch["turn_rewards"]])}
+        batch["weights"] = {**batch["weights"], ENVIRONMENT: 1.0}
     return _with_components(batch, lambda values_B: values_B)
+
+
+def _turns(rng: np.random.Generator, lengths_B: Any, *, binary_rewards: bool) -> dict[str, Any]:
+    """Episodes of one to four turns, which act upon few states, some of them again."""
+    turns_BT = np.array([np.arange(_LONGEST) * rng.integers(1, 5) // length for length in lengths_B]).clip(max=3)
+    counts = 1 + turns_BT.max(1)
+    rewards = [rng.integers(0, 2, k).astype(float) if binary_rewards else rng.normal(size=k) for k in counts]
+    states = [["start", *(f"state {n}" for n in rng.integers(0, 3, k - 1))] for k in counts]
+    return {"turns": turns_BT, "turn_rewards": rewards, "turn_states": states}
 
 
 def _with_components(batch: Arrays, change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -87,13 +102,19 @@ def polluted(batch: Arrays, garbage: float) -> dict[str, Any]:
     """The batch with garbage where it must not matter: masked tokens, rewards of invalid rows."""
     mask_BT = batch["response_mask"]
     dirty = {name: np.where(mask_BT, batch[name], garbage) for name in PER_TOKEN if name in batch}
+    if "turn_rewards" in batch:
+        rows = zip(batch["turn_rewards"], batch["reward_valid"], strict=True)
+        dirty["turn_rewards"] = [np.where(valid, values_K, garbage) for values_K, valid in rows]
     return _with_components({**batch, **dirty}, lambda values_B: np.where(batch["reward_valid"], values_B, garbage))
 
 
 def padded(batch: Arrays, extra: int) -> dict[str, Any]:
     """The batch with further masked tokens at the end of every row."""
     names = [name for name in (*PER_TOKEN, "response_mask") if name in batch]
-    return {**batch, **{name: np.pad(batch[name], ((0, 0), (0, extra))) for name in names}}
+    longer = {name: np.pad(batch[name], ((0, 0), (0, extra))) for name in names}
+    if "turns" in batch:
+        longer["turns"] = np.pad(batch["turns"], ((0, 0), (0, extra)), "edge")
+    return {**batch, **longer}
 
 
 def reordered(batch: Arrays, order: Any) -> dict[str, Any]:
@@ -102,6 +123,9 @@ def reordered(batch: Arrays, order: Any) -> dict[str, Any]:
     for key in ("components", "greedy_components"):
         if key in batch:
             rows[key] = {name: values_B[order] for name, values_B in batch[key].items()}
+    for key in ("turn_rewards", "turn_states"):
+        if key in batch:
+            rows[key] = [batch[key][index] for index in order]
     return {**batch, **rows, "group_ids": rows["group_ids"] * 3 + 1}
 
 

@@ -17,6 +17,7 @@ from mmrl.plugin_host.registry import PluginInfo
 from mmrl.system.worker_process import Line, WorkerProcess, WorkerProcessEnded
 from mmrl.testing.algorithms import check_algorithm
 from mmrl.testing.datasets import check_dataset
+from mmrl.testing.environments import check_environment
 from mmrl.testing.rewards import check_reward
 from mmrl.testing.rules import Untried
 
@@ -89,12 +90,14 @@ def _examine(info: PluginInfo) -> Verdict:
             if (facts := cast(type[DatasetLoader], registry.resolve("dataset", name)).facts) is not None:
                 return Verdict("loaded", f"not checked, as it would fetch {facts.origin}")
             check_dataset(name)
+        elif info.kind == "environment":
+            check_environment(name)
         else:
             return Verdict("loaded", f"there are no checks for {info.kind}s")
     except ConfigError as error:
         return Verdict("loaded", f"not checked, as its default options do not go together: {error.what}")
     except Untried as error:
-        return Verdict("loaded", f"not checked, as it raised on made-up rollouts: {error.where}")
+        return Verdict("loaded", f"not checked, as it raised on made-up data: {error.where}")
     except MMRLError as error:
         return Verdict("bad", str(error))
     except BaseException as error:  # one that answers nonsense, or exits, must not hide the others

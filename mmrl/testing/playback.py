@@ -61,8 +61,9 @@ def replay(
             compute them), ``entropy`` (B, T; zeros without it), ``max_len``, the default of the length constant.
             Several rewards: ``components``, from names to (B,), NaN for None; ``weights`` (from names to numbers, 1
             without it); ``penalties`` (names); ``greedy_components`` (from names to (B,)). ``rewards`` may then be
-            left out, and is the weighted sum; without ``components`` it is the one called ``reward``. Other keys mean
-            nothing, unless they are nearly one of these.
+            left out, and is the weighted sum; without ``components`` it is the one called ``reward``. Episodes:
+            ``turns`` (B, T), and for each row a sequence of its turns' ``turn_rewards`` and ``turn_states``. Other keys
+            mean nothing, unless they are nearly one of these.
         options: The algorithm's options, if it is given by name or class.
         ranks: Simulated ranks.
         microbatches: Micro-batches of each rank.
@@ -168,6 +169,9 @@ class RecordedBatch:
             weights=arrays["weights"],
             penalties=arrays["penalties"],
             greedy_components=arrays.get("greedy_components"),
+            turns=None if "turns" not in arrays else list(arrays["turns"]),
+            turn_rewards=arrays.get("turn_rewards"),
+            turn_states=arrays.get("turn_states"),
         )
 
 

@@ -18,10 +18,11 @@ Arrays = Mapping[str, Any]
 PER_TOKEN = ("log_probs", "old_log_probs", "ref_log_probs", "rollout_log_probs", "entropy")
 _ROWS = {"group_ids": "int64", "rewards": "float64", "greedy_rewards": "float64"}
 _ROWS |= {"reward_valid": "bool", "truncated": "bool"}
-_TOKENS = {"response_mask": "bool", **dict.fromkeys(PER_TOKEN, "float64")}
+_TOKENS = {"response_mask": "bool", "turns": "int64", **dict.fromkeys(PER_TOKEN, "float64")}
 _NAMED = ("components", "greedy_components")
+_TURNS = ("turn_rewards", "turn_states")
 _REQUIRED = ("group_ids", "response_mask", "log_probs", "rollout_log_probs")
-_KNOWN = (*_ROWS, *_TOKENS, *_NAMED, "weights", "penalties", "max_len")
+_KNOWN = (*_ROWS, *_TOKENS, *_NAMED, *_TURNS, "weights", "penalties", "max_len")
 
 
 def read_batch(batch: Arrays, needs: Needs) -> dict[str, Any]:
@@ -41,6 +42,7 @@ def read_batch(batch: Arrays, needs: Needs) -> dict[str, Any]:
             named = batch[key].items()
             read[key] = {name: _array(f"{key}[{name!r}]", values, "float64", shape[:1]) for name, values in named}
     read.setdefault("components", {"reward": read.get("rewards", np.zeros(0)).copy()})
+    read |= _turns(batch, read, shape[0]) if "turns" in read else {}
     names = list(read["components"])
     if "greedy_rewards" in read:
         read.setdefault("greedy_components", {"reward": read.pop("greedy_rewards")})
@@ -50,6 +52,21 @@ def read_batch(batch: Arrays, needs: Needs) -> dict[str, Any]:
         _check_names(key, set(batch.get(key, ())) - set(names), names)
     _check_names("greedy_components", set(read.get("greedy_components", names)) ^ set(names), names)
     return _with_sum(read)
+
+
+def _turns(batch: Arrays, read: Arrays, rows: int) -> dict[str, Any]:
+    """The rewards and states of each row's turns."""
+    for key in _TURNS:
+        if key not in batch or len(batch[key]) != rows:
+            what = f"turns go with {' and '.join(_TURNS)}, a sequence for each of {rows} rows"
+            raise DataError(what, where="batch", remedy=f"add {key}, one entry for each turn of a row")
+    rewards = [_array(f"turn_rewards[{row}]", values, "float64") for row, values in enumerate(batch["turn_rewards"])]
+    states = [tuple(map(str, values)) for values in batch["turn_states"]]
+    for row, (rewards_K, states_K, turns_T) in enumerate(zip(rewards, states, read["turns"], strict=True)):
+        if not (rewards_K.shape == (len(states_K),) and 0 <= turns_T.min() <= turns_T.max() < len(states_K)):
+            found = f"{rewards_K.size} rewards, {len(states_K)} states, and tokens of turns up to {turns_T.max()}"
+            raise DataError(f"row {row} has {found}", where="batch", remedy="count turns from 0, in each row anew")
+    return {"turn_rewards": rewards, "turn_states": states}
 
 
 def _check_names(key: str, wrong: set[str], names: list[str]) -> None:
@@ -66,6 +83,7 @@ def _check_keys(batch: Arrays, needs: Needs) -> None:
     needed = [*_REQUIRED, *(["rewards"] if "components" not in batch else [])]
     needed += ["ref_log_probs"] if needs.reference_logprobs else []
     needed += ["old_log_probs"] if needs.old_logprobs else []
+    needed += ["turns", *_TURNS] if needs.turns else []
     if needs.greedy_rollout and "greedy_components" not in batch:
         needed += ["greedy_rewards" if "components" not in batch else "greedy_components"]
     missing = [key for key in needed if key not in batch]

@@ -29,12 +29,12 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from mmrl.interfaces import PluginConfig, Reward
+from mmrl.interfaces import Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import last_tagged
-from mmrl_rewards.sandboxes import Outcome, Sandbox, open_sandbox
+from mmrl_rewards.sandboxes import Outcome, Sandbox, SandboxOptions
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*$", re.MULTILINE)
 Test = tuple[str, str, str | None]
@@ -44,13 +44,7 @@ Test = tuple[str, str, str | None]
 class Code(Reward):
     """Tests of a program."""
 
-    class Config(PluginConfig):
-        sandbox: str = "local"
-        """Sandbox of the programs: local, or package.module:Class."""
-        sandbox_options: dict[str, Any] = Field(default_factory=dict)
-        """Options of the sandbox; of local: memory_bytes and output_bytes."""
-        i_know_local_is_no_security_boundary: bool = False
-        """Must be true for the sandbox local."""
+    class Config(SandboxOptions):
         tests_column: str | None = None
         """Column with the tests; null is the reference answer."""
         all_or_nothing: bool = False
@@ -62,18 +56,9 @@ class Code(Reward):
         max_characters: int = Field(default=50_000, gt=0)
         """Longer programs score 0."""
 
-        @model_validator(mode="after")
-        def _confirmed(self) -> Code.Config:
-            if self.sandbox == "local" and not self.i_know_local_is_no_security_boundary:
-                raise ValueError(
-                    "the sandbox local is no security boundary: programs of the model would run as you do; set "
-                    "i_know_local_is_no_security_boundary: true, or name a sandbox of your own"
-                )
-            return self
-
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._sandbox: Sandbox = open_sandbox(config.sandbox, config.sandbox_options)
+        self._sandbox: Sandbox = config.open_sandbox()
 
     def score_one(self, rollout: Rollout) -> Score | None:
         column = self.config.tests_column

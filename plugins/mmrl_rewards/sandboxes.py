@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import Field, model_validator
+
 from mmrl.errors import ConfigError
+from mmrl.interfaces import PluginConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +163,27 @@ def open_sandbox(name: str, options: Mapping[str, Any]) -> Sandbox:
     if not callable(getattr(sandbox, "run", None)):
         raise ConfigError(f"The sandbox {name!r} has no method run(program, stdin, time_limit_s)")
     return sandbox
+
+
+class SandboxOptions(PluginConfig):
+    """Options of a plugin that runs code of a model."""
+
+    sandbox: str = "local"
+    """Sandbox of the programs: local, or package.module:Class."""
+    sandbox_options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the sandbox; of local: memory_bytes and output_bytes."""
+    i_know_local_is_no_security_boundary: bool = False
+    """Must be true for the sandbox local."""
+
+    @model_validator(mode="after")
+    def _confirmed(self) -> SandboxOptions:
+        if self.sandbox == "local" and not self.i_know_local_is_no_security_boundary:
+            raise ValueError(
+                "the sandbox local is no security boundary: programs of the model would run as you do; set "
+                "i_know_local_is_no_security_boundary: true, or name a sandbox of your own"
+            )
+        return self
+
+    def open_sandbox(self) -> Sandbox:
+        """The sandbox; raises as ``open_sandbox`` does."""
+        return open_sandbox(self.sandbox, self.sandbox_options)

@@ -41,11 +41,18 @@ def rows(vision) -> list[TrainingRow]:
     return rows_of(vision)
 
 
-def rows_of(bench: Any) -> list[TrainingRow]:
-    """Rows of text, and of one image and of two for a model that reads them, in several micro-batches."""
-    samples = bench.samples(LENGTHS)
-    masks, advantages = [sample.mask for sample in samples], [np.full(n, (-1.0) ** n * n / 9) for n in LENGTHS]
-    return list(training_rows(samples, masks, advantages, np.arange(7), Aggregation("token-mean"), range(7)).values())
+def rows_of(bench: Any, *, episodes: bool = False) -> list[TrainingRow]:
+    """Rows of text, and of one image and of two for a model that reads them, in several micro-batches.
+
+    Args:
+        episodes: True to add episodes with images in observations, if the model reads images.
+    """
+    samples = [*bench.samples(LENGTHS), *(bench.episodes() if episodes and bench.folder.family.vision else [])]
+    masks = [sample.mask for sample in samples]
+    advantages = [np.full(n, (-1.0) ** n * n / 9) for n in map(len, masks)]
+    indices = range(len(samples))
+    aggregation = Aggregation("token-mean")
+    return list(training_rows(samples, masks, advantages, np.arange(len(samples)), aggregation, indices).values())
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +182,7 @@ def test_the_gradient_is_the_chain_rules_of_the_merged_weights(family, adapted, 
         learner={"lr": 1e-30, "max_grad_norm": 1e9, "deepspeed": exposed},
         algorithm={"kl": {"coef": 0.1}},
     )
-    rows = rows_of(setting)
+    rows = rows_of(setting, episodes=True)
     generator = torch.Generator().manual_seed(0)
     with engine.learning() as learner:
         for adapter in learner.policy.adapted:
@@ -185,7 +192,7 @@ def test_the_gradient_is_the_chain_rules_of_the_merged_weights(family, adapted, 
         known = zip(rows, learner.reference_logprobs(samples), strict=True)
         learner.update([replace(row, reference_logprobs=values, constants={"kl_coef": 0.0}) for row, values in known])
         reference = plain_with(plain, setting.folder.path, merged(learner))
-        weight = 1 / sum(LENGTHS)
+        weight = 1 / sum(int(row.mask.sum()) for row in rows)
         for row in rows:
             (-weight * float(row.advantages[0]) * reference.logprobs(row.sample, setting.media).sum()).backward()
         by_plain = dict(reference.model.named_parameters())

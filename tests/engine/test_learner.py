@@ -51,7 +51,13 @@ def case_of(setting: Any) -> SimpleNamespace:
     samples = setting.samples(LENGTHS)
     masks = [rng.random(length) < 0.8 for length in LENGTHS]
     masks[3][:] = False
-    return SimpleNamespace(samples=samples, masks=masks, tokens=[int(mask.sum()) for mask in masks])
+    return SimpleNamespace(
+        samples=samples,
+        masks=masks,
+        tokens=[int(mask.sum()) for mask in masks],
+        advantages=ADVANTAGES,
+        groups=GROUPS,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +69,10 @@ def rows_of(case: Any) -> Callable[..., list[TrainingRow]]:
     """The case's rows, weighted in a mode."""
 
     def weigh(mode: str = "token-mean", constant: float | None = None) -> list[TrainingRow]:
-        advantages = [np.full(length, value) for length, value in zip(LENGTHS, ADVANTAGES, strict=True)]
+        advantages = [np.full(len(mask), value) for mask, value in zip(case.masks, case.advantages, strict=True)]
         aggregation = Aggregation(mode, constant)
-        return list(
-            training_rows(case.samples, case.masks, advantages, GROUPS, aggregation, range(len(LENGTHS))).values()
-        )
+        indices = range(len(case.samples))
+        return list(training_rows(case.samples, case.masks, advantages, case.groups, aggregation, indices).values())
 
     return weigh
 
@@ -80,7 +85,7 @@ def rows(case) -> Callable[..., list[TrainingRow]]:
 def row_losses(case: Any, setting: Any, reference: Any) -> tuple[list[Any], list[dict[str, torch.Tensor]]]:
     """Each row's log-probs, and the gradient of its ``-A sum_t m_t log pi_t``, by plain autograd."""
     values, found = [], []
-    for sample, mask, advantage in zip(case.samples, case.masks, ADVANTAGES, strict=True):
+    for sample, mask, advantage in zip(case.samples, case.masks, case.advantages, strict=True):
         reference.model.zero_grad()
         logprobs = reference.logprobs(sample, setting.media)
         (-advantage * logprobs[torch.from_numpy(mask)].sum()).backward()

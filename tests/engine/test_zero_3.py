@@ -56,14 +56,26 @@ def printed(folder: Path, models: list[Path], count: int) -> dict[str, Any]:
 @pytest.mark.proves("zero_3")
 @pytest.mark.parametrize("family", CHOSEN)
 def test_two_ranks_at_zero_3_find_the_gradient_of_one(family, updates):
+    check(family, FAMILIES[family].mixture, updates)
+
+
+@pytest.mark.full
+@pytest.mark.proves("zero_3")
+@pytest.mark.parametrize("family", [family for family in CHOSEN if FAMILIES[family].vision])
+def test_two_ranks_of_which_one_has_no_image_find_the_gradient_of_episodes(family, updates):
+    """The other one has images of prompts and of observations, and more rows."""
+    check(f"{family}-episodes", False, updates)
+
+
+def check(step: str, mixture: bool, updates: tuple[Path, list[dict[str, Any]]]) -> None:
     folder, (alone, together) = updates
-    one, two = (load_file(folder / f"{family}-{ranks}.safetensors") for ranks in (1, 2))
+    one, two = (load_file(folder / f"{step}-{ranks}.safetensors") for ranks in (1, 2))
     norm = sum(float(gradient.square().sum()) for gradient in one.values()) ** 0.5
     assert one.keys() == two.keys() and norm > 0
     assert sum(float((one[name] - two[name]).square().sum()) for name in one) ** 0.5 < 1e-5 * norm
-    assert not FAMILIES[family].mixture or together[family]["loss/router_aux"] > 0
-    assert together[family]["perf/microbatches"] > alone[family]["perf/microbatches"] == 1
-    losses = {name for name in alone[family] if name.startswith("loss/")}
-    assert {name: together[family][name] for name in losses} == pytest.approx(
-        {name: alone[family][name] for name in losses}, rel=1e-5, abs=1e-7
+    assert not mixture or together[step]["loss/router_aux"] > 0
+    assert together[step]["perf/microbatches"] > alone[step]["perf/microbatches"] == 1
+    losses = {name for name in alone[step] if name.startswith("loss/")}
+    assert {name: together[step][name] for name in losses} == pytest.approx(
+        {name: alone[step][name] for name in losses}, rel=1e-5, abs=1e-7
     )

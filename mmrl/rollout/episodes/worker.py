@@ -50,7 +50,7 @@ def serve() -> None:
     _move_into(Path(scratch))
     line.send({"facts": facts})
     with asyncio.Runner() as runner:  # one loop for all calls: an environment may keep its connections
-        sessions = _Sessions(environment, Path(scratch), runner)
+        sessions = Sessions(environment, Path(scratch), runner)
         for count, verb, session, *arguments in requests:
             line.send({"number": count, **sessions.reply(verb, session, *arguments)})
 
@@ -74,7 +74,7 @@ def _move_into(scratch: Path) -> None:
     os.chdir(scratch)
 
 
-class _Sessions:
+class Sessions:
     """The episodes of this process, each with its environment and a working directory of its own."""
 
     def __init__(self, prepared: Environment, scratch: Path, runner: asyncio.Runner) -> None:

@@ -1,0 +1,203 @@
+"""The environment `tools`: plain functions as tools."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mmrl.errors import ConfigError
+from mmrl.types import Call, Message, Observation, Prompt, Turn
+from mmrl_environments.tools import Tools
+
+FILE = '''\
+import asyncio
+import numpy as np
+
+from mmrl.environments import ToolError
+from mmrl.types import Observation
+
+CALLS = []
+
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers.
+
+    Args:
+        a: The first.
+        b: The second,
+            which may be left out.
+    """
+    CALLS.append((a, b))
+    return a + b
+
+async def ask(question: str) -> dict:
+    """Ask somebody.
+
+    Args:
+        question: What to ask.
+    """
+    await asyncio.sleep(0)
+    if question == "?":
+        raise ToolError("Ask more.")
+    if question == "!":
+        raise ValueError("no answer")
+    return {"answer": question.upper(), "done": None}
+
+def plot(sides: list[int]) -> list:
+    """Plot something.
+
+    Args:
+        sides: Width and height.
+    """
+    return ["a plot", np.zeros((sides[1], sides[0], 3), np.uint8)]
+
+def finish() -> Observation:
+    """Finish."""
+    return Observation("over", reward=2.0, done=True, info={"why": "asked"})
+
+def bare(a, b: int):
+    """Bare.
+
+    Args:
+        a: One.
+        b: Two.
+    """
+
+def silent(a: int):
+    pass
+
+def secret(a: int, b: int):
+    """Something.
+
+    Args:
+        a: One.
+
+    Returns:
+        b: Two.
+    """
+
+def many(*words: str):
+    """Many.
+
+    Args:
+        words: Some.
+    """
+
+def strange(a: "Unheard"):
+    """Strange.
+
+    Args:
+        a: One.
+    """
+
+NUMBER = 3
+'''
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "my_tools.py"
+    path.write_text(FILE)
+    return path
+
+
+def begin(file, *names, **options):
+    tools = Tools(Tools.Config(tools=[f"{file}:{name}" for name in names], **options))
+    tools.prepare()
+    tools.reset(Prompt("p", (Message("user", "?"),)), 0)
+    return tools
+
+
+def ask(environment, *calls: Call) -> Observation:
+    async def step() -> Observation:
+        return await environment.step(Turn("", calls, 0, "stop", 100))
+
+    return asyncio.run(step())
+
+
+def test_functions_of_files_and_modules_answer_calls(file):
+    tools = begin(file, "add", "ask", "plot", "finish")
+    found = ask(tools, Call("add", {"a": 2}), Call("add", {"a": "3", "b": 4}), Call("ask", {"question": "why"}))
+    assert found.content == ["3\n", "7\n", '{"answer": "WHY", "done": null}']
+    assert not found.done and found.reward == 0
+    text, image = ask(tools, Call("plot", {"sides": [5, 4]})).content
+    assert text == "a plot" and image.shape == (4, 5, 3)
+    found = ask(tools, Call("finish", {}))
+    assert (found.content, found.reward, found.done, found.info) == (["over"], 2.0, True, {"why": "asked"})
+    assert ask(tools).done
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (Call("add", {"a": "two"}), "add: a: Input should be a valid integer"),
+        (Call("add", {"a": 1, "c": 2}), "unexpected keyword argument 'c'"),
+        (Call("add", {}), "missing a required argument: 'a'"),
+        (Call("ask", {"question": "?"}), "Ask more."),
+        (Call("ask", {"question": 3}), "ask: question: "),
+        (Call("plot", {"sides": "5"}), "plot: sides: "),
+        (Call("bare", {}), "There is no tool 'bare'. Tools: add, ask, plot."),
+        (Call("add", {"x" * 10**6: 1}), "add: "),
+    ],
+)
+def test_a_call_that_does_not_fit_is_answered(file, call, said):
+    (text,) = ask(begin(file, "add", "ask", "plot"), call).content
+    assert said in text and len(text) < 400
+
+
+def test_an_exception_fails_the_episode_or_is_answered(file):
+    call = Call("ask", {"question": "!"})
+    with pytest.raises(ValueError, match="no answer"):
+        ask(begin(file, "ask"), call)
+    assert ask(begin(file, "ask", on_error="answer"), call).content == ["no answer"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bare", "no type hints for a"),
+        ("silent", "has no docstring"),
+        ("secret", "does not describe b"),
+        ("many", "which a call by names cannot give"),
+        ("strange", "type hints of the tool .* cannot be read: name 'Unheard'"),
+        ("NUMBER", "is a int, and no function"),
+        ("ad", "has no function ad"),
+    ],
+)
+def test_a_function_that_can_be_no_tool_is_refused_before_the_start(file, name, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        begin(file, name)
+    assert caught.value.where.endswith(f"my_tools.py:{name}") and caught.value.remedy + caught.value.possible
+
+
+def test_what_cannot_be_found_is_refused(file, tmp_path):
+    for target, message in (
+        ("nowhere.py:f", "cannot be read: No such file"),
+        ("no_such_package:f", "No module named 'no_such_package'"),
+        ("nothing", "names no function"),
+        (f"{file}:add/../x", "names no function"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Tools(Tools.Config(tools=[target]))
+    with pytest.raises(ConfigError, match="several tools are called add"):
+        begin(file, "add", "add")
+    (tmp_path / "broken.py").write_text("def f(:")
+    with pytest.raises(ConfigError, match="cannot be imported: SyntaxError"):
+        Tools(Tools.Config(tools=[f"{tmp_path / 'broken.py'}:f"]))
+
+
+def test_a_function_of_a_module_is_found_on_the_path(file, monkeypatch):
+    monkeypatch.syspath_prepend(file.parent)
+    tools = Tools(Tools.Config(tools=["my_tools:add"]))
+    assert ask(tools, Call("add", {"a": 5})).content == ["6"]
+
+
+def test_functions_of_a_file_share_its_module_and_have_schemas(file):
+    from transformers.utils import get_json_schema
+
+    tools = begin(file, "add", "ask").tools()
+    schema = get_json_schema(tools[0])["function"]
+    assert schema["parameters"]["required"] == ["a"]
+    assert schema["parameters"]["properties"]["b"]["type"] == "integer"
+    assert get_json_schema(tools[1])["function"]["name"] == "ask"
+    assert tools[0].__wrapped__.__globals__ is tools[1].__wrapped__.__globals__
