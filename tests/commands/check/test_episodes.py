@@ -102,6 +102,7 @@ def test_scripts_are_played_and_shown_with_the_policys_part_marked(check: Callab
     assert (endless["finish_reason"], endless["policy_tokens"], endless["inserted_tokens"]) == ("length", 400, 0)
 
 
+@pytest.mark.full
 def test_people_see_limits_and_marked_lines_without_control_characters(
     check: Callable[..., tuple[int, str, str]],
 ) -> None:
@@ -115,6 +116,7 @@ def test_people_see_limits_and_marked_lines_without_control_characters(
     assert any("<tool_call>" in line or '"peek"' in line for line in policy)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
