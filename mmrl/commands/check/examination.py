@@ -274,7 +274,9 @@ class _Examination:
         names = [tool["function"]["name"] for tool in facts.tools]
         shown = f"{', '.join(names)}, by {_TOOL_PROMPTS[encoder.tools_by]}" if names else "none"
         lines = [f"tools: {shown}", *(f"observations with {kind}: as {role} messages" for kind, role in ways.items())]
+        deviation = encoder.deviation(images=spec.max_images > 0)
         lines[-1] += "; what is appended is what the chat template writes for the whole conversation"
+        lines[-1] += f", but that {deviation}, and the policy reads them" if deviation else ""
         data: dict[str, Any] = {"tools": names, "tool_prompt": encoder.tools_by, "roles": dict(ways)}
         self.report.add("episodes", data, lines)
         made = (self.setup.training.attempt(place, encoder.encode) for place in range(len(self.setup.training)))
@@ -282,7 +284,7 @@ class _Examination:
         seed = request_seed(self.config.trainer.seed, 0, f"environment/{prompt.id}", 0)
         with playing(self.setup) as player:
             assert player is not None
-            walks = walk(player, facts.tools, folder, prompt, seed)
+            walks = walk(player, facts.tools, folder, encoder.end_of_turn, prompt, seed)
             data["prompt"], data["scripts"] = prompt.id, [each.data() for each in walks]
             self.report.show(
                 "", [f"{prompt.id}, played by scripts in place of the policy; lines of its own are marked:"]
