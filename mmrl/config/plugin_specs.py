@@ -155,8 +155,8 @@ class EnvironmentSpec(PluginSpec):
             yield Contradiction(("environment.max_tokens", limit), what, remedy)
         if self.scheduling == "eager" and ranks_together > 1:
             what = f"environment.scheduling is eager, but {ranks_together} ranks sample together, in the same steps"
-            keys = ("environment.scheduling", "sampler.tensor_parallel_size", "sampler.pipeline_parallel_size")
-            yield Contradiction(keys, what, "set environment.scheduling: reproducible")
+            sizes = ("sampler.tensor_parallel_size", "sampler.pipeline_parallel_size")
+            yield Contradiction(("environment.scheduling", *sizes), what, "set environment.scheduling: reproducible")
         if engine.get("async_scheduling"):
             what = "sampler.engine.async_scheduling is set, but with an environment the sampler's steps are counted"
             keys = ("sampler.engine.async_scheduling", "environment")

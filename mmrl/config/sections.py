@@ -306,7 +306,7 @@ class Config(Section):
     algorithm: PluginSpec
     """The learning rule."""
     environment: EnvironmentSpec | None = None
-    """What the policy's turns are answered by; null makes every completion one turn."""
+    """The plugin that answers the policy's turns; null makes every completion one turn."""
     sampler: SamplerConfig = Field(default_factory=SamplerConfig)
     learner: LearnerConfig = Field(default_factory=LearnerConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
