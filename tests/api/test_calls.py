@@ -40,8 +40,8 @@ PLUGINS = {
 }  # fmt: skip
 RECORDS = {
     "Batch", "Call", "Candidate", "Content", "Credit", "EncodedPrompt", "FinishReason", "IMAGE_PLACEHOLDER",
-    "ImageRef", "Message", "Observation", "PackedTokens", "PlayedTurn", "Prompt", "RawImage", "Rollout", "RolloutGroup", "Sample",
-    "Score", "ScoredGroup", "Segment", "TokenLoss", "Turn",
+    "ImageRef", "Message", "Observation", "PackedTokens", "PlayedTurn", "Prompt", "RawImage", "Rollout", "RolloutGroup",
+    "Sample", "Score", "ScoredGroup", "Segment", "TokenLoss", "Turn",
 }  # fmt: skip
 
 
