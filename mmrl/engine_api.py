@@ -39,7 +39,7 @@ class SamplingRequest:
         temperature: 0 is greedy.
         max_new_tokens: Limit per completion, the end-of-sequence token included.
         seed: The first member's seed; member ``i`` uses ``seed + i``.
-        segments: What already follows the prompt: an episode's turns and what was inserted between them.
+        segments: Those that follow the prompt already: an episode's turns and what was inserted between them.
         answered_after: Engine steps after its end at which ``Sampler.answer`` is due; ``EAGER`` admits the answer as
             soon as it is there. None: the request ends here, and nobody answers.
     """
@@ -228,11 +228,11 @@ class PromptEncoder(Protocol):
         ...
 
     def insertion(self, turn: Segment, content: Content, role: str) -> Segment:
-        """What stands between a turn of the policy and its next one.
+        """The segment between a turn of the policy and its next one.
 
-        It is the end of the turn as far as the policy has not written it, the observation in a message of this role (or
-        of the role that the model's template can carry), and the head of the next turn. Special tokens that texts spell
-        stay text.
+        It holds the end of the turn as far as the policy has not written it, the observation in a message of this role
+        (or of the role that the model's template can carry), and the head of the next turn. Special tokens that texts
+        spell stay text.
 
         Args:
             turn: The policy's.

@@ -267,7 +267,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the policy wrote in one turn, as an environment sees it.
+    """One turn of the policy, as an environment sees it.
 
     Attributes:
         text: Decoded without special tokens.
@@ -339,7 +339,7 @@ class Rollout(Sample):
         weight_version: The version of the weights that sampled it.
         greedy: True if it is the prompt's one rollout at temperature 0, beside a group.
         episode: Its turns with the environment's answers; empty without an environment.
-        components: What the environment scores, by name; None where it could not.
+        components: The environment's scores, by name; None where it could not score.
         failure: The reason why its environment failed; empty if it did not. Such a rollout is invalid.
     """
 

@@ -48,10 +48,10 @@ class Episode:
         prompt: The group's, with the first observation.
         began_with: Tokens of the first observation.
         num_images: Images of its observations.
-        segments: What follows the prompt so far.
+        segments: Those after the prompt so far.
         played: Its turns; the last one may still have no answer.
         last: The sampler's rollout of the latest turn.
-        components: What ``Environment.score`` answered.
+        components: The answer of ``Environment.score``.
     """
 
     request: SamplingRequest
