@@ -103,7 +103,7 @@ def without(batch: Arrays, name: str) -> dict[str, Any]:
 def polluted(batch: Arrays, garbage: float) -> dict[str, Any]:
     """The batch with garbage where it must not matter: masked tokens, rewards of invalid rows."""
     mask_BT = batch["response_mask"]
-    dirty = {name: np.where(mask_BT, batch[name], garbage) for name in PER_TOKEN if name in batch}
+    dirty: dict[str, Any] = {name: np.where(mask_BT, batch[name], garbage) for name in PER_TOKEN if name in batch}
     if "turn_rewards" in batch:
         rows = zip(batch["turn_rewards"], batch["reward_valid"], strict=True)
         dirty["turn_rewards"] = [np.where(valid, values_K, garbage) for values_K, valid in rows]
