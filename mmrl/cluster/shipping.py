@@ -77,7 +77,10 @@ def _requests(
     known = _prompts(*prompts)
     of_requests = [()] * len(places) if segments is None else _segments(*segments)
     parts = zip(places, scalars, of_requests, answered, strict=True)
-    return [SamplingRequest(known[place], *facts, own, answered_after) for place, facts, own, answered_after in parts]
+    return [
+        SamplingRequest(known[place], num_samples, temperature, max_new_tokens, seed, own, answered_after)
+        for place, (num_samples, temperature, max_new_tokens, seed), own, answered_after in parts
+    ]
 
 
 def _rows(
