@@ -1,0 +1,79 @@
+"""A run's environment before anything starts: what plugins, prompts and the sampler are told of it."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from mmrl.config.load import from_mapping
+from mmrl.errors import ConfigError
+from mmrl.rollout.episodes.player import EpisodePlayer
+from mmrl.rollout.episodes.process import EnvironmentFacts
+from mmrl.runs.episodes import playing
+from mmrl.runs.setup import RunSetup
+
+FACTS = EnvironmentFacts(({"type": "function", "function": {"name": "look"}},), ("length",), 1.0)
+
+
+@pytest.fixture
+def setup(tmp_path, monkeypatch, models):
+    """A run with an environment whose facts are known."""
+    monkeypatch.setattr("mmrl.runs.episodes.environment_facts", lambda spec: FACTS)
+
+    def build(family="qwen2_5_vl", **sections):
+        config = {
+            "model": {"path": str(models(family))},
+            "data": {"train": {"name": "table", "path": "none"}, "max_prompt_tokens": 100},
+            "algorithm": {"name": "grpo"},
+            "environment": {"name": "any", "max_turns": 3, "max_observation_tokens": 50, "max_images": 5, "workers": 1},
+            "sampler": {"group_size": 2, "max_new_tokens": 20},
+            "trainer": {"steps": 1, "prompts_per_step": 2},
+        }
+        return RunSetup(from_mapping(config | sections), tmp_path)
+
+    return build
+
+
+def test_an_environment_is_enough_to_learn_from(setup):
+    made = setup()
+    assert made.algorithm.needs() is not None
+    assert made._facts.rewards == ("environment", "length") and made._facts.accuracy == "environment"
+    with pytest.raises(ConfigError, match="needs a reward"):
+        _ = setup(environment=None).algorithm
+
+
+def test_the_sampler_reserves_memory_for_images_of_observations(setup):
+    made = setup()
+    made.prompts, made.evaluation = SimpleNamespace(max_images=2), None
+    assert made.max_images == 7
+    text = setup("qwen2")
+    text.prompts, text.evaluation = SimpleNamespace(max_images=0), None
+    assert text.max_images == 0
+
+
+def test_an_episode_must_fit_the_model(setup):
+    made = setup()
+    longest = made.folder.max_tokens
+    assert made.config.max_completion_tokens == 20 + 3 * 50
+    spec = {"name": "any", "max_turns": 3, "max_tokens": longest}
+    with pytest.raises(ConfigError, match=f"prompts and episodes may take {longest + 100} tokens"):
+        _ = setup(environment=spec).folder
+
+
+def test_prompts_tell_of_tools_and_keep_images_for_the_environment(setup, monkeypatch):
+    seen = {}
+    monkeypatch.setattr("mmrl.engine.encoding.Encoder", lambda folder, media, **options: seen.update(options))
+    _ = setup().encoder
+    assert seen == {
+        "tools": FACTS.tools, "observation_role": "auto", "tool_prompt": "auto", "keeps_images": True,
+    }  # fmt: skip
+
+
+def test_nothing_is_played_without_an_environment(setup, tmp_path):
+    with playing(setup(environment=None, rewards=[{"name": "any"}])) as player:
+        assert player is None
+    made = setup()
+    made.encoder = made.media = None
+    with playing(made) as player:
+        assert isinstance(player, EpisodePlayer) and player.components == ("length",)
+    with pytest.raises(RuntimeError, match="closed"):
+        player.pool.open(None, 1)
