@@ -13,7 +13,6 @@ from mmrl.system.version import __version__
 
 if TYPE_CHECKING:
     from mmrl.api.calls import Answer, Evaluation, evaluate, export, train
-    from mmrl.environments import Environment, Tool, ToolError, tool
     from mmrl.errors import (
         ConfigError,
         DataError,
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
         CorrectionMode,
         DatasetFacts,
         DatasetLoader,
+        Environment,
         KLEstimator,
         Needs,
         Plugin,
@@ -42,7 +42,10 @@ if TYPE_CHECKING:
         Reward,
         RunFacts,
         Scores,
+        Tool,
+        ToolError,
         Tracker,
+        tool,
     )
     from mmrl.runs.reader import Metrics, Run, load_run
     from mmrl.types import (
@@ -135,7 +138,7 @@ __all__ = [
     "tool",
     "train",
 ]
-_HOMES = "errors", "types", "runs.reader", "interfaces", "environments", "api.calls"
+_HOMES = "errors", "types", "runs.reader", "interfaces", "api.calls"
 """The modules that have these names, those that import least first."""
 
 _old_names.install()

@@ -22,9 +22,8 @@ from mmrl.api.rows import write_rows
 from mmrl.config.load import LoadedConfig, load_config
 from mmrl.config.sections import TrainerConfig
 from mmrl.config.yaml_tree import Located, read_tree
-from mmrl.environments import Environment
 from mmrl.errors import ConfigError
-from mmrl.interfaces import Algorithm, DatasetLoader, Reward
+from mmrl.interfaces import Algorithm, DatasetLoader, Environment, Reward
 from mmrl.plugin_host.registry import options_class
 from mmrl.runs.directory import check_place
 from mmrl.runs.reader import NewMetrics, Run

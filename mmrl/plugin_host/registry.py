@@ -26,12 +26,12 @@ from mmrl.config.problems import options_errors, suggestion
 from mmrl.config.sections import Config
 from mmrl.config.synonyms import spelled
 from mmrl.config.yaml_tree import join_errors
-from mmrl.environments import Environment
 from mmrl.errors import ConfigError, MMRLError, PluginError
 from mmrl.interfaces import (
     API_VERSION,
     Algorithm,
     DatasetLoader,
+    Environment,
     Plugin,
     PluginConfig,
     Reward,
@@ -290,7 +290,7 @@ def _check_class(info: PluginInfo, plugin: Any) -> None:
     """Raises PluginError unless ``plugin`` fits the kind that it is registered as."""
     interface = INTERFACES[info.kind]
     if not (isinstance(plugin, type) and issubclass(plugin, interface)):
-        _misfit(info, f"{plugin!r} is no subclass of {interface.__module__}.{interface.__name__}")
+        _misfit(info, f"{plugin!r} is no subclass of mmrl.interfaces.{interface.__name__}")
     if plugin.api_version != API_VERSION:
         newer = isinstance(plugin.api_version, int) and plugin.api_version > API_VERSION
         older = f"upgrade {info.distribution}" if info.is_installed else "leave out api_version"

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
 
-from mmrl.environments import ToolError
+from mmrl.interfaces import ToolError
 
 
 class Arguments:

@@ -29,9 +29,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, JsonValue
 
-from mmrl.environments import Environment, Tool
 from mmrl.errors import ConfigError, DataError
-from mmrl.interfaces import PluginConfig
+from mmrl.interfaces import Environment, PluginConfig, Tool
 from mmrl.types import Call, Observation, Prompt, Turn
 from mmrl_environments.actions import ActionPattern, last_action
 

@@ -31,9 +31,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mmrl.environments import Environment, Tool, ToolError
 from mmrl.errors import ConfigError
-from mmrl.interfaces import PluginConfig
+from mmrl.interfaces import Environment, PluginConfig, Tool, ToolError
 from mmrl.types import Call, Observation, Prompt
 
 _INSTALL = "pip install 'mmrl-train[mcp]'"

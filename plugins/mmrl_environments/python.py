@@ -28,8 +28,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mmrl.environments import Environment, Tool, ToolError
 from mmrl.errors import DataError
+from mmrl.interfaces import Environment, Tool, ToolError
 from mmrl.types import Call, Observation, Prompt, RawImage, Turn
 from mmrl_environments.actions import ActionPattern, last_action
 from mmrl_environments.pictures import fitted, full_size

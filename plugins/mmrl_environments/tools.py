@@ -16,9 +16,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from mmrl.environments import Environment, Tool
 from mmrl.errors import ConfigError
-from mmrl.interfaces import PluginConfig
+from mmrl.interfaces import Environment, PluginConfig, Tool
 from mmrl.types import Prompt
 from mmrl_environments.calling import guarded
 from mmrl_environments.loading import check_tool, load

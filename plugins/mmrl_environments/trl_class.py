@@ -26,9 +26,8 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from mmrl.environments import Environment, Tool
 from mmrl.errors import ConfigError
-from mmrl.interfaces import PluginConfig
+from mmrl.interfaces import Environment, PluginConfig, Tool
 from mmrl.types import Call, Observation, Prompt, Score, Turn
 from mmrl_environments.calling import guarded
 from mmrl_environments.loading import check_tool, load

@@ -34,8 +34,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mmrl.environments import Environment, Tool, ToolError
-from mmrl.interfaces import PluginConfig
+from mmrl.interfaces import Environment, PluginConfig, Tool, ToolError
 from mmrl.types import Call, Observation, Prompt, Turn
 from mmrl_environments.actions import ActionPattern, last_action
 from mmrl_environments.calling import guarded

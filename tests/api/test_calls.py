@@ -19,9 +19,8 @@ import mmrl
 from mmrl.api import child_command
 from mmrl.api.calls import _loaded
 from mmrl.commands.cli import main
-from mmrl.environments import Environment
 from mmrl.errors import ConfigError, DataError, PluginError
-from mmrl.interfaces import PluginConfig
+from mmrl.interfaces import Environment, PluginConfig
 from mmrl.rollout.records import RecordedRollout
 from mmrl.types import Prompt, Rollout
 from tests.faults.runs import REWARDS, Runs

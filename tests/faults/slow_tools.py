@@ -8,8 +8,7 @@ from random import Random, SystemRandom
 from typing import Any
 
 from mmrl import Environment, Observation, tool
-from mmrl.environments import Call
-from mmrl.interfaces import PluginConfig
+from mmrl.interfaces import Call, PluginConfig
 from mmrl.types import Prompt, Turn
 
 LETTERS = "abcdefghijklmno"

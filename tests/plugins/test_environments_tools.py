@@ -14,7 +14,7 @@ FILE = '''\
 import asyncio
 import numpy as np
 
-from mmrl.environments import ToolError
+from mmrl.interfaces import ToolError
 from mmrl.types import Observation
 
 CALLS = []

@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from mmrl.environments import Environment, ToolError, tool
 from mmrl.errors import ConfigError, PluginError
+from mmrl.interfaces import Environment, ToolError, tool
 from mmrl.testing import check_environment
 from mmrl.testing.environments import hostile_turns, sample_rows
 from mmrl.testing.rules import Untried

@@ -17,7 +17,7 @@ from mmrl.system.clock import Clock
 from mmrl.types import EncodedPrompt, ImageRef, IntArray, Prompt, Rollout
 
 SHOWN_CHARACTERS = 2000
-"""Of each stretch of a conversation, for a person."""
+"""Most characters of one stretch of a conversation that are shown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from mmrl.config.plugin_specs import EnvironmentSpec
-from mmrl.environments import Environment
 from mmrl.errors import MMRLError
+from mmrl.interfaces import Environment
 from mmrl.plugin_host import registry
 from mmrl.rollout.episodes.observations import BadAnswer, number, plain
 from mmrl.rollout.worker_faults import excerpt, raised

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mmrl.environments import Environment, tool
+from mmrl.interfaces import Environment, tool
 from mmrl.interfaces import PluginConfig
 from mmrl.types import Observation
 

@@ -14,8 +14,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mmrl.environments import Environment, ToolError, tool
-from mmrl.interfaces import PluginConfig
+from mmrl.interfaces import Environment, PluginConfig, ToolError, tool
 from mmrl.types import Prompt
 
 _TWO: Mapping[type[ast.operator], Callable[[float, float], float]] = {

@@ -1,6 +1,6 @@
 import asyncio
 
-from mmrl.environments import Environment
+from mmrl.interfaces import Environment
 from mmrl.testing import check_environment
 from mmrl.types import Call, Message, Observation, Prompt, Turn
 from new_plugin.environment import HigherLower

@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from mmrl.interfaces import Plugin
+from mmrl.interfaces.plugins import Plugin
 from mmrl.types import Call, Observation, Prompt, Score, Turn
 
 Tool = Callable[..., Any] | dict[str, Any]

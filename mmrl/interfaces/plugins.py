@@ -1,13 +1,4 @@
-"""The interfaces of plugins: Algorithm, Reward, DatasetLoader and Tracker.
-
-A plugin is a class with a nested pydantic ``Config``, registered under an entry-point group:
-
-    [project.entry-points."mmrl.rewards"]
-    shortest = "my_package.shortest:Shortest"
-
-``Config`` rejects unknown options, so a misspelt one is an error before anything starts. Import torch and other
-heavy packages inside functions: options are validated on machines that lack them.
-"""
+"""The interfaces of algorithms, rewards, datasets and trackers, and what all plugins have."""
 
 from __future__ import annotations
 
