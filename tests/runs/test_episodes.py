@@ -70,7 +70,8 @@ def test_prompts_tell_of_tools_and_keep_images_for_the_environment(setup, monkey
     _ = setup().encoder
     assert len(proven) == 1
     assert seen == {
-        "tools": FACTS.tools, "observation_role": "auto", "tool_prompt": "auto", "keeps_images": True,
+        "tools": FACTS.tools, "observation_role": "auto", "tool_prompt": "auto", "keep_thoughts": False,
+        "keeps_images": True,
     }  # fmt: skip
 
 
