@@ -8,7 +8,6 @@ records of ``mmrl.types`` whose arrays are views, read-only ones where pickle's 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -77,10 +76,10 @@ def _requests(
 ) -> list[SamplingRequest]:
     known = _prompts(*prompts)
     of_requests = [()] * len(places) if segments is None else _segments(*segments)
-    requests = (SamplingRequest(known[place], *facts) for place, facts in zip(places, scalars, strict=True))
+    parts = zip(places, scalars, of_requests, answered, strict=True)
     return [
-        replace(request, segments=own, answered_after=after)
-        for request, own, after in zip(requests, of_requests, answered, strict=True)
+        SamplingRequest(known[place], num_samples, temperature, max_new_tokens, seed, own, answered_after)
+        for place, (num_samples, temperature, max_new_tokens, seed), own, answered_after in parts
     ]
 
 

@@ -36,12 +36,12 @@ ERRORS = {
 PLUGINS = {
     "API_VERSION", "Aggregation", "AggregationMode", "Algorithm", "CorrectionMode", "DatasetFacts", "DatasetLoader",
     "Environment", "KLEstimator", "Needs", "Plugin", "PluginConfig", "Refill", "Reward", "RunFacts", "Scores",
-    "ToolError", "Tracker", "tool",
+    "Tool", "ToolError", "Tracker", "tool",
 }  # fmt: skip
 RECORDS = {
-    "Batch", "Call", "Candidate", "Credit", "EncodedPrompt", "FinishReason", "IMAGE_PLACEHOLDER", "ImageRef",
-    "Message", "Observation", "PackedTokens", "PlayedTurn", "Prompt", "RawImage", "Rollout", "RolloutGroup", "Sample",
-    "Score", "ScoredGroup", "Segment", "TokenLoss", "Turn",
+    "Batch", "Call", "Candidate", "Content", "Credit", "EncodedPrompt", "FinishReason", "IMAGE_PLACEHOLDER",
+    "ImageRef", "Message", "Observation", "PackedTokens", "PlayedTurn", "Prompt", "RawImage", "Rollout", "RolloutGroup",
+    "Sample", "Score", "ScoredGroup", "Segment", "TokenLoss", "Turn",
 }  # fmt: skip
 
 

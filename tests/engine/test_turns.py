@@ -435,3 +435,42 @@ def test_an_earlier_turn_that_cannot_be_learned_names_its_row(text, vision, pict
         vision.encoder.demonstrate(prompt, all_turns=True)
     assert caught.value.where == "row 7"
     assert vision.encoder.demonstrate(prompt).mask.all()
+
+
+REASONS = (
+    "{% set last = namespace(user=0) %}"
+    "{% for m in messages %}{% if m['role'] == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m['role'] == 'assistant' %}"
+    "{% set said = m['content'].split('</think>')[-1] | trim %}"
+    "{% set thought = m['content'].split('</think>')[0].split('<think>')[-1] if '</think>' in m['content'] else '' %}"
+    "{{ '<|im_start|>assistant\n' }}"
+    "{% if loop.index0 > last.user %}{{ '<think>\n' + (thought | trim) + '\n</think>\n\n' }}{% endif %}"
+    "{{ said + '<|im_end|>\n' }}"
+    "{% else %}{{ '<|im_start|>' + m['role'] + '\n' + (m['content'] | trim) + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
+)
+"""Begins each turn with a thought, writes one into turns that have none, and removes those before the last question."""
+
+
+def test_a_template_that_keeps_thoughts_up_to_the_next_question_takes_answers_of_tools(bench):
+    setting = bench("qwen3")
+    encoder = encoder_of(setting, REASONS)
+    encoder.check_turns()
+    turns = [turn_of(setting, f"{text}\n</think>\n\nI look.", "<|im_end|>") for text in ("It may be 7.", "Or 8.")]
+    ids = encoder.encode(Prompt("row", (Message("user", "What?"),))).token_ids.tolist()
+    messages = [{"role": "user", "content": "What?"}]
+    for turn, thought in zip(turns, ("It may be 7.", "Or 8."), strict=True):
+        added = encoder.insertion(turn, ("Seen.",), "user")
+        assert added.role == "tool"  # as a question, it would remove the thoughts
+        ids += [*turn.token_ids.tolist(), *added.token_ids.tolist()]
+        messages += [
+            {"role": "assistant", "content": f"<think>\n{thought}\n</think>\n\nI look."},
+            {"role": "tool", "content": "Seen."},
+        ]
+    tokenizer = copy.copy(setting.folder.tokenizer)
+    tokenizer.chat_template = REASONS
+    assert ids == tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    with pytest.raises(ConfigError, match="cannot carry") as caught:
+        encoder_of(setting, REASONS, observation_role="user").check_turns()
+    assert "it removes thoughts from earlier turns" in caught.value.possible
+    encoder_of(setting, REASONS, observation_role="user", keep_thoughts=True).check_turns()

@@ -44,7 +44,7 @@ def scripts(tools: Sequence[Mapping[str, Any]], answer: str, encoder: PromptEnco
     name, arguments = function["name"], example(function.get("parameters", {}))
     return [
         Script("right call", (written(name, arguments, encoder), answer)),
-        Script("wrong call", (written(name, {"no_such_argument": 1}, encoder), answer)),
+        Script("wrong call", (written(name, {**arguments, "no_such_argument": 1}, encoder), answer)),
         Script("no call", (answer,)),
         endless,
     ]
