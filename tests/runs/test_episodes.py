@@ -60,11 +60,18 @@ def test_an_episode_must_fit_the_model(setup):
 
 
 def test_prompts_tell_of_tools_and_keep_images_for_the_environment(setup, monkeypatch):
-    seen = {}
-    monkeypatch.setattr("mmrl.engine.encoding.Encoder", lambda folder, media, **options: seen.update(options))
+    seen, proven = {}, []
+
+    def encoder(folder, media, **options):
+        seen.update(options)
+        return SimpleNamespace(check_turns=lambda *asked, **named: proven.append(asked))
+
+    monkeypatch.setattr("mmrl.engine.encoding.Encoder", encoder)
     _ = setup().encoder
+    assert len(proven) == 1
     assert seen == {
-        "tools": FACTS.tools, "observation_role": "auto", "tool_prompt": "auto", "keeps_images": True,
+        "tools": FACTS.tools, "observation_role": "auto", "tool_prompt": "auto", "keep_thoughts": False,
+        "keeps_images": True,
     }  # fmt: skip
 
 
