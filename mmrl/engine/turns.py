@@ -149,7 +149,8 @@ class TurnSuffix:
             remedy = "set environment.keep_thoughts to true: the policy then reads its own earlier thoughts, in "
             remedy += "training and evaluation, and whoever serves the model needs a template that keeps them"
         elif images:
-            remedy = "choose a model whose template takes images there, or an environment that answers with text"
+            remedy = "set environment.max_images to 0 if the environment answers with text only, or choose a model "
+            remedy += "whose template takes images there"
         else:
             remedy = "set environment.observation_role to auto or user, or choose another model"
         return ConfigError(

@@ -9,12 +9,8 @@ A plugin is a class with a nested pydantic ``Config``, registered under an entry
 heavy packages inside functions: options are validated on machines that lack them.
 """
 
-from mmrl.interfaces.environments import (
-    Environment,
-    Tool,
-    ToolError,
-    tool,
-)
+from mmrl.interfaces.arguments import Arguments, ToolError
+from mmrl.interfaces.environments import Environment, Tool, tool
 from mmrl.interfaces.plugins import (
     API_VERSION,
     CORRECTION_BOUNDS,
@@ -43,6 +39,7 @@ __all__ = [
     "Aggregation",
     "AggregationMode",
     "Algorithm",
+    "Arguments",
     "CorrectionMode",
     "DatasetFacts",
     "DatasetLoader",

@@ -15,6 +15,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
+from mmrl.interfaces.arguments import Arguments, ToolError
 from mmrl.interfaces.plugins import Plugin
 from mmrl.types import Call, Observation, Prompt, Score, Turn
 
@@ -98,17 +99,18 @@ class Environment(Plugin):
     def call(self, call: Call) -> Any:
         """The answer to one call: anything that JSON can hold, an image, a sequence of these, or an ``Observation``.
 
-        By default the tool of that name is called. Its exceptions are the environment's failures; a tool tells the
-        policy of a mistake by answering with a text, or by raising ``ToolError``.
+        By default the tool of that name is called, if the arguments fit its type hints. Its exceptions are the
+        environment's failures; a tool tells the policy of a mistake by answering with a text, or by raising
+        ``ToolError``.
         """
         tools = {getattr(each, "__name__", ""): each for each in self.tools() if callable(each)}
         if (function := tools.get(call.name)) is None:
             return f"There is no tool {call.name[:80]!r}. Tools: {', '.join(tools)}."
         try:
-            inspect.signature(function).bind(**(call.arguments or {}))
-        except TypeError as error:
-            return f"{call.name}: {str(error)[:200]}."  # names of arguments are model output too
-        return function(**(call.arguments or {}))
+            arguments = Arguments(function).fit(call.arguments or {})
+        except ToolError as error:
+            return str(error)
+        return function(**arguments)
 
     def score(self) -> Mapping[str, Score | None] | Awaitable[Mapping[str, Score | None]]:
         """The episode's ``components``, when it is over; None where one does not apply and the episode is invalid."""
@@ -117,10 +119,6 @@ class Environment(Plugin):
     def close(self) -> None:
         """Give back what the episode holds."""
         return
-
-
-class ToolError(Exception):
-    """A mistake of the policy's call; the message is what it reads."""
 
 
 def _parts(answer: Any) -> list[Any]:

@@ -99,7 +99,9 @@ class WorkerProcess:
             WorkerProcessEnded: It ended by itself, or was killed for a reply that is none.
         """
         deadline = time.monotonic() + timeout_s
-        while b"\n" not in self._received:
+        searched = 0
+        while self._received.find(b"\n", searched) < 0:
+            searched = len(self._received)
             if not _is_ready(self._replies, select.POLLIN, deadline):
                 self.kill()
                 return None
@@ -144,7 +146,10 @@ class WorkerProcess:
 
     def _how_it_ended(self) -> str:
         code = self._process.returncode
-        return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        if code >= 0:
+            return f"exit code {code}"
+        known = -code in set(signal.Signals)  # real-time signals have no names
+        return f"signal {signal.Signals(-code).name if known else -code}"
 
 
 def _is_ready(stream: IO[bytes], event: int, deadline: float) -> bool:

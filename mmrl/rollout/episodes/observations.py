@@ -107,9 +107,12 @@ def plain(observation: object) -> Reply:
 def number(value: object, name: str) -> float:
     """A finite number, as Python or numpy hold it; raises BadAnswer for anything else."""
     value = value.item() if isinstance(value, np.generic | np.ndarray) and value.size == 1 else value
-    if not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise BadAnswer(f"a finite number for {name}", f"{type(value).__name__} {excerpt(value)}")
-    return float(value)
+    try:
+        if isinstance(value, numbers.Real) and math.isfinite(found := float(value)):
+            return found
+    except OverflowError:  # an int, or a fraction, beyond every float
+        pass
+    raise BadAnswer(f"a finite number for {name}", f"{type(value).__name__} {excerpt(value)}")
 
 
 def _parts(content: object) -> Iterator[dict[str, str]]:

@@ -87,7 +87,9 @@ def score_episodes(
 
 
 def with_environment(scored: ScoredGroup, weights: Mapping[str, float]) -> ScoredGroup:
-    """A group with the components that its environment has scored; a missing one makes its episode invalid.
+    """A group with the components that its environment has scored.
+
+    A missing one makes its episode invalid, and so does a sum that is not finite, such as that of huge rewards.
 
     Args:
         weights: Factor of each component in the reward; 1 of those that it does not name.
@@ -96,7 +98,7 @@ def with_environment(scored: ScoredGroup, weights: Mapping[str, float]) -> Score
     names = dict.fromkeys(name for rollout in rollouts for name in rollout.components)
     found = {name: np.array([_number(rollout.components.get(name)) for rollout in rollouts]) for name in names}
     total = scored.rewards + sum((weights.get(name, 1.0) * values for name, values in found.items()), np.zeros(()))
-    valid = scored.valid & ~np.isnan(total) & np.array([not rollout.failure for rollout in rollouts], np.bool_)
+    valid = scored.valid & np.isfinite(total) & np.array([not rollout.failure for rollout in rollouts], np.bool_)
     return replace(scored, rewards=np.where(valid, total, 0.0), valid=valid, components={**scored.components, **found})
 
 

@@ -125,6 +125,7 @@ class Sessions:
             if environment is not None:
                 self._call(session, "close", environment.close)
         finally:
+            self._seeds.pop(session, None)
             os.chdir(self._scratch)
             shutil.rmtree(self._folder(session), ignore_errors=True)
         return {}

@@ -165,6 +165,13 @@ def test_an_environment_alone_scores(collecting):
     assert [*batch.components] == [ENVIRONMENT, "length"]
 
 
+def test_an_episode_whose_rewards_have_no_finite_sum_is_invalid(collecting):
+    step = collecting({**FOUR, ("p0", 0): ["pay 1e308", "pay 1e308"]}, max_turns=2, weights={"length": 0.0})
+    batch = step.train().batch
+    assert batch.valid.tolist() == [False, True, False, True]
+    assert np.isfinite(batch.rewards).all()
+
+
 def test_a_greedy_episode_shares_its_groups_environment(collecting):
     scripts = {**FOUR, ("p1", 0): ["dice", "end"], ("p1", 1): ["dice", "end"]}
     scripts |= {("greedy/p0", 0): ["pay 5", "end"], ("greedy/p1", 0): ["dice", "end"]}

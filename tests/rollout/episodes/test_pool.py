@@ -73,6 +73,7 @@ def test_a_call_that_raises_costs_its_episode_alone(pool, session):
         ("Observation([['a']])", "a list within a list"),
         ("Observation('a', reward='1')", "str '1'; expected a finite number for reward"),
         ("Observation('a', reward=float('nan'))", "float nan; expected a finite number"),
+        ("Observation('a', reward=10**400)", "expected a finite number for reward"),
         ("Observation('a', done=1)", "int 1; expected True or False for done"),
         ("Observation('a', role='system')", "'system'; expected role tool or user"),
         ("Observation('a', info={'x': {1, 2}})", "expected info that JSON can hold"),
@@ -185,6 +186,7 @@ def test_generators_depend_on_the_seed_and_the_turn_alone(pool):
     [
         ("hang", "did not answer within 1 s; its worker was killed"),
         ("crash", "ended its worker (exit code 3)"),
+        ("show os.kill(os.getpid(), 35)", "ended its worker (signal 35)"),  # which has no name
     ],
 )
 def test_others_of_a_worker_that_is_lost_go_on_in_its_successor(game, text, cause):

@@ -33,8 +33,8 @@ class HigherLower(Environment):
         Args:
             number: The guess.
         """
-        if not isinstance(number, int):  # arguments are model output
-            raise ToolError("number is a whole number.")
+        if not 1 <= number <= self.config.highest:  # arguments are model output; their types fit the hints
+            raise ToolError(f"number is from 1 to {self.config.highest}.")
         self._guesses += 1
         if number == self._number:
             return Observation("Found.", reward=1.0, done=True)
