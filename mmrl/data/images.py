@@ -6,11 +6,13 @@ Sampler and learner both read the pixels that ``MediaStore`` holds, so a row's h
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +41,7 @@ __all__ = [
     "ImageHeader",
     "ImageSizes",
     "MediaStore",
+    "blank_file",
     "normalise",
     "normalised_size",
     "read_header",
@@ -160,6 +163,25 @@ class MediaStore:
             while self._cached_bytes > self._cache_bytes:
                 _, evicted = self._cache.popitem(last=False)
                 self._cached_bytes -= _num_bytes(evicted)
+
+
+def blank_file(raw: RawImage) -> RawImage:
+    """The file of a mid-grey image of the same size, for whoever is given images as the dataset has them.
+
+    Raises:
+        DataError: The image cannot be used.
+    """
+    header = read_header(raw)
+    return RawImage(_grey_file(header.width, header.height), raw.label)
+
+
+@lru_cache(maxsize=64)
+def _grey_file(width: int, height: int) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), MID_GREY).save(file, "PNG", compress_level=1)
+    return file.getvalue()
 
 
 def _pixel_hash(image: PILImage.Image) -> str:

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image, ImageFile, ImageOps
 
 from mmrl.data.grid import TileSizes
-from mmrl.data.images import FORMATS, ImageGrid, MediaStore, normalise, normalised_size
+from mmrl.data.images import FORMATS, ImageGrid, MediaStore, blank_file, normalise, normalised_size
 from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.types import RawImage
 
@@ -417,3 +417,14 @@ def test_a_blank_image_has_the_size_of_the_other_and_one_grey(tmp_path, picture)
     assert (blank.width, blank.height) == (ref.width, ref.height) and blank.hash != ref.hash
     assert np.unique(np.asarray(MediaStore(tmp_path, store.grid).load(blank))).tolist() == [128]
     assert store.blank(ref) == blank
+
+
+def test_the_file_of_a_blank_image_is_upright_and_becomes_the_same_blank_image(tmp_path):
+    image, file = Image.new("RGB", (90, 40), "red"), io.BytesIO()
+    exif = image.getexif()
+    exif[0x0112] = 6  # shown turned by 90 degrees
+    image.save(file, "JPEG", exif=exif)
+    raw, store = RawImage(file.getvalue(), "x"), MediaStore(tmp_path, ImageGrid(28, 28 * 28, 10**6))
+    blank = blank_file(raw)
+    assert Image.open(io.BytesIO(blank.data)).size == (40, 90)
+    assert store.add(blank) == store.blank(store.add(raw)) and blank.label == "x"

@@ -228,6 +228,7 @@ def test_only_observations_with_images_leave_a_role_that_drops_images(vision, pi
     with pytest.raises(ConfigError, match="cannot carry an observation with images") as caught:
         encoder_of(vision, filled(DROPS_IMAGES), observation_role="tool").check_turns(images=True)
     assert "it makes 0 of 1 image" in caught.value.possible
+    assert "set environment.max_images to 0 if" in caught.value.remedy
 
 
 def test_a_template_that_reads_a_tools_text_as_one_string_gets_one(vision):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import shutil
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.rollout.episodes.failures import CallFailed, EpisodeError
+from mmrl.rollout.episodes.scratch import Scratch
 from mmrl.system.console import visible
 from mmrl.system.worker_process import Reply, WorkerProcess, WorkerProcessEnded, public_variables
 
@@ -44,13 +42,13 @@ class EnvironmentProcess(WorkerProcess):
 
     def __init__(self, spec: EnvironmentSpec, *, wants_tools: bool = False) -> None:
         self._spec, self._wants_tools = spec, wants_tools
-        self._scratch = Path(tempfile.mkdtemp(prefix="mmrl-environment-"))
+        self._scratch = Scratch()
         self._numbers = itertools.count()
         self._facts: EnvironmentFacts | None = None
         try:
             super().__init__("mmrl.rollout.episodes.worker", public_variables())
         except BaseException:
-            self._remove_scratch()
+            self._scratch.remove()
             raise
 
     def await_start(self) -> EnvironmentFacts:
@@ -60,7 +58,7 @@ class EnvironmentProcess(WorkerProcess):
             EpisodeError: It cannot be made.
         """
         if self._facts is None:
-            self.send(pickle.dumps((self._spec, str(self._scratch), self._wants_tools)), START_TIMEOUT_S)
+            self.send(pickle.dumps((self._spec, str(self._scratch.path), self._wants_tools)), START_TIMEOUT_S)
             try:
                 reply = self.receive(START_TIMEOUT_S)
             except WorkerProcessEnded as end:
@@ -93,7 +91,7 @@ class EnvironmentProcess(WorkerProcess):
 
     def stop(self) -> None:
         super().stop()
-        self._remove_scratch()
+        self._scratch.remove()
 
     def _read(self, reply: Reply) -> EnvironmentFacts:
         if "error" in reply:
@@ -110,6 +108,3 @@ class EnvironmentProcess(WorkerProcess):
             raise error
         facts = reply["facts"]
         return EnvironmentFacts(tuple(facts.get("tools", ())), tuple(facts["components"]), facts["timeout_s"])
-
-    def _remove_scratch(self) -> None:
-        shutil.rmtree(self._scratch, ignore_errors=True)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from mmrl.commands.eval.episodes import episode_estimates
+from mmrl.commands.eval.evaluation import blanked
 from mmrl.commands.eval.output import Samples
 from mmrl.commands.eval.results import Results
+from mmrl.data.images import ImageGrid, MediaStore
 from mmrl.testing.rollouts import make_rollouts
-from mmrl.types import Call, FinishReason, PlayedTurn, Rollout, RolloutGroup, ScoredGroup, Segment, Turn
+from mmrl.types import Call, FinishReason, PlayedTurn, RawImage, Rollout, RolloutGroup, ScoredGroup, Segment, Turn
 
 
 def episode(rollout: Rollout, errors: list[list[str]], observed: int, reason: FinishReason) -> Rollout:
@@ -80,3 +84,15 @@ def test_a_continued_evaluation_reads_its_episodes_and_plays_failed_ones_again(
     known = Samples(tmp_path / "samples.jsonl", prompts, 2, tmp_path).known
     assert list(known) == ["a"]
     assert [each.episode for each in known["a"].rollouts] == [each.episode for each in groups[0].rollouts]
+
+
+def test_an_environment_is_given_no_picture_where_the_model_sees_none(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (90, 60), "red").save(file, "PNG")
+    store, raw = MediaStore(tmp_path, ImageGrid(28, 3136, 3136)), RawImage(file.getvalue(), "x")
+    prompt = replace(make_rollouts(["7"])[0].prompt, images=(store.add(raw),))
+    found = blanked(replace(prompt, prompt=replace(prompt.prompt, images=(raw,))), store)
+    (given,) = found.prompt.images
+    with Image.open(io.BytesIO(given.data)) as image:
+        assert image.size == (90, 60) and image.getcolors() == [(90 * 60, (128, 128, 128))]
+    assert found.images == (store.add(given),)

@@ -1,5 +1,7 @@
 import os
 import subprocess
+import sys
+import tempfile
 import time
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -11,6 +13,7 @@ from mmrl.errors import PluginError
 from mmrl.rollout.episodes.failures import CallFailed, CallTally, EpisodeError
 from mmrl.rollout.episodes.pool import EnvironmentPool
 from mmrl.rollout.episodes.probe import environment_facts
+from mmrl.rollout.episodes.scratch import Scratch
 from mmrl.types import Message, Prompt, RawImage, Turn
 
 PROMPT = Prompt("p1", (Message("user", "play"),))
@@ -222,6 +225,21 @@ def test_a_worker_leaves_nothing_behind(game):
     while "sleep 981" in processes() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert "sleep 981" not in processes()
+
+
+def test_a_folder_of_a_killed_process_is_removed_by_the_next_one(tmp_path, monkeypatch):
+    source = "import os; from mmrl.rollout.episodes.scratch import Scratch; kept = Scratch(); os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", source], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
+    (left,) = tmp_path.iterdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    mine, foreign = Scratch(), tmp_path / "mmrl-environment-of-an-older-version"
+    foreign.mkdir()
+    other = Scratch()
+    assert not left.exists() and mine.path.exists() and other.path.exists() and foreign.exists()
+    mine.remove()
+    mine.remove()
+    other.remove()
+    assert [*tmp_path.iterdir()] == [foreign]
 
 
 def processes():
