@@ -76,15 +76,15 @@ class ChatTemplate:
         return self.message(message.role, [None if part == IMAGE_PLACEHOLDER else part for part in parts if part])
 
     def message(self, role: str, content: Sequence[object], *, as_text: bool = False) -> Filled:
-        """A message of texts and images.
+        """A message of texts and images. Neighbouring texts are one: together they could spell a special token.
 
         Args:
             content: Text where it is a string, else an image.
             as_text: True to give texts as one string, also for a vision-language model.
         """
-        role = self.spelled(role)
+        role, content = self.spelled(role), _with_joined_texts(content)
         if as_text or not self._folder.family.vision:
-            return {"role": role, "content": "".join(self.spelled(part) for part in content if isinstance(part, str))}
+            return {"role": role, "content": self.spelled("".join(part for part in content if isinstance(part, str)))}
         parts = [
             {"type": "text", "text": self.spelled(part)} if isinstance(part, str) else {"type": "image"}
             for part in content
@@ -117,6 +117,17 @@ class ChatTemplate:
     def names(self, ids: Sequence[int]) -> list[str]:
         """Texts of tokens."""
         return list(self._folder.tokenizer.convert_ids_to_tokens(list(ids)))
+
+
+def _with_joined_texts(content: Sequence[object]) -> list[object]:
+    """The content with one text for each run of texts."""
+    found = list[object]()
+    for part in content:
+        if isinstance(part, str) and found and isinstance(found[-1], str):
+            found[-1] += part
+        else:
+            found.append(part)
+    return found
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:

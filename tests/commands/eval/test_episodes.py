@@ -89,7 +89,7 @@ def test_a_continued_evaluation_reads_its_episodes_and_plays_failed_ones_again(
 def test_an_environment_is_given_no_picture_where_the_model_sees_none(tmp_path: Path) -> None:
     file = io.BytesIO()
     Image.new("RGB", (90, 60), "red").save(file, "PNG")
-    store, raw = MediaStore(tmp_path, ImageGrid(28, 3136, 3136)), RawImage(file.getvalue(), "x")
+    store, raw = MediaStore(tmp_path, ImageGrid(28, 3136, 50176)), RawImage(file.getvalue(), "x")
     prompt = replace(make_rollouts(["7"])[0].prompt, images=(store.add(raw),))
     found = blanked(replace(prompt, prompt=replace(prompt.prompt, images=(raw,))), store)
     (given,) = found.prompt.images
