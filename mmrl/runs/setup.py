@@ -156,7 +156,8 @@ class RunSetup:
             raise ConfigError(
                 f"prompts and {'episodes' if is_episode else 'completions'} may take {longest} tokens, and the model "
                 f"reads {folder.max_tokens}",
-                where=f"data.max_prompt_tokens + sampler.max_new_tokens{limits}",
+                where=f"data.max_prompt_tokens = {self.config.data.max_prompt_tokens}, sampler.max_new_tokens = "
+                f"{self.config.sampler.max_new_tokens}{limits}",
                 remedy="lower one of them",
             )
         if (error := refusal(folder.family, asked_features(self.config), None, None)) is not None:
