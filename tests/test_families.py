@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from safetensors import safe_open
 
 from mmrl.commands.cli import main
 from mmrl.engine.family import FAMILIES
+from mmrl.rollout.records import read_groups, read_rollouts
+from mmrl.types import ImageRef
 from tests.as_on_hub import NEW
 from tests.faults.runs import rollouts
 from tests.proofs import families, has
@@ -28,6 +31,25 @@ def fingerprint(rollouts):
     return [sum(place * token for place, token in enumerate(r.token_ids.tolist(), 1)) / 1000 for r in rollouts]
 """
 TOKENS = 8
+ENVIRONMENT = """\
+import hashlib
+
+import numpy as np
+
+from mmrl import Environment, Observation
+
+
+class Shown(Environment):
+    def reset(self, prompt, seed):
+        self._seed = seed
+
+    def step(self, turn):
+        drawn = hashlib.sha256(f"{self._seed} {turn.text}".encode("utf-8", "replace")).digest()
+        random = np.random.default_rng(list(drawn))
+        images = [random.integers(0, 256, (*random.integers(40, 110, 2), 3), np.uint8) for _ in range(drawn[0] % 3)]
+        done = drawn[1] < 40
+        return Observation([f"turn {turn.index}", *images, "so?"], drawn[2] / 256, done, role="user")
+"""
 
 
 @dataclass
@@ -102,6 +124,31 @@ def runs(rows: Path, models: Callable[..., Path], warm_mmrl: Callable[..., Any])
             assert main(["export", str(path), str(run.exported)]) == 0
         run.processes = (trained, warm_mmrl("eval", written, "--model", run.exported, "--json"))
         return run
+
+    return carry_out
+
+
+@pytest.fixture(scope="module")
+def episodes(rows: Path, models: Callable[..., Path], warm_mmrl: Callable[..., Any]) -> Callable[[str], Run]:
+    """A family's run of two steps with an environment that shows images, carried out when it is first asked for."""
+
+    @functools.cache
+    def carry_out(family: str) -> Run:
+        start, path = models(family, True), rows / f"{family}-episodes"
+        (rows / f"{family}.py").write_text(ENVIRONMENT)
+        limits = {"max_turns": 3, "max_turn_tokens": 5, "max_observation_tokens": 300, "max_images": 4, "workers": 1}
+        config = {
+            "model": {"path": str(start), "dtype": "float32"},
+            "data": {"train": {"name": "table", "path": f"{rows / 'images'}.jsonl"}, "max_prompt_tokens": 160},
+            "environment": {"name": f"{rows / family}.py:Shown"} | limits,
+            "algorithm": {"name": "grpo"},
+            "sampler": {"group_size": 3, "max_new_tokens": 20, "engine": {"kv_cache_memory_bytes": 2**26}},
+            "learner": {"lr": 2e-3, "tokens_per_microbatch": 300},
+            "trainer": {"steps": 2, "prompts_per_step": 3, "save_every": 1, "run_dir": str(path)},
+        }
+        written = rows / f"{family}-episodes.yaml"
+        written.write_text(json.dumps(config))
+        return Run(start, path, (warm_mmrl("train", written),))
 
     return carry_out
 
@@ -221,3 +268,59 @@ def test_the_sampler_answers_from_an_export_as_it_did_in_the_run_and_as_transfor
             ids.append(int(reference.distribution(record["prompt"], images, ids)[-1].argmax()))
         scores.append(sum(place * token for place, token in enumerate(ids, 1)) / 1000)
     assert evaluated["metrics"]["eval/reward_mean"]["value"] == pytest.approx(np.mean(scores))
+
+
+@pytest.fixture(
+    params=[case for case in families("vllm", sweep=pytest.mark.slow) if FAMILIES[case.values[0]].vision],
+)
+def looking(request: pytest.FixtureRequest, episodes: Callable[[str], Run]) -> Run:
+    """The run with images in observations, which ended well."""
+    run = episodes(request.param)
+    assert run.processes[0].returncode == 0, run.processes[0].stderr
+    return run
+
+
+def test_after_an_optimizer_step_all_agree_on_every_turn_of_episodes_with_images(looking, plain):
+    assert all(step["mismatch/logprob_abs_max"] <= 1e-4 for step in looking.metrics[1:])
+    recorded = [each for each in read_groups(looking.path) if each.credited.scored.group.rollouts[0].weight_version]
+    old, new, moved, shown, turns = plain(looking.start), plain(looking.checkpoint(1)), 0.0, set(), set()
+    media = SimpleNamespace(load=lambda ref: Image.open(looking.path / "media" / f"{ref.hash}.png"))
+    for credited in (each.credited for each in recorded):
+        for rollout, learned in zip(credited.scored.group.rollouts, credited.logprobs, strict=True):
+            assert rollout.weight_version == 1 and not rollout.failure and len(learned) == len(rollout.token_ids)
+            expected = new.logprobs(rollout, media, 1.0).detach().numpy()  # compares the prompt's ids too
+            own = rollout.mask
+            np.testing.assert_allclose(rollout.sampler_logprobs, expected, atol=1e-4, rtol=0)
+            np.testing.assert_allclose(learned[own], expected[own], atol=2e-5, rtol=0)
+            moved = max(moved, float(np.abs(old.logprobs(rollout, media, 1.0).detach().numpy() - expected).max()))
+            shown |= {len(segment.images) for segment in rollout.segments if not segment.by_policy}
+            turns.add(len(rollout.episode))
+    assert len(recorded) == 3 and moved > 1e-2
+    assert shown == {0, 1, 2} and max(turns) == 3
+
+
+def test_replay_shows_the_same_images_again_and_names_the_turn_that_differs(looking, capsys):
+    def replayed() -> tuple[int, list[dict[str, Any]], int]:
+        capsys.readouterr()
+        code = main(["replay", str(looking.path), "--json"])
+        parts = [step["parts"] for step in json.loads(capsys.readouterr().out)["steps"]]
+        found = [difference for part in parts for each in part.values() for difference in each["differences"]]
+        return code, found, sum(part["environment"]["compared"] for part in parts)
+
+    episodes = [each.rollout for each in read_rollouts(looking.path)]
+    assert replayed() == (0, [], sum(len(each.episode) for each in episodes))
+    written = looking.path.parent / f"{looking.path.name.removesuffix('-episodes')}.py"
+    other = "images = [255 - image if turn.index == 1 else image for image in images]\n        done ="
+    try:
+        written.write_text(ENVIRONMENT.replace("done =", other))
+        code, found, _ = replayed()
+    finally:
+        written.write_text(ENVIRONMENT)
+    changed = {
+        (each.prompt.epoch, each.prompt.id, each.index)
+        for each in episodes
+        for played in each.episode[1:2]
+        if any(isinstance(part, ImageRef) for part in played.content or ())
+    }
+    assert code == 6 and changed
+    assert {each["what"] for each in found} == {"observation of turn 1"} and len(found) == len(changed)

@@ -8,8 +8,8 @@ from random import Random, SystemRandom
 from typing import Any
 
 from mmrl import Environment, Observation, tool
-from mmrl.interfaces import Call, PluginConfig
-from mmrl.types import Prompt, Turn
+from mmrl.interfaces import PluginConfig
+from mmrl.types import Call, Prompt, Turn
 
 LETTERS = "abcdefghijklmno"
 

@@ -26,6 +26,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["mmrl.algorithms"]
 ALGORITHMS = sorted(PLUGINS.keys() - {"sft", "gigpo"})
 """Those that learn from completions; ``gigpo`` needs episodes."""
+ENVIRONMENT = '''\
+from mmrl import Environment, Observation
+
+class Parity(Environment):
+    """There are two states: the policy has just written an even number of characters, or an odd one."""
+
+    def step(self, turn):
+        odd = len(turn.text) % 2
+        return Observation("odd" if odd else "even", float(odd) - 0.1 * turn.text.count("a"), role="user")
+'''
 OFTEN = {"cispo": [], "gspo": [pytest.mark.full], "reinforce_pp": [pytest.mark.full], "rloo": []}
 """One of each kind; the others are trained by the soak tier, and with the fake engine in ``tests.commands.replay``."""
 REWARDS = '''\
@@ -78,6 +88,7 @@ def train(models, start, tmp_path_factory) -> Callable[..., Run]:
     folder = tmp_path_factory.mktemp("algorithms")
     write_digits(folder / "digits", train=64, test=1)
     (folder / "rewards.py").write_text(REWARDS)
+    (folder / "parity.py").write_text(ENVIRONMENT)
     config = {
         "model": {"path": str(models("qwen2_5_vl"))},
         "data": {"train": {"name": "table", "path": str(folder / "digits"), "split": "train"}, "max_prompt_tokens": 64},
@@ -96,6 +107,7 @@ def train(models, start, tmp_path_factory) -> Callable[..., Run]:
             assert main(["train", str(folder / "config.yaml"), *words]) == 0
         return Run(path)
 
+    run.folder = folder
     return run
 
 
@@ -132,6 +144,28 @@ def test_an_algorithm_trains(name, train, models, compare, documented):
         assert abs(run.steps[1]["kl/reference"]) > 1e-4  # the policy has left the reference, which stays
     assert {key for key, weight in before.items() if np.array_equal(weight, after[key])} == set()
     assert all(np.isfinite(weight).all() for weight in after.values())
+
+
+@pytest.mark.full
+def test_gigpo_trains_on_turns_that_acted_upon_the_same_state(train, models, documented, capsys):
+    limits = "max_turns: 3, max_turn_tokens: 4, max_observation_tokens: 60, workers: 1"
+    folder = train.folder
+    run = train("gigpo", f"environment={{name: {folder / 'parity.py'}:Parity, {limits}}}", "sampler.max_new_tokens=16")
+    before, after = load_file(models("qwen2_5_vl") / "model.safetensors"), run.weights()
+    for number, step in enumerate(run.steps, start=1):
+        assert [key for key, value in step.items() if value is None or not math.isfinite(value)] == []
+        assert [key for key in step if not documented.fullmatch(key)] == ["step", "attempt", "time"]
+        assert step["policy/grad_norm"] > 0 and step["policy/ppo_kl_k3"] > 0
+        assert step["group/shared_states_fraction"] > 0.5 and step["advantage/turn_abs_mean"] > 0
+        assert step["mismatch/logprob_abs_max"] < 1e-4
+        for record in run.rollouts(number):
+            own = np.array(record["mask"])
+            of_turn = np.cumsum(np.diff(own, prepend=False) & own)
+            by_turn = [set(np.array(record["advantage"])[own & (of_turn == turn)]) for turn in (1, 2, 3)]
+            assert [len(values) for values in by_turn] == [1, 1, 1] and len(set.union(*by_turn)) > 1
+    assert {key for key, weight in before.items() if np.array_equal(weight, after[key])} == set()
+    capsys.readouterr()
+    assert main(["replay", str(run.path)]) == 0
 
 
 def test_the_comparison_runs_every_algorithm_and_no_other(compare):
