@@ -50,12 +50,12 @@ class EpisodeScoring:
         rewards, valid = np.zeros(size), np.zeros(size, np.bool_)
         rewards[places], valid[places] = scored.rewards, scored.valid
         components: dict[str, FloatArray] = {name: np.full(size, np.nan) for name in scored.components}
-        answers = {name: [None] * size for name in scored.answers}
+        answers: dict[str, list[str | None]] = {name: [None] * size for name in scored.answers}
         for name, values in scored.components.items():
             components[name][places] = values
         for name, read in scored.answers.items():
             for place, answer in zip(places, read, strict=True):
-                answers[name][place] = answer  # type: ignore[call-overload]
+                answers[name][place] = answer
         return replace(scored, group=self.group, rewards=rewards, valid=valid, components=components, answers=answers)
 
 
