@@ -149,6 +149,8 @@ class Needs:
         before_update: ``logprobs`` or ``entropy`` of all rows of an optimizer step before its loss.
         whole_groups: The rows of a group are in one micro-batch.
         last_state: Rows keep the last token of their completion; ``Batch.final_values``.
+        all_turns: Of a demonstration that is a conversation, every turn of the assistant after the first question is
+            learned, and not the last one alone.
     """
 
     reference_logprobs: bool = False
@@ -162,6 +164,7 @@ class Needs:
     before_update: frozenset[Literal["logprobs", "entropy"]] = frozenset()
     whole_groups: bool = False
     last_state: bool = False
+    all_turns: bool = False
 
     @property
     def unserved(self) -> tuple[str, ...]:

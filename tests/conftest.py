@@ -231,9 +231,7 @@ class Bench:
                 shown = self.encoder.encode(Prompt("shown", (Message("user", part[0]),), tuple(part[1])))
                 ids, images, role = shown.token_ids, shown.images, "user"
             segments.append(Segment(ids, isinstance(part, int), np.zeros(len(ids), np.float32), None, images, role))
-        return Rollout(
-            self.prompts[prompt], tuple(segments), index=0, text="", finish_reason="stop", weight_version=0
-        )
+        return Rollout(self.prompts[prompt], tuple(segments), index=0, text="", finish_reason="stop", weight_version=0)
 
     def episodes(self) -> list[Rollout]:
         """Ragged episodes of a vision-language model, with images in their observations or without.

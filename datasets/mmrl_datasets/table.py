@@ -24,7 +24,7 @@ from mmrl_datasets.images import image_cells, read_image
 from mmrl_datasets.parquet import ParquetRows
 from mmrl_datasets.placeholders import Unused, place_images
 from mmrl_datasets.rows import Rows, open_rows
-from mmrl_datasets.turns import InlineImage, Turn, read_turns, refused_media
+from mmrl_datasets.turns import InlineImage, Turn, question_of, read_turns, refused_media
 
 Cells = Mapping[str, Any]
 
@@ -212,9 +212,10 @@ class RowReader:
             turns, ending = tuple(before), last.text
             if IMAGE_PLACEHOLDER in ending or any(isinstance(piece, InlineImage) for piece in last.pieces):
                 raise DataError("The assistant's last turn shows an image", where=where, possible="text")
-        if not turns or turns[-1].role != "user":
+        question = question_of(turns)
+        if question is None:
             raise DataError("There is no question: the conversation has no user turn at its end", where=where)
-        if not any(not isinstance(piece, str) or piece.strip() for piece in turns[-1].pieces):
+        if not any(not isinstance(piece, str) or piece.strip() for piece in turns[question].pieces):
             raise DataError("The question is empty", where=where)
         return self._with_system(row, turns), ending
 
@@ -266,8 +267,10 @@ class RowReader:
     def _filled(self, messages: tuple[Message, ...], plain: Cells, where: str) -> tuple[Message, ...]:
         if self._template is None:
             return messages
-        *before, last = messages
-        return (*before, replace(last, content=self._template.fill(last.content, plain, where)))
+        at = question_of(messages)
+        assert at is not None, "rows without a question are refused"
+        filled = replace(messages[at], content=self._template.fill(messages[at].content, plain, where))
+        return (*messages[:at], filled, *messages[at + 1 :])
 
     def _answer(self, row: _Row, ending: str | None, demonstration: str | None) -> Any:
         column = self._columns.answer
@@ -315,9 +318,10 @@ class RowReader:
 
 def _list_choices(turns: tuple[Turn, ...], choices: Sequence[str]) -> tuple[Turn, ...]:
     """The turns with the choices after the question."""
-    *before, last = turns
-    listed = with_choices(last.text, choices)
-    return (*before, Turn(last.role, (*last.pieces, listed[len(last.text) :])))
+    at = question_of(turns) or 0
+    asked = turns[at]
+    listed = with_choices(asked.text, choices)
+    return (*turns[:at], Turn(asked.role, (*asked.pieces, listed[len(asked.text) :])), *turns[at + 1 :])
 
 
 def _is_there(value: Any) -> bool:

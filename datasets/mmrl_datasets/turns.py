@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,12 @@ from mmrl.types import IMAGE_PLACEHOLDER
 ROLES: Mapping[str, str] = {
     "system": "system", "developer": "system", "user": "user", "human": "user",
     "assistant": "assistant", "gpt": "assistant", "model": "assistant", "bot": "assistant",
+    "tool": "tool", "observation": "tool", "function_call": "assistant",
 }  # fmt: skip
 """Names of speakers in datasets."""
 CONVERSATIONS = ("messages", "conversations")
 _MEDIA = ("video", "audio")
+_JSON: Mapping[str, Any] = {"ensure_ascii": False, "default": str, "skipkeys": True}
 _ROLE_KEYS, _CONTENT_KEYS = ("role", "from"), ("content", "value")
 
 
@@ -89,13 +91,38 @@ def _turn(message: Any, where: str) -> Turn:
     said, held = message[role], message[content]
     if not isinstance(said, str) or said.lower() not in ROLES:
         raise DataError(f"The role {_shown(said)} is not known", where=where, possible=", ".join(ROLES))
+    calls = message.get("tool_calls")
+    if isinstance(calls, list | Mapping) and calls:
+        before = [held] if isinstance(held, str) and held else held if isinstance(held, list) else []
+        held = [*before, *(["\n"] if before else []), _calls(calls, where)]
     if isinstance(held, str):
-        return Turn(ROLES[said.lower()], (held,))
+        return Turn(ROLES[said.lower()], (written_call(held) if said.lower() == "function_call" else held,))
     if isinstance(held, list):
         return Turn(ROLES[said.lower()], tuple(_piece(part, where) for part in held))
     raise DataError(
         f"The message holds {'null' if held is None else type(held).__name__}", where=where, possible="text, or parts"
     )
+
+
+def _calls(calls: Any, where: str) -> str:
+    """The calls of a message in OpenAI's form, as text; tables give every call all arguments, most of them null."""
+    found = list[str]()
+    for call in calls if isinstance(calls, list) else [calls]:
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            possible = '{"function": {"name": ..., "arguments": ...}}'
+            raise DataError("A tool call of the message has no name", where=where, possible=possible)
+        arguments = function.get("arguments")
+        if isinstance(arguments, Mapping):
+            arguments = json.dumps({key: value for key, value in arguments.items() if value is not None}, **_JSON)
+        name = json.dumps(function["name"], **_JSON)
+        found.append(written_call(f'{{"name": {name}, "arguments": {arguments or "{}"}}}'))
+    return "\n".join(found)
+
+
+def written_call(call: str) -> str:
+    """A call's JSON between the tags with which most models write calls."""
+    return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def _piece(part: Any, where: str) -> str | InlineImage:
@@ -148,3 +175,14 @@ def _key(message: Any, names: tuple[str, ...]) -> str | None:
         return None
     present = [name for name in names if name in message]
     return next((name for name in present if message[name] is not None), present[0] if present else None)
+
+
+def question_of(turns: Sequence[Any]) -> int | None:
+    """The place of the last user turn, if the assistant is to speak after these turns or messages; else None.
+
+    Only answers of tools, and what asked for them, may follow it.
+    """
+    roles = [turn.role for turn in turns]
+    if not roles or roles[-1] not in ("user", "tool") or "user" not in roles:
+        return None
+    return len(roles) - 1 - roles[::-1].index("user")

@@ -107,7 +107,10 @@ class Encoder:
         return self._inserted(turn, [message], images, role, OBSERVATION)
 
     def check_turns(self, *, images: bool = False) -> None:
-        """Prove that the chat template can carry observations; tokens are then right by construction.
+        """Prove that the chat template can carry observations; the first call takes some 0.1 s.
+
+        A suffix that is appended to a turn is then what the template makes of the whole conversation, in text and in
+        tokens.
 
         Args:
             images: True if observations may hold images.
@@ -135,6 +138,14 @@ class Encoder:
         return ways | (
             {"images": self._suffix.carrier("tool", True).role} if images and self._folder.family.vision else {}
         )
+
+    def deviation(self, *, images: bool = False) -> str:
+        """A clause on the template that says how the policy's text differs from it; empty if it does not.
+
+        Raises:
+            ConfigError: As ``check_turns``.
+        """
+        return self._suffix.carrier("tool", images and self._folder.family.vision).deviation
 
     @cached_property
     def _suffix(self) -> TurnSuffix:
@@ -171,6 +182,12 @@ class Encoder:
             if message.role != "assistant":
                 between.append(message)
                 continue
+            if self._num_images(message) and message is not messages[-1]:
+                raise DataError(
+                    "a turn of the assistant shows an image, and no policy writes images",
+                    where=prompt.id,
+                    remedy="set algorithm.turns to last, or remove the row",
+                )
             if segments:
                 segments.append(self._between(segments[-1], between, images, prompt.id))
             segments.append(self._shown(message.content, prompt.id, self._suffix.end))
@@ -190,7 +207,7 @@ class Encoder:
         """A turn that a dataset shows to the policy, with its end.
 
         Raises:
-            DataError: It holds special tokens of the model, such as those of an image.
+            DataError: It holds special tokens of the model.
         """
         ids = [*self._tokenize(text, where), end]
         # Neither form is right here: the token would end the completion or open an image, and its spelling would be

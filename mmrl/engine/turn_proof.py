@@ -36,10 +36,12 @@ class Carrier:
     Attributes:
         role: Role of its message.
         as_text: True if a vision-language model's template reads the message as one string.
+        deviation: A clause on the template that says how the whole conversation differs, where that is accepted.
     """
 
     role: str
     as_text: bool = False
+    deviation: str = ""
 
     def message(self, template: ChatTemplate, content: Sequence[object]) -> Filled:
         """An observation's message."""

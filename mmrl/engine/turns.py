@@ -10,7 +10,7 @@ the policy reads is what the template makes of the whole conversation; ``turn_pr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
@@ -136,8 +136,10 @@ class TurnSuffix:
             for as_text in forms:
                 carrier = Carrier(each, as_text)
                 deviation = deviation_of(self._template, self.text, carrier, images=images)
-                if deviation is None or (deviation.thoughts and self._rules.keep_thoughts):
+                if deviation is None:
                     return carrier
+                if deviation.thoughts and self._rules.keep_thoughts:
+                    return replace(carrier, deviation=deviation.what)
                 found.setdefault(each, deviation)
         raise self._refusal(found, images)
 

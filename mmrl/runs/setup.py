@@ -182,14 +182,17 @@ class RunSetup:
 
         if (spec := self.config.environment) is None or self.environment is None:
             return Encoder(self.folder, self.media)
-        return Encoder(
+        encoder = Encoder(
             self.folder,
             self.media,
             tools=self.environment.tools,
             observation_role=spec.observation_role,
             tool_prompt=spec.tool_prompt,
+            keep_thoughts=spec.keep_thoughts,
             keeps_images=True,
         )
+        encoder.check_turns(images=spec.max_images > 0)
+        return encoder
 
     @cached_property
     def environment(self) -> EnvironmentFacts | None:

@@ -97,7 +97,7 @@ class Demonstrations(Source):
     samples = False
 
     def make(self, prompt: Prompt) -> Sample:
-        return self._encoder.demonstrate(self._encoder.encode(prompt))
+        return self._encoder.demonstrate(self._encoder.encode(prompt), all_turns=self._algorithm.needs().all_turns)
 
     def collect(self, step: int, draw: Draw, clock: Clock) -> tuple[SampledBatch, TrainBatch | None]:
         with clock.phase("prompts"):

@@ -3,6 +3,9 @@
     L = -1/N sum_i sum_t log pi(y_it),  N tokens in the batch
 
 The mean is over the tokens of the whole batch, as in language-model training; the prompt gets no gradient.
+
+A row may be a conversation. ``turns: last`` learns its last turn, and all before is the prompt. ``turns: all`` learns
+every turn of the assistant after the first question; questions, tools' answers and images in between get no gradient.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from mmrl.interfaces import Aggregation, AggregationMode, Algorithm, PluginConfig
+from mmrl.interfaces import Aggregation, AggregationMode, Algorithm, Needs, PluginConfig
 from mmrl.types import Batch, Credit, PackedTokens, TokenLoss
 
 
@@ -21,8 +24,13 @@ class SFT(Algorithm):
     class Config(PluginConfig):
         aggregation: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"] = "token-mean"
         """The average over per-token losses."""
+        turns: Literal["last", "all"] = "last"
+        """The turns of the assistant that are learned: a conversation's last, or all after its first question."""
 
     config: Config
+
+    def needs(self) -> Needs:
+        return Needs(all_turns=self.config.turns == "all")
 
     @property
     def aggregation(self) -> Aggregation:

@@ -213,7 +213,7 @@ class ArrayEncoder:
         image = ImageRef(f"{number:064x}", 448, 448, f"/media/{number:064x}.png")
         return EncodedPrompt(prompt=prompt, text=prompt.messages[0].content, token_ids=ids, images=(image,))
 
-    def demonstrate(self, prompt: Any) -> Any:
+    def demonstrate(self, prompt: Any, *, all_turns: bool = False) -> Any:
         raise NotImplementedError
 
 

@@ -30,7 +30,7 @@ class WordCounter:
     def encode(self, prompt: Prompt) -> EncodedPrompt:
         raise NotImplementedError
 
-    def demonstrate(self, prompt: EncodedPrompt) -> Sample:
+    def demonstrate(self, prompt: EncodedPrompt, *, all_turns: bool = False) -> Sample:
         raise NotImplementedError
 
 

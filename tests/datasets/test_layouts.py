@@ -231,12 +231,18 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": "[{'role': 'user'}]", "answer": "1"}, "no JSON list of messages", "'messages'"),
     ({"messages": '{"role": "user"}', "answer": "1"}, "no list of messages", "'messages'"),
     ({"messages": [{"role": "user"}], "answer": "1"}, "no message", "message 0"),
-    ({"messages": [{"role": "tool", "content": "?"}], "answer": "1"}, "role 'tool' is not known", "message 0"),
+    ({"messages": [{"role": "critic", "content": "?"}], "answer": "1"}, "role 'critic' is not known", "message 0"),
     ({"messages": [{"role": "user", "content": None}], "answer": "1"}, "message holds null", "message 0"),
     ({"messages": [{"role": "user", "content": [{"type": "box"}]}], "answer": "1"}, "known type: box", "message 0"),
     ({"messages": [{"role": "user", "content": [{"type": "video"}]}], "answer": "1"}, "has video", "message 0"),
     ({"messages": [{"role": "system", "content": "?"}], "answer": "1"}, "no user turn at its end", "'messages'"),
     ({"messages": [{"role": "assistant", "content": "?"}], "answer": "1"}, "no user turn", "'messages'"),
+    ({"messages": [{"role": "tool", "content": "?"}], "answer": "1"}, "no user turn", "'messages'"),
+    (
+        {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"function": {}}]}], "answer": "1"},
+        "A tool call of the message has no name",
+        "message 0",
+    ),
     ({"messages": [{"role": "user", "content": "?"}]}, "row has no answer", "'messages'"),
     (
         {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "<image>"}]},
@@ -508,3 +514,40 @@ def test_ten_thousand_mutated_rows_are_prompts_or_data_errors_and_the_same_twice
         outcomes.append(type(twice[0]) is str)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024  # kB
     assert 2000 < sum(outcomes) < 9000
+
+
+def test_answers_of_tools_and_calls_in_every_form_are_turns() -> None:
+    """OpenAI's calls, whose arguments are JSON or cells of a table, and ShareGPT's."""
+    arguments = {"box": [1, 2], "label": None}
+    calls = [{"id": "1", "type": "function", "function": {"name": "crop", "arguments": json.dumps(arguments)}}]
+    table = [{"function": {"name": "crop", "arguments": arguments}}, {"function": {"name": "wait", "arguments": None}}]
+    row = {
+        "messages": [
+            {"role": "user", "content": "<image>?"},
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "tool", "content": [{"type": "text", "text": "Here:"}, {"type": "image"}]},
+            {"role": "assistant", "content": "Again.", "tool_calls": table},
+            {"role": "tool", "content": ""},
+            {"role": "assistant", "content": "7", "tool_calls": None},
+        ],
+        "images": [{"bytes": encoded(), "path": None}] * 2,
+    }
+    prompt = read(row)
+    assert [message.role for message in prompt.messages] == ["user", "assistant", "tool", "assistant", "tool"]
+    assert [message.content for message in prompt.messages[1:4]] == [
+        '<tool_call>\n{"name": "crop", "arguments": {"box": [1, 2], "label": null}}\n</tool_call>',
+        "Here:<image>",
+        'Again.\n<tool_call>\n{"name": "crop", "arguments": {"box": [1, 2]}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "wait", "arguments": {}}\n</tool_call>',
+    ]
+    assert (prompt.demonstration, len(prompt.images)) == ("7", 2)
+    shared = [
+        {"from": "human", "value": "?"},
+        {"from": "function_call", "value": '{"name": "crop", "arguments": {}}'},
+        {"from": "observation", "value": "cut"},
+        {"from": "gpt", "value": "7"},
+    ]
+    prompt = read({"conversations": shared})
+    assert prompt.messages[1:] == (
+        Message("assistant", '<tool_call>\n{"name": "crop", "arguments": {}}\n</tool_call>'), Message("tool", "cut")
+    )  # fmt: skip

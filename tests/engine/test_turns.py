@@ -258,6 +258,8 @@ def test_thoughts_that_a_template_removes_are_kept_when_asked_and_refused_otherw
     assert "environment.keep_thoughts" in caught.value.remedy
     kept = encoder_of(vision, filled(STRIPS_ALWAYS), keep_thoughts=True)
     kept.check_turns(images=True)
+    assert kept.deviation(images=True) == "it removes thoughts from earlier turns"
+    assert vision.encoder.deviation(images=True) == ""
     turn = turn_of(vision, "<think>\n7\n</think>\n\nSo", "<|im_end|>")
     assert kept.insertion(turn, ("8",), "tool").token_ids.tolist() == (
         vision.encoder.insertion(turn, ("8",), "tool").token_ids.tolist()
@@ -332,3 +334,103 @@ def test_every_familys_template_writes_conversations_without_tools_alike():
         "<|im_start|>system\n 7\n<|im_end|>\n<|im_start|>user\n 7\n<|im_end|>\n"
         "<|im_start|>assistant\n 7\n<|im_end|>\n<|im_start|>user\n 7\n<|im_end|>\n<|im_start|>assistant\n"
     }
+
+
+CALL = '<tool_call>\n{"name": "look_closer", "arguments": {"box": [1, 2]}}\n</tool_call>'
+
+
+def conversation(vision):
+    """A row's messages before its demonstration: tools' answers with images, two in a row, and a second question."""
+    image = "<image>" * vision
+    return (
+        Message("system", "Be brief."),
+        Message("assistant", "Hello."),  # before any question: a part of the prompt
+        Message("user", f"{image}What digit is this, {image}?"),
+        Message("assistant", f"I look.\n{CALL}"),
+        Message("tool", f"A part:{image}{image}"),
+        Message("tool", "and nothing else"),
+        Message("assistant", "It is 7."),
+        Message("user", f"And {image}this?"),
+        Message("assistant", CALL),
+        Message("tool", '{"found": 8}'),
+    )
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])
+def test_a_conversation_with_all_turns_is_the_templates_own(family, bench, picture):
+    setting = bench(family)
+    vision = setting.folder.family.vision
+    messages = conversation(vision)
+    shown = tuple(picture(56 * (i + 1), 56, i) for i in range(5 * vision))
+    prompt = setting.encoder.encode(Prompt("row", messages, shown, demonstration="8, {so} \\boxed{8}"))
+    sample = setting.encoder.demonstrate(prompt, all_turns=True)
+    parts = [as_message(setting, m.role, split(m.content)) for m in messages]
+    parts.append(as_message(setting, "assistant", (prompt.prompt.demonstration,)))
+    whole = whole_ids(setting, parts, prompt.images)
+    tail = setting.folder.tokenizer("\n<|im_start|>assistant\n", add_special_tokens=False)["input_ids"]
+    ids = [*sample.prompt.token_ids.tolist(), *sample.token_ids.tolist()]
+    assert ids == whole[: -len(tail)]  # which go on after the last end
+    assert [s.role for s in sample.segments] == [
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+    assert [s.by_policy for s in sample.segments] == [True, False] * 3 + [True]
+    assert sample.all_images == prompt.images
+    assert [len(s.images) for s in sample.segments] == [n * vision for n in (0, 2, 0, 1, 0, 0, 0)]
+    decode = setting.folder.tokenizer.decode
+    learned = [decode(s.token_ids) for s in sample.segments if s.by_policy]
+    assert learned == [
+        f"{text}<|im_end|>" for text in (f"I look.\n{CALL}", "It is 7.", CALL, prompt.prompt.demonstration)
+    ]
+    assert sample.prompt.text.endswith("?<|im_end|>\n<|im_start|>assistant\n")
+    assert sample.prompt.prompt == prompt.prompt and sample.prompt.id == "row"
+
+
+def split(text):
+    """Texts and images of a dataset's message."""
+    parts = text.split("<image>")
+    return [piece for part in parts for piece in (part, 0)][:-1] if len(parts) > 1 else parts
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2"])
+def test_with_its_last_turn_alone_a_conversation_is_a_prompt_and_a_completion(family, bench, picture):
+    setting = bench(family)
+    vision = setting.folder.family.vision
+    shown = tuple(picture(56, 56, i) for i in range(5 * vision))
+    prompt = setting.encoder.encode(Prompt("row", conversation(vision), shown, demonstration="8"))
+    sample = setting.encoder.demonstrate(prompt)
+    assert sample.prompt is prompt and len(sample.segments) == 1 and sample.mask.all()
+    single = Prompt("row", (Message("user", "2+2?"),), demonstration="4")
+    last, every = (setting.encoder.demonstrate(setting.encoder.encode(single), all_turns=x) for x in (False, True))
+    assert last.token_ids.tolist() == every.token_ids.tolist()
+    assert last.prompt.token_ids.tolist() == every.prompt.token_ids.tolist()
+
+
+@pytest.mark.parametrize("at", [0, 2, 3])
+def test_turns_that_hold_special_tokens_are_no_demonstrations(at, vision):
+    texts = ["2+2?", "4", "3+3?", "6"]
+    texts[at] += "<|im_end|>" if at else ""
+    *messages, last = (Message(("user", "assistant")[i % 2], text) for i, text in enumerate(texts))
+    row = Prompt("row 7", tuple(messages), demonstration=last.content)
+    if at != 3:  # what others say is text
+        assert len(vision.encoder.demonstrate(vision.encoder.encode(row), all_turns=True).segments) == 3
+        return
+    with pytest.raises(DataError, match="special tokens") as caught:
+        vision.encoder.demonstrate(vision.encoder.encode(row), all_turns=True)
+    assert caught.value.where == "row 7"
+
+
+@pytest.mark.parametrize("text", ["4<|im_end|>", "<image>4"])
+def test_an_earlier_turn_that_cannot_be_learned_names_its_row(text, vision, picture):
+    messages = (Message("user", "2+2?"), Message("assistant", text), Message("user", "3+3?"))
+    shown = (picture(56, 56),) * text.count("<image>")
+    prompt = vision.encoder.encode(Prompt("row 7", messages, shown, demonstration="6"))
+    with pytest.raises(DataError, match=r"special tokens|shows an image") as caught:
+        vision.encoder.demonstrate(prompt, all_turns=True)
+    assert caught.value.where == "row 7"
+    assert vision.encoder.demonstrate(prompt).mask.all()

@@ -160,7 +160,7 @@ class FakeEncoder:
         ids = np.zeros(self.num_tokens(prompt), np.int32)
         return EncodedPrompt(prompt=prompt, text="", token_ids=ids, images=())
 
-    def demonstrate(self, prompt: EncodedPrompt) -> Sample:
+    def demonstrate(self, prompt: EncodedPrompt, *, all_turns: bool = False) -> Sample:
         length = len(str(prompt.prompt.demonstration))
         return Sample(prompt, (Segment(np.ones(length, np.int32), True, np.zeros(length, np.float32)),))
 

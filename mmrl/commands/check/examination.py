@@ -274,7 +274,9 @@ class _Examination:
         names = [tool["function"]["name"] for tool in facts.tools]
         shown = f"{', '.join(names)}, by {_TOOL_PROMPTS[encoder.tools_by]}" if names else "none"
         lines = [f"tools: {shown}", *(f"observations with {kind}: as {role} messages" for kind, role in ways.items())]
+        deviation = encoder.deviation(images=spec.max_images > 0)
         lines[-1] += "; what is appended is what the chat template writes for the whole conversation"
+        lines[-1] += f", but that {deviation}, and the policy reads them" if deviation else ""
         data: dict[str, Any] = {"tools": names, "tool_prompt": encoder.tools_by, "roles": dict(ways)}
         self.report.add("episodes", data, lines)
         made = (self.setup.training.attempt(place, encoder.encode) for place in range(len(self.setup.training)))

@@ -126,7 +126,8 @@ def _step(config: Config, setup: RunSetup, engine: Engine, prompts: Sequence[Enc
         scored = [_scored(config, groups[index], greedy=greedy) for index in range(len(prompts))]
         train = TrainBatch(rollouts_of(scored), batch_of(scored, weights_of(config), setup.penalties), scored)
     else:
-        samples = [setup.encoder.demonstrate(prompt) for prompt in prompts]
+        all_turns = setup.algorithm.needs().all_turns
+        samples = [setup.encoder.demonstrate(prompt, all_turns=all_turns) for prompt in prompts]
         train = TrainBatch(samples, demonstrations_batch(samples))
     with engine.learning() as learner:
         Updater(config, setup.algorithm, _Unrecorded(), Interruption()).learn(1, train, learner, clock)

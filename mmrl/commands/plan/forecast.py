@@ -150,12 +150,14 @@ class _Forecast:
 
     def _example(self, prompt: Prompt, tokens: int) -> Example:
         sizes = [normalised_size(raw, self.setup.media.grid) for raw in prompt.images]
-        longest = self._completion_tokens
-        if not self.samples:
-            encoder = self.setup.encoder
-            longest = len(encoder.demonstrate(encoder.encode(prompt)).token_ids)
         grids = tuple(self.setup.folder.images.grid(*size) for size in sizes)
-        return Example(tokens, longest, grids, self._inserted, self._observed)
+        if self.samples:
+            return Example(tokens, self._completion_tokens, grids, self._inserted, self._observed)
+        encoder, all_turns = self.setup.encoder, self.setup.algorithm.needs().all_turns
+        sample = encoder.demonstrate(encoder.encode(prompt), all_turns=all_turns)
+        tokens, begin = len(sample.prompt.token_ids), len(sample.prompt.images)
+        inserted = int((~sample.mask).sum())
+        return Example(tokens, len(sample.token_ids), grids[:begin], inserted, grids[begin:])
 
     def _workload(self, config: Config, examples: Sequence[Example]) -> Workload:
         share = shares_prefix(config.learner, self.setup.folder)
