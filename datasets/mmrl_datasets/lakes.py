@@ -3,8 +3,9 @@
     python -m mmrl_datasets.lakes OUT
 
 A row's column ``world`` is what the environment is made with (``kwargs_column: world``): a map of ``size`` x ``size``
-fields with start, goal, and holes that leave a way. No map is in two splits. The rows of ``warmup`` are conversations:
-each turn shows the lake and is answered with the next move; ties between shortest paths are broken at random.
+fields, from the upper left to the lower right corner, with holes that leave a way. No map is in two splits. The rows of
+``warmup`` are conversations: each turn shows the lake and is answered with the next move; ties between shortest paths
+are broken at random.
 """
 
 from __future__ import annotations
@@ -74,15 +75,14 @@ def write_lakes(
 
 
 def _draw(size: int, holes: float, rng: np.random.Generator, seen: set[str]) -> Example:
-    """A lake that was not seen before, whose shortest path has three moves or more."""
+    """A lake that was not seen before and has a way."""
 
     def lake() -> list[str]:
         fields = np.where(rng.random((size, size)) < holes, "H", "F")
-        start, goal = rng.choice(size**2, 2, replace=False)
-        fields.flat[start], fields.flat[goal] = "S", "G"
+        fields.flat[0], fields.flat[-1] = "S", "G"
         return ["".join(row) for row in fields]
 
-    world = first(lake, lambda found: "/".join(found) not in seen and len(shortest_path(found, rng)) > 2)
+    world = first(lake, lambda found: "/".join(found) not in seen and bool(shortest_path(found, rng)))
     seen.add("/".join(world))
     path = shortest_path(world, rng)
     columns = {"world": json.dumps({"desc": world}), "path": " ".join(path)}

@@ -3,8 +3,8 @@
     python -m mmrl_datasets.pages OUT
 
 A page has 10 x 10 of the digits of scikit-learn, numbered from 1, row by row. A model that reads a page in 56 x 56
-pixels sees each digit five pixels wide; the environment ``zoom`` shows a cell as large as the whole page. A fifth of the
-digits is held out: a page of ``test`` has none that a page of another split has.
+pixels sees each digit five pixels wide; the environment ``zoom`` shows a cell as large as the whole page. A fifth of
+the digits is held out: a page of ``test`` has none that a page of another split has.
 
 The splits ``warmup`` and ``direct`` have the same pages and questions. In ``direct`` each is answered at once, in
 ``warmup`` a share of them after a look at the cell: a conversation whose second image is that cell.
