@@ -228,11 +228,11 @@ class PromptEncoder(Protocol):
         ...
 
     def insertion(self, turn: Segment, content: Content, role: str) -> Segment:
-        """What stands between a turn of the policy and its next one.
+        """The segment between a turn of the policy and its next one.
 
-        It is the end of the turn as far as the policy has not written it, the observation in a message of this role (or
-        of the role that the model's template can carry), and the head of the next turn. Special tokens that texts spell
-        stay text.
+        It holds the end of the turn as far as the policy has not written it, the observation in a message of this role
+        (or of the role that the model's template can carry), and the head of the next turn. Special tokens that texts
+        spell stay text.
 
         Args:
             turn: The policy's.

@@ -26,6 +26,8 @@ STATEMENTS: Mapping[Feature, str] = {
     "zero_3": "two ranks with `learner.zero_stage: 3` find the gradient that plain autograd finds on one (1e-5)",
     "checkpoint": "a checkpoint opens in plain transformers with its names and files, and the sampler answers from it "
     "greedily as transformers does",
+    "turns": "turns and observations that are appended one by one, images included, have the tokens that the chat "
+    "template gives to the whole conversation",
 }
 HEAD = """\
 # Model families

@@ -76,16 +76,17 @@ FAULTY = {
     "algorithm.newer": (r"^    config: Config", f"    config: Config\n    api_version = {API_VERSION + 1}"),
     "algorithm.lite_ppo": ("", ""),
     "reward.wrong": (r"for rollout in rollouts\]", "for rollout in rollouts] + [0.0]"),
+    "environment.rude": (r"^        if not isinstance\(number, int\):.*\n.*\n", ""),
 }
 """Modules of one package and how they come from the template's: one raises, one is for an interface to come, one has
-the name of another package's plugin, one gives too many scores."""
+the name of another package's plugin, one gives too many scores, one trusts what a policy writes."""
 
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("faulty")
     assert main(["init", "plugin", "faulty", "--path", str(folder / "faulty")]) == 0
-    entries: dict[str, str] = {"algorithm": "", "reward": ""}
+    entries: dict[str, str] = {"algorithm": "", "reward": "", "environment": ""}
     for place, (pattern, instead) in FAULTY.items():
         kind, name = place.split(".")
         source = (folder / "faulty" / "src" / "faulty" / f"{kind}.py").read_text()
@@ -131,8 +132,10 @@ def test_installed_packages_are_checked_whatever_their_neighbours(site: Path, fa
     assert {key for key, row in rows.items() if row["status"] == "ok" and key[0] != DISTRIBUTION} == {
         ("mmrl-lite-ppo", "algorithm", "lite_ppo"),
         ("mmrl-lite-ppo", "reward", "repetition"),
+        ("mmrl-lite-ppo", "environment", "calculator"),
         ("acme-rl", "algorithm", "acme_rl"),
         ("acme-rl", "reward", "acme_rl"),
+        ("acme-rl", "environment", "acme_rl"),
         ("faulty", "algorithm", "lite_ppo"),
     }
     assert {row["version"] for key, row in rows.items() if key[0] != DISTRIBUTION} == {"0.1.0"}
@@ -140,10 +143,11 @@ def test_installed_packages_are_checked_whatever_their_neighbours(site: Path, fa
         note = f"name taken twice, use {distribution}:lite_ppo"
         assert rows[distribution, "algorithm", "lite_ppo"]["note"] == note
     bad = {key[2]: row["note"] for key, row in rows.items() if row["status"] == "bad"}
-    assert bad.keys() == {"crash", "newer", "wrong"}
+    assert bad.keys() == {"crash", "newer", "wrong", "rude"}
     assert "cannot be imported: RuntimeError: no licence" in bad["crash"]
     assert f"written for interface version {API_VERSION + 1}, not {API_VERSION}" in bad["newer"]
     assert "one per rollout" in bad["wrong"]
+    assert "step answers whatever a policy writes" in bad["rude"] and "TypeError" in bad["rude"]
 
 
 @pytest.mark.full
@@ -232,9 +236,9 @@ def test_a_package_is_installed_beside_mmrl_in_an_environment_of_its_own_and_uni
     (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
     (site / "required.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
     assert str(site) in run("-c", "import mmrl; print(mmrl.__file__)").stdout
-    ours = ["algorithm:lite_ppo", "reward:repetition"]
+    ours = ["algorithm:lite_ppo", "reward:repetition", "environment:calculator"]
     found = run("-m", "mmrl", "plugins", "--json", "--check", *ours, "algorithm:grpo")
-    assert [row["status"] for row in json.loads(found.stdout)] == ["ok", "ok", "ok"], found
+    assert [row["status"] for row in json.loads(found.stdout)] == ["ok"] * 4, found
     assert run("-m", "pip", "uninstall", "-qq", "--yes", "mmrl-lite-ppo").returncode == 0
     gone = run("-m", "mmrl", "plugins", "--check", *ours)
     assert gone.returncode == 4 and "no installed package has an algorithm plugin called 'lite_ppo'" in gone.stderr

@@ -22,6 +22,7 @@ from mmrl.api.rows import write_rows
 from mmrl.config.load import LoadedConfig, load_config
 from mmrl.config.sections import TrainerConfig
 from mmrl.config.yaml_tree import Located, read_tree
+from mmrl.environments import Environment
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Algorithm, DatasetLoader, Reward
 from mmrl.plugin_host.registry import options_class
@@ -31,6 +32,7 @@ from mmrl.runs.reader import NewMetrics, Run
 ConfigLike = str | Path | Mapping[str, Any]
 """A YAML file, or the same as a mapping."""
 RewardLike = str | Mapping[str, Any] | Callable[..., Any] | type[Reward]
+EnvironmentLike = str | Mapping[str, Any] | type[Environment] | Callable[..., Any] | Sequence[Callable[..., Any]]
 Callback = Callable[[int, Mapping[str, float]], object]
 _NOTHING: Mapping[str, Any] = {}
 
@@ -68,6 +70,7 @@ def train(
     rewards: RewardLike | Sequence[RewardLike] = (),
     dataset: Sequence[Mapping[str, Any]] | type[DatasetLoader] | None = None,
     algorithm: str | type[Algorithm] | None = None,
+    environment: EnvironmentLike | None = None,
     callbacks: Sequence[Callback] = (),
     allow_change: Sequence[str] = (),
 ) -> Run:
@@ -83,6 +86,8 @@ def train(
         dataset: Rows for ``data.train``, whose loader reads them from a parquet file in its option ``path``; or a class
             that loads them.
         algorithm: The name or class of the learning rule.
+        environment: The name or class of what answers the policy's turns, or an entry as in the config, whose ``name``
+            may be a class too; or functions, which are tools.
         callbacks: Each is called with a step and its metrics soon after the step; the run does not wait for it. One
             that returns False or raises stops the run, where nothing is lost; its error is raised.
         allow_change: Keys that may have changed in a run that goes on, as ``--allow-change``.
@@ -94,7 +99,7 @@ def train(
         MMRLError: See ``mmrl train``; each class has one of its exit codes.
         KeyboardInterrupt: Ctrl-C, when the run has ended.
     """
-    loaded = _loaded(config, overrides, rewards, dataset, algorithm)
+    loaded = _loaded(config, overrides, rewards, dataset, algorithm, environment)
     checked = loaded.config
     for warning in loaded.warnings:
         warnings.warn(warning, FutureWarning, stacklevel=2)
@@ -197,7 +202,12 @@ def _complete(answer: dict[str, Any], stopped: str) -> dict[str, Any]:
 
 
 def _loaded(
-    config: ConfigLike, overrides: Mapping[str, Any], rewards: Any, dataset: Any, algorithm: Any
+    config: ConfigLike,
+    overrides: Mapping[str, Any],
+    rewards: Any = (),
+    dataset: Any = None,
+    algorithm: Any = None,
+    environment: Any = None,
 ) -> LoadedConfig:
     """The checked config of a run; given plugins and rows become files in its folder, unless there are errors."""
     base = Located.of(config, "config") if isinstance(config, Mapping) else Path(config).expanduser()
@@ -215,6 +225,8 @@ def _loaded(
             values["rewards"] = [{**each, "name": reference("reward", each.get("name"), folder)} for each in entries]
         if algorithm is not None:
             values["algorithm"] = {"name": reference("algorithm", algorithm, folder)}
+        if environment is not None:
+            values["environment"] = _environment(environment, folder)
         if isinstance(dataset, type):
             values["data"] = {"train": {"name": reference("dataset", dataset, folder)}}
         elif dataset is not None:
@@ -228,6 +240,17 @@ def _loaded(
             values["data"] = {"train": {"path": str(write_rows(dataset, folder))}}
         arguments = Located.of(values, "arguments of mmrl.train")
         return load_config([base, arguments, over], options_class=options_class)
+
+
+def _environment(given: Any, folder: Path) -> dict[str, Any]:
+    """The config's entry of an environment that was given as an argument."""
+    if isinstance(given, Mapping):
+        named = {"name": reference("environment", given["name"], folder)} if "name" in given else {}
+        return {**given, **named}
+    if isinstance(given, str | type):
+        return {"name": reference("environment", given, folder)}
+    functions = given if isinstance(given, Sequence) else [given]
+    return {"tools": [reference("environment", function, folder) for function in functions]}
 
 
 def _value(tree: Located, *path: str) -> Any:

@@ -112,14 +112,14 @@ class GroupSampler(Sampler):
     def poll(self) -> Polled:
         while True:
             self._ask()
-            waits = sorted(ticket for own in self._sets for ticket in own.waits)
+            waits = tuple(sorted(ticket for own in self._sets for ticket in own.waits))
             if not self._polls:
                 return Polled(waits=waits)
             is_owed_eagerly = any(any(own.owed.values()) for own in self._sets)
             done, _ = wait(self._polls, WAIT_S if waits or is_owed_eagerly else None, return_when=FIRST_COMPLETED)
             self._calls.check([*self._polls, *self._others])
             self._others = [future for future in self._others if not future.done()]
-            finished = [each for future in done for each in self._news(future)]
+            finished = tuple(each for future in done for each in self._news(future))
             if finished or waits or is_owed_eagerly:
                 return Polled(finished, waits)
 

@@ -8,6 +8,7 @@ records of ``mmrl.types`` whose arrays are views, read-only ones where pickle's 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -76,8 +77,11 @@ def _requests(
 ) -> list[SamplingRequest]:
     known = _prompts(*prompts)
     of_requests = [()] * len(places) if segments is None else _segments(*segments)
-    parts = zip(places, scalars, of_requests, answered, strict=True)
-    return [SamplingRequest(known[place], *facts, own, answered_after) for place, facts, own, answered_after in parts]
+    requests = (SamplingRequest(known[place], *facts) for place, facts in zip(places, scalars, strict=True))
+    return [
+        replace(request, segments=own, answered_after=after)
+        for request, own, after in zip(requests, of_requests, answered, strict=True)
+    ]
 
 
 def _rows(

@@ -187,12 +187,8 @@ class RankWorker:
                 raise
         if not answer:
             return None
-        return replace(
-            news,
-            finished=[
-                replace(each, group=PackedGroup(each.group.prompt, each.group.rollouts)) for each in news.finished
-            ],
-        )
+        packed = (replace(each, group=PackedGroup(each.group.prompt, each.group.rollouts)) for each in news.finished)
+        return replace(news, finished=tuple(packed))
 
     def drop(self) -> None:
         """Give up all requests."""

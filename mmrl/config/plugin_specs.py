@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
 
-from mmrl.config.base import MAY_CHANGE, Count, Seconds, Section, Text
+from mmrl.config.base import MAY_CHANGE, Contradiction, Count, Seconds, Section, Text
 
 Kind = Literal["algorithm", "reward", "dataset", "environment", "tracker"]
 """The kinds of plugins; the entry-point group of a kind is `mmrl.<kind>s`."""
@@ -136,3 +137,27 @@ class EnvironmentSpec(PluginSpec):
         """
         turn = min(self.max_turn_tokens or max_new_tokens, max_new_tokens)
         return turn, self.max_tokens or max_new_tokens + self.max_turns * self.max_observation_tokens
+
+    def against(
+        self, max_new_tokens: int, ranks_together: int, engine: Mapping[str, JsonValue]
+    ) -> Iterator[Contradiction]:
+        """Contradictions to the sampler's section, with keys from the config's root.
+
+        Args:
+            ranks_together: Ranks that take a sampler's steps together.
+            engine: Its ``engine``.
+        """
+        turn, most = self.limits(max_new_tokens)
+        if most < turn:
+            limit = "sampler.max_new_tokens" if self.max_turn_tokens is None else "environment.max_turn_tokens"
+            what = f"environment.max_tokens is {most}, less than one turn: {limit} is {turn}"
+            remedy = "raise environment.max_tokens, or set environment.max_turn_tokens to less"
+            yield Contradiction(("environment.max_tokens", limit), what, remedy)
+        if self.scheduling == "eager" and ranks_together > 1:
+            what = f"environment.scheduling is eager, but {ranks_together} ranks sample together, in the same steps"
+            sizes = ("sampler.tensor_parallel_size", "sampler.pipeline_parallel_size")
+            yield Contradiction(("environment.scheduling", *sizes), what, "set environment.scheduling: reproducible")
+        if engine.get("async_scheduling"):
+            what = "sampler.engine.async_scheduling is set, but with an environment the sampler's steps are counted"
+            keys = ("sampler.engine.async_scheduling", "environment")
+            yield Contradiction(keys, what, "remove sampler.engine.async_scheduling")

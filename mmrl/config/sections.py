@@ -351,7 +351,9 @@ class Config(Section):
         yield from self._of_rewards()
         yield from self._of_evaluation()
         yield from self._of_sizes()
-        yield from self._of_environment()
+        if self.environment is not None:
+            sampler = self.sampler
+            yield from self.environment.against(sampler.max_new_tokens, sampler.ranks_together, sampler.engine)
 
     def _of_rewards(self) -> Iterator[Contradiction]:
         by_label: dict[str, list[RewardSpec]] = {}
@@ -385,17 +387,6 @@ class Config(Section):
             what = f"trainer.stop_when waits for {stop.metric}, and nothing is evaluated"
             keys = ("trainer.stop_when", "data.eval", "trainer.eval_every")
             yield Contradiction(keys, what, "set data.eval and trainer.eval_every")
-
-    def _of_environment(self) -> Iterator[Contradiction]:
-        if self.environment is None:
-            return
-        turn, most = self.environment.limits(self.sampler.max_new_tokens)
-        if most < turn:
-            is_named = self.environment.max_turn_tokens is not None
-            limit = "environment.max_turn_tokens" if is_named else "sampler.max_new_tokens"
-            what = f"environment.max_tokens is {most}, less than one turn: {limit} is {turn}"
-            remedy = "raise environment.max_tokens, or set environment.max_turn_tokens to less"
-            yield Contradiction(("environment.max_tokens", limit), what, remedy)
 
     def _of_sizes(self) -> Iterator[Contradiction]:
         cluster, sampler, learner, trainer = self.cluster, self.sampler, self.learner, self.trainer

@@ -60,12 +60,12 @@ class Admissions:
         return bool(self._owed_eagerly)
 
     @property
-    def waits(self) -> list[int]:
+    def waits(self) -> tuple[int, ...]:
         """Tickets without whose answers the next step cannot be made; asked after ``admit``."""
         due = sorted((due, ticket) for ticket, due in self._owed.items() if due <= self.step)
         if due or self.running:
-            return [ticket for _, ticket in due if not self._is_under_way]
-        return sorted(self._owed_eagerly)
+            return tuple(ticket for _, ticket in due if not self._is_under_way)
+        return tuple(sorted(self._owed_eagerly))
 
     def admit(self) -> list[tuple[int, SamplingRequest]]:
         """Requests that the next step begins with, each with its ticket; none while an answer is waited for."""
@@ -85,7 +85,7 @@ class Admissions:
         self.running.update((ticket, self.step) for ticket, _ in admitted)
         return admitted
 
-    def finish(self, groups: Iterable[tuple[int, RolloutGroup]], *, ends_step: bool = True) -> list[Finished]:
+    def finish(self, groups: Iterable[tuple[int, RolloutGroup]], *, ends_step: bool = True) -> tuple[Finished, ...]:
         """Groups that the step has finished, each with its ticket.
 
         Args:
@@ -102,7 +102,7 @@ class Admissions:
                 self._owed[ticket] = self.step + request.answered_after
         self._is_under_way = not ends_step
         self.step += ends_step
-        return finished
+        return tuple(finished)
 
     def drop(self) -> None:
         """Forget all requests; steps and tickets count on."""

@@ -123,6 +123,11 @@ class Encoder:
             self._suffix.carrier("user", kind)
 
     @property
+    def end_of_turn(self) -> int:
+        """The id with which the chat template ends a turn of the assistant."""
+        return self._suffix.end
+
+    @property
     def tools_by(self) -> str:
         """The way in which the policy learns of tools: ``template``, ``text`` or ``none``."""
         return self._tool_prompt.way

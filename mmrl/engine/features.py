@@ -14,7 +14,9 @@ from mmrl.errors import ConfigError
 if TYPE_CHECKING:
     from mmrl.engine.family import Family
 
-Feature = Literal["hf", "vllm", "packing", "sharing", "vision_once", "lora", "tensor_parallel", "zero_3", "checkpoint"]
+Feature = Literal[
+    "hf", "vllm", "packing", "sharing", "vision_once", "lora", "tensor_parallel", "zero_3", "checkpoint", "turns"
+]
 FEATURES: Mapping[Feature, str] = MappingProxyType(
     {
         "hf": "sampler `hf`",
@@ -26,6 +28,7 @@ FEATURES: Mapping[Feature, str] = MappingProxyType(
         "tensor_parallel": "TP",
         "zero_3": "ZeRO 3",
         "checkpoint": "checkpoint",
+        "turns": "turns",
     }
 )
 """The columns of the table of families."""

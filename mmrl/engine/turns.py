@@ -87,7 +87,7 @@ class TurnSuffix:
         """Tokens of the suffix, one for each image.
 
         Args:
-            where: Of the messages, for errors.
+            where: The messages' place, for errors.
             ended: True if the turn has its end already.
 
         Raises:

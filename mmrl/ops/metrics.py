@@ -106,8 +106,8 @@ def episode_metrics(rollouts: Sequence[Rollout], failed_calls: float | None) -> 
 
 
 def length_metrics(masks: Sequence[BoolArray], truncated: BoolArray) -> dict[str, float]:
-    """``length/completion_mean`` and ``_max`` (all tokens after the prompt), and the share cut at the limit."""
-    lengths = np.array([len(mask) for mask in masks])
+    """``length/completion_mean`` and ``_max`` (tokens that the policy wrote), and the share ended by a limit."""
+    lengths = np.array([np.count_nonzero(mask) for mask in masks])
     return {
         "length/completion_mean": float(lengths.mean()),
         "length/completion_max": float(lengths.max()),

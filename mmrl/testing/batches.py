@@ -71,18 +71,20 @@ def random_batch(
             baseline = dict(zip(groups, rng.integers(0, 2, len(groups)), strict=True))
             batch["greedy_components"][name] = np.array([baseline[i] for i in ids_B], float)
     if needs.turns:
-        batch |= _turns(rng, lengths_B, binary_rewards=binary_rewards)
+        batch |= _turns(rng, lengths_B, valid_B, binary_rewards=binary_rewards)
         batch["components"] = {**named, ENVIRONMENT: np.array([sum(each) for each in batch["turn_rewards"]])}
         batch["weights"] = {**batch["weights"], ENVIRONMENT: 1.0}
     return _with_components(batch, lambda values_B: values_B)
 
 
-def _turns(rng: np.random.Generator, lengths_B: Any, *, binary_rewards: bool) -> dict[str, Any]:
-    """Episodes of one to four turns, which act upon few states, some of them again."""
+def _turns(rng: np.random.Generator, lengths_B: Any, valid_B: Any, *, binary_rewards: bool) -> dict[str, Any]:
+    """Episodes of one to four turns, which act upon few states, some of them again; one that failed has no turns."""
     turns_BT = np.array([np.arange(_LONGEST) * rng.integers(1, 5) // length for length in lengths_B]).clip(max=3)
     counts = 1 + turns_BT.max(1)
     rewards = [rng.integers(0, 2, k).astype(float) if binary_rewards else rng.normal(size=k) for k in counts]
     states = [["start", *(f"state {n}" for n in rng.integers(0, 3, k - 1))] for k in counts]
+    for row in np.flatnonzero(~valid_B)[:1]:
+        rewards[row], states[row] = np.zeros(0), []
     return {"turns": turns_BT, "turn_rewards": rewards, "turn_states": states}
 
 
@@ -101,7 +103,7 @@ def without(batch: Arrays, name: str) -> dict[str, Any]:
 def polluted(batch: Arrays, garbage: float) -> dict[str, Any]:
     """The batch with garbage where it must not matter: masked tokens, rewards of invalid rows."""
     mask_BT = batch["response_mask"]
-    dirty = {name: np.where(mask_BT, batch[name], garbage) for name in PER_TOKEN if name in batch}
+    dirty: dict[str, Any] = {name: np.where(mask_BT, batch[name], garbage) for name in PER_TOKEN if name in batch}
     if "turn_rewards" in batch:
         rows = zip(batch["turn_rewards"], batch["reward_valid"], strict=True)
         dirty["turn_rewards"] = [np.where(valid, values_K, garbage) for values_K, valid in rows]

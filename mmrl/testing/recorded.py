@@ -63,6 +63,8 @@ def _turns(batch: Arrays, read: Arrays, rows: int) -> dict[str, Any]:
     rewards = [_array(f"turn_rewards[{row}]", values, "float64") for row, values in enumerate(batch["turn_rewards"])]
     states = [tuple(map(str, values)) for values in batch["turn_states"]]
     for row, (rewards_K, states_K, turns_T) in enumerate(zip(rewards, states, read["turns"], strict=True)):
+        if "reward_valid" in read and not read["reward_valid"][row]:
+            continue  # of an episode that failed there may be no turns
         if not (rewards_K.shape == (len(states_K),) and 0 <= turns_T.min() <= turns_T.max() < len(states_K)):
             found = f"{rewards_K.size} rewards, {len(states_K)} states, and tokens of turns up to {turns_T.max()}"
             raise DataError(f"row {row} has {found}", where="batch", remedy="count turns from 0, in each row anew")

@@ -68,9 +68,10 @@ class GiGPO(GRPO):
         of_turns = np.split(of_turns_N, np.cumsum([len(each) for each in returns])[:-1])
         of_episodes_B = self._relative(less_sequence_kl(rewards, kl), batch.group_ids, batch.valid)
         weight = self.config.step_weight
-        tokens = [
-            own + weight * of_turns_K[turns_T]
-            for own, of_turns_K, turns_T in zip(of_episodes_B, of_turns, batch.turns, strict=True)
+        rows = zip(of_episodes_B, of_turns, batch.turns, batch.valid, strict=True)
+        tokens = [  # an episode that failed may have tokens of turns that were never answered
+            own + weight * of_turns_K[turns_T] if valid else np.zeros(len(turns_T))
+            for own, of_turns_K, turns_T, valid in rows
         ]
         return Credit(tokens, metrics=_metrics(states_N[valid_N], of_turns_N[valid_N]))
 

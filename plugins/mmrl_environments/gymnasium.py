@@ -139,7 +139,7 @@ class Gymnasium(Environment):
             if written.casefold() in names:
                 return np.int64(space.start) + names.index(written.casefold())
             number = _numbers(written)
-            action = np.int64(number) if type(number) is int and abs(number) < 2**62 else None
+            action: Any = np.int64(number) if type(number) is int and abs(number) < 2**62 else None
         else:
             numbers = _numbers(written)
             try:

@@ -101,7 +101,7 @@ class Python(Environment):
         return Observation(self._run(code))
 
     def _run(self, code: str) -> list[Any]:
-        """What the policy reads of a cell: a text, then images."""
+        """A cell's output for the policy: a text, then images."""
         if len(code) > _LONGEST_CODE:
             raise ToolError(f"The code has {len(code)} characters. It may have {_LONGEST_CODE}.")
         mark = secrets.token_hex(_MARK_BYTES)

@@ -140,5 +140,5 @@ def _row(prompt: Prompt) -> dict[str, Any]:
 
 
 def _content(answer: Any) -> Any:
-    """What the policy reads: content blocks as they are, anything else as text."""
+    """An answer for the policy: content blocks as they are, anything else as text."""
     return answer if isinstance(answer, str | list) else str(answer)

@@ -17,10 +17,13 @@ import pytest
 
 import mmrl
 from mmrl.api import child_command
+from mmrl.api.calls import _loaded
 from mmrl.commands.cli import main
+from mmrl.environments import Environment
 from mmrl.errors import ConfigError, DataError, PluginError
+from mmrl.interfaces import PluginConfig
 from mmrl.rollout.records import RecordedRollout
-from mmrl.types import Rollout
+from mmrl.types import Prompt, Rollout
 from tests.faults.runs import REWARDS, Runs
 
 ROOT = Path(__file__).parents[2]
@@ -32,12 +35,13 @@ ERRORS = {
 }  # fmt: skip
 PLUGINS = {
     "API_VERSION", "Aggregation", "AggregationMode", "Algorithm", "CorrectionMode", "DatasetFacts", "DatasetLoader",
-    "KLEstimator", "Needs", "Plugin", "PluginConfig", "Refill", "Reward", "RunFacts", "Scores", "Tracker",
+    "Environment", "KLEstimator", "Needs", "Plugin", "PluginConfig", "Refill", "Reward", "RunFacts", "Scores",
+    "ToolError", "Tracker", "tool",
 }  # fmt: skip
 RECORDS = {
-    "Batch", "Candidate", "Credit", "EncodedPrompt", "FinishReason", "IMAGE_PLACEHOLDER", "ImageRef", "Message",
-    "PackedTokens", "Prompt", "RawImage", "Rollout", "RolloutGroup", "Sample", "Score", "ScoredGroup", "Segment",
-    "TokenLoss",
+    "Batch", "Call", "Candidate", "Credit", "EncodedPrompt", "FinishReason", "IMAGE_PLACEHOLDER", "ImageRef",
+    "Message", "Observation", "PackedTokens", "PlayedTurn", "Prompt", "RawImage", "Rollout", "RolloutGroup", "Sample",
+    "Score", "ScoredGroup", "Segment", "TokenLoss", "Turn",
 }  # fmt: skip
 
 
@@ -145,6 +149,7 @@ from PIL import Image
 
 import mmrl
 from mmrl.api import child_command
+from mmrl.api.calls import _loaded
 
 child_command.MODULE = "tests.faults.errands"
 SCALE = 0.5
@@ -202,6 +207,47 @@ def test_a_module_gives_its_function_by_name(runs: Runs) -> None:
     assert config.rewards[0].name in (f"import:{__name__}:late", f"{Path(__file__)}:late")
     assert config.rewards[0].metric == "late" and not (runs.folder / "run").exists()
     assert _loaded(mapping(runs), {}, late, None, None).config.rewards == config.rewards
+
+
+def solve(guess: int) -> str:
+    """Tell if a guess is right.
+
+    Args:
+        guess: The guess.
+    """
+    return "right" if guess == 7 else "wrong"
+
+
+class Game(Environment):
+    """Ends at once."""
+
+    class Config(PluginConfig):
+        hard: bool = False
+
+    def reset(self, prompt: Prompt, seed: int) -> None:
+        return None
+
+
+def test_an_environment_is_given_as_name_class_entry_or_tools(tmp_path: Path) -> None:
+    config: dict[str, Any] = {
+        "model": {"path": "m"},
+        "data": {"train": {"name": "table", "path": "x"}},
+        "algorithm": {"name": "grpo"},
+        "trainer": {"run_dir": str(tmp_path / "run")},
+    }
+
+    def entry(given: Any) -> dict[str, Any]:
+        spec = _loaded(config, {"environment.max_turns": 3}, environment=given).config.environment
+        assert spec is not None and spec.max_turns == 3
+        return {"name": spec.name, **spec.options}
+
+    game, function = f"import:{__name__}:Game", f"import:{__name__}:solve"
+    assert entry(Game) == {"name": game, "hard": False}
+    assert entry(game) == {"name": game, "hard": False}
+    assert entry({"name": Game, "hard": True}) == {"name": game, "hard": True}
+    assert entry(solve) == entry([solve]) == entry({"name": "tools", "tools": [function]})
+    with pytest.raises(ConfigError, match="int 7 is no function or class"):
+        entry(7)
 
 
 def test_an_error_of_the_config_rises_at_once_and_leaves_nothing(runs: Runs) -> None:

@@ -88,7 +88,7 @@ def run(job: dict[str, Any], watch: Stopwatch, report: Report) -> None:
 
 
 def updates(job: dict[str, Any], watch: Stopwatch, report: Report) -> None:
-    """Updates on random completions; a line after each, and at the end one of the work in an update."""
+    """Updates on random completions, or episodes; a line after each, and at the end one of the work in an update."""
     import numpy as np
     from matmuls import Matmuls
 
@@ -108,7 +108,7 @@ def updates(job: dict[str, Any], watch: Stopwatch, report: Report) -> None:
 
     engine: Engine
     with _engine(job) as (engine, plan):
-        samples = random_samples(plan)
+        samples = random_episodes(plan, job) if job.get("turns") else random_samples(plan)
         advantages = [np.full(len(s.token_ids), (-1.0) ** i) for i, s in enumerate(samples)]
         rows = list(_rows(plan.algorithm, samples, advantages, job["group"]).values())
         tokens = sum(len(sample.token_ids) for sample in samples)
@@ -123,6 +123,38 @@ def updates(job: dict[str, Any], watch: Stopwatch, report: Report) -> None:
             with engine.learning() as learner, Matmuls() as matmuls:
                 learner.update(rows)
             report(work=matmuls.flops, alone_s=matmuls.seconds_alone(), attention=matmuls.attention_flops)
+
+
+def random_episodes(plan: Any, job: dict[str, Any]) -> list[Any]:
+    """Episodes of 1 to ``turns`` turns of random tokens, between which one of the prompt's four further images is
+    shown; the tokens of an episode's turns are those of a completion."""
+    import io
+
+    import numpy as np
+    from workloads import draw
+
+    from mmrl.types import Message, Prompt, RawImage, Sample, Segment
+
+    def shown(seed: int) -> Segment:
+        file = io.BytesIO()
+        draw(seed, job["shown"]).save(file, "PNG")
+        image = RawImage(file.getvalue(), f"crop {seed}")
+        seen = plan.encoder.encode(Prompt(image.label, (Message("user", "<image>Look again."),), (image,)))
+        return Segment(seen.token_ids, False, np.zeros(len(seen.token_ids), np.float32), images=seen.images)
+
+    rng, samples = np.random.default_rng(0), []
+    for place, prompt in enumerate(plan.training.each(plan.encoder.encode, job["prompts"])):
+        crops = [shown(10_000 + 4 * place + number) for number in range(4)]
+        for _ in range(job["group"]):
+            turns = int(rng.integers(1, job["turns"] + 1))
+            segments = []
+            for turn in range(turns):
+                length = int(rng.integers(job["least"], job["completion"] + 1)) // turns
+                ids = rng.integers(300, plan.folder.vocabulary.size, length).astype(np.int32)
+                segments.append(Segment(ids, True, np.zeros(length, np.float32)))
+                segments += [crops[int(rng.integers(4))]] if turn < turns - 1 else []
+            samples.append(Sample(prompt, tuple(segments)))
+    return samples
 
 
 def gate(job: dict[str, Any], report: Report) -> None:

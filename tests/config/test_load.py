@@ -348,6 +348,7 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
             "environment.max_tokens is 99, less than one turn: environment.max_turn_tokens is 100",
         ),
         ("environment={name: game, max_tokens: 100, max_turn_tokens: 100}", ""),
+        ("environment={name: game, scheduling: eager}", ""),
         ("group_sise=4", "did you mean sampler.group_size?"),
         ("sampler.memory_fraction={a: 1}", "sampler.gpu_memory_utilization should be a number, not a mapping"),
     ],
@@ -366,6 +367,19 @@ def test_an_impossible_value_is_refused_with_its_reason(write, override: str, me
 def test_settings_of_an_evaluation_that_does_not_happen_are_refused(write) -> None:
     text = failure(write(BASE), "data.eval=null", "trainer.eval_every=5")
     assert "trainer.eval_every is set, but data.eval is null" in text
+
+
+def test_ranks_that_sample_together_count_their_steps(write) -> None:
+    path = write(BASE)
+    ranks = ("cluster={name: ray, ranks: 2}", "sampler.tensor_parallel_size=2")
+    load(path, *ranks, "environment={name: game}")
+    text = failure(path, *ranks, "environment={name: game, scheduling: eager}")
+    assert "environment.scheduling is eager, but 2 ranks sample together" in text
+    assert "set environment.scheduling: reproducible" in text
+    load(path, "sampler.engine={async_scheduling: true}")
+    load(path, "sampler.engine={async_scheduling: false}", "environment={name: game}")
+    text = failure(path, "sampler.engine={async_scheduling: true}", "environment={name: game}")
+    assert "with an environment the sampler's steps are counted" in text
 
 
 def test_a_section_tells_its_own_contradictions_and_the_config_where_they_are_written(write) -> None:

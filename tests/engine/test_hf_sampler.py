@@ -18,6 +18,7 @@ from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
 from mmrl.types import Rollout, TrainingRow
 from tests.conftest import tower_passes
+from tests.engine import episodes
 from tests.proofs import families
 
 TEMPERATURE = 0.8
@@ -163,3 +164,32 @@ def test_weights_that_lack_one_are_refused(sampling):
     incomplete = [item for item in policy.named_weights(torch.float32) if item[0] != "lm_head.weight"]
     with pytest.raises(AssertionError, match=r"not sent: \['lm_head.weight'\]"):
         one.sampler.load(incomplete, 1)
+
+
+def test_turns_of_episodes_are_exact_and_the_same_whenever_they_are_answered(vision_sampling, plain, picture):
+    setting, sampler = vision_sampling.bench, vision_sampling.sampler
+    observations = [episodes.inserted(setting, "Look again."), episodes.inserted(setting, "So?", picture(90, 60))]
+    beside = [SamplingRequest(setting.prompts[0], 2, TEMPERATURE, 6, 3)]
+    alone = [group for _, group in sampler.generate(beside)]
+    found = []
+    for timing in ("early", "late", "random"):
+        sampler.leave()
+        found.append(episodes.play(sampler, setting.prompts[:2], observations, beside, timing))
+    for other in found[1:]:
+        episodes.assert_same(other, found[0])
+    episodes.assert_exact(found[0], plain(setting.folder.path), setting.media)
+    # A step samples all that was admitted, whatever its length.
+    assert [each.steps for each in found[0].values()] == [((0, 0), (3, 3), (6, 6))] * 2 + [((0, 0),)]
+    rollout = found[0][1].rollout
+    assert [segment.by_policy for segment in rollout.segments] == [True, False, True, False, True]
+    assert [len(segment.images) for segment in rollout.segments] == [0, 0, 0, 1, 0] and len(rollout.all_images) == 2
+    for segment in rollout.segments[::2]:
+        assert (segment.weight_version, segment.role) == (sampler.weight_version, "assistant")
+        ends = int(segment.token_ids[-1]) in setting.folder.vocabulary.eos
+        assert segment.finish_reason == ("stop" if ends else "length")
+    last = setting.folder.tokenizer.decode(rollout.segments[-1].token_ids, skip_special_tokens=True)
+    assert rollout.text == last and rollout.finish_reason == rollout.segments[-1].finish_reason
+    (group,) = alone
+    assert np.array_equal(found[0][2].rollout.token_ids, group.rollouts[0].token_ids)
+    (segment,) = group.rollouts[0].segments
+    assert segment.weight_version is None and segment.finish_reason is None

@@ -77,9 +77,6 @@ class FakeLLM:
         self.requests.append(request_id)
         self.log.append("request")
 
-    def has_unfinished_requests(self) -> bool:
-        return bool(self.requests)
-
     def step(self) -> list[Any]:
         from vllm.logprobs import FlatLogprobs
 
@@ -178,6 +175,20 @@ def test_vllm_is_built_first_and_sleeps_while_the_learner_is_built(recording):
     recording.engine("cuda")
     built = ["nccl group", "vLLM is built", "sleep 1", "a model is read", "a policy on cuda:0"]
     assert recording.since() == [*built, "DeepSpeed is built"]
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_vllm_has_room_for_an_episode_and_counts_its_steps(recording, kind):
+    limits = {"max_turns": 3, "max_observation_tokens": 10, "max_images": 4}
+    found = {}
+    for name, sections in {"single": {}, "episode": {"environment": {"name": "game", **limits}}}.items():
+        recording.engine(kind, trains=False, **sections)
+        found[name] = recording.llm.arguments
+    single, episode = found["single"], found["episode"]
+    # Prompts of 256 tokens with 2 images at most, 24 tokens of the policy, and what the environment may answer.
+    assert (single["max_model_len"], episode["max_model_len"]) == (256 + 24, 256 + 24 + 3 * 10)
+    assert [each["limit_mm_per_prompt"]["image"] for each in (single, episode)] == [2, 2 + 4]
+    assert episode["async_scheduling"] is False and "async_scheduling" not in single
 
 
 def test_what_a_family_does_not_have_on_a_device_is_refused_before_anything_is_built(recording, vision):

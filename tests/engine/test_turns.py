@@ -80,6 +80,7 @@ def a_text(rng, starts=""):
     return starts + "".join(rng.choice(words, rng.integers(1, 12)))
 
 
+@pytest.mark.proves("turns")
 @pytest.mark.parametrize("as_on_hub", [False, True], ids=["", "as on the hub"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_turns_in_a_row_are_the_templates_whole_conversation(family, as_on_hub, bench, picture):

@@ -19,12 +19,13 @@ from mmrl.config.sections import SamplerConfig
 from mmrl.data import images as media
 from mmrl.engine import device
 from mmrl.engine.vllm_sampler import VLLMSampler, banned_ids_processor, engine_arguments, sampled_logprobs
-from mmrl.engine_api import SamplingRequest
+from mmrl.engine_api import Polled, SamplingRequest
 from mmrl.errors import NumericsError
 from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
 from mmrl.ops.parity import Gap
 from mmrl.types import Message, Prompt, RawImage, Rollout
+from tests.engine import episodes
 
 TEMPERATURE = 0.8
 
@@ -406,6 +407,54 @@ def test_generation_that_is_given_up_leaves_nothing_behind(engine, sample, reque
         gc.collect()
         again = dict(sampler.generate(requests))
     assert [tokens(again[index].rollouts) for index in range(3)] == expected
+
+
+def test_turns_of_episodes_are_exact_and_the_same_whenever_they_are_answered(
+    engine, vision, request_for, plain, picture, tmp_path, monkeypatch
+):
+    observations = [episodes.inserted(vision, "Look again."), episodes.inserted(vision, "So?", picture(90, 60))]
+    beside = [request_for(1, num_samples=3, max_new_tokens=24)]
+    sent: list[list[int]] = []
+
+    def record(request: Any) -> None:
+        sent.append(list(request.prompt_token_ids))
+        add_request(request)
+
+    found = []
+    for timing in ("early", "late", "random"):
+        with engine.sampling() as sampler:
+            if not found:
+                core = sampler._llm.llm_engine.engine_core
+                add_request = core.add_request
+                monkeypatch.setattr(core, "add_request", record)
+            found.append(episodes.play(sampler, vision.prompts[:2], observations, beside, timing))
+            assert sampler.poll() == Polled()
+    for other in found[1:]:
+        episodes.assert_same(other, found[0])
+    with engine.learning() as learner:
+        learner.save(tmp_path)
+    episodes.assert_exact(found[0], plain(tmp_path / "model"), vision.media)
+    # A step is a token: each turn is admitted three steps after the end of the one before.
+    for ticket in (0, 1):
+        each = found[0][ticket]
+        ends = np.cumsum([0, *(len(segment.token_ids) + 2 for segment in each.rollout.segments[::2])])
+        assert [began for began, _ in each.steps] == ends[:3].tolist()
+        whole = [*each.rollout.prompt.token_ids.tolist(), *each.rollout.token_ids.tolist()]
+        last = len(each.rollout.segments[-1].token_ids)
+        assert whole[:-last] in sent and each.rollout.segments[0].finish_reason is not None
+    assert len(found[0][1].rollout.all_images) == 2
+
+
+def test_episodes_that_are_given_up_leave_nothing_behind(engine, sample, request_for, vision):
+    expected = [tokens(group) for group in sample([request_for(0)])]
+    with engine.sampling() as sampler:
+        sampler.submit([episodes.first_turn(vision.prompts[1], 1), request_for(2, num_samples=6)])
+        sampler.poll()
+        sampler.drop()
+        assert sampler.poll() == Polled()
+        assert [tokens(group.rollouts) for _, group in sampler.generate([request_for(0)])] == expected
+        sampler.submit([episodes.first_turn(vision.prompts[1], 1)])
+    assert not engine._sampler._llm.llm_engine.has_unfinished_requests()
 
 
 def test_an_exception_hands_the_engine_back(engine, sample, request_for):

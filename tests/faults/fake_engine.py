@@ -83,11 +83,12 @@ class FakeEngine(OneByOneSampler):
     def _rollout(self, request: SamplingRequest, member: int, logprobs_PV: FloatArray) -> Rollout:
         rng = np.random.default_rng([request.seed + member, len(request.token_ids)])
         ids: list[int] = []
+        before = sum(len(segment.token_ids) for segment in request.segments)
         while len(ids) < request.max_new_tokens and 0 not in ids:
-            weights = np.exp(logprobs_PV[len(ids) % POSITIONS].astype(np.float64))
+            weights = np.exp(logprobs_PV[(before + len(ids)) % POSITIONS].astype(np.float64))
             greedy = request.temperature == 0
             ids.append(int(weights.argmax() if greedy else rng.choice(len(LETTERS), p=weights / weights.sum())))
-        logprobs = logprobs_PV[np.arange(len(ids)) % POSITIONS, ids]
+        logprobs = logprobs_PV[(before + np.arange(len(ids))) % POSITIONS, ids]
         segment = Segment(np.array(ids, np.int32), True, logprobs)
         text = "".join(LETTERS[i] for i in ids).rstrip(".")
         reason: Any = "stop" if 0 in ids else "length"

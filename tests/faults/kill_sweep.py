@@ -63,10 +63,11 @@ EPISODES: Mapping[str, Mapping[str, Any]] = {
             "max_turn_tokens": 4,
             "max_observation_tokens": 80,
             "latency_steps": 3,
+            "workers": 2,
         },
         "sampler": {"max_new_tokens": 12},
         "learner": {"minibatches": 2},
-        "trainer": {"steps": 5, "save_every": 1, "eval_every": 3},
+        "trainer": {"steps": 4, "save_every": 1, "eval_every": 4},
     },
 }
 """Runs of many turns, which take longer: their tools sleep."""

@@ -24,7 +24,8 @@ from tests.faults.runs import rollouts
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["mmrl.algorithms"]
-ALGORITHMS = sorted(PLUGINS.keys() - {"sft"})
+ALGORITHMS = sorted(PLUGINS.keys() - {"sft", "gigpo"})
+"""Those that learn from completions; ``gigpo`` needs episodes."""
 OFTEN = {"cispo": [], "gspo": [pytest.mark.full], "reinforce_pp": [pytest.mark.full], "rloo": []}
 """One of each kind; the others are trained by the soak tier, and with the fake engine in ``tests.commands.replay``."""
 REWARDS = '''\

@@ -169,6 +169,7 @@ def test_without_gymnasium_the_error_says_what_to_install():
     assert "needs the package gymnasium" in done.stderr and "pip install 'mmrl-train[gymnasium]'" in done.stderr
 
 
+@pytest.mark.full
 def test_frames_need_no_display_and_are_the_same_in_another_process():
     code = (
         "import hashlib, numpy, os\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import pickle
 import textwrap
 import time
 from pathlib import Path
@@ -117,6 +118,7 @@ def test_open_figures_come_back_once():
     assert run(python, "0") == ["0\n"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -141,6 +143,12 @@ def test_code_that_misbehaves_is_answered_with_a_bounded_text(code, said):
     assert run(python, "7") == ["7\n"]  # what did not end is not run again
 
 
+def test_code_that_does_not_end_is_answered_and_not_run_again():
+    python = begin(time_limit_s=1)
+    assert run(python, "x = 1\nwhile True: pass") == ["The code did not end within 1 s."]
+    assert "NameError" in run(python, "x")[0]
+
+
 def test_a_call_that_does_not_fit_is_answered():
     python = begin()
     for arguments in ({}, None, {"code": 3}, {"code": "1", "x": 2}, {"code": "1" * 60_000}):
@@ -156,13 +164,26 @@ def test_code_in_a_text_is_found_by_its_pattern():
     assert ask(python, text="It is 3.").done
 
 
-def test_what_the_code_writes_stays_in_a_folder_that_is_removed_and_its_output_is_no_pickle(tmp_path, monkeypatch):
+def test_what_the_code_writes_stays_in_a_folder_that_is_removed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DB_PASSWORD", "canary-password")
-    python = begin()
+    python = begin(max_characters=10**5)
     assert "canary-password" not in run(python, "import os; dict(os.environ)")[0]
     (folder,) = run(python, "open('note', 'w').write('x')\nimport os; print(os.getcwd())")
-    assert not Path(folder.strip()).exists() and not list(tmp_path.iterdir()) and os.getcwd() == str(tmp_path)
+    assert not Path(folder.splitlines()[0]).exists()
+    assert not list(tmp_path.iterdir()) and os.getcwd() == str(tmp_path)
+
+
+def test_what_the_code_answers_is_only_decoded_as_an_image(tmp_path):
     mark = tmp_path / "mark"
-    run(python, f"import pickle; print({Canary(mark).__reduce__()!r:.0}); open('a.png', 'wb').write(b'\\x80\\x04')")
-    assert not mark.exists()
+    (tmp_path / "secret.png").write_bytes(b"")
+    attack = pickle.dumps(Canary(mark))
+    code = f"""
+    import os
+    open("a.png", "wb").write({attack!r})
+    os.symlink({str(tmp_path / "secret.png")!r}, "b.png")
+    os.mkdir("c.png")
+    """
+    assert len(run(begin(), code)) == 1 and not mark.exists()
+    pickle.loads(attack)
+    assert mark.exists(), "the canary works"

@@ -149,6 +149,18 @@ def test_an_action_that_cannot_be_read_is_answered_with_what_is_possible(written
     assert said in found.content and len(found.content) < 300 and not found.done
 
 
+def test_a_policy_names_images_by_number_and_never_a_file(tmp_path, monkeypatch):
+    (tmp_path / "1").write_bytes(PROMPT.images[0].data)
+    monkeypatch.chdir(tmp_path)
+    opened = []
+    monkeypatch.setattr("builtins.open", lambda *arguments, **options: opened.append(arguments))
+    for image in (str(tmp_path / "1"), "./1", "../1", "file:1", "/etc/passwd"):
+        found = ask(begin(), "", Call("mark", {"x": 1, "y": 1, "image": image}))
+        assert "image: " in found.content[0]
+        assert isinstance(ask(begin(action="<z>(.*?)</z>", tools=["mark"]), f"<z>1 1 {image}</z>").content, str)
+    assert opened == []
+
+
 def test_episodes_of_one_prompt_share_nothing_and_a_prompt_without_images_is_told_so():
     one = begin()
     ask(one, "", Call("crop", {"x0": 0, "y0": 0, "x1": 1000, "y1": 1000}))

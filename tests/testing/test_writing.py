@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from mmrl.testing import check_algorithm, check_reward
+from mmrl.config.plugin_specs import EnvironmentSpec
+from mmrl.testing import check_algorithm, check_environment, check_reward
 
 PAGE = Path(__file__).parents[2] / "plugins/WRITING.md"
+GUIDE = PAGE.with_name("ENVIRONMENTS.md")
 
 
 def shown(name: str) -> Any:
@@ -28,3 +31,20 @@ def test_the_algorithms_of_the_page_pass_the_checks(name: str) -> None:
 
 def test_the_reward_of_the_page_passes_the_checks() -> None:
     check_reward(shown("Shortest"), options={"per_token": 0.01})
+
+
+def test_the_environment_of_the_page_passes_the_checks() -> None:
+    check_environment(shown("Dice"), options={"goal": 30})
+
+
+@pytest.mark.parametrize(("file", "option"), [("my_tools.py", "tools"), ("my_game.py", "class")])
+def test_the_tool_and_the_class_of_the_guide_run_by_its_own_config(
+    file: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = GUIDE.read_text()
+    (code,) = re.findall(rf"```python\n(# {file}\n.*?)```", text, re.S)
+    (line,) = re.findall(rf"^environment: \{{{option}: .*$", text, re.M)
+    monkeypatch.chdir(tmp_path)
+    Path(file).write_text(code)
+    spec = EnvironmentSpec.model_validate(yaml.safe_load(line)["environment"])
+    check_environment(spec.name, options=spec.options)

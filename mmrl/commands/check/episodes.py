@@ -77,11 +77,17 @@ class Walk:
 
 
 def walk(
-    player: EpisodePlayer, tools: Sequence[Mapping[str, Any]], folder: ModelFolder, prompt: EncodedPrompt, seed: int
+    player: EpisodePlayer,
+    tools: Sequence[Mapping[str, Any]],
+    folder: ModelFolder,
+    end: int,
+    prompt: EncodedPrompt,
+    seed: int,
 ) -> list[Walk]:
     """Play a prompt with each script.
 
     Args:
+        end: The id that ends a turn.
         prompt: With its raw images.
 
     Raises:
@@ -90,7 +96,7 @@ def walk(
     chosen = scripts(tools, _answer(prompt.prompt), player.encoder)
     request = SamplingRequest(prompt, 1, 1.0, player.limits.policy_tokens, seed=0)
     requests, seeds = [request] * len(chosen), [seed] * len(chosen)
-    sampler = ScriptedSampler(folder, chosen)
+    sampler = ScriptedSampler(folder, end, chosen)
     groups = dict(player.play(sampler, requests, seeds, player.tally(), Clock(), lambda kind, **fields: None))
     found = []
     for index, script in enumerate(chosen):

@@ -87,11 +87,15 @@ def example(schema: Mapping[str, Any], depth: int = 0) -> Any:
 
 
 class ScriptedSampler(StandInSampler):
-    """Answers the requests of episodes by scripts; the k-th request plays the k-th script."""
+    """Answers the requests of episodes by scripts; the k-th request plays the k-th script.
 
-    def __init__(self, folder: ModelFolder, scripts: Sequence[Script]) -> None:
+    Args:
+        end: The id that ends a turn.
+    """
+
+    def __init__(self, folder: ModelFolder, end: int, scripts: Sequence[Script]) -> None:
         super().__init__()
-        self._folder, self._scripts = folder, scripts
+        self._folder, self._end, self._scripts = folder, end, scripts
 
     def turn(self, ticket: int, request: SamplingRequest) -> tuple[Rollout, int, int]:
         texts, number = self._scripts[ticket].turns, sum(segment.by_policy for segment in request.segments)
@@ -111,7 +115,7 @@ class ScriptedSampler(StandInSampler):
     def _ids(self, text: str | None) -> list[int]:
         """Tokens of a turn with its end; without one if there is none."""
         ids: list[int] = self._folder.tokenizer(text or _BABBLE, add_special_tokens=False)["input_ids"]
-        return ids if text is None else [*ids, self._folder.vocabulary.eos[0]]
+        return ids if text is None else [*ids, self._end]
 
     def _decoded(self, ids: IntArray) -> str:
         text: str = self._folder.tokenizer.decode(ids.tolist(), skip_special_tokens=True)

@@ -12,15 +12,18 @@ from mmrl.commands.printing import answer
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     parser.set_defaults(overrides=[])
-    parser.usage = "mmrl replay RUN [--step N]... [--json] [--config FILE]... [section.key=VALUE]..."
+    parser.usage = "mmrl replay RUN [--step N]... [--json] [--no-environment] [--config FILE]... [section.key=VALUE]..."
     parser.description = (
         "Score a step's rollouts again, and recompute selection, advantages, loss and metrics from the run's record, "
-        "without the policy; exit code 6 where anything differs. With other rewards or another algorithm: "
+        "without the policy, and play recorded turns again in its environment; exit code 6 where anything differs. "
+        "With other rewards or another algorithm: "
         "what they would have changed."
     )
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="a run's folder")
     text = "which step, or A-B; repeat for more; by default the newest that was finished and not undone"
     parser.add_argument("--step", action="append", default=[], metavar="N", help=text)
+    text = "do not play recorded turns again"
+    parser.add_argument("--no-environment", action="store_true", help=text)
     text = "what if: rewards and algorithm of this config (over the run's), as of the overrides"
     parser.add_argument("--config", action="append", default=[], type=Path, metavar="FILE", help=text)
 
@@ -34,7 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     recorded = RecordedRun.open(arguments.run_dir)
     reports = []
-    for report in replay(recorded, recorded.choose(arguments.step), arguments.config, arguments.overrides):
+    steps, plays = recorded.choose(arguments.step), not arguments.no_environment
+    for report in replay(recorded, steps, arguments.config, arguments.overrides, with_environment=plays):
         reports.append(report)
         if not arguments.json:
             answer(None, report.lines(), as_json=False)

@@ -103,11 +103,11 @@ def _pairs(was: Rollout, now: Rollout, redact: Redactor) -> Iterator[tuple[str, 
         yield "the environment", "answered", now.failure
         return
     if not np.array_equal(was.prompt.token_ids, now.prompt.token_ids):
-        yield "first observation", *(_prompt_text(each, redact) for each in (was, now))
-    elif was.prompt.images != now.prompt.images:
-        yield "first observation", *([image.hash for image in each.prompt.images] for each in (was, now))
+        yield "first observation", redact(was.prompt.text), redact(now.prompt.text)
+    elif (before_images := _hashes(was)) != (after_images := _hashes(now)):
+        yield "first observation", before_images, after_images
     for number, (before, after) in enumerate(zip(was.episode, now.episode, strict=False)):
-        yield f"observation of turn {number}", *(_content(each.content, redact) for each in (before, after))
+        yield f"observation of turn {number}", _content(before.content, redact), _content(after.content, redact)
         yield f"role of the observation of turn {number}", before.role, after.role
         if not close(before.reward, after.reward):
             yield f"reward of turn {number}", before.reward, after.reward
@@ -184,8 +184,8 @@ def _content(content: Content | None, redact: Redactor) -> list[str] | None:
     return [redact(part) if isinstance(part, str) else f"[image {part.hash}]" for part in content]
 
 
-def _prompt_text(rollout: Rollout, redact: Redactor) -> str:
-    return redact(rollout.prompt.text)
+def _hashes(rollout: Rollout) -> list[str]:
+    return [image.hash for image in rollout.prompt.images]
 
 
 def _shown(was: object, now: object) -> tuple[object, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -22,29 +23,37 @@ from mmrl.commands.replay.comparison import (
     selection_part,
     update_part,
 )
+from mmrl.commands.replay.environments import ReplayedEnvironment
 from mmrl.commands.replay.recorded_run import RecordedRun, load_recorded
 from mmrl.commands.replay.report import StepReport, WhatIf
 from mmrl.commands.replay.rerun import Rerun, Rules, rerun
 from mmrl.config.sections import Config
 from mmrl.errors import ConfigError, DataError
 from mmrl.rollout.batch import with_greedy
+from mmrl.rollout.episodes.scoring import EpisodeScoring, score_episodes
 from mmrl.rollout.records import RecordedStep
 from mmrl.rollout.rewards.failures import Failures
-from mmrl.rollout.rewards.scorer import Scorer
+from mmrl.rollout.rewards.scorer import Scorer, Scoring
 from mmrl.runs.directory import metrics_of, read_ledger
 from mmrl.runs.resumption import Change, changed_config, plain_config
-from mmrl.types import ScoredGroup
+from mmrl.types import RolloutGroup, ScoredGroup
 
-REPLAYED = ("rewards", "algorithm", "trainer.eval_metric")
+REPLAYED = ("rewards", "algorithm", "environment.weights", "trainer.eval_metric")
 """Parts of the config that a what-if may change: they decide about a step after its rollouts were sampled."""
 
 
 def replay(
-    run: RecordedRun, steps: Sequence[int], files: Sequence[Path] = (), overrides: Sequence[str] = ()
+    run: RecordedRun,
+    steps: Sequence[int],
+    files: Sequence[Path] = (),
+    overrides: Sequence[str] = (),
+    *,
+    with_environment: bool = True,
 ) -> Iterator[StepReport]:
     """A report of each step.
 
     Args:
+        with_environment: Play recorded turns again in the run's environment, unless for a what-if.
         files: Configs over the run's, for a what-if; their rewards and algorithm count.
         overrides: Likewise, as on the command line.
 
@@ -65,9 +74,10 @@ def replay(
             remedy="choose one that samples",
         )
     notes += setup.warnings if is_what_if else []
-    with Scorer(config.rewards) as scorer:
+    plays = with_environment and not is_what_if and config.environment is not None
+    with Scorer(config.rewards) as scorer, ReplayedEnvironment(config) if plays else nullcontext() as environment:
         for step in steps:
-            player = _Player(run, step, config, setup.penalties, scorer)
+            player = _Player(run, step, config, setup.penalties, scorer, environment)
             if is_what_if:
                 what_if = player.what_if([str(change) for change in changes])
                 yield StepReport(str(run.path), step, player.num_rollouts, [], [], [*notes, *player.notes], what_if)
@@ -82,8 +92,17 @@ class _Player:
         notes: Facts that are unknown, or were left out.
     """
 
-    def __init__(self, run: RecordedRun, step: int, config: Config, penalties: frozenset[str], scorer: Scorer) -> None:
+    def __init__(
+        self,
+        run: RecordedRun,
+        step: int,
+        config: Config,
+        penalties: frozenset[str],
+        scorer: Scorer,
+        environment: ReplayedEnvironment | None,
+    ) -> None:
         self._run, self._step, self._config, self._penalties = run, step, config, penalties
+        self._environment = environment
         self._record, line = run.read(step), run.metrics(step)
         self._attempt = line.get("attempt", 0) if line else 0
         self._is_over = line is not None and run.undone(step) is None
@@ -103,6 +122,8 @@ class _Player:
         versions = self._run.other_versions(self._config)
         rewards = reward_part(self._record, self._now, self._explanations(versions))
         parts, what_if = [rewards], None
+        if self._environment is not None:
+            parts.append(self._environment.part(self._record))
         try:
             result = self._rerun(recorded, reselect=False)
         except DataError as error:
@@ -163,16 +184,19 @@ class _Player:
         chosen = range(len(record.groups)) if places is None else places
         scored = [record.groups[place].credited.scored for place in chosen]
         under_way = [
-            (
-                self._scorer.submit(each.group, self._failures),
-                each.greedy and self._scorer.submit(each.greedy.group, self._failures),
-            )
-            for each in scored
+            (self._submit(each.group), self._submit(each.greedy.group) if each.greedy else None) for each in scored
         ]
         return [
             with_greedy(scoring.result(), greedy.result()) if greedy else scoring.result()
             for scoring, greedy in under_way
         ]
+
+    def _submit(self, group: RolloutGroup) -> Scoring | EpisodeScoring:
+        """Score a group in the background; its environment's components are those on record."""
+        environment = self._config.environment
+        if environment is None:
+            return self._scorer.submit(group, self._failures)
+        return score_episodes(self._scorer, self._config.rewards, environment.weights, group, self._failures)
 
     def _explanations(self, versions: Mapping[str, Sequence[str]]) -> Explanations:
         """Why rewards may differ; those that do are asked again."""
@@ -216,7 +240,11 @@ def _changed(
                 )
     notes = [f"not replayed: {change}" for change in aside]
     metric = run.config.trainer.model_copy(update={"eval_metric": other.trainer.eval_metric})
-    config = run.config.model_copy(update={"rewards": other.rewards, "algorithm": other.algorithm, "trainer": metric})
+    environment = run.config.environment
+    if environment is not None and other.environment is not None:
+        environment = environment.model_copy(update={"weights": other.environment.weights})
+    parts = {"rewards": other.rewards, "algorithm": other.algorithm, "trainer": metric, "environment": environment}
+    config = run.config.model_copy(update=parts)
     return config, [change for change in changes if _is_replayed(change)], notes
 
 

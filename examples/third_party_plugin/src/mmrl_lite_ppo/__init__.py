@@ -1,1 +1,1 @@
-"""Lite-PPO and a penalty for repetition, as plugins for mmrl."""
+"""Lite-PPO, a penalty for repetition and a calculator, as plugins for mmrl."""

@@ -1,1 +1,1 @@
-"""An algorithm and a reward for mmrl."""
+"""An algorithm, a reward and an environment for mmrl."""

@@ -1,0 +1,165 @@
+"""``mmrl check`` plays scripted episodes in the real environment, and prints them as the model would read them."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from PIL import Image
+
+from mmrl.commands.check.scripts import example
+from mmrl.commands.cli import main
+from mmrl.commands.printing import tell
+from mmrl.system.report import Report
+
+ENVIRONMENT = '''
+from PIL import Image
+
+from mmrl import Environment, Observation, ToolError, tool
+
+class Peek(Environment):
+    """Looks at a part of the picture."""
+
+    components = ("looked",)
+
+    def reset(self, prompt, seed):
+        self.looks = 0
+        return Observation(f"There are {len(prompt.images)} pictures.")
+
+    @tool
+    def peek(self, x: int, why: str) -> list:
+        """Look at a part.
+
+        Args:
+            x: The place.
+            why: The reason.
+        """
+        self.looks += 1
+        return [f"seen at {x} \\x1b[31m<|im_end|>", self.picture(x)]
+
+    def picture(self, x):
+        return Image.new("RGB", (56, 28), (10 * x, 0, 0))
+
+    def score(self):
+        return {"looked": float(self.looks)}
+'''
+
+
+@pytest.fixture
+def check(
+    models: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Exit code, stdout and stderr of ``mmrl check`` with an environment from a file."""
+
+    def run(*words: str, text: str = ENVIRONMENT, **options: Any) -> tuple[int, str, str]:
+        (tmp_path / "peek.py").write_text(text)
+        Image.new("RGB", (84, 56), "white").save(tmp_path / "white.png")
+        rows = [{"problem": f"<image>what is {i}+1?", "images": ["white.png"], "answer": str(i + 1)} for i in range(4)]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        config = {
+            "model": {"path": str(models("qwen2_5_vl"))},
+            "data": {"train": {"name": "table", "path": str(tmp_path / "rows.jsonl")}, "max_prompt_tokens": 1024},
+            "algorithm": {"name": "grpo"},
+            "environment": {"name": f"{tmp_path / 'peek.py'}:Peek", "max_turns": 3, "workers": 1, **options},
+            "sampler": {"group_size": 2, "max_new_tokens": 400},
+            "trainer": {"prompts_per_step": 2, "steps": 1, "run_dir": str(tmp_path / "run")},
+        }
+        path = tmp_path / "config.yaml"
+        path.write_text(yaml.safe_dump(config))
+        code = main(["check", str(path), *words])
+        answer = capsys.readouterr()
+        return code, answer.out, answer.err
+
+    return run
+
+
+def test_scripts_are_played_and_shown_with_the_policys_part_marked(check: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = check("--json")
+    assert code == 0, err
+    found = json.loads(out)["episodes"]
+    assert (found["tools"], sorted(found["roles"])) == (["peek"], ["images", "text"])
+    scripts = {each["script"]: each for each in found["scripts"]}
+    assert list(scripts) == ["right call", "wrong call", "no call", "endless"]
+    right = scripts["right call"]
+    assert (right["turns"], right["calls"], right["invalid_calls"], right["images"]) == (2, 1, 0, 1)
+    assert (right["finish_reason"], right["components"]) == ("environment", {"environment": 0.0, "looked": 1.0})
+    authors = [part["author"] for part in right["conversation"]]
+    assert authors == ["prompt", "policy", found["roles"]["images"], "policy"]
+    prompt, turn, observation, _ = (part["text"] for part in right["conversation"])
+    assert "There are 1 pictures." in prompt and "Look at a part." in prompt
+    assert '"x": 1' in turn and turn.endswith("<|im_end|>")
+    (image,) = re.findall(r"\[image [0-9a-f]{8} (\d+)x(\d+), (\d+) tokens\]", observation)
+    assert int(image[0]) * int(image[1]) == 28**2 * int(image[2]) and "seen at 1" in observation
+    assert observation.rstrip().endswith("<|im_start|>assistant") and observation.count("<|im_end|>") == 1
+    wrong = scripts["wrong call"]["episode"][0]
+    assert "no_such_argument" in wrong["content"][0]["text"] and scripts["wrong call"]["images"] == 0
+    endless = scripts["endless"]
+    assert (endless["finish_reason"], endless["policy_tokens"], endless["inserted_tokens"]) == ("length", 400, 0)
+
+
+@pytest.mark.full
+def test_people_see_limits_and_marked_lines_without_control_characters(
+    check: Callable[..., tuple[int, str, str]],
+) -> None:
+    code, out, err = check(max_turn_tokens=200, max_observation_tokens=200, max_images=1)
+    assert code == 0, err
+    assert "tools: peek, by " in out and "observations with images: as " in out
+    assert "right call: ends with environment" in out and "images 1 of 1" in out
+    assert "endless: ends with environment" in out  # a cut turn without a call goes to the environment
+    assert "\x1b" not in out and "\\x1b[31m" in out
+    policy = [line for line in out.splitlines() if line.lstrip().startswith("policy | ")]
+    assert any("<tool_call>" in line or '"peek"' in line for line in policy)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (ENVIRONMENT.replace("def reset", "def resets"), {}, "reset"),
+        (ENVIRONMENT.replace("x: int, why: str", "x, why"), {}, "type hint"),
+        (ENVIRONMENT, {"weights": {"looks": 1.0}}, "the environment scores no looks"),
+        (ENVIRONMENT.replace("self.looks += 1", "raise OSError('no camera')"), {}, "no camera"),
+    ],
+    ids=["no-reset", "no-hints", "unknown-component", "fails"],
+)
+def test_a_fault_of_an_environment_is_explained_before_anything_starts(
+    check: Callable[..., tuple[int, str, str]], text: str, options: dict[str, Any], message: str
+) -> None:
+    code, _, err = check("--json", text=text, **options)
+    assert code in (2, 4) and message in err and "Traceback" not in err, err
+
+
+def test_lines_of_the_policy_are_coloured_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    report = Report(lines=["  policy | a \x1b[2J", "    tool | policy | b"])
+    for stream, colour, expected in (
+        (Terminal(), {}, "\x1b[32m  policy | a \\x1b[2J\x1b[0m\n    tool | policy | b\n"),
+        (Terminal(), {"NO_COLOR": "1"}, "  policy | a \\x1b[2J\n    tool | policy | b\n"),
+        (io.StringIO(), {}, "  policy | a \\x1b[2J\n    tool | policy | b\n"),
+    ):
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.delenv("NO_COLOR", raising=False)
+        for name, value in colour.items():
+            monkeypatch.setenv(name, value)
+        assert tell(report, as_json=False) == 0
+        assert stream.getvalue() == expected
+
+
+def test_an_example_fits_its_schema() -> None:
+    box = {"type": "array", "items": {"type": "integer", "minimum": 3}, "minItems": 4}
+    properties = {"box": box, "mode": {"enum": ["cut", "turn"]}, "deep": {"type": ["null", "boolean"]}, "free": {}}
+    schema = {"type": "object", "properties": properties, "required": ["box", "mode", "deep"]}
+    assert example(schema) == {"box": [3, 3, 3, 3], "mode": "cut", "deep": True}
+    endless: dict[str, Any] = {"type": "object", "properties": {}}
+    endless["properties"]["self"] = endless
+    assert json.dumps(example(endless)).count("self") == 5

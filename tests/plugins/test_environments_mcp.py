@@ -1,0 +1,206 @@
+"""The environment `mcp`: servers that are started from the config's command, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import io
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from PIL import Image
+
+from mmrl.errors import ConfigError
+from mmrl.testing import check_environment
+from mmrl.types import Call, Message, Observation, Prompt, Turn
+from mmrl_environments.mcp import MCP
+
+SERVER = '''\
+import base64, io, json, os, sys, time
+from mcp.server import MCPServer
+from mcp.types import ImageContent
+from PIL import Image
+
+server = MCPServer("tests")
+COUNT = [0]
+
+@server.tool()
+def add(a: int, b: int) -> str:
+    """Add two numbers."""
+    return str(a + b)
+
+@server.tool()
+def count() -> str:
+    """Count the calls."""
+    COUNT[0] += 1
+    return str(COUNT[0])
+
+@server.tool()
+def look() -> ImageContent:
+    """Look at a picture."""
+    file = io.BytesIO()
+    Image.new("RGB", (6, 4), "red").save(file, "PNG")
+    return ImageContent(type="image", data=base64.b64encode(file.getvalue()).decode(), mime_type="image/png")
+
+@server.tool()
+def surroundings() -> str:
+    """Tell where the server runs."""
+    return json.dumps({"environ": dict(os.environ), "folder": os.getcwd(), "pid": os.getpid(), "argv": sys.argv})
+
+@server.tool()
+def sleep(seconds: float) -> str:
+    """Sleep."""
+    time.sleep(seconds)
+    return "slept"
+
+@server.tool()
+def fail() -> str:
+    """Fail."""
+    raise ValueError("no luck")
+
+@server.tool()
+def die() -> str:
+    """End the server."""
+    os._exit(3)
+
+server.run("stdio")
+'''
+PROMPT = Prompt("p", (Message("user", "?"),))
+
+
+@pytest.fixture
+def command(tmp_path) -> list[str]:
+    (tmp_path / "server.py").write_text(SERVER)
+    return [sys.executable, str(tmp_path / "server.py")]
+
+
+@pytest.fixture
+def begin():
+    """Makes prepared environments, whose servers end with the test."""
+    made = []
+
+    def begin(command, **options) -> MCP:
+        mcp = MCP(MCP.Config(command=command, **options))
+        mcp.prepare()
+        made.append(mcp)
+        return mcp
+
+    yield begin
+    for mcp in made:
+        mcp.close()
+        for server in mcp._shared:
+            server.stop()
+
+
+def play(mcp: MCP, *turns: list[Call]) -> list[Observation]:
+    async def all_turns() -> list[Observation]:
+        await mcp.reset(PROMPT, 0)
+        return [await mcp.step(Turn("", tuple(calls), 0, "stop", 100)) for calls in turns]
+
+    return asyncio.run(all_turns())
+
+
+def test_a_public_server_runs_offline(begin):
+    """mcp-server-time of the package index."""
+    mcp = begin([sys.executable, "-m", "mcp_server_time", "--local-timezone", "UTC"])
+    assert {tool["function"]["name"] for tool in mcp.tools()} == {"get_current_time", "convert_time"}
+    given = {"source_timezone": "Asia/Tokyo", "time": "16:30", "target_timezone": "Asia/Kolkata"}
+    (found,) = play(mcp, [Call("convert_time", given)])
+    (text,) = found.content
+    assert json.loads(text)["target"]["datetime"].endswith("T13:00:00+05:30") and not found.done
+    (wrong,) = play(mcp, [Call("convert_time", given | {"time": "noon"})])
+    assert "Invalid time" in wrong.content[0]
+
+
+@pytest.mark.full
+def test_tools_answer_with_texts_and_images(begin, command):
+    mcp = begin(command, tools=["add", "look", "fail"])
+    schema = mcp.tools()[0]["function"]
+    assert schema["name"] == "add" and schema["description"] == "Add two numbers."
+    assert schema["parameters"]["properties"]["a"]["type"] == "integer"
+    found, failed, misfit, unknown, done = play(
+        mcp,
+        [Call("add", {"a": 2, "b": 3}), Call("look", {})],
+        [Call("fail", {})],
+        [Call("add", {"a": "\ud800", "b": []}), Call("add", None)],
+        [Call("die", {})],
+        [],
+    )
+    text, image = found.content
+    assert text == "5" and Image.open(io.BytesIO(image)).size == (6, 4)
+    assert failed.content == ["Error executing tool fail"] and failed.info == {"is_error": True} and not failed.done
+    assert all("add" in part for part in misfit.content) and len(misfit.content) == 2
+    assert unknown.content == ["There is no tool 'die'. Tools: add, look, fail."] and done.done
+
+
+def test_a_server_sees_no_secret_no_shell_and_works_in_an_empty_folder(begin, command, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "canary-of-a-token")
+    monkeypatch.setenv("DB_PASSWORD", "canary-of-a-password")
+    monkeypatch.chdir(tmp_path)
+    words = [command[0], "server.py", "$(touch mark)", "; touch mark", "`touch mark`", "*"]
+    mcp = begin(words, env={"GREETING": "hello"})
+    (found,) = play(mcp, [Call("surroundings", {})])
+    seen = json.loads(found.content[0])
+    assert seen["argv"] == [str(tmp_path / "server.py"), *words[2:]]
+    assert seen["environ"]["GREETING"] == "hello" and "canary" not in found.content[0]
+    assert Path(seen["folder"]) not in (tmp_path, Path.home(), Path("/")) and "mmrl-mcp-" in seen["folder"]
+    assert not (tmp_path / "mark").exists()
+    mcp._shared[0].stop()
+    assert not Path(seen["folder"]).exists()
+
+
+@pytest.mark.full
+def test_a_server_is_the_workers_or_an_episodes(begin, command):
+    count = [Call("count", {})]
+    base = begin(command, tools=["count"])
+    texts = [[found.content[0] for found in play(copy.copy(base), count, count)] for _ in range(2)]
+    assert texts == [["1", "2"], ["3", "4"]]
+    base = begin(command, tools=["count"], per="episode")
+    for _ in range(2):
+        episode = copy.copy(base)
+        assert [found.content[0] for found in play(episode, count, count)] == ["1", "2"]
+        episode.close()
+
+
+@pytest.mark.full
+def test_a_server_that_hangs_or_ends_fails_the_episode_and_not_the_next_one(begin, command):
+    mcp = begin(command, call_timeout_s=1)
+    start = time.perf_counter()
+    with pytest.raises(RuntimeError, match="did not answer within 1 s"):
+        play(mcp, [Call("sleep", {"seconds": 3})])
+    assert time.perf_counter() - start < 3
+    with pytest.raises(RuntimeError, match="the MCP server"):
+        play(mcp, [Call("die", {})])
+    assert play(mcp, [Call("add", {"a": 1, "b": 1})])[0].content == ["2"]
+
+
+@pytest.mark.full
+def test_a_server_that_does_not_start_is_a_config_error_that_shows_what_it_said(begin, tmp_path):
+    (tmp_path / "broken.py").write_text("raise RuntimeError('no licence')")
+    (tmp_path / "silent.py").write_text("import time; time.sleep(60)")
+    with pytest.raises(ConfigError, match="no licence") as caught:
+        begin([sys.executable, str(tmp_path / "broken.py")])
+    assert "broken.py" in caught.value.where and "terminal" in caught.value.remedy
+    with pytest.raises(ConfigError, match="has not told its tools within 1 s"):
+        begin([sys.executable, str(tmp_path / "silent.py")], start_timeout_s=1)
+    with pytest.raises(ConfigError, match="there is no program 'no-such-program'"):
+        begin(["no-such-program"])
+    children = psutil.Process(os.getpid()).children(recursive=True)
+    assert not [child for child in children if "silent.py" in " ".join(child.cmdline())]
+
+
+@pytest.mark.full
+def test_a_tool_that_the_server_lacks_is_named(begin, command):
+    with pytest.raises(ConfigError, match="the server has no tool fly") as caught:
+        begin(command, tools=["add", "fly"])
+    assert caught.value.possible == "add, count, die, fail, look, sleep, surroundings"
+
+
+@pytest.mark.full
+def test_it_keeps_the_rules_of_environments(begin, command):
+    check_environment(begin(command, tools=["add", "look"]))
