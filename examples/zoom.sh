@@ -16,9 +16,9 @@ run=$base/$(date +%Y%m%d-%H%M%S)
 
 say() { printf '\n== %s\n' "$*"; }
 
-train() { # CONFIG FOLDER OVERRIDES...
-    "$python" -m mmrl train "examples/$1.yaml" "data.train.path=$base/data" "trainer.run_dir=$run/$2" \
-        "trainer.seed=$seed" "${@:3}"
+train() { # CONFIG FOLDER FURTHER_CONFIGS_AND_OVERRIDES...
+    "$python" -m mmrl train "examples/$1.yaml" "${@:3}" "data.train.path=$base/data" "trainer.run_dir=$run/$2" \
+        "trainer.seed=$seed"
 }
 
 warmed_up() { find "$run/$1/checkpoints" -path '*/step-*/model' -type d | sort | tail -n 1; }
@@ -30,12 +30,12 @@ say "A random Qwen2.5-VL of 0.6 million parameters, and pages of 100 handwritten
 say "With the tool: warm-up, half of which looks at a cell before it answers"
 train zoom_sft with/sft "model.path=$base/model" "$@"
 say "With the tool: reinforcement learning"
-train zoom_grpo with/grpo "model.path=$(warmed_up with/sft)" "data.eval.path=$base/data" "$@"
+train zoom_grpo with/grpo examples/zoom_tool.yaml "model.path=$(warmed_up with/sft)" "data.eval.path=$base/data" "$@"
 
 say "Without the tool: warm-up on the same questions, answered at once"
 train zoom_sft without/sft "model.path=$base/model" data.train.split=direct "$@"
 say "Without the tool: reinforcement learning"
-train zoom_grpo without/grpo "model.path=$(warmed_up without/sft)" "data.eval.path=$base/data" environment=null "$@"
+train zoom_grpo without/grpo "model.path=$(warmed_up without/sft)" "data.eval.path=$base/data" "$@"
 
 "$python" examples/draw_episode.py "$run/with/grpo" "$run/episode.png"
 "$python" - "$run" <<'PYTHON'

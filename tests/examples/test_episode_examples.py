@@ -27,7 +27,7 @@ from tests.scripted_sampler import ScriptedSampler
 pytestmark = pytest.mark.full
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = ("frozen_lake", "zoom")
+CONFIGS = {"frozen_lake": ["frozen_lake_grpo.yaml"], "zoom": ["zoom_grpo.yaml", "zoom_tool.yaml"]}
 
 
 @pytest.fixture(scope="module")
@@ -78,10 +78,10 @@ class Played:
         return rollout
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_a_demonstration_is_the_episode_that_its_turns_make(name: str, folder: Path) -> None:
     """The same tokens, masks and images, from the first to the last turn."""
-    config = load_config([EXAMPLES / f"{name}_grpo.yaml"], ()).config
+    config = load_config([EXAMPLES / file for file in CONFIGS[name]]).config
     assert config.environment is not None
     rows = list(Table(Table.Config(path=str(folder / name), split="warmup")).load())
     plain = [as_question(row) for row in rows]
@@ -103,13 +103,13 @@ def as_question(row: Prompt) -> Prompt:
     return Prompt(row.id, (Message("user", text),), images, row.answer, row.columns)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_the_configs_train_on_their_data(
     name: str, folder: Path, mmrl: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     small = [*overrides(folder, name), f"data.eval.path={folder / name}", "trainer.eval_every=2"]
     small += ["sampler.group_size=2", "sampler.engine.max_num_seqs=32"]
-    process = mmrl("train", EXAMPLES / f"{name}_grpo.yaml", *small)
+    process = mmrl("train", *(EXAMPLES / file for file in CONFIGS[name]), *small)
     assert process.returncode == 0, process.stderr
     lines = [json.loads(line) for line in (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()]
     start, *steps = lines
