@@ -1,6 +1,6 @@
 """Write a tiny random model with its tokenizer and processor, as a Hugging Face folder.
 
-    python examples/tiny_model.py OUT [--family qwen2_5_vl] [--size tiny] [--seed 0]
+    python examples/tiny_model.py OUT [--family qwen2_5_vl] [--size tiny] [--seed 0] [--words left,right]
 
 Nothing is downloaded.
 """
@@ -20,8 +20,10 @@ def main() -> None:
     parser.add_argument("--family", default="qwen2_5_vl", choices=FAMILIES)
     parser.add_argument("--size", default="tiny", choices=SIZES)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--words", default="", help="further words of one token each, with commas between them")
     args = parser.parse_args()
-    print(write_model(args.out, args.family, size=args.size, seed=args.seed))
+    words = args.words.split(",") if args.words else ()
+    print(write_model(args.out, args.family, size=args.size, seed=args.seed, words=words))
 
 
 if __name__ == "__main__":

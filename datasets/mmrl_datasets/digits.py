@@ -52,16 +52,31 @@ def write_digits(
             "The digits cannot be drawn with these options",
             possible="train, test and warmup of 0 or more, pairs between 0 and 1, image_size of 8 or more",
         )
-    num_digits = len(_digits()[1])
-    order = np.random.default_rng(seed).permutation(num_digits)
-    held_out = round(HELD_OUT_FRACTION * num_digits)
-    pools = {"train": order[held_out:], "test": order[:held_out], "warmup": order[held_out:]}
+    held_out, others = held_out_digits(seed)
+    pools = {"train": others, "test": held_out, "warmup": others}
     counts = {"train": train, "test": test, "warmup": warmup}
     examples = {
         split: _draw(split, counts[split], pools[split], pairs, np.random.default_rng([seed, index]), image_size)
         for index, split in enumerate(_SPLITS)
     }
     write_splits(folder, examples)
+
+
+def held_out_digits(seed: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Indices of the digits that only ``test`` shows, and of all others."""
+    num_digits = len(_digits()[1])
+    order = np.random.default_rng(seed).permutation(num_digits)
+    held_out = round(HELD_OUT_FRACTION * num_digits)
+    return order[:held_out], order[held_out:]
+
+
+def read_digits(size: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """(1797, size, size) grey levels, dark on white, drawn up smoothly, and (1797,) values."""
+    from PIL import Image
+
+    grey, values = _digits()
+    drawn = [Image.fromarray(digit).resize((size, size), Image.Resampling.BICUBIC) for digit in grey]
+    return np.stack([np.asarray(digit) for digit in drawn]), values
 
 
 def _draw(

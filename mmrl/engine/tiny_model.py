@@ -7,8 +7,9 @@ handwritten digits, 1 million to read a labelled figure and to work an answer ou
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +122,18 @@ EXPERTS: dict[str, dict[str, Any]] = {
 """Mixtures of experts, in place of layers' MLPs."""
 
 
-def write_tokenizer(folder: Path, *, vision: bool, geometry: bool = False, family: str = "qwen2_5_vl") -> Any:
+def write_tokenizer(
+    folder: Path,
+    *,
+    vision: bool,
+    geometry: bool = False,
+    family: str = "qwen2_5_vl",
+    words: Sequence[str] = (),
+) -> Any:
     """A byte-level BPE tokenizer of about 500 tokens, digits one by one, with Qwen's special tokens and chat format.
 
     With ``geometry``, its merges are those of worked solutions. ``family`` has special tokens of its own if its images
-    are tiles.
+    are tiles. Each of ``words`` is one token at the beginning of a turn.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -139,7 +147,8 @@ def write_tokenizer(folder: Path, *, vision: bool, geometry: bool = False, famil
         special_tokens=[*SPECIAL_TOKENS, *(TILE_TOKENS.values() if family in TILED else ())],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    tokenizer.train_from_iterator(_geometry_corpus() if geometry else _corpus(), trainer)
+    corpus = _geometry_corpus() if geometry else _corpus()
+    tokenizer.train_from_iterator(chain(corpus, [*words] * 1000), trainer)
     return save_tokenizer(tokenizer, folder, vision=vision, family=family)
 
 
@@ -158,10 +167,12 @@ def save_tokenizer(tokenizer: Any, folder: Path, *, vision: bool, family: str = 
     return fast
 
 
-def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny", seed: int = 0) -> Path:
+def write_model(
+    folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny", seed: int = 0, words: Sequence[str] = ()
+) -> Path:
     """Write weights, config, tokenizer and (for a vision-language family) the processor's files; return the folder.
 
-    ``size`` is one of ``SIZES``; all but tiny have geometry in their tokenizer's corpus. Weights are float32 in one
+    ``size`` is one of ``SIZES``; all but tiny have geometry in their tokenizer's corpus, to which ``words`` add. Weights are float32 in one
     file, with a tied head, in the layout of the installed transformers.
     """
     import torch
@@ -169,7 +180,7 @@ def write_model(folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny",
 
     folder.mkdir(parents=True, exist_ok=True)
     vision = family in VISION
-    tokenizer = write_tokenizer(folder, vision=vision, geometry=size != "tiny", family=family)
+    tokenizer = write_tokenizer(folder, vision=vision, geometry=size != "tiny", family=family, words=words)
     ids = {token: tokenizer.convert_tokens_to_ids(token) for token in (*SPECIAL_TOKENS, "<IMG_CONTEXT>")}
     values = text = {
         **TEXT,
