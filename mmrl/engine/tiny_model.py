@@ -172,8 +172,8 @@ def write_model(
 ) -> Path:
     """Write weights, config, tokenizer and (for a vision-language family) the processor's files; return the folder.
 
-    ``size`` is one of ``SIZES``; all but tiny have geometry in their tokenizer's corpus, to which ``words`` add. Weights are float32 in one
-    file, with a tied head, in the layout of the installed transformers.
+    ``size`` is one of ``SIZES``; all but tiny have geometry in their tokenizer's corpus, to which ``words`` add.
+    Weights are float32 in one file, with a tied head, in the layout of the installed transformers.
     """
     import torch
     import transformers
