@@ -37,7 +37,7 @@ def write_lakes(
     *,
     train: int = 1000,
     test: int = 200,
-    warmup: int = 600,
+    warmup: int = 2000,
     size: int = 4,
     holes: float = 0.25,
     image_side: int = 56,
