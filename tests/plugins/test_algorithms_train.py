@@ -32,6 +32,9 @@ from mmrl import Environment, Observation
 class Parity(Environment):
     """There are two states: the policy has just written an even number of characters, or an odd one."""
 
+    def reset(self, prompt, seed):
+        return
+
     def step(self, turn):
         odd = len(turn.text) % 2
         return Observation("odd" if odd else "even", float(odd) - 0.1 * turn.text.count("a"), role="user")
@@ -113,20 +116,21 @@ def train(models, start, tmp_path_factory) -> Callable[..., Run]:
 
 @pytest.fixture(scope="module")
 def documented() -> re.Pattern[str]:
-    """Matches the metrics in the table of the plugins' page.
+    """Matches the metrics in the table of the plugins' page, and in that of episodes.
 
     In a cell a name without a section has that of the one before, and one that begins with ``_`` replaces its end.
     """
-    page = (ROOT / "plugins" / "README.md").read_text().partition("### Every metric")[2].partition("\n## ")[0]
+    tables = {"plugins": "### Every metric", "mmrl/runs": "## Metrics of episodes"}
+    pages = ((ROOT / folder / "README.md").read_text().partition(title)[2] for folder, title in tables.items())
     names: list[str] = []
-    for row in page.splitlines():
+    for row in (row for page in pages for row in page.partition("\n## ")[0].splitlines()):
         for name in re.findall(r"`([^`]+)`", row.split("|")[1] if row.startswith("|") else ""):
             if name.startswith("_"):
                 names.append(names[-1].rpartition("_")[0] + name)
             else:
                 names.append(name if "/" in name or name == "lr" else f"{names[-1].partition('/')[0]}/{name}")
-    assert {"lr", "perf/sync_s", "mismatch/logprob_abs_max", "reward/<name>_mean"} <= set(names)
-    return re.compile("|".join(re.escape(name).replace("<name>", ".+").replace(r"/\*", "/.+") for name in names))
+    assert {"lr", "perf/sync_s", "mismatch/logprob_abs_max", "reward/<name>_mean", "episode/turns_mean"} <= set(names)
+    return re.compile("|".join(re.sub("<.+>", ".+", re.escape(name)).replace(r"/\*", "/.+") for name in names))
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=OFTEN.get(name, [pytest.mark.slow])) for name in ALGORITHMS])
