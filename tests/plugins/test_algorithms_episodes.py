@@ -12,7 +12,7 @@ import pytest
 
 from mmrl.rollout.records import read_step, recorded_steps
 from mmrl.runs.directory import read_ledger
-from mmrl.types import CreditedGroup
+from mmrl.types import CreditedGroup, Rollout
 from tests.faults.comparison import metrics
 from tests.faults.runs import Runs
 
@@ -59,25 +59,26 @@ def learned(run: Path) -> Counter[tuple[Any, ...]]:
     return Counter((each["step"], *sample) for each in read_ledger(run) for sample in each["samples"])
 
 
+def worth(rollout: Rollout) -> float:
+    """An episode's reward by hand: what the environment gave and found, and the penalty for many tokens."""
+    given = sum(each.reward for each in rollout.episode) + rollout.components["reached"]
+    return given - min(max((rollout.mask.sum() - 6) / 6, 0), 1)
+
+
 def test_remax_compares_episodes_with_the_greedy_one(run: Any) -> None:
     path = run("remax", kl={"coef": 0.0})
     found, turns = learned(path), Counter[int]()
     for step, group in credited(path):
-        greedy = group.scored.greedy
-        assert greedy is not None and greedy.rollout.greedy and greedy.rollout.episode
-        components = [name for name in greedy.components if name != "overlong"]
-        assert sorted(components) == ["environment", "reached"]
-        baseline = sum(greedy.components.values())
-        turns[len(greedy.rollout.episode)] += 1
-        assert not found[step, *greedy.rollout.key]
+        assert group.scored.greedy is not None
+        (greedy,) = group.scored.greedy.rollouts
+        assert greedy.greedy and not found[step, *greedy.key]
+        turns[len(greedy.episode)] += 1
         for rollout, reward, advantage in zip(
             group.scored.rollouts, group.scored.rewards, group.advantages, strict=True
         ):
-            np.testing.assert_allclose(advantage[rollout.mask], reward - baseline, atol=1e-6)
+            assert reward == pytest.approx(worth(rollout))
+            np.testing.assert_allclose(advantage[rollout.mask], reward - worth(greedy), atol=1e-6)
             assert found[step, *rollout.key] == 1
-            length = rollout.mask.sum()
-            played = sum(each.reward for each in rollout.episode) + rollout.components["reached"]
-            assert reward == pytest.approx(played - min(max((length - 6) / 6, 0), 1))
     assert max(turns) > 1 and sum(turns.values()) == 6
 
 
