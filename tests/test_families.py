@@ -271,7 +271,11 @@ def test_the_sampler_answers_from_an_export_as_it_did_in_the_run_and_as_transfor
 
 
 @pytest.fixture(
-    params=[case for case in families("vllm", sweep=pytest.mark.slow) if FAMILIES[case.values[0]].vision],
+    params=[
+        pytest.param(name, marks=() if name == "qwen2_5_vl" else pytest.mark.slow)
+        for name, family in FAMILIES.items()
+        if family.vision and has(name, "vllm")
+    ]
 )
 def looking(request: pytest.FixtureRequest, episodes: Callable[[str], Run]) -> Run:
     """The run with images in observations, which ended well."""

@@ -103,13 +103,13 @@ def as_question(row: Prompt) -> Prompt:
     return Prompt(row.id, (Message("user", text),), images, row.answer, row.columns)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["frozen_lake", pytest.param("zoom", marks=pytest.mark.slow)])
 def test_the_configs_train_on_their_data(
-    name: str, folder: Path, mmrl: Callable[..., subprocess.CompletedProcess[str]]
+    name: str, folder: Path, warm_mmrl: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     small = [*overrides(folder, name), f"data.eval.path={folder / name}", "trainer.eval_every=2"]
     small += ["sampler.group_size=2", "sampler.engine.max_num_seqs=32"]
-    process = mmrl("train", *(EXAMPLES / file for file in CONFIGS[name]), *small)
+    process = warm_mmrl("train", *(EXAMPLES / file for file in CONFIGS[name]), *small)
     assert process.returncode == 0, process.stderr
     lines = [json.loads(line) for line in (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()]
     start, *steps = lines

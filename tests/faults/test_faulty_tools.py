@@ -14,9 +14,10 @@ from tests.faults.faulty_tools import fate
 from tests.faults.runs import Runs, events
 
 PROMPTS, MEMBERS, TURNS = 8, 15, 4
+LONG = [pytest.mark.slow, pytest.mark.timeout(3600)]  # some 230 calls hang or crash; each costs a worker
 
 
-@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.full), pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.full), pytest.param(30, marks=LONG)])
 def test_a_tool_that_hangs_and_crashes_costs_exactly_its_episodes(fake_runs: Runs, steps: int) -> None:
     """Each hangs or crashes in 1 % of the calls; which ones is computed here again from the recorded turns."""
     environment = {
