@@ -42,7 +42,9 @@ def test_the_99th_percentile_shows_a_few_wrong_rows_and_forgives_one():
     [
         ("float32", 2e-7, 1e-6, 2e-6, "ok"),
         ("float32", 2e-5, 4e-5, 5e-5, "warn"),
-        ("float32", 2e-7, 1e-6, 2e-4, "stop"),
+        ("float32", 2e-7, 1e-6, 2e-4, "ok"),
+        ("float32", 2e-7, 1e-6, 2e-3, "stop"),
+        ("float32", 2e-6, 2e-4, 2e-4, "stop"),
         ("float32", 2e-4, 2e-4, 2e-4, "stop"),
         ("bfloat16", 2e-3, 2e-2, 3.0, "ok"),
         ("bfloat16", 3e-2, 2e-1, 3.0, "warn"),
