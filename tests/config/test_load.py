@@ -132,6 +132,8 @@ def test_a_plugin_written_with_its_name_replaces_the_one_of_the_file(write) -> N
     assert load(first, whole, part).data.train.options == {"path": "x", "split": "even"}
     assert load(first, part, whole).data.train.options == {"path": "x"}
     assert load(first, "rewards.0={name: right}").rewards[0].weight == 1.0
+    played = load(write(BASE + "environment: {tools: [a.py:f], max_turns: 3}\n", "e.yaml"), "environment={name: game}")
+    assert played.environment.options == {} and played.environment.max_turns == 8
     second = write("algorithm: {name: learn, other: 1}\n", "b.yaml")
     assert load_config([first, second]).config.algorithm.options == {"other": 1}
     third = write("algorithm: {other: 1}\n", "c.yaml")
