@@ -103,7 +103,8 @@ def as_question(row: Prompt) -> Prompt:
     return Prompt(row.id, (Message("user", text),), images, row.answer, row.columns)
 
 
-@pytest.mark.parametrize("name", ["frozen_lake", pytest.param("zoom", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
 def test_the_configs_train_on_their_data(
     name: str, folder: Path, warm_mmrl: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:

@@ -65,9 +65,9 @@ EPISODES: Mapping[str, Mapping[str, Any]] = {
             "latency_steps": 3,
             "workers": 2,
         },
-        "sampler": {"max_new_tokens": 12},
+        "sampler": {"group_size": 2, "max_new_tokens": 12},
         "learner": {"minibatches": 2},
-        "trainer": {"steps": 4, "save_every": 1, "eval_every": 4},
+        "trainer": {"steps": 3, "save_every": 1, "eval_every": 3},
     },
 }
 """Runs of many turns, which take longer: their tools sleep."""
