@@ -4,8 +4,8 @@
 
 A row's column ``world`` is what the environment is made with (``kwargs_column: world``): a map of ``size`` x ``size``
 fields, from the upper left to the lower right corner, with holes that leave a way. No map is in two splits. The rows of
-``warmup`` are conversations: each turn shows the lake and is answered with the next move; ties between shortest paths
-are broken at random.
+``warmup`` are conversations: each turn shows the lake and is answered with the next move. Of several shortest paths it is
+the first by the order of the moves, since a choice that cannot be foreseen hides what the map has to do with it.
 """
 
 from __future__ import annotations
@@ -82,23 +82,24 @@ def _draw(size: int, holes: float, rng: np.random.Generator, seen: set[str]) -> 
         fields.flat[0], fields.flat[-1] = "S", "G"
         return ["".join(row) for row in fields]
 
-    world = first(lake, lambda found: "/".join(found) not in seen and bool(shortest_path(found, rng)))
+    world = first(lake, lambda found: "/".join(found) not in seen and bool(shortest_path(found)))
     seen.add("/".join(world))
-    path = shortest_path(world, rng)
+    path = shortest_path(world)
     columns = {"world": json.dumps({"desc": world}), "path": " ".join(path)}
     return Example(QUESTION, (), str(len(path)), path[0], columns)
 
 
-def shortest_path(world: Sequence[str], rng: np.random.Generator) -> list[str]:
-    """The moves from start to goal around the holes, drawn from the shortest; empty if there is no way."""
+def shortest_path(world: Sequence[str]) -> list[str]:
+    """The fewest moves from start to goal around the holes, the first by the order of ``MOVES`` at each field where
+    several are as short; empty if there is no way."""
     fields = {(row, column): mark for row, line in enumerate(world) for column, mark in enumerate(line)}
     start, goal = (next(field for field, mark in fields.items() if mark == wanted) for wanted in "SG")
     left = _distances(fields, goal)
     path, here = list[str](), start
     while here != goal and here in left:
-        ways = [move for move, there in _moves(here) if left.get(there, len(fields)) < left[here]]
-        path.append(ways[int(rng.integers(len(ways)))])
-        here = dict(_moves(here))[path[-1]]
+        ways = ((move, there) for move, there in _moves(here) if left.get(there, len(fields)) < left[here])
+        move, here = next(ways)
+        path.append(move)
     return path
 
 

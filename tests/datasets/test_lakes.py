@@ -14,7 +14,7 @@ from PIL import Image
 
 from mmrl.errors import DataError
 from mmrl.types import Prompt, Turn
-from mmrl_datasets.lakes import MOVES, write_lakes
+from mmrl_datasets.lakes import MOVES, shortest_path, write_lakes
 from mmrl_datasets.table import Table
 
 gymnasium = pytest.importorskip("gymnasium")
@@ -55,6 +55,19 @@ def test_paths_are_shortest_and_maps_are_in_one_split_alone(folder: Path) -> Non
             outcomes = [game.step(list(MOVES).index(move)) for move in path]
             assert [outcome[1] for outcome in outcomes] == [0] * (len(path) - 1) + [1]
     assert len(set(worlds)) == 72
+
+
+@pytest.mark.parametrize(
+    ("world", "path"),
+    [
+        (["SFF", "FFF", "FFG"], "down down right right"),
+        (["SFF", "FHF", "HFG"], "right right down down"),
+        (["SHFFF", "FHFHF", "FFFHG"], "down down right right up up right right down down"),
+        (["SH", "HG"], ""),
+    ],
+)
+def test_of_several_shortest_paths_it_is_the_first_by_the_order_of_the_moves(world: list[str], path: str) -> None:
+    assert shortest_path(world) == path.split()
 
 
 def test_walks_are_episodes_of_the_environment(folder: Path) -> None:
