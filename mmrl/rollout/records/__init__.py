@@ -16,6 +16,7 @@ from mmrl.rollout.records.reading import (
     read_rollouts,
     read_step,
     recorded_files,
+    recorded_in,
     recorded_steps,
 )
 
@@ -30,5 +31,6 @@ __all__ = [
     "read_rollouts",
     "read_step",
     "recorded_files",
+    "recorded_in",
     "recorded_steps",
 ]

@@ -117,7 +117,7 @@ def read_step(file: Path) -> RecordedStep:
     for _, found in groupby(records, key=lambda pair: pair[0].get("group")):
         members = list(found)
         where = members[0][1].where
-        with _damage(where):
+        with damage(where):
             groups.append(_recorded_group(members, where))
     if not groups:
         raise DataError("the file has no rollouts", where=str(file), remedy="give a file that a run wrote")
@@ -165,7 +165,12 @@ def recorded_files(path: str | Path) -> list[Path]:
 
 def recorded_steps(run: Path) -> dict[int, Path]:
     """The file of each step that a run has recorded, in order."""
-    names = {re.fullmatch(r"step-(\d+)", name): file for name, file in _by_name(run / "rollouts").items()}
+    return recorded_in(run / "rollouts", "step")
+
+
+def recorded_in(folder: Path, prefix: str) -> dict[int, Path]:
+    """The files of a folder that are named ``PREFIX-000001``, by number, in order."""
+    names = {re.fullmatch(rf"{prefix}-(\d+)", name): file for name, file in _by_name(folder).items()}
     return dict(sorted((int(name[1]), file) for name, file in names.items() if name))
 
 
@@ -250,7 +255,7 @@ def _number(value: float | None) -> float:
 
 
 @contextmanager
-def _damage(where: str) -> Iterator[None]:
+def damage(where: str) -> Iterator[None]:
     """Turn errors of a record that cannot be understood into a DataError."""
     try:
         yield
@@ -267,7 +272,7 @@ def _read(file: Path) -> Iterator[tuple[dict[str, Any], RecordedRollout]]:
     try:
         for number in count(1):
             where = f"{file}:{number}"
-            with _damage(where):
+            with damage(where):
                 if (record := next(records, None)) is None:
                     return
                 found = _parsed(record, media, where)
