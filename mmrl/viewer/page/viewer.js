@@ -502,7 +502,7 @@ function stepTicks(range, width) {
 function inWords({ name, points }) {
   if (!points.length) return `${plain(name)} has no value`;
   const values = points.map(([, value]) => value), [least, greatest] = extent(values);
-  const parts = [`${counted(points.length, "value")} up to step ${points.at(-1)[0]}`, `last ${number(values.at(-1))}`];
+  const parts = [`${counted(points.length, "value")} up to ${points.at(-1)[0]}`, `last ${number(values.at(-1))}`];
   return `${plain(name)} ${parts.join(", ")}, least ${number(least)}, greatest ${number(greatest)}`;
 }
 
@@ -562,7 +562,7 @@ function point(chart, step) {
   );
   const marks = (spec.marks ?? []).filter((mark) => Math.abs(chart.x(mark.step) - at) < 5);
   chart.readout.replaceChildren(
-    el("span", {}, `step ${step}`),
+    el("span", {}, `${spec.unit ?? "step"} ${step}`),
     ...found.map(([series, value]) => keyed(series, number(value, 5), found.length > 1)),
     ...marks.map((mark) => el("span", { class: `mark-text ${mark.kind}` }, visible(mark.text))),
     spec.pickText ? el("span", { class: "quiet" }, spec.pickText) : "",
@@ -1340,12 +1340,13 @@ function groupPrompt(view) {
   const messages = (details.messages ?? []).map((message) => el("div", { class: "message" },
     el("h3", {}, inLine(message.role)), textBlock(valueText(message.content))));
   const choices = details.choices?.length ? facts([["choices", el("ol", { class: "choices", type: "A" }, details.choices.map((each) => el("li", {}, inLine(each))))]]) : "";
-  const columns = Object.entries(details.columns ?? {});
+  const columns = Object.entries({ ...details.columns, ...details.columns_as_text });
   return section("Prompt", { class: "prompt" },
     el("div", { class: "prompt-parts" },
       pictures.length ? el("div", { class: "pictures" }, pictures) : "",
       el("div", { class: "messages" }, messages.length ? messages : textBlock(details.prompt), choices,
         candidatesNode(details.candidates ?? [], run),
+        details.demonstration ? fold("group/demonstration", "demonstration", false, textBlock(details.demonstration)) : "",
         fold("group/rendered", "as rendered for the model", false, textBlock(details.prompt, { class: "text mono" })),
         columns.length ? fold("group/columns", `other columns of the row (${columns.length})`, false, facts(columns.map(([name, value]) => [inLine(name), visible(valueText(value))]))) : "")));
 }
@@ -1396,9 +1397,23 @@ function memberName(member) {
   return member.greedy ? "greedy" : `completion ${member.index}`;
 }
 
+/** The tokens that the policy wrote. */
 function lengthOf(member) {
   const { tokens } = member;
+  return tokens?.mask ? tokens.mask.filter(Boolean).length : countOf(member);
+}
+
+/** All tokens after the prompt, inserted ones too. */
+function countOf({ tokens }) {
   return tokens?.ids?.length ?? tokens?.text?.length ?? null;
+}
+
+/** The turn of each token, from 0; inserted tokens belong to the turn before them. Null without an environment. */
+function turnsOf(member) {
+  if (!member.episode?.length || !member.tokens?.mask) return null;
+  if (member.tokens.turn) return member.tokens.turn;
+  let turn = 0;
+  return member.tokens.mask.map((isOwn, i, mask) => (isOwn && i && !mask[i - 1] ? ++turn : turn));
 }
 
 function chosenMember(view) {
@@ -1430,7 +1445,7 @@ function memberCard(view, member, isChosen) {
 // Each view of a completion: whether it has anything to show, and its node. A later kind of record adds one.
 const MEMBER_VIEWS = {
   episode: { title: "Episode", has: (member) => member.episode?.length, node: episodeNode },
-  tokens: { title: "Tokens", has: (member) => lengthOf(member), node: tokensNode },
+  tokens: { title: "Tokens", has: (member) => countOf(member), node: tokensNode },
   text: { title: "Text", has: () => true, node: (view, member) => textBlock(member.text, { class: "text mono" }) },
 };
 
@@ -1522,10 +1537,10 @@ function isSpecial(tokens, i) {
 
 /** The tokens as spans; one of them at a time can be reached with Tab, the others with arrows. */
 function tokenFlow(member, name, shade, details) {
-  const { tokens } = member, count = lengthOf(member), nodes = [];
+  const { tokens } = member, count = countOf(member), turns = turnsOf(member), nodes = [];
   for (let i = 0; i < count; i++) {
-    const turn = tokens.turn?.[i];
-    if (turn !== undefined && turn !== tokens.turn[i - 1]) nodes.push(el("span", { class: "turn-mark" }, `turn ${turn + 1}`));
+    const turn = turns?.[i];
+    if (turn !== undefined && turn !== turns[i - 1]) nodes.push(el("span", { class: "turn-mark" }, `turn ${turn + 1}`));
     nodes.push(tokenNode(tokens, i, name, shade));
   }
   const flow = el("div", { class: "tokens text mono", dir: "ltr", role: "group", "aria-label": "Tokens" }, nodes);
@@ -1559,9 +1574,9 @@ function showToken(flow, member, i, details) {
   const { tokens } = member;
   flow.querySelector(".token.shown")?.classList.remove("shown");
   flow.querySelector(`[data-at="${i}"]`)?.classList.add("shown");
-  const turn = tokens.turn?.[i];
+  const turn = turnsOf(member)?.[i];
   const pairs = [
-    ["token", `${i + 1} of ${lengthOf(member)}`],
+    ["token", `${i + 1} of ${countOf(member)}`],
     ["text", el("span", { class: "mono token" }, tokenText(pieceOf(tokens, i)))],
     ["id", String(tokens.ids?.[i] ?? "–")],
     ["turn", turn === undefined ? null : String(turn + 1)],
@@ -1603,7 +1618,7 @@ function tokenSummary(member) {
 function tokenProfile(member, name, flow) {
   const points = member.tokens[name].map((value, i) => [i + 1, value]).filter(([, value]) => typeof value === "number");
   const chart = lineChart({
-    label: QUANTITIES[name].title, height: 140, range: [1, Math.max(2, lengthOf(member))], unit: "token",
+    label: QUANTITIES[name].title, height: 140, range: [1, Math.max(2, countOf(member))], unit: "token",
     series: [{ name: QUANTITIES[name].title, index: 0, points }],
     picked: (at) => flow.querySelector(`[data-at="${at - 1}"]`)?.focus(),
   });
@@ -1623,7 +1638,7 @@ function episodeNode(view, member) {
 }
 
 function turnNode(view, member, turn, i) {
-  const counts = turnTokens(member.tokens, i), reward = member.turn_rewards?.[i] ?? turn.reward;
+  const counts = turnTokens(member, i), reward = member.turn_rewards?.[i] ?? turn.reward;
   const head = el("div", { class: "turn-head" }, el("h3", {}, `Turn ${i + 1}`),
     counts ? el("span", {}, `${counted(counts.policy, "token")} of the policy, ${counts.given} inserted`) : "",
     turn.finish_reason === "length" ? el("span", { class: "tag cut" }, "cut") : "",
@@ -1650,14 +1665,11 @@ function observationNode(view, turn, i) {
   return el("div", { class: "bubble given" }, el("h4", {}, visible(turn.role ?? "environment")), parts, none, info);
 }
 
-function turnTokens(tokens, turn) {
-  if (!tokens?.turn) return null;
-  let policy = 0, given = 0;
-  tokens.turn.forEach((each, i) => {
-    if (each === turn && tokens.mask?.[i] === false) given++;
-    else if (each === turn) policy++;
-  });
-  return { policy, given };
+function turnTokens(member, turn) {
+  const turns = turnsOf(member);
+  if (!turns) return null;
+  const own = member.tokens.mask.filter((_, i) => turns[i] === turn);
+  return { policy: own.filter(Boolean).length, given: own.filter((isOwn) => !isOwn).length };
 }
 
 // ---- One prompt over all epochs ----------------------------------------------------------------------------------
@@ -1668,7 +1680,7 @@ function promptAddress(run, id) {
 
 async function occurrencesOf(run, id) {
   const resource = `run/${run}/prompt?id=${encodeURIComponent(id)}`;
-  if (!report || inReport(resource)) return load(resource);
+  if (!report || inReport(resource)) return loadOr(resource, []);
   const found = [];
   for (const [name, doc] of Object.entries(report.documents)) {
     const match = name.match(/^run\/(\d+)\/(step|evaluation|blank)\/(\d+)$/);
@@ -1891,7 +1903,7 @@ function attemptsNode(info) {
 }
 
 function changesNode(changes) {
-  return changes.length ? el("ul", { class: "plain" }, changes.map((change) => el("li", { class: "mono" }, visible(valueText(change))))) : "none";
+  return changes.length ? el("ul", { class: "changes" }, changes.map((change) => el("li", { class: "mono" }, visible(valueText(change))))) : "none";
 }
 
 function configNode(info) {
@@ -2154,6 +2166,7 @@ async function mount(made, keepsPlace) {
   main.replaceChildren(...parts);
   main.removeAttribute("aria-busy");
   main.dataset.page = path;
+  main.dataset.drawn = String(asked);
   for (const box of main.querySelectorAll(".chart")) {
     sizes.observe(box);
     sights.observe(box);
