@@ -31,6 +31,7 @@ _SIDE = 256
 """Pixels of a thumbnail's longer side."""
 _SMALL = 6000
 """Bytes of a PNG file that is its own thumbnail."""
+_SHRUNK = "data:image/jpeg;base64,"
 _MOST_PIXELS = 2**26
 _HISTORY = ("runs", "run/0", "run/0/metrics", "run/0/events", "run/0/evaluations", "run/0/ledger")
 """The most wanted first."""
@@ -90,10 +91,11 @@ def make_report(path: Path, steps: Sequence[int] | None = None, max_mb: float = 
             if resource in _HISTORY[:2]:
                 raise ConfigError(f"a report of {max_mb:g} MB has no room for the run", where="--max-mb")
             report.left_out.append(f"{resource.rpartition('/')[2]}: larger than the room that was left")
-    chosen = [("step", step) for step in (steps or spread(known))]
-    evaluated = [(kind, step) for kind in ("evaluation", "blank") for step in list(run.files(kind))[-1:]]
-    _add_steps(report, pages, [*chosen, *evaluated])
-    _tell_steps(report, known, [step for _, step in chosen], chosen_by_name=steps is not None)
+    shown = list(steps or spread(known))
+    places = [("step", step) for step in [*shown[:1], *shown[:0:-1]]]  # the first one and the last one first
+    places += [(kind, step) for kind in ("evaluation", "blank") for step in list(run.files(kind))[-1:]]
+    _add_steps(report, pages, places)
+    _tell_rest(report, len(known) - len(set(shown)), len(known))
     return report
 
 
@@ -135,13 +137,11 @@ def _add_group(report: Report, pages: Pages, resource: str) -> bool:
     return report.add(resource, document, _thumbnails(pages.runs[0], document))
 
 
-def _tell_steps(report: Report, known: Sequence[int], shown: Sequence[int], *, chosen_by_name: bool) -> None:
-    others = len(known) - len(set(shown))
+def _tell_rest(report: Report, others: int, known: int) -> None:
     if others:
-        how = "" if chosen_by_name else "; --step N chooses"
-        report.left_out.append(f"rollouts of {others} of {len(known)} recorded steps{how}")
-    if report.media:
-        report.left_out.append(f"pictures in full: those of more than {_SIDE} pixels are thumbnails")
+        report.left_out.append(f"rollouts of {others} of {known} recorded steps; --step N chooses")
+    if any(each.startswith(_SHRUNK) for each in report.media.values()):
+        report.left_out.append(f"large pictures: they have at most {_SIDE} pixels a side here")
 
 
 def _thumbnails(run: ViewedRun, document: Any) -> dict[str, str]:
@@ -176,7 +176,7 @@ def _thumbnail(run: ViewedRun, name: str) -> str | None:
             small.thumbnail((_SIDE, _SIDE))
             file = io.BytesIO()
             small.save(file, "JPEG", quality=80)
-        return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+        return _SHRUNK + base64.b64encode(file.getvalue()).decode()
     return None
 
 
