@@ -34,6 +34,7 @@ from mmrl.runs.files import (
     replacing,
     writing,
 )
+from mmrl.runs.origins import ORIGINS
 from mmrl.system import failpoints
 from mmrl.system.redaction import Redactor
 from mmrl.types import CreditedGroup
@@ -56,6 +57,7 @@ class RunDirectory:
     other write that fails raises ResourceError.
 
     RUN/config.yaml                   resolved, with defaults
+    RUN/origins.json                  where each value of the config was written
     RUN/environment.json              versions, plugins, the engine as it really ran
     RUN/metrics.jsonl                 append-only, one object per step: step, attempt, time, metrics; of several of a
                                       step the last one counts
@@ -143,6 +145,10 @@ class RunDirectory:
     def write_config(self, text: str) -> None:
         """Write config.yaml. From then on the folder holds a run: call it once everything has started."""
         replace_file(self.path / "config.yaml", self._redact(text))
+
+    def write_origins(self, origins: Mapping[str, str]) -> None:
+        """Write origins.json."""
+        replace_file(self.path / ORIGINS, json.dumps(self._redact.plain(origins), indent=2) + "\n")
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write environment.json."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from mmrl.runs.directory import metrics_that_count, read_ledger
 from mmrl.runs.files import read_whole_records
+from mmrl.runs.origins import ORIGINS
 from mmrl.viewer.documents import Document, dotted
 from mmrl.viewer.folder import ViewedRun
 
@@ -23,7 +24,7 @@ def run_document(run: ViewedRun) -> Document:
     found, config = run.run, run.config
     metrics = metrics_document(run)
     attempts, _ = _lines(run, _ATTEMPTS, "attempt", "time")
-    origins, environment = (_json(run.path / name) for name in ("origins.json", "environment.json"))
+    origins, environment = (_json(run.path / name) for name in (ORIGINS, "environment.json"))
     problems = [_lines(run, _ATTEMPTS, "attempt", "time")[1], _events(run)[1], metrics["problem"] or ""]
     problems += [run.config_problem or "", origins.pop("problem", ""), environment.pop("problem", "")]
     return {
