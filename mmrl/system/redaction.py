@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 REDACTED = "[redacted]"
-_NUMBERS = frozenset({bool, float, int})
+_NUMBERS = frozenset({bool, float, int, type(None)})
 _MIN_CHARACTERS = 8
 _NAME = re.compile("TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
 _OPTION = re.compile(
@@ -84,7 +84,7 @@ class Redactor:
                 return self.plain(value.tolist())
             case Mapping():
                 return {self(str(key)): self.plain(item) for key, item in value.items()}
-            case list() if all(type(item) in _NUMBERS for item in value) and all(map(math.isfinite, value)):
+            case list() if _NUMBERS.issuperset(map(type, value)) and all(map(math.isfinite, filter(None, value))):
                 return value  # token ids and log-probs: most of what a run writes
             case list() | tuple() | set() | frozenset():
                 return [self.plain(item) for item in value]

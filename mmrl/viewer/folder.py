@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mmrl.errors import MMRLError
-from mmrl.rollout.records import recorded_in
+from mmrl.rollout.records import recorded_evaluations, recorded_steps
 from mmrl.rollout.records.paging import GroupPages
+from mmrl.runs.files import read_whole_records
 from mmrl.runs.reader import Run, load_run
 from mmrl.viewer.documents import NotThere
 from mmrl.viewer.tokens import Vocabulary
@@ -21,7 +22,7 @@ _T = TypeVar("_T")
 KINDS = ("step", "evaluation", "blank")
 """Rollouts of training steps, of evaluations, and of evaluations with blank images."""
 _KEPT = 64
-"""Things read from files that are kept, the least recently used out first."""
+"""Files of which a thing is kept, by default."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -35,7 +36,7 @@ class ViewedRun:
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
         self.lock = threading.Lock()
-        self._kept: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
+        self._kept: dict[Any, OrderedDict[Path, tuple[Any, Any]]] = {}
 
     @property
     def name(self) -> str:
@@ -61,9 +62,7 @@ class ViewedRun:
 
     def files(self, kind: str) -> dict[int, Path]:
         """The recorded steps of a kind, in order."""
-        if kind == "step":
-            return recorded_in(self.path / "rollouts", "step")
-        return recorded_in(self.path / "evaluations", "step" if kind == "evaluation" else "blank")
+        return recorded_steps(self.path) if kind == "step" else recorded_evaluations(self.path, blank=kind == "blank")
 
     def file(self, kind: str, step: int) -> Path:
         """The file of a step.
@@ -128,29 +127,37 @@ class ViewedRun:
         """The texts of the run's tokens."""
         models = [each.path / "model" for each in reversed(self.run.checkpoints)]
         path = (self.config.get("model") or {}).get("path")
-        return Vocabulary.of([*models, *([Path(path)] if path else [])])
+        return Vocabulary.of([*models, *([self._began_in / path] if isinstance(path, str) else [])])
 
-    def kept(self, name: Any, file: Path, read: Callable[[], _T], of: int | None = None) -> _T:
+    @property
+    def _began_in(self) -> Path:
+        """The folder that the run's relative paths begin at."""
+        attempts, _ = self.lines("attempts.jsonl", "attempt", "time")
+        return Path(next((each["folder"] for each in reversed(attempts) if each.get("folder")), "."))
+
+    def lines(self, name: str, *needs: str) -> tuple[list[dict[str, Any]], str]:
+        """The lines of a file with these keys, and a sentence about those that are damaged."""
+        return self.kept(("lines", needs), self.path / name, lambda: read_whole_records(self.path / name, *needs))
+
+    def kept(self, name: Any, file: Path, read: Callable[[], _T], of: int = _KEPT) -> _T:
         """What ``read`` answers, read again only when the file has changed.
 
         Args:
-            of: The most things of this name to keep.
+            of: The most files of which a thing of this name is kept, the least recently used out first.
         """
         try:
             status = file.stat()
             now = (status.st_ino, status.st_mtime_ns, status.st_size)
         except OSError:
             now = (0, 0, 0)
-        key = (name, file)
-        if key in self._kept and self._kept[key][0] == now:
-            self._kept.move_to_end(key)
-            found: _T = self._kept[key][1]
+        same = self._kept.setdefault(name, OrderedDict())
+        if file in same and same[file][0] == now:
+            same.move_to_end(file)
+            found: _T = same[file][1]
             return found
+        same.pop(file, None)  # before the next one takes its memory
+        while len(same) >= of:
+            same.popitem(last=False)
         found = read()
-        self._kept[key] = (now, found)
-        same = [other for other in self._kept if other[0] == name]
-        for other in same[: len(same) - of] if of else []:
-            del self._kept[other]
-        while len(self._kept) > _KEPT:
-            self._kept.popitem(last=False)
+        same[file] = (now, found)
         return found

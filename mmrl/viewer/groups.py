@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,5 +87,9 @@ def _numbers(record: Mapping[str, Any], name: str, mask: Any) -> Any:
 
 
 def _short(values: Any) -> Sequence[float | None]:
-    """Numbers of six digits: more than a colour shows, and a third of the bytes."""
-    return [float(f"{each:.6g}") for each in values.tolist()]
+    """Numbers of six digits: more than a colour shows, and a third of the bytes. NaN is None."""
+    with np.errstate(all="ignore"):
+        scale = 10.0 ** (5 - np.floor(np.log10(np.abs(values))))
+        rounded = np.round(values * scale) / scale
+    short = np.where(np.isfinite(rounded), rounded, values).tolist()
+    return [each if math.isfinite(each) else None for each in short]

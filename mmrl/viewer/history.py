@@ -23,9 +23,9 @@ def run_document(run: ViewedRun) -> Document:
         return {"problem": run.problem}
     found, config = run.run, run.config
     metrics = metrics_document(run)
-    attempts, _ = _lines(run, _ATTEMPTS, "attempt", "time")
+    attempts, damaged = run.lines(_ATTEMPTS, "attempt", "time")
     origins, environment = (_json(run.path / name) for name in (ORIGINS, "environment.json"))
-    problems = [_lines(run, _ATTEMPTS, "attempt", "time")[1], _events(run)[1], metrics["problem"] or ""]
+    problems = [damaged, _events(run)[1], metrics["problem"] or ""]
     problems += [run.config_problem or "", origins.pop("problem", ""), environment.pop("problem", "")]
     return {
         "name": run.name,
@@ -49,7 +49,7 @@ def run_document(run: ViewedRun) -> Document:
 
 def metrics_document(run: ViewedRun) -> Document:
     """Every metric as a curve over the steps that count."""
-    attempts, _ = _lines(run, _ATTEMPTS, "attempt")
+    attempts, _ = run.lines(_ATTEMPTS, "attempt", "time")
 
     def read() -> Document:
         lines, problem = read_whole_records(run.path / _METRICS, "step")
@@ -58,7 +58,8 @@ def metrics_document(run: ViewedRun) -> Document:
         curves = {name: [values.get(name) for values in steps.values()] for name in names}
         return {"steps": list(steps), "curves": curves, "problem": problem or None}
 
-    return run.kept(("metrics", len(attempts)), run.path / _METRICS, read, of=1)
+    found: Document = run.kept(("metrics", len(attempts)), run.path / _METRICS, read)
+    return found
 
 
 def events_document(run: ViewedRun) -> Document:
@@ -79,11 +80,7 @@ def ledger_document(run: ViewedRun) -> Document:
 
 
 def _events(run: ViewedRun) -> tuple[list[dict[str, Any]], str]:
-    return _lines(run, _EVENTS_FILE, "time", "kind")
-
-
-def _lines(run: ViewedRun, name: str, *needs: str) -> tuple[list[dict[str, Any]], str]:
-    return run.kept(("lines", needs), run.path / name, lambda: read_whole_records(run.path / name, *needs))
+    return run.lines(_EVENTS_FILE, "time", "kind")
 
 
 def _attempts(records: list[dict[str, Any]]) -> Document:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,10 @@ _OF_GROUP = ("group", "epoch", "prompt_id", "source", "kept", "trained", "prompt
 _OF_ROLLOUTS = (
     *("index", "greedy", "reward", "rewards", "mask", "turn_rewards", "finish_reason", "valid", "completion"),
 )
+_TABLES = 4
+"""Tables of steps that are kept, 10 MB for 10,000 rollouts."""
+_PROMPTS = 20_000
+"""Steps whose prompts are known, 8 bytes for each group."""
 _TOLERANCE = 1e-8
 """As in ``group/all_correct_fraction``."""
 
@@ -51,7 +56,7 @@ def step_index(run: ViewedRun, kind: str, step: int) -> StepIndex:
         ("index", kind),
         file,
         lambda: StepIndex(step, kind, run.pages(kind, step).index(_OF_GROUP, _OF_ROLLOUTS), accuracy),
-        of=8,
+        of=_TABLES,
     )
 
 
@@ -79,20 +84,21 @@ def prompt_document(run: ViewedRun, prompt_id: str) -> Document:
     found = []
     for kind in KINDS:
         for step, file in run.files(kind).items():
-            known = run.kept(
-                ("prompts", kind),
-                file,
-                lambda kind=kind, step=step: _prompt_hashes(run, kind, step),  # type: ignore[misc]
-            )
-            if hash(prompt_id) in known:
+            if hash(prompt_id) in _prompt_hashes(run, kind, step, file):
                 found += [_history(run, kind, step, each) for each in _of_prompt(run, kind, step, prompt_id)]
     if not found:
         raise NotThere(f"no step has sampled the prompt {prompt_id!r}", where=str(run.path))
     return found
 
 
-def _prompt_hashes(run: ViewedRun, kind: str, step: int) -> set[int]:
-    return {hash(each.of_group["prompt_id"]) for each in run.pages(kind, step).index(("prompt_id",), ("index",))}
+def _prompt_hashes(run: ViewedRun, kind: str, step: int, file: Path) -> Any:
+    """Hashes of the prompts of a step, which tell where to look."""
+
+    def read() -> Any:
+        groups = run.pages(kind, step).index(("prompt_id",), ())
+        return np.array([hash(each.of_group["prompt_id"]) for each in groups], np.int64)
+
+    return run.kept(("prompts", kind), file, read, of=_PROMPTS)
 
 
 def _of_prompt(run: ViewedRun, kind: str, step: int, prompt_id: str) -> list[IndexedGroup]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mmrl.errors import DataError
 from mmrl.rollout.records.reading import PARQUET, damage
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class GroupPages:
         Raises:
             DataError: The file cannot be read, or something in it is no record of a rollout.
         """
-        with damage(str(self._file)):
+        with self._reading():
             if self._file.suffix == f".{PARQUET}":
                 yield from self._indexed_columns(of_group, of_rollouts)
             else:
@@ -66,13 +68,21 @@ class GroupPages:
         """
         from mmrl.rollout.records.columns import table_records
 
-        with damage(str(self._file)):
+        with self._reading():
             if self._file.suffix == f".{PARQUET}":
                 return list(table_records(self._row_group(place[0]).take([place[1]])))
             with self._file.open("rb") as lines:
                 lines.seek(place[0])
                 return [json.loads(next(lines)) for _ in range(place[1])]
-        raise AssertionError("damage() raises")
+        raise AssertionError("an error is raised anew")
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            with damage(str(self._file)):
+                yield
+        except OSError as error:
+            raise DataError(f"cannot read recorded rollouts: {error}", where=str(self._file)) from error
 
     def _row_group(self, number: int) -> pa.Table:
         from mmrl.rollout.records.columns import opened
@@ -90,8 +100,8 @@ class GroupPages:
         with opened(self._file) as parquet:
             for number in range(parquet.num_row_groups):
                 table = parquet.read_row_group(number, columns=columns, use_threads=False)
-                groups = group_fields(table.drop_columns(["rollouts"]) if of_rollouts else table)
-                offsets, members = rollout_fields(table, of_rollouts)
+                groups = group_fields(table.select(of_group))
+                offsets, members = rollout_fields(table, of_rollouts) if of_rollouts else ([0] * (len(groups) + 1), {})
                 for row, (group, (first, end)) in enumerate(zip(groups, pairwise(offsets), strict=True)):
                     yield IndexedGroup(
                         (number, row), group, {name: values[first:end] for name, values in members.items()}
