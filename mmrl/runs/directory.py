@@ -307,10 +307,20 @@ def read_metrics(run: str | Path) -> dict[int, dict[str, float]]:
 
     A number that was not finite is NaN.
     """
-    attempts = [each for each in read_records(Path(run) / "attempts.jsonl") if "resumed_from" in each]
-    begun = [(each["attempt"], -1 if each["resumed_from"] is None else each["resumed_from"]) for each in attempts]
+    return metrics_that_count(*(read_records(Path(run) / name) for name in ("attempts.jsonl", "metrics.jsonl")))
+
+
+def metrics_that_count(
+    attempts: Iterable[Mapping[str, Any]], lines: Iterable[Mapping[str, Any]]
+) -> dict[int, dict[str, float]]:
+    """As ``read_metrics``, of the lines of attempts.jsonl and metrics.jsonl."""
+    begun = [
+        (each["attempt"], -1 if each["resumed_from"] is None else each["resumed_from"])
+        for each in attempts
+        if "resumed_from" in each
+    ]
     found = {}
-    for record in read_records(Path(run) / "metrics.jsonl"):
+    for record in lines:
         attempt, step = record.get("attempt", 0), record["step"]
         if not any(later > attempt and begin < step for later, begin in begun):
             found[step] = finite_or_nan(metrics_of(record))

@@ -6,6 +6,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,25 +26,29 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class ViewedRun:
-    """A run that is shown; may be used from several threads.
+    """A run that is shown.
 
     Attributes:
-        problem: Why nothing of it can be shown; None if it can.
+        lock: Held by whoever reads it: one thread at a time.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
-        self.problem: str | None = None
-        try:
-            load_run(path)
-        except MMRLError as error:
-            self.problem = str(error)
+        self.lock = threading.Lock()
         self._kept: OrderedDict[Any, tuple[Any, Any]] = OrderedDict()
-        self._lock = threading.RLock()
 
     @property
     def name(self) -> str:
         return self.path.name
+
+    @property
+    def problem(self) -> str | None:
+        """The reason why nothing of it can be shown; None if it can."""
+        try:
+            load_run(self.path)
+        except MMRLError as error:
+            return str(error)
+        return None
 
     @property
     def run(self) -> Run:
@@ -76,33 +81,47 @@ class ViewedRun:
         file = self.file(kind, step)
         return self.kept("pages", file, lambda: GroupPages(file), of=1)
 
-    def image(self, name: str) -> Path:
-        """The file of an image, by its hash.
+    def image(self, name: str) -> bytes:
+        """The PNG file of an image, by its hash.
 
         Raises:
             NotThere: It is not in the run's media folder; also if a link leads out of it.
         """
-        file = self.path / "media" / f"{name}.png"
-        if not _SHA256.fullmatch(name) or not file.is_file() or file.resolve().parent != file.parent.resolve():
-            raise NotThere("the run has no such image", where=f"{self.path / 'media'}")
-        return file
+        folder = self.path / "media"
+        file = folder / f"{name}.png"
+        with suppress(OSError):
+            if _SHA256.fullmatch(name) and file.resolve(strict=True).parent == folder.resolve():
+                return file.read_bytes()
+        raise NotThere("the run has no such image", where=str(folder))
 
     @property
     def accuracy(self) -> str | None:
         """The reward component that tells right from wrong; None if the config does not say it."""
         config = self.config
         rewards = config.get("rewards") or []
-        first = [each.get("label") or each.get("name") for each in rewards[:1]]
+        first = [each.get("label") or str(each.get("name")).rpartition(":")[2] for each in rewards[:1]]
         own = [*first, *(["environment"] if config.get("environment") else []), None][0]
         return (config.get("trainer") or {}).get("eval_metric") or own
 
     @property
     def config(self) -> dict[str, Any]:
         """The resolved config; empty if it cannot be read."""
-        try:
-            return self.kept("config", self.path / "config.yaml", lambda: self.run.config)
-        except MMRLError:
-            return {}
+        return self._config[0]
+
+    @property
+    def config_problem(self) -> str | None:
+        """The reason why the config cannot be read; None if it can."""
+        return self._config[1]
+
+    @property
+    def _config(self) -> tuple[dict[str, Any], str | None]:
+        def read() -> tuple[dict[str, Any], str | None]:
+            try:
+                return self.run.config, None
+            except MMRLError as error:
+                return {}, str(error)
+
+        return self.kept("config", self.path / "config.yaml", read)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -122,17 +141,16 @@ class ViewedRun:
             now = (status.st_ino, status.st_mtime_ns, status.st_size)
         except OSError:
             now = (0, 0, 0)
-        with self._lock:
-            key = (name, file)
-            if key in self._kept and self._kept[key][0] == now:
-                self._kept.move_to_end(key)
-                found: _T = self._kept[key][1]
-                return found
-            found = read()
-            self._kept[key] = (now, found)
-            same = [other for other in self._kept if other[0] == name]
-            for other in same[: len(same) - of] if of else []:
-                del self._kept[other]
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
+        key = (name, file)
+        if key in self._kept and self._kept[key][0] == now:
+            self._kept.move_to_end(key)
+            found: _T = self._kept[key][1]
             return found
+        found = read()
+        self._kept[key] = (now, found)
+        same = [other for other in self._kept if other[0] == name]
+        for other in same[: len(same) - of] if of else []:
+            del self._kept[other]
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return found

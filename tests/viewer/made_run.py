@@ -1,6 +1,6 @@
 """A small run made by hand and written by mmrl's own writers: what a viewer may meet, hostile texts included.
 
-    python -m tests.viewer.made_run FOLDER
+python -m tests.viewer.made_run FOLDER
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def tokenizer() -> Tokenizer:
     found.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=list(SPECIAL), initial_alphabet=alphabet)
-    found.train_from_iterator(["the circle is red", "I look at the square. It is blue, so the answer is blue."], trainer)
+    found.train_from_iterator(["the circle is red", "I look at the square. It is blue, so it is blue."], trainer)
     return found
 
 
@@ -283,7 +283,8 @@ def _episode(media: MediaStore, prompt: EncodedPrompt, index: int, turns: int) -
         content: tuple[str | ImageRef, ...] = ("You see ", seen, "next.") if not is_last else ("The end.",)
         reward = (1.0 if index == 0 else -0.1) if is_last else 0.0
         turn = Turn(text, calls, number, "stop", 100 - 10 * number)
-        played.append(PlayedTurn(turn, content, "tool", reward, is_last, {"place": [number, 1]}, 8 * number, 8 * number + 5))
+        info, began = {"place": [number, 1]}, 8 * number
+        played.append(PlayedTurn(turn, content, "tool", reward, is_last, info, began, began + 5))
         if not is_last:
             inserted = ids("\n<|im_start|>tool\nYou see <|image_pad|>next.<|im_end|>\n")
             segments.append(Segment(inserted, False, np.zeros(len(inserted), np.float32), None, (seen,), "tool"))
