@@ -147,8 +147,9 @@ class Viewer:
         )
         self.script(script, selector, text)
 
-    def width(self, pixels: int, height: int = 900) -> None:
-        metrics = {"width": pixels, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    def width(self, pixels: int, height: int = 900, scale: float = 1.0) -> None:
+        """Show the page in a window of so many CSS pixels."""
+        metrics = {"width": pixels, "height": height, "deviceScaleFactor": scale, "mobile": False}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def scheme(self, name: str) -> None:
