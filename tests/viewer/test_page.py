@@ -430,6 +430,44 @@ def test_a_live_run_grows_on_the_page_without_losing_the_place(driver: Chrome, t
     viewer.complaints()
 
 
+# ---- A report
+
+
+@pytest.fixture(scope="module")
+def report(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from mmrl.viewer.report import make_report
+
+    file = tmp_path_factory.mktemp("report") / "report.html"
+    file.write_text(make_report(runs[0], [2]).html())
+    return file
+
+
+def test_a_report_shows_its_pages_from_the_disk(driver: Chrome, report: Path) -> None:
+    viewer = opened(driver, report.as_uri())
+    viewer.until(lambda: viewer.address == "#/run/0/curves", "the only run")
+    assert "A report, made" in viewer.text("#notices") and "rollouts of 1 of 2 recorded steps" in viewer.text("#notices")
+    shown = 0
+    for address in (each for each in PAGES if each and not each.startswith("compare")):
+        viewer.open(address)
+        assert viewer.count(".problem") == 0, address
+        marks = viewer.script(MARKS)
+        shown += marks.pop("shown")
+        assert marks.pop("title").endswith("· mmrl") and marks == {"scripts": 2, "foreign": 0, "handlers": 0, "hidden": 0}
+    assert shown >= 6
+    viewer.open("run/0/step/2/group/0")
+    viewer.until(lambda: viewer.script("return [...document.images].every((each) => each.naturalWidth)"), "thumbnails")
+    viewer.open("run/0/step/2?q=数学 🙂 red")
+    assert viewer.texts("tbody th[scope=row]") == ["0"], "the page searches what the report holds"
+    viewer.press("j")
+    viewer.until(lambda: viewer.address.startswith("#/run/0/step/2/group/0"), "keys work")
+    viewer.reload()
+    assert viewer.text("h1") == "Group 0", "an address within the file"
+    viewer.open("run/0/step/1")
+    assert "This report leaves that out" in viewer.text(".problem")
+    assert viewer.complaints() == []
+    assert viewer.strangers() == [report.as_uri()] * 2
+
+
 # ---- The script itself
 
 

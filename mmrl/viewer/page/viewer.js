@@ -869,7 +869,7 @@ function curvesView(runs) {
 }
 
 function curveTools(view) {
-  const redrawn = () => view.cards.forEach((card, name) => card.update(curveSpec(view, name)));
+  const again = () => view.cards.forEach((card, name) => card.update(curveSpec(view, name)));
   const filter = el("input", { type: "search", class: "search", value: wanted("q"), placeholder: "reward eval/acc …" });
   filter.addEventListener("input", later(() => {
     note({ q: filter.value });
@@ -880,11 +880,11 @@ function curveTools(view) {
   smooth.addEventListener("input", () => {
     shown.textContent = Number(smooth.value).toFixed(2);
     note({ smooth: Number(smooth.value) ? smooth.value : "" });
-    redrawn();
+    again();
   });
   const log = checkbox("log scale", wanted("log") === "1", (on) => {
     note({ log: on ? "1" : "" });
-    redrawn();
+    again();
   });
   const chosen = wanted("names") && link(addressWith({ names: "" }), { class: "button" }, "All curves");
   return el("div", { class: "tools", role: "search" }, control("metrics", filter), control("smoothing", smooth), shown, log, chosen);
@@ -1861,14 +1861,14 @@ function drawEvaluations(view) {
   const [, test] = CHANGES[wanted("which")] ?? CHANGES[""], text = wanted("q").toLowerCase();
   const isFound = (prompt) => `${prompt.prompt_id} ${valueText(prompt.answer)}`.toLowerCase().includes(text);
   const columns = evaluationColumns(view), rows = ordered(view.prompts.filter((prompt) => test(prompt) && isFound(prompt)), columns, wanted("sort"));
-  const redrawn = (changes) => {
+  const again = (changes) => {
     note(changes);
     drawEvaluations(view);
   };
   const page = Math.max(0, Math.min(Number(wanted("page", "0")) || 0, Math.ceil(rows.length / PAGE_ROWS) - 1));
-  const whole = table({ caption: "Prompts", columns, rows: rows.slice(page * PAGE_ROWS, (page + 1) * PAGE_ROWS), sort: wanted("sort"), sorted: (sort) => redrawn({ sort, page: "" }) });
+  const whole = table({ caption: "Prompts", columns, rows: rows.slice(page * PAGE_ROWS, (page + 1) * PAGE_ROWS), sort: wanted("sort"), sorted: (sort) => again({ sort, page: "" }) });
   const words = quiet(`${rows.length} of ${counted(view.prompts.length, "prompt")}`);
-  replace(view.body, el("div", { class: "count-line" }, words, pager(rows.length, page, PAGE_ROWS, (to) => redrawn({ page: to || "" })) ?? ""), rows.length ? whole : quiet("No prompt is like that."));
+  replace(view.body, el("div", { class: "count-line" }, words, pager(rows.length, page, PAGE_ROWS, (to) => again({ page: to || "" })) ?? ""), rows.length ? whole : quiet("No prompt is like that."));
 }
 
 function evaluationColumns({ run, doc }) {
