@@ -67,6 +67,20 @@ function problemNode(text, again) {
   return el("p", { class: "problem", role: "alert" }, visible(text), more);
 }
 
+/** Other children of a box; the focus stays on the link or control that takes the place of the one that had it. */
+function replace(box, ...children) {
+  const active = document.activeElement, key = box.contains(active) && active !== box ? focusKey(active) : null;
+  box.replaceChildren(...children.flat(Infinity).filter((child) => child || child === 0));
+  if (key === null) return;
+  const all = [...box.querySelectorAll("a, button, select, input, summary, [tabindex]")];
+  all.find((each) => focusKey(each) === key)?.focus({ preventScroll: true });
+}
+
+function focusKey(node) {
+  const { key, at } = node.dataset;
+  return [node.tagName, key ?? at ?? node.getAttribute("href") ?? node.getAttribute("aria-label") ?? node.textContent].join(" ");
+}
+
 /** A function that runs `act` once calls have ceased for some milliseconds. */
 function later(act, wait) {
   let timer = 0;
@@ -707,7 +721,7 @@ function headCell(column, sort, sorted) {
   const next = direction === -1 ? column.key : direction === 1 ? "" : `-${column.key}`;
   const arrow = el("span", { class: "arrow", "aria-hidden": "true" }, direction ? (direction > 0 ? " ▲" : " ▼") : "");
   const order = direction ? (direction > 0 ? "ascending" : "descending") : "none";
-  return el("th", { ...attributes, "aria-sort": order }, button([column.title, arrow], () => sorted(next)));
+  return el("th", { ...attributes, "aria-sort": order }, button([column.title, arrow], () => sorted(next), { "data-key": column.key }));
 }
 
 /** The rows in the order that `-key` or `key` asks for; unknown values last. */
@@ -822,8 +836,8 @@ function matchesAny(name, filter) {
 
 async function curvesPage(run) {
   const others = list(wanted("with")).map(Number);
-  const all = await runList();
-  const indices = [run, ...others.filter((each) => each !== run && each < all.length)];
+  const all = (await runList()).filter((each) => each.run === run || !each.problem);
+  const indices = [run, ...others.filter((each) => each !== run && all.some((known) => known.run === each))];
   const view = curvesView(await loadRuns(indices));
   const picker = all.length > 1 && el("fieldset", { class: "runs" }, el("legend", {}, "over each other with"),
     all.filter((each) => each.run !== run).map((each) => checkbox(plain(each.name), others.includes(each.run), (on) => {
@@ -855,7 +869,7 @@ function curvesView(runs) {
 }
 
 function curveTools(view) {
-  const redrawn = () => view.cards.forEach((card, name) => card.update(curveSpec(view, name)));
+  const again = () => view.cards.forEach((card, name) => card.update(curveSpec(view, name)));
   const filter = el("input", { type: "search", class: "search", value: wanted("q"), placeholder: "reward eval/acc …" });
   filter.addEventListener("input", later(() => {
     note({ q: filter.value });
@@ -866,11 +880,11 @@ function curveTools(view) {
   smooth.addEventListener("input", () => {
     shown.textContent = Number(smooth.value).toFixed(2);
     note({ smooth: Number(smooth.value) ? smooth.value : "" });
-    redrawn();
+    again();
   });
   const log = checkbox("log scale", wanted("log") === "1", (on) => {
     note({ log: on ? "1" : "" });
-    redrawn();
+    again();
   });
   const chosen = wanted("names") && link(addressWith({ names: "" }), { class: "button" }, "All curves");
   return el("div", { class: "tools", role: "search" }, control("metrics", filter), control("smoothing", smooth), shown, log, chosen);
@@ -955,7 +969,7 @@ async function newestPage(run) {
   const found = Object.keys(KINDS).map((kind) => [kind, recordedOf(info, kind).at(-1)]).find(([, step]) => step !== undefined);
   if (!found) {
     const text = "No rollouts are recorded yet: they are written when the first step is finished.";
-    return { title: "Rollouts", run, runs: [run], node: [heading("Rollouts"), quiet(text)], update: () => show(true) };
+    return { title: "Rollouts", run, runs: [run], node: [heading("Rollouts"), quiet(text)], update: redrawn };
   }
   go(address(stepPath(run, ...found)), true);
   return null;
@@ -1015,7 +1029,7 @@ function stepBar(info, run, kind, step, rest) {
 function stepChanged(bar, info, run, kind, step, rest) {
   const newest = recordedOf(info, kind).at(-1);
   if (wanted("follow") === "1" && newest > step) go(address(stepPath(run, kind, newest) + rest, place.query), true);
-  else bar.replaceChildren(stepBar(info, run, kind, step, rest));
+  else replace(bar, stepBar(info, run, kind, step, rest));
 }
 
 /** The rows of each group. */
@@ -1140,8 +1154,21 @@ function sampledFrom(rows, count, seed) {
 
 // -- Tables of groups and of rollouts
 
+/** Draw the rows that the address asks for; of several calls the last one counts. */
 async function drawStep(view) {
-  const rows = await matchingRows(view), isByRollout = wanted("by") === "rollout";
+  const ticket = view.ticket = (view.ticket ?? 0) + 1;
+  try {
+    const rows = await matchingRows(view);
+    if (ticket === view.ticket) drawRows(view, rows);
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    view.order = [];
+    view.body.replaceChildren(problemNode(error.message, error.mayPass ? () => drawStep(view) : null));
+  }
+}
+
+function drawRows(view, rows) {
+  const isByRollout = wanted("by") === "rollout";
   const columns = isByRollout ? rolloutColumns(view) : groupColumns(view, rows);
   const all = isByRollout ? rows : groupsOf(view, rows);
   const shown = ordered(all, columns, wanted("sort"));
@@ -1162,7 +1189,7 @@ async function drawStep(view) {
   const empty = !all.length && quiet("Nothing fits these filters.");
   const whole = table({ caption: isByRollout ? "Rollouts" : "Groups", columns, rows: part, sort: wanted("sort"), sorted });
   const pages = pager(shown.length, Math.max(page, 0), PAGE_ROWS, turned);
-  view.body.replaceChildren(el("div", { class: "count-line" }, words, pages ?? ""), empty || whole);
+  replace(view.body, el("div", { class: "count-line" }, words, pages), empty || whole);
 }
 
 function distinctInOrder(values) {
@@ -1423,8 +1450,8 @@ function chosenMember(view) {
 
 function drawMembers(view) {
   const chosen = chosenMember(view);
-  view.cards.replaceChildren(...view.details.members.map((member) => memberCard(view, member, member === chosen)));
-  view.panel.replaceChildren(...(chosen ? memberPanel(view, chosen) : [quiet("The group has no completion.")]));
+  replace(view.cards, view.details.members.map((member) => memberCard(view, member, member === chosen)));
+  replace(view.panel, chosen ? memberPanel(view, chosen) : quiet("The group has no completion."));
 }
 
 function chooseMember(view, key) {
@@ -1438,7 +1465,7 @@ function chooseMember(view, key) {
 function memberCard(view, member, isChosen) {
   const pressed = button([el("b", {}, memberName(member)), el("span", {}, `reward ${number(member.reward)}`),
     el("span", {}, counted(lengthOf(member) ?? 0, "token")), endTag(member.finish_reason, member.finish_reason === "length", member.valid)],
-  () => chooseMember(view, keyOf(member)), { class: "member-head", "aria-pressed": String(isChosen) });
+  () => chooseMember(view, keyOf(member)), { class: "member-head", "aria-pressed": String(isChosen), "data-key": keyOf(member) });
   return el("article", { class: isChosen ? "member chosen" : "member", "data-member": keyOf(member) }, pressed, textBlock(member.text, { tabindex: "0", class: "text mono" }));
 }
 
@@ -1454,7 +1481,7 @@ function memberPanel(view, member) {
   const name = names.includes(wanted("view")) ? wanted("view") : names[0];
   const tabs = names.map((each) => button(MEMBER_VIEWS[each].title, () => {
     note({ view: each });
-    view.panel.replaceChildren(...memberPanel(view, member));
+    replace(view.panel, memberPanel(view, member));
   }, { "aria-pressed": String(each === name), "data-view": each }));
   const head = el("div", { class: "panel-head" }, el("h2", {}, member.greedy ? "Greedy completion" : `Completion ${member.index}`), el("div", { class: "tabs" }, tabs));
   return [head, member.failure ? el("p", { class: "problem" }, "Failed: ", visible(member.failure)) : "", MEMBER_VIEWS[name].node(view, member)];
@@ -1506,7 +1533,7 @@ function tokensNode(view, member) {
   const options = [...quantitiesOf(member).map((each) => [each, QUANTITIES[each].title]), ["none", "none"]];
   const recolored = (value) => {
     note({ color: value });
-    view.panel.replaceChildren(...memberPanel(view, member));
+    replace(view.panel, memberPanel(view, member));
   };
   const details = el("div", { class: "token-details" }, quiet("Point at a token, or go through them with ← and →."));
   const flow = tokenFlow(member, name, shade, details);
@@ -1704,7 +1731,7 @@ async function promptPage(run) {
   const sorted = [...found].sort((one, other) => one.step - other.step || one.kind.localeCompare(other.kind));
   const body = sorted.length ? [promptChart(run, sorted), sorted.map((each) => occurrenceNode(run, each))]
     : [quiet(`No recorded step of ${plain(info.name)} has a prompt with this id${report ? " among what the report holds" : ""}.`)];
-  return { title: `Prompt ${plain(id)}`, run, runs: [run], node: [heading("Prompt ", el("span", { class: "id" }, inLine(id))), quiet(counted(sorted.length, "occurrence"), " in the recorded steps"), body], update: () => show(true) };
+  return { title: `Prompt ${plain(id)}`, run, runs: [run], node: [heading("Prompt ", el("span", { class: "id" }, inLine(id))), quiet(counted(sorted.length, "occurrence"), " in the recorded steps"), body], update: redrawn };
 }
 
 function promptChart(run, occurrences) {
@@ -1788,7 +1815,7 @@ const CHANGES = {
 
 async function evaluationsPage(run) {
   const [info, doc] = await Promise.all([load(`run/${run}`), load(`run/${run}/evaluations`)]);
-  const page = { title: "Evaluations", run, runs: [run], update: () => show(true) };
+  const page = { title: "Evaluations", run, runs: [run], update: redrawn };
   if (!doc.prompts?.length) {
     const text = `No evaluation of ${plain(info.name)} is recorded prompt by prompt. Its metrics are among the curves.`;
     return { ...page, node: [heading("Evaluations"), quiet(text), link(address(`run/${run}/curves`, { q: "eval" }), {}, "curves of eval")] };
@@ -1834,14 +1861,14 @@ function drawEvaluations(view) {
   const [, test] = CHANGES[wanted("which")] ?? CHANGES[""], text = wanted("q").toLowerCase();
   const isFound = (prompt) => `${prompt.prompt_id} ${valueText(prompt.answer)}`.toLowerCase().includes(text);
   const columns = evaluationColumns(view), rows = ordered(view.prompts.filter((prompt) => test(prompt) && isFound(prompt)), columns, wanted("sort"));
-  const redrawn = (changes) => {
+  const again = (changes) => {
     note(changes);
     drawEvaluations(view);
   };
   const page = Math.max(0, Math.min(Number(wanted("page", "0")) || 0, Math.ceil(rows.length / PAGE_ROWS) - 1));
-  const whole = table({ caption: "Prompts", columns, rows: rows.slice(page * PAGE_ROWS, (page + 1) * PAGE_ROWS), sort: wanted("sort"), sorted: (sort) => redrawn({ sort, page: "" }) });
+  const whole = table({ caption: "Prompts", columns, rows: rows.slice(page * PAGE_ROWS, (page + 1) * PAGE_ROWS), sort: wanted("sort"), sorted: (sort) => again({ sort, page: "" }) });
   const words = quiet(`${rows.length} of ${counted(view.prompts.length, "prompt")}`);
-  view.body.replaceChildren(el("div", { class: "count-line" }, words, pager(rows.length, page, PAGE_ROWS, (to) => redrawn({ page: to || "" })) ?? ""), rows.length ? whole : quiet("No prompt is like that."));
+  replace(view.body, el("div", { class: "count-line" }, words, pager(rows.length, page, PAGE_ROWS, (to) => again({ page: to || "" })) ?? ""), rows.length ? whole : quiet("No prompt is like that."));
 }
 
 function evaluationColumns({ run, doc }) {
@@ -1875,7 +1902,7 @@ async function aboutPage(run) {
     load(`run/${run}`), loadOr(`run/${run}/metrics`, { steps: [], curves: {} }), loadOr(`run/${run}/events`, []), loadOr(`run/${run}/ledger`, []),
   ]);
   return {
-    title: `About ${plain(info.name)}`, run, runs: [run], update: () => show(true),
+    title: `About ${plain(info.name)}`, run, runs: [run], update: redrawn,
     node: [heading("About ", visible(info.name)), aboutFacts(info), attemptsNode(info), configNode(info), phasesNode(metrics), eventsNode(run, info, events), ledgerNode(ledger), environmentNode(info)],
   };
 }
@@ -2014,12 +2041,14 @@ function environmentNode(info) {
 const COMPARISONS = { curves: "curves", config: "config", prompt: "one prompt" };
 
 async function comparePage() {
-  const all = await runList();
+  const given = await runList(), all = given.filter((each) => !each.problem);
+  const broken = given.filter((each) => each.problem).map((each) => problemNode(`${each.name}: ${each.problem}`));
   if (all.length < 2) {
-    const text = "There is one run only. Give `mmrl view` several folders to compare them.";
-    return { title: "Compare", runs: [], node: [heading("Compare"), quiet(text)] };
+    const text = "Comparing takes two runs that can be read. Give `mmrl view` several folders.";
+    return { title: "Compare", runs: [], node: [heading("Compare"), broken, quiet(text)] };
   }
-  const asked = wanted("runs") ? list(wanted("runs")).map(Number).filter((run) => run < all.length) : all.map((each) => each.run);
+  const chosenRuns = list(wanted("runs")).map(Number).filter((run) => all.some((each) => each.run === run));
+  const asked = chosenRuns.length ? chosenRuns : all.map((each) => each.run);
   const tab = COMPARISONS[wanted("tab")] ? wanted("tab") : "curves", runs = await loadRuns(asked);
   const picker = el("fieldset", { class: "runs" }, el("legend", {}, "runs"), all.map((each) => checkbox([runKey(asked.indexOf(each.run)), plain(each.name)], asked.includes(each.run), (on) => {
     const chosen = on ? [...asked, each.run].sort((one, other) => one - other) : asked.filter((run) => run !== each.run);
@@ -2030,7 +2059,7 @@ async function comparePage() {
   const view = { curves: () => curvesView(runs), config: () => ({ node: differencesNode(runs) }), prompt: () => samePrompt(runs) };
   const body = await view[tab]();
   const update = async () => body.update?.(await loadRuns(asked));
-  return { title: "Compare", runs: asked, node: [heading("Compare"), picker, tabs, body.node], update };
+  return { title: "Compare", runs: asked, node: [heading("Compare"), broken, picker, tabs, body.node], update };
 }
 
 function runKey(index) {
@@ -2053,7 +2082,7 @@ async function samePrompt(runs) {
   const shared = await sharedPrompts(runs), id = wanted("prompt") || shared[0] || "";
   const input = el("input", { type: "search", class: "search", value: id, list: "shared-prompts" });
   input.addEventListener("change", () => go(addressWith({ prompt: input.value }), true));
-  const options = el("datalist", { id: "shared-prompts" }, shared.slice(0, 500).map((each) => el("option", { value: each })));
+  const options = el("datalist", { id: "shared-prompts" }, shared.filter((each) => plain(each) === each).slice(0, 500).map((each) => el("option", { value: each })));
   const found = await Promise.all(runs.map((each) => (id ? occurrencesOf(each.run, id) : [])));
   const columns = runs.map((each, i) => el("section", { class: "side" },
     el("h2", {}, runKey(each.index), visible(each.name)),
@@ -2150,6 +2179,15 @@ async function show(keepsPlace = false) {
   await mount(made, keepsPlace || place.path === drawnPath);
 }
 
+/** Draw the page anew where it is, unless somebody is typing into it. */
+async function redrawn() {
+  if (!isTyping(document.activeElement)) await show(true);
+}
+
+function isTyping(node) {
+  return Boolean(node?.closest?.("input:not([type=checkbox]):not([type=range]), textarea, select"));
+}
+
 function problemPage(error) {
   const isKnown = error instanceof Problem, run = place.path.match(/^run\/(\d+)/);
   if (!isKnown) console.error(error);
@@ -2162,8 +2200,9 @@ async function mount(made, keepsPlace) {
   const top = window.scrollY, path = place.path;
   sizes.disconnect();
   sights.disconnect();
-  const parts = [made.node].flat(Infinity).filter(Boolean);
-  main.replaceChildren(...parts);
+  const scrolled = keepsPlace ? scrolledRegions() : new Map();
+  replace(main, made.node);
+  for (const region of main.querySelectorAll(".scroll")) region.scrollTop = scrolled.get(region.ariaLabel) ?? 0;
   main.removeAttribute("aria-busy");
   main.dataset.page = path;
   main.dataset.drawn = String(asked);
@@ -2178,6 +2217,10 @@ async function mount(made, keepsPlace) {
   await drawBar();
 }
 
+function scrolledRegions() {
+  return new Map([...main.querySelectorAll(".scroll")].map((region) => [region.ariaLabel, region.scrollTop]));
+}
+
 async function drawBar() {
   const all = await runList().catch(() => []), run = page.run ?? page.runs[0];
   const info = run === undefined ? null : await load(`run/${run}`).catch(() => null);
@@ -2189,7 +2232,7 @@ async function drawBar() {
   const links = run === undefined || place.path === "compare" ? [] : [
     to("curves", "Curves"), to("rollouts", "Rollouts", "step", "evaluation/", "blank", "prompt"), to("evaluations", "Evaluations"), to("about", "About")];
   if (all.length > 1) links.push(link(address("compare"), { "aria-current": place.path === "compare" ? "page" : null }, "Compare"));
-  document.getElementById("bar").replaceChildren(
+  replace(document.getElementById("bar"),
     link("#/", { class: "brand" }, "mmrl"), picker, el("nav", { "aria-label": "Pages" }, links),
     info?.live ? el("span", { class: "live" }, `live, step ${info.last_step ?? 0}`) : "",
     button("?", openHelp, { class: "help-button", "aria-label": "Keys and help" }));
@@ -2256,9 +2299,9 @@ function nextQuantity() {
 }
 
 function pressed(event) {
-  const isTyping = event.target.closest?.("input:not([type=checkbox]):not([type=range]), textarea, select");
-  if (event.key === "Escape" && isTyping) event.target.blur();
-  if (event.ctrlKey || event.metaKey || event.altKey || isTyping || document.getElementById("help").open) return;
+  const isInput = isTyping(event.target);
+  if (event.key === "Escape" && isInput) event.target.blur();
+  if (event.ctrlKey || event.metaKey || event.altKey || isInput || document.getElementById("help").open) return;
   const act = KEYS[event.key];
   if (!act) return;
   event.preventDefault();
