@@ -41,7 +41,7 @@ def run_document(run: ViewedRun) -> Document:
         "config": dict(dotted(config)) if config else {},
         "origins": origins,
         "environment": environment,
-        "algorithm": (config.get("algorithm") or {}).get("name"),
+        "algorithm": run.section("algorithm").get("name"),
         "accuracy": run.accuracy,
         "tokens": run.vocabulary.problem,
     }
