@@ -207,8 +207,8 @@ def test_evaluations_have_each_prompts_result(pages: Pages) -> None:
 
 @pytest.mark.parametrize(
     "resource",
-    ["", "run", "run/1", "run/x", "run/0/", "run/0/step/9", "run/0/step/1/group/9", "run/0/steps", "run/-1", "run/0/prompt",
-     "run/0/step/1/group/0/../1", "run/0/step/99999999999", "run/0/step/١"],
+    ["", "run", "run/1", "run/x", "run/0/", "run/0/step/9", "run/0/step/1/group/9", "run/0/steps", "run/-1",
+     "run/0/prompt", "run/0/step/1/group/0/../1", "run/0/step/99999999999", "run/0/step/١"],
 )  # fmt: skip
 def test_what_is_not_there_is_said(pages: Pages, resource: str) -> None:
     with pytest.raises(NotThere):
@@ -273,9 +273,7 @@ def test_several_threads_may_ask(pages: Pages) -> None:
     wrong: list[str] = []
 
     def ask(name: str) -> None:
-        for _ in range(5):
-            if pages.document(name) != expected[name]:
-                wrong.append(name)
+        wrong.extend(name for _ in range(5) if pages.document(name) != expected[name])
 
     threads = [threading.Thread(target=ask, args=(name,)) for name in expected for _ in range(3)]
     for thread in threads:
