@@ -57,7 +57,7 @@ def application(pages: Pages, token: str, port: int) -> ASGIApp:
             document = pages.document(request.path_params["resource"], request.query_params)
         except NotThere as error:
             return _problem(404, str(error))
-        return Response(json.dumps(document, allow_nan=False), media_type="application/json")
+        return Response(json.dumps(document, allow_nan=False, separators=(",", ":")), media_type="application/json")
 
     def media(request: Request) -> Response:
         try:
