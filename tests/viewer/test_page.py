@@ -89,7 +89,7 @@ def test_curves_are_filtered_smoothed_and_put_on_a_log_scale_by_their_address(vi
     viewer.type("input[type=search]", "REWARD entropy")
     viewer.until(lambda: viewer.texts(".card h3") == ["reward/mean", "reward/exact_mean", "policy/entropy"], "filtered")
     viewer.type("input[type=range]", "0.6")
-    viewer.click(".check input")
+    viewer.click(".tools .check input")
     assert viewer.address == "#/run/0/curves?q=REWARD+entropy&smooth=0.6&log=1"
     viewer.reload()
     assert viewer.texts(".card h3") == ["reward/mean", "reward/exact_mean", "policy/entropy"]
@@ -109,22 +109,22 @@ def test_a_curve_tells_the_value_of_the_step_under_the_crosshair(viewer: Viewer)
 
 def test_a_steps_groups_are_sorted_filtered_and_searched(viewer: Viewer) -> None:
     viewer.open("run/0/step/2")
-    assert viewer.texts("tbody th[scope=row]") == ["0", "1", "2", "3", "4"]
+    assert viewer.texts("#main tbody th[scope=row]") == ["0", "1", "2", "3", "4"]
     assert viewer.text(".count-line p") == "5 groups"
     viewer.open("run/0/step/2?sort=-reward")
-    assert viewer.texts("tbody th[scope=row]") == ["4", "0", "3", "1", "2"], "mean rewards 1, 0.85, 0.45, 0.3, 0"
+    assert viewer.texts("#main tbody th[scope=row]") == ["4", "0", "3", "1", "2"], "mean rewards 1, 0.85, 0.45, 0.3, 0"
     viewer.open("run/0/step/2?state=dropped")
-    assert viewer.texts("tbody th[scope=row]") == ["4"]
+    assert viewer.texts("#main tbody th[scope=row]") == ["4"]
     viewer.open("run/0/step/2?by=rollout&right=yes")
-    assert viewer.count("tbody tr") == 9, "three of group 0, one of group 1, one episode, and all four of group 4"
+    assert viewer.count("#main tbody tr") == 9, "three of group 0, one of group 1, one episode, and all four of group 4"
     viewer.open("run/0/step/2?by=rollout&rmin=1.1")
-    assert viewer.count("tbody tr") == 2
+    assert viewer.count("#main tbody tr") == 2
     viewer.open("run/0/step/2?q=walk to THE goal")
-    assert viewer.texts("tbody th[scope=row]") == ["3"], "the prompt of the episodes"
+    assert viewer.texts("#main tbody th[scope=row]") == ["3"], "the prompt of the episodes"
     viewer.type("input[type=search]", "数学 🙂 red")
-    viewer.until(lambda: viewer.texts("tbody th[scope=row]") == ["0"], "found in a completion")
+    viewer.until(lambda: viewer.texts("#main tbody th[scope=row]") == ["0"], "found in a completion")
     viewer.reload()
-    assert viewer.texts("tbody th[scope=row]") == ["0"]
+    assert viewer.texts("#main tbody th[scope=row]") == ["0"]
 
 
 def test_a_group_shows_images_prompt_gold_and_what_each_reward_read(viewer: Viewer) -> None:
@@ -137,7 +137,7 @@ def test_a_group_shows_images_prompt_gold_and_what_each_reward_read(viewer: View
     assert viewer.script("return document.querySelector('.picture img').naturalWidth") == 56
     assert viewer.text(".gold") == "red"
     assert "What colour is shape 0?" in viewer.text(".messages")
-    assert viewer.text(".why").startswith("trained on Trained on.")
+    assert viewer.text(".why").startswith("Trained on")
     rows = viewer.texts("section .scroll tbody tr")
     assert len(rows) == 5 and rows[4].startswith("greedy")
     assert "read blue." in rows[1], "the answer that exact read in completion 1"
@@ -146,7 +146,7 @@ def test_a_group_shows_images_prompt_gold_and_what_each_reward_read(viewer: View
 
 def test_a_dropped_group_says_why(viewer: Viewer) -> None:
     viewer.open("run/0/step/2/group/4")
-    assert "rejected" in viewer.text(".why") and "all 4 valid rewards are 1" in viewer.text(".why")
+    assert "rejected it" in viewer.text(".why") and "all 4 valid rewards are 1" in viewer.text(".why")
 
 
 def test_tokens_are_coloured_by_a_quantity_and_tell_its_exact_numbers(viewer: Viewer) -> None:
@@ -170,7 +170,7 @@ def test_tokens_are_coloured_by_a_quantity_and_tell_its_exact_numbers(viewer: Vi
 def test_characters_that_are_hidden_or_turn_text_around_are_symbols(viewer: Viewer) -> None:
     viewer.open("run/0/step/2/group/1?view=text")
     text = viewer.text(".member-panel .text")
-    assert "bidi ⟨U+202E⟩gnp.exe⟨U+202C⟩, control ␛[31m␇␀" in text
+    assert "bidi ⟨U+202E⟩gnp.exe⟨U+202C⟩, control ⟨ESC⟩[31m⟨BEL⟩⟨NUL⟩" in text
     assert "lone ⟨U+D800⟩, lines ⟨U+2028⟩⟨U+2029⟩" in text
     assert viewer.texts(".member-panel .text .hidden-character")[0] == "⟨U+202E⟩"
 
@@ -216,11 +216,11 @@ def test_plots_tell_the_correlation_within_groups(viewer: Viewer) -> None:
 
 def test_evaluations_are_shown_beside_those_with_blank_pictures(viewer: Viewer) -> None:
     viewer.open("run/0/evaluations")
-    head = viewer.texts("thead th")
+    head = viewer.texts("#main thead th")
     assert [each.strip() for each in head] == ["prompt", "gold", "change", "step 0", "step 2", "blank 0", "blank 2"]
-    assert viewer.texts("tbody tr")[1] == "shapes/1blue+1✗✓✗✗", "wrong, then right; wrong without its picture"
+    assert viewer.texts("#main tbody tr")[1] == "shapes/1blue+1✗✓✗✗", "wrong, then right; wrong without its picture"
     viewer.open("run/0/evaluations?which=blind")
-    assert viewer.texts("tbody th") == ["shapes/0"], "right once of two times without its picture"
+    assert viewer.texts("#main tbody th") == ["shapes/0"], "right once of two times without its picture"
 
 
 def test_about_has_config_with_origins_attempts_events_ledger_environment_and_seconds(viewer: Viewer) -> None:
@@ -241,7 +241,7 @@ def test_two_runs_are_compared_by_curves_config_and_prompt(viewer: Viewer) -> No
     viewer.until(lambda: viewer.count("path.line") == 2, "two curves")
     assert viewer.texts(".readout .of") == ["shapes", "shapes-again"]
     viewer.open("compare?runs=0,1&tab=config")
-    assert viewer.texts("tbody th") == ["learner.lr"]
+    assert viewer.texts("#main tbody th") == ["learner.lr"]
     viewer.open("compare?runs=0,1&tab=prompt&prompt=shapes/0")
     assert viewer.texts(".side h2") == ["shapes", "shapes-again"]
     assert viewer.count(".side") == 2 and viewer.count(".side:nth-child(2) tbody tr") > 8
@@ -381,8 +381,8 @@ def test_what_cannot_be_shown_is_a_sentence(driver: Chrome, tmp_path: Path) -> N
     (run / "events.jsonl").unlink()
     with served(run, tmp_path / "nothing") as server:
         viewer = opened(driver, server.url)
-        viewer.until(lambda: viewer.count("tbody tr") == 2, "a list of both")
-        assert "there is no run" in viewer.text("tbody tr:nth-child(2)")
+        viewer.until(lambda: viewer.count("#main tbody tr") == 2, "a list of both")
+        assert "there is no run" in viewer.text("#main tbody tr:nth-child(2)")
         viewer.open("run/0/step/1")
         assert "step-000001.parquet" in viewer.text(".problem")
         viewer.open("run/0/step/7")
@@ -457,7 +457,7 @@ def test_a_report_shows_its_pages_from_the_disk(driver: Chrome, report: Path) ->
     viewer.open("run/0/step/2/group/0")
     viewer.until(lambda: viewer.script("return [...document.images].every((each) => each.naturalWidth)"), "thumbnails")
     viewer.open("run/0/step/2?q=数学 🙂 red")
-    assert viewer.texts("tbody th[scope=row]") == ["0"], "the page searches what the report holds"
+    assert viewer.texts("#main tbody th[scope=row]") == ["0"], "the page searches what the report holds"
     viewer.press("j")
     viewer.until(lambda: viewer.address.startswith("#/run/0/step/2/group/0"), "keys work")
     viewer.reload()

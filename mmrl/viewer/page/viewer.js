@@ -100,10 +100,14 @@ const HIDDEN = new RegExp(
   "gu",
 );
 
+const CONTROLS = (
+  "NUL SOH STX ETX EOT ENQ ACK BEL BS TAB LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US"
+).split(" ");
+
+/** A symbol that any font has. */
 function symbolOf(character) {
   const code = character.codePointAt(0);
-  if (code < 0x20) return String.fromCodePoint(0x2400 + code);
-  if (code === 0x7f) return "␡";
+  if (code < 0x20) return `⟨${CONTROLS[code]}⟩`;
   return `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
 }
 
@@ -1098,14 +1102,13 @@ function matcher({ doc }, found) {
   const [rmin, rmax, lmin, lmax] = ["rmin", "rmax", "lmin", "lmax"].map((key) => (wanted(key) === "" ? null : Number(wanted(key))));
   const within = (value, least, most) => (least === null && most === null)
     || (typeof value === "number" && value >= (least ?? -Infinity) && value <= (most ?? Infinity));
-  const state = (group) => (group.trained ? "trained" : group.kept ? "kept" : "dropped");
   const right = (value) => (value === null ? "unknown" : value ? "yes" : "no");
   const is = (key, value) => wanted(key) === "" || wanted(key) === value;
   return (row) => {
     const group = groups.get(rows.group[row]);
     const isEnd = wanted("finish") === "truncated" ? rows.truncated[row] : is("finish", rows.finish_reason[row]);
     return Boolean(group) && (!found || found.has(row)) && isEnd
-      && is("state", state(group)) && is("source", String(group.source)) && is("right", right(rows.right[row]))
+      && is("state", stateOf(group)) && is("source", String(group.source)) && is("right", right(rows.right[row]))
       && is("who", rows.greedy[row] ? "greedy" : "sampled")
       && within(rows.reward[row], rmin, rmax) && within(rows.length[row], lmin, lmax);
   };
@@ -1250,9 +1253,13 @@ function memberKey(index, greedy) {
   return greedy ? "greedy" : String(index);
 }
 
+function stateOf(group) {
+  return group.trained ? "trained" : group.kept ? "kept" : "dropped";
+}
+
 function stateTag(group) {
-  const [name, text] = group.trained ? ["trained", "trained on"] : group.kept ? ["kept", "kept"] : ["dropped", "rejected"];
-  return el("span", { class: `tag ${name}`, title: plain(group.why) }, text);
+  const text = { trained: "trained on", kept: "kept", dropped: "rejected" }[stateOf(group)];
+  return el("span", { class: `tag ${stateOf(group)}`, title: plain(group.why) }, text);
 }
 
 function rolloutColumns(view) {
@@ -1358,7 +1365,7 @@ function groupHead(view) {
       ["source", details.source ? inLine(details.source) : null],
       ["gold", el("span", { class: "gold" }, inLine(valueText(details.answer)))],
     ]),
-    el("p", { class: "why" }, stateTag(details), " ", visible(details.why ?? "")));
+    el("p", { class: `why ${stateOf(details)}` }, visible(details.why ?? "")));
 }
 
 function groupPrompt(view) {
