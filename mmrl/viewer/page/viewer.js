@@ -400,7 +400,8 @@ function scale([least, greatest], [from, to], isLog = false) {
 
 /** The extent with some room; a flat line gets room as well. */
 function roomy([least, greatest]) {
-  const room = least === greatest ? Math.max(Math.abs(least) * 0.1, 1e-9) : (greatest - least) * 0.05;
+  if (least === 0 && greatest === 0) return [-0.1, 1];
+  const room = least === greatest ? Math.abs(least) * 0.1 : (greatest - least) * 0.05;
   return [least - room, greatest + room];
 }
 
@@ -910,12 +911,23 @@ function drawCurves(view) {
     return;
   }
   const cards = (some) => el("div", { class: isChosen ? "cards large" : "cards" }, some.map((name) => curveCard(view, name)));
-  if (isChosen) view.body.replaceChildren(cards(names));
-  else {
-    view.body.replaceChildren(...sectionsOf(names).map(([title, some]) => (
-      fold(`curves/${title}`, [visible(title), el("span", { class: "quiet" }, ` ${some.length}`)], true, cards(some))
-    )));
-  }
+  if (isChosen) replace(view.body, cards(names));
+  else replace(view.body, sectionsOf(names).map(([title, some]) => curveSection(view, title, some, cards)));
+}
+
+/** The curves of a section; those that never change come last, folded. */
+function curveSection(view, title, names, cards) {
+  const flat = names.filter((name) => isFlat(view, name)), others = names.filter((name) => !flat.includes(name));
+  const isOpen = !others.length && names.length < 4;
+  const more = flat.length ? fold(`curves/${title}/flat`, [`${flat.length} that never changed`], isOpen, cards(flat)) : "";
+  const count = el("span", { class: "quiet" }, ` ${names.length}`);
+  return fold(`curves/${title}`, [visible(title), count], true, others.length ? cards(others) : "", more);
+}
+
+/** True if all runs have one and the same value at several steps. */
+function isFlat({ runs }, name) {
+  const values = runs.flatMap(({ metrics }) => pointsOf(metrics, name).map(([, value]) => value));
+  return values.length > 2 && values.every((value) => value === values[0]);
 }
 
 function curveCard(view, name) {
@@ -1220,7 +1232,7 @@ function groupColumns(view, rows) {
     { key: "prompt_id", title: "prompt", value: (group) => group.prompt_id, cell: (group) => link(promptAddress(view.run, group.prompt_id), { class: "id" }, inLine(group.prompt_id)) },
     isMixed && { key: "source", title: "source", value: (group) => group.source ?? "", cell: (group) => inLine(group.source ?? "–") },
     hasImages && { key: "images", title: "image", cell: (group) => thumbnails(view.run, group.images ?? []) },
-    { key: "text", title: "question", class: "long", cell: (group) => link(groupAddress(view, group.group), { class: "head" }, inLine(group.prompt)) },
+    { key: "text", title: "question", class: "long", cell: (group) => link(groupAddress(view, group.group), { class: "head" }, inLine(questionOf(group))) },
     { key: "answer", title: "gold", class: "short", cell: (group) => inLine(valueText(group.answer)) },
     { key: "reward", title: "reward", isNumber: true, value: (group) => group.reward_mean, cell: (group) => number(group.reward_mean, 3) },
     { key: "std", title: "std", isNumber: true, value: (group) => group.reward_std, cell: (group) => number(group.reward_std, 3) },
@@ -1228,6 +1240,11 @@ function groupColumns(view, rows) {
     { key: "members", title: "completions", cell: (group) => memberSquares(view, group, chosen) },
     { key: "state", title: "state", value: (group) => (group.trained ? 0 : group.kept ? 1 : 2), cell: (group) => stateTag(group) },
   ].filter(Boolean);
+}
+
+/** The beginning of what is asked: the user's message, or the rendered prompt without marks of the chat template. */
+function questionOf({ question, prompt }) {
+  return question ?? String(prompt ?? "").replace(/<\|[^|<>]*\|>(system|user|assistant)?/g, " ").replace(/\s+/g, " ").trim();
 }
 
 function thumbnails(run, images) {
@@ -1292,12 +1309,12 @@ function endTag(reason, truncated, valid) {
 // ---- Images ------------------------------------------------------------------------------------------------------
 
 /** An image with its size; a sentence where it is missing. */
-function picture(run, image, { isSmall = false, name = "image" } = {}) {
+function picture(run, image, { isSmall = false, name = "image", side = 224 } = {}) {
   const source = mediaSource(run, image.hash), size = `${image.width} × ${image.height} pixels`;
   const missing = () => (isSmall ? el("span", { class: "quiet", title: "The image is missing." }, "✗")
     : el("p", { class: "problem" }, report ? "The report leaves this image out, " : "The run's folder has no such image, ", size, ": ", el("code", {}, plain(image.hash).slice(0, 12))));
   if (source === null) return missing();
-  const pixels = Math.max(1, Math.min(isSmall ? 1 : 8, Math.floor(224 / Math.max(image.width, image.height, 1))));
+  const pixels = Math.max(1, Math.min(isSmall ? 1 : 8, Math.floor(side / Math.max(image.width, image.height, 1))));
   const alternative = isSmall ? "" : `${name}, ${size}`;
   const shown = el("img", { src: source, alt: alternative, loading: "lazy", class: pixels > 1 ? "pixels" : null });
   if (!isSmall) shown.style.setProperty("width", `${Math.min(image.width * pixels, 640)}px`);
@@ -1473,7 +1490,15 @@ function memberCard(view, member, isChosen) {
   const pressed = button([el("b", {}, memberName(member)), el("span", {}, `reward ${number(member.reward)}`),
     el("span", {}, counted(lengthOf(member) ?? 0, "token")), endTag(member.finish_reason, member.finish_reason === "length", member.valid)],
   () => chooseMember(view, keyOf(member)), { class: "member-head", "aria-pressed": String(isChosen), "data-key": keyOf(member) });
-  return el("article", { class: isChosen ? "member chosen" : "member", "data-member": keyOf(member) }, pressed, textBlock(member.text, { tabindex: "0", class: "text mono" }));
+  return el("article", { class: isChosen ? "member chosen" : "member", "data-member": keyOf(member) }, pressed, memberText(member));
+}
+
+/** The text of a completion; of an episode, each turn's. */
+function memberText(member) {
+  const attributes = { tabindex: "0", class: "text mono", role: "group", "aria-label": memberName(member) };
+  if (!member.episode?.length) return textBlock(member.text, attributes);
+  const turns = member.episode.map((turn, i) => el("div", {}, el("span", { class: "quiet" }, `${i + 1} `), visible(turn.text)));
+  return el("div", { ...attributes, dir: "ltr" }, turns);
 }
 
 // Each view of a completion: whether it has anything to show, and its node. A later kind of record adds one.
@@ -1521,7 +1546,8 @@ function shading(view, name) {
   const values = view.details.members.flatMap((member) => known(member.tokens?.[name]));
   const { centre, strongIsLow } = QUANTITIES[name];
   if (centre !== undefined) {
-    const most = quantile(values.map((value) => Math.abs(value - centre)), 0.99) || 1e-12;
+    const most = quantile(values.map((value) => Math.abs(value - centre)), 0.99);
+    if (most < 1e-12) return { ends: [centre], of: () => ({ tone: "high", strength: 0 }) };
     const tone = (value) => (value < centre ? "low" : "high");
     return { ends: [centre - most, centre, centre + most], of: (value) => ({ tone: tone(value), strength: Math.min(Math.abs(value - centre) / most, 1) }) };
   }
@@ -1554,6 +1580,7 @@ function tokensNode(view, member) {
 
 function legend(name, shade) {
   const isCentred = QUANTITIES[name].centre !== undefined;
+  if (shade.ends.length === 1) return el("span", { class: "legend" }, `each value of the group is ${number(shade.ends[0], 3)}`);
   const ends = shade.ends.map((end) => el("span", {}, number(end, 3)));
   return el("span", { class: "legend", role: "img", "aria-label": `colours from ${number(shade.ends[0], 3)} to ${number(shade.ends.at(-1), 3)}` },
     ends[0], el("span", { class: isCentred ? "ramp centred-ramp" : "ramp" }), isCentred ? ends[1] : "", isCentred ? el("span", { class: "ramp second-ramp" }) : "", ends.at(-1));
@@ -1680,9 +1707,9 @@ function turnNode(view, member, turn, i) {
     el("span", { class: reward ? "tag reward" : "quiet" }, `reward ${number(reward ?? null)}`),
     turn.done ? el("span", { class: "tag" }, "done") : "");
   const calls = (turn.calls ?? []).map(callNode);
-  return el("li", { class: "turn" }, head,
+  return el("li", { class: "turn" }, head, el("div", { class: "exchange" },
     el("div", { class: "bubble policy" }, el("h4", {}, "policy"), textBlock(turn.text, { class: "text mono" }), calls),
-    observationNode(view, turn, i));
+    observationNode(view, turn, i)));
 }
 
 function callNode(call) {
@@ -1694,7 +1721,7 @@ function callNode(call) {
 function observationNode(view, turn, i) {
   const info = Object.keys(turn.info ?? {}).length ? fold(`turn/${i}/info`, "info", false, textBlock(JSON.stringify(turn.info, null, 1), { class: "text mono" })) : "";
   if (turn.content === null || turn.content === undefined) return el("div", { class: "bubble given" }, quiet("No answer of the environment: the episode ended here."), info);
-  const parts = turn.content.map((part) => (part.image ? picture(view.run, part.image, { name: "observed image" }) : textBlock(part.text, { class: "text mono" })));
+  const parts = turn.content.map((part) => (part.image ? picture(view.run, part.image, { name: "observed image", side: 168 }) : textBlock(part.text, { class: "text mono" })));
   const none = parts.length ? "" : quiet("An answer without content.");
   return el("div", { class: "bubble given" }, el("h4", {}, visible(turn.role ?? "environment")), parts, none, info);
 }
@@ -1848,9 +1875,8 @@ function evaluationChart({ run, doc }) {
     const kind = doc.steps.includes(step) ? "evaluation" : "blank";
     go(address(stepPath(run, kind, step)));
   };
-  const key = el("p", { class: "series-key" }, series.map((each) => el("span", {}, el("i", { class: `key s${each.index}` }), each.name)));
   const chart = lineChart({ label: "mean result of the prompts", height: 220, range: [0, last], series, picked, pickText: "click: rollouts" });
-  return el("article", { class: "card" }, el("h3", {}, `mean result of ${counted(doc.prompts.length, "prompt")}`), series.length > 1 ? key : "", chart.node);
+  return el("article", { class: "card" }, el("h3", {}, `mean result of ${counted(doc.prompts.length, "prompt")}`), chart.node);
 }
 
 function evaluationTools(view) {
@@ -1962,7 +1988,8 @@ function configNode(info) {
 }
 
 function originNode(info, key) {
-  const origin = Object.hasOwn(info.origins ?? {}, key) ? info.origins[key] : null;
+  const origins = info.origins ?? {}, origin = Object.hasOwn(origins, key) ? origins[key] : null;
+  if (!Object.keys(origins).length) return "–";
   return origin ? el("span", { class: "mono quiet" }, inLine(origin)) : el("span", { class: "quiet" }, "default");
 }
 
@@ -1980,7 +2007,7 @@ function phasesNode(metrics) {
     { key: "name", title: "phase", cell: ({ name }) => inLine(name.replace(/^perf\/|_s$/g, "")) },
     { key: "mean", title: "mean of a step", isNumber: true, cell: ({ values }) => durationText(mean(values)) },
     { key: "sum", title: "in all", isNumber: true, cell: ({ sum }) => durationText(sum) },
-    { key: "share", title: "share of the steps", cell: ({ sum, isInside }) => (isInside ? shareBar(sum / whole) : quiet("beside the phases")) },
+    { key: "share", title: "share of the steps", cell: ({ sum, isInside }) => (isInside ? shareBar(sum / whole) : el("span", { class: "quiet" }, "beside the phases")) },
   ];
   return section("Seconds by phase", {}, table({ caption: "Seconds by phase", columns, rows: shown }));
 }
@@ -2080,7 +2107,7 @@ function differencesNode(runs) {
   const columns = [
     { key: "key", title: "key", cell: (key) => el("span", { class: "mono" }, inLine(key)) },
     ...runs.map((each) => ({ key: String(each.run), title: [runKey(each.index), visible(each.name)], class: "long", cell: (key) => [
-      el("span", { class: "mono" }, of(each, key) === undefined ? quiet("not there") : inLine(valueText(each.info.config[key]))), " ", originNode(each.info, key)] })),
+      el("span", { class: "mono" }, of(each, key) === undefined ? el("span", { class: "quiet" }, "not there") : inLine(valueText(each.info.config[key]))), " ", originNode(each.info, key)] })),
   ];
   return section("Differences of the configs", {}, rows.length ? table({ caption: "Differences", columns, rows }) : quiet(`The configs of these runs are equal in all ${keys.length} keys.`));
 }
