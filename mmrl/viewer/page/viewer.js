@@ -1417,7 +1417,7 @@ function rewardTable(view) {
   const parts = names("rewards"), scored = names("components").filter((name) => !parts.includes(name));
   const hasAdvantage = members.some((member) => known(member.tokens?.advantage).length);
   const columns = [
-    { key: "member", title: "completion", cell: (member) => link(addressWith({ member: keyOf(member) }), { "data-member": keyOf(member) }, memberName(member)) },
+    { key: "member", title: "completion", class: "nowrap", cell: (member) => link(addressWith({ member: keyOf(member) }), { "data-member": keyOf(member) }, memberName(member)) },
     { key: "reward", title: "reward", isNumber: true, cell: (member) => el("b", {}, number(member.reward)) },
     ...parts.map((name) => ({ key: name, title: inLine(name), class: "read", cell: (member) => componentCell(member, name) })),
     ...scored.map((name) => ({ key: name, title: inLine(name), isNumber: true, cell: (member) => number(member.components[name]) })),
@@ -1784,7 +1784,7 @@ function promptChart(run, occurrences) {
 function occurrenceNode(run, { kind, step, group, epoch, members }) {
   const to = (member) => address(`${stepPath(run, kind, step)}/group/${group}`, { member: member ? keyOf(member) : "" });
   const columns = [
-    { key: "member", title: "completion", cell: (member) => link(to(member), {}, memberName(member)) },
+    { key: "member", title: "completion", class: "nowrap", cell: (member) => link(to(member), {}, memberName(member)) },
     { key: "reward", title: "reward", isNumber: true, cell: (member) => number(member.reward) },
     { key: "right", title: "answer", cell: (member) => rightTag(member.right) },
     { key: "text", title: "text", class: "long", cell: (member) => el("span", { class: "head mono" }, inLine(member.text)) },
@@ -1973,7 +1973,7 @@ function configNode(info) {
     const rows = entries.filter(([key, value]) => `${key} ${valueText(value)}`.toLowerCase().includes(text));
     const columns = [
       { key: "key", title: "key", cell: ([key]) => el("span", { class: "mono" }, inLine(key)) },
-      { key: "value", title: "value", class: "long", cell: ([, value]) => el("span", { class: "mono" }, inLine(value === null ? "null" : valueText(value))) },
+      { key: "value", title: "value", class: "long", cell: ([, value]) => el("span", { class: "mono" }, inLine(configText(value))) },
       { key: "origin", title: "written in", class: "long", cell: ([key]) => originNode(info, key) },
     ];
     body.replaceChildren(rows.length ? table({ caption: "Config", columns, rows }) : quiet("No key or value has this text."));
@@ -2104,12 +2104,28 @@ function differencesNode(runs) {
   const keys = distinct(runs.flatMap(({ info }) => Object.keys(info.config ?? {})));
   const of = ({ info }, key) => (Object.hasOwn(info.config ?? {}, key) ? JSON.stringify(info.config[key]) : undefined);
   const rows = keys.filter((key) => new Set(runs.map((each) => of(each, key))).size > 1);
+  const isShared = (key) => runs.every((each) => of(each, key) !== undefined);
+  const [shared, others] = [rows.filter(isShared), rows.filter((key) => !isShared(key))];
   const columns = [
     { key: "key", title: "key", cell: (key) => el("span", { class: "mono" }, inLine(key)) },
-    ...runs.map((each) => ({ key: String(each.run), title: [runKey(each.index), visible(each.name)], class: "long", cell: (key) => [
-      el("span", { class: "mono" }, of(each, key) === undefined ? el("span", { class: "quiet" }, "not there") : inLine(valueText(each.info.config[key]))), " ", originNode(each.info, key)] })),
+    ...runs.map((each) => ({
+      key: String(each.run), title: [runKey(each.index), visible(each.name)], class: "long", cell: (key) => configCell(each.info, key),
+    })),
   ];
-  return section("Differences of the configs", {}, rows.length ? table({ caption: "Differences", columns, rows }) : quiet(`The configs of these runs are equal in all ${keys.length} keys.`));
+  const all = quiet(`All ${keys.length - others.length} keys that they share have the same values.`);
+  const some = others.length && fold("compare/some", `${counted(others.length, "key")} that only some of them have`, !shared.length,
+    table({ caption: "Keys of some runs", columns, rows: others }));
+  return section("Differences of the configs", {}, shared.length ? table({ caption: "Differences", columns, rows: shared }) : all, some || "");
+}
+
+function configCell(info, key) {
+  if (!Object.hasOwn(info.config ?? {}, key)) return el("span", { class: "quiet" }, "not there");
+  const origin = Object.hasOwn(info.origins ?? {}, key) ? el("div", { class: "mono quiet" }, inLine(info.origins[key])) : "";
+  return [el("span", { class: "mono" }, inLine(configText(info.config[key]))), origin];
+}
+
+function configText(value) {
+  return value === null ? "null" : valueText(value);
 }
 
 async function samePrompt(runs) {
