@@ -15,6 +15,7 @@ from mmrl.rollout.records import recorded_evaluations, recorded_steps
 from mmrl.rollout.records.paging import GroupPages
 from mmrl.runs.files import read_whole_records
 from mmrl.runs.reader import Run, load_run
+from mmrl.types import ENVIRONMENT
 from mmrl.viewer.documents import NotThere
 from mmrl.viewer.tokens import Vocabulary
 
@@ -88,7 +89,7 @@ class ViewedRun:
         """
         folder = self.path / "media"
         file = folder / f"{name}.png"
-        with suppress(OSError):
+        with suppress(OSError, RuntimeError):  # RuntimeError: links that lead in a circle
             if _SHA256.fullmatch(name) and file.resolve(strict=True).parent == folder.resolve():
                 return file.read_bytes()
         raise NotThere("the run has no such image", where=str(folder))
@@ -96,11 +97,18 @@ class ViewedRun:
     @property
     def accuracy(self) -> str | None:
         """The reward component that tells right from wrong; None if the config does not say it."""
-        config = self.config
-        rewards = config.get("rewards") or []
-        first = [each.get("label") or str(each.get("name")).rpartition(":")[2] for each in rewards[:1]]
-        own = [*first, *(["environment"] if config.get("environment") else []), None][0]
-        return (config.get("trainer") or {}).get("eval_metric") or own
+        rewards = self.config.get("rewards")
+        for reward in rewards[:1] if isinstance(rewards, list) else ():
+            named = reward if isinstance(reward, dict) else {}
+            own = named.get("label") or str(named.get("name")).rpartition(":")[2]
+            return self.section("trainer").get("eval_metric") or own
+        own = ENVIRONMENT if self.section("environment") else None
+        return self.section("trainer").get("eval_metric") or own
+
+    def section(self, name: str) -> dict[str, Any]:
+        """A section of the config; empty if it has none."""
+        found = self.config.get(name)
+        return found if isinstance(found, dict) else {}
 
     @property
     def config(self) -> dict[str, Any]:
@@ -114,19 +122,23 @@ class ViewedRun:
 
     @property
     def _config(self) -> tuple[dict[str, Any], str | None]:
+        file = self.path / "config.yaml"
+
         def read() -> tuple[dict[str, Any], str | None]:
+            if not file.exists():  # the run has only begun
+                return {}, None
             try:
                 return self.run.config, None
             except MMRLError as error:
                 return {}, str(error)
 
-        return self.kept("config", self.path / "config.yaml", read)
+        return self.kept("config", file, read)
 
     @property
     def vocabulary(self) -> Vocabulary:
         """The texts of the run's tokens."""
         models = [each.path / "model" for each in reversed(self.run.checkpoints)]
-        path = (self.config.get("model") or {}).get("path")
+        path = self.section("model").get("path")
         return Vocabulary.of([*models, *([self._began_in / path] if isinstance(path, str) else [])])
 
     @property

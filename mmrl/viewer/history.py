@@ -41,7 +41,7 @@ def run_document(run: ViewedRun) -> Document:
         "config": dict(dotted(config)) if config else {},
         "origins": origins,
         "environment": environment,
-        "algorithm": (config.get("algorithm") or {}).get("name"),
+        "algorithm": run.section("algorithm").get("name"),
         "accuracy": run.accuracy,
         "tokens": run.vocabulary.problem,
     }
@@ -85,7 +85,7 @@ def _events(run: ViewedRun) -> tuple[list[dict[str, Any]], str]:
 
 def _attempts(records: list[dict[str, Any]]) -> Document:
     found: dict[int, dict[str, Any]] = {}
-    nothing = {"begin": None, "end": None, "from_step": None, "exit": None, "message": "", "changes": []}
+    nothing: dict[str, Any] = {"begin": None, "end": None, "from_step": None, "exit": None, "message": "", "changes": []}
     for record in records:
         attempt = found.setdefault(record["attempt"], {"number": record["attempt"], **nothing})
         if "exit_code" in record:

@@ -128,8 +128,8 @@ def _add_steps(report: Report, pages: Pages, places: Sequence[tuple[str, int]]) 
                 counts[resource][0] += 1
     for resource, (held, there) in counts.items():
         if held < there:
-            kind, step = resource.split("/")[2:]
-            report.left_out.append(f"{kind} {step}: {there - held} of {there} groups, which did not fit")
+            name = " ".join(resource.split("/")[2:])
+            report.left_out.append(f"{name}: {there - held} of {there} groups, which did not fit")
 
 
 def _add_group(report: Report, pages: Pages, resource: str) -> bool:

@@ -164,6 +164,10 @@ class ViewServer:
         with self._socket:
             self._server.run(sockets=[self._socket])
 
+    def close(self) -> None:
+        """Give the port back without serving."""
+        self._socket.close()
+
     def stop(self) -> None:
         """Have ``run`` end; may be called from another thread."""
         self._server.should_exit = True

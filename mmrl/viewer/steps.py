@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mmrl.errors import DataError
 from mmrl.rollout.records.paging import IndexedGroup, Place
 from mmrl.types import TRUNCATED
 from mmrl.viewer.documents import LONG_HEAD, Document, NotThere, head
@@ -80,14 +82,15 @@ def search(run: ViewedRun, kind: str, step: int, query: str) -> Document:
 
 
 def prompt_document(run: ViewedRun, prompt_id: str) -> Document:
-    """The answers to one prompt in all steps and evaluations that have sampled it."""
+    """The answers to one prompt in all steps and evaluations that have sampled it; damaged files are left out."""
     found = []
     for kind in KINDS:
         for step, file in run.files(kind).items():
-            if hash(prompt_id) in _prompt_hashes(run, kind, step, file):
-                found += [_history(run, kind, step, each) for each in _of_prompt(run, kind, step, prompt_id)]
+            with suppress(DataError):
+                if hash(prompt_id) in _prompt_hashes(run, kind, step, file):
+                    found += [_history(run, kind, step, each) for each in _of_prompt(run, kind, step, prompt_id)]
     if not found:
-        raise NotThere(f"no step has sampled the prompt {prompt_id!r}", where=str(run.path))
+        raise NotThere("no step has sampled this prompt", where=str(run.path))
     return found
 
 
@@ -123,16 +126,20 @@ def _history(run: ViewedRun, kind: str, step: int, group: IndexedGroup) -> Docum
 
 def evaluations_document(run: ViewedRun) -> Document:
     """Each prompt's result over the evaluations: the mean of what eval/accuracy is a mean of, else of the reward."""
-    prompts: dict[str, dict[str, Any]] = {}
+    prompts, problems = dict[str, dict[str, Any]](), list[str]()
     for kind, key in (("evaluation", "results"), ("blank", "blank")):
         for step in run.files(kind):
-            for prompt_id, answer, result in _results(run, kind, step):
-                of_prompt = prompts.setdefault(
-                    prompt_id, {"prompt_id": prompt_id, "answer": answer, "results": {}, "blank": {}}
-                )
-                of_prompt[key][str(step)] = result
+            try:
+                results = _results(run, kind, step)
+            except DataError as error:
+                problems.append(str(error))
+                continue
+            for prompt_id, answer, result in results:
+                new: dict[str, Any] = {"prompt_id": prompt_id, "answer": answer, "results": {}, "blank": {}}
+                prompts.setdefault(prompt_id, new)[key][str(step)] = result
     steps, blanks = list(run.files("evaluation")), list(run.files("blank"))
-    return {"steps": steps, "blanks": blanks, "prompts": list(prompts.values())}
+    document: Document = {"steps": steps, "blanks": blanks, "prompts": list(prompts.values())}
+    return document | ({"problem": "; ".join(problems)} if problems else {})
 
 
 def _results(run: ViewedRun, kind: str, step: int) -> list[tuple[str, Any, float | None]]:
