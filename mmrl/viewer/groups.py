@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -91,5 +90,8 @@ def _short(values: Any) -> Sequence[float | None]:
     with np.errstate(all="ignore"):
         scale = 10.0 ** (5 - np.floor(np.log10(np.abs(values))))
         rounded = np.round(values * scale) / scale
-    short = np.where(np.isfinite(rounded), rounded, values).tolist()
-    return [each if math.isfinite(each) else None for each in short]
+    short = np.where(np.isfinite(rounded), rounded, values)
+    found: list[float | None] = short.tolist()
+    for place in np.flatnonzero(~np.isfinite(short)):
+        found[place] = None
+    return found

@@ -85,7 +85,8 @@ def _events(run: ViewedRun) -> tuple[list[dict[str, Any]], str]:
 
 def _attempts(records: list[dict[str, Any]]) -> Document:
     found: dict[int, dict[str, Any]] = {}
-    nothing: dict[str, Any] = {"begin": None, "end": None, "from_step": None, "exit": None, "message": "", "changes": []}
+    nothing: dict[str, Any] = dict.fromkeys(("begin", "end", "from_step", "exit"))
+    nothing |= {"message": "", "changes": []}
     for record in records:
         attempt = found.setdefault(record["attempt"], {"number": record["attempt"], **nothing})
         if "exit_code" in record:

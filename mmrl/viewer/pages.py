@@ -82,6 +82,13 @@ class Pages:
             found = {"problem": f"this part of the run cannot be understood: {type(error).__name__}: {error}"}
         return Redactor().plain(found)
 
+    def prepare(self) -> None:
+        """Import what the first table and the first tokens need, which takes a second."""
+        import pyarrow.parquet  # noqa: F401
+        import tokenizers  # noqa: F401
+
+        import mmrl.rollout.records.columns  # noqa: F401
+
     def run(self, number: str) -> ViewedRun:
         """The run of this number on the command line, from 0.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import socket
+import threading
 from collections.abc import Mapping
 
 import uvicorn
@@ -56,7 +57,7 @@ def application(pages: Pages, token: str, port: int) -> ASGIApp:
             document = pages.document(request.path_params["resource"], request.query_params)
         except NotThere as error:
             return _problem(404, str(error))
-        return Response(json.dumps(document, allow_nan=False), media_type="application/json")
+        return Response(json.dumps(document, allow_nan=False, separators=(",", ":")), media_type="application/json")
 
     def media(request: Request) -> Response:
         try:
@@ -139,7 +140,7 @@ class ViewServer:
     """
 
     def __init__(self, pages: Pages, port: int = 0) -> None:
-        self._socket = _bound(port)
+        self._socket, self._pages = _bound(port), pages
         self.port: int = self._socket.getsockname()[1]
         token = secrets.token_urlsafe(32)
         self.url = f"http://{ADDRESS}:{self.port}/?token={token}"
@@ -161,6 +162,7 @@ class ViewServer:
 
     def run(self) -> None:
         """Serve until a signal or ``stop``."""
+        threading.Thread(target=self._pages.prepare, daemon=True).start()
         with self._socket:
             self._server.run(sockets=[self._socket])
 

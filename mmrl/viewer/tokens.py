@@ -7,7 +7,9 @@ import json
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from mmrl.system.redaction import Redactor
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -24,6 +26,7 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer | None, problem: str | None = None, *, is_by_byte: bool = False) -> None:
         self._tokenizer, self.problem, self._is_by_byte = tokenizer, problem, is_by_byte
+        self._known: dict[int, str | bytes] = {}
         self._special = set() if tokenizer is None else set(tokenizer.get_added_tokens_decoder())
 
     @classmethod
@@ -35,25 +38,35 @@ class Vocabulary:
         return cls(None, "no checkpoint and no model folder of this run is here, so tokens have numbers and no texts")
 
     def pieces(self, ids: Sequence[int]) -> list[str] | None:
-        """A text for each token, whitespace included; None if there is no tokenizer.
+        """A text for each token, whitespace included and without secrets; None if there is no tokenizer.
 
         A character of several tokens is at the last of them; those before show their bytes, such as ``\\xE6\\x95``.
         """
         if self._tokenizer is None:
             return None
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        return [self._piece(each, decoder) for each in ids]
+        decoder, found = codecs.getincrementaldecoder("utf-8")("replace"), list[str]()
+        for each in ids:
+            known = self._known[each] if each in self._known else self._known.setdefault(each, self._read(each))
+            if isinstance(known, str):
+                decoder.reset()
+                found.append(known)
+            else:
+                found.append(decoder.decode(known) or "".join(f"\\x{byte:02X}" for byte in known))
+        return Redactor().parts(found)
 
-    def _piece(self, id_: int, decoder: Any) -> str:
+    def _read(self, id_: int) -> str | bytes:
+        """A token's text; its bytes where they are no whole characters."""
         assert self._tokenizer is not None
         token = self._tokenizer.id_to_token(id_)
         if token is None:
             return f"<{id_}>"
         if id_ in self._special or not self._is_by_byte:
-            decoder.reset()
             return token if id_ in self._special else token.replace("▁", " ")
         raw = bytes(_BYTES.get(each, 0x3F) for each in token)
-        return decoder.decode(raw) or "".join(f"\\x{each:02X}" for each in raw)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return raw
 
 
 @lru_cache(maxsize=4)

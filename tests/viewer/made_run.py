@@ -177,7 +177,7 @@ def groups(media: MediaStore, step: int) -> list[CreditedGroup]:
 
 def _prompt(media: MediaStore, number: int, epoch: int, *, text: str = "", blank: bool = False) -> EncodedPrompt:
     question = text or f"What colour is shape {number}?"
-    pictures = tuple(_picture(media, number + 10 * other) for other in range(2 if number == 0 else 1))
+    pictures = tuple(picture(media, number + 10 * other) for other in range(2 if number == 0 else 1))
     if blank:
         pictures = tuple(map(media.blank, pictures))
     marks = "<|vision_start|><|image_pad|><|vision_end|>" * len(pictures)
@@ -193,7 +193,7 @@ def _prompt(media: MediaStore, number: int, epoch: int, *, text: str = "", blank
     return EncodedPrompt(prompt=row, text=rendered, token_ids=ids(rendered), images=pictures, epoch=epoch)
 
 
-def _picture(media: MediaStore, number: int) -> ImageRef:
+def picture(media: MediaStore, number: int) -> ImageRef:
     """A coloured shape; each number has another one."""
     import io
 
@@ -279,7 +279,7 @@ def _episode(media: MediaStore, prompt: EncodedPrompt, index: int, turns: int) -
         tokens = ids(text + "<|im_end|>")
         logprobs = -np.linspace(0.1, 0.9, len(tokens), dtype=np.float32)
         segments.append(Segment(tokens, True, logprobs, finish_reason="stop"))
-        seen = _picture(media, 20 + number)
+        seen = picture(media, 20 + number)
         content: tuple[str | ImageRef, ...] = ("You see ", seen, "next.") if not is_last else ("The end.",)
         reward = (1.0 if index == 0 else -0.1) if is_last else 0.0
         turn = Turn(text, calls, number, "stop", 100 - 10 * number)

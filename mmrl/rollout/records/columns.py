@@ -174,8 +174,14 @@ def _state(file: Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
     return {"algorithm_state": state} if state else {}
 
 
+def row_of(table: pa.Table, row: int) -> pa.Table:
+    """A copy of one row of a table, without the values of others that a slice would still hold."""
+    rows = pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(np.int64(row).tobytes())])  # imports no pandas
+    return table.take(rows)
+
+
 def table_records(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """The records of a row group, or of a part of one that was copied out of it (``Table.take``)."""
+    """The records of a row group, or of a row of one."""
     groups = table.drop_columns(["prompt_token_ids", "rollouts"]).to_pylist()
     prompts = _split(table["prompt_token_ids"].combine_chunks())
     rollouts = table["rollouts"].combine_chunks()
@@ -245,8 +251,8 @@ def rollout_fields(table: pa.Table, names: Sequence[str]) -> tuple[list[int], di
 
 def _field(name: str, values: pa.Array) -> list[Any]:
     if name == "mask":
-        written = np.concatenate([[0], np.cumsum(values.values.to_numpy(zero_copy_only=False))])
-        counts: list[Any] = np.diff(written[values.offsets.to_numpy()]).tolist()
+        written = np.concatenate([[0], np.cumsum(_numbers(values.values))])
+        counts: list[Any] = np.diff(written[_numbers(values.offsets)]).tolist()
         return counts
     if name == "turn_rewards":
         lengths: list[Any] = pc.list_value_length(values).to_pylist()
@@ -354,11 +360,20 @@ def _map(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 def _split(lists: Any) -> list[Any]:
     """The arrays of a column of lists of numbers; None is null."""
-    values, places = lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_pylist()
+    values, places = _numbers(lists.values), lists.offsets.to_pylist()
     known = lists.is_valid().to_pylist()
     return [
         values[first:end] if is_known else None for (first, end), is_known in zip(pairwise(places), known, strict=True)
     ]
+
+
+def _numbers(values: pa.Array) -> Any:
+    """An array of numpy; ``to_numpy`` imports pandas where it is installed, which takes a second."""
+    if values.null_count:
+        return values.to_numpy(zero_copy_only=False)
+    if pa.types.is_boolean(values.type):
+        return np.from_dlpack(pc.cast(values, pa.uint8())).astype(np.bool_)
+    return np.from_dlpack(values)
 
 
 def _split_twice(lists: Any) -> list[list[Any]]:

@@ -66,11 +66,11 @@ class GroupPages:
         Raises:
             DataError: They cannot be read.
         """
-        from mmrl.rollout.records.columns import table_records
+        from mmrl.rollout.records.columns import row_of, table_records
 
         with self._reading():
             if self._file.suffix == f".{PARQUET}":
-                return list(table_records(self._row_group(place[0]).take([place[1]])))
+                return list(table_records(row_of(self._row_group(place[0]), place[1])))
             with self._file.open("rb") as lines:
                 lines.seek(place[0])
                 return [json.loads(next(lines)) for _ in range(place[1])]
