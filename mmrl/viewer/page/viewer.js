@@ -1801,13 +1801,10 @@ function picture(run, image, { isSmall = false, name = "image", side = 224 } = {
 // ---- A group
 
 async function groupPage(run, kind, step, group) {
-  const [info, doc, details] = await Promise.all([
-    load(`run/${run}`),
-    loadOr(stepPath(run, kind, step), null),
-    load(`${stepPath(run, kind, step)}/group/${group}`),
-  ]);
-  const view = { run, kind, step, doc, details, group, info };
-  view.order = doc ? await groupOrder(view) : [group];
+  const [info, details] = await Promise.all([load(`run/${run}`), load(`${stepPath(run, kind, step)}/group/${group}`)]);
+  const view = { run, kind, step, details, group, info };
+  view.title = el("div", { class: "title-line" }, groupTitle(view));
+  view.ordered = groupOrder(view); // the step's table may be long to read: the group does not wait for it
   view.panel = el("div", { class: "member-panel" });
   view.cards = el("div", { class: "members" });
   drawMembers(view);
@@ -1827,14 +1824,22 @@ async function groupPage(run, kind, step, group) {
     ],
     steps: stepTargets(info, kind, step, (next) => address(`${stepPath(run, kind, next)}/group/${group}`, place.query)),
     up: address(stepPath(run, kind, step), filterQuery()),
-    groups: groupNeighbours(view),
+    groups: () => view.ordered.then(() => groupNeighbours(view)),
     update: async () => stepChanged(bar, await load(`run/${run}`), run, kind, step, ""),
   };
 }
 
-/** The step's groups as the table has them. */
+/** Find the step's groups as the table has them, and lead from one to the next. */
 async function groupOrder(view) {
+  const { path } = place;
+  view.doc = await loadOr(stepPath(view.run, view.kind, view.step), null).catch(() => null);
+  if (!view.doc || place.path !== path) return;
   view.members = membersByGroup(view.doc);
+  view.order = await orderOfGroups(view).catch(() => undefined);
+  replace(view.title, groupTitle(view));
+}
+
+async function orderOfGroups(view) {
   const rows = await matchingRows(view);
   const isByRollout = wanted("by") === "rollout";
   const columns = isByRollout ? rolloutColumns(view) : groupColumns(view, rows);
@@ -1843,43 +1848,38 @@ async function groupOrder(view) {
 }
 
 function groupNeighbours(view) {
-  const at = view.order.indexOf(view.group);
-  const known_ = view.order;
+  const { group, order = [] } = view;
+  const at = order.indexOf(group);
   const keep = { color: wanted("color"), view: wanted("view") };
-  const to = (group) => group !== undefined && groupAddress(view, group, keep);
-  if (at < 0)
-    return {
-      before: to(known_.filter((each) => each < view.group).at(-1)),
-      after: to(known_.find((each) => each > view.group)),
-    };
-  return { before: to(known_[at - 1]), after: to(known_[at + 1]) };
+  const to = (next) => next !== undefined && groupAddress(view, next, keep);
+  if (at >= 0) return { before: to(order[at - 1]), after: to(order[at + 1]) };
+  return { before: to(order.filter((each) => each < group).at(-1)), after: to(order.find((each) => each > group)) };
 }
 
-function groupHead(view) {
-  const { details, order, group } = view;
+function groupTitle(view) {
+  const { group, order } = view;
   const { before, after } = groupNeighbours(view);
-  const at = order.indexOf(group);
   const arrow = (target, text, name) =>
     target
       ? link(target, { class: "button", "aria-label": name, title: name }, text)
       : el("span", { class: "button off", "aria-hidden": "true" }, text);
-  const count = at < 0 ? "" : quiet(`${at + 1} of ${order.length}`);
+  const at = order?.indexOf(group) ?? -1;
+  const all = address(stepPath(view.run, view.kind, view.step), filterQuery());
+  return [
+    arrow(before, "‹", "Group before (k)"),
+    heading(`Group ${group}`),
+    arrow(after, "›", "Next group (j)"),
+    at < 0 ? "" : quiet(`${at + 1} of ${order.length}`),
+    link(all, {}, `all of ${titleOf(view.kind, view.step).toLowerCase()}`),
+  ];
+}
+
+function groupHead(view) {
+  const { details } = view;
   return el(
     "div",
     { class: "group-head" },
-    el(
-      "div",
-      { class: "title-line" },
-      arrow(before, "‹", "Group before (k)"),
-      heading(`Group ${group}`),
-      arrow(after, "›", "Next group (j)"),
-      count,
-      link(
-        address(stepPath(view.run, view.kind, view.step), filterQuery()),
-        {},
-        `all of ${titleOf(view.kind, view.step).toLowerCase()}`,
-      ),
-    ),
+    view.title,
     facts([
       ["prompt", link(promptAddress(view.run, details.prompt_id), { class: "id" }, inLine(details.prompt_id))],
       ["epoch", number(details.epoch)],
@@ -2088,9 +2088,16 @@ function memberCard(view, member, isChosen) {
   );
 }
 
-/** The text of a completion; of an episode, each turn's. */
+const CARD_CHARACTERS = 5000;
+
+/** The text of a completion, cut where that would be slow to lay out beside others; of an episode, each turn's. */
 function memberText(member) {
   const attributes = { tabindex: "0", class: "text mono", role: "group", "aria-label": memberName(member) };
+  const left = (member.text ?? "").length - CARD_CHARACTERS;
+  if (!member.episode?.length && left > 0) {
+    const rest = quiet(`${left.toLocaleString("en")} more characters: choose this completion to see them.`);
+    return el("div", { ...attributes, dir: "ltr" }, visible(member.text.slice(0, CARD_CHARACTERS)), " …", rest);
+  }
   if (!member.episode?.length) return textBlock(member.text, attributes);
   const turns = member.episode.map((turn, i) =>
     el("div", {}, el("span", { class: "quiet" }, `${i + 1} `), visible(turn.text)),
@@ -3492,8 +3499,8 @@ function openHelp() {
 const KEYS = {
   "?": openHelp,
   "/": () => main.querySelector("input.search")?.focus(),
-  j: () => follow(page.groups ? page.groups.after : page.firstGroup?.()),
-  k: () => follow(page.groups?.before),
+  j: async () => follow(page.groups ? (await page.groups()).after : page.firstGroup?.()),
+  k: async () => follow((await page.groups?.())?.before),
   n: () => follow(page.steps?.after),
   p: () => follow(page.steps?.before),
   u: () => follow(page.up),
