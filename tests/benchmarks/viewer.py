@@ -17,13 +17,14 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+import psutil
 
 from mmrl.data.grid import ImageGrid
 from mmrl.data.images import MediaStore
@@ -136,6 +137,7 @@ class Viewer:
         self.started_s = time.perf_counter() - begun
         self._connection = http.client.HTTPConnection("127.0.0.1", int(found[1]))
         self._headers = {"Cookie": f"mmrl-view-{found[1]}={found[2]}"}
+        self._process_times = psutil.Process(self.process.pid)
         self.bytes = 0
 
     def ask(self, path: str) -> bytes:
@@ -146,41 +148,46 @@ class Viewer:
         self.bytes = len(body)
         return body
 
-    def seconds(self, *paths: str) -> float:
-        begun = time.perf_counter()
+    def seconds(self, *paths: str) -> tuple[float, float]:
+        """Seconds until all is answered, and those of a processor in the server."""
+        begun, used = time.perf_counter(), self.processor_s()
         for path in paths:
             self.ask(path)
-        return time.perf_counter() - begun
+        return time.perf_counter() - begun, self.processor_s() - used
+
+    def processor_s(self) -> float:
+        times = self._process_times.cpu_times()
+        return times.user + times.system
 
     def memory_bytes(self) -> int:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) * 1024
 
 
-def measure(run: Path, shape: Shape) -> Iterator[tuple[str, str]]:
-    """What was measured, and its value."""
+def measure(run: Path, shape: Shape) -> Iterator[tuple[str, Sequence[tuple[float, float]]]]:
+    """What was asked for, and the seconds of each time; last the memory."""
     viewer, rng = Viewer(run), random.Random(0)
     try:
-        yield "start of the process", f"{viewer.started_s:.2f} s"
-        first = ("/", "/viewer.css", "/viewer.js", *(f"/data/{name}" for name in ("runs", "run/0", "run/0/metrics")))
-        yield "first page", f"{viewer.seconds(*first, '/data/run/0/events'):.2f} s"
-        tables = [viewer.seconds(f"/data/run/0/step/{step}") for step in range(1, min(shape.steps, 8) + 1)]
-        size = viewer.bytes / 1e6
-        yield "a step's table, the first one, others", f"{tables[0]:.2f} s, {max(tables[1:]):.2f} s; {size:.1f} MB"
-        groups, hashes = [], set()
-        for _ in range(ASKED):
-            step, group = rng.randint(1, shape.steps), rng.randrange(shape.groups)
-            groups.append(viewer.seconds(f"/data/run/0/step/{step}/group/{group}"))
-        size = viewer.bytes / 1e6
-        yield "any group: median, most", f"{statistics.median(groups):.2f} s, {max(groups):.2f} s; {size:.1f} MB"
-        for each in json.loads(viewer.ask("/data/run/0/step/1"))["groups"]:
-            hashes |= {image["hash"] for image in each["images"]}
-        pictures = [viewer.seconds(f"/media/0/{name}") for name in hashes]
-        yield "a picture: most", f"{max(pictures):.3f} s"
-        yield "a search through a step", f"{viewer.seconds('/data/run/0/step/2/search?q=no%20such%20words'):.2f} s"
+        yield "start of the process", [(viewer.started_s, viewer.processor_s())]
+        data = ("runs", "run/0", "run/0/metrics", "run/0/events")
+        yield "first page", [viewer.seconds("/", "/viewer.css", "/viewer.js", *(f"/data/{name}" for name in data))]
+        yield "first table of a step", [viewer.seconds("/data/run/0/step/1")]
+        others = range(2, min(shape.steps, 9) + 1)
+        yield "tables of other steps", [viewer.seconds(f"/data/run/0/step/{step}") for step in others]
+        places = [(rng.randint(1, shape.steps), rng.randrange(shape.groups)) for _ in range(ASKED)]
+        yield "any group", [viewer.seconds(f"/data/run/0/step/{step}/group/{group}") for step, group in places]
+        yield (
+            f"the last group ({viewer.bytes / 1e6:.1f} MB) again",
+            [viewer.seconds(f"/data/run/0/step/{step}/group/{group}") for step, group in places[-1:] * 10],
+        )
+        groups = json.loads(viewer.ask("/data/run/0/step/1"))["groups"]
+        hashes = {image["hash"] for group in groups for image in group["images"]}
+        yield "pictures", [viewer.seconds(f"/media/0/{name}") for name in hashes]
+        yield "a search through a step", [viewer.seconds("/data/run/0/step/2/search?q=no%20such%20words")]
         prompt = f"/data/run/0/prompt?id={quote('rows/3', safe='')}"
-        yield "a prompt over all steps: first, again", f"{viewer.seconds(prompt):.2f} s, {viewer.seconds(prompt):.2f} s"
-        yield "most memory", f"{viewer.memory_bytes() / 1e6:.0f} MB"
+        yield "a prompt over all steps, first", [viewer.seconds(prompt)]
+        yield "a prompt over all steps, again", [viewer.seconds(prompt)]
+        print(f"  most memory {viewer.memory_bytes() / 1e6:.0f} MB")
     finally:
         viewer.process.terminate()
         viewer.process.wait()
@@ -193,8 +200,11 @@ def main(folder: Path) -> None:
         run = make(folder / name.replace(" ", "-"), shape)
         size = sum(file.stat().st_size for file in (run / "rollouts").iterdir()) / 1e6
         print(f"{name}: {shape.rollouts} rollouts, {size:.0f} MB, made in {time.perf_counter() - begun:.0f} s")
-        for what, value in measure(run, shape):
-            print(f"  {what:40}{value}", flush=True)
+        print(f"  {'seconds':36}{'median':>8}{'most':>8}{'processor: median':>20}{'most':>8}")
+        for what, seconds in measure(run, shape):
+            walls, used = zip(*seconds, strict=True)
+            line = f"{statistics.median(walls):8.2f}{max(walls):8.2f}{statistics.median(used):20.2f}{max(used):8.2f}"
+            print(f"  {what:36}{line}", flush=True)
 
 
 if __name__ == "__main__":
