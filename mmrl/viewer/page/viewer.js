@@ -1625,7 +1625,7 @@ function groupColumns(view, rows) {
 /** The beginning of what is asked: the user's message, or the rendered prompt without marks of the chat template. */
 function questionOf({ question, prompt }) {
   return (
-    question ??
+    question?.replace(/<image>\s*/g, "") ||
     String(prompt ?? "")
       .replace(/<\|[^|<>]*\|>(system|user|assistant)?/g, " ")
       .replace(/\s+/g, " ")
