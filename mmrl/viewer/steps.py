@@ -16,7 +16,7 @@ from mmrl.types import TRUNCATED
 from mmrl.viewer.documents import LONG_HEAD, Document, NotThere, head
 from mmrl.viewer.folder import KINDS, ViewedRun
 
-_OF_GROUP = ("group", "epoch", "prompt_id", "source", "kept", "trained", "prompt", "answer", "images")
+_OF_GROUP = ("group", "epoch", "prompt_id", "source", "kept", "trained", "prompt", "messages", "answer", "images")
 _OF_ROLLOUTS = (
     *("index", "greedy", "reward", "rewards", "mask", "turn_rewards", "finish_reason", "valid", "completion"),
 )
@@ -199,6 +199,7 @@ def _group_entry(kind: str, found: IndexedGroup) -> Document:
         "trained": trained,
         "why": why(kind, bool(own["kept"]), trained, rewards),
         "prompt": head(own["prompt"]),
+        "question": head(next((each["content"] for each in reversed(own["messages"]) if each["role"] == "user"), None)),
         "reward_mean": float(np.mean(rewards)) if rewards else None,
         "reward_std": float(np.std(rewards)) if rewards else None,
     }

@@ -26,6 +26,13 @@ _FLAGS = (
     *("--disable-dev-shm-usage", "--force-color-profile=srgb", "--disable-features=Translate,OptimizationHints"),
 )
 _WAIT_S = 10.0
+PAGES = (
+    *("run/0/curves", "run/0/step/2", "run/0/step/2?by=rollout", "run/0/step/2/plots", "run/0/step/2/group/0"),
+    *("run/0/step/2/group/1?view=tokens", "run/0/step/2/group/3?view=episode", "run/0/step/2/group/4"),
+    *("run/0/evaluation/2", "run/0/evaluations", "run/0/prompt?id=shapes/1", "run/0/about"),
+    *("", "compare?runs=0,1", "compare?runs=0,1&tab=config", "compare?runs=0,1&tab=prompt&prompt=shapes/1"),
+)
+"""An address of each kind of page."""
 
 
 def missing() -> str:
@@ -82,6 +89,13 @@ class Viewer:
         driver.get(url)
         self.drawn()
 
+    @classmethod
+    def opened(cls, driver: Chrome, url: str) -> Viewer:
+        """The page at this address of a server or of a file; what an earlier page said and asked is forgotten."""
+        found = cls(driver, url, url.partition("?")[0])
+        found.complaints(), found.strangers()
+        return found
+
     def open(self, address: str) -> None:
         """Go to an address in the page, such as ``run/0/curves``, and wait until it is drawn."""
         before = self.script("return document.getElementById('main').dataset.drawn")
@@ -121,6 +135,11 @@ class Viewer:
     @property
     def address(self) -> str:
         return str(self.script("return decodeURIComponent(location.hash)"))
+
+    @property
+    def page(self) -> str:
+        """The path of the page that is drawn."""
+        return str(self.script("return document.getElementById('main').dataset.page"))
 
     def text(self, selector: str = "#main") -> str:
         """The text of an element, as it was written and not as it is laid out."""

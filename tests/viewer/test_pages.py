@@ -92,6 +92,7 @@ def test_a_steps_table_has_a_column_entry_for_each_rollout(pages: Pages) -> None
     assert rows["text"][6] == "" and rows["text"][7] == ("red " * 40)[:200] and rows["text"][5] == HOSTILE
     cut = found["groups"][1]["prompt"]
     assert len(cut) == 201 and cut.endswith("…") and "</script>" in cut
+    assert found["groups"][2]["question"] == "<image>What colour is shape 2?", "the user's message, without marks"
 
 
 def test_a_steps_groups_say_why_they_were_kept_or_dropped(pages: Pages) -> None:
