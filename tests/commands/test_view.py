@@ -27,19 +27,21 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_prints_its_address_and_ends_with_a_signal(name: str, run: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-m", "mmrl", "view", str(run), "--no-browser"]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        address = process.stdout.readline().strip()
-        found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\?token=([\w-]{43,})", address)
-        assert found
-        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=10)
-        connection.request("GET", "/data/runs", headers={"Cookie": f"mmrl-view-{found[1]}={found[2]}"})
-        assert b'"name": "run"' in connection.getresponse().read()  # the connection is kept open
-        process.send_signal(signal.Signals[name])
-        _, complaints = process.communicate(timeout=20)
-        assert process.returncode == (0 if name == "SIGINT" else -signal.SIGTERM) and complaints == ""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/\?token=([\w-]{43,})", address)
+            assert found
+            connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
+            connection.request("GET", "/data/runs", headers={"Cookie": f"mmrl-view-{found[1]}={found[2]}"})
+            assert b'"name":"run"' in connection.getresponse().read()  # the connection is kept open
+            process.send_signal(signal.Signals[name])
+            _, complaints = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == (0 if name == "SIGINT" else -signal.SIGTERM) and complaints == ""
 
 
 def test_what_cannot_be_shown_is_refused_before_a_server_starts(
