@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from mmrl.system import failpoints
 
 LOCK = ".lock"
 _BLOCK_BYTES = 2**16
+_WAITS_S = (0.02, 0.1)
+"""A viewer that asks whether the run is live holds the lock for some microseconds."""
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -50,8 +53,9 @@ def read_whole_records(path: Path, *needs: str) -> tuple[list[dict[str, Any]], s
                 damaged.append(number)
     if not damaged:
         return found, ""
-    which = f"line {damaged[0]}" if len(damaged) == 1 else f"{len(damaged)} lines, the first one {damaged[0]},"
-    return found, f"{which} of {path.name} cannot be read and is left out"
+    if len(damaged) == 1:
+        return found, f"line {damaged[0]} of {path.name} cannot be read and is left out"
+    return found, f"{len(damaged)} lines of {path.name} cannot be read and are left out; the first one is {damaged[0]}"
 
 
 def read_records_back(path: Path) -> Iterator[dict[str, Any]]:
@@ -151,6 +155,11 @@ def locked(path: Path, where: str = "trainer.run_dir") -> TextIO:
     with writing(path / LOCK):
         file = (path / LOCK).open("w")
     try:
+        for wait_s in _WAITS_S:
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return file
+            time.sleep(wait_s)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()

@@ -93,7 +93,7 @@ def test_a_damaged_line_hides_no_other(run: Path) -> None:
     assert [each["kind"] for each in asked(run, "/events")] == ["dropped", "alarm"]
     (run / "events.jsonl").write_text('[1]\n"text"\n{"kind": "no time"}\nnull\n')
     assert asked(run, "/events") == []
-    assert "4 lines, the first one 1, of events.jsonl cannot be read" in asked(run, "")["problem"]
+    assert "4 lines of events.jsonl cannot be read and are left out; the first one is 1" in asked(run, "")["problem"]
 
 
 @pytest.mark.parametrize("name", ["events.jsonl", "attempts.jsonl", "ledger.jsonl", "config.yaml", "environment.json"])
