@@ -151,7 +151,7 @@ def test_a_run_directory_holds_the_contracts_files(runs):
         "state/learner.json", "state/generators.safetensors",
     )}  # fmt: skip
     saved.add("checkpoints/step-000002/state/optimizer-00000-00001.safetensors")
-    always = {".lock", "config.yaml", "environment.json", "engines.log", *saved}
+    always = {".lock", "config.yaml", "origins.json", "environment.json", "engines.log", *saved}
     always |= {"metrics.jsonl", "attempts.jsonl", "ledger.jsonl"}
     rollouts = {"rollouts/step-000001.parquet", "rollouts/step-000002.parquet"}
     processor = {f"checkpoints/step-{step}/model/processor_config.json" for step in ("000000", "000002")} | {"media"}

@@ -31,6 +31,8 @@ _COMMANDS = {
     "doctor": ("doctor.command", "check versions, devices and the engines' numbers"),
     "replay": ("replay.command", "take finished steps of a run again, from its record"),
     "rollouts": ("rollouts", "print the completions that a run has recorded"),
+    "view": ("view", "show runs in a browser: curves, rollouts with images and tokens, evaluations"),
+    "report": ("report", "write a run as one page that opens without a server"),
     "rewards": ("rewards.command", "try a reward"),
     "init": ("init.command", "write a first config, or a plugin package, to edit"),
 }

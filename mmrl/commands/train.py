@@ -115,6 +115,7 @@ def train(
             least_memory=least_memory,
             profiled_steps=profiled_steps,
             verbose=verbose,
+            origins=loaded.origins,
         )
         if not run.find_start(resume, strict, allowed):
             return 0

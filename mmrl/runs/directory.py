@@ -34,6 +34,7 @@ from mmrl.runs.files import (
     replacing,
     writing,
 )
+from mmrl.runs.origins import ORIGINS, merged_origins, read_origins
 from mmrl.system import failpoints
 from mmrl.system.redaction import Redactor
 from mmrl.types import CreditedGroup
@@ -56,6 +57,7 @@ class RunDirectory:
     other write that fails raises ResourceError.
 
     RUN/config.yaml                   resolved, with defaults
+    RUN/origins.json                  where each value of the config was written
     RUN/environment.json              versions, plugins, the engine as it really ran
     RUN/metrics.jsonl                 append-only, one object per step: step, attempt, time, metrics; of several of a
                                       step the last one counts
@@ -143,6 +145,11 @@ class RunDirectory:
     def write_config(self, text: str) -> None:
         """Write config.yaml. From then on the folder holds a run: call it once everything has started."""
         replace_file(self.path / "config.yaml", self._redact(text))
+
+    def write_origins(self, origins: Mapping[str, str], changed: Collection[str] = ()) -> None:
+        """Write origins.json; ``changed`` names the keys whose values have changed since the checkpoint."""
+        merged = merged_origins(origins, read_origins(self.path), self.path, changed)
+        replace_file(self.path / ORIGINS, json.dumps(self._redact.plain(merged), indent=2) + "\n")
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write environment.json."""
@@ -307,10 +314,20 @@ def read_metrics(run: str | Path) -> dict[int, dict[str, float]]:
 
     A number that was not finite is NaN.
     """
-    attempts = [each for each in read_records(Path(run) / "attempts.jsonl") if "resumed_from" in each]
-    begun = [(each["attempt"], -1 if each["resumed_from"] is None else each["resumed_from"]) for each in attempts]
+    return metrics_that_count(*(read_records(Path(run) / name) for name in ("attempts.jsonl", "metrics.jsonl")))
+
+
+def metrics_that_count(
+    attempts: Iterable[Mapping[str, Any]], lines: Iterable[Mapping[str, Any]]
+) -> dict[int, dict[str, float]]:
+    """As ``read_metrics``, of the lines of attempts.jsonl and metrics.jsonl."""
+    begun = [
+        (each["attempt"], -1 if each["resumed_from"] is None else each["resumed_from"])
+        for each in attempts
+        if "resumed_from" in each
+    ]
     found = {}
-    for record in read_records(Path(run) / "metrics.jsonl"):
+    for record in lines:
         attempt, step = record.get("attempt", 0), record["step"]
         if not any(later > attempt and begin < step for later, begin in begun):
             found[step] = finite_or_nan(metrics_of(record))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from mmrl.system import failpoints
 
 LOCK = ".lock"
 _BLOCK_BYTES = 2**16
+_WAITS_S = (0.02, 0.1)
+"""A viewer that asks whether the run is live holds the lock for some microseconds."""
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
@@ -28,6 +31,31 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
         return
     except ValueError as error:
         raise _no_record(path, error) from error
+
+
+def read_whole_records(path: Path, *needs: str) -> tuple[list[dict[str, Any]], str]:
+    """The lines of a file that are records with these keys, and a sentence about the others; empty if there are none.
+
+    For what only shows a run: a line that a disk has damaged hides no other.
+    """
+    found, damaged = list[dict[str, Any]](), list[int]()
+    with suppress(FileNotFoundError), path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.endswith(b"\n"):
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if isinstance(record, dict) and all(key in record for key in needs):
+                found.append(record)
+            else:
+                damaged.append(number)
+    if not damaged:
+        return found, ""
+    if len(damaged) == 1:
+        return found, f"line {damaged[0]} of {path.name} cannot be read and is left out"
+    return found, f"{len(damaged)} lines of {path.name} cannot be read and are left out; the first one is {damaged[0]}"
 
 
 def read_records_back(path: Path) -> Iterator[dict[str, Any]]:
@@ -127,6 +155,11 @@ def locked(path: Path, where: str = "trainer.run_dir") -> TextIO:
     with writing(path / LOCK):
         file = (path / LOCK).open("w")
     try:
+        for wait_s in _WAITS_S:
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return file
+            time.sleep(wait_s)
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.close()

@@ -14,6 +14,7 @@ from typing import Any
 from mmrl.config.yaml_tree import read_tree
 from mmrl.errors import ConfigError, DataError
 from mmrl.rollout.records import RecordedRollout, read_rollouts, recorded_steps
+from mmrl.rollout.records.paging import GroupPages
 from mmrl.runs.checkpoints import Checkpoint, Checkpoints
 from mmrl.runs.directory import finite_or_nan, metrics_of, read_metrics
 from mmrl.runs.files import LOCK, read_records, whole_size
@@ -111,6 +112,17 @@ class Run:
         if found := self.checkpoints:
             return found[-1].path / "model"
         raise DataError("the run has no checkpoint yet", where=str(self.path), remedy="wait for trainer.save_every")
+
+    def groups(self, step: int) -> GroupPages:
+        """The groups of a step: an index of chosen columns, and one group's records at a time.
+
+        Raises:
+            DataError: The step was not recorded.
+        """
+        if step not in (known := recorded_steps(self.path)):
+            possible = ", ".join(map(str, known)) or "none yet"
+            raise DataError(f"there is no record of step {step}", where=str(self.path), possible=possible)
+        return GroupPages(known[step])
 
     @cached_property
     def config(self) -> dict[str, Any]:

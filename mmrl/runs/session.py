@@ -48,6 +48,7 @@ class TrainingRun:
         least_memory: Bytes that a rank's GPU must have, asked before engines start; None asks for none.
         profiled_steps: Steps to write a trace of, in each attempt.
         verbose: True if the engines' libraries write to the console while they start, and not to RUN/engines.log.
+        origins: The place where each value of the config was written, by dotted key.
     """
 
     def __init__(
@@ -59,11 +60,13 @@ class TrainingRun:
         least_memory: Callable[[Config, RunSetup], int] | None = None,
         profiled_steps: int = 0,
         verbose: bool = False,
+        origins: Mapping[str, str],
     ) -> None:
         self._length = "trainer.steps" if config.trainer.epochs is None else "trainer.epochs"
         self._written, self._config, self._setup = config, config, RunSetup(config, directory.media)
         self._directory, self._interruption = directory, interruption
         self._least_memory, self._profiled_steps, self._verbose = least_memory, profiled_steps, verbose
+        self._origins = origins
         self._checkpoints = Checkpoints(directory.checkpoints)
         self._console = Console(self._config.trainer.steps)
         self._checkpoint: Checkpoint | None = None
@@ -262,6 +265,7 @@ class TrainingRun:
                     f"{engine.precision}"
                 )
                 directory.write_environment(facts)
+                directory.write_origins(self._origins, [change.key for change in self._changes])
                 directory.write_config(to_yaml(config))
                 states = () if source else self._state.get("trackers", ())  # another run is not written on
                 trackers = stack.enter_context(tracking(config, directory, states))

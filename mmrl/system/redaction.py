@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 REDACTED = "[redacted]"
-_NUMBERS = frozenset({bool, float, int})
+_NUMBERS = frozenset({bool, float, int, type(None)})
+_TEXTS = frozenset({str})
 _MIN_CHARACTERS = 8
 _NAME = re.compile("TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
 _OPTION = re.compile(
@@ -69,6 +70,18 @@ class Redactor:
         """The text with every secret replaced by ``[redacted]``."""
         return self._pattern.sub(REDACTED, text)
 
+    def parts(self, parts: Sequence[str]) -> list[str]:
+        """The parts of a text; a secret that goes through several of them is replaced in the first one."""
+        found, text = list(parts), "".join(parts)
+        for secret in reversed(list(self._pattern.finditer(text))):
+            end = 0
+            for place, part in enumerate(parts):
+                begin, end = end, end + len(part)
+                if begin < secret.end() and secret.start() < end:
+                    is_first = begin <= secret.start()
+                    found[place] = REDACTED if is_first else ""
+        return found
+
     def plain(self, value: Any) -> Any:
         """The value as JSON can hold it: numpy unpacked, NaN and infinity as None, secrets out of every text."""
         match value:
@@ -84,8 +97,10 @@ class Redactor:
                 return self.plain(value.tolist())
             case Mapping():
                 return {self(str(key)): self.plain(item) for key, item in value.items()}
-            case list() if all(type(item) in _NUMBERS for item in value) and all(map(math.isfinite, value)):
+            case list() if _NUMBERS.issuperset(map(type, value)) and all(map(math.isfinite, filter(None, value))):
                 return value  # token ids and log-probs: most of what a run writes
+            case list() if _TEXTS.issuperset(map(type, value)) and not self._pattern.search("\n".join(value)):
+                return value
             case list() | tuple() | set() | frozenset():
                 return [self.plain(item) for item in value]
             case _:

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from mmrl.system.redaction import Redactor, names_a_secret
@@ -29,3 +31,19 @@ def test_values_of_secret_variables_are_replaced_the_longest_first():
 def test_names_of_secrets_are_known_in_any_case():
     assert all(map(names_a_secret, ["HF_TOKEN", "OPENAI_API_KEY", "db_password", "ClientSecret"]))
     assert not names_a_secret("HF_HOME")
+
+
+def test_lists_of_texts_and_numbers_are_redacted_item_by_item():
+    redact = Redactor({"MY_KEY": "two\nlines long"})
+    assert redact.plain(["a", "Bearer", "token-of-mine"]) == ["a", "Bearer", "token-of-mine"]  # not one text
+    assert redact.plain(["a", "say two\nlines long"]) == ["a", "say [redacted]"]
+    assert redact.plain(["x", "hf_abcdefghijklmnop0"]) == ["x", "[redacted]"]
+    assert redact.plain([1, None, True, 0.5]) == [1, None, True, 0.5]
+    assert redact.plain([None, math.nan, math.inf, 0]) == [None, None, None, 0]
+
+
+def test_a_secret_that_goes_through_several_parts_is_replaced_once():
+    redact = Redactor({"MY_KEY": "correct-horse"})
+    parts = ["say ", "cor", "rect", "-", "horse", ", and corr", "ect", "-horse now"]
+    assert redact.parts(parts) == ["say ", "[redacted]", "", "", "", "[redacted]", "", ""]
+    assert redact.parts(["cor", "", "rect"]) == ["cor", "", "rect"] and redact.parts([]) == []

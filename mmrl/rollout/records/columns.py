@@ -9,13 +9,15 @@ that nothing fills yet are null, so that files of later versions have the same c
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mmrl.errors import DataError
@@ -136,13 +138,26 @@ def read_records(file: Path) -> Iterator[dict[str, Any]]:
         DataError: The file is not of this schema.
         ValueError, OSError: It is damaged.
     """
+    with opened(file) as parquet:
+        first = _state(file, parquet.metadata.metadata or {})
+        for index in range(parquet.num_row_groups):
+            for record in table_records(parquet.read_row_group(index, use_threads=False)):
+                yield {**record, **first}
+                first = {}
+
+
+@contextmanager
+def opened(file: Path) -> Iterator[pq.ParquetFile]:
+    """A file of this schema, open.
+
+    Raises:
+        DataError: It is of another one.
+        ValueError, OSError: It is damaged.
+    """
     try:
         with pq.ParquetFile(file, page_checksum_verification=True) as parquet:
-            first = _state(file, parquet.metadata.metadata or {})
-            for index in range(parquet.num_row_groups):
-                for record in _records(parquet.read_row_group(index, use_threads=False)):
-                    yield {**record, **first}
-                    first = {}
+            _state(file, parquet.metadata.metadata or {})
+            yield parquet
     except pa.ArrowException as error:
         raise ValueError(str(error)) from error
 
@@ -159,8 +174,14 @@ def _state(file: Path, metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
     return {"algorithm_state": state} if state else {}
 
 
-def _records(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """The records of a row group."""
+def row_of(table: pa.Table, row: int) -> pa.Table:
+    """A copy of one row of a table, without the values of others that a slice would still hold."""
+    rows = pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(np.int64(row).tobytes())])  # imports no pandas
+    return table.take(rows)
+
+
+def table_records(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """The records of a row group, or of a row of one."""
     groups = table.drop_columns(["prompt_token_ids", "rollouts"]).to_pylist()
     prompts = _split(table["prompt_token_ids"].combine_chunks())
     rollouts = table["rollouts"].combine_chunks()
@@ -200,6 +221,47 @@ def _records(table: pa.Table) -> Iterator[dict[str, Any]]:
                 **of_prompt,
                 **_rollout(found),
             }
+
+
+def group_fields(table: pa.Table) -> list[dict[str, Any]]:
+    """The fields of a table's groups, of any columns but ``rollouts`` and ``prompt_token_ids``."""
+    read: Mapping[str, Callable[[Any], Any]] = {
+        "answer": json.loads,
+        "columns": json.loads,
+        "images": _images,
+        "messages": lambda some: [{name: unescaped(value) for name, value in each.items()} for each in some],
+        "choices": lambda some: [unescaped(each) for each in some],
+        "columns_as_text": _map,
+    }
+    return [{name: read.get(name, unescaped)(value) for name, value in row.items()} for row in table.to_pylist()]
+
+
+def rollout_fields(table: pa.Table, names: Sequence[str]) -> tuple[list[int], dict[str, list[Any]]]:
+    """Where each group's rollouts begin, and end; and these fields of all rollouts of a table.
+
+    ``mask`` is the number of tokens that the policy wrote, ``turn_rewards`` the number of turns. A field that the file
+    lacks is None.
+    """
+    rollouts = table["rollouts"].combine_chunks()
+    members, offsets = rollouts.values, rollouts.offsets.to_pylist()
+    known = {field.name for field in members.type}
+    nothing = [None] * len(members)
+    return offsets, {name: _field(name, members.field(name)) if name in known else nothing for name in names}
+
+
+def _field(name: str, values: pa.Array) -> list[Any]:
+    if name == "mask":
+        written = np.concatenate([[0], np.cumsum(_numbers(values.values))])
+        counts: list[Any] = np.diff(written[_numbers(values.offsets)]).tolist()
+        return counts
+    if name == "turn_rewards":
+        lengths: list[Any] = pc.list_value_length(values).to_pylist()
+        return lengths
+    if name == "episode":
+        return [None if each is None else [_turn(turn) for turn in each] for each in values.to_pylist()]
+    if name in ("rewards", "answers", "components"):
+        return [None if each is None else _map(each) for each in values.to_pylist()]
+    return [unescaped(each) for each in values.to_pylist()]
 
 
 def _prompt(row: Mapping[str, Any], ids: Any) -> dict[str, Any]:
@@ -298,11 +360,20 @@ def _map(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 def _split(lists: Any) -> list[Any]:
     """The arrays of a column of lists of numbers; None is null."""
-    values, places = lists.values.to_numpy(zero_copy_only=False), lists.offsets.to_pylist()
+    values, places = _numbers(lists.values), lists.offsets.to_pylist()
     known = lists.is_valid().to_pylist()
     return [
         values[first:end] if is_known else None for (first, end), is_known in zip(pairwise(places), known, strict=True)
     ]
+
+
+def _numbers(values: pa.Array) -> Any:
+    """An array of numpy; ``to_numpy`` imports pandas where it is installed, which takes a second."""
+    if values.null_count:
+        return values.to_numpy(zero_copy_only=False)
+    if pa.types.is_boolean(values.type):
+        return np.from_dlpack(pc.cast(values, pa.uint8())).astype(np.bool_)
+    return np.from_dlpack(values)
 
 
 def _split_twice(lists: Any) -> list[list[Any]]:

@@ -1,0 +1,175 @@
+"""A run's folder as the viewer reads it: what was read is kept as long as its files are the same, in bounded memory."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mmrl.errors import MMRLError
+from mmrl.rollout.records import recorded_evaluations, recorded_steps
+from mmrl.rollout.records.paging import GroupPages
+from mmrl.runs.files import read_whole_records
+from mmrl.runs.reader import Run, load_run
+from mmrl.types import ENVIRONMENT
+from mmrl.viewer.documents import NotThere
+from mmrl.viewer.tokens import Vocabulary
+
+_T = TypeVar("_T")
+KINDS = ("step", "evaluation", "blank")
+"""Rollouts of training steps, of evaluations, and of evaluations with blank images."""
+_KEPT = 64
+"""Files of which a thing is kept, by default."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class ViewedRun:
+    """A run that is shown.
+
+    Attributes:
+        lock: Held by whoever reads it: one thread at a time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.expanduser().absolute()
+        self.lock = threading.Lock()
+        self._kept: dict[Any, OrderedDict[Path, tuple[Any, Any]]] = {}
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def problem(self) -> str | None:
+        """The reason why nothing of it can be shown; None if it can."""
+        try:
+            load_run(self.path)
+        except MMRLError as error:
+            return str(error)
+        return None
+
+    @property
+    def run(self) -> Run:
+        """The run as the folder holds it now.
+
+        Raises:
+            ConfigError: It holds no run.
+        """
+        return load_run(self.path)
+
+    def files(self, kind: str) -> dict[int, Path]:
+        """The recorded steps of a kind, in order."""
+        return recorded_steps(self.path) if kind == "step" else recorded_evaluations(self.path, blank=kind == "blank")
+
+    def file(self, kind: str, step: int) -> Path:
+        """The file of a step.
+
+        Raises:
+            NotThere: It was not recorded.
+        """
+        if (file := self.files(kind).get(step)) is None:
+            what = "step" if kind == "step" else "evaluation"
+            raise NotThere(f"there are no rollouts of {what} {step}", where=str(self.path))
+        return file
+
+    def pages(self, kind: str, step: int) -> GroupPages:
+        """The groups of a step."""
+        file = self.file(kind, step)
+        return self.kept("pages", file, lambda: GroupPages(file), of=1)
+
+    def image(self, name: str) -> bytes:
+        """The PNG file of an image, by its hash.
+
+        Raises:
+            NotThere: It is not in the run's media folder; also if a link leads out of it.
+        """
+        folder = self.path / "media"
+        file = folder / f"{name}.png"
+        with suppress(OSError, RuntimeError):  # RuntimeError: links that lead in a circle
+            if _SHA256.fullmatch(name) and file.resolve(strict=True).parent == folder.resolve():
+                return file.read_bytes()
+        raise NotThere("the run has no such image", where=str(folder))
+
+    @property
+    def accuracy(self) -> str | None:
+        """The reward component that tells right from wrong; None if the config does not say it."""
+        rewards = self.config.get("rewards")
+        for reward in rewards[:1] if isinstance(rewards, list) else ():
+            named = reward if isinstance(reward, dict) else {}
+            own = named.get("label") or str(named.get("name")).rpartition(":")[2]
+            return self.section("trainer").get("eval_metric") or own
+        own = ENVIRONMENT if self.section("environment") else None
+        return self.section("trainer").get("eval_metric") or own
+
+    def section(self, name: str) -> dict[str, Any]:
+        """A section of the config; empty if it has none."""
+        found = self.config.get(name)
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved config; empty if it cannot be read."""
+        return self._config[0]
+
+    @property
+    def config_problem(self) -> str | None:
+        """The reason why the config cannot be read; None if it can."""
+        return self._config[1]
+
+    @property
+    def _config(self) -> tuple[dict[str, Any], str | None]:
+        file = self.path / "config.yaml"
+
+        def read() -> tuple[dict[str, Any], str | None]:
+            if not file.exists():  # the run has only begun
+                return {}, None
+            try:
+                return self.run.config, None
+            except MMRLError as error:
+                return {}, str(error)
+
+        return self.kept("config", file, read)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The texts of the run's tokens."""
+        models = [each.path / "model" for each in reversed(self.run.checkpoints)]
+        path = self.section("model").get("path")
+        return Vocabulary.of([*models, *([self._began_in / path] if isinstance(path, str) else [])])
+
+    @property
+    def _began_in(self) -> Path:
+        """The folder that the run's relative paths begin at."""
+        attempts, _ = self.lines("attempts.jsonl", "attempt", "time")
+        return Path(next((each["folder"] for each in reversed(attempts) if each.get("folder")), "."))
+
+    def lines(self, name: str, *needs: str) -> tuple[list[dict[str, Any]], str]:
+        """The lines of a file with these keys, and a sentence about those that are damaged."""
+        return self.kept(("lines", needs), self.path / name, lambda: read_whole_records(self.path / name, *needs))
+
+    def kept(self, name: Any, file: Path, read: Callable[[], _T], of: int = _KEPT) -> _T:
+        """The answer of ``read``, read again only when the file has changed.
+
+        Args:
+            of: The most files of which a thing of this name is kept, the least recently used out first.
+        """
+        try:
+            status = file.stat()
+            now = (status.st_ino, status.st_mtime_ns, status.st_size)
+        except OSError:
+            now = (0, 0, 0)
+        same = self._kept.setdefault(name, OrderedDict())
+        if file in same and same[file][0] == now:
+            same.move_to_end(file)
+            found: _T = same[file][1]
+            return found
+        same.pop(file, None)  # before the next one takes its memory
+        while len(same) >= of:
+            same.popitem(last=False)
+        found = read()
+        same[file] = (now, found)
+        return found

@@ -1,0 +1,97 @@
+"""The document of one group: its prompt, and each member with its scores, tokens and turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mmrl.viewer.documents import Document, NotThere
+from mmrl.viewer.folder import ViewedRun
+from mmrl.viewer.steps import step_index, why
+from mmrl.viewer.tokens import Vocabulary
+
+_OF_GROUP = ("group", "prompt_id", "source", "kept", "messages", "prompt", "answer", "choices", "columns", "images")
+_OF_MEMBER = ("index", "greedy", "finish_reason", "weight_version", "reward", "rewards", "valid")
+
+
+def group_document(run: ViewedRun, kind: str, step: int, group: int) -> Document:
+    """All that a group's record has, with the texts of its tokens."""
+    places = step_index(run, kind, step).places
+    if group not in places:
+        raise NotThere(f"step {step} has no group {group}", where=str(run.path), possible=f"0 to {len(places) - 1}")
+    records = run.pages(kind, step).records(places[group])
+    first, vocabulary = records[0], run.vocabulary
+    trained = bool(first.get("trained", first["kept"]))
+    rewards = [each["reward"] for each in records if each["valid"] and not each["greedy"]]
+    return {
+        **{name: first[name] for name in _OF_GROUP},
+        "columns_as_text": first.get("columns_as_text") or {},
+        "demonstration": first.get("demonstration"),
+        "epoch": first.get("epoch", 0),
+        "trained": trained,
+        "why": why(kind, bool(first["kept"]), trained, rewards),
+        "prompt_tokens": len(first["prompt_token_ids"]),
+        "members": [_member(each, vocabulary) for each in records],
+        **({"candidates": first["candidates"]} if first.get("candidates") else {}),
+    }
+
+
+def _member(record: Mapping[str, Any], vocabulary: Vocabulary) -> Document:
+    episode = record.get("episode")
+    return {
+        **{name: record[name] for name in _OF_MEMBER},
+        "text": record["completion"],
+        "answers": record.get("answers") or {},
+        "failure": record.get("failure") or None,
+        "components": record.get("components") or {},
+        "turn_rewards": None if episode is None else [turn["reward"] for turn in episode],
+        "tokens": _tokens(record, vocabulary),
+        **({} if episode is None else {"episode": episode}),
+    }
+
+
+def _tokens(record: Mapping[str, Any], vocabulary: Vocabulary) -> Document:
+    """A value of each token by name; names that have nothing to tell are left out."""
+    ids, mask = np.asarray(record["token_ids"], np.int64).tolist(), np.asarray(record["mask"], bool)
+    sampler, learner = (_numbers(record, name, mask) for name in ("sampler_logprobs", "learner_logprobs"))
+    updates = [np.asarray(each, np.float64) for each in record.get("update_logprobs") or () if len(each)]
+    entropies = [np.asarray(each, np.float64) for each in record.get("update_entropy") or () if len(each)]
+    found = {
+        "advantage": _numbers(record, "advantage", mask),
+        "sampler_logprob": sampler,
+        "learner_logprob": learner,
+        "reference_logprob": _numbers(record, "reference_logprobs", mask),
+        "entropy": np.where(mask, entropies[0], np.nan) if entropies else None,
+        "ratio": np.where(mask, np.exp(updates[-1] - updates[0]), np.nan) if len(updates) > 1 else None,
+        "gap": None if sampler is None or learner is None else sampler - learner,
+        "value": _numbers(record, "values", mask),
+    }
+    texts = vocabulary.pieces(ids)
+    return {
+        **({} if texts is None else {"text": texts}),
+        "ids": ids,
+        "mask": mask.tolist(),
+        **{name: _short(values) for name, values in found.items() if values is not None},
+    }
+
+
+def _numbers(record: Mapping[str, Any], name: str, mask: Any) -> Any:
+    """One number for each token that the policy wrote, NaN for others; None if there are none."""
+    values = record.get(name)
+    if values is None or len(values) != len(mask) or not len(mask):
+        return None
+    return np.where(mask, np.asarray(values, np.float64), np.nan)
+
+
+def _short(values: Any) -> Sequence[float | None]:
+    """Numbers of six digits: more than a colour shows, and a third of the bytes. NaN is None."""
+    with np.errstate(all="ignore"):
+        scale = 10.0 ** (5 - np.floor(np.log10(np.abs(values))))
+        rounded = np.round(values * scale) / scale
+    short = np.where(np.isfinite(rounded), rounded, values)
+    found: list[float | None] = short.tolist()
+    for place in np.flatnonzero(~np.isfinite(short)):
+        found[place] = None
+    return found

@@ -1,0 +1,108 @@
+"""Documents of a run's history: attempts, metrics, events, ledger. A damaged line hides no other and is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mmrl.runs.directory import metrics_that_count, read_ledger
+from mmrl.runs.files import read_whole_records
+from mmrl.runs.origins import ORIGINS
+from mmrl.viewer.documents import Document, dotted
+from mmrl.viewer.folder import ViewedRun
+
+_EVENTS = 5000
+"""The last events that a page gets."""
+_METRICS, _ATTEMPTS, _EVENTS_FILE = "metrics.jsonl", "attempts.jsonl", "events.jsonl"
+
+
+def run_document(run: ViewedRun) -> Document:
+    """The run at a glance, and all that does not change with a step."""
+    if run.problem is not None:
+        return {"problem": run.problem}
+    found, config = run.run, run.config
+    metrics = metrics_document(run)
+    attempts, damaged = run.lines(_ATTEMPTS, "attempt", "time")
+    origins, environment = (_json(run.path / name) for name in (ORIGINS, "environment.json"))
+    problems = [damaged, _events(run)[1], metrics["problem"] or ""]
+    problems += [run.config_problem or "", origins.pop("problem", ""), environment.pop("problem", "")]
+    return {
+        "name": run.name,
+        "path": str(run.path),
+        "live": found.is_live,
+        "problem": "; ".join(filter(None, problems)) or None,
+        "last_step": max(metrics["steps"], default=0),
+        "steps": list(run.files("step")),
+        "evaluations": list(run.files("evaluation")),
+        "blanks": list(run.files("blank")),
+        "checkpoints": [each.step for each in found.checkpoints],
+        "attempts": _attempts(attempts),
+        "config": dict(dotted(config)) if config else {},
+        "origins": origins,
+        "environment": environment,
+        "algorithm": run.section("algorithm").get("name"),
+        "accuracy": run.accuracy,
+        "tokens": run.vocabulary.problem,
+    }
+
+
+def metrics_document(run: ViewedRun) -> Document:
+    """Every metric as a curve over the steps that count."""
+    attempts, _ = run.lines(_ATTEMPTS, "attempt", "time")
+
+    def read() -> Document:
+        lines, problem = read_whole_records(run.path / _METRICS, "step")
+        steps = metrics_that_count(attempts, lines)
+        names = dict.fromkeys(name for values in steps.values() for name in values)
+        curves = {name: [values.get(name) for values in steps.values()] for name in names}
+        return {"steps": list(steps), "curves": curves, "problem": problem or None}
+
+    found: Document = run.kept(("metrics", len(attempts)), run.path / _METRICS, read)
+    return found
+
+
+def events_document(run: ViewedRun) -> Document:
+    """The last events, the newest at the end."""
+    return _events(run)[0][-_EVENTS:]
+
+
+def ledger_document(run: ViewedRun) -> Document:
+    """The number of samples of each optimizer step that the newest weights have learned from."""
+
+    def read() -> Document:
+        return [
+            {"step": each["step"], "update": each["update"], "samples": len(each["samples"])}
+            for each in read_ledger(run.path)
+        ]
+
+    return run.kept("ledger", run.path / "ledger.jsonl", read, of=1)
+
+
+def _events(run: ViewedRun) -> tuple[list[dict[str, Any]], str]:
+    return run.lines(_EVENTS_FILE, "time", "kind")
+
+
+def _attempts(records: list[dict[str, Any]]) -> Document:
+    found: dict[int, dict[str, Any]] = {}
+    nothing: dict[str, Any] = dict.fromkeys(("begin", "end", "from_step", "exit"))
+    nothing |= {"message": "", "changes": []}
+    for record in records:
+        attempt = found.setdefault(record["attempt"], {"number": record["attempt"], **nothing})
+        if "exit_code" in record:
+            attempt |= {"end": record["time"], "exit": record["exit_code"], "message": record.get("message", "")}
+        else:
+            changes = record.get("changes") or []
+            attempt |= {"begin": record["time"], "from_step": record.get("resumed_from"), "changes": changes}
+    return list(found.values())
+
+
+def _json(file: Path) -> dict[str, Any]:
+    """The object in a file; empty if it is not there, and only a ``problem`` if it cannot be read."""
+    try:
+        found = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        return {"problem": f"{file.name} cannot be read: {error}"}
+    return found if isinstance(found, dict) else {"problem": f"{file.name} holds no object"}

@@ -1,0 +1,115 @@
+"""The documents that the page shows, by resource: the one table that the server and the report share.
+
+A resource is a path such as ``run/0/step/12/group/3``. Its document is plain JSON: NaN and infinity are null, secrets
+are redacted. Texts are as they were recorded, control characters and all: the page makes those visible, and enters
+every text as text. What cannot be read is ``{"problem": a sentence}``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from mmrl.errors import ConfigError, MMRLError
+from mmrl.system.redaction import Redactor
+from mmrl.viewer.documents import Document, NotThere
+from mmrl.viewer.folder import ViewedRun
+from mmrl.viewer.groups import group_document
+from mmrl.viewer.history import events_document, ledger_document, metrics_document, run_document
+from mmrl.viewer.steps import evaluations_document, prompt_document, search, step_document
+
+_NUMBER = "[0-9]{1,9}"
+_STEP = f"/(step|evaluation|blank)/({_NUMBER})"
+Query = Mapping[str, str]
+
+
+def _search(run: ViewedRun, query: Query, kind: str, step: int) -> Document:
+    return search(run, kind, step, query.get("q", ""))
+
+
+def _without_query(make: Callable[..., Document]) -> Callable[..., Document]:
+    return lambda run, query, *place: make(run, *place)
+
+
+_DOCUMENTS: Mapping[str, Callable[..., Document]] = {
+    "": _without_query(run_document),
+    "/metrics": _without_query(metrics_document),
+    "/events": _without_query(events_document),
+    "/ledger": _without_query(ledger_document),
+    "/evaluations": _without_query(evaluations_document),
+    "/prompt": lambda run, query: prompt_document(run, query.get("id", "")),
+    _STEP: _without_query(step_document),
+    f"{_STEP}/search": _search,
+    f"{_STEP}/group/({_NUMBER})": _without_query(group_document),
+}
+"""A pattern of what follows ``run/N``, and the function of its document: it takes the run, the query, and what is in
+brackets."""
+
+
+def page_file(name: str) -> bytes:
+    """A file of the page."""
+    return files("mmrl.viewer").joinpath("page", name).read_bytes()
+
+
+class Pages:
+    """The documents of some runs; may be asked from several threads.
+
+    Raises:
+        ConfigError: None of the folders holds a run.
+    """
+
+    def __init__(self, runs: Sequence[Path]) -> None:
+        self.runs = [ViewedRun(path) for path in runs]
+        problems = [run.problem for run in self.runs if run.problem is not None]
+        if len(problems) == len(self.runs):
+            raise ConfigError("\n".join(problems))
+
+    def document(self, resource: str, query: Query | None = None) -> Document:
+        """The document of a resource.
+
+        Raises:
+            NotThere: There is no such resource.
+        """
+        try:
+            found = self._found(resource, query or {})
+        except NotThere:
+            raise
+        except MMRLError as error:
+            found = {"problem": str(error)}
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError) as error:
+            found = {"problem": f"this part of the run cannot be understood: {type(error).__name__}: {error}"}
+        return Redactor().plain(found)
+
+    def prepare(self) -> None:
+        """Import what the first table and the first tokens need, which takes a second."""
+        import pyarrow.parquet  # noqa: F401
+        import tokenizers  # noqa: F401
+
+        import mmrl.rollout.records.columns  # noqa: F401
+
+    def run(self, number: str) -> ViewedRun:
+        """The run of this number on the command line, from 0.
+
+        Raises:
+            NotThere: There is none.
+        """
+        if not re.fullmatch("[0-9]{1,6}", number) or int(number) >= len(self.runs):
+            raise NotThere("there is no such run", possible=f"0 to {len(self.runs) - 1}")
+        return self.runs[int(number)]
+
+    def _found(self, resource: str, query: Query) -> Document:
+        if resource == "runs":
+            return [
+                {"run": number, "name": run.name, "path": str(run.path), "problem": run.problem}
+                for number, run in enumerate(self.runs)
+            ]
+        name, _, rest = resource.partition("/")
+        number, slash, rest = rest.partition("/")
+        for pattern, make in _DOCUMENTS.items():
+            if name == "run" and (found := re.fullmatch(pattern, slash + rest)):
+                run = self.run(number)
+                with run.lock:
+                    return make(run, query, *(int(each) if each.isdecimal() else each for each in found.groups()))
+        raise NotThere("there is no such document")

@@ -1,0 +1,231 @@
+"""Documents of recorded steps: the table of a step's groups and rollouts, full-text search, a prompt over all steps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mmrl.errors import DataError
+from mmrl.rollout.records.paging import IndexedGroup, Place
+from mmrl.types import TRUNCATED
+from mmrl.viewer.documents import LONG_HEAD, Document, NotThere, head
+from mmrl.viewer.folder import KINDS, ViewedRun
+
+_OF_GROUP = ("group", "epoch", "prompt_id", "source", "kept", "trained", "prompt", "messages", "answer", "images")
+_OF_ROLLOUTS = (
+    *("index", "greedy", "reward", "rewards", "mask", "turn_rewards", "finish_reason", "valid", "completion"),
+)
+_TABLES = 4
+"""Tables of steps that are kept, 10 MB for 10,000 rollouts."""
+_PROMPTS = 20_000
+"""Steps whose prompts are known, 8 bytes for each group."""
+_TOLERANCE = 1e-8
+"""As in ``group/all_correct_fraction``."""
+
+
+class StepIndex:
+    """The table of a step, and the place of each group in the file.
+
+    Attributes:
+        document: As the page gets it.
+        places: By the group's number.
+    """
+
+    def __init__(self, step: int, kind: str, groups: Iterator[IndexedGroup], accuracy: str | None) -> None:
+        self.places: dict[int, Place] = {}
+        rows: dict[str, list[Any]] = defaultdict(list)
+        shown = []
+        for found in groups:
+            number = int(found.of_group["group"])
+            self.places[number] = found.place
+            shown.append(_group_entry(kind, found))
+            rows["group"] += [number] * len(found.of_rollouts["index"])
+            for name, values in _columns(found.of_rollouts, accuracy).items():
+                rows[name] += values
+        self.document: Document = {"step": step, "groups": shown, "rows": dict(rows)}
+
+
+def step_index(run: ViewedRun, kind: str, step: int) -> StepIndex:
+    """The index of a step; read once."""
+    file = run.file(kind, step)
+    accuracy = run.accuracy
+    return run.kept(
+        ("index", kind),
+        file,
+        lambda: StepIndex(step, kind, run.pages(kind, step).index(_OF_GROUP, _OF_ROLLOUTS), accuracy),
+        of=_TABLES,
+    )
+
+
+def step_document(run: ViewedRun, kind: str, step: int) -> Document:
+    """The table of a step."""
+    return step_index(run, kind, step).document
+
+
+def search(run: ViewedRun, kind: str, step: int, query: str) -> Document:
+    """The rows of a step whose completion, prompt or turns have a text in them, whatever its case."""
+    wanted, found, row = query.casefold(), list[int](), 0
+    of_rollouts = ("completion", "episode")
+    for group in run.pages(kind, step).index(("prompt", "messages"), of_rollouts):
+        texts = [group.of_group["prompt"], *(each["content"] for each in group.of_group["messages"])]
+        is_prompts = any(wanted in text.casefold() for text in texts)
+        for completion, episode in zip(*(group.of_rollouts[name] for name in of_rollouts), strict=True):
+            if is_prompts or any(wanted in text.casefold() for text in _texts(completion, episode)):
+                found.append(row)
+            row += 1
+    return {"rows": found}
+
+
+def prompt_document(run: ViewedRun, prompt_id: str) -> Document:
+    """The answers to one prompt in all steps and evaluations that have sampled it; damaged files are left out."""
+    found = []
+    for kind in KINDS:
+        for step, file in run.files(kind).items():
+            with suppress(DataError):
+                if hash(prompt_id) in _prompt_hashes(run, kind, step, file):
+                    found += [_history(run, kind, step, each) for each in _of_prompt(run, kind, step, prompt_id)]
+    if not found:
+        raise NotThere("no step has sampled this prompt", where=str(run.path))
+    return found
+
+
+def _prompt_hashes(run: ViewedRun, kind: str, step: int, file: Path) -> Any:
+    """Hashes of the prompts of a step, which tell where to look."""
+
+    def read() -> Any:
+        groups = run.pages(kind, step).index(("prompt_id",), ())
+        return np.array([hash(each.of_group["prompt_id"]) for each in groups], np.int64)
+
+    return run.kept(("prompts", kind), file, read, of=_PROMPTS)
+
+
+def _of_prompt(run: ViewedRun, kind: str, step: int, prompt_id: str) -> list[IndexedGroup]:
+    fields = ("group", "epoch", "prompt_id"), ("index", "greedy", "completion", "reward", "rewards", "valid")
+    return [each for each in run.pages(kind, step).index(*fields) if each.of_group["prompt_id"] == prompt_id]
+
+
+def _history(run: ViewedRun, kind: str, step: int, group: IndexedGroup) -> Document:
+    own, rollouts, accuracy = group.of_group, group.of_rollouts, run.accuracy
+    members = [
+        {
+            "index": index,
+            "greedy": rollouts["greedy"][place],
+            "text": head(rollouts["completion"][place], LONG_HEAD),
+            "reward": rollouts["reward"][place],
+            "right": is_right(rollouts["rewards"][place], rollouts["valid"][place], accuracy),
+        }
+        for place, index in enumerate(rollouts["index"])
+    ]
+    return {"kind": kind, "step": step, "group": own["group"], "epoch": own["epoch"], "members": members}
+
+
+def evaluations_document(run: ViewedRun) -> Document:
+    """Each prompt's result over the evaluations: the mean of what eval/accuracy is a mean of, else of the reward."""
+    prompts, problems = dict[str, dict[str, Any]](), list[str]()
+    for kind, key in (("evaluation", "results"), ("blank", "blank")):
+        for step in run.files(kind):
+            try:
+                results = _results(run, kind, step)
+            except DataError as error:
+                problems.append(str(error))
+                continue
+            for prompt_id, answer, result in results:
+                new: dict[str, Any] = {"prompt_id": prompt_id, "answer": answer, "results": {}, "blank": {}}
+                prompts.setdefault(prompt_id, new)[key][str(step)] = result
+    steps, blanks = list(run.files("evaluation")), list(run.files("blank"))
+    document: Document = {"steps": steps, "blanks": blanks, "prompts": list(prompts.values())}
+    return document | ({"problem": "; ".join(problems)} if problems else {})
+
+
+def _results(run: ViewedRun, kind: str, step: int) -> list[tuple[str, Any, float | None]]:
+    fields, accuracy = (("prompt_id", "answer"), ("reward", "rewards", "valid")), run.accuracy
+
+    def read() -> list[tuple[str, Any, float | None]]:
+        found = []
+        for group in run.pages(kind, step).index(*fields):
+            columns = [group.of_rollouts[name] for name in fields[1]]
+            scores = [(rewards or {}).get(accuracy, reward) for reward, rewards, valid in zip(*columns, strict=True)]
+            known = [score for score, valid in zip(scores, columns[2], strict=True) if valid and score is not None]
+            mean = float(np.mean(known)) if known else None
+            found.append((group.of_group["prompt_id"], group.of_group["answer"], mean))
+        return found
+
+    return run.kept(("results", kind), run.file(kind, step), read)
+
+
+def is_right(rewards: Mapping[str, float | None] | None, valid: bool, accuracy: str | None) -> bool | None:
+    """True if the component that tells right from wrong is at least 1; None if it was not scored."""
+    value = (rewards or {}).get(accuracy or "")
+    return None if value is None or not valid else value >= 1 - _TOLERANCE
+
+
+def why(kind: str, kept: bool, trained: bool, rewards: Sequence[float]) -> str:
+    """A sentence: the reason why a group was kept or dropped, as far as its record tells.
+
+    Args:
+        rewards: Those of its valid rollouts, without the greedy one.
+    """
+    if kind != "step":
+        return "An evaluation trains on nothing."
+    equal = len(set(rewards)) == 1
+    same = f"all {len(rewards)} valid rewards are {rewards[0]:.6g}" if equal else ""
+    if not rewards:
+        return "No rollout of it could be scored, so nothing can be learned from it."
+    if not kept:
+        reason = f"{same}, so no rollout is better than another" if same else "its rewards differ, but not as it asks"
+        return f"The algorithm rejected it: {reason}."
+    if not trained:
+        return "It was kept, but the step had enough groups or did not end; a later step may train on it."
+    return f"Trained on; {same}, so a baseline within the group leaves no signal." if same else "Trained on."
+
+
+def valid_rewards(rollouts: Mapping[str, Sequence[Any]]) -> list[float]:
+    """The rewards that count in a group."""
+    columns = (rollouts[name] for name in ("reward", "valid", "greedy"))
+    return [reward for reward, valid, greedy in zip(*columns, strict=True) if valid and not greedy]
+
+
+def _group_entry(kind: str, found: IndexedGroup) -> Document:
+    own, rewards = found.of_group, valid_rewards(found.of_rollouts)
+    trained = bool(own.get("trained", own["kept"]))
+    return {
+        **{name: own[name] for name in ("group", "prompt_id", "source", "kept", "answer", "images")},
+        "epoch": own.get("epoch") or 0,
+        "trained": trained,
+        "why": why(kind, bool(own["kept"]), trained, rewards),
+        "prompt": head(own["prompt"]),
+        "question": head(next((each["content"] for each in reversed(own["messages"]) if each["role"] == "user"), None)),
+        "reward_mean": float(np.mean(rewards)) if rewards else None,
+        "reward_std": float(np.std(rewards)) if rewards else None,
+    }
+
+
+def _columns(rollouts: Mapping[str, Sequence[Any]], accuracy: str | None) -> dict[str, list[Any]]:
+    reasons = rollouts["finish_reason"]
+    return {
+        "index": list(rollouts["index"]),
+        "greedy": list(rollouts["greedy"]),
+        "reward": list(rollouts["reward"]),
+        "length": list(rollouts["mask"]),
+        "turns": [1 if each is None else each for each in rollouts["turn_rewards"]],
+        "finish_reason": list(reasons),
+        "truncated": [each in TRUNCATED for each in reasons],
+        "valid": list(rollouts["valid"]),
+        "right": [
+            is_right(rewards, valid, accuracy)
+            for rewards, valid in zip(rollouts["rewards"], rollouts["valid"], strict=True)
+        ],
+        "text": [head(each) for each in rollouts["completion"]],
+    }
+
+
+def _texts(completion: str, episode: Sequence[Mapping[str, Any]] | None) -> Iterator[str]:
+    yield completion
+    for turn in episode or ():
+        yield turn["text"]
+        yield from (part["text"] for part in turn["content"] or () if "text" in part)
