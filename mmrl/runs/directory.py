@@ -34,7 +34,7 @@ from mmrl.runs.files import (
     replacing,
     writing,
 )
-from mmrl.runs.origins import ORIGINS
+from mmrl.runs.origins import ORIGINS, merged_origins, read_origins
 from mmrl.system import failpoints
 from mmrl.system.redaction import Redactor
 from mmrl.types import CreditedGroup
@@ -146,9 +146,10 @@ class RunDirectory:
         """Write config.yaml. From then on the folder holds a run: call it once everything has started."""
         replace_file(self.path / "config.yaml", self._redact(text))
 
-    def write_origins(self, origins: Mapping[str, str]) -> None:
-        """Write origins.json."""
-        replace_file(self.path / ORIGINS, json.dumps(self._redact.plain(origins), indent=2) + "\n")
+    def write_origins(self, origins: Mapping[str, str], changed: Collection[str] = ()) -> None:
+        """Write origins.json; ``changed`` names the keys whose values have changed since the checkpoint."""
+        merged = merged_origins(origins, read_origins(self.path), self.path, changed)
+        replace_file(self.path / ORIGINS, json.dumps(self._redact.plain(merged), indent=2) + "\n")
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write environment.json."""

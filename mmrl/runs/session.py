@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mmrl.cluster.process import garbage_kept
@@ -23,7 +22,6 @@ from mmrl.runs.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
 from mmrl.runs.directory import RunDirectory, metrics_of
 from mmrl.runs.episodes import playing
 from mmrl.runs.inheritance import inherit
-from mmrl.runs.origins import merged_origins, read_origins
 from mmrl.runs.recorder import RUN_STATE, RunRecorder, best_scores, environment, prune, tracking
 from mmrl.runs.resumption import Change, changed_config, changed_fingerprints, fingerprints, plain_config, refuse
 from mmrl.runs.setup import RunSetup
@@ -62,13 +60,13 @@ class TrainingRun:
         least_memory: Callable[[Config, RunSetup], int] | None = None,
         profiled_steps: int = 0,
         verbose: bool = False,
-        origins: Mapping[str, str] = MappingProxyType({}),
+        origins: Mapping[str, str],
     ) -> None:
-        self._origins = origins
         self._length = "trainer.steps" if config.trainer.epochs is None else "trainer.epochs"
         self._written, self._config, self._setup = config, config, RunSetup(config, directory.media)
         self._directory, self._interruption = directory, interruption
         self._least_memory, self._profiled_steps, self._verbose = least_memory, profiled_steps, verbose
+        self._origins = origins
         self._checkpoints = Checkpoints(directory.checkpoints)
         self._console = Console(self._config.trainer.steps)
         self._checkpoint: Checkpoint | None = None
@@ -267,7 +265,7 @@ class TrainingRun:
                     f"{engine.precision}"
                 )
                 directory.write_environment(facts)
-                self._write_origins()
+                directory.write_origins(self._origins, [change.key for change in self._changes])
                 directory.write_config(to_yaml(config))
                 states = () if source else self._state.get("trackers", ())  # another run is not written on
                 trackers = stack.enter_context(tracking(config, directory, states))
@@ -321,10 +319,6 @@ class TrainingRun:
             raise stopped from error
         finally:
             directory.end_attempt(code, message)
-
-    def _write_origins(self) -> None:
-        folder, changed = self._directory.path, [each.key for each in self._changes]
-        self._directory.write_origins(merged_origins(self._origins, read_origins(folder), folder, changed))
 
     def _halve_microbatches(self) -> bool:
         """Halve the budget, once, for ranks that cannot do it alone as others wait for them; True if it was done."""

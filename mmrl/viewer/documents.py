@@ -1,4 +1,4 @@
-"""What the pages' documents share: the type, texts that tables cut, and the error for what is not there."""
+"""The type of documents, the texts that tables cut, and the error for what is not there."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class ViewedRun:
 
     @property
     def run(self) -> Run:
-        """What the folder holds now.
+        """The run as the folder holds it now.
 
         Raises:
             ConfigError: It holds no run.
@@ -152,7 +152,7 @@ class ViewedRun:
         return self.kept(("lines", needs), self.path / name, lambda: read_whole_records(self.path / name, *needs))
 
     def kept(self, name: Any, file: Path, read: Callable[[], _T], of: int = _KEPT) -> _T:
-        """What ``read`` answers, read again only when the file has changed.
+        """The answer of ``read``, read again only when the file has changed.
 
         Args:
             of: The most files of which a thing of this name is kept, the least recently used out first.

@@ -44,7 +44,7 @@ _DOCUMENTS: Mapping[str, Callable[..., Document]] = {
     f"{_STEP}/search": _search,
     f"{_STEP}/group/({_NUMBER})": _without_query(group_document),
 }
-"""What follows ``run/N`` as a pattern, and the function of its document: of the run, the query, and what is in
+"""A pattern of what follows ``run/N``, and the function of its document: it takes the run, the query, and what is in
 brackets."""
 
 

@@ -39,7 +39,7 @@ _HISTORY = ("runs", "run/0", "run/0/metrics", "run/0/events", "run/0/evaluations
 
 @dataclass
 class Report:
-    """What a report holds so far.
+    """The content of a report, as far as it is chosen.
 
     Attributes:
         room: Bytes that are left.

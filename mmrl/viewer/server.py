@@ -36,7 +36,7 @@ HEADERS: Mapping[str, str] = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-"""Of every answer, refusals too."""
+"""Headers of every answer, refusals too."""
 _STRANGER = "This browser is not known here. Open the address that `mmrl view` printed, or reload this page."
 _PAGE_FILES = {"": "text/html", "viewer.css": "text/css", "viewer.js": "text/javascript"}
 _LANDING = b'<!doctype html><meta charset="utf-8"><title>mmrl</title><script src="enter.js"></script>'

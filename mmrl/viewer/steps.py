@@ -29,7 +29,7 @@ _TOLERANCE = 1e-8
 
 
 class StepIndex:
-    """What a step's table shows, and the place of each group in the file.
+    """The table of a step, and the place of each group in the file.
 
     Attributes:
         document: As the page gets it.
@@ -168,7 +168,7 @@ def why(kind: str, kept: bool, trained: bool, rewards: Sequence[float]) -> str:
     """A sentence: the reason why a group was kept or dropped, as far as its record tells.
 
     Args:
-        rewards: Of its valid rollouts, without the greedy one.
+        rewards: Those of its valid rollouts, without the greedy one.
     """
     if kind != "step":
         return "An evaluation trains on nothing."

@@ -5,7 +5,6 @@ python -m tests.viewer.made_run FOLDER
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Sequence
@@ -95,7 +94,7 @@ def make_run(folder: Path, *, live: bool = False) -> Path:
     media = MediaStore(directory.media, ImageGrid(28, 28 * 28, 280 * 280))
     directory.begin_attempt(None, command=["mmrl", "train", "shapes.yaml"], changes=[])
     directory.write_config(CONFIG)
-    (folder / "origins.json").write_text(json.dumps(ORIGINS))
+    directory.write_origins(ORIGINS)
     directory.write_environment({"mmrl": "0.3.0", "python": "3.11.2", "cpus": 2, "engine": {"device_name": "CPU"}})
     for step in (0, *STEPS):
         directory.append_metrics(step, _metrics(step))

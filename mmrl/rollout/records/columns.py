@@ -239,8 +239,8 @@ def group_fields(table: pa.Table) -> list[dict[str, Any]]:
 def rollout_fields(table: pa.Table, names: Sequence[str]) -> tuple[list[int], dict[str, list[Any]]]:
     """Where each group's rollouts begin, and end; and these fields of all rollouts of a table.
 
-    Of ``mask`` it is the number of tokens that the policy wrote, of ``turn_rewards`` the number of turns. A field that
-    the file lacks is None.
+    ``mask`` is the number of tokens that the policy wrote, ``turn_rewards`` the number of turns. A field that the file
+    lacks is None.
     """
     rollouts = table["rollouts"].combine_chunks()
     members, offsets = rollouts.values, rollouts.offsets.to_pylist()
