@@ -54,6 +54,10 @@ def test_a_steps_groups_are_sorted_filtered_and_searched(viewer: Viewer) -> None
     assert viewer.texts("#main tbody th[scope=row]") == ["4"]
     viewer.open("run/0/step/2?by=rollout&right=yes")
     assert viewer.count("#main tbody tr") == 8, "three of group 0, one of group 1, and all four of group 4"
+    for sort, first in (("right", ["0", "0", "1", "1"]), ("-right", ["0", "0", "0", "1"])):
+        viewer.open(f"run/0/step/2?by=rollout&sort={sort}")
+        groups = viewer.texts("#main tbody th[scope=row]")
+        assert groups[:4] == first and groups[-3:] == ["3", "3", "3"], "what is unknown comes last either way"
     viewer.open("run/0/step/2?by=rollout&rmin=1.1")
     assert viewer.count("#main tbody tr") == 2
     viewer.open("run/0/step/2?q=walk to THE goal")

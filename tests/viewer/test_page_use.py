@@ -51,6 +51,7 @@ def test_no_page_is_wider_than_a_narrow_window(viewer: Viewer) -> None:
         assert viewer.script("return document.documentElement.scrollWidth") <= 400, address
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("scheme", "ground"), [("light", "rgb(247, 247, 245)"), ("dark", "rgb(20, 23, 26)")])
 def test_text_is_readable_in_the_dark_and_in_the_light(viewer: Viewer, scheme: str, ground: str) -> None:
     viewer.scheme(scheme)
@@ -61,6 +62,7 @@ def test_text_is_readable_in_the_dark_and_in_the_light(viewer: Viewer, scheme: s
         assert poor == [], address
 
 
+@pytest.mark.full
 def test_controls_and_images_have_names_and_pages_one_heading(viewer: Viewer) -> None:
     nameless = """
         const all = [...document.querySelectorAll("input, select, button, img, svg[role=img]")];

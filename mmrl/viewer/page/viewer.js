@@ -67,7 +67,14 @@ function quiet(...children) {
 
 function problemNode(text, again) {
   const more = again ? [" ", button("Try again", again)] : [];
-  return el("p", { class: "problem", role: "alert" }, visible(text), more);
+  return el("p", { class: "problem", role: "alert" }, sentence(text), more);
+}
+
+/** A sentence whose words between backticks are code. */
+function sentence(text) {
+  const parts = String(text).split("`");
+  if (parts.length % 2 === 0) return visible(text);
+  return parts.map((part, i) => (i % 2 ? el("code", {}, visible(part)) : visible(part)));
 }
 
 /** Other children of a box; the focus stays on the link or control that takes the place of the one that had it. */
@@ -1070,7 +1077,9 @@ function curveSection(view, title, names, cards) {
     ? fold(`curves/${title}/flat`, [`${flat.length} that never changed`], isOpen, cards(flat))
     : "";
   const count = el("span", { class: "quiet" }, ` ${names.length}`);
-  return fold(`curves/${title}`, [visible(title), count], true, others.length ? cards(others) : "", more);
+  const section = fold(`curves/${title}`, [visible(title), count], true, others.length ? cards(others) : "", more);
+  if (names.length === 1) section.classList.add("single");
+  return section;
 }
 
 /** True if all runs have one and the same value at several steps. */
@@ -3480,7 +3489,7 @@ function drawNotices(info) {
         {},
         left.map((each) => el("li", {}, visible(each))),
       ),
-      quiet("`mmrl view RUN` shows the whole run."),
+      quiet(sentence("`mmrl view RUN` shows the whole run.")),
     );
   const nodes = [lost, problem, about].filter(Boolean);
   const box = document.getElementById("notices");
