@@ -28,6 +28,18 @@ class Arguments:
             except Exception:  # a type that pydantic does not know tells something to the policy alone
                 continue
 
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Arguments:
+        """Those of a function, made once for it; a method's are the same ones in all objects of its class."""
+        lasting = getattr(function, "__func__", function)
+        try:
+            return _KNOWN[lasting]
+        except (KeyError, TypeError):  # a callable object may have no hash
+            found = cls(function)
+        with contextlib.suppress(TypeError):
+            _KNOWN[lasting] = found
+        return found
+
     def fit(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments, converted.
 
@@ -52,15 +64,3 @@ class Arguments:
 
 
 _KNOWN: WeakKeyDictionary[Callable[..., Any], Arguments] = WeakKeyDictionary()
-
-
-def arguments_of(function: Callable[..., Any]) -> Arguments:
-    """The arguments of a function, made once for it; a method's are the same ones in all objects of its class."""
-    lasting = getattr(function, "__func__", function)
-    try:
-        return _KNOWN[lasting]
-    except (KeyError, TypeError):  # a callable object may have no hash
-        found = Arguments(function)
-    with contextlib.suppress(TypeError):
-        _KNOWN[lasting] = found
-    return found

@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
-from mmrl.interfaces.arguments import ToolError, arguments_of
+from mmrl.interfaces.arguments import Arguments, ToolError
 from mmrl.interfaces.plugins import Plugin
 from mmrl.types import Call, Observation, Prompt, Score, Turn
 
@@ -107,7 +107,7 @@ class Environment(Plugin):
         if (function := tools.get(call.name)) is None:
             return f"There is no tool {call.name[:80]!r}. Tools: {', '.join(tools)}."
         try:
-            arguments = arguments_of(function).fit(call.arguments or {})
+            arguments = Arguments.of(function).fit(call.arguments or {})
         except ToolError as error:
             return str(error)
         return function(**arguments)

@@ -34,10 +34,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mmrl.interfaces import Environment, PluginConfig, Tool, ToolError
+from mmrl.interfaces import Arguments, Environment, PluginConfig, Tool, ToolError
 from mmrl.types import Call, Observation, Prompt, Turn
 from mmrl_environments.actions import ActionPattern, last_action
-from mmrl_environments.calling import guarded
 from mmrl_environments.pictures import MAX_ASPECT_RATIO, fitted, full_size
 
 if TYPE_CHECKING:
@@ -97,7 +96,7 @@ class Zoom(Environment):
     def tools(self) -> Sequence[Tool]:
         if self.config.action is not None:
             return []
-        return [guarded(getattr(self, name), answer_errors=False) for name in self.config.names]
+        return [getattr(self, name) for name in self.config.names]
 
     def reset(self, prompt: Prompt, seed: int) -> Observation | None:
         self._prompt = prompt
@@ -116,11 +115,8 @@ class Zoom(Environment):
             return Observation(done=True)
         try:
             call = self._read(written)
-        except ToolError as error:
-            return Observation(str(error), role="user")
-        answer = guarded(getattr(self, call.name), answer_errors=False)
-        try:
-            result: Observation = answer(**(call.arguments or {}))
+            method = getattr(self, call.name)
+            result: Observation = method(**Arguments.of(method).fit(call.arguments or {}))
         except ToolError as error:
             return Observation(str(error), role="user")
         return Observation(result.content, role="user", info=result.info)

@@ -232,4 +232,4 @@ def test_functions_of_a_file_share_its_module_and_have_schemas(file):
     assert schema["parameters"]["required"] == ["a"]
     assert schema["parameters"]["properties"]["b"]["type"] == "integer"
     assert get_json_schema(tools[1])["function"]["name"] == "ask"
-    assert tools[0].__wrapped__.__globals__ is tools[1].__wrapped__.__globals__
+    assert tools[0].__globals__ is tools[1].__globals__
