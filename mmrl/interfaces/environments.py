@@ -13,7 +13,7 @@ import inspect
 import json
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from mmrl.interfaces.arguments import Arguments, ToolError
 from mmrl.interfaces.plugins import Plugin
@@ -39,11 +39,12 @@ class Environment(Plugin):
     ``prepare`` sets on ``self`` is shared, what an episode sets is its own.
 
     Attributes:
-        timeout_s: Seconds that each call of a method may take; ``environment.timeout_s`` of the config wins.
+        timeout_s: Seconds that each call of a method may take; ``environment.timeout_s`` of the config wins, and is set
+            before ``prepare``.
         components: Names of what ``score`` answers; they may follow from the options.
     """
 
-    timeout_s: ClassVar[float] = 60.0
+    timeout_s: float = 60.0
     components: tuple[str, ...] = ()
 
     def prepare(self) -> None:
@@ -54,6 +55,10 @@ class Environment(Plugin):
         """The tools that the policy may call, the same in every episode; by default the methods marked ``@tool``."""
         found = (getattr(self, name) for name in dir(type(self)) if hasattr(getattr(type(self), name), "__mmrl_tool__"))
         return [method for method in found if callable(method)]
+
+    def example(self) -> str:
+        """A turn that acts, for environments whose actions are texts; ``mmrl check`` plays it. By default, none."""
+        return ""
 
     @abstractmethod
     def reset(self, prompt: Prompt, seed: int) -> Observation | Awaitable[Observation | None] | None:

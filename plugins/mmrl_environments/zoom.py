@@ -36,7 +36,7 @@ from pydantic import Field, model_validator
 
 from mmrl.interfaces import Arguments, Environment, PluginConfig, Tool, ToolError
 from mmrl.types import Call, Observation, Prompt, Turn
-from mmrl_environments.actions import ActionPattern, last_action
+from mmrl_environments.actions import ActionPattern, last_action, text_of
 from mmrl_environments.pictures import MAX_ASPECT_RATIO, fitted, full_size
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ _PARAMETERS = {
     "rotate": ("degrees", "image"),
     "mark": ("x", "y", "image"),
 }
+_EXAMPLES = {"crop": "0 0 50 50", "cell": "1", "rotate": "90", "mark": "1 1"}
 _NUMBER = r"[-+]?\d{1,12}(?:\.\d{0,12})?"
 _WRITTEN = re.compile(rf"(?P<tool>[a-z]+)?[\s(:]*(?P<numbers>{_NUMBER}(?:[\s,;]+{_NUMBER}){{0,8}})\)?", re.I | re.A)
 _LONGEST = 200
@@ -92,6 +93,11 @@ class Zoom(Environment):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._images: Sequence[PILImage.Image | None] = ()
+
+    def example(self) -> str:
+        if self.config.action is None:
+            return ""
+        return text_of(self.config.action, _EXAMPLES[self.config.names[0]])
 
     def tools(self) -> Sequence[Tool]:
         if self.config.action is not None:

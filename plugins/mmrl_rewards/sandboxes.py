@@ -129,7 +129,7 @@ _TIMED_OUT = 124
 def _status(process: subprocess.Popen[bytes], time_limit_s: float) -> int | None:
     """The program's exit status; None if it was killed at the deadline."""
     try:
-        status = process.wait(time_limit_s + _GRACE_S)
+        status = process.wait(time_limit_s + GRACE_S)
         return None if status == _TIMED_OUT else status
     except subprocess.TimeoutExpired:
         return None
@@ -139,8 +139,8 @@ def _status(process: subprocess.Popen[bytes], time_limit_s: float) -> int | None
         process.wait()
 
 
-_GRACE_S = 5.0
-"""Seconds for the supervisor to start, and to kill the processes that are left."""
+GRACE_S = 5.0
+"""Seconds beyond a time limit for the supervisor to start, and to kill the processes that are left."""
 
 
 def open_sandbox(name: str, options: Mapping[str, Any]) -> Sandbox:

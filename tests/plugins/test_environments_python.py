@@ -143,6 +143,46 @@ def test_code_that_misbehaves_is_answered_with_a_bounded_text(code, said):
     assert run(python, "7") == ["7\n"]  # what did not end is not run again
 
 
+def test_the_cells_of_a_turn_share_its_time():
+    python = begin(time_limit_s=1)
+    start = time.perf_counter()
+    calls = [Call("python", {"code": code}) for code in ("x = 1\nx", *["while True: pass"] * 6, "x")]
+    found = ask(python, *calls).content
+    assert time.perf_counter() - start < 3
+    assert found == ["1\n\n", *["The code did not end within 1 s.\n"] * 6, "The code did not end within 1 s."]
+    assert run(python, "x") == ["1\n"]  # the next turn has its own time
+
+
+def test_a_limit_that_the_environments_own_would_cut_is_refused():
+    with pytest.raises(ConfigError, match="given up after 60 s") as caught:
+        begin(time_limit_s=55)
+    assert "more than 60" in caught.value.remedy
+    begin(time_limit_s=54)
+
+
+def test_images_that_are_too_large_are_left_out_and_told():
+    python = begin(max_plots=8, time_limit_s=20)
+    code = """
+    import os
+    from PIL import Image
+    def save(name, side):
+        Image.frombytes("RGB", (side, side), os.urandom(3 * side * side)).save(name, compress_level=0)
+    """
+    text, *images = run(
+        python,
+        textwrap.dedent(code)
+        + "for n in range(4): save(f'{n}.png', 1150)\nsave('large.png', 1200)\nsave('small.png', 9)",
+    )  # 4 MB each, 5.3 in base64, and one of 4.3 MB
+    assert [each.size for each in images] == [(512, 512)] * 3 + [(9, 9)]
+    assert text == "(no output)\n(2 images left out: too large or too many.)"
+    assert run(python, "7") == ["7\n"]
+
+
+def test_a_text_of_any_characters_fits_the_output():
+    (text,) = run(begin(max_characters=10**6), "print('\U0001f600' * 3_000_000)")
+    assert len(text) > 10**6 and "left out" in text
+
+
 def test_code_that_does_not_end_is_answered_and_not_run_again():
     python = begin(time_limit_s=1)
     assert run(python, "x = 1\nwhile True: pass") == ["The code did not end within 1 s."]

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.errors import MMRLError
 from mmrl.interfaces import Environment
 from mmrl.plugin_host import registry
@@ -38,8 +37,9 @@ def serve() -> None:
     spec, scratch, wants_tools = next(requests)
     try:
         environment = registry.create("environment", spec)
+        environment.timeout_s = float(spec.timeout_s or environment.timeout_s)
         environment.prepare()
-        facts = _facts(environment, spec, wants_tools=wants_tools)
+        facts = _facts(environment, wants_tools=wants_tools)
     except MMRLError as error:
         parts = {"what": error.what, "where": error.where, "possible": error.possible, "remedy": error.remedy}
         line.send({"error": parts, "details": traceback.format_exc()})
@@ -55,13 +55,14 @@ def serve() -> None:
             line.send({"number": count, **sessions.reply(verb, session, *arguments)})
 
 
-def _facts(environment: Environment, spec: EnvironmentSpec, *, wants_tools: bool) -> Reply:
-    timeout_s = spec.timeout_s or type(environment).timeout_s
-    facts: Reply = {"timeout_s": float(timeout_s), "components": [str(name) for name in environment.components]}
+def _facts(environment: Environment, *, wants_tools: bool) -> Reply:
+    components = [str(name) for name in environment.components]
+    facts: Reply = {"timeout_s": environment.timeout_s, "components": components}
     if wants_tools:
         from mmrl.rollout.episodes.tool_schemas import tool_schemas
 
         facts["tools"] = tool_schemas(environment.tools())
+        facts["example"] = str(environment.example())
     return facts
 
 
