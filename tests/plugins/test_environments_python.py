@@ -160,22 +160,20 @@ def test_a_limit_that_the_environments_own_would_cut_is_refused():
     begin(time_limit_s=54)
 
 
-def test_images_that_are_too_large_are_left_out_and_told():
-    python = begin(max_plots=8, time_limit_s=20)
+def test_images_that_are_too_large_or_no_longer_fit_are_left_out_and_told():
+    python = begin(max_plots=8, sandbox_options={"output_bytes": 2**18})
     code = """
     import os
     from PIL import Image
-    def save(name, side):
-        Image.frombytes("RGB", (side, side), os.urandom(3 * side * side)).save(name, compress_level=0)
+    for n in range(4):  # 0.12 MB each in base64
+        Image.frombytes("RGB", (170, 170), os.urandom(3 * 170 * 170)).save(f"{n}.png", compress_level=0)
+    Image.new("RGB", (9, 9)).save("small.png")
     """
-    text, *images = run(
-        python,
-        textwrap.dedent(code)
-        + "for n in range(4): save(f'{n}.png', 1150)\nsave('large.png', 1200)\nsave('small.png', 9)",
-    )  # 4 MB each, 5.3 in base64, and one of 4.3 MB
-    assert [each.size for each in images] == [(512, 512)] * 3 + [(9, 9)]
-    assert text == "(no output)\n(2 images left out: too large or too many.)"
-    assert run(python, "7") == ["7\n"]
+    text, *images = run(python, code)
+    assert [each.size for each in images] == [(170, 170), (9, 9)]
+    assert text == "(no output)\n(3 images left out: too large or too many.)"
+    text, *images = run(begin(), "open('large.png', 'wb').write(b'x' * (2**22 + 1))")
+    assert images == [] and text == "4194305\n\n(1 image left out: too large or too many.)"
 
 
 def test_a_text_of_any_characters_fits_the_output():
