@@ -140,8 +140,8 @@ def _parts(answer: Any, tool: str) -> list[Any]:
         return [json.dumps(answer, ensure_ascii=False)]
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
-            f"the tool {tool!r} answers with a {type(answer).__name__}: {error}; possible: a text, an image (PIL, uint8 "
-            "array, bytes), a list of both, or anything that JSON can hold"
+            f"the tool {tool!r} answers with a {type(answer).__name__}: {error}; possible: a text, an image "
+            "(PIL, uint8 array, bytes), a list of both, or anything that JSON can hold"
         ) from error
 
 

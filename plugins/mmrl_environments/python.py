@@ -10,8 +10,8 @@ left out. The prompt's images lie there as ``image_1.png``, ``image_2.png``, ...
 
 A sandbox keeps nothing, so a cell's predecessors are run again before it, silently (``state: replay``): names live on,
 and so does what they printed into files, while random numbers and clocks differ unless the code seeds them. All of it
-takes place within ``time_limit_s``, which all cells of a turn share. A cell that did not end in time, or that ended its interpreter, is not run again.
-With ``state: fresh`` each cell is alone.
+takes place within ``time_limit_s``, which all cells of a turn share. A cell that did not end in time, or that ended its
+interpreter, is not run again. With ``state: fresh`` each cell is alone.
 
 As for the reward ``code``, the sandbox that ships is no security boundary, and starts only when that is confirmed. What
 the code can reach is up to the sandbox; the reply is text and image files, which are only ever decoded.

@@ -9,7 +9,13 @@ import pytest
 
 from mmrl_environments.actions import SEARCHED, last_action, text_of
 
-DOCUMENTED = ["<answer>(.*?)</answer>", "<zoom>(.*?)</zoom>", "<a>(.*?)</a>", "```python\n(.*?)```", r"\\boxed\{(.*?)\}"]
+DOCUMENTED = [
+    "<answer>(.*?)</answer>",
+    "<zoom>(.*?)</zoom>",
+    "<a>(.*?)</a>",
+    "```python\n(.*?)```",
+    r"\\boxed\{(.*?)\}",
+]
 
 
 @pytest.mark.parametrize("pattern", DOCUMENTED)
@@ -23,7 +29,8 @@ def test_a_flood_of_marks_is_searched_in_little_time(pattern, flood):
 
 
 @pytest.mark.parametrize(
-    "pattern", [*DOCUMENTED, r"<a>\s*(\w+)\s*</a>", "Action: (.*)", r"(?:<a>|<b>)(.*?)(?:</a>|</b>)", "(?i)<A>(.*?)</a>"]
+    "pattern",
+    [*DOCUMENTED, r"<a>\s*(\w+)\s*</a>", "Action: (.*)", r"(?:<a>|<b>)(.*?)(?:</a>|</b>)", "(?i)<A>(.*?)</a>"],
 )
 def test_the_last_of_several_actions_counts(pattern):
     for text in (

@@ -75,7 +75,7 @@ def die() -> str:
 
 server.run("stdio")
 '''
-PLAIN = '''\
+PLAIN = """\
 import json, os, signal, sys, time
 
 def reply(**fields):
@@ -107,7 +107,7 @@ for line in sys.stdin:
         time.sleep(600)
 if "stubborn" in sys.argv:
     time.sleep(600)
-'''
+"""
 """Speaks the protocol itself: it starts in no time, and answers with any error."""
 WHERE = Call("where", {})
 PROMPT = Prompt("p", (Message("user", "?"),))

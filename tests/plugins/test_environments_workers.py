@@ -71,7 +71,9 @@ def test_an_environment_tells_its_tools_and_plays(name, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "canary-of-a-token")
     file = io.BytesIO()
     Image.new("RGB", (80, 40), "red").save(file, "PNG")
-    prompt = Prompt("p", (Message("user", "<image>?"),), (RawImage(file.getvalue(), "red"),), columns={"variable": "HF_TOKEN"})
+    prompt = Prompt(
+        "p", (Message("user", "<image>?"),), (RawImage(file.getvalue(), "red"),), columns={"variable": "HF_TOKEN"}
+    )
     calls = {
         "where": {"name": "HF_TOKEN"},
         "tell": {"further": "1"},
