@@ -4,7 +4,7 @@
 
 ``command`` is a list of words, started without a shell, in an empty folder that is removed; words that name a file here
 are made absolute. The server's environment has PATH, LANG and the like, your HOME, where launchers such as npx keep
-what they have installed, and ``env``: none of the user's tokens. It ends with the worker that started it, killed or not.
+what they have installed, and ``env``: none of the user's tokens. It ends with its worker, killed or not.
 Its tools, or those in ``tools``, are the policy's, with the server's own names, descriptions and schemas. Texts and
 images of a result are what the policy reads; any error that the server reports of a call is read as text. A call that
 takes longer than ``call_timeout_s`` makes its episode invalid and ends the server, and so does one that the server ends
@@ -311,7 +311,7 @@ end_descendants()
 os._exit(1 if ended is None else os.waitstatus_to_exitcode(ended) & 255)
 """
 )
-"""Runs the server, and ends it with the worker: the SDK gives it a session that a kill of the worker's does not reach."""
+"""Runs the server and ends it with the worker: it has a session of its own, and a kill of the worker's misses it."""
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -224,7 +224,7 @@ def test_the_config_names_it_by_class(file):
 
 @pytest.mark.full
 def test_a_run_trains_on_such_a_class(fake_runs: Runs, tmp_path, monkeypatch):
-    """The policy's letters stand for calls: a rung for each, and no call without a letter."""
+    """The policy's first letter stands for a call: of one rung, two or three. A turn without letters calls nothing."""
     path = tmp_path / "ladder.py"
     path.write_text(LADDER)
     ladder = TRLClass(TRLClass.Config(**{"class": f"{path}:Ladder"}))
@@ -234,8 +234,10 @@ def test_a_run_trains_on_such_a_class(fake_runs: Runs, tmp_path, monkeypatch):
 
     def calling(self: FakeEngine, *given: Any) -> Rollout:
         rollout = plain(self, *given)
-        call = {"name": "climb", "parameters": {"rungs": len(rollout.text)}}
-        return dataclasses.replace(rollout, text=json.dumps(call) if rollout.text else "I am there.")
+        if not rollout.text:
+            return dataclasses.replace(rollout, text="I am there.")
+        call = {"name": "climb", "arguments": {"rungs": 1 + ord(rollout.text[0]) % 3}}
+        return dataclasses.replace(rollout, text=f"<tool_call>\n{json.dumps(call)}\n</tool_call>")
 
     monkeypatch.setattr(FakeEngine, "_rollout", calling)
     limits = {"max_turns": 2, "max_turn_tokens": 2, "max_observation_tokens": 60, "workers": 1}
