@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, get_type_hints
+from weakref import WeakKeyDictionary
 
 
 class ToolError(Exception):
@@ -26,6 +28,18 @@ class Arguments:
             except Exception:  # a type that pydantic does not know tells something to the policy alone
                 continue
 
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Arguments:
+        """Those of a function, made once for it; a method's are the same ones in all objects of its class."""
+        lasting = getattr(function, "__func__", function)
+        try:
+            return _KNOWN[lasting]
+        except (KeyError, TypeError):  # a callable object may have no hash
+            found = cls(function)
+        with contextlib.suppress(TypeError):
+            _KNOWN[lasting] = found
+        return found
+
     def fit(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments, converted.
 
@@ -39,9 +53,14 @@ class Arguments:
         except TypeError as error:  # names of arguments are model output too
             raise ToolError(f"{self._name}: {str(error)[:200]}.") from error
         converted = dict(arguments)
-        for name in self._adapters.keys() & arguments.keys():
+        for name, value in arguments.items():
+            if (adapter := self._adapters.get(name)) is None:
+                continue
             try:
-                converted[name] = self._adapters[name].validate_python(arguments[name])
+                converted[name] = adapter.validate_python(value)
             except ValidationError as error:
                 raise ToolError(f"{self._name}: {name}: {error.errors(include_url=False)[0]['msg']}.") from error
         return converted
+
+
+_KNOWN: WeakKeyDictionary[Callable[..., Any], Arguments] = WeakKeyDictionary()

@@ -13,7 +13,7 @@ import inspect
 import json
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from mmrl.interfaces.arguments import Arguments, ToolError
 from mmrl.interfaces.plugins import Plugin
@@ -39,11 +39,12 @@ class Environment(Plugin):
     ``prepare`` sets on ``self`` is shared, what an episode sets is its own.
 
     Attributes:
-        timeout_s: Seconds that each call of a method may take; ``environment.timeout_s`` of the config wins.
+        timeout_s: Seconds that each call of a method may take; ``environment.timeout_s`` of the config wins, and is set
+            before ``prepare``.
         components: Names of what ``score`` answers; they may follow from the options.
     """
 
-    timeout_s: ClassVar[float] = 60.0
+    timeout_s: float = 60.0
     components: tuple[str, ...] = ()
 
     def prepare(self) -> None:
@@ -54,6 +55,10 @@ class Environment(Plugin):
         """The tools that the policy may call, the same in every episode; by default the methods marked ``@tool``."""
         found = (getattr(self, name) for name in dir(type(self)) if hasattr(getattr(type(self), name), "__mmrl_tool__"))
         return [method for method in found if callable(method)]
+
+    def example(self) -> str:
+        """A turn that acts, for environments whose actions are texts; ``mmrl check`` plays it. By default, none."""
+        return ""
 
     @abstractmethod
     def reset(self, prompt: Prompt, seed: int) -> Observation | Awaitable[Observation | None] | None:
@@ -88,9 +93,9 @@ class Environment(Plugin):
             if isinstance(answer, Observation):
                 reward, done, infos = reward + answer.reward, done or answer.done, [*infos, answer.info]
                 given = answer.content if isinstance(answer.content, list | tuple) else [answer.content]
-                parts = [part for each in given for part in _parts(each)]
+                parts = [part for each in given for part in _parts(each, call.name)]
             else:
-                parts = _parts(answer)
+                parts = _parts(answer, call.name)
             if content and isinstance(content[-1], str) and parts and isinstance(parts[0], str):
                 content[-1] += "\n"  # two answers of one turn
             content += parts
@@ -107,7 +112,7 @@ class Environment(Plugin):
         if (function := tools.get(call.name)) is None:
             return f"There is no tool {call.name[:80]!r}. Tools: {', '.join(tools)}."
         try:
-            arguments = Arguments(function).fit(call.arguments or {})
+            arguments = Arguments.of(function).fit(call.arguments or {})
         except ToolError as error:
             return str(error)
         return function(**arguments)
@@ -121,15 +126,27 @@ class Environment(Plugin):
         return
 
 
-def _parts(answer: Any) -> list[Any]:
-    """An answer's texts and images; what is neither is text as JSON."""
-    if isinstance(answer, str | bytes) or hasattr(answer, "__array__") or _is_image(answer):
+def _parts(answer: Any, tool: str) -> list[Any]:
+    """An answer's texts and images; what is neither is text as JSON.
+
+    Raises:
+        TypeError: JSON cannot hold it.
+    """
+    if isinstance(answer, str) or _is_image(answer):
         return [answer]
-    if isinstance(answer, Sequence) and any(_is_image(each) or hasattr(each, "__array__") for each in answer):
-        return [part for each in answer for part in _parts(each)]
-    return [json.dumps(answer, ensure_ascii=False)]
+    if isinstance(answer, Sequence) and any(_is_image(each) for each in answer):
+        return [part for each in answer for part in _parts(each, tool)]
+    try:
+        return [json.dumps(answer, ensure_ascii=False)]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(
+            f"the tool {tool!r} answers with a {type(answer).__name__}: {error}; possible: a text, an image "
+            "(PIL, uint8 array, bytes), a list of both, or anything that JSON can hold"
+        ) from error
 
 
 def _is_image(value: Any) -> bool:
-    is_block = isinstance(value, dict) and value.get("type") in ("image", "text", "image_url")
-    return is_block or hasattr(value, "convert") or type(value).__name__ == "RawImage"
+    if isinstance(value, dict):
+        return value.get("type") in ("image", "text", "image_url")
+    is_file = isinstance(value, bytes | bytearray | memoryview) or type(value).__name__ == "RawImage"
+    return is_file or hasattr(value, "convert") or hasattr(value, "__array__")

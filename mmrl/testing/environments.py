@@ -52,7 +52,8 @@ def check_environment(
         environment: A registered name, a class, an environment, or a name in a file, ``path/to/file.py:Name``.
         rows: Prompts to play; by default one of text, and one with two images.
         options: The environment's options, unless it is an object already.
-        script: Texts or turns to play again and again; by default, calls of each tool with simple arguments.
+        script: Texts or turns to play again and again; by default, calls of each tool with simple arguments,
+            and what ``example`` answers.
 
     Raises:
         PluginError: A rule is broken, or the environment does not fit its interface.
@@ -64,7 +65,9 @@ def check_environment(
     with plugin_errors(made, "tools"):
         schemas = tool_schemas(made.tools())
     _check_components(made)
-    turns = [_turn(index, each) for index, each in enumerate(_script(schemas) if script is None else script)]
+    with plugin_errors(made, "example"):
+        acting = str(made.example())
+    turns = [_turn(index, each) for index, each in enumerate(_script(schemas, acting) if script is None else script)]
     for row in sample_rows() if rows is None else rows:
         with _sessions(made) as sessions:
             _Check(made, sessions, row, is_sample=rows is None).all(turns, schemas)
@@ -204,11 +207,11 @@ def _turn(index: int, given: str | Turn) -> Turn:
     return given if isinstance(given, Turn) else Turn(given, (), index, "stop", _TOKENS_LEFT)
 
 
-def _script(schemas: Sequence[Mapping[str, Any]]) -> list[Turn]:
-    """A call of each tool with simple arguments, then a text."""
+def _script(schemas: Sequence[Mapping[str, Any]], acting: str) -> list[str | Turn]:
+    """A call of each tool with simple arguments, the turn that acts if there is one, then a text."""
     calls = [Call(each["function"]["name"], _arguments(each["function"])) for each in schemas]
     turns = [Turn("", (call,), index, "stop", _TOKENS_LEFT) for index, call in enumerate(calls)]
-    return [*turns, Turn("I am done.", (), len(turns), "stop", _TOKENS_LEFT)]
+    return [*turns, *([acting] if acting else []), "I am done."]
 
 
 def _arguments(function: Mapping[str, Any]) -> dict[str, Any]:

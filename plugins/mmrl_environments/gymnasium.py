@@ -32,7 +32,7 @@ from pydantic import Field, JsonValue
 from mmrl.errors import ConfigError, DataError
 from mmrl.interfaces import Environment, PluginConfig, Tool
 from mmrl.types import Call, Observation, Prompt, Turn
-from mmrl_environments.actions import ActionPattern, last_action
+from mmrl_environments.actions import ActionPattern, last_action, text_of
 
 _INSTALL = "pip install 'mmrl-train[gymnasium]'"
 _HEADLESS = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "PYGAME_HIDE_SUPPORT_PROMPT": "1"}
@@ -77,6 +77,12 @@ class Gymnasium(Environment):
             _check_space(self._space, self.config)
         finally:
             game.close()
+
+    def example(self) -> str:
+        space = self._space
+        if self.config.action is None or space is None:
+            return ""
+        return text_of(self.config.action, self.config.actions[0] if self.config.actions else _first(space))
 
     def tools(self) -> Sequence[Tool]:
         if self.config.action is not None:
@@ -142,10 +148,13 @@ class Gymnasium(Environment):
         else:
             numbers = _numbers(written)
             try:
-                action = np.array(numbers, space.dtype) if isinstance(numbers, list) else None
+                with np.errstate(over="ignore"):
+                    action = np.array(numbers, space.dtype) if isinstance(numbers, list) else None
             except (TypeError, ValueError, OverflowError):
                 return None
-        return action if action is not None and space.contains(action) else None
+        if action is None or not np.isfinite(action).all():  # a Box without bounds contains infinity
+            return None
+        return action if space.contains(action) else None
 
     def _forms(self) -> str:
         """The actions that there are, for the policy."""
@@ -252,6 +261,20 @@ def _check_space(space: Any, config: Gymnasium.Config) -> None:
     if len(config.actions) != space.n or len({name.casefold() for name in config.actions}) != space.n:
         what = f"{config.id} has {space.n} actions, and there are {len(config.actions)} words for them"
         raise ConfigError(what, where="environment.actions", possible=f"{space.n} different words")
+
+
+def _first(space: Any) -> str:
+    """An action of the space, as it is written."""
+    spaces = _spaces()
+    if isinstance(space, spaces.Text):
+        return str(next(iter(space.character_list)) * max(space.min_length, 1))
+    if isinstance(space, spaces.Discrete):
+        return str(space.start)
+    if isinstance(space, spaces.Box):
+        middle = np.clip(np.zeros(space.shape), space.low, space.high)
+        return json.dumps(middle.astype(space.dtype).tolist())
+    start = space.start if isinstance(space, spaces.MultiDiscrete) else np.zeros(space.shape, np.int64)
+    return json.dumps(start.tolist())
 
 
 def _numbers(written: str) -> Any:

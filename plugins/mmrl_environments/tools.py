@@ -11,15 +11,15 @@ my_game.py:Game}``). A turn without a call ends the episode.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from mmrl.errors import ConfigError
-from mmrl.interfaces import Environment, PluginConfig, Tool
-from mmrl.types import Prompt
-from mmrl_environments.calling import guarded
+from mmrl.interfaces import Environment, PluginConfig, Tool, ToolError
+from mmrl.types import Call, Prompt
 from mmrl_environments.loading import check_tool, load
 
 Name = Annotated[str, Field(min_length=1)]
@@ -45,7 +45,7 @@ class Tools(Environment):
                 what = f"{target} is a {type(function).__name__}, and no function"
                 raise ConfigError(what, where=target, remedy="for a class: environment: {class: file.py:Name}")
             check_tool(function, target)
-            self._tools.append(guarded(function, answer_errors=config.on_error == "answer"))
+            self._tools.append(function)
         names = [getattr(each, "__name__", "") for each in self._tools]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
@@ -56,3 +56,17 @@ class Tools(Environment):
 
     def reset(self, prompt: Prompt, seed: int) -> None:
         return None
+
+    async def call(self, call: Call) -> Any:
+        try:
+            answer = super().call(call)
+            return await answer if inspect.isawaitable(answer) else answer
+        except Exception as error:
+            if self.config.on_error == "fail":
+                raise
+            raise as_answer(error) from error
+
+
+def as_answer(error: Exception) -> ToolError:
+    """A tool's exception as the policy reads it."""
+    return error if isinstance(error, ToolError) else ToolError(str(error) or type(error).__name__)

@@ -29,9 +29,9 @@ from pydantic import ConfigDict, Field
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Environment, PluginConfig, Tool
 from mmrl.types import Call, Observation, Prompt, Score, Turn
-from mmrl_environments.calling import guarded
 from mmrl_environments.loading import check_tool, load
 from mmrl_environments.pictures import full_size
+from mmrl_environments.tools import as_answer
 
 _REWARD = "reward"
 _NO_TOOLS = frozenset({"reset", "get_reward"})
@@ -61,7 +61,8 @@ class TRLClass(Environment):
         if not callable(getattr(self._class, "reset", None)):
             what = f"the class {config.target} has no method reset"
             raise ConfigError(what, where=config.target, remedy="def reset(self, **row) -> str | None")
-        for name in _tool_names(self._class):
+        self._names = _tool_names(self._class)
+        for name in self._names:
             check_tool(getattr(self._class, name), f"{config.target}.{name}", is_method=True)
         self._reward: Callable[..., Any] | None = None
         if config.reward is not None and ":" in config.reward:
@@ -73,7 +74,7 @@ class TRLClass(Environment):
 
     def tools(self) -> Sequence[Tool]:
         made = self._made() if self._object is None else self._object
-        return [guarded(getattr(made, name), answer_errors=True) for name in _tool_names(self._class)]
+        return [getattr(made, name) for name in self._names]
 
     async def reset(self, prompt: Prompt, seed: int) -> Observation | None:
         self._object, self._prompt = self._made(), prompt
@@ -89,8 +90,11 @@ class TRLClass(Environment):
         return await self.run_calls(turn)
 
     async def call(self, call: Call) -> Any:
-        answer = super().call(call)
-        answer = await answer if inspect.isawaitable(answer) else answer
+        try:
+            answer = super().call(call)
+            answer = await answer if inspect.isawaitable(answer) else answer
+        except Exception as error:
+            raise as_answer(error) from error
         is_over = self.config.done is not None and bool(getattr(self._object, self.config.done))
         return Observation(_content(answer), done=is_over)
 

@@ -34,10 +34,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from mmrl.interfaces import Environment, PluginConfig, Tool, ToolError
+from mmrl.interfaces import Arguments, Environment, PluginConfig, Tool, ToolError
 from mmrl.types import Call, Observation, Prompt, Turn
-from mmrl_environments.actions import ActionPattern, last_action
-from mmrl_environments.calling import guarded
+from mmrl_environments.actions import ActionPattern, last_action, text_of
 from mmrl_environments.pictures import MAX_ASPECT_RATIO, fitted, full_size
 
 if TYPE_CHECKING:
@@ -50,6 +49,7 @@ _PARAMETERS = {
     "rotate": ("degrees", "image"),
     "mark": ("x", "y", "image"),
 }
+_EXAMPLES = {"crop": "0 0 50 50", "cell": "1", "rotate": "90", "mark": "1 1"}
 _NUMBER = r"[-+]?\d{1,12}(?:\.\d{0,12})?"
 _WRITTEN = re.compile(rf"(?P<tool>[a-z]+)?[\s(:]*(?P<numbers>{_NUMBER}(?:[\s,;]+{_NUMBER}){{0,8}})\)?", re.I | re.A)
 _LONGEST = 200
@@ -94,10 +94,15 @@ class Zoom(Environment):
         super().__init__(config)
         self._images: Sequence[PILImage.Image | None] = ()
 
+    def example(self) -> str:
+        if self.config.action is None:
+            return ""
+        return text_of(self.config.action, _EXAMPLES[self.config.names[0]])
+
     def tools(self) -> Sequence[Tool]:
         if self.config.action is not None:
             return []
-        return [guarded(getattr(self, name), answer_errors=False) for name in self.config.names]
+        return [getattr(self, name) for name in self.config.names]
 
     def reset(self, prompt: Prompt, seed: int) -> Observation | None:
         self._prompt = prompt
@@ -116,11 +121,8 @@ class Zoom(Environment):
             return Observation(done=True)
         try:
             call = self._read(written)
-        except ToolError as error:
-            return Observation(str(error), role="user")
-        answer = guarded(getattr(self, call.name), answer_errors=False)
-        try:
-            result: Observation = answer(**(call.arguments or {}))
+            method = getattr(self, call.name)
+            result: Observation = method(**Arguments.of(method).fit(call.arguments or {}))
         except ToolError as error:
             return Observation(str(error), role="user")
         return Observation(result.content, role="user", info=result.info)

@@ -83,11 +83,33 @@ class LocalSandbox:
             return Outcome(status == 0, printed, status is None)
 
 
-_SUPERVISOR = """
-import ctypes, os, resource, signal, sys, time
+SUPERVISING = """
+import ctypes, os, signal, sys, time
 prctl = ctypes.CDLL(None).prctl
 prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: ends with the worker, which may be killed
 prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: descendants whose parent has ended become children of this process
+
+def end_descendants():
+    while True:
+        for entry in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{entry}/stat") as stat:
+                    if int(stat.read().rpartition(")")[2].split()[1]) == os.getpid():
+                        os.kill(int(entry), signal.SIGKILL)
+            except OSError:
+                pass
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            break
+
+"""
+"""The beginning of a program that supervises another one, on Linux."""
+
+_SUPERVISOR = (
+    SUPERVISING
+    + """
+import resource
 seconds, memory, size = float(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 waited = {signal.SIGCHLD, signal.SIGTERM}
 signal.pthread_sigmask(signal.SIG_BLOCK, waited)
@@ -109,27 +131,17 @@ while ended is None and (left := deadline - time.monotonic()) > 0:
         break
     while ended is None and (found := os.waitpid(-1, os.WNOHANG))[0]:
         ended = found[1] if found[0] == program else None
-while True:
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{entry}/stat") as stat:
-                if int(stat.read().rpartition(")")[2].split()[1]) == os.getpid():
-                    os.kill(int(entry), signal.SIGKILL)
-        except OSError:
-            pass
-    try:
-        os.waitpid(-1, 0)
-    except ChildProcessError:
-        break
+end_descendants()
 os._exit(124 if ended is None else int(ended != 0))
 """
+)
 _TIMED_OUT = 124
 
 
 def _status(process: subprocess.Popen[bytes], time_limit_s: float) -> int | None:
     """The program's exit status; None if it was killed at the deadline."""
     try:
-        status = process.wait(time_limit_s + _GRACE_S)
+        status = process.wait(time_limit_s + GRACE_S)
         return None if status == _TIMED_OUT else status
     except subprocess.TimeoutExpired:
         return None
@@ -139,8 +151,8 @@ def _status(process: subprocess.Popen[bytes], time_limit_s: float) -> int | None
         process.wait()
 
 
-_GRACE_S = 5.0
-"""Seconds for the supervisor to start, and to kill the processes that are left."""
+GRACE_S = 5.0
+"""Seconds beyond a time limit for the supervisor to start, and to kill the processes that are left."""
 
 
 def open_sandbox(name: str, options: Mapping[str, Any]) -> Sandbox:

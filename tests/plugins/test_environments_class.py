@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
+import json
+import re
+from typing import Any
 
 import pytest
 
 from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.errors import ConfigError
 from mmrl.plugin_host import registry
-from mmrl.types import Call, Message, Prompt, Turn
+from mmrl.rollout.episodes.process import EnvironmentFacts
+from mmrl.rollout.episodes.tool_schemas import tool_schemas
+from mmrl.rollout.records import read_step, recorded_steps
+from mmrl.types import Call, Message, Prompt, Rollout, Turn
 from mmrl_environments.trl_class import TRLClass
+from tests.faults.fake_engine import FakeEngine
+from tests.faults.runs import Runs
 
 FILE = '''\
 import random
@@ -87,6 +96,34 @@ class Bare:
 class Needy:
     def __init__(self, url): pass
     def reset(self): pass
+'''
+LADDER = '''\
+import random
+
+
+class Ladder:
+    """In the form of TRL's documentation: it draws its task itself, tells it, and scores itself."""
+
+    def reset(self, **kwargs) -> str | None:
+        self.height = 0
+        self.goal = random.randint(1, 6)
+        return f"Climb to rung {self.goal}."
+
+    def get_reward(self) -> float:
+        return float(self.height == self.goal)
+
+    def climb(self, rungs: int) -> int:
+        """
+        Climb some rungs.
+
+        Args:
+            rungs: Rungs to climb.
+
+        Returns:
+            The rung that was reached.
+        """
+        self.height += rungs
+        return self.height
 '''
 ROW = Prompt("p", (Message("user", "Guess."),), columns={"answer": "42", "level": 3})
 
@@ -183,3 +220,43 @@ def test_the_config_names_it_by_class(file):
     spec = EnvironmentSpec.model_validate({"class": f"{file}:Owner", "max_turns": 3})
     assert spec.name == "class" and spec.max_turns == 3
     assert registry.create("environment", spec).components == ("reward",)
+
+
+@pytest.mark.full
+def test_a_run_trains_on_such_a_class(fake_runs: Runs, tmp_path, monkeypatch):
+    """The policy's first letter stands for a call: of one rung, two or three. A turn without letters calls nothing."""
+    path = tmp_path / "ladder.py"
+    path.write_text(LADDER)
+    ladder = TRLClass(TRLClass.Config(**{"class": f"{path}:Ladder"}))
+    facts = EnvironmentFacts(tuple(tool_schemas(ladder.tools())), ladder.components, 60.0)
+    monkeypatch.setattr("mmrl.runs.episodes.environment_facts", lambda spec: facts)
+    plain = FakeEngine._rollout
+
+    def calling(self: FakeEngine, *given: Any) -> Rollout:
+        rollout = plain(self, *given)
+        if not rollout.text:
+            return dataclasses.replace(rollout, text="I am there.")
+        call = {"name": "climb", "arguments": {"rungs": 1 + ord(rollout.text[0]) % 3}}
+        return dataclasses.replace(rollout, text=f"<tool_call>\n{json.dumps(call)}\n</tool_call>")
+
+    monkeypatch.setattr(FakeEngine, "_rollout", calling)
+    limits = {"max_turns": 2, "max_turn_tokens": 2, "max_observation_tokens": 60, "workers": 1}
+    config = fake_runs.config(
+        "ladder",
+        environment={"class": f"{path}:Ladder", **limits},
+        rewards=[],
+        sampler={"group_size": 4, "max_new_tokens": 8},
+        trainer={"steps": 1, "prompts_per_step": 3, "run_dir": str(fake_runs.folder / "ladder")},
+    )
+    assert fake_runs.train(config) == 0
+    (record,) = recorded_steps(fake_runs.folder / "ladder").values()
+    rewards = set[float]()
+    for group in read_step(record).groups:
+        for rollout in group.credited.scored.rollouts:
+            rungs = [call.arguments["rungs"] for played in rollout.episode for call in played.turn.calls]
+            told = re.search(r"Climb to rung (\d)\.$", rollout.prompt.prompt.messages[-1].content)
+            assert told is not None and not rollout.failure  # a group draws one goal, or it has failed
+            reached = float(sum(rungs) == int(told[1]))
+            assert rollout.components["reward"] == reached
+            rewards.add(reached)
+    assert rewards == {0.0, 1.0}

@@ -129,6 +129,45 @@ def test_other_spaces_of_actions_are_lists_of_numbers():
         assert found.content == "This is no action. Actions: a JSON list of 1 numbers from -1 to 1.", written
 
 
+class Unbounded(gymnasium.Env):
+    """Its actions have no bounds, and infinity breaks it."""
+
+    action_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    observation_space = action_space
+
+    def __init__(self, render_mode=None):
+        pass
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return action, float(action[0]), False, False, {}
+
+
+def test_actions_without_bounds_are_finite():
+    gymnasium.register("mmrl-tests/Unbounded-v0", Unbounded, disable_env_checker=True)
+    try:
+        game = made(id="mmrl-tests/Unbounded-v0", action="<a>(.*?)</a>", penalty=-1)
+        game.reset(prompt(), 0)
+        for written in ("[Infinity]", "[-Infinity]", "[NaN]", "[1e999]", "[1e39]"):
+            found = ask(game, f"<a>{written}</a>")
+            assert found.info == {"action": None} and found.reward == -1, written
+        assert ask(game, "<a>[2.5]</a>").reward == 2.5
+    finally:
+        del gymnasium.registry["mmrl-tests/Unbounded-v0"]
+
+
+@pytest.mark.parametrize(
+    "options", [LAKE, LAKE | {"actions": None}, {"id": "MountainCarContinuous-v0", "action": "<a>(.*?)</a>"}]
+)
+def test_its_example_is_an_action(options):
+    game = made(**options)
+    game.reset(prompt(), 0)
+    assert ask(game, game.example()).info["action"] in (0, [0.0])
+    assert made(**(options | {"action": None})).example() == ""
+
+
 def test_frames_are_shrunk_to_the_side_that_was_asked_for():
     game = made(**LAKE, render=True, image_side=64)
     shown = frame(game.reset(prompt(), 0))

@@ -7,6 +7,7 @@ import copy
 import io
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -15,7 +16,11 @@ import psutil
 import pytest
 from PIL import Image
 
+from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.errors import ConfigError
+from mmrl.rollout.episodes.failures import CallFailed
+from mmrl.rollout.episodes.observations import Answer
+from mmrl.rollout.episodes.process import EnvironmentProcess
 from mmrl.testing import check_environment
 from mmrl.types import Call, Message, Observation, Prompt, Turn
 from mmrl_environments.mcp import MCP
@@ -70,6 +75,41 @@ def die() -> str:
 
 server.run("stdio")
 '''
+PLAIN = """\
+import json, os, signal, sys, time
+
+def reply(**fields):
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **fields}), flush=True)
+
+if "stubborn" in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for line in sys.stdin:
+    asked = json.loads(line)
+    method, given = asked["method"], asked.get("params", {})
+    if "id" not in asked:
+        continue
+    if method == "initialize":
+        server = {"capabilities": {"tools": {}}, "serverInfo": {"name": "plain", "version": "1"}}
+        reply(result={"protocolVersion": given["protocolVersion"], **server})
+    elif method == "tools/list":
+        tools = [{"name": name, "inputSchema": {"type": "object"}} for name in ("where", "wrong", "hang", "die")]
+        reply(result={"tools": tools})
+    elif method != "tools/call":
+        reply(error={"code": -32601, "message": "unknown"})
+    elif given["name"] == "where":
+        found = {"pid": os.getpid(), "home": os.environ["HOME"], "folder": os.getcwd()}
+        reply(result={"content": [{"type": "text", "text": json.dumps(found)}]})
+    elif given["name"] == "wrong":
+        reply(error={"code": given["arguments"]["code"], "message": "no luck" * 1000})
+    elif given["name"] == "die":
+        os._exit(3)
+    else:
+        time.sleep(600)
+if "stubborn" in sys.argv:
+    time.sleep(600)
+"""
+"""Speaks the protocol itself: it starts in no time, and answers with any error."""
+WHERE = Call("where", {})
 PROMPT = Prompt("p", (Message("user", "?"),))
 
 
@@ -77,6 +117,12 @@ PROMPT = Prompt("p", (Message("user", "?"),))
 def command(tmp_path) -> list[str]:
     (tmp_path / "server.py").write_text(SERVER)
     return [sys.executable, str(tmp_path / "server.py")]
+
+
+@pytest.fixture
+def plain(tmp_path) -> list[str]:
+    (tmp_path / "plain.py").write_text(PLAIN)
+    return [sys.executable, "-I", "-S", str(tmp_path / "plain.py")]
 
 
 @pytest.fixture
@@ -177,6 +223,91 @@ def test_a_server_that_hangs_or_ends_fails_the_episode_and_not_the_next_one(begi
     with pytest.raises(RuntimeError, match="the MCP server"):
         play(mcp, [Call("die", {})])
     assert play(mcp, [Call("add", {"a": 1, "b": 1})])[0].content == ["2"]
+
+
+async def ask(mcp: MCP, *calls: Call) -> list:
+    return list((await mcp.step(Turn("", calls, 0, "stop", 100))).content)
+
+
+@pytest.mark.parametrize("end", [pytest.param("hang", marks=pytest.mark.full), "die", "killed"])
+def test_a_call_of_another_episode_starts_a_server_that_has_ended(begin, plain, end):
+    base = begin(plain, call_timeout_s=0.3)
+
+    async def both() -> None:
+        one, other = copy.copy(base), copy.copy(base)
+        for each in (one, other):
+            await each.reset(PROMPT, 0)
+        (first,) = map(json.loads, await ask(other, WHERE))
+        if end == "killed":
+            os.kill(first["pid"], signal.SIGKILL)
+            await asyncio.to_thread(ended, first["pid"])
+        else:
+            with pytest.raises(RuntimeError, match="did not answer within 0.3 s" if end == "hang" else "has ended in"):
+                await ask(one, Call(end, {}))
+        (second,) = map(json.loads, await ask(other, WHERE))
+        assert second["pid"] != first["pid"]
+        assert json.loads((await ask(other, WHERE))[0])["pid"] == second["pid"]
+        await asyncio.to_thread(ended, first["pid"])
+
+    asyncio.run(both())
+
+
+def ended(pid: int) -> None:
+    """Wait until the process is gone."""
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid):
+        assert time.monotonic() < deadline, f"{pid} is still there"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("code", [-32603, -32602, -32000, 7])
+def test_any_error_of_a_call_is_read_as_text_and_costs_nothing(begin, plain, code):
+    mcp = begin(plain)
+    (found, wrong, again) = play(mcp, [WHERE], [Call("wrong", {"code": code})], [WHERE])
+    assert wrong.content[0].startswith("wrong: no luck") and len(wrong.content[0]) < 2020 and not wrong.done
+    assert found.content == again.content
+
+
+def test_a_program_by_a_path_is_of_the_working_folder(begin, plain, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "server.sh").write_text(f"#!/bin/sh\nexec {' '.join(plain)}\n")
+    (tmp_path / "server.sh").chmod(0o755)
+    assert "pid" in play(begin(["./server.sh"]), [WHERE])[0].content[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"call_timeout_s": 60}, "call_timeout_s is 60, but the environment is given up after 60 s"),
+        ({"per": "episode", "start_timeout_s": 90}, "start_timeout_s is 90, but"),
+    ],
+)
+def test_a_limit_that_the_environments_own_would_cut_is_refused(begin, plain, options, message):
+    with pytest.raises(ConfigError, match=message):
+        begin(plain, **options)
+
+
+@pytest.mark.full
+def test_a_server_ends_with_its_worker_and_works_in_its_scratch_at_the_users_home(plain):
+    options = {"name": "mcp", "command": [*plain, "stubborn"], "call_timeout_s": 1}
+    process = EnvironmentProcess(EnvironmentSpec.model_validate(options))
+    try:
+        turn = Turn("", (WHERE,), 0, "stop", 100)
+        process.await_start()
+        for session in (1, 2):
+            process.call("open", session, PROMPT, 7)
+        (first,) = map(json.loads, Answer.of(process.call("step", 1, turn)).content)
+        with pytest.raises(CallFailed, match="did not answer within 1 s"):
+            process.call("step", 1, Turn("", (Call("hang", {}),), 1, "stop", 100))
+        (second,) = map(json.loads, Answer.of(process.call("step", 2, turn)).content)
+        assert first["pid"] != second["pid"] and first["home"] == second["home"] == os.environ["HOME"]
+        assert all("mmrl-environment-" in each["folder"] for each in (first, second))
+        process.kill()
+        for each in (first, second):
+            ended(each["pid"])
+    finally:
+        process.stop()
+    assert not Path(second["folder"]).exists()
 
 
 @pytest.mark.full

@@ -143,6 +143,44 @@ def test_code_that_misbehaves_is_answered_with_a_bounded_text(code, said):
     assert run(python, "7") == ["7\n"]  # what did not end is not run again
 
 
+def test_the_cells_of_a_turn_share_its_time():
+    python = begin(time_limit_s=1)
+    start = time.perf_counter()
+    calls = [Call("python", {"code": code}) for code in ("x = 1\nx", *["while True: pass"] * 6, "x")]
+    found = ask(python, *calls).content
+    assert time.perf_counter() - start < 3
+    assert found == ["1\n\n", *["The code did not end within 1 s.\n"] * 6, "The code did not end within 1 s."]
+    assert run(python, "x") == ["1\n"]  # the next turn has its own time
+
+
+def test_a_limit_that_the_environments_own_would_cut_is_refused():
+    with pytest.raises(ConfigError, match="given up after 60 s") as caught:
+        begin(time_limit_s=55)
+    assert "more than 60" in caught.value.remedy
+    begin(time_limit_s=54)
+
+
+def test_images_that_are_too_large_or_no_longer_fit_are_left_out_and_told():
+    python = begin(max_plots=8, sandbox_options={"output_bytes": 2**18})
+    code = """
+    import os
+    from PIL import Image
+    for n in range(4):  # 0.12 MB each in base64
+        Image.frombytes("RGB", (170, 170), os.urandom(3 * 170 * 170)).save(f"{n}.png", compress_level=0)
+    Image.new("RGB", (9, 9)).save("small.png")
+    """
+    text, *images = run(python, code)
+    assert [each.size for each in images] == [(170, 170), (9, 9)]
+    assert text == "(no output)\n(3 images left out: too large or too many.)"
+    text, *images = run(begin(), "open('large.png', 'wb').write(b'x' * (2**22 + 1))")
+    assert images == [] and text == "4194305\n\n(1 image left out: too large or too many.)"
+
+
+def test_a_text_of_any_characters_fits_the_output():
+    (text,) = run(begin(max_characters=10**6), "print('\U0001f600' * 3_000_000)")
+    assert len(text) > 10**6 and "left out" in text
+
+
 def test_code_that_does_not_end_is_answered_and_not_run_again():
     python = begin(time_limit_s=1)
     assert run(python, "x = 1\nwhile True: pass") == ["The code did not end within 1 s."]

@@ -51,6 +51,25 @@ def plot(sides: list[int]) -> list:
     """
     return ["a plot", np.zeros((sides[1], sides[0], 3), np.uint8)]
 
+def photo(form: str) -> list:
+    """Show a file.
+
+    Args:
+        form: Its form.
+    """
+    file = b"\\x89PNG of a file"
+    return ["a photo", {"bytes": file, "bytearray": bytearray(file), "memoryview": memoryview(file)}[form]]
+
+def odd(kind: str) -> object:
+    """Answer oddly.
+
+    Args:
+        kind: The kind.
+    """
+    circle = []
+    circle.append(circle)
+    return {"set": {1}, "object": {"deep": object()}, "circle": circle}[kind]
+
 def finish() -> Observation:
     """Finish."""
     return Observation("over", reward=2.0, done=True, info={"why": "asked"})
@@ -127,6 +146,19 @@ def test_functions_of_files_and_modules_answer_calls(file):
     assert ask(tools).done
 
 
+@pytest.mark.parametrize("form", ["bytes", "bytearray", "memoryview"])
+def test_a_list_of_a_text_and_an_encoded_image_is_both(file, form):
+    text, image = ask(begin(file, "photo"), Call("photo", {"form": form})).content
+    assert text == "a photo" and bytes(image) == b"\x89PNG of a file"
+
+
+@pytest.mark.parametrize(("kind", "said"), [("set", "a set: "), ("object", "a dict: .*object"), ("circle", "a list: ")])
+def test_an_answer_that_is_none_fails_with_its_tool_its_type_and_what_is_possible(file, kind, said):
+    with pytest.raises(TypeError, match=f"the tool 'odd' answers with {said}.*; possible: a text, an image") as caught:
+        ask(begin(file, "odd"), Call("odd", {"kind": kind}))
+    assert len(str(caught.value)) < 260
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -200,4 +232,4 @@ def test_functions_of_a_file_share_its_module_and_have_schemas(file):
     assert schema["parameters"]["required"] == ["a"]
     assert schema["parameters"]["properties"]["b"]["type"] == "integer"
     assert get_json_schema(tools[1])["function"]["name"] == "ask"
-    assert tools[0].__wrapped__.__globals__ is tools[1].__wrapped__.__globals__
+    assert tools[0].__globals__ is tools[1].__globals__

@@ -74,6 +74,14 @@ def test_pixels_are_told_where_they_are_the_coordinates():
     assert told is not None and told.content == "Image 1: 200x100 pixels.\nImage 2: 80x80 pixels."
 
 
+@pytest.mark.parametrize("options", [{"grid": 4}, {}, {"tools": ["rotate"]}, {"tools": ["mark", "crop"]}])
+def test_its_example_is_an_action(options):
+    zoom = begin(action="<zoom>(.*?)</zoom>", **options)
+    found = ask(zoom, zoom.example())
+    assert not found.done and not isinstance(found.content, str) and pixels(found).size
+    assert begin(**options).example() == ""
+
+
 def test_cells_are_numbered_from_1_row_by_row():
     zoom = begin(grid=4)
     for number, rows, columns in ((1, (0, 25), (0, 50)), (4, (0, 25), (150, 200)), (7, (25, 50), (100, 150))):
@@ -140,7 +148,7 @@ def test_a_call_that_does_not_fit_is_answered_with_what_is_possible(call, said):
     [
         ("", "Write number."), ("left", "Write number."), ("0", "from 1 to 16"), ("17", "from 1 to 16"),
         ("2.5", "number: "), ("1 2 3", "Write number."), ("rotate 90", "There is no tool 'rotate'"),
-        ("9" * 10**6, "Write number."), ("(" * 10**6, "Write number."), ("\ud800\x1b[2J<|im_end|>", "Write number."),
+        ("9" * 10**4, "Write number."), ("(" * 10**4, "Write number."), ("\ud800\x1b[2J<|im_end|>", "Write number."),
         ("1 9", "image: from 1 to 2"), ("٣", "Write number."),
     ],
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from mmrl.commands.printing import POLICY
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine_api import SamplingRequest
 from mmrl.rollout.episodes.player import EpisodePlayer
+from mmrl.rollout.episodes.process import EnvironmentFacts
 from mmrl.rollout.records.episodes import episode_fields
 from mmrl.system.clock import Clock
 from mmrl.types import EncodedPrompt, ImageRef, IntArray, Prompt, Rollout
@@ -78,7 +79,7 @@ class Walk:
 
 def walk(
     player: EpisodePlayer,
-    tools: Sequence[Mapping[str, Any]],
+    facts: EnvironmentFacts,
     folder: ModelFolder,
     end: int,
     prompt: EncodedPrompt,
@@ -93,7 +94,7 @@ def walk(
     Raises:
         EpisodeError: The environment cannot be made, or fails too often.
     """
-    chosen = scripts(tools, _answer(prompt.prompt), player.encoder)
+    chosen = scripts(facts.tools, facts.example, _answer(prompt.prompt), player.encoder)
     request = SamplingRequest(prompt, 1, 1.0, player.limits.policy_tokens, seed=0)
     requests, seeds = [request] * len(chosen), [seed] * len(chosen)
     sampler = ScriptedSampler(folder, end, chosen)

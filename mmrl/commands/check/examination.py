@@ -284,7 +284,7 @@ class _Examination:
         seed = request_seed(self.config.trainer.seed, 0, f"environment/{prompt.id}", 0)
         with playing(self.setup) as player:
             assert player is not None
-            walks = walk(player, facts.tools, folder, encoder.end_of_turn, prompt, seed)
+            walks = walk(player, facts, folder, encoder.end_of_turn, prompt, seed)
             data["prompt"], data["scripts"] = prompt.id, [each.data() for each in walks]
             self.report.show(
                 "", [f"{prompt.id}, played by scripts in place of the policy; lines of its own are marked:"]

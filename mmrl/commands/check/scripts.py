@@ -30,16 +30,18 @@ class Script:
     turns: tuple[str | None, ...]
 
 
-def scripts(tools: Sequence[Mapping[str, Any]], answer: str, encoder: PromptEncoder) -> list[Script]:
-    """A right call, a wrong one, none, and a turn without end.
+def scripts(tools: Sequence[Mapping[str, Any]], acting: str, answer: str, encoder: PromptEncoder) -> list[Script]:
+    """A right call, a wrong one, none, and a turn without end; a right action where there are no tools.
 
     Args:
         tools: JSON schemas of the environment's tools.
+        acting: A turn that acts; empty if there is none.
         answer: A reply without a call.
     """
     endless = Script("endless", (None,))
     if not tools:
-        return [Script("answer", (answer,)), Script("nonsense", ("?",)), endless]
+        right = [Script("right action", (acting, answer))] if acting else []
+        return [*right, Script("answer", (answer,)), Script("nonsense", ("?",)), endless]
     function = tools[0].get("function", tools[0])
     name, arguments = function["name"], example(function.get("parameters", {}))
     return [

@@ -24,6 +24,7 @@ class EnvironmentFacts:
     Attributes:
         tools: JSON schemas of the tools that the policy may call, as chat templates take them; empty if the worker was
             not asked for them.
+        example: A turn that acts, where actions are texts; empty if there is none, or the worker was not asked for it.
         components: Names of what it scores, beside the sum of its turns' rewards.
         timeout_s: Seconds that one call may take.
     """
@@ -31,6 +32,7 @@ class EnvironmentFacts:
     tools: tuple[dict[str, Any], ...]
     components: tuple[str, ...]
     timeout_s: float
+    example: str = ""
 
 
 class EnvironmentProcess(WorkerProcess):
@@ -107,4 +109,6 @@ class EnvironmentProcess(WorkerProcess):
             error.details = reply.get("details", "")
             raise error
         facts = reply["facts"]
-        return EnvironmentFacts(tuple(facts.get("tools", ())), tuple(facts["components"]), facts["timeout_s"])
+        return EnvironmentFacts(
+            tuple(facts.get("tools", ())), tuple(facts["components"]), facts["timeout_s"], facts.get("example", "")
+        )

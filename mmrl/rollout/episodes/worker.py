@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.errors import MMRLError
 from mmrl.interfaces import Environment
 from mmrl.plugin_host import registry
@@ -36,10 +35,12 @@ def serve() -> None:
     line = Line()
     requests = iter(line)
     spec, scratch, wants_tools = next(requests)
+    _write_into(Path(scratch))
     try:
         environment = registry.create("environment", spec)
+        environment.timeout_s = float(spec.timeout_s or environment.timeout_s)
         environment.prepare()
-        facts = _facts(environment, spec, wants_tools=wants_tools)
+        facts = _facts(environment, wants_tools=wants_tools)
     except MMRLError as error:
         parts = {"what": error.what, "where": error.where, "possible": error.possible, "remedy": error.remedy}
         line.send({"error": parts, "details": traceback.format_exc()})
@@ -47,7 +48,7 @@ def serve() -> None:
     except BaseException as error:
         line.send(raised(error))
         return
-    _move_into(Path(scratch))
+    _live_in(Path(scratch))
     line.send({"facts": facts})
     with asyncio.Runner() as runner:  # one loop for all calls: an environment may keep its connections
         sessions = Sessions(environment, Path(scratch), runner)
@@ -55,23 +56,35 @@ def serve() -> None:
             line.send({"number": count, **sessions.reply(verb, session, *arguments)})
 
 
-def _facts(environment: Environment, spec: EnvironmentSpec, *, wants_tools: bool) -> Reply:
-    timeout_s = spec.timeout_s or type(environment).timeout_s
-    facts: Reply = {"timeout_s": float(timeout_s), "components": [str(name) for name in environment.components]}
+def _facts(environment: Environment, *, wants_tools: bool) -> Reply:
+    components = [str(name) for name in environment.components]
+    facts: Reply = {"timeout_s": environment.timeout_s, "components": components}
     if wants_tools:
         from mmrl.rollout.episodes.tool_schemas import tool_schemas
 
         facts["tools"] = tool_schemas(environment.tools())
+        facts["example"] = str(environment.example())
     return facts
 
 
-def _move_into(scratch: Path) -> None:
-    """Have everything that is written without a path of its own be written there."""
-    for variable, name in ("HOME", "home"), ("TMPDIR", "tmp"):
-        (scratch / name).mkdir(parents=True)
-        os.environ[variable] = str(scratch / name)
+def _write_into(scratch: Path) -> None:
+    """Have temporary files be written there, from the start: they go with the folder, however this process ends."""
+    _set_folder("TMPDIR", scratch / "tmp")
     tempfile.tempdir = None
+
+
+def _live_in(scratch: Path) -> None:
+    """Have all else that is written without a path of its own be written there too.
+
+    That begins after ``prepare``, which reads caches of the user's HOME, and files by paths of the working folder.
+    """
+    _set_folder("HOME", scratch / "home")
     os.chdir(scratch)
+
+
+def _set_folder(variable: str, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    os.environ[variable] = str(folder)
 
 
 class Sessions:

@@ -104,6 +104,31 @@ def test_scripts_are_played_and_shown_with_the_policys_part_marked(check: Callab
     assert (endless["finish_reason"], endless["policy_tokens"], endless["inserted_tokens"]) == ("length", 400, 0)
 
 
+ACTING = """
+from mmrl import Environment, Observation
+
+class Peek(Environment):
+    def reset(self, prompt, seed): pass
+
+    def example(self):
+        return "<go>north</go>"
+
+    def step(self, turn):
+        went = "<go>" in turn.text
+        return Observation("You went." if went else "", reward=float(went), done=not went, role="user")
+"""
+
+
+def test_a_right_action_is_played_where_actions_are_texts(check: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = check("--json", text=ACTING)
+    assert code == 0, err
+    scripts = {each["script"]: each for each in json.loads(out)["episodes"]["scripts"]}
+    assert list(scripts) == ["right action", "answer", "nonsense", "endless"]
+    right = scripts["right action"]
+    assert (right["turns"], right["components"]) == (2, {"environment": 1.0})
+    assert "<go>north</go>" in right["conversation"][1]["text"] and "You went." in right["conversation"][2]["text"]
+
+
 @pytest.mark.full
 def test_people_see_limits_and_marked_lines_without_control_characters(
     check: Callable[..., tuple[int, str, str]],

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from mmrl.interfaces import Environment, tool
+from mmrl.interfaces import Arguments, Environment, ToolError, tool
 from mmrl.types import Call, Turn
 
 
@@ -50,3 +50,39 @@ def test_a_tool_gets_what_its_hints_say_or_the_policy_is_told(name, arguments, a
     turn = Turn("", (Call(name, arguments),), 0, "stop", 9)
     observation = asyncio.run(Sums(Sums.Config()).run_calls(turn))
     assert observation.content == [answer] and not observation.done
+
+
+@pytest.mark.parametrize("order", [("a", "b", "c", "d"), ("d", "c", "b", "a")])
+def test_the_first_wrong_argument_of_the_call_is_named(order):
+    """Sets of names have another order in each process."""
+
+    def four(a: int, b: int, c: int, d: int) -> None: ...
+
+    with pytest.raises(ToolError, match=f"four: {order[0]}: "):
+        Arguments(four).fit(dict.fromkeys(order, "x"))
+
+
+def test_hints_are_read_once_for_all_objects_of_a_class_and_calls_stay_their_own(monkeypatch):
+    made = []
+    original = Arguments.__init__
+    monkeypatch.setattr(Arguments, "__init__", lambda self, function: made.append(1) or original(self, function))
+
+    class Counts(Environment):
+        def reset(self, prompt, seed):
+            self.total = 0
+
+        @tool
+        def more(self, by: int) -> int:
+            """Count.
+
+            Args:
+                by: How much.
+            """
+            self.total += by
+            return self.total
+
+    one, other = Counts(Counts.Config()), Counts(Counts.Config())
+    for each in (one, other):
+        each.reset(None, 0)
+    assert [each.call(Call("more", {"by": "2"})) for each in (one, other, one)] == [2, 2, 4]
+    assert len(made) == 1
