@@ -242,6 +242,8 @@ class TrainerConfig(Section):
     """Completions per evaluation prompt: 1 is greedy, more are sampled at the sampler's temperature."""
     eval_metric: Annotated[str | None, MAY_CHANGE] = None
     """The reward whose mean is eval/accuracy; null for the first."""
+    blank_every: Annotated[CountOrNever, MAY_CHANGE] = 0
+    """Evaluations from one to the next that also answers 64 of the prompts with blank images. 0: none does."""
     save_every: Annotated[CountOrNever, MAY_CHANGE] = 20
     """Steps between checkpoints; there is also one before the first and one after the last step. 0: those alone."""
     keep_checkpoints: Annotated[Count, MAY_CHANGE] = 3
@@ -271,6 +273,11 @@ class TrainerConfig(Section):
     def evaluates(self, step: int) -> bool:
         """True if an evaluation is due after ``step`` (0: before the first), provided that there is data for it."""
         return self.eval_every > 0 and (step in (0, self.steps) or step % self.eval_every == 0)
+
+    def blanks(self, step: int) -> bool:
+        """True if the evaluation after ``step`` is one with blank images too: each ``blank_every``-th, and the last."""
+        every = self.eval_every * self.blank_every
+        return every > 0 and (step == self.steps or step % every == 0)
 
     def saves(self, step: int) -> bool:
         """True if a checkpoint is due after ``step``, which has been taken."""
@@ -377,7 +384,7 @@ class Config(Section):
             what = f"trainer.eval_metric is {trainer.eval_metric!r}, which is no reward"
             remedy = f"name one of: {', '.join(labels) or '(there are no rewards)'}"
             yield Contradiction(("trainer.eval_metric", "rewards"), what, remedy)
-        for key in ("eval_every", "eval_samples", "eval_metric"):
+        for key in ("eval_every", "eval_samples", "eval_metric", "blank_every"):
             value = getattr(trainer, key)
             if not data.eval and value != TrainerConfig.model_fields[key].default and value != 0:
                 what = f"trainer.{key} is set, but data.eval is null"

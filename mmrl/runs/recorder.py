@@ -74,6 +74,9 @@ class RunRecorder:
     def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Mapping[str, Any]) -> None:
         self._writer.start(partial(self._directory.write_rollouts, step, groups, state))
 
+    def evaluation(self, step: int, groups: Sequence[CreditedGroup], *, blank: bool) -> None:
+        self._writer.start(partial(self._directory.write_evaluation, step, groups, blank=blank))
+
     def wait_for_rollouts(self) -> None:
         self._writer.wait()
 

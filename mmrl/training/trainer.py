@@ -23,20 +23,17 @@ from mmrl.system.profiling import Profiler
 from mmrl.system.rng_state import generators, seed_generators, set_generators
 from mmrl.system.signals import Interruption, Stopped
 from mmrl.system.watchdog import Watchdog
+from mmrl.training.evaluator import EvaluationRecorder, Evaluator
 from mmrl.training.logprob_check import LogprobCheck
 from mmrl.training.sources import REACHED, SOURCES, StepRecorder, state_of, step_groups
 from mmrl.training.updater import StepResult, Updater
-from mmrl.types import EncodedPrompt
-
-MAX_HELD_OUT = 4096
-"""Encoded prompts of an evaluation that are kept for the next one, a few kB each; more are encoded again."""
 
 
-class Recorder(StepRecorder, Protocol):
+class Recorder(StepRecorder, EvaluationRecorder, Protocol):
     """The recorder of a run's numbers: its folder, the trackers and the console."""
 
     def wait_for_rollouts(self) -> None:
-        """Wait until the rollouts of all steps are on disk.
+        """Wait until the rollouts of all steps and evaluations are on disk.
 
         Raises:
             ResourceError: They cannot be written.
@@ -99,7 +96,9 @@ class Trainer:
     ) -> None:
         self._config, self._algorithm, self._engine = config, algorithm, engine
         self._encoder, self._collector = encoder, collector
-        self._evaluation, self._run, self._recorder = evaluation, context, context.recorder
+        self._run, self._recorder = context, context.recorder
+        evaluated_by = (encoder, collector, context.recorder)
+        self._evaluator = None if evaluation is None else Evaluator(config, evaluation, *evaluated_by)
         self._source = SOURCES[algorithm.source](config, algorithm, encoder, collector, context.recorder)
         self._updater = Updater(config, algorithm, context.recorder, context.interruption)
         self._check = LogprobCheck(precision, config.trainer.on_mismatch, event=context.recorder.event)
@@ -108,7 +107,6 @@ class Trainer:
         train.restore(())
         order = train.order(config.trainer.seed)
         self._prompts: PromptPrefetcher[Any] = PromptPrefetcher(train, order, self._source.make)
-        self._held_out: Sequence[EncodedPrompt] | None = None
         self._saved: int | None = None
         self._is_checked = False
         self._stop_condition = config.trainer.stop_condition
@@ -244,14 +242,16 @@ class Trainer:
 
     def _conclude(self, step: int, values: Mapping[str, float]) -> Mapping[str, float]:
         """Evaluate a finished step if that is due, and log it; returns all of its metrics."""
-        is_due = self._evaluation is not None and self._config.trainer.evaluates(step)
         found = dict[str, float]()
         try:
-            if is_due:
+            if self._evaluator is not None and self._config.trainer.evaluates(step):
                 start = time.perf_counter()
                 with self._run.watchdog.watch(f"the evaluation of step {step}"), self._run.interruption.immediate():
-                    found = self._evaluate()
+                    if self._evaluator.reads:
+                        self._prompts.wait()  # both may read from one file
+                    found = self._evaluator.evaluate(step)
                 found["perf/eval_s"] = time.perf_counter() - start
+                self._wait_for_rollouts()  # its metrics say that its groups are there
         except Stopped:  # the run goes on with this evaluation
             if self._saved != step:
                 self._save(step, values, self.state(), needed=True)
@@ -289,17 +289,6 @@ class Trainer:
         values |= clock.metrics(sum(sample.num_tokens for sample in found.samples), self._peak_flops_per_s)
         with plugin_errors(self._algorithm, "observe"):
             return values | dict(self._algorithm.observe(dict(values)))
-
-    def _evaluate(self) -> dict[str, float]:
-        if self._evaluation is None:
-            return {}
-        prompts = self._held_out
-        if prompts is None:
-            self._prompts.wait()  # both may read from one file
-            prompts = self._evaluation.each(self._encoder.encode)
-            is_small = len(prompts) <= MAX_HELD_OUT and self._config.environment is None  # which is given raw images
-            self._held_out = prompts if is_small else None
-        return dict(self._collector.evaluate(prompts).metrics)
 
     @contextmanager
     def _recording(self) -> Iterator[None]:

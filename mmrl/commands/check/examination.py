@@ -331,7 +331,7 @@ class _Examination:
         self.report.add("batches", arithmetic.data(), arithmetic.lines())
         for warning in arithmetic.warnings():
             self.report.warn(warning)
-        room = disk(self.config, self.setup.num_weights(), source.lengths, self._image_bytes())
+        room = disk(self.config, self.setup.num_weights(), source.lengths, self._image_bytes(), evaluated)
         self.report.add("disk", room.data(), room.lines())
         for problem in room.problems():
             self._note(problem)

@@ -7,6 +7,7 @@ Files of steps that older versions wrote (schema 1) are lines of such objects to
 
 from mmrl.rollout.records.lines import group_records
 from mmrl.rollout.records.reading import (
+    EVALUATIONS,
     PARQUET,
     RecordedGroup,
     RecordedRollout,
@@ -15,11 +16,13 @@ from mmrl.rollout.records.reading import (
     read_lines,
     read_rollouts,
     read_step,
+    recorded_evaluations,
     recorded_files,
     recorded_steps,
 )
 
 __all__ = [
+    "EVALUATIONS",
     "PARQUET",
     "RecordedGroup",
     "RecordedRollout",
@@ -29,6 +32,7 @@ __all__ = [
     "read_lines",
     "read_rollouts",
     "read_step",
+    "recorded_evaluations",
     "recorded_files",
     "recorded_steps",
 ]

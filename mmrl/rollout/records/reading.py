@@ -31,6 +31,8 @@ from mmrl.types import (
 
 PARQUET = "parquet"
 """The suffix of a step's file since schema 2."""
+EVALUATIONS = "evaluations"
+"""The folder of a run with the groups of its evaluations."""
 _OF_A_RUN = ("rollouts", "attempts.jsonl", "events.jsonl")
 """A folder that has one of these is a run's, whose other lines are no rollouts."""
 
@@ -165,7 +167,21 @@ def recorded_files(path: str | Path) -> list[Path]:
 
 def recorded_steps(run: Path) -> dict[int, Path]:
     """The file of each step that a run has recorded, in order."""
-    names = {re.fullmatch(r"step-(\d+)", name): file for name, file in _by_name(run / "rollouts").items()}
+    return _numbered(run / "rollouts", "step")
+
+
+def recorded_evaluations(run: Path, *, blank: bool = False) -> dict[int, Path]:
+    """The file of each evaluation that a run has recorded, by step, in order.
+
+    Args:
+        blank: True for those of prompts whose images were blank.
+    """
+    return _numbered(run / EVALUATIONS, "blank" if blank else "step")
+
+
+def _numbered(folder: Path, word: str) -> dict[int, Path]:
+    """The files of a folder that are called by this word and a number, by that number."""
+    names = {re.fullmatch(rf"{word}-(\d+)", name): file for name, file in _by_name(folder).items()}
     return dict(sorted((int(name[1]), file) for name, file in names.items() if name))
 
 
