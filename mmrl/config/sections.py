@@ -6,10 +6,20 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, JsonValue
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from mmrl.config.base import MAY_CHANGE, Contradiction, Count, CountOrNever, MayChange, Seconds, Section, Text
-from mmrl.config.plugin_specs import NONE, DatasetSpec, EnvironmentSpec, Kind, PluginSpec, RewardSpec
+from mmrl.config.plugin_specs import (
+    EVERY,
+    NONE,
+    DatasetSpec,
+    EnvironmentSpec,
+    Kind,
+    MonitorSpec,
+    PluginSpec,
+    RewardSpec,
+)
+from mmrl.config.policy import ModelConfig
 from mmrl.config.stop_condition import StopCondition
 from mmrl.config.yaml_tree import to_flow
 from mmrl.types import ENVIRONMENT
@@ -40,53 +50,17 @@ def _condition(text: str) -> str:
     return text
 
 
+_EVERY = (MonitorSpec(name=EVERY),)
+
+
+def _every(value: Any) -> Any:
+    return _EVERY if value == EVERY else value
+
+
 _TRUNCATED = (
     "log-probs would be renormalised over the tokens that are left, which the learner cannot reproduce;"
     " set top_p: 1.0, top_k: -1"
 )
-
-
-class LoraConfig(Section):
-    """Low-rank adapters (LoRA) beside linear layers, whose weights stay as they are."""
-
-    rank: Annotated[int, Field(ge=1, le=4096)] = 16
-    """Rank of the adapters' product."""
-    alpha: Annotated[int, Field(ge=1, le=10**6)] = 32
-    """The product is scaled by alpha / rank."""
-    targets: Annotated[tuple[Text, ...], Field(min_length=1, strict=False)] = ("language",)
-    """Linear layers to adapt: language, vision, projector, ends of their names such as q_proj, patterns with *."""
-
-
-class ModelConfig(Section):
-    """The policy."""
-
-    path: Annotated[Text, MAY_CHANGE]
-    """A Hugging Face model folder, or a name on the hub."""
-    revision: Annotated[Text | None, MAY_CHANGE] = None
-    """Branch, tag or commit of a model on the hub; null is its default branch."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of weights and activations; auto is bfloat16 on a GPU and float32 on a CPU."""
-    freeze: Annotated[tuple[Literal["vision", "projector", "language"], ...], Field(strict=False)] = ()
-    """Parts that are not trained: any of vision, projector, language."""
-    gradient_checkpointing: Annotated[bool, MAY_CHANGE] = True
-    """Recompute activations in the backward pass, for less memory and more time."""
-    lora: LoraConfig | None = None
-    """Train low-rank adapters in place of the weights; null trains the weights."""
-    quantize: Literal["nf4"] | None = None
-    """nf4: beside adapters, keep the weights of the language model's linear layers in 4 bits in the learner (QLoRA)."""
-    trust_remote_code: Annotated[bool, MAY_CHANGE] = False
-    """Run Python code that comes with the model's folder."""
-
-    def contradictions(self) -> Iterator[Contradiction]:
-        if len(set(self.freeze)) == 3:
-            yield Contradiction(("freeze",), "model.freeze leaves nothing to train", "leave out at least one part")
-        if self.freeze and self.lora:
-            what = "model.lora trains its adapters and no weight, so there is nothing to freeze"
-            remedy = "remove model.freeze, and name the layers in model.lora.targets"
-            yield Contradiction(("freeze", "lora"), what, remedy)
-        if self.quantize and not self.lora:
-            what = "weights in 4 bits cannot be trained, and model.lora is null, so there is nothing to train"
-            yield Contradiction(("quantize", "lora"), what, "set model.lora, or remove model.quantize")
 
 
 class DataConfig(Section):
@@ -260,6 +234,8 @@ class TrainerConfig(Section):
     """Folder of everything that the run writes."""
     on_mismatch: Annotated[Literal["stop", "warn"], MAY_CHANGE] = "stop"
     """Reaction when sampler and learner disagree about log-probs."""
+    on_alarm: Annotated[Literal["warn", "stop"], MAY_CHANGE] = "warn"
+    """stop: an alarm of a monitor ends the run, with a checkpoint and exit code 6."""
     step_timeout_s: Annotated[Seconds | None, MAY_CHANGE] = None
     """Seconds that a step, evaluation or checkpoint may take; then Ray ranks restart, or the run ends. null: any."""
     max_restarts: Annotated[int, Field(ge=0, le=1000), MAY_CHANGE] = 3
@@ -320,6 +296,8 @@ class Config(Section):
     cluster: Annotated[ClusterConfig, MAY_CHANGE] = Field(default_factory=ClusterConfig)
     trackers: Annotated[tuple[PluginSpec, ...], Field(strict=False), MAY_CHANGE] = ()
     """Trackers, which get metrics beside metrics.jsonl and the console."""
+    monitors: Annotated[tuple[MonitorSpec, ...], Field(strict=False), BeforeValidator(_every), MAY_CHANGE] = _EVERY
+    """Monitors, which look at each step and tell what goes wrong; `all` is every installed one, [] is none."""
 
     @property
     def accuracy(self) -> str | None:
@@ -349,6 +327,9 @@ class Config(Section):
             yield "environment", "environment", self.environment
         for index, tracker in enumerate(self.trackers):
             yield f"trackers.{index}", "tracker", tracker
+        for index, monitor in enumerate(self.monitors):
+            if monitor.name != EVERY:
+                yield f"monitors.{index}", "monitor", monitor
 
     def contradictions(self) -> Iterator[Contradiction]:
         """Those of every section, then those between sections."""
@@ -356,6 +337,7 @@ class Config(Section):
             if isinstance(section, Section):
                 yield from (found.below(name) for found in section.contradictions())
         yield from self._of_rewards()
+        yield from self._of_monitors()
         yield from self._of_evaluation()
         yield from self._of_sizes()
         if self.environment is not None:
@@ -373,6 +355,14 @@ class Config(Section):
             if len({reward.weight for reward in rewards}) > 1:
                 what = f"the rewards called {label!r} have different weights, and are one component of the sum"
                 yield Contradiction(("rewards",), what, "give them the same weight, or labels of their own")
+
+    def _of_monitors(self) -> Iterator[Contradiction]:
+        labels = [monitor.label for monitor in self.monitors]
+        for label in sorted({label for label in labels if labels.count(label) > 1}):
+            yield Contradiction(("monitors",), f"two monitors are called {label!r}", "keep one")
+        if any(each.name == EVERY and (each.off or each.options) for each in self.monitors):
+            what, remedy = f"{EVERY!r} stands for other monitors", "give options to a monitor that you name beside it"
+            yield Contradiction(("monitors",), f"{what}, and has no options", remedy)
 
     def _of_evaluation(self) -> Iterator[Contradiction]:
         data, trainer = self.data, self.trainer

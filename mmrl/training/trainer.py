@@ -13,8 +13,9 @@ from mmrl.config.problems import suggestion
 from mmrl.config.sections import Config
 from mmrl.data.prompts import PromptSource
 from mmrl.engine_api import Engine, Learner, PromptEncoder
-from mmrl.errors import RankLostError, ResourceError, plugin_errors
-from mmrl.interfaces import Algorithm
+from mmrl.errors import NumericsError, RankLostError, ResourceError, plugin_errors
+from mmrl.interfaces import Alarm, Algorithm
+from mmrl.ops.alarms import Looked
 from mmrl.rollout.collector import Collector
 from mmrl.rollout.prefetch import PromptPrefetcher
 from mmrl.system.clock import Clock
@@ -38,6 +39,10 @@ class Recorder(StepRecorder, EvaluationRecorder, Protocol):
         Raises:
             ResourceError: They cannot be written.
         """
+        ...
+
+    def look(self, step: int, values: Mapping[str, float]) -> Looked:
+        """Show a finished step to the monitors, before it is logged; tells their alarms."""
         ...
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
@@ -111,6 +116,7 @@ class Trainer:
         self._is_checked = False
         self._stop_condition = config.trainer.stop_condition
         self._has_warned = False
+        self._alarms: Sequence[Alarm] = ()
         self._freed = FreedMemory()
 
     def fit(
@@ -135,8 +141,11 @@ class Trainer:
                 self._save(0, {}, self.state(), needed=False)
             elif not is_saved:
                 self._save(done, pending or {}, self.state(), needed=True)
-            if pending is not None and self._is_enough(done, self._conclude(done, pending)):
-                return
+            if pending is not None:
+                values = self._conclude(done, pending)
+                self._heed_alarms(done, values)
+                if self._is_enough(done, values):
+                    return
             for step in range(done + 1, self._config.trainer.steps + 1):
                 if self._is_enough(step, self._step(step)):
                     return
@@ -198,6 +207,7 @@ class Trainer:
         if self._run.interruption.stopped is not None and self._saved != step:  # a signal came since a save was due
             self._save(step, values, self.state(), needed=True)
         self._run.interruption.check()
+        self._heed_alarms(step, everything)
         self._freed.give_back()
         return everything
 
@@ -259,9 +269,28 @@ class Trainer:
         except BaseException:  # the step is done, whatever happens to its evaluation
             self._recorder.log(step, values)
             raise
-        values = {**values, **found}
+        seen = self._recorder.look(step, {**values, **found})
+        self._alarms = seen.alarms
+        values = {**values, **found, **seen.metrics}
         self._recorder.log(step, values)
         return values
+
+    def _heed_alarms(self, step: int, values: Mapping[str, float]) -> None:
+        """End the run at an alarm, if ``trainer.on_alarm`` says so; the step then gets a checkpoint.
+
+        Raises:
+            NumericsError: There is one.
+        """
+        if not self._alarms or self._config.trainer.on_alarm != "stop":
+            return
+        if self._saved != step:
+            self._save(step, values, self.state(), needed=True)
+        told = "; ".join(f"{alarm.monitor}: {alarm.message}" for alarm in self._alarms)
+        raise NumericsError(
+            f"the run ends after step {step}, which has a checkpoint: {told}",
+            where="trainer.on_alarm: stop",
+            remedy="the same command goes on from there; trainer.on_alarm: warn ends no run",
+        )
 
     def train_step(self, step: int) -> dict[str, float]:
         """Sample, score, assign credit, update; returns the step's metrics."""

@@ -23,6 +23,7 @@ from mmrl.engine.admissions import OneByOneSampler
 from mmrl.engine_api import SamplingRequest, UpdateResult
 from mmrl.errors import ConfigError, DataError, NumericsError, PluginError, ResourceError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, Refill
+from mmrl.ops.alarms import Looked
 from mmrl.rollout.collector import Collector
 from mmrl.rollout.rewards.failures import Failure, Failures, RewardError
 from mmrl.rollout.rewards.scorer import Scorer
@@ -189,12 +190,16 @@ class FakeRecorder:
     logged: dict[int, dict[str, float]] = field(default_factory=dict)
     rolled: dict[int, list[CreditedGroup]] = field(default_factory=dict)
     begun: dict[int, Any] = field(default_factory=dict)
+    looks: dict[int, Looked] = field(default_factory=dict)
     evaluated: dict[tuple[str, int], list[CreditedGroup]] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     saved: list[int] = field(default_factory=list)
     states: dict[int, Any] = field(default_factory=dict)
     ledger: list[tuple[int, int, list[Any]]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
+
+    def look(self, step: int, values: Any) -> Looked:
+        return self.looks.get(step, Looked())
 
     def log(self, step: int, values: Any) -> None:
         self.logged[step] = dict(values)
