@@ -31,6 +31,7 @@ _COMMANDS = {
     "doctor": ("doctor.command", "check versions, devices and the engines' numbers"),
     "replay": ("replay.command", "take finished steps of a run again, from its record"),
     "rollouts": ("rollouts", "print the completions that a run has recorded"),
+    "monitor": ("monitor", "print the alarms of a recorded run"),
     "rewards": ("rewards.command", "try a reward"),
     "init": ("init.command", "write a first config, or a plugin package, to edit"),
 }

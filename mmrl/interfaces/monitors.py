@@ -67,7 +67,7 @@ def _nothing() -> tuple[()]:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What a step sampled, as ``measure`` sees it; each property is read when it is first asked for.
+    """The groups of a step, as ``measure`` sees them; each property is read when it is first asked for.
 
     Attributes:
         step: 0 is before the first, when there may be an evaluation.
@@ -153,7 +153,7 @@ class Finding:
 
     Attributes:
         severity: 1 or more is a hit. Less than 0.8 ends an alarm: only after that there can be another.
-        what: What is wrong, as a sentence without its end, such as ``longer completions earn more``.
+        what: The fault, as a sentence without its end, such as ``longer completions earn more``.
         remedy: What to do.
         values: The numbers that show it, by names that a reader understands, ``baseline_length``.
         cause: Its name among the findings of a monitor; each has alarms of its own.

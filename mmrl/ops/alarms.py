@@ -26,7 +26,7 @@ QUIET_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What monitors made of a step.
+    """The monitors' answer to a step.
 
     Attributes:
         metrics: Their numbers, by the names under which they are logged.
@@ -211,7 +211,7 @@ def found_by(monitor: Monitor, view: StepView) -> list[Finding]:
 def message_of(finding: Finding, since: int) -> str:
     """A finding in words: what, since when, the numbers, and what to do."""
     numbers = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in finding.values.items())
-    return f"{finding.what} since step {since}{f' ({numbers})' if numbers else ''}: {finding.remedy}"
+    return f"{finding.what}, since step {since}{f' ({numbers})' if numbers else ''}: {finding.remedy}"
 
 
 def _is_number(value: Any) -> bool:

@@ -101,19 +101,14 @@ def recorded_alarms(
     """
     facts, found = facts_of(config), monitors_of(config, on_fault) if monitors is None else monitors
     watch = Watch(found, facts, config.trainer.steps, on_fault)
-    steps, evaluations = recorded_steps(path), recorded_evaluations(path)
-    blanks = recorded_evaluations(path, blank=True)
+    files = recorded_steps(path), recorded_evaluations(path), recorded_evaluations(path, blank=True)
+    before = frozenset[GroupKey]()
     for step, metrics in read_metrics(path).items():
-        record = StepRecord(
-            step,
-            facts,
-            partial(_recorded_groups, steps, step),
-            partial(_recorded_groups, evaluations, step),
-            partial(_recorded_groups, blanks, step),
-            partial(_recorded_keys, steps, step - 1),
-        )
-        is_recorded = step in steps or step in evaluations or step in blanks
-        yield from watch.look(step, metrics, record if is_recorded else None).alarms
+        groups, evaluated, blank = (_recorded_groups(each, step) for each in files)
+        readers = partial(list, groups), partial(list, evaluated), partial(list, blank), partial(frozenset, before)
+        is_recorded = any(step in each for each in files)
+        yield from watch.look(step, metrics, StepRecord(step, facts, *readers) if is_recorded else None).alarms
+        before = _trained_keys(groups)
 
 
 def monitors_of(config: Config, on_fault: OnFault) -> dict[str, Monitor]:
