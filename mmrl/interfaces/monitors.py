@@ -3,9 +3,9 @@
     [project.entry-points."mmrl.monitors"]
     loud = "my_package.loud:Loud"
 
-A monitor has no memory. What it takes from a step's groups are numbers, which are logged beside the metrics (``measure``).
-What it finds follows from metrics alone (``look``). So a run that goes on finds what an unbroken one finds, and `mmrl
-monitor` finds the same in a run that is recorded.
+A monitor has no memory. What it takes from a step's groups are numbers, which are logged beside the metrics
+(``measure``). What it finds follows from metrics alone (``look``). So a run that goes on finds what an unbroken one
+finds, and `mmrl monitor` finds the same in a run that is recorded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """From metrics to alarms: curves that grow, and what all monitors share, so that their alarms are worth reading.
 
-A finding becomes an alarm once it has held for as many looks in a row as it needs (``Finding.hits``). It then holds until
-its severity falls below ``WELL``. The same cause makes no other alarm before that, nor within ``QUIET_STEPS`` steps.
+A finding becomes an alarm once it has held for as many looks in a row as it needs (``Finding.hits``). It then holds
+until its severity falls below ``WELL``. The same cause makes no other alarm before that, nor within ``QUIET_STEPS``
+steps.
 """
 
 from __future__ import annotations

@@ -147,9 +147,7 @@ class Disk:
             yield f"the run may write {gigabytes(self.needed)} of the {gigabytes(self.free)} that are free"
 
 
-def disk(
-    config: Config, num_weights: int | None, lengths: Sequence[int], image_bytes: int, evaluated: int = 0
-) -> Disk:
+def disk(config: Config, num_weights: int | None, lengths: Sequence[int], image_bytes: int, evaluated: int = 0) -> Disk:
     """Room on the disk.
 
     Args:

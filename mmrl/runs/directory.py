@@ -260,9 +260,7 @@ class RunDirectory:
         """
         self._write_groups(EVALUATIONS, f"{'blank' if blank else 'step'}-{step:06d}", groups, {})
 
-    def _write_groups(
-        self, folder: str, name: str, groups: Iterable[CreditedGroup], state: Mapping[str, Any]
-    ) -> Path:
+    def _write_groups(self, folder: str, name: str, groups: Iterable[CreditedGroup], state: Mapping[str, Any]) -> Path:
         from mmrl.rollout.records.writing import write_groups
 
         failpoints.reach(f"{folder}.begin")

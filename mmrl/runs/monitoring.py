@@ -1,4 +1,4 @@
-"""The monitors of a run: which ones, what they see of a step that is finished, and the same of a run that is recorded."""
+"""The monitors of a run: which ones, what they see of a finished step, and the same of a run that is recorded."""
 
 from __future__ import annotations
 
@@ -57,10 +57,13 @@ class Monitoring:
 
     def look(self, step: int, metrics: Mapping[str, float], groups: StepGroups) -> Looked:
         """The monitors' numbers of a step, and its alarms."""
+        sampled = groups.sampled
+        if self._watch is None and not sampled:  # perhaps a step of an earlier attempt, which was not yet evaluated
+            sampled = _recorded_groups(recorded_steps(self._path), step)
         record = StepRecord(
             step,
             facts_of(self._config),
-            lambda: groups.sampled,
+            lambda: sampled,
             lambda: groups.evaluated,
             lambda: groups.blank,
             self._previous(step),
@@ -68,7 +71,7 @@ class Monitoring:
         if self._watch is None:
             self._watch = self._replayed(step)
         found = self._watch.look(step, metrics, record)
-        self._trained = _trained_keys(groups.sampled)
+        self._trained = _trained_keys(sampled)
         return found
 
     def _replayed(self, step: int) -> Watch:
@@ -161,7 +164,8 @@ def _others(config: Config) -> list[PluginInfo]:
         return []
     named = {name for spec in _named(config) for name in (spec.name, spec.label)}
     found = [info for info in registry.list_plugins() if info.kind == "monitor"]
-    return list({info.name: info for info in reversed(found) if not {info.name, _long_name(info)} & named}.values())[::-1]
+    others = [info for info in found if not {info.name, _long_name(info)} & named]
+    return list({info.name: info for info in reversed(others)}.values())[::-1]
 
 
 def _long_name(info: PluginInfo) -> str:

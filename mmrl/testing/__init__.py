@@ -2,9 +2,9 @@
 
     from mmrl.testing import check_algorithm, check_dataset, check_environment, check_monitor, check_reward, replay
 
-- ``check_algorithm``, ``check_reward``, ``check_dataset``, ``check_environment`` and ``check_monitor`` take a plugin's name, its class, or
-  the plugin, and raise PluginError with the first rule that it breaks, the values that show it, and what to do. `mmrl
-  plugins --check` calls them for installed plugins.
+- ``check_algorithm``, ``check_reward``, ``check_dataset``, ``check_environment`` and ``check_monitor`` take a plugin's
+  name, its class, or the plugin, and raise PluginError with the first rule that it breaks, the values that show it, and
+  what to do. `mmrl plugins --check` calls them for installed plugins.
 - ``alarms_of`` gives the alarms of a monitor on metrics that are made by hand.
 - ``make_rollouts`` makes rollouts from texts, for a reward's own tests.
 - ``read_rollouts`` reads the rollouts of any RUN/rollouts file, to try a reward on a policy's real completions, as

@@ -103,6 +103,7 @@ def check_monitor(monitor: str | type[Monitor] | Monitor, *, options: Mapping[st
 def _check_run(monitor: Monitor, name: str, values: Made | None) -> None:
     history, rng = History(), np.random.default_rng(0)
     groups = _groups()
+    before = _content(groups)
     for step in range(STEPS + 1):
         metrics = dict(_metrics(step, values, rng))
         record = StepRecord(step, FACTS, *_readers(step, groups if values is not None else ()))
@@ -112,17 +113,16 @@ def _check_run(monitor: Monitor, name: str, values: Made | None) -> None:
         history.add(step, metrics)
         view = StepView(step, STEPS, FACTS, metrics, "mine", history.curve)
         _check_findings(monitor, view, where)
+    if _content(groups) != before:
+        raise broken(monitor, "groups stay as they are", name, "work on copies of what they hold")
 
 
 def _measured(monitor: Monitor, record: StepRecord, where: str) -> dict[str, float]:
-    before = _content(record)
     try:
         found, again = measured_by(monitor, record), measured_by(_other(monitor), record)
     except MMRLError as error:
         remedy = "answer {} where a step cannot tell: many have no groups, some groups have no valid rollout"
         raise failed(monitor, f"every step can be measured ({where})", error, remedy) from error
-    if _content(record) != before:
-        raise broken(monitor, "groups stay as they are", where, "work on copies of what they hold")
     if found != again:
         what = f"{where}: {found}, then {again}"
         raise broken(monitor, "the same groups give the same numbers", what, "keep nothing on self, and draw nothing")
@@ -133,7 +133,7 @@ def _check_findings(monitor: Monitor, view: StepView, where: str) -> None:
     try:
         found, again = found_by(monitor, view), found_by(_other(monitor), view)
     except MMRLError as error:
-        remedy = "leave out a cause that a step does not tell of: StepView.get answers None for a metric that is not there"
+        remedy = "leave out a cause that a step does not tell of: StepView.get answers None where a metric is missing"
         raise failed(monitor, f"every step can be looked at ({where})", error, remedy) from error
     if found != again:
         remedy = "keep nothing on self: what was before is in StepView.curve, and numbers of groups come from measure"
@@ -187,6 +187,6 @@ def _groups() -> list[CreditedGroup]:
     return [*found[:-1], CreditedGroup(last.scored, last.advantages, [np.zeros(0, np.float32)] * len(last.logprobs))]
 
 
-def _content(record: StepRecord) -> str:
+def _content(groups: Sequence[CreditedGroup]) -> str:
     with np.printoptions(threshold=sys.maxsize):
-        return repr((record.groups, record.evaluation, record.blank))
+        return repr(groups)

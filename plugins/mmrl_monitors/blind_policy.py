@@ -22,7 +22,7 @@ from mmrl.interfaces import Finding, Monitor, PluginConfig, StepView
 
 _REMEDY = (
     "look at the answers without images (RUN/evaluations/blank-*.parquet), check that training images are what they "
-    "should be, leave out prompts whose text tells the answer, or go back to an earlier checkpoint with a lower learner.lr"
+    "should be, leave out prompts whose text tells the answer, or go back to a checkpoint with a lower learner.lr"
 )
 
 
@@ -42,7 +42,8 @@ class BlindPolicy(Monitor):
     def look(self, step: StepView) -> Sequence[Finding]:
         gap, blank = step.get("eval_blank/accuracy_gap"), step.get("eval_blank/accuracy")
         earlier = step.curve("eval_blank/accuracy_gap").values[:-1]
-        if gap is None or blank is None or len(earlier) == 0 or (largest := float(earlier.max())) < self.config.least_gap:
+        largest = float(earlier.max(initial=0.0))
+        if gap is None or blank is None or largest < self.config.least_gap:
             return ()
         first = float(step.curve("eval_blank/accuracy").values[0])
         values = {"gap": gap, "largest_gap": largest, "accuracy_without_images": blank}

@@ -1,7 +1,7 @@
 """Completions that are no language any more, in the two forms that prime-rl filters (prime-rl#2245).
 
 - ``repeats``: completions with a long run of tokens that the sampler was nearly certain of, as in a loop.
-- ``rare_tokens``: completions with a token of the vocabulary's rare end to which the sampler gave next to nothing, fewer
+- ``rare_tokens``: completions with a token of the vocabulary's rare end to which the sampler gave next to nothing, less
   than a draw from all tokens would.
 """
 

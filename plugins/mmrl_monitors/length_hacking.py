@@ -63,8 +63,8 @@ class LengthHacking(Monitor):
         return Finding(
             min(share / self.config.truncated, share / max(self.config.growth * start.median, 1e-6)),
             "completions are cut off at the limit of their length",
-            "raise sampler.max_new_tokens if they were on the way to an answer; else leave them out of the loss, or add a "
-            "penalty of length",
+            "raise sampler.max_new_tokens if they were on the way to an answer; else leave them out of the loss, or "
+            "add a penalty of length",
             {"truncated": share, "truncated_at_the_start": start.median},
             "truncated",
         )

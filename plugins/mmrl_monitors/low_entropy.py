@@ -1,8 +1,8 @@
 """A policy that has stopped to explore (The entropy mechanism of RL for reasoning, arXiv:2505.22617).
 
 Entropy falls in every run that learns: by 73 % in 200 steps is nothing unusual. What is unusual is ``early``, under a
-fifth of the start in the first half of a run, and ``none``, close to 0. A run in which nearly every prompt is right all the
-time may be sure of its answers: there it is no alarm. Nor is it one for demonstrations.
+fifth of the start in the first half of a run, and ``none``, close to 0. A run in which nearly every prompt is right all
+the time may be sure of its answers: there it is no alarm. Nor is it one for demonstrations.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ class LowEntropy(Monitor):
         floor = max(entropy, 1e-9)
         early = self.config.share * start.median / floor
         none = min(self.config.least, start.median / 2) / floor
-        findings = [
-            Finding(0.0 if is_sure else none, "the policy's entropy is close to 0", _REMEDY, values, "none")
-        ]
+        findings = [Finding(0.0 if is_sure else none, "the policy's entropy is close to 0", _REMEDY, values, "none")]
         if step.step < self.config.before * step.num_steps:
             what = "entropy has fallen early"
             findings.append(Finding(0.0 if is_sure else early, what, _REMEDY, values, "early"))

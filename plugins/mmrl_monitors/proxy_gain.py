@@ -64,8 +64,8 @@ class ProxyGain(Monitor):
         return Finding(
             rise / self.config.deviations if is_flat else 0.0,
             "the training reward rises and held-out accuracy does not",
-            "read completions with a high reward (`mmrl rollouts RUN --where 'reward>=1'`): what earns it may not be the "
-            "answer; name the component that tells right from wrong in trainer.eval_metric, and add held-out prompts",
+            "read completions with a high reward (`mmrl rollouts RUN --where 'reward>=1'`): what earns it may not be "
+            "the answer; name the component that tells right from wrong in trainer.eval_metric",
             {"reward": end, "reward_before": begin, "held_out": since[-1], "held_out_before": before},
             "held_out",
             hits=2,

@@ -64,8 +64,8 @@ class RewardFaults(Monitor):
         yield Finding(
             float(is_hit),
             "no completion of any prompt has been right",
-            "compare completions with reference answers (`mmrl check`, `mmrl rewards test`): the column, the form of the "
-            "answers or trainer.eval_metric may be wrong; else the prompts are too hard",
+            "compare completions with reference answers (`mmrl check`, `mmrl rewards test`): the column, the form of "
+            "the answers or trainer.eval_metric may be wrong; else the prompts are too hard",
             {"steps": float(len(wrong))},
             "never_right",
             hits=1,

@@ -47,8 +47,8 @@ class SameAnswers(Monitor):
             Finding(
                 min(few, wrong / self.config.wrong),
                 "prompts that are never right get one wrong answer again and again",
-                "raise sampler.temperature or the entropy bonus, warm up on demonstrations of such prompts, or leave them "
-                "out: more completions of them find nothing else",
+                "raise sampler.temperature or the entropy bonus, warm up on demonstrations of such prompts, or leave "
+                "them out: more completions of them find nothing else",
                 {"distinct_answers": distinct or 0.0, "wrong_prompts": wrong},
             ),
         )

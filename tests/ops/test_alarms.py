@@ -22,7 +22,10 @@ class Level(Monitor):
     def look(self, step: StepView) -> Sequence[Finding]:
         pairs = {"": step.get("level"), "other": step.get("other")}
         found = {cause: value for cause, value in pairs.items() if value is not None}
-        return [Finding(value, "it is high", "lower it", {"a_level": value}, cause, self.hits) for cause, value in found.items()]
+        return [
+            Finding(value, "it is high", "lower it", {"a_level": value}, cause, self.hits)
+            for cause, value in found.items()
+        ]
 
 
 def levels(*values: float | None) -> dict[int, dict[str, float]]:

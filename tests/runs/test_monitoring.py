@@ -177,7 +177,9 @@ def test_all_means_every_installed_one_but_those_that_are_named(monkeypatch: pyt
     some = found([{"name": "dead_groups", "steps": 3}, {"name": "all"}, {"name": "wild_gradient", "off": True}])
     assert set(some) == set(every) - {"wild_gradient"} and some["dead_groups"]["steps"] == 3
     assert set(found([{"name": "mmrl-train:dead_groups"}])) == {"dead_groups"}
-    assert set(found([{"name": "mmrl-train:dead_groups", "off": True}, {"name": "all"}])) == set(every) - {"dead_groups"}
+    assert set(found([{"name": "mmrl-train:dead_groups", "off": True}, {"name": "all"}])) == set(every) - {
+        "dead_groups"
+    }
     assert faults == []
     absent = PluginInfo("monitor", "absent", "theirs", "1.0", "nowhere:Absent")
     installed = registry.list_plugins()
