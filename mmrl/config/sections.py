@@ -9,17 +9,16 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from mmrl.config.base import MAY_CHANGE, Contradiction, Count, CountOrNever, MayChange, Seconds, Section, Text
+from mmrl.config.data import DataConfig
 from mmrl.config.plugin_specs import (
     EVERY,
     NONE,
-    DatasetSpec,
     EnvironmentSpec,
     Kind,
     MonitorSpec,
     PluginSpec,
     RewardSpec,
 )
-from mmrl.config.policy import ModelConfig
 from mmrl.config.stop_condition import StopCondition
 from mmrl.config.yaml_tree import to_flow
 from mmrl.types import ENVIRONMENT
@@ -63,56 +62,47 @@ _TRUNCATED = (
 )
 
 
-class DataConfig(Section):
-    """The datasets, and how rows become prompts."""
+class LoraConfig(Section):
+    """Low-rank adapters (LoRA) beside linear layers, whose weights stay as they are."""
 
-    train: Annotated[DatasetSpec, MAY_CHANGE]
-    """The dataset to train on."""
-    mix: Annotated[tuple[DatasetSpec, ...], Field(strict=False), MAY_CHANGE] = ()
-    """Further datasets to train on, mixed with `train` by weight."""
-    eval: Annotated[DatasetSpec | None, MAY_CHANGE] = None
-    """The dataset to evaluate on; null for none."""
-    prompt_template: Annotated[str | None, MAY_CHANGE] = None
-    """Jinja text for the last user turn, or a path to a .jinja or .j2 file; null leaves the turn as it is."""
-    system_prompt: Annotated[str | None, MAY_CHANGE] = None
-    """A system turn put before each conversation that has none."""
-    max_prompt_tokens: Annotated[Count, MAY_CHANGE] = 2048
-    """Longest prompt, image tokens included."""
-    overlong: Annotated[Literal["drop", "fail"], MAY_CHANGE] = "drop"
-    """Treatment of a longer prompt."""
-    on_bad_row: Annotated[Literal["drop", "fail"], MAY_CHANGE] = "drop"
-    """Treatment of a row that cannot be used: a null, a damaged image, a placeholder too many."""
-    max_bad_rows: Annotated[float, Field(ge=0, le=1), MAY_CHANGE] = 0.01
-    """Share of bad rows above which a dataset is refused."""
-    scan_rows: Annotated[Count, MAY_CHANGE] = 100_000
-    """Training rows up to which all are read and measured before the run starts; of more, each is when it is reached.
-    A run that goes on keeps the way that it began with."""
-    max_images: Annotated[Annotated[int, Field(ge=0, le=10**6)] | None, MAY_CHANGE] = None
-    """Most images in a prompt: a row with more cannot be used. null: any number; it must be set if a model reads images
-    and there are more training rows than `scan_rows`."""
-    image_root: Annotated[Text | None, MAY_CHANGE] = None
-    """Folder that relative image paths start from and stay below; null is the dataset's own."""
-    min_pixels: Count = 3136
-    """Smaller images are enlarged to this many pixels, or whole tiles if the model cuts images into tiles."""
-    max_pixels: Count = 1003520
-    """Larger images are reduced to this many pixels, or to the whole tiles that fit: InternVL's have 200704 each."""
+    rank: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Rank of the adapters' product."""
+    alpha: Annotated[int, Field(ge=1, le=10**6)] = 32
+    """The product is scaled by alpha / rank."""
+    targets: Annotated[tuple[Text, ...], Field(min_length=1, strict=False)] = ("language",)
+    """Linear layers to adapt: language, vision, projector, ends of their names such as q_proj, patterns with *."""
+
+
+class ModelConfig(Section):
+    """The policy."""
+
+    path: Annotated[Text, MAY_CHANGE]
+    """A Hugging Face model folder, or a name on the hub."""
+    revision: Annotated[Text | None, MAY_CHANGE] = None
+    """Branch, tag or commit of a model on the hub; null is its default branch."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of weights and activations; auto is bfloat16 on a GPU and float32 on a CPU."""
+    freeze: Annotated[tuple[Literal["vision", "projector", "language"], ...], Field(strict=False)] = ()
+    """Parts that are not trained: any of vision, projector, language."""
+    gradient_checkpointing: Annotated[bool, MAY_CHANGE] = True
+    """Recompute activations in the backward pass, for less memory and more time."""
+    lora: LoraConfig | None = None
+    """Train low-rank adapters in place of the weights; null trains the weights."""
+    quantize: Literal["nf4"] | None = None
+    """nf4: beside adapters, keep the weights of the language model's linear layers in 4 bits in the learner (QLoRA)."""
+    trust_remote_code: Annotated[bool, MAY_CHANGE] = False
+    """Run Python code that comes with the model's folder."""
 
     def contradictions(self) -> Iterator[Contradiction]:
-        mixed = (self.train, *self.mix)
-        labels = [spec.source for spec in mixed]
-        for label in sorted({label for label in labels if labels.count(label) > 1}):
-            yield Contradiction(("mix",), f"two datasets are called {label!r}", "give one a label of its own")
-        weighted = [spec.source for spec in mixed if spec.weight is not None]
-        if self.mix and weighted and len(weighted) < len(mixed):
-            what = f"only {', '.join(weighted)} of the mixed datasets has a weight"
-            yield Contradiction(("train.weight", "mix"), what, "give each of them a weight, or none")
-        for key, spec, others in (("train", self.train, self.mix), ("eval", self.eval, ())):
-            if spec is not None and spec.weight is not None and not others:
-                what = f"data.{key}.weight is set, but there is nothing to mix it with"
-                yield Contradiction((f"{key}.weight",), what, f"remove data.{key}.weight")
-        if self.min_pixels > self.max_pixels:
-            what = "data.min_pixels is more than data.max_pixels"
-            yield Contradiction(("min_pixels", "max_pixels"), what, "lower min_pixels")
+        if len(set(self.freeze)) == 3:
+            yield Contradiction(("freeze",), "model.freeze leaves nothing to train", "leave out at least one part")
+        if self.freeze and self.lora:
+            what = "model.lora trains its adapters and no weight, so there is nothing to freeze"
+            remedy = "remove model.freeze, and name the layers in model.lora.targets"
+            yield Contradiction(("freeze", "lora"), what, remedy)
+        if self.quantize and not self.lora:
+            what = "weights in 4 bits cannot be trained, and model.lora is null, so there is nothing to train"
+            yield Contradiction(("quantize", "lora"), what, "set model.lora, or remove model.quantize")
 
 
 class SamplerConfig(Section):

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from mmrl.config.policy import LoraConfig
+from mmrl.config.sections import LoraConfig
 from mmrl.engine.device import MERGED_AT_ONCE
 from mmrl.engine.family import Family
 from mmrl.engine.folder import ModelFolder

@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
-from mmrl.config.policy import LoraConfig
-from mmrl.config.sections import LearnerConfig
+from mmrl.config.sections import LearnerConfig, LoraConfig
 from mmrl.engine import device
 from mmrl.engine.collation import Collator
 from mmrl.engine.counting import UnitCost, UpdateCost, UpdateMemory

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from mmrl.config.policy import LoraConfig
+from mmrl.config.sections import LoraConfig
 from mmrl.engine import adapters, attention, device, experts, quantization
 from mmrl.engine.collation import PackedInputs, UniqueImages
 from mmrl.engine.folder import ModelFolder, check_takes_features

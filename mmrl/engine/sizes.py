@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mmrl.config.policy import LoraConfig
+from mmrl.config.sections import LoraConfig
 from mmrl.engine.adapters import chosen_layers, linear_layers
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.quantization import quantizable

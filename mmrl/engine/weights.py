@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mmrl.config.policy import LoraConfig
+from mmrl.config.sections import LoraConfig
 from mmrl.engine import adapters, quantization
 from mmrl.engine.folder import INDEX, ModelFolder
 from mmrl.engine.policy import Policy, gathered

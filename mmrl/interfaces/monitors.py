@@ -175,7 +175,7 @@ class Alarm:
     Attributes:
         since: The step of the first of these looks.
         monitor: Its name.
-        message: What, since when, the numbers, and what to do.
+        message: The fault, since when, the numbers, and what to do.
     """
 
     step: int

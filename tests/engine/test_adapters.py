@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from mmrl.config.policy import LoraConfig
+from mmrl.config.sections import LoraConfig
 from mmrl.engine import adapters
 from mmrl.engine import policy as policies
 from mmrl.engine.exporting import write_merged

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from mmrl.cluster.process import host_meeting
-from mmrl.config.policy import LoraConfig
+from mmrl.config.sections import LoraConfig
 from mmrl.engine import device, placement
 from mmrl.engine.placement import HostWeights
 from mmrl.engine.policy import Policy, load_policy

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.config.policy import LoraConfig
+from mmrl.config.sections import LoraConfig
 from mmrl.engine import adapters, quantization
 from mmrl.engine.exporting import export_adapter, export_model
 from mmrl.engine.policy import load_policy
