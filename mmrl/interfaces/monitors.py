@@ -154,7 +154,7 @@ class Finding:
     Attributes:
         severity: 1 or more is a hit. Less than 0.8 ends an alarm: only after that there can be another.
         what: The fault, as a sentence without its end, such as ``longer completions earn more``.
-        remedy: What to do.
+        remedy: The next thing to do.
         values: The numbers that show it, by names that a reader understands, ``baseline_length``.
         cause: Its name among the findings of a monitor; each has alarms of its own.
         hits: Looks in a row that make an alarm.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from mmrl.config.plugin_specs import EVERY, MonitorSpec
 from mmrl.config.sections import Config
-from mmrl.errors import first_line
+from mmrl.errors import DataError, first_line
 from mmrl.interfaces import Alarm, Monitor, RunFacts, StepRecord
 from mmrl.ops.alarms import Looked, Watch
 from mmrl.plugin_host import registry
@@ -59,7 +59,7 @@ class Monitoring:
         """The monitors' numbers of a step, and its alarms."""
         sampled = groups.sampled
         if self._watch is None and not sampled:  # perhaps a step of an earlier attempt, which was not yet evaluated
-            sampled = _recorded_groups(recorded_steps(self._path), step)
+            sampled = self._recorded(step)
         record = StepRecord(
             step,
             facts_of(self._config),
@@ -86,7 +86,13 @@ class Monitoring:
         """The keys that the step before learned from; from its record, if that was in an earlier attempt."""
         if (known := self._trained) is not None:
             return lambda: known
-        return partial(_recorded_keys, recorded_steps(self._path), step - 1)
+        return lambda: _trained_keys(self._recorded(step - 1))
+
+    def _recorded(self, step: int) -> Sequence[CreditedGroup]:
+        """The groups of a step of an earlier attempt; none if their file is damaged, which must not end a run."""
+        with suppress(DataError):
+            return _recorded_groups(recorded_steps(self._path), step)
+        return ()
 
 
 def recorded_alarms(
@@ -108,9 +114,9 @@ def recorded_alarms(
     before = frozenset[GroupKey]()
     for step, metrics in read_metrics(path).items():
         groups, evaluated, blank = (_recorded_groups(each, step) for each in files)
-        readers = partial(list, groups), partial(list, evaluated), partial(list, blank), partial(frozenset, before)
+        record = StepRecord(step, facts, _given(groups), _given(evaluated), _given(blank), partial(frozenset, before))
         is_recorded = any(step in each for each in files)
-        yield from watch.look(step, metrics, StepRecord(step, facts, *readers) if is_recorded else None).alarms
+        yield from watch.look(step, metrics, record if is_recorded else None).alarms
         before = _trained_keys(groups)
 
 
@@ -176,9 +182,9 @@ def _recorded_groups(files: Mapping[int, Path], step: int) -> Sequence[CreditedG
     return [group.credited for group in read_step(files[step]).groups] if step in files else []
 
 
-def _recorded_keys(files: Mapping[int, Path], step: int) -> frozenset[GroupKey]:
-    return _trained_keys(_recorded_groups(files, step))
+def _given(groups: Sequence[CreditedGroup]) -> Callable[[], Sequence[CreditedGroup]]:
+    return lambda: groups
 
 
-def _trained_keys(groups: Sequence[Any]) -> frozenset[GroupKey]:
+def _trained_keys(groups: Sequence[CreditedGroup]) -> frozenset[GroupKey]:
     return frozenset(group.key for group in groups if group.trained)

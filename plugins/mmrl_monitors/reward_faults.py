@@ -34,7 +34,7 @@ class RewardFaults(Monitor):
     def measure(self, record: StepRecord) -> dict[str, float]:
         """``range/<component>``: largest less smallest value of a step's scored completions."""
         scored = [group.scored for group in record.groups]
-        found = {}
+        found = dict[str, float]()
         for name in sorted({name for group in scored for name in group.components}):
             values = np.concatenate([group.component(name)[group.valid] for group in scored])
             values = values[~np.isnan(values)]
