@@ -374,6 +374,9 @@ class Config(Section):
             what = f"trainer.stop_when waits for {stop.metric}, and nothing is evaluated"
             keys = ("trainer.stop_when", "data.eval", "trainer.eval_every")
             yield Contradiction(keys, what, "set data.eval and trainer.eval_every")
+        if trainer.blank_every and not trainer.eval_every:
+            what = "trainer.blank_every counts evaluations, and trainer.eval_every is 0: there are none"
+            yield Contradiction(("trainer.blank_every", "trainer.eval_every"), what, "set trainer.eval_every")
 
     def _of_sizes(self) -> Iterator[Contradiction]:
         cluster, sampler, learner, trainer = self.cluster, self.sampler, self.learner, self.trainer

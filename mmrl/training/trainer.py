@@ -217,8 +217,9 @@ class Trainer:
         if condition is None:
             return False
         if not condition.holds(values):
-            is_evaluated = any(name.startswith("eval/") for name in values)
-            is_due = is_evaluated if condition.metric.startswith("eval/") else step > 0
+            section = condition.metric.partition("/")[0]
+            is_evaluated = any(name.startswith(f"{section}/") for name in values)
+            is_due = is_evaluated if section in ("eval", "eval_blank") else step > 0
             if is_due and condition.metric not in values:
                 self._warn_of_stop(condition.metric, values)
             return False

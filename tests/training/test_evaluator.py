@@ -104,6 +104,8 @@ def test_blank_images_are_due_at_every_so_many_evaluations_and_at_the_last(every
 
 
 def test_blank_images_without_an_evaluation_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"trainer.blank_every counts evaluations"):
+        config(eval_every=0, blank_every=1)
     with pytest.raises(ConfigError, match=r"trainer.blank_every is set, but data.eval is null"):
         from_mapping({"model": {"path": "m"}, "data": {"train": {"name": "t"}}, "rewards": [{"name": "right"}],
                       "algorithm": {"name": "a"}, "trainer": {"blank_every": 1}})  # fmt: skip
