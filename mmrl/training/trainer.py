@@ -200,7 +200,7 @@ class Trainer:
             try:
                 self._save(step, values, self.state(), needed=needed)
             except BaseException:
-                self._recorder.log(step, values)
+                self._log(step, values)
                 raise
             values["perf/save_s"] = time.perf_counter() - start
         everything = self._conclude(step, values)
@@ -268,11 +268,14 @@ class Trainer:
                 self._save(step, values, self.state(), needed=True)
             raise
         except BaseException:  # the step is done, whatever happens to its evaluation
-            self._recorder.log(step, values)
+            self._log(step, values)
             raise
-        seen = self._recorder.look(step, {**values, **found})
-        self._alarms = seen.alarms
-        values = {**values, **found, **seen.metrics}
+        return self._log(step, {**values, **found})
+
+    def _log(self, step: int, values: Mapping[str, float]) -> Mapping[str, float]:
+        """Show a finished step to the monitors, and log it; returns all of its metrics."""
+        seen = self._recorder.look(step, values)
+        self._alarms, values = seen.alarms, {**values, **seen.metrics}
         self._recorder.log(step, values)
         return values
 
