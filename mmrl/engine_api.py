@@ -223,6 +223,10 @@ class PromptEncoder(Protocol):
         """
         ...
 
+    def blanked(self, prompt: EncodedPrompt) -> EncodedPrompt:
+        """The prompt with blank images of the same sizes, also where an environment is given those of the dataset."""
+        ...
+
     def calls(self, text: str) -> tuple[Call, ...]:
         """The tool calls in a turn of the policy, in the format of the model's template."""
         ...

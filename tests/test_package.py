@@ -200,7 +200,7 @@ def test_a_package_works_without_the_checkout(kind: str, packages: dict[str, Pat
         return run(sys.executable, *words, cwd=work, env=environment)
 
     found = python("-c", ORIGINS, "mmrl", *sorted(PLUGIN_PACKAGES)).splitlines()
-    assert len(found) == 6 and all(Path(origin).is_relative_to(site) for origin in found)
+    assert len(found) == 7 and all(Path(origin).is_relative_to(site) for origin in found)
     assert python("-m", "mmrl", "--version") == f"mmrl {mmrl.__version__}\n"
     rows = [line.split() for line in python("-m", "mmrl", "plugins").splitlines()]
     assert {row[1] for row in rows if "mmrl-train" in row} == plugin_names()

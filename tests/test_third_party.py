@@ -136,7 +136,9 @@ def test_installed_packages_are_checked_whatever_their_neighbours(site: Path, fa
         ("acme-rl", "algorithm", "acme_rl"),
         ("acme-rl", "reward", "acme_rl"),
         ("acme-rl", "environment", "acme_rl"),
+        ("acme-rl", "monitor", "acme_rl"),
         ("faulty", "algorithm", "lite_ppo"),
+        ("faulty", "monitor", "faulty"),
     }
     assert {row["version"] for key, row in rows.items() if key[0] != DISTRIBUTION} == {"0.1.0"}
     for distribution in ("mmrl-lite-ppo", "faulty"):

@@ -33,6 +33,7 @@ _COMMANDS = {
     "rollouts": ("rollouts", "print the completions that a run has recorded"),
     "view": ("view", "show runs in a browser: curves, rollouts with images and tokens, evaluations"),
     "report": ("report", "write a run as one page that opens without a server"),
+    "monitor": ("monitor", "print the alarms of a recorded run"),
     "rewards": ("rewards.command", "try a reward"),
     "init": ("init.command", "write a first config, or a plugin package, to edit"),
 }

@@ -23,7 +23,7 @@ _COLUMNS = ("kind", "name", "distribution", "version")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
-    kinds = "algorithm, reward, dataset, environment and tracker"
+    kinds = "algorithm, reward, dataset, environment, tracker and monitor"
     text = f"try each, or those named, on the checks of mmrl.testing; kinds are {kinds}"
     parser.add_argument("--check", nargs="*", metavar="KIND:NAME", help=text)
 

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, JsonValue, model_validator
 
 from mmrl.config.base import MAY_CHANGE, Contradiction, Count, Seconds, Section, Text
 
-Kind = Literal["algorithm", "reward", "dataset", "environment", "tracker"]
+Kind = Literal["algorithm", "reward", "dataset", "environment", "tracker", "monitor"]
 """The kinds of plugins; the entry-point group of a kind is `mmrl.<kind>s`."""
 
 RewardStyle = Literal["mmrl", "trl", "easyr1", "verl"]
@@ -17,6 +17,10 @@ RewardStyle = Literal["mmrl", "trl", "easyr1", "verl"]
 
 NONE = "(none)"
 """The name of a plugin that a command does not need, if the config names none."""
+
+
+EVERY = "all"
+"""The name, among monitors, of all that are installed and not named."""
 
 
 class PluginSpec(Section):
@@ -161,3 +165,18 @@ class EnvironmentSpec(PluginSpec):
             what = "sampler.engine.async_scheduling is set, but with an environment the sampler's steps are counted"
             keys = ("sampler.engine.async_scheduling", "environment")
             yield Contradiction(keys, what, "remove sampler.engine.async_scheduling")
+
+
+class MonitorSpec(PluginSpec):
+    """A monitor's name and options."""
+
+    name: Text
+    """A name that `mmrl plugins` lists, `path/to/file.py:Name`, `import:package.module:Name`; or `all`: every installed
+    one that the list does not name, with its defaults."""
+    off: bool = False
+    """true: not this one, though the list has `all`."""
+
+    @property
+    def label(self) -> str:
+        """Its name in alarms and metrics: the plugin's, without distribution or file."""
+        return self.name.rpartition(":")[2]

@@ -6,10 +6,19 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, JsonValue
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from mmrl.config.base import MAY_CHANGE, Contradiction, Count, CountOrNever, MayChange, Seconds, Section, Text
-from mmrl.config.plugin_specs import NONE, DatasetSpec, EnvironmentSpec, Kind, PluginSpec, RewardSpec
+from mmrl.config.data import DataConfig
+from mmrl.config.plugin_specs import (
+    EVERY,
+    NONE,
+    EnvironmentSpec,
+    Kind,
+    MonitorSpec,
+    PluginSpec,
+    RewardSpec,
+)
 from mmrl.config.stop_condition import StopCondition
 from mmrl.config.yaml_tree import to_flow
 from mmrl.types import ENVIRONMENT
@@ -38,6 +47,13 @@ def _only(accepted: object, why: str) -> Any:
 def _condition(text: str) -> str:
     StopCondition.read(text)
     return text
+
+
+_EVERY = (MonitorSpec(name=EVERY),)
+
+
+def _every(value: Any) -> Any:
+    return _EVERY if value == EVERY else value
 
 
 _TRUNCATED = (
@@ -87,58 +103,6 @@ class ModelConfig(Section):
         if self.quantize and not self.lora:
             what = "weights in 4 bits cannot be trained, and model.lora is null, so there is nothing to train"
             yield Contradiction(("quantize", "lora"), what, "set model.lora, or remove model.quantize")
-
-
-class DataConfig(Section):
-    """The datasets, and how rows become prompts."""
-
-    train: Annotated[DatasetSpec, MAY_CHANGE]
-    """The dataset to train on."""
-    mix: Annotated[tuple[DatasetSpec, ...], Field(strict=False), MAY_CHANGE] = ()
-    """Further datasets to train on, mixed with `train` by weight."""
-    eval: Annotated[DatasetSpec | None, MAY_CHANGE] = None
-    """The dataset to evaluate on; null for none."""
-    prompt_template: Annotated[str | None, MAY_CHANGE] = None
-    """Jinja text for the last user turn, or a path to a .jinja or .j2 file; null leaves the turn as it is."""
-    system_prompt: Annotated[str | None, MAY_CHANGE] = None
-    """A system turn put before each conversation that has none."""
-    max_prompt_tokens: Annotated[Count, MAY_CHANGE] = 2048
-    """Longest prompt, image tokens included."""
-    overlong: Annotated[Literal["drop", "fail"], MAY_CHANGE] = "drop"
-    """Treatment of a longer prompt."""
-    on_bad_row: Annotated[Literal["drop", "fail"], MAY_CHANGE] = "drop"
-    """Treatment of a row that cannot be used: a null, a damaged image, a placeholder too many."""
-    max_bad_rows: Annotated[float, Field(ge=0, le=1), MAY_CHANGE] = 0.01
-    """Share of bad rows above which a dataset is refused."""
-    scan_rows: Annotated[Count, MAY_CHANGE] = 100_000
-    """Training rows up to which all are read and measured before the run starts; of more, each is when it is reached.
-    A run that goes on keeps the way that it began with."""
-    max_images: Annotated[Annotated[int, Field(ge=0, le=10**6)] | None, MAY_CHANGE] = None
-    """Most images in a prompt: a row with more cannot be used. null: any number; it must be set if a model reads images
-    and there are more training rows than `scan_rows`."""
-    image_root: Annotated[Text | None, MAY_CHANGE] = None
-    """Folder that relative image paths start from and stay below; null is the dataset's own."""
-    min_pixels: Count = 3136
-    """Smaller images are enlarged to this many pixels, or whole tiles if the model cuts images into tiles."""
-    max_pixels: Count = 1003520
-    """Larger images are reduced to this many pixels, or to the whole tiles that fit: InternVL's have 200704 each."""
-
-    def contradictions(self) -> Iterator[Contradiction]:
-        mixed = (self.train, *self.mix)
-        labels = [spec.source for spec in mixed]
-        for label in sorted({label for label in labels if labels.count(label) > 1}):
-            yield Contradiction(("mix",), f"two datasets are called {label!r}", "give one a label of its own")
-        weighted = [spec.source for spec in mixed if spec.weight is not None]
-        if self.mix and weighted and len(weighted) < len(mixed):
-            what = f"only {', '.join(weighted)} of the mixed datasets has a weight"
-            yield Contradiction(("train.weight", "mix"), what, "give each of them a weight, or none")
-        for key, spec, others in (("train", self.train, self.mix), ("eval", self.eval, ())):
-            if spec is not None and spec.weight is not None and not others:
-                what = f"data.{key}.weight is set, but there is nothing to mix it with"
-                yield Contradiction((f"{key}.weight",), what, f"remove data.{key}.weight")
-        if self.min_pixels > self.max_pixels:
-            what = "data.min_pixels is more than data.max_pixels"
-            yield Contradiction(("min_pixels", "max_pixels"), what, "lower min_pixels")
 
 
 class SamplerConfig(Section):
@@ -242,6 +206,8 @@ class TrainerConfig(Section):
     """Completions per evaluation prompt: 1 is greedy, more are sampled at the sampler's temperature."""
     eval_metric: Annotated[str | None, MAY_CHANGE] = None
     """The reward whose mean is eval/accuracy; null for the first."""
+    blank_every: Annotated[CountOrNever, MAY_CHANGE] = 0
+    """Evaluations from one to the next that also answers 64 of the prompts with blank images. 0: none does."""
     save_every: Annotated[CountOrNever, MAY_CHANGE] = 20
     """Steps between checkpoints; there is also one before the first and one after the last step. 0: those alone."""
     keep_checkpoints: Annotated[Count, MAY_CHANGE] = 3
@@ -258,6 +224,8 @@ class TrainerConfig(Section):
     """Folder of everything that the run writes."""
     on_mismatch: Annotated[Literal["stop", "warn"], MAY_CHANGE] = "stop"
     """Reaction when sampler and learner disagree about log-probs."""
+    on_alarm: Annotated[Literal["warn", "stop"], MAY_CHANGE] = "warn"
+    """stop: an alarm of a monitor ends the run, with a checkpoint and exit code 6."""
     step_timeout_s: Annotated[Seconds | None, MAY_CHANGE] = None
     """Seconds that a step, evaluation or checkpoint may take; then Ray ranks restart, or the run ends. null: any."""
     max_restarts: Annotated[int, Field(ge=0, le=1000), MAY_CHANGE] = 3
@@ -271,6 +239,11 @@ class TrainerConfig(Section):
     def evaluates(self, step: int) -> bool:
         """True if an evaluation is due after ``step`` (0: before the first), provided that there is data for it."""
         return self.eval_every > 0 and (step in (0, self.steps) or step % self.eval_every == 0)
+
+    def blanks(self, step: int) -> bool:
+        """True if the evaluation after ``step`` is one with blank images too: each ``blank_every``-th, and the last."""
+        every = self.eval_every * self.blank_every
+        return every > 0 and (step == self.steps or step % every == 0)
 
     def saves(self, step: int) -> bool:
         """True if a checkpoint is due after ``step``, which has been taken."""
@@ -313,6 +286,8 @@ class Config(Section):
     cluster: Annotated[ClusterConfig, MAY_CHANGE] = Field(default_factory=ClusterConfig)
     trackers: Annotated[tuple[PluginSpec, ...], Field(strict=False), MAY_CHANGE] = ()
     """Trackers, which get metrics beside metrics.jsonl and the console."""
+    monitors: Annotated[tuple[MonitorSpec, ...], Field(strict=False), BeforeValidator(_every), MAY_CHANGE] = _EVERY
+    """Monitors, which look at each step and tell what goes wrong; `all` is every installed one, [] is none."""
 
     @property
     def accuracy(self) -> str | None:
@@ -342,6 +317,9 @@ class Config(Section):
             yield "environment", "environment", self.environment
         for index, tracker in enumerate(self.trackers):
             yield f"trackers.{index}", "tracker", tracker
+        for index, monitor in enumerate(self.monitors):
+            if monitor.name != EVERY:
+                yield f"monitors.{index}", "monitor", monitor
 
     def contradictions(self) -> Iterator[Contradiction]:
         """Those of every section, then those between sections."""
@@ -349,6 +327,7 @@ class Config(Section):
             if isinstance(section, Section):
                 yield from (found.below(name) for found in section.contradictions())
         yield from self._of_rewards()
+        yield from self._of_monitors()
         yield from self._of_evaluation()
         yield from self._of_sizes()
         if self.environment is not None:
@@ -367,6 +346,14 @@ class Config(Section):
                 what = f"the rewards called {label!r} have different weights, and are one component of the sum"
                 yield Contradiction(("rewards",), what, "give them the same weight, or labels of their own")
 
+    def _of_monitors(self) -> Iterator[Contradiction]:
+        labels = [monitor.label for monitor in self.monitors]
+        for label in sorted({label for label in labels if labels.count(label) > 1}):
+            yield Contradiction(("monitors",), f"two monitors are called {label!r}", "keep one")
+        if any(each.name == EVERY and (each.off or each.options) for each in self.monitors):
+            what, remedy = f"{EVERY!r} stands for other monitors", "give options to a monitor that you name beside it"
+            yield Contradiction(("monitors",), f"{what}, and has no options", remedy)
+
     def _of_evaluation(self) -> Iterator[Contradiction]:
         data, trainer = self.data, self.trainer
         if data.eval and not self.rewards and self.environment is None:
@@ -377,7 +364,7 @@ class Config(Section):
             what = f"trainer.eval_metric is {trainer.eval_metric!r}, which is no reward"
             remedy = f"name one of: {', '.join(labels) or '(there are no rewards)'}"
             yield Contradiction(("trainer.eval_metric", "rewards"), what, remedy)
-        for key in ("eval_every", "eval_samples", "eval_metric"):
+        for key in ("eval_every", "eval_samples", "eval_metric", "blank_every"):
             value = getattr(trainer, key)
             if not data.eval and value != TrainerConfig.model_fields[key].default and value != 0:
                 what = f"trainer.{key} is set, but data.eval is null"
@@ -387,6 +374,9 @@ class Config(Section):
             what = f"trainer.stop_when waits for {stop.metric}, and nothing is evaluated"
             keys = ("trainer.stop_when", "data.eval", "trainer.eval_every")
             yield Contradiction(keys, what, "set data.eval and trainer.eval_every")
+        if trainer.blank_every and not trainer.eval_every:
+            what = "trainer.blank_every counts evaluations, and trainer.eval_every is 0: there are none"
+            yield Contradiction(("trainer.blank_every", "trainer.eval_every"), what, "set trainer.eval_every")
 
     def _of_sizes(self) -> Iterator[Contradiction]:
         cluster, sampler, learner, trainer = self.cluster, self.sampler, self.learner, self.trainer

@@ -117,4 +117,6 @@ def _default(field: FieldInfo) -> Any:
     default = field.get_default(call_default_factory=True, validated_data={})
     if isinstance(default, BaseModel):
         return default.model_dump(mode="json", by_alias=True)
-    return list(default) if isinstance(default, tuple) else default
+    if isinstance(default, tuple):
+        return [each.model_dump(exclude_defaults=True) if isinstance(each, BaseModel) else each for each in default]
+    return default

@@ -187,7 +187,8 @@ def _merge_entries(base: Located, over: Located, path: tuple[str, ...]) -> Locat
 def _is_replaced(base: Located, over: Located, path: tuple[str, ...]) -> bool:
     """True if a plugin replaces another one, whose options are then dropped."""
     is_plugin = path in {("algorithm",), ("environment",), ("data", "train"), ("data", "eval")} or (
-        (len(path) == 2 and path[0] in {"rewards", "trackers"}) or (len(path) == 3 and path[:2] == ("data", "mix"))
+        (len(path) == 2 and path[0] in {"rewards", "trackers", "monitors"})
+        or (len(path) == 3 and path[:2] == ("data", "mix"))
     )
     old, new = base.child("name"), over.child("name")
     return is_plugin and new is not None and (over.is_whole or (old is not None and old.value != new.value))

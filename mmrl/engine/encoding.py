@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.data.images import MediaStore, normalised_size
+from mmrl.data.images import MediaStore, blank_file, normalised_size
 from mmrl.engine.chat_template import Filled
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.tool_calls import CallReader
@@ -86,6 +86,10 @@ class Encoder:
             return self._whole(prompt, demonstration)
         end = self._folder.tokenizer.eos_token_id
         return Sample(prompt, (self._shown(demonstration, prompt.id, self._eos[0] if end is None else end),))
+
+    def blanked(self, prompt: EncodedPrompt) -> EncodedPrompt:
+        row = replace(prompt.prompt, images=tuple(map(blank_file, prompt.prompt.images)))
+        return replace(prompt, prompt=row, images=tuple(map(self._media.blank, prompt.images)))
 
     def calls(self, text: str) -> tuple[Call, ...]:
         return self._reader.read(text)

@@ -1,4 +1,4 @@
-"""The interfaces of plugins: Algorithm, Reward, DatasetLoader, Environment and Tracker.
+"""The interfaces of plugins: Algorithm, Reward, DatasetLoader, Environment, Monitor and Tracker.
 
 A plugin is a class with a nested pydantic ``Config``, registered under an entry-point group:
 
@@ -11,6 +11,16 @@ heavy packages inside functions: options are validated on machines that lack the
 
 from mmrl.interfaces.arguments import Arguments, ToolError
 from mmrl.interfaces.environments import Environment, Tool, tool
+from mmrl.interfaces.monitors import (
+    BASELINE_STEPS,
+    Alarm,
+    Baseline,
+    Curve,
+    Finding,
+    Monitor,
+    StepRecord,
+    StepView,
+)
 from mmrl.interfaces.plugins import (
     API_VERSION,
     CORRECTION_BOUNDS,
@@ -35,16 +45,22 @@ from mmrl.interfaces.plugins import (
 
 __all__ = [
     "API_VERSION",
+    "BASELINE_STEPS",
     "CORRECTION_BOUNDS",
     "Aggregation",
     "AggregationMode",
+    "Alarm",
     "Algorithm",
     "Arguments",
+    "Baseline",
     "CorrectionMode",
+    "Curve",
     "DatasetFacts",
     "DatasetLoader",
     "Environment",
+    "Finding",
     "KLEstimator",
+    "Monitor",
     "Needs",
     "Plugin",
     "PluginConfig",
@@ -53,6 +69,8 @@ __all__ = [
     "RunFacts",
     "Scores",
     "Starvation",
+    "StepRecord",
+    "StepView",
     "Tool",
     "ToolError",
     "Tracker",

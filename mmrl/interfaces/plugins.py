@@ -372,6 +372,10 @@ class Tracker(Plugin):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record one step."""
 
+    def alarm(self, step: int, monitor: str, message: str) -> None:
+        """Show an alarm of a monitor, as text."""
+        return
+
     @abstractmethod
     def finish(self) -> None:
         """Flush and close."""

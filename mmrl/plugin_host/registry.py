@@ -21,7 +21,15 @@ from typing import Any, Literal, NoReturn, get_args, overload
 
 from pydantic import BaseModel, ValidationError
 
-from mmrl.config.plugin_specs import DatasetSpec, EnvironmentSpec, Kind, PluginSpec, RewardSpec, RewardStyle
+from mmrl.config.plugin_specs import (
+    DatasetSpec,
+    EnvironmentSpec,
+    Kind,
+    MonitorSpec,
+    PluginSpec,
+    RewardSpec,
+    RewardStyle,
+)
 from mmrl.config.problems import options_errors, suggestion
 from mmrl.config.sections import Config
 from mmrl.config.synonyms import spelled
@@ -32,6 +40,7 @@ from mmrl.interfaces import (
     Algorithm,
     DatasetLoader,
     Environment,
+    Monitor,
     Plugin,
     PluginConfig,
     Reward,
@@ -45,12 +54,14 @@ INTERFACES: Mapping[Kind, type[Plugin]] = {
     "dataset": DatasetLoader,
     "environment": Environment,
     "tracker": Tracker,
+    "monitor": Monitor,
 }
 
 _SPECS: Mapping[Kind, type[PluginSpec]] = {
     "reward": RewardSpec,
     "dataset": DatasetSpec,
     "environment": EnvironmentSpec,
+    "monitor": MonitorSpec,
 }
 """Kinds of plugins for which the framework has options of its own beside the plugin's."""
 _GIVEN = "(given)"
@@ -149,6 +160,8 @@ def create(kind: Literal["dataset"], spec: PluginSpec) -> DatasetLoader: ...
 def create(kind: Literal["environment"], spec: PluginSpec) -> Environment: ...
 @overload
 def create(kind: Literal["tracker"], spec: PluginSpec) -> Tracker: ...
+@overload
+def create(kind: Literal["monitor"], spec: PluginSpec) -> Monitor: ...
 def create(kind: Kind, spec: PluginSpec) -> Plugin:
     """A plugin with its options.
 
@@ -181,6 +194,10 @@ def given(
     plugin: str | type[Environment] | Environment,
     options: Mapping[str, Any] | None = None,
 ) -> Environment: ...
+@overload
+def given(
+    kind: Literal["monitor"], plugin: str | type[Monitor] | Monitor, options: Mapping[str, Any] | None = None
+) -> Monitor: ...
 def given(kind: Kind, plugin: Any, options: Mapping[str, Any] | None = None) -> Plugin:
     """The plugin of that name or class (which need not be registered), or the given plugin itself, checked like any.
 

@@ -42,7 +42,6 @@ class Arithmetic:
         """For a program."""
         trainer, sampler, learner = self.config.trainer, self.config.sampler, self.config.learner
         completions = trainer.prompts_per_step * sampler.group_size
-        evaluates = self.evaluated and trainer.eval_every
         return {
             "prompts_per_step": trainer.prompts_per_step,
             "completions_per_step": completions,
@@ -56,7 +55,7 @@ class Arithmetic:
                 source: round(trainer.steps * trainer.prompts_per_step * share / rows, 2)
                 for source, rows, share in self.shares
             },
-            "evaluations": 2 + (trainer.steps - 1) // trainer.eval_every if evaluates else 0,
+            "evaluations": _evaluations(self.config) if self.evaluated else 0,
             "completions_per_evaluation": self.evaluated * trainer.eval_samples,
             "longest_sample": self.longest + self.config.max_completion_tokens,
             "tokens_per_microbatch": learner.tokens_per_microbatch,
@@ -91,6 +90,11 @@ class Arithmetic:
                 f"one sample may take {data['longest_sample']} tokens, more than learner.tokens_per_microbatch = "
                 f"{data['tokens_per_microbatch']}: it then makes a row of its own, and memory must hold it"
             )
+
+
+def _evaluations(config: Config) -> int:
+    trainer = config.trainer
+    return 2 + (trainer.steps - 1) // trainer.eval_every if trainer.eval_every else 0
 
 
 def _times(count: int, what: str) -> str:
@@ -143,13 +147,14 @@ class Disk:
             yield f"the run may write {gigabytes(self.needed)} of the {gigabytes(self.free)} that are free"
 
 
-def disk(config: Config, num_weights: int | None, lengths: Sequence[int], image_bytes: int) -> Disk:
+def disk(config: Config, num_weights: int | None, lengths: Sequence[int], image_bytes: int, evaluated: int = 0) -> Disk:
     """Room on the disk.
 
     Args:
         num_weights: Parameters of the model; None if unknown.
         lengths: Tokens of the training prompts.
         image_bytes: Bytes of all stored images.
+        evaluated: Prompts of an evaluation.
     """
     trainer, sampler = config.trainer, config.sampler
     folder = Path(trainer.run_dir).expanduser().absolute()
@@ -160,6 +165,8 @@ def disk(config: Config, num_weights: int | None, lengths: Sequence[int], image_
     epochs = config.learner.epochs if config.learner.minibatches * config.learner.epochs > 1 else 0
     token_bytes = _RECORD_BYTES_PER_TOKEN + 2 * epochs * _RECORD_BYTES_PER_NUMBER
     rollouts = int(completions * (config.max_completion_tokens * token_bytes + prompt_bytes / sampler.group_size))
+    answers = _evaluations(config) * evaluated * trainer.eval_samples
+    rollouts += int(answers * (config.max_completion_tokens * _RECORD_BYTES_PER_TOKEN + prompt_bytes))
     # One more than are kept: the oldest is removed after the newest is whole.
     kept = trainer.keep_checkpoints + 1 + (trainer.best_metric is not None)
     with_optimizer = {"all": kept, "last": 2, "none": 0}[trainer.save_optimizer]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mmrl.errors import ConfigError, ResourceError
-from mmrl.rollout.records import PARQUET
+from mmrl.rollout.records import EVALUATIONS, PARQUET
 from mmrl.runs.files import (
     LOCK,
     check_records,
@@ -44,7 +44,9 @@ _HALF = re.compile(r"\..+\.\d+(-\d+)?")
 _HISTORIES = ("metrics.jsonl", "ledger.jsonl", "events.jsonl", "attempts.jsonl")
 _CLAIMS = ("config.yaml", "metrics.jsonl")
 """A folder that has one of these holds a run."""
-_SIGNS = (LOCK, *_HISTORIES, "environment.json", "rollouts", "given")
+_RECORDS = ("rollouts", EVALUATIONS)
+"""Folders of files of groups."""
+_SIGNS = (LOCK, *_HISTORIES, "environment.json", *_RECORDS, "given")
 """A folder that has one of these was a run's, if only of a start that failed."""
 _SHOWN = 3
 """Files that a message names."""
@@ -62,6 +64,7 @@ class RunDirectory:
     RUN/metrics.jsonl                 append-only, one object per step: step, attempt, time, metrics; of several of a
                                       step the last one counts
     RUN/rollouts/step-000001.parquet  every rollout, rejected and greedy ones too
+    RUN/evaluations/                  the same of each evaluation; see ``write_evaluation``
     RUN/events.jsonl                  append-only: faults, dropped samples
     RUN/attempts.jsonl                append-only: where each attempt began, and how it ended
     RUN/engines.log                   standard error of the engines' libraries while they started
@@ -215,12 +218,13 @@ class RunDirectory:
         for name in _HISTORIES:
             with suppress(FileNotFoundError), (self.path / name).open("rb") as file:
                 os.fsync(file.fileno())
-        with suppress(FileNotFoundError):
-            folder = os.open(self.path / "rollouts", os.O_RDONLY)
-            try:
-                os.fsync(folder)  # the names of its files, whose content is there
-            finally:
-                os.close(folder)
+        for name in _RECORDS:
+            with suppress(FileNotFoundError):
+                folder = os.open(self.path / name, os.O_RDONLY)
+                try:
+                    os.fsync(folder)  # the names of its files, whose content is there
+                finally:
+                    os.close(folder)
 
     def start_anew(self) -> None:
         """Forget a run that has not finished a step."""
@@ -251,15 +255,27 @@ class RunDirectory:
         Args:
             state: The algorithm's state before the step.
         """
-        from mmrl.rollout.records.writing import write_groups
-
-        failpoints.reach("rollouts.begin")
-        path = self.path / "rollouts" / f"step-{step:06d}.{PARQUET}"
-        with replacing(path, "rollouts.filled") as file:
-            write_groups(file, groups, state or {}, self._redact)
-        failpoints.reach("rollouts.renamed")
+        path = self._write_groups("rollouts", f"step-{step:06d}", groups, state or {})
         with writing(path):
             path.with_suffix(".jsonl").unlink(missing_ok=True)  # of an attempt with an older version
+
+    def write_evaluation(self, step: int, groups: Iterable[CreditedGroup], *, blank: bool = False) -> None:
+        """Write the groups of an evaluation to ``evaluations/step-000010.parquet``; an earlier attempt's are replaced.
+
+        Args:
+            blank: True for those of prompts whose images were blank: ``evaluations/blank-000010.parquet``.
+        """
+        self._write_groups(EVALUATIONS, f"{'blank' if blank else 'step'}-{step:06d}", groups, {})
+
+    def _write_groups(self, folder: str, name: str, groups: Iterable[CreditedGroup], state: Mapping[str, Any]) -> Path:
+        from mmrl.rollout.records.writing import write_groups
+
+        failpoints.reach(f"{folder}.begin")
+        path = self.path / folder / f"{name}.{PARQUET}"
+        with replacing(path, f"{folder}.filled") as file:
+            write_groups(file, groups, state, self._redact)
+        failpoints.reach(f"{folder}.renamed")
+        return path
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append an event to events.jsonl, as far as it can be written; may be called from any thread."""
@@ -346,7 +362,7 @@ def metrics_of(record: Mapping[str, Any] | None) -> dict[str, float | None]:
 
 def _remove_halves(path: Path) -> None:
     """Remove the files that a killed process had not written whole; only for the process that holds the lock."""
-    for folder in (path, path / "rollouts", path / "media"):
+    for folder in (path, *(path / name for name in _RECORDS), path / "media"):
         for half in folder.glob(".*"):
             if _HALF.fullmatch(half.name):
                 with suppress(OSError):

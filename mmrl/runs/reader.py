@@ -13,7 +13,7 @@ from typing import Any
 
 from mmrl.config.yaml_tree import read_tree
 from mmrl.errors import ConfigError, DataError
-from mmrl.rollout.records import RecordedRollout, read_rollouts, recorded_steps
+from mmrl.rollout.records import RecordedRollout, read_rollouts, recorded_evaluations, recorded_steps
 from mmrl.rollout.records.paging import GroupPages
 from mmrl.runs.checkpoints import Checkpoint, Checkpoints
 from mmrl.runs.directory import finite_or_nan, metrics_of, read_metrics
@@ -90,6 +90,26 @@ class Run:
         if step not in (known := recorded_steps(self.path)):
             possible = ", ".join(map(str, known)) or "none yet"
             raise DataError(f"there are no rollouts of step {step}", where=str(self.path), possible=possible)
+        return read_rollouts(known[step])
+
+    @property
+    def evaluation_steps(self) -> list[int]:
+        """The steps whose evaluations were recorded."""
+        return list(recorded_evaluations(self.path))
+
+    def evaluations(self, step: int, *, blank: bool = False) -> Iterator[RecordedRollout]:
+        """The rollouts of the evaluation after a step, as ``rollouts``; 0 is before the first.
+
+        Args:
+            blank: True for those of the prompts whose images were blank (``trainer.blank_every``).
+
+        Raises:
+            DataError: There are none, or the file is damaged.
+        """
+        if step not in (known := recorded_evaluations(self.path, blank=blank)):
+            possible = ", ".join(map(str, known)) or "none yet"
+            what = f"there is no evaluation{' with blank images' * blank} after step {step}"
+            raise DataError(what, where=str(self.path), possible=possible)
         return read_rollouts(known[step])
 
     @property

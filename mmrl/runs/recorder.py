@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -16,10 +17,12 @@ from typing import Any
 
 from mmrl.config.sections import Config
 from mmrl.engine_api import Engine, Learner
+from mmrl.ops.alarms import Looked
 from mmrl.plugin_host import registry
 from mmrl.runs.checkpoints import Checkpoints, write_json
 from mmrl.runs.directory import RunDirectory
 from mmrl.runs.manifest import Role
+from mmrl.runs.monitoring import Monitoring, StepGroups, fault_of, used_monitors
 from mmrl.runs.resumption import plain_config
 from mmrl.runs.tracking import Trackers
 from mmrl.system.background import Background
@@ -49,12 +52,28 @@ class RunRecorder:
         self._checkpoints = Checkpoints(directory.checkpoints)
         self._has_warned = False
         self._writer = Background("mmrl-rollouts")
+        self._monitoring = Monitoring(config, directory.path, self._monitor_fault)
+        self._groups = StepGroups()
 
     @cached_property
     def _scores(self) -> dict[int, float]:
         """Scores of the steps that count, without steps that were undone when the run went on from a checkpoint."""
         resumed_from = self._directory.resumed_from
         return best_scores(self._config, self._directory, -1 if resumed_from is None else resumed_from)
+
+    def look(self, step: int, values: Mapping[str, float]) -> Looked:
+        begin, groups, self._groups = time.perf_counter(), self._groups, StepGroups()
+        if not self._monitoring:
+            return Looked()
+        found = self._monitoring.look(step, values, groups)
+        for alarm in found.alarms:  # before the step is logged: a run that is killed in between tells it again
+            self._directory.event("alarm", step=step, monitor=alarm.monitor, message=alarm.message, values=alarm.values)
+            self._console.line(f"alarm: {alarm.monitor}, step {step}: {alarm.message}")
+            self._trackers.alarm(step, alarm.monitor, alarm.message)
+        return Looked({**found.metrics, "perf/monitor_s": time.perf_counter() - begin}, found.alarms)
+
+    def _monitor_fault(self, label: str, error: Exception) -> None:
+        self.event("monitor", message=fault_of(label, error), details=getattr(error, "details", ""))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         values = {**values, "perf/memory_bytes_max": float(self._engine.memory_bytes_max())}
@@ -72,7 +91,15 @@ class RunRecorder:
             self.event("warning", message=f"trainer.best_metric: {name} is in no step so far, so none is the best one")
 
     def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Mapping[str, Any]) -> None:
+        self._groups.sampled = groups
         self._writer.start(partial(self._directory.write_rollouts, step, groups, state))
+
+    def evaluation(self, step: int, groups: Sequence[CreditedGroup], *, blank: bool) -> None:
+        if blank:
+            self._groups.blank = groups
+        else:
+            self._groups.evaluated = groups
+        self._writer.start(partial(self._directory.write_evaluation, step, groups, blank=blank))
 
     def wait_for_rollouts(self) -> None:
         self._writer.wait()
@@ -160,5 +187,5 @@ def environment(config: Config, engine: Engine) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "command": sys.argv,
         "engine": dict(engine.describe()),
-        "plugins": [dataclasses.asdict(info) for info in registry.used_plugins(config)],
+        "plugins": [dataclasses.asdict(info) for info in [*registry.used_plugins(config), *used_monitors(config)]],
     }

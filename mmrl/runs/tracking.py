@@ -52,6 +52,11 @@ class Trackers:
         for thread in self._threads:
             thread.call(lambda tracker: tracker.log(step, values))
 
+    def alarm(self, step: int, monitor: str, message: str) -> None:
+        """Show an alarm, without waiting for any tracker."""
+        for thread in self._threads:
+            thread.call(lambda tracker: tracker.alarm(step, monitor, message))
+
     def finish(self, timeout_s: float = 30.0) -> None:
         """Let the trackers flush and close, for ``timeout_s`` seconds together at most."""
         deadline = time.monotonic() + timeout_s

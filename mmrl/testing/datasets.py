@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.config.sections import DataConfig
+from mmrl.config.data import DataConfig
 from mmrl.data.images import ImageGrid, normalised_size
 from mmrl.errors import plugin_errors
 from mmrl.interfaces import DatasetLoader

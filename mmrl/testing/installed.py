@@ -18,6 +18,7 @@ from mmrl.system.worker_process import Line, WorkerProcess, WorkerProcessEnded
 from mmrl.testing.algorithms import check_algorithm
 from mmrl.testing.datasets import check_dataset
 from mmrl.testing.environments import check_environment
+from mmrl.testing.monitors import check_monitor
 from mmrl.testing.rewards import check_reward
 from mmrl.testing.rules import Untried
 
@@ -92,6 +93,8 @@ def _examine(info: PluginInfo) -> Verdict:
             check_dataset(name)
         elif info.kind == "environment":
             check_environment(name)
+        elif info.kind == "monitor":
+            check_monitor(name)
         else:
             return Verdict("loaded", f"there are no checks for {info.kind}s")
     except ConfigError as error:

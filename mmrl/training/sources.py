@@ -145,7 +145,7 @@ class Rollouts(Source):
             found = self._collector.training_groups(self._algorithm, draw, count - len(carried), clock)
         except MMRLError:  # such as too many failures of rewards
             if lost := self._collector.generated:
-                unscored = [_not_trained_on(_unscored(group, (0, place))) for place, group in enumerate(lost)]
+                unscored = [not_trained_on(_unscored(group, (0, place))) for place, group in enumerate(lost)]
                 self._recorder.rollouts(step, unscored, state_of(self._algorithm))
             raise
         groups = [*carried, *found.kept]
@@ -192,10 +192,11 @@ def state_of(algorithm: Algorithm) -> dict[str, Any]:
 
 def step_groups(found: SampledBatch, trained: Sequence[CreditedGroup]) -> list[CreditedGroup]:
     """The groups that were trained on, and then the others that were sampled in the step."""
-    return [*trained, *(_not_trained_on(group) for group in found.groups if not (trained and group.kept))]
+    return [*trained, *(not_trained_on(group) for group in found.groups if not (trained and group.kept))]
 
 
-def _not_trained_on(group: ScoredGroup) -> CreditedGroup:
+def not_trained_on(group: ScoredGroup) -> CreditedGroup:
+    """The record of a group that no step has learned from."""
     zeros = [np.zeros(len(rollout.token_ids)) for rollout in group.rollouts]
     return CreditedGroup(group, zeros, [np.zeros(0, np.float32)] * len(zeros))
 

@@ -13,8 +13,9 @@ from mmrl.config.problems import suggestion
 from mmrl.config.sections import Config
 from mmrl.data.prompts import PromptSource
 from mmrl.engine_api import Engine, Learner, PromptEncoder
-from mmrl.errors import RankLostError, ResourceError, plugin_errors
-from mmrl.interfaces import Algorithm
+from mmrl.errors import NumericsError, RankLostError, ResourceError, plugin_errors
+from mmrl.interfaces import Alarm, Algorithm
+from mmrl.ops.alarms import Looked
 from mmrl.rollout.collector import Collector
 from mmrl.rollout.prefetch import PromptPrefetcher
 from mmrl.system.clock import Clock
@@ -23,24 +24,25 @@ from mmrl.system.profiling import Profiler
 from mmrl.system.rng_state import generators, seed_generators, set_generators
 from mmrl.system.signals import Interruption, Stopped
 from mmrl.system.watchdog import Watchdog
+from mmrl.training.evaluator import EvaluationRecorder, Evaluator
 from mmrl.training.logprob_check import LogprobCheck
 from mmrl.training.sources import REACHED, SOURCES, StepRecorder, state_of, step_groups
 from mmrl.training.updater import StepResult, Updater
-from mmrl.types import EncodedPrompt
-
-MAX_HELD_OUT = 4096
-"""Encoded prompts of an evaluation that are kept for the next one, a few kB each; more are encoded again."""
 
 
-class Recorder(StepRecorder, Protocol):
+class Recorder(StepRecorder, EvaluationRecorder, Protocol):
     """The recorder of a run's numbers: its folder, the trackers and the console."""
 
     def wait_for_rollouts(self) -> None:
-        """Wait until the rollouts of all steps are on disk.
+        """Wait until the rollouts of all steps and evaluations are on disk.
 
         Raises:
             ResourceError: They cannot be written.
         """
+        ...
+
+    def look(self, step: int, values: Mapping[str, float]) -> Looked:
+        """Show a finished step to the monitors, before it is logged; tells their alarms."""
         ...
 
     def log(self, step: int, values: Mapping[str, float]) -> None: ...
@@ -99,7 +101,9 @@ class Trainer:
     ) -> None:
         self._config, self._algorithm, self._engine = config, algorithm, engine
         self._encoder, self._collector = encoder, collector
-        self._evaluation, self._run, self._recorder = evaluation, context, context.recorder
+        self._run, self._recorder = context, context.recorder
+        evaluated_by = (encoder, collector, context.recorder)
+        self._evaluator = None if evaluation is None else Evaluator(config, evaluation, *evaluated_by)
         self._source = SOURCES[algorithm.source](config, algorithm, encoder, collector, context.recorder)
         self._updater = Updater(config, algorithm, context.recorder, context.interruption)
         self._check = LogprobCheck(precision, config.trainer.on_mismatch, event=context.recorder.event)
@@ -108,11 +112,11 @@ class Trainer:
         train.restore(())
         order = train.order(config.trainer.seed)
         self._prompts: PromptPrefetcher[Any] = PromptPrefetcher(train, order, self._source.make)
-        self._held_out: Sequence[EncodedPrompt] | None = None
         self._saved: int | None = None
         self._is_checked = False
         self._stop_condition = config.trainer.stop_condition
         self._has_warned = False
+        self._alarms: Sequence[Alarm] = ()
         self._freed = FreedMemory()
 
     def fit(
@@ -137,8 +141,11 @@ class Trainer:
                 self._save(0, {}, self.state(), needed=False)
             elif not is_saved:
                 self._save(done, pending or {}, self.state(), needed=True)
-            if pending is not None and self._is_enough(done, self._conclude(done, pending)):
-                return
+            if pending is not None:
+                values = self._conclude(done, pending)
+                self._heed_alarms(done, values)
+                if self._is_enough(done, values):
+                    return
             for step in range(done + 1, self._config.trainer.steps + 1):
                 if self._is_enough(step, self._step(step)):
                     return
@@ -193,13 +200,14 @@ class Trainer:
             try:
                 self._save(step, values, self.state(), needed=needed)
             except BaseException:
-                self._recorder.log(step, values)
+                self._log(step, values)
                 raise
             values["perf/save_s"] = time.perf_counter() - start
         everything = self._conclude(step, values)
         if self._run.interruption.stopped is not None and self._saved != step:  # a signal came since a save was due
             self._save(step, values, self.state(), needed=True)
         self._run.interruption.check()
+        self._heed_alarms(step, everything)
         self._freed.give_back()
         return everything
 
@@ -209,8 +217,9 @@ class Trainer:
         if condition is None:
             return False
         if not condition.holds(values):
-            is_evaluated = any(name.startswith("eval/") for name in values)
-            is_due = is_evaluated if condition.metric.startswith("eval/") else step > 0
+            section = condition.metric.partition("/")[0]
+            is_evaluated = any(name.startswith(f"{section}/") for name in values)
+            is_due = is_evaluated if section in ("eval", "eval_blank") else step > 0
             if is_due and condition.metric not in values:
                 self._warn_of_stop(condition.metric, values)
             return False
@@ -244,24 +253,48 @@ class Trainer:
 
     def _conclude(self, step: int, values: Mapping[str, float]) -> Mapping[str, float]:
         """Evaluate a finished step if that is due, and log it; returns all of its metrics."""
-        is_due = self._evaluation is not None and self._config.trainer.evaluates(step)
         found = dict[str, float]()
         try:
-            if is_due:
+            if self._evaluator is not None and self._config.trainer.evaluates(step):
                 start = time.perf_counter()
                 with self._run.watchdog.watch(f"the evaluation of step {step}"), self._run.interruption.immediate():
-                    found = self._evaluate()
+                    if self._evaluator.reads:
+                        self._prompts.wait()  # both may read from one file
+                    found = self._evaluator.evaluate(step)
                 found["perf/eval_s"] = time.perf_counter() - start
+                self._wait_for_rollouts()  # its metrics say that its groups are there
         except Stopped:  # the run goes on with this evaluation
             if self._saved != step:
                 self._save(step, values, self.state(), needed=True)
             raise
         except BaseException:  # the step is done, whatever happens to its evaluation
-            self._recorder.log(step, values)
+            self._log(step, values)
             raise
-        values = {**values, **found}
+        return self._log(step, {**values, **found})
+
+    def _log(self, step: int, values: Mapping[str, float]) -> Mapping[str, float]:
+        """Show a finished step to the monitors, and log it; returns all of its metrics."""
+        seen = self._recorder.look(step, values)
+        self._alarms, values = seen.alarms, {**values, **seen.metrics}
         self._recorder.log(step, values)
         return values
+
+    def _heed_alarms(self, step: int, values: Mapping[str, float]) -> None:
+        """End the run at an alarm, if ``trainer.on_alarm`` says so; the step then gets a checkpoint.
+
+        Raises:
+            NumericsError: There is one.
+        """
+        if not self._alarms or self._config.trainer.on_alarm != "stop":
+            return
+        if self._saved != step:
+            self._save(step, values, self.state(), needed=True)
+        told = "; ".join(f"{alarm.monitor}: {alarm.message}" for alarm in self._alarms)
+        raise NumericsError(
+            f"the run ends after step {step}, which has a checkpoint: {told}",
+            where="trainer.on_alarm: stop",
+            remedy="the same command goes on from there; trainer.on_alarm: warn ends no run",
+        )
 
     def train_step(self, step: int) -> dict[str, float]:
         """Sample, score, assign credit, update; returns the step's metrics."""
@@ -289,17 +322,6 @@ class Trainer:
         values |= clock.metrics(sum(sample.num_tokens for sample in found.samples), self._peak_flops_per_s)
         with plugin_errors(self._algorithm, "observe"):
             return values | dict(self._algorithm.observe(dict(values)))
-
-    def _evaluate(self) -> dict[str, float]:
-        if self._evaluation is None:
-            return {}
-        prompts = self._held_out
-        if prompts is None:
-            self._prompts.wait()  # both may read from one file
-            prompts = self._evaluation.each(self._encoder.encode)
-            is_small = len(prompts) <= MAX_HELD_OUT and self._config.environment is None  # which is given raw images
-            self._held_out = prompts if is_small else None
-        return dict(self._collector.evaluate(prompts).metrics)
 
     @contextmanager
     def _recording(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ KEY_CHARACTERS, PARAM_CHARACTERS = 250, 6000
 
 
 class MLflow(NumberedTracker):
-    """Every metric as an MLflow metric of its own name; values that are not finite are left out."""
+    """Every metric as an MLflow metric of its own name, alarms as tags; values that are not finite are left out."""
 
     class Config(PluginConfig):
         tracking_uri: str | None = None
@@ -84,6 +84,9 @@ class MLflow(NumberedTracker):
         now = int(time.time() * 1000)
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self._client.log_batch(self._id, metrics=[Metric(name, value, now, step) for name, value in finite.items()])
+
+    def alarm(self, step: int, monitor: str, message: str) -> None:
+        self._client.set_tag(self._id, f"alarm/{step:06d}/{monitor}"[:KEY_CHARACTERS], message[:PARAM_CHARACTERS])
 
     def finish(self) -> None:
         self._client.set_terminated(self._id, "FINISHED")

@@ -23,7 +23,7 @@ from mmrl_trackers.services import NumberedTracker
 
 
 class SwanLab(NumberedTracker):
-    """Every metric as a SwanLab scalar of its own name; values that are not finite are left out."""
+    """Every metric as a SwanLab scalar of its own name, alarms as text; values that are not finite are left out."""
 
     class Config(PluginConfig):
         mode: Literal["offline", "cloud", "local", "disabled"] = "offline"
@@ -56,6 +56,11 @@ class SwanLab(NumberedTracker):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({name: value for name, value in metrics.items() if math.isfinite(value)}, step=step)
+
+    def alarm(self, step: int, monitor: str, message: str) -> None:
+        import swanlab
+
+        self._run.log({f"alarm/{monitor}": swanlab.Text(message)}, step=step)
 
     def finish(self) -> None:
         with self._notices():

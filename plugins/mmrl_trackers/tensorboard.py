@@ -14,7 +14,7 @@ from mmrl.interfaces import Tracker
 
 
 class TensorBoard(Tracker):
-    """Every metric as a scalar of its own name; values that are not finite are left out."""
+    """Every metric as a scalar of its own name, alarms as text; values that are not finite are left out."""
 
     _writer: Any = None
 
@@ -23,15 +23,22 @@ class TensorBoard(Tracker):
         self._folder.mkdir(exist_ok=True)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        if self._writer is None:  # only the first step tells where the run goes on
-            self._writer = SummaryWriter(str(self._folder), purge_step=step)
+        writer = self._opened(step)
         for name, value in metrics.items():
             if math.isfinite(value):
-                self._writer.add_scalar(name, value, step)
-        self._writer.flush()
+                writer.add_scalar(name, value, step)
+        writer.flush()
+
+    def alarm(self, step: int, monitor: str, message: str) -> None:
+        self._opened(step).add_text(f"alarm/{monitor}", message, step)
 
     def finish(self) -> None:
         if self._writer is not None:
             self._writer.close()
+
+    def _opened(self, step: int) -> Any:
+        from torch.utils.tensorboard import SummaryWriter
+
+        if self._writer is None:  # only the first step tells where the run goes on
+            self._writer = SummaryWriter(str(self._folder), purge_step=step)
+        return self._writer

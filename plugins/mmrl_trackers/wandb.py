@@ -24,7 +24,7 @@ from mmrl_trackers.services import NumberedTracker, require
 
 
 class WandB(NumberedTracker):
-    """Every metric as a W&B scalar of its own name; values that are not finite are left out."""
+    """Every metric as a W&B scalar of its own name, alarms as W&B's; values that are not finite are left out."""
 
     class Config(PluginConfig):
         mode: Literal["offline", "online", "disabled"] = "offline"
@@ -81,6 +81,9 @@ class WandB(NumberedTracker):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({name: value for name, value in metrics.items() if math.isfinite(value)}, step=step)
+
+    def alarm(self, step: int, monitor: str, message: str) -> None:
+        self._run.alert(title=f"{monitor}, step {step}", text=message)
 
     def finish(self) -> None:
         self._run.finish()

@@ -34,8 +34,8 @@ ERRORS = {
 }  # fmt: skip
 PLUGINS = {
     "API_VERSION", "Aggregation", "AggregationMode", "Algorithm", "CorrectionMode", "DatasetFacts", "DatasetLoader",
-    "Environment", "KLEstimator", "Needs", "Plugin", "PluginConfig", "Refill", "Reward", "RunFacts", "Scores",
-    "Tool", "ToolError", "Tracker", "tool",
+    "Environment", "Finding", "KLEstimator", "Monitor", "Needs", "Plugin", "PluginConfig", "Refill", "Reward",
+    "RunFacts", "Scores", "StepRecord", "StepView", "Tool", "ToolError", "Tracker", "tool",
 }  # fmt: skip
 RECORDS = {
     "Batch", "Call", "Candidate", "Content", "Credit", "EncodedPrompt", "FinishReason", "IMAGE_PLACEHOLDER",

@@ -620,13 +620,14 @@ def test_init_plugin_writes_a_package_and_says_what_is_next(
     assert main(["init", "plugin", "my-rl"]) == 0
     said = capsys.readouterr().out
     assert "wrote my-rl/src/my_rl/algorithm.py\n" in said
-    check = "mmrl plugins --check algorithm:my_rl reward:my_rl environment:my_rl"
+    check = "mmrl plugins --check algorithm:my_rl reward:my_rl environment:my_rl monitor:my_rl"
     assert f'next: pip install -e "./my-rl[test]" && {check} && python -m pytest my-rl' in said
     project = tomllib.loads(Path("my-rl/pyproject.toml").read_text())
     assert project["project"]["name"] == "my-rl"
     entries = project["project"]["entry-points"]
     assert entries["mmrl.rewards"] == {"my_rl": "my_rl.reward:RightAndShort"}
     assert entries["mmrl.environments"] == {"my_rl": "my_rl.environment:HigherLower"}
+    assert entries["mmrl.monitors"] == {"my_rl": "my_rl.monitor:EmptyAnswers"}
     files = [path for path in Path("my-rl").rglob("*") if path.is_file()]
     assert {"README.md", "pyproject.toml", ".gitignore", "test_reward.py", "__init__.py"} <= {f.name for f in files}
     for file in files:

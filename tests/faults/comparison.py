@@ -69,6 +69,7 @@ def compare(run: Path, unbroken: Path, *, same_checkpoints: bool = True) -> list
     problems += _difference("trainer's state", _trainer_state(run), _trainer_state(unbroken))
     problems += _difference("metrics", metrics(run), metrics(unbroken))
     problems += _difference("rollouts", _rollouts(run), _rollouts(unbroken))
+    problems += _difference("evaluations", _evaluations(run), _evaluations(unbroken))
     problems += _difference("ledger", ledger(run), ledger(unbroken))
     problems += [f"left over: {path}" for path in run.rglob(".*") if path.name != ".lock"]
     problems += [f"left over: {path}" for path in (run / "checkpoints").glob("damaged-*")]
@@ -130,6 +131,11 @@ def _trainer_state(run: Path) -> Any:
 def _rollouts(run: Path) -> dict[str, list[Any]]:
     files = sorted((run / "rollouts").glob("[!.]*"))
     return {path.name: Redactor().plain(list(read_lines(path))) for path in files}
+
+
+def _evaluations(run: Path) -> dict[str, bytes]:
+    """The bytes of each file."""
+    return {path.name: path.read_bytes() for path in sorted((run / "evaluations").glob("[!.]*"))}
 
 
 def _difference(what: str, found: Any, expected: Any) -> list[str]:

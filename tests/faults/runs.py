@@ -142,6 +142,7 @@ def outcome(run: Path) -> dict[str, Any]:
         "trainer": json.loads((checkpoint / "state" / "run.json").read_text())["trainer"],
         "metrics": metrics(run),
         "rollouts": {path.name: path.read_bytes() for path in sorted((run / "rollouts").glob("*"))},
+        "evaluations": {path.name: path.read_bytes() for path in sorted((run / "evaluations").glob("*"))},
         "ledger": [{k: v for k, v in record.items() if k != "attempt"} for record in read_ledger(run)],
     }
 

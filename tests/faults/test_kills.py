@@ -18,7 +18,8 @@ from tests.faults.kill_sweep import EPISODES, FAKE, REAL, Sweep, random_kills, w
 
 SAVING = {"checkpoint.begin", "save.shard", "save.part", "save.state", "checkpoint.filled", "checkpoint.sealed",
           "checkpoint.renamed", "checkpoint.pruning", "directory.replacing",
-          "rollouts.begin", "rollouts.filled", "rollouts.renamed"}  # fmt: skip
+          "rollouts.begin", "rollouts.filled", "rollouts.renamed",
+          "evaluations.begin", "evaluations.filled", "evaluations.renamed"}  # fmt: skip
 THINNING = {"checkpoint.thinning", "checkpoint.thinned"}
 """Where only the newest checkpoint has the optimizer's state."""
 

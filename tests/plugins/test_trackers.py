@@ -63,6 +63,31 @@ def test_a_run_that_goes_on_is_one_curve_in_tensorboard_without_what_is_undone(t
     assert [each.step for each in shown.Tensors("lr")] == list(range(7))
 
 
+def test_an_alarm_is_text_in_tensorboard_also_before_the_first_step_is_logged(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = TensorBoard(TensorBoard.Config())
+    tracker.start(tmp_path, {})
+    tracker.alarm(7, "dead_groups", "nothing is learned")
+    tracker.log(7, METRICS)
+    tracker.finish()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    (event,) = events.Tensors("alarm/dead_groups/text_summary")
+    assert event.step == 7 and event.tensor_proto.string_val == [b"nothing is learned"]
+    assert [each.step for each in events.Scalars("reward/mean")] == [7]
+
+
+def test_an_alarm_is_text_in_swanlab(tmp_path, no_network):
+    tracker = SwanLab(SwanLab.Config())
+    tracker.start(tmp_path, {})
+    tracker.alarm(2, "dead_groups", "nothing is learned")
+    tracker.log(2, METRICS)
+    tracker.finish()
+    written = b"".join(path.read_bytes() for path in (tmp_path / "swanlog").rglob("*") if path.is_file())
+    assert b"alarm/dead_groups" in written and b"nothing is learned" in written and b"reward/mean" in written
+
+
 def test_swanlab_goes_on_with_the_id_that_the_run_had(tmp_path, no_network):
     first = SwanLab(SwanLab.Config())
     assert first.state() == {}

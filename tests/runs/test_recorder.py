@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mmrl.rollout.records import recorded_steps
+from mmrl.errors import DataError
+from mmrl.rollout.records import read_step, recorded_evaluations, recorded_steps
+from mmrl.runs.reader import load_run
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.runs import Runs, at, events, outcome, records, rollouts, steps, stop
 
@@ -104,3 +106,60 @@ def test_a_run_of_an_older_version_goes_on_in_columns(fake_runs: Runs) -> None:
     assert fake_runs.train(config) == 0
     found = {step: file.suffix for step, file in recorded_steps(run).items()}
     assert found == {1: ".jsonl", 2: ".jsonl", 3: ".parquet", 4: ".parquet"}
+
+
+def evaluated(fake_runs: Runs, name: str = "run", **trainer: object) -> Path:
+    """A config of a run with an evaluation before the first step and after the second and the last."""
+    data = {"eval": {"name": "table", "path": str(fake_runs.rows)}}
+    return fake_runs.config(name, data=data, trainer={"eval_every": 2, **trainer})
+
+
+def test_an_evaluation_is_recorded_as_a_step_is_and_before_its_metrics(fake_runs: Runs) -> None:
+    run, lines = fake_runs.folder / "run", list[int]()
+    with (
+        at("evaluations.begin", 2, lambda: threading.Event().wait(0.2)),
+        at("evaluations.renamed", 2, lambda: lines.append(len(records(run / "metrics.jsonl")))),
+    ):
+        assert fake_runs.train(evaluated(fake_runs, eval_samples=3)) == 0
+    assert lines == [2]  # of steps 0 and 1
+    found = load_run(run)
+    assert found.evaluation_steps == [0, 2, 4] and list(recorded_evaluations(run, blank=True)) == []
+    rollouts = list(found.evaluations(2))
+    assert len(rollouts) == 3 * 8 and {each.rollout.index for each in rollouts} == {0, 1, 2}
+    scores = [each.rewards["letters"] for each in rollouts]
+    assert found.metrics.curve("eval/accuracy")[2] == pytest.approx(sum(scores) / 24)  # type: ignore[arg-type]
+    groups = [group.credited for group in read_step(recorded_evaluations(run)[2]).groups]
+    assert not any(group.trained for group in groups) and not any(len(x) for group in groups for x in group.logprobs)
+    with pytest.raises(DataError, match="there is no evaluation after step 3") as caught:
+        found.evaluations(3)
+    assert caught.value.possible == "0, 2, 4"
+    with pytest.raises(DataError, match="no evaluation with blank images after step 2"):
+        found.evaluations(2, blank=True)
+
+
+@pytest.mark.parametrize("point", ["evaluations.begin", "evaluations.filled", "evaluations.renamed"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_run_that_is_killed_while_it_records_an_evaluation_goes_on_as_if_it_was_not(
+    fake_runs: Runs, point: str, count: int
+) -> None:
+    """It evaluates again what has no line in metrics.jsonl, and writes the same bytes."""
+    config = evaluated(fake_runs)
+    fake_runs.killed(config, point, count)
+    assert fake_runs.train(config) == 0
+    assert fake_runs.train(evaluated(fake_runs, "plain")) == 0
+    assert list(recorded_evaluations(fake_runs.folder / "run")) == [0, 2, 4]
+    assert outcome(fake_runs.folder / "run") == outcome(fake_runs.folder / "plain")
+
+
+def test_an_evaluation_that_cannot_be_recorded_ends_the_run_which_can_go_on(
+    fake_runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, run = evaluated(fake_runs), fake_runs.folder / "run"
+    with at("evaluations.filled", 2, full):
+        assert fake_runs.train(config) == 5
+    assert "evaluations/step-000002.parquet" in capsys.readouterr().err
+    assert list(recorded_evaluations(run)) == [0] and not list((run / "evaluations").glob(".*"))
+    assert "eval/accuracy" not in records(run / "metrics.jsonl")[-1]
+    assert fake_runs.train(config) == 0
+    assert fake_runs.train(evaluated(fake_runs, "plain")) == 0
+    assert outcome(run) == outcome(fake_runs.folder / "plain")

@@ -23,6 +23,11 @@ class Recording(Tracker):
         self.calls.append("finish")
 
 
+class Heeding(Recording):
+    def alarm(self, step, monitor, message):
+        self.calls.append((step, monitor, message))
+
+
 class Broken(Recording):
     def log(self, step, metrics):
         raise SystemExit("no login")
@@ -54,6 +59,18 @@ def test_every_tracker_gets_every_step_in_order_and_is_closed(tmp_path):
     steps = [(step, {"reward/mean": 0.5}) for step in range(3)]
     assert first.calls == second.calls == [("start", tmp_path, {"lr": 0.1}), *steps, "finish"]
     assert faults == []
+
+
+def test_alarms_reach_the_trackers_that_show_them_in_order(tmp_path):
+    faults, heeding, plain = [], Heeding(), Recording()
+    trackers = Trackers([heeding, plain], faults.append)
+    trackers.start(tmp_path, {})
+    trackers.log(1, {})
+    trackers.alarm(2, "dead_groups", "nothing is learned")
+    trackers.log(2, {})
+    trackers.finish(10)
+    assert heeding.calls[1:] == [(1, {}), (2, "dead_groups", "nothing is learned"), (2, {}), "finish"]
+    assert plain.calls[1:] == [(1, {}), (2, {}), "finish"] and faults == []
 
 
 def test_trackers_get_the_config_without_secrets(tmp_path, monkeypatch):

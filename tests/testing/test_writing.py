@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mmrl.config.plugin_specs import EnvironmentSpec
-from mmrl.testing import check_algorithm, check_environment, check_reward
+from mmrl.testing import alarms_of, check_algorithm, check_environment, check_monitor, check_reward
 
 PAGE = Path(__file__).parents[2] / "plugins/WRITING.md"
 GUIDE = PAGE.with_name("ENVIRONMENTS.md")
@@ -35,6 +35,13 @@ def test_the_reward_of_the_page_passes_the_checks() -> None:
 
 def test_the_environment_of_the_page_passes_the_checks() -> None:
     check_environment(shown("Dice"), options={"goal": 30})
+
+
+def test_the_monitor_of_the_page_passes_the_checks_and_tells_what_it_is_for() -> None:
+    monitor = shown("LateAnswers")
+    check_monitor(monitor)
+    steps = {step: {"monitor/mine/place": 10.0 * step} for step in range(1, 99)}
+    assert [alarm.step for alarm in alarms_of(monitor(monitor.Config()), steps)] == [23]
 
 
 @pytest.mark.parametrize(("file", "option"), [("my_tools.py", "tools"), ("my_game.py", "class")])

@@ -23,6 +23,7 @@ from mmrl.engine.admissions import OneByOneSampler
 from mmrl.engine_api import SamplingRequest, UpdateResult
 from mmrl.errors import ConfigError, DataError, NumericsError, PluginError, ResourceError
 from mmrl.interfaces import Aggregation, Algorithm, Needs, Refill
+from mmrl.ops.alarms import Looked
 from mmrl.rollout.collector import Collector
 from mmrl.rollout.rewards.failures import Failure, Failures, RewardError
 from mmrl.rollout.rewards.scorer import Scorer
@@ -189,11 +190,16 @@ class FakeRecorder:
     logged: dict[int, dict[str, float]] = field(default_factory=dict)
     rolled: dict[int, list[CreditedGroup]] = field(default_factory=dict)
     begun: dict[int, Any] = field(default_factory=dict)
+    looks: dict[int, Looked] = field(default_factory=dict)
+    evaluated: dict[tuple[str, int], list[CreditedGroup]] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     saved: list[int] = field(default_factory=list)
     states: dict[int, Any] = field(default_factory=dict)
     ledger: list[tuple[int, int, list[Any]]] = field(default_factory=list)
     order: list[str] = field(default_factory=list)
+
+    def look(self, step: int, values: Any) -> Looked:
+        return self.looks.get(step, Looked())
 
     def log(self, step: int, values: Any) -> None:
         self.logged[step] = dict(values)
@@ -201,6 +207,9 @@ class FakeRecorder:
     def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Any) -> None:
         self.rolled[step], self.begun[step] = list(groups), state
         self.order.append(f"rollouts {step}")
+
+    def evaluation(self, step: int, groups: Sequence[CreditedGroup], *, blank: bool) -> None:
+        self.evaluated["blank" if blank else "step", step] = list(groups)
 
     def wait_for_rollouts(self) -> None:
         self.order.append("wait")
@@ -364,7 +373,7 @@ def test_an_evaluation_of_more_prompts_than_are_kept_encodes_them_again(kept, ti
     monkeypatch.setattr(
         FakeEncoder, "encode", lambda self, prompt: (encoded.append(prompt.id), encode(self, prompt))[1]
     )
-    monkeypatch.setattr("mmrl.training.trainer.MAX_HELD_OUT", kept)
+    monkeypatch.setattr("mmrl.training.evaluator.MAX_HELD_OUT", kept)
     done = run(evaluate=True, trainer={"steps": 4, "eval_every": 2})
     done.fit()
     assert len(encoded) == times * 5 + 4 * 2  # three evaluations of five prompts, and four steps of two

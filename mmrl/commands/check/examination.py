@@ -29,6 +29,7 @@ from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.budget import Arithmetic, disk
 from mmrl.runs.directory import check_place
 from mmrl.runs.episodes import playing
+from mmrl.runs.monitoring import fault_of, monitors_of
 from mmrl.runs.setup import RunSetup
 from mmrl.runs.summary import SHOWN_ROWS, kept_rows
 from mmrl.system.console import Console
@@ -114,6 +115,7 @@ class _Examination:
         self.report.data["plugins"] = [dataclasses.asdict(info) for info in registry.used_plugins(self.config)]
         for tracker in self.config.trackers:
             registry.create("tracker", tracker)
+        monitors_of(self.config, lambda label, error: self._note(fault_of(label, error)))
         self.report.warnings += self.setup.warnings
 
     def _limits(self) -> None:
@@ -331,7 +333,7 @@ class _Examination:
         self.report.add("batches", arithmetic.data(), arithmetic.lines())
         for warning in arithmetic.warnings():
             self.report.warn(warning)
-        room = disk(self.config, self.setup.num_weights(), source.lengths, self._image_bytes())
+        room = disk(self.config, self.setup.num_weights(), source.lengths, self._image_bytes(), evaluated)
         self.report.add("disk", room.data(), room.lines())
         for problem in room.problems():
             self._note(problem)

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ from mmrl.commands.eval.output import OutputFolder, Samples
 from mmrl.commands.eval.results import Ablation, Results
 from mmrl.config.plugin_specs import Kind, PluginSpec
 from mmrl.config.sections import Config
-from mmrl.data.images import MediaStore, blank_file
 from mmrl.engine_api import Engine, Sampler
 from mmrl.errors import ConfigError, ResourceError
 from mmrl.plugin_host.registry import locate
@@ -98,7 +97,7 @@ def evaluate(
         pictured = [prompt for prompt in prompts if prompt.images] if options.blank_images else []
         if options.blank_images and not pictured:
             raise ConfigError("no prompt has an image to leave out", where="--blank-images: data.eval")
-        blanks = [blanked(each, setup.media) for each in pictured]
+        blanks = [setup.encoder.blanked(each) for each in pictured]
         engine = _OnDemand(config, setup, interruption, stack)
         console = Console(len(prompts), sys.stderr)
         stack.callback(console.close)
@@ -269,12 +268,6 @@ def _by_source(collector: Collector, groups: Sequence[ScoredGroup]) -> dict[str,
         own = [group for group in groups if group.group.prompt.prompt.source == source]
         found[source] = len(own), _estimates(collector, own)
     return found
-
-
-def blanked(prompt: EncodedPrompt, media: MediaStore) -> EncodedPrompt:
-    """The prompt with blank images, also where an environment is given those of the dataset."""
-    row = replace(prompt.prompt, images=tuple(map(blank_file, prompt.prompt.images)))
-    return replace(prompt, prompt=row, images=tuple(map(media.blank, prompt.images)))
 
 
 def _ablation(collector: Collector, groups: Sequence[ScoredGroup], blank: Evaluation) -> Ablation:

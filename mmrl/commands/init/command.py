@@ -25,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         config.add_argument(f"--{name}", action="append", default=[], metavar="NAME", help=text)
     text = "translate these, as far as that goes: a YAML config of EasyR1, and KEY=VALUE of its words over it"
     config.add_argument("--from", dest="source", nargs="+", default=[], metavar="FILE", help=text)
-    plugin = add("plugin", "write a package with an algorithm, a reward, an environment and their tests, to edit")
+    plugin = add(
+        "plugin", "write a package of plugins with their tests, to edit: algorithm, reward, environment, monitor"
+    )
     plugin.add_argument("name", metavar="NAME", help="of the package, such as my-rewards")
     plugin.add_argument("--path", type=Path, metavar="DIR", help="folder to write it to; by default NAME, which is new")
 
@@ -60,5 +62,6 @@ def _write_plugin(arguments: argparse.Namespace) -> None:
         print(f"wrote {path}")
     shown = folder if folder.is_absolute() else f"./{folder}"
     module = module_name(arguments.name)
-    check = f"mmrl plugins --check algorithm:{module} reward:{module} environment:{module}"
+    check = " ".join(f"{kind}:{module}" for kind in ("algorithm", "reward", "environment", "monitor"))
+    check = f"mmrl plugins --check {check}"
     print(f'\nnext: pip install -e "{shown}[test]" && {check} && python -m pytest {folder}')

@@ -20,11 +20,11 @@ _TERM = 1e-6
 """Likewise of float32 sums, relative to the size of their terms, which may cancel."""
 _TOTAL = "the sum"
 NOT_RECORDED = (
-    *("perf/", "eval/", "lr", "policy/grad_norm", ROUTERS_LOSS, "mismatch/rerouted_"),
+    *("perf/", "eval/", "eval_blank/", "monitor/", "lr", "policy/grad_norm", ROUTERS_LOSS, "mismatch/rerouted_"),
     "episode/failed_calls_fraction",
 )
-"""Metrics that no record gives: clocks, other rollouts, gradients, routers, failed calls. (``*_failed_fraction`` is
-another.)"""
+"""Metrics that no record gives: clocks, other rollouts, monitors, gradients, routers, failed calls.
+(``*_failed_fraction`` is another.)"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,7 @@ class _Player:
         beside = {
             name: math.nan if value is None else value
             for name, value in self._metrics.items()
-            if not is_function(name) and not name.startswith("eval/")
+            if not is_function(name) and not name.startswith(("eval/", "eval_blank/", "monitor/"))
         }
         return rerun(rules, self._step, self._record, scored, beside if self._metrics else None, reselect=reselect)
 

@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 
 from mmrl.commands.eval.episodes import episode_estimates
-from mmrl.commands.eval.evaluation import blanked
 from mmrl.commands.eval.output import Samples
 from mmrl.commands.eval.results import Results
 from mmrl.data.images import ImageGrid, MediaStore
@@ -87,11 +86,15 @@ def test_a_continued_evaluation_reads_its_episodes_and_plays_failed_ones_again(
 
 
 def test_an_environment_is_given_no_picture_where_the_model_sees_none(tmp_path: Path) -> None:
+    from mmrl.engine.encoding import Encoder
+
     file = io.BytesIO()
     Image.new("RGB", (90, 60), "red").save(file, "PNG")
     store, raw = MediaStore(tmp_path, ImageGrid(28, 3136, 50176)), RawImage(file.getvalue(), "x")
     prompt = replace(make_rollouts(["7"])[0].prompt, images=(store.add(raw),))
-    found = blanked(replace(prompt, prompt=replace(prompt.prompt, images=(raw,))), store)
+    encoder = Encoder.__new__(Encoder)  # without a model's folder, which blanking does not need
+    encoder._media = store
+    found = encoder.blanked(replace(prompt, prompt=replace(prompt.prompt, images=(raw,))))
     (given,) = found.prompt.images
     with Image.open(io.BytesIO(given.data)) as image:
         assert image.size == (90, 60) and image.getcolors() == [(90 * 60, (128, 128, 128))]

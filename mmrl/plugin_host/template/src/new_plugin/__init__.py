@@ -1,1 +1,1 @@
-"""An algorithm, a reward and an environment for mmrl."""
+"""An algorithm, a reward, an environment and a monitor for mmrl."""

@@ -1,0 +1,111 @@
+"""Evaluations, and those with blank images: which prompts they ask, and the gap by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from mmrl.config.load import from_mapping
+from mmrl.config.sections import Config, TrainerConfig
+from mmrl.errors import ConfigError
+from mmrl.rollout.collector import Evaluation
+from mmrl.testing.rollouts import make_rollouts
+from mmrl.training.evaluator import Evaluator
+from mmrl.types import CreditedGroup, EncodedPrompt, ImageRef, RolloutGroup, ScoredGroup
+
+PICTURE, GREY = ImageRef("a", 56, 28, ""), ImageRef("grey", 56, 28, "")
+
+
+def prompts(count: int, *, pictured: Callable[[int], bool]) -> list[EncodedPrompt]:
+    images = [[PICTURE] if pictured(place) else [] for place in range(count)]
+    return [make_rollouts([""], question=f"p{i}", images=images[i])[0].prompt for i in range(count)]
+
+
+@dataclass
+class Parts:
+    """A source, an encoder, a collector and a recorder: a prompt is right with its picture, or if it has none."""
+
+    prompts: Sequence[EncodedPrompt]
+    unscored: frozenset[str] = frozenset()
+    asked: list[list[str]] = field(default_factory=list)
+    recorded: list[tuple[int, bool, list[CreditedGroup]]] = field(default_factory=list)
+    accuracy_of: str = "right"
+
+    def each(self, encode: Any) -> Sequence[EncodedPrompt]:
+        return self.prompts
+
+    def encode(self, prompt: Any) -> Any:
+        raise AssertionError("prompts are encoded already")
+
+    def blanked(self, prompt: EncodedPrompt) -> EncodedPrompt:
+        return replace(prompt, images=tuple(GREY for _ in prompt.images))
+
+    def evaluate(self, found: Sequence[EncodedPrompt]) -> Evaluation:
+        self.asked.append([prompt.id for prompt in found])
+        groups = [self._group(prompt) for prompt in found]
+        right = np.nanmean([group.component("right")[0] for group in groups])
+        return Evaluation(groups, (), {"eval/accuracy": float(right), "eval/length/completion_mean": 7.0})
+
+    def _group(self, prompt: EncodedPrompt) -> ScoredGroup:
+        is_right = GREY not in prompt.images or prompt.id == "p1"
+        value = np.array([np.nan if prompt.id in self.unscored else float(is_right)])
+        group = RolloutGroup(prompt, tuple(make_rollouts([""])))
+        return ScoredGroup(group, np.nan_to_num(value), ~np.isnan(value), {"right": value})
+
+    def evaluation(self, step: int, groups: Sequence[CreditedGroup], *, blank: bool) -> None:
+        self.recorded.append((step, blank, list(groups)))
+
+
+def config(**trainer: Any) -> Config:
+    base = {"model": {"path": "m"}, "data": {"train": {"name": "t"}, "eval": {"name": "t"}}}
+    rest = {"rewards": [{"name": "right"}], "algorithm": {"name": "a"}}
+    return from_mapping({**base, **rest, "trainer": {"steps": 50, "eval_every": 5, **trainer}})
+
+
+def evaluator(parts: Parts, **trainer: Any) -> Evaluator:
+    any_parts = cast(Any, parts)
+    return Evaluator(config(**trainer), any_parts, any_parts, any_parts, parts)
+
+
+def test_64_prompts_with_images_are_answered_again_with_blank_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmrl.training.evaluator.NUM_BLANK", 3)
+    parts = Parts(prompts(9, pictured=lambda place: place % 3 != 0))  # p1 p2 p4 p5 p7 p8
+    values = evaluator(parts, blank_every=2).evaluate(10)
+    assert parts.asked == [[f"p{i}" for i in range(9)], ["p1", "p4", "p7"]]
+    assert values["eval/accuracy"] == 1.0
+    assert values["eval_blank/accuracy"] == pytest.approx(1 / 3)  # p1 is right without its picture
+    assert values["eval_blank/accuracy_gap"] == pytest.approx(2 / 3)
+    assert values["eval_blank/length/completion_mean"] == 7.0
+    assert [(step, blank, len(groups)) for step, blank, groups in parts.recorded] == [(10, False, 9), (10, True, 3)]
+    blank = parts.recorded[1][2]
+    assert [group.scored.group.prompt.images for group in blank] == [(GREY,)] * 3
+    assert not any(group.trained for group in blank)
+
+
+def test_prompts_without_images_or_scores_are_not_asked_again() -> None:
+    parts = Parts(prompts(4, pictured=lambda place: place < 2), unscored=frozenset({"p0"}))
+    values = evaluator(parts, blank_every=1).evaluate(5)
+    assert parts.asked[1] == ["p1"] and values["eval_blank/accuracy_gap"] == 0.0
+    text = Parts(prompts(4, pictured=lambda place: False))
+    assert set(evaluator(text, blank_every=1).evaluate(5)) == {"eval/accuracy", "eval/length/completion_mean"}
+    assert len(text.asked) == len(text.recorded) == 1
+
+
+@pytest.mark.parametrize(
+    ("every", "due"), [(0, []), (1, [0, 5, 10, 15, 20, 22]), (2, [0, 10, 20, 22]), (3, [0, 15, 22])]
+)
+def test_blank_images_are_due_at_every_so_many_evaluations_and_at_the_last(every: int, due: list[int]) -> None:
+    trainer = TrainerConfig(steps=22, eval_every=5, blank_every=every)
+    assert [step for step in range(23) if trainer.evaluates(step) and trainer.blanks(step)] == due
+
+
+def test_blank_images_without_an_evaluation_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"trainer.blank_every counts evaluations"):
+        config(eval_every=0, blank_every=1)
+    with pytest.raises(ConfigError, match=r"trainer.blank_every is set, but data.eval is null"):
+        from_mapping({"model": {"path": "m"}, "data": {"train": {"name": "t"}}, "rewards": [{"name": "right"}],
+                      "algorithm": {"name": "a"}, "trainer": {"blank_every": 1}})  # fmt: skip
