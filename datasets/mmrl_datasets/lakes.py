@@ -4,8 +4,8 @@
 
 A row's column ``world`` is what the environment is made with (``kwargs_column: world``): a map of ``size`` x ``size``
 fields, from the upper left to the lower right corner, with holes that leave a way. No map is in two splits. The rows of
-``warmup`` are conversations: each turn shows the lake and is answered with the next move. Of several shortest paths it is
-the first by the order of the moves, since a choice that cannot be foreseen hides what the map has to do with it.
+``warmup`` are conversations: each turn shows the lake and is answered with the next move. Of several shortest paths it
+is the first by the order of the moves, since a choice that cannot be foreseen hides what the map has to do with it.
 """
 
 from __future__ import annotations
