@@ -26,24 +26,17 @@ from mmrl.types import Call, Message, Observation, Prompt, Turn
 from mmrl_environments.mcp import MCP
 
 SERVER = '''\
-import base64, io, json, os, sys, time
+import base64, io, json, os, sys
 from mcp.server import MCPServer
 from mcp.types import ImageContent
 from PIL import Image
 
 server = MCPServer("tests")
-COUNT = [0]
 
 @server.tool()
 def add(a: int, b: int) -> str:
     """Add two numbers."""
     return str(a + b)
-
-@server.tool()
-def count() -> str:
-    """Count the calls."""
-    COUNT[0] += 1
-    return str(COUNT[0])
 
 @server.tool()
 def look() -> ImageContent:
@@ -56,12 +49,6 @@ def look() -> ImageContent:
 def surroundings() -> str:
     """Tell where the server runs."""
     return json.dumps({"environ": dict(os.environ), "folder": os.getcwd(), "pid": os.getpid(), "argv": sys.argv})
-
-@server.tool()
-def sleep(seconds: float) -> str:
-    """Sleep."""
-    time.sleep(seconds)
-    return "slept"
 
 @server.tool()
 def fail() -> str:
@@ -200,29 +187,18 @@ def test_a_server_sees_no_secret_no_shell_and_works_in_an_empty_folder(begin, co
     assert not Path(seen["folder"]).exists()
 
 
-@pytest.mark.full
-def test_a_server_is_the_workers_or_an_episodes(begin, command):
-    count = [Call("count", {})]
-    base = begin(command, tools=["count"])
-    texts = [[found.content[0] for found in play(copy.copy(base), count, count)] for _ in range(2)]
-    assert texts == [["1", "2"], ["3", "4"]]
-    base = begin(command, tools=["count"], per="episode")
-    for _ in range(2):
-        episode = copy.copy(base)
-        assert [found.content[0] for found in play(episode, count, count)] == ["1", "2"]
-        episode.close()
+def test_a_server_is_the_workers_or_an_episodes(begin, plain):
+    def servers(**options) -> list[int]:
+        base, pids = begin(plain, **options), []
+        for _ in range(2):
+            episode = copy.copy(base)
+            pids += [json.loads(found.content[0])["pid"] for found in play(episode, [WHERE], [WHERE])]
+            episode.close()
+        return pids
 
-
-@pytest.mark.full
-def test_a_server_that_hangs_or_ends_fails_the_episode_and_not_the_next_one(begin, command):
-    mcp = begin(command, call_timeout_s=1)
-    start = time.perf_counter()
-    with pytest.raises(RuntimeError, match="did not answer within 1 s"):
-        play(mcp, [Call("sleep", {"seconds": 3})])
-    assert time.perf_counter() - start < 3
-    with pytest.raises(RuntimeError, match="the MCP server"):
-        play(mcp, [Call("die", {})])
-    assert play(mcp, [Call("add", {"a": 1, "b": 1})])[0].content == ["2"]
+    assert len(set(servers())) == 1
+    one, same, other, again = servers(per="episode")
+    assert one == same != other == again
 
 
 async def ask(mcp: MCP, *calls: Call) -> list:
@@ -242,7 +218,7 @@ def test_a_call_of_another_episode_starts_a_server_that_has_ended(begin, plain, 
             os.kill(first["pid"], signal.SIGKILL)
             await asyncio.to_thread(ended, first["pid"])
         else:
-            with pytest.raises(RuntimeError, match="did not answer within 0.3 s" if end == "hang" else "has ended in"):
+            with pytest.raises(RuntimeError, match=r"did not answer within 0\.3 s" if end == "hang" else "has ended in"):
                 await ask(one, Call(end, {}))
         (second,) = map(json.loads, await ask(other, WHERE))
         assert second["pid"] != first["pid"]
@@ -289,7 +265,7 @@ def test_a_limit_that_the_environments_own_would_cut_is_refused(begin, plain, op
 
 @pytest.mark.full
 def test_a_server_ends_with_its_worker_and_works_in_its_scratch_at_the_users_home(plain):
-    options = {"name": "mcp", "command": [*plain, "stubborn"], "call_timeout_s": 1}
+    options = {"name": "mcp", "command": [*plain, "stubborn"], "call_timeout_s": 0.3}
     process = EnvironmentProcess(EnvironmentSpec.model_validate(options))
     try:
         turn = Turn("", (WHERE,), 0, "stop", 100)
@@ -297,7 +273,7 @@ def test_a_server_ends_with_its_worker_and_works_in_its_scratch_at_the_users_hom
         for session in (1, 2):
             process.call("open", session, PROMPT, 7)
         (first,) = map(json.loads, Answer.of(process.call("step", 1, turn)).content)
-        with pytest.raises(CallFailed, match="did not answer within 1 s"):
+        with pytest.raises(CallFailed, match=r"did not answer within 0\.3 s"):
             process.call("step", 1, Turn("", (Call("hang", {}),), 1, "stop", 100))
         (second,) = map(json.loads, Answer.of(process.call("step", 2, turn)).content)
         assert first["pid"] != second["pid"] and first["home"] == second["home"] == os.environ["HOME"]
@@ -329,7 +305,7 @@ def test_a_server_that_does_not_start_is_a_config_error_that_shows_what_it_said(
 def test_a_tool_that_the_server_lacks_is_named(begin, command):
     with pytest.raises(ConfigError, match="the server has no tool fly") as caught:
         begin(command, tools=["add", "fly"])
-    assert caught.value.possible == "add, count, die, fail, look, sleep, surroundings"
+    assert caught.value.possible == "add, die, fail, look, surroundings"
 
 
 @pytest.mark.full

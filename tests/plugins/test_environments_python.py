@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from mmrl.errors import ConfigError
 from mmrl.types import Call, Message, Observation, Prompt, RawImage, Turn
 from mmrl_environments.python import Python
+from mmrl_rewards.sandboxes import Outcome
 from tests.canary import Canary
 
 LOCAL = {"i_know_local_is_no_security_boundary": True}
@@ -144,13 +145,24 @@ def test_code_that_misbehaves_is_answered_with_a_bounded_text(code, said):
 
 
 def test_the_cells_of_a_turn_share_its_time():
-    python = begin(time_limit_s=1)
-    start = time.perf_counter()
-    calls = [Call("python", {"code": code}) for code in ("x = 1\nx", *["while True: pass"] * 6, "x")]
-    found = ask(python, *calls).content
-    assert time.perf_counter() - start < 3
-    assert found == ["1\n\n", *["The code did not end within 1 s.\n"] * 6, "The code did not end within 1 s."]
-    assert run(python, "x") == ["1\n"]  # the next turn has its own time
+    limits = list[float]()
+
+    class Box:
+        """Its programs take 0.2 s and come to no end."""
+
+        def run(self, program: str, stdin: str, time_limit_s: float) -> Outcome:
+            limits.append(time_limit_s)
+            time.sleep(0.2)
+            return Outcome(False, "", timed_out=True)
+
+    python = begin(time_limit_s=0.5)
+    python._sandbox = Box()
+    found = ask(python, *[Call("python", {"code": "x"})] * 64).content
+    assert [text.strip() for text in found] == ["The code did not end within 0.5 s."] * 64
+    assert 1 <= len(limits) <= 3 and limits == sorted(limits, reverse=True) and limits[0] <= 0.5
+    count = len(limits)
+    ask(python, Call("python", {"code": "x"}))  # the next turn has its own time
+    assert len(limits) == count + 1
 
 
 def test_a_limit_that_the_environments_own_would_cut_is_refused():
@@ -177,7 +189,7 @@ def test_images_that_are_too_large_or_no_longer_fit_are_left_out_and_told():
 
 
 def test_a_text_of_any_characters_fits_the_output():
-    (text,) = run(begin(max_characters=10**6), "print('\U0001f600' * 3_000_000)")
+    (text,) = run(begin(max_characters=10**6, time_limit_s=40), "print('\U0001f600' * 3_000_000)")
     assert len(text) > 10**6 and "left out" in text
 
 
