@@ -270,10 +270,8 @@ class RunSetup:
 
     @property
     def max_images(self) -> int:
-        """Most images in one prompt, and in an episode's observations."""
-        spec = self.config.environment
-        in_prompts = max(source.max_images for source in (self.prompts, self.evaluation) if source is not None)
-        return in_prompts + (0 if spec is None or not self.folder.family.vision else spec.max_images)
+        """Most images in one prompt."""
+        return max(source.max_images for source in (self.prompts, self.evaluation) if source is not None)
 
     def engine_spec(self, algorithm: Algorithm, checkpoint: Path | None = None) -> EngineSpec:
         """The parts that the run's engine is made of.
