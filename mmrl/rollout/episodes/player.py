@@ -84,11 +84,15 @@ class EpisodePlayer:
         Raises:
             EpisodeError: The environment cannot be made, or fails too often.
         """
-        played = _Round(self, sampler, tally, clock, event)
+        round_ = _Round(self, sampler, tally, clock, event)
         try:
-            yield from played.play(requests, seeds)
+            yield from round_.play(requests, seeds)
+        except BaseException:
+            # Only then: the sampler counts on from the steps at which a whole round's last answers are due.
+            sampler.drop()
+            raise
         finally:
-            played.close()
+            round_.close()
 
 
 class _Round:
@@ -122,8 +126,7 @@ class _Round:
                 self._wait()
 
     def close(self) -> None:
-        """Give up what is under way."""
-        self._sampler.drop()
+        """Close the environments of episodes that are not over."""
         for session in self._sessions.values():
             session.close()
         self._clock.beside("environment", self._player.pool.seconds - self._seconds_before)

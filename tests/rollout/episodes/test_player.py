@@ -1,4 +1,6 @@
 import hashlib
+import threading
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -6,10 +8,12 @@ import pytest
 from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.engine_api import EAGER, SamplingRequest
 from mmrl.rollout.episodes.failures import EpisodeError
+from mmrl.rollout.episodes.observations import Answer
 from mmrl.rollout.episodes.player import EpisodePlayer
 from mmrl.rollout.episodes.pool import EnvironmentPool
 from mmrl.system.clock import Clock
 from mmrl.types import ENVIRONMENT, Message, Prompt, RawImage
+from tests import scripted_sampler as steps
 from tests.rollout.episodes.fakes import LetterEncoder, ScriptedSampler, media, without_clock
 
 
@@ -85,7 +89,7 @@ def test_an_episode_is_its_turns_and_what_was_inserted_between_them(pool, tmp_pa
     assert [request.answered_after for request in play.sampler.requests] == [3, 3, 3]
     assert len({request.seed for request in play.sampler.requests}) == 3
     assert play.tally.made == 5 and play.tally.possible == 0  # reset, 3 turns, score
-    assert play.sampler.dropped == 1 and not play.events
+    assert play.sampler.dropped == 0 and not play.events
 
 
 @pytest.mark.parametrize(
@@ -189,6 +193,49 @@ def test_an_episode_whose_environment_fails_is_kept_and_is_invalid(pool, tmp_pat
     assert play.tally.failed == 1 and play.tally.made == 40 * 4 - 1  # it is not scored
     with pytest.raises(EpisodeError, match=r"failed in \d+ of the step's \d+ calls"):
         Play(pool, tmp_path, turns=["raise_it"], group=4)
+
+
+class TimedPool:
+    """Ends each episode with its first turn, after so many seconds; without a process."""
+
+    seconds = 0.0
+
+    def __init__(self, takes_s):
+        self.takes_s, self.opened = takes_s, Future()
+        self.opened.set_result(Answer())
+
+    def open(self, prompt, seed):
+        return self
+
+    def step(self, turn):
+        answered = Future()
+        if self.takes_s:
+            threading.Timer(self.takes_s, answered.set_result, [Answer(done=True)]).start()
+        else:
+            answered.set_result(Answer(done=True))
+        return answered
+
+    def close(self):
+        pass
+
+
+def begins_of_two_rounds(folder, takes_s):
+    """The engine steps at which the only turn of each round begins, as episodes record them."""
+    sampler = steps.ScriptedSampler(lambda request: [7, 8])
+    encoder = LetterEncoder(store := media(folder))
+    spec = EnvironmentSpec(name="game", latency_steps=8)
+    player = EpisodePlayer(spec, 20, (), TimedPool(takes_s), encoder, store)
+    begins = []
+    for name in ("p0", "p1"):
+        request = SamplingRequest(encoder.encode(Prompt(name, (Message("user", "go"),))), 1, 1.0, 20, 0)
+        ((_, group),) = player.play(sampler, [request], [0], player.tally(), Clock(), lambda *news, **fields: None)
+        begins += [played.began for rollout in group.rollouts for played in rollout.episode]
+    return begins
+
+
+def test_a_later_round_begins_at_the_same_step_whether_the_last_answer_was_waited_for_or_not(tmp_path):
+    """The turn takes steps 0 and 1, and its answer is due 8 steps after the second."""
+    assert begins_of_two_rounds(tmp_path, 0.0) == begins_of_two_rounds(tmp_path, 0.1) == [0, 1 + 8]
 
 
 def many(request):
