@@ -110,7 +110,8 @@ class Episode:
         version = rollout.weight_version if segment.weight_version is None else segment.weight_version
         segment = replace(segment, finish_reason=rollout.finish_reason, weight_version=version)
         self.segments, self.last = (*self.segments, segment), rollout
-        turn = Turn(rollout.text, calls, len(self.played), rollout.finish_reason, self.policy_tokens_left)
+        left = max(min(self.policy_tokens_left, self.tokens_left), 0)
+        turn = Turn(rollout.text, calls, len(self.played), rollout.finish_reason, left)
         self.played.append(PlayedTurn(turn, began=began, finished=finished))
         self.finish_reason = cut
         return turn

@@ -126,7 +126,9 @@ class _Round:
                 self._wait()
 
     def close(self) -> None:
-        """Close the environments of episodes that are not over."""
+        """Close the environments of episodes that are not over, without the calls that have not begun."""
+        for future in (*self._calls, *(session.opened for session in self._sessions.values())):
+            future.cancel()
         for session in self._sessions.values():
             session.close()
         self._clock.beside("environment", self._player.pool.seconds - self._seconds_before)

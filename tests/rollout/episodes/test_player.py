@@ -133,7 +133,17 @@ def test_a_cut_turn_tells_the_environment_so(pool, tmp_path):
     assert [p.turn.finish_reason for p in found.episode] == ["length", "length"]
     assert [s.finish_reason for s in found.segments if s.by_policy] == ["length", "length"]
     assert "".join(map(chr, found.token_ids)) == "abc\0ABC>end"
+    assert [p.turn.tokens_left for p in found.episode] == [200 - 3, 200 - 6]
     assert found.components[ENVIRONMENT] == 1.0
+
+
+def test_an_environment_is_told_of_the_nearest_limit_of_tokens(pool, tmp_path):
+    """Of 20 tokens after the prompt, a turn of 3 leaves 17; the answer takes 3 and the next turn 4, which leave 10."""
+    found = Play(pool, tmp_path, turns=["ab", "end"], max_tokens=20).rollout
+    assert [p.turn.tokens_left for p in found.episode] == [20 - 3, 20 - 3 - 3 - 4]
+    short = Play(pool, tmp_path, turns=["ab", "cd"], max_tokens=8).rollout
+    assert [p.turn.tokens_left for p in short.episode] == [8 - 3, 0]
+    assert Play(pool, tmp_path, turns=["ab", "cd"], max_new_tokens=5).rollout.episode[-1].turn.tokens_left == 0
 
 
 def test_the_first_observation_ends_the_prompt_for_the_whole_group(pictured, tmp_path):
@@ -284,3 +294,20 @@ def test_what_goes_wrong_elsewhere_drops_requests_and_closes_episodes(pool, tmp_
     with pytest.raises(ZeroDivisionError):
         Play(pool, tmp_path, turns=script, group=2)
     assert [lane.num_sessions for lane in pool._lanes] == before
+
+
+def test_calls_that_a_failed_round_has_not_begun_do_not_hold_up_the_next_one(pool, tmp_path):
+    """The only worker is busy with the second episode's call when the first one's next turn fails."""
+    turns = {"p0": "hello", "p1": "sleep 0.5", "p2": f"write {tmp_path}/stale"}
+
+    def script(request):
+        if request.segments:
+            raise ZeroDivisionError
+        return turns[request.prompt.id]
+
+    with pytest.raises(ZeroDivisionError):
+        Play(pool, tmp_path, turns=script, prompts=tuple(turns), latency_steps=200)
+    session = pool.open(Prompt("next", (Message("user", "go"),)), 0)
+    session.opened.result(timeout=20)
+    assert not (tmp_path / "stale").exists()
+    session.close()
