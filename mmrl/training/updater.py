@@ -210,7 +210,7 @@ class Updater:
 def _of_each(
     samples: Sequence[Sample], logprobs: Callable[[Sequence[Sample]], Sequence[FloatArray]]
 ) -> list[FloatArray]:
-    """Each sample's log-probs. An episode that failed in ``reset`` has no tokens, and the learner is not asked for it."""
+    """Each sample's log-probs; none of an episode without tokens, which failed in ``reset`` and cannot be packed."""
     places = [place for place, sample in enumerate(samples) if len(sample.token_ids)]
     found: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
     for place, values in zip(places, logprobs([samples[place] for place in places]) if places else (), strict=True):

@@ -122,7 +122,8 @@ class _Lane:
         self._spec = spec
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._process: EnvironmentProcess | None = None
-        self._never_starts: EpisodeError | None = None
+        self._never_started: EpisodeError | None = None
+        self._has_lived = False
         self._is_closed = False
         self.num_sessions, self.seconds = 0, 0.0
         self._thread = threading.Thread(target=self._drive, name="mmrl-environment", daemon=True)
@@ -170,7 +171,7 @@ class _Lane:
             self._thread.join(0.1)
 
     def _drive(self) -> None:
-        with contextlib.suppress(EpisodeError, OSError):
+        with contextlib.suppress(EpisodeError):
             self._living()
         while job := self._jobs.get():
             if job.future.set_running_or_notify_cancel():
@@ -185,17 +186,17 @@ class _Lane:
         """The result of a call of an episode, which is played again first if its worker has gone."""
         if session.failure is not None:
             raise session.failure
-        process = self._living()
-        start = time.monotonic()
         try:
-            if session.home is not process:
-                self._play_again(session, process)
-            return run(process)
+            process, start = self._living(), time.monotonic()
+            try:
+                if session.home is not process:
+                    self._play_again(session, process)
+                return run(process)
+            finally:
+                self.seconds += time.monotonic() - start
         except CallFailed as failure:
             session.failure = failure
             raise
-        finally:
-            self.seconds += time.monotonic() - start
 
     def _play_again(self, session: Session, process: EnvironmentProcess) -> None:
         """Give an episode an environment in this process that has answered all its turns so far."""
@@ -226,19 +227,30 @@ class _Lane:
 
         Raises:
             EpisodeError: The environment cannot be made.
+            CallFailed: It was made before, and cannot be made again just now.
         """
-        if self._never_starts is not None:
-            raise self._never_starts
+        if self._never_started is not None:
+            raise self._never_started
         if self._process is not None and self._process.has_ended:
-            self._process.stop()
-            self._process = None
+            self._discard()
         if self._is_closed and self._process is None:
             raise EpisodeError("the environment's workers are closed")
-        if self._process is None:
-            self._process = EnvironmentProcess(self._spec)
         try:
+            if self._process is None:
+                self._process = EnvironmentProcess(self._spec)
             self._process.await_start()
         except EpisodeError as error:
-            self._never_starts = error
-            raise
+            if not self._has_lived:
+                self._never_started = error
+                raise
+            self._discard()
+            what = f"lost its worker, and another one did not start: {error.what}"
+            raise CallFailed(what, getattr(error, "details", "")) from error
+        self._has_lived = True
         return self._process
+
+    def _discard(self) -> None:
+        """Remove a worker that has ended or is of no use."""
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
