@@ -380,7 +380,7 @@ def test_code_of_ones_own_that_was_edited_is_refused(fake_runs: Runs, capsys):
         assert train(number, "--allow-change", path) == 0
         assert f"changed: {path}: " in capsys.readouterr().out
     assert train(4) == 0
-    older = {name: "same" for name in ("model", "data.train")}
+    older = dict.fromkeys(("model", "data.train"), "same")
     assert comparable(older, {**older, "mine.py": "abc"}) == older
 
 
