@@ -1,12 +1,14 @@
 import hashlib
 import threading
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.engine_api import EAGER, SamplingRequest
+from mmrl.rollout.episodes import player as players
 from mmrl.rollout.episodes.failures import EpisodeError
 from mmrl.rollout.episodes.observations import Answer
 from mmrl.rollout.episodes.player import EpisodePlayer
@@ -246,6 +248,53 @@ def begins_of_two_rounds(folder, takes_s):
 def test_a_later_round_begins_at_the_same_step_whether_the_last_answer_was_waited_for_or_not(tmp_path):
     """The turn takes steps 0 and 1, and its answer is due 8 steps after the second."""
     assert begins_of_two_rounds(tmp_path, 0.0) == begins_of_two_rounds(tmp_path, 0.1) == [0, 1 + 8]
+
+
+class Timeline:
+    """Calls that take seconds of a clock that only waiting moves: 5 for a reset, 2 for a turn, 3 for the score."""
+
+    seconds = 0.0
+
+    def __init__(self):
+        self.now, self.due = 0.0, {}
+
+    def open(self, prompt, seed):
+        self.opened = self.call(5.0, Answer())
+        return self
+
+    def step(self, turn):
+        return self.call(2.0, Answer(done=turn.index == 1))
+
+    def score(self):
+        return self.call(3.0, {"length": 1.0})
+
+    def close(self):
+        pass
+
+    def call(self, takes_s, answer):
+        future = Future()
+        self.due[future] = self.now + takes_s, answer
+        return future
+
+    def wait(self, futures, timeout=None, return_when="ALL_COMPLETED"):
+        ends = [self.due[future][0] for future in futures if future in self.due]
+        end = min(ends) if return_when == "FIRST_COMPLETED" else max(ends)
+        self.now = end if timeout is None else min(end, self.now + timeout)
+        for future in [future for future, (due, _) in self.due.items() if due <= self.now]:
+            future.set_result(self.due.pop(future)[1])
+
+
+def test_the_time_that_the_sampler_waits_is_that_of_answers_to_turns_alone(tmp_path, monkeypatch):
+    timeline, clock = Timeline(), Clock()
+    monkeypatch.setattr(players, "wait", timeline.wait)
+    monkeypatch.setattr(players, "time", SimpleNamespace(perf_counter=lambda: timeline.now))
+    encoder = LetterEncoder(store := media(tmp_path))
+    player = EpisodePlayer(EnvironmentSpec(name="game"), 20, ("length",), timeline, encoder, store)
+    request = SamplingRequest(encoder.encode(Prompt("p0", (Message("user", "go"),))), 1, 1.0, 20, 0)
+    sampler = ScriptedSampler(lambda request: "ab")
+    ((_, group),) = player.play(sampler, [request], [0], player.tally(), clock, lambda *news, **fields: None)
+    assert len(group.rollouts[0].episode) == 2 and timeline.now == pytest.approx(5 + 2 + 2 + 3)
+    assert clock.metrics(1)["perf/environment_wait_s"] == pytest.approx(2 + 2)
 
 
 def many(request):
