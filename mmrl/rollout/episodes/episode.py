@@ -117,7 +117,8 @@ class Episode:
         return turn
 
     def note(self, content: Content, role: str, reward: float, done: bool, info: Mapping[str, object]) -> None:
-        """Note the answer to the last turn, and whether it, or a limit that needs no look at it, is the end."""
+        """Note the answer to the last turn. End the episode if the environment says so, or if no turn, no token of the
+        policy or no room for the images is left; ``insert`` sees to the limits of all tokens."""
         played = self.played[-1]
         self.played[-1] = replace(played, content=content, role=role, reward=reward, done=done, info=info)
         if done:

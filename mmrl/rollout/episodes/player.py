@@ -230,7 +230,7 @@ class _Round:
             self._end(episode, ticket)
 
     def _go_on(self) -> None:
-        """Go on after all answers that are there."""
+        """Take in all answers that are there: each episode goes on with its next turn, is scored, or is left."""
         for future in [future for future in self._calls if future.done()]:
             episode, ticket = self._calls.pop(future)
             try:

@@ -37,7 +37,7 @@ class Session:
     Attributes:
         opened: The answer to ``reset``.
         home: The process that has its environment; None before the first call.
-        played: Each turn that was answered, with the hash of its answer; the first is that of ``reset``.
+        answered: Each turn that was answered, with the hash of its answer; the first is that of ``reset``.
         failure: Its first one.
     """
 
@@ -47,7 +47,7 @@ class Session:
     lane: _Lane
     opened: Future[Answer] = field(default_factory=Future)
     home: EnvironmentProcess | None = None
-    played: list[tuple[Turn | None, str]] = field(default_factory=list)
+    answered: list[tuple[Turn | None, str]] = field(default_factory=list)
     failure: CallFailed | None = None
 
     def step(self, turn: Turn) -> Future[Answer]:
@@ -146,7 +146,7 @@ class _Lane:
     def play(self, session: Session, turn: Turn | None) -> Answer:
         """The answer to a turn; to the reset if that is None."""
         answer: Answer = self._guarded(session, lambda process: self._ask(process, session, turn))
-        session.played.append((turn, answer.hash))
+        session.answered.append((turn, answer.hash))
         return answer
 
     def score(self, session: Session) -> Components:
@@ -155,6 +155,7 @@ class _Lane:
         return found
 
     def begin_to_close(self) -> None:
+        """Cancel the calls that have not begun, and have the thread end after the one under way."""
         self._is_closed = True
         with contextlib.suppress(queue.Empty):
             while job := self._jobs.get_nowait():
@@ -201,7 +202,7 @@ class _Lane:
     def _play_again(self, session: Session, process: EnvironmentProcess) -> None:
         """Give an episode an environment in this process that has answered all its turns so far."""
         session.home = process
-        for turn, expected in session.played:
+        for turn, expected in session.answered:
             if self._ask(process, session, turn).hash != expected:
                 what = "its reset" if turn is None else f"turn {turn.index}"
                 raise CallFailed(f"answered {what} differently when its episode was played again in another worker")
