@@ -17,8 +17,8 @@ class Limits:
 
     Single bf16 log-probs of a sound model differ by several 1e-3 and rare ones by more, so their maximum says little;
     wrong weights, images or positions move the mean by 0.1 and more. In float32 sound log-probs differ by some 1e-6.
-    Single tokens of a very sharp policy differ by 5e-4 between float32 and float64, likely ones too; ``engine/README.md``
-    has the measurement.
+    Single tokens of a very sharp policy differ by 5e-4 between float32 and float64, likely ones too: see
+    ``engine/README.md``.
 
     Attributes:
         mean_warn: Mean absolute difference to warn of.

@@ -74,7 +74,7 @@ EPISODES: Mapping[str, Mapping[str, Any]] = {
         "algorithm": {"name": "dapo", "dynamic_sampling": {"max_rounds": 2}},
         "environment": {**SLOW_TOOLS["environment"], "weights": {"environment": 0, "reached": 0}},
         "rewards": [{"name": f"{REWARDS}:early"}],
-        "trainer": {"steps": 2, "prompts_per_step": 3, "save_every": 1},
+        "trainer": {**SLOW_TOOLS["trainer"], "prompts_per_step": 2},
     },
 }
 """Runs of many turns, which take longer: their tools sleep."""
