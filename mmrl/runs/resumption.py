@@ -83,10 +83,14 @@ def changed_fingerprints(before: Mapping[str, str], now: Mapping[str, str]) -> l
     return [Change(key, before.get(key), now[key], True) for key in now if before.get(key) != now[key]]
 
 
-def comparable(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """The fingerprints of now without those of code that the checkpoint has none of: it came into the config, which is
-    a change of its own, or an older version did not look at it."""
-    return {key: value for key, value in now.items() if key in before or key in (MODEL, DATA)}
+def changed_contents(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
+    """Differences between a run's fingerprints and those of its checkpoint.
+
+    Code that the checkpoint has none of is left out: it came into the config, which is a change of its own, or an older
+    version did not look at it.
+    """
+    known = {key: value for key, value in now.items() if key in before or key in (MODEL, DATA)}
+    return changed_fingerprints(before, known)
 
 
 def refuse(changes: Sequence[Change], allowed: Collection[str], where: str) -> None:
