@@ -274,7 +274,8 @@ class Turn:
         calls: The tool calls in it, in order.
         index: The turn's number, from 0.
         finish_reason: ``stop``, or ``length`` if it was cut at ``environment.max_turn_tokens``.
-        tokens_left: Tokens that the policy may still write in this episode.
+        tokens_left: Most tokens that the policy may still write in this episode. What it is answered takes its share of
+            ``environment.max_tokens`` too.
     """
 
     text: str

@@ -74,6 +74,22 @@ def test_a_link_to_no_file_or_heading_is_found(tmp_path: Path, monkeypatch: pyte
     assert list(broken_links(page)) == ["other.md#two", "none.md", "#there", "../.."]
 
 
+def placeholders(text: str) -> list[str]:
+    """Words such as RESULTS_X that stand alone in a paragraph, for something that was to be written there."""
+    return re.findall(r"(?:^|\n\n)\s*([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\s*(?=\n\n|$)", text.strip("\n"))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_placeholder_was_left_in_a_page(page: str) -> None:
+    assert placeholders((ROOT / page).read_text()) == []
+
+
+def test_a_placeholder_is_found_alone_and_not_in_a_sentence() -> None:
+    text = "# A\n\nRESULTS_X\n\nSet OMP_NUM_THREADS or\nHF_TOKEN\nthere.\n\n`NO_ONE`\n\n  X_TIME  \n\nPNG\n\nLAST_ONE\n"
+    assert placeholders(text) == ["RESULTS_X", "X_TIME", "LAST_ONE"]
+    assert placeholders("RUN_TIME\n") == ["RUN_TIME"]
+
+
 def test_every_page_can_be_reached_from_the_readme() -> None:
     reached, waiting = set(), [ROOT / "README.md"]
     while waiting:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, model_validator
+from pydantic_core import PydanticCustomError
 
 from mmrl.config.base import MAY_CHANGE, Contradiction, Count, Seconds, Section, Text
 
@@ -15,6 +17,8 @@ Kind = Literal["algorithm", "reward", "dataset", "environment", "tracker", "moni
 RewardStyle = Literal["mmrl", "trl", "easyr1", "verl"]
 """Conventions of calling a reward function; see `mmrl.plugin_host.foreign_rewards`."""
 
+UNNAMED = "unnamed_environment"
+"""The type of the validation error of an environment whose name neither is there nor follows from its options."""
 NONE = "(none)"
 """The name of a plugin that a command does not need, if the config names none."""
 
@@ -92,7 +96,7 @@ class EnvironmentSpec(PluginSpec):
 
     name: Text
     """A name that `mmrl plugins` lists, `distribution:name`, `path/to/file.py:Name` or `import:package.module:Name`.
-    Left out, it is the entry's first option: `{web: [...]}` is `{name: web, web: [...]}`."""
+    Left out, it is the one option that is called like an environment: `{tools: [f]}` is `{name: tools, tools: [f]}`."""
     max_turns: Count = 8
     """Turns that the policy may take; an episode ends with its last one."""
     max_turn_tokens: Count | None = None
@@ -128,10 +132,16 @@ class EnvironmentSpec(PluginSpec):
     @model_validator(mode="before")
     @classmethod
     def _named_by_its_option(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "name" not in values:
-            first = next((key for key in values if key not in cls.model_fields), None)
-            return values if first is None else {"name": first, **values}
-        return values
+        if not isinstance(values, dict) or "name" in values:
+            return values
+        options = [key for key in values if key not in cls.model_fields]
+        installed = sorted({entry.name for entry in entry_points(group="mmrl.environments")})
+        named = [key for key in options if key in installed]
+        if len(named) == 1:
+            return {"name": named[0], **values}
+        if not options:
+            return values
+        raise PydanticCustomError(UNNAMED, "has no name", {"options": options, "named": named, "installed": installed})
 
     def limits(self, max_new_tokens: int) -> tuple[int, int]:
         """Most tokens of the policy's turn, and of an episode after its prompt.

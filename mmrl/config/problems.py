@@ -11,7 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from mmrl.config.keys import is_section
-from mmrl.config.plugin_specs import PluginSpec
+from mmrl.config.plugin_specs import UNNAMED, EnvironmentSpec, PluginSpec
 from mmrl.config.sections import Config
 from mmrl.config.synonyms import spelled, synonym
 from mmrl.config.yaml_tree import Located, to_flow
@@ -77,6 +77,8 @@ def _problem(
         choices = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
         what = f"{key} cannot be {_shown(value)}"
         return ConfigError(what, where=where, possible=", ".join(choices), remedy=suggestion(str(value), choices))
+    if details["type"] == UNNAMED:
+        return _unnamed(key, where, **context)
     if details["type"] == "value_error":
         return ConfigError(f"{key} {context['error']}", where=where)
     wording = _WORDING.get(details["type"], details["msg"].removeprefix("Input "))
@@ -84,6 +86,17 @@ def _problem(
         wording = f"should be a mapping such as {_example(model, loc)}"
     remedy = _ONE_DATASET if key == "data.train" and isinstance(value, list) else ""
     return ConfigError(f"{key} {wording}, not {_shown(value)}", where=where, remedy=remedy)
+
+
+def _unnamed(
+    key: str, where: str, options: Sequence[str], named: Sequence[str], installed: Sequence[str]
+) -> ConfigError:
+    """An environment without a name, of whose options none, or several, are called like one."""
+    several = f"{', '.join(named)} are all environments" if named else f"{', '.join(options)}: no such environment"
+    known = [*installed, *EnvironmentSpec.model_fields]
+    hints = list(dict.fromkeys(filter(None, (suggestion(option, known) for option in options if option not in named))))
+    remedy = " ".join([*hints, f"write its name: {key}: {{name: {(named or ['...'])[0]}, ...}}"])
+    return ConfigError(f"{key} has no name; {several}", where=where, possible=", ".join(installed), remedy=remedy)
 
 
 def _hint(key: str, value: Any, known: Sequence[str], prefix: _Path) -> str:

@@ -41,7 +41,9 @@ class Admissions:
     def submit(self, requests: Sequence[SamplingRequest]) -> list[int]:
         """Tickets of new requests; they count from 0."""
         if not (self.running or self._owed or any(self._requests.values())):
-            self.admit()  # else the count would depend on whether episodes that are over were waited for
+            # All episodes are over. The count goes on to the step at which the last of their ends is due, as it would
+            # have in a poll: whether there was one after the last answer depends on how long the tools took.
+            self.admit()
         tickets = list(range(self._num_tickets, self._num_tickets + len(requests)))
         self._num_tickets += len(requests)
         for ticket, request in zip(tickets, requests, strict=True):

@@ -80,7 +80,7 @@ class RankEngine:
         # Then vLLM: it measures free memory, and gives it back when it sleeps.
         if spec.with_sampler:
             progress("the sampler starts")
-        self._sampler = self._build_sampler(spec.max_images, learns=learns) if spec.with_sampler else None
+        self._sampler = self._build_sampler(spec.max_sequence_images, learns=learns) if spec.with_sampler else None
         if self._sampler is not None and spec.algorithm is not None:
             self._sampler.sleep()
         if spec.algorithm is not None:
@@ -205,7 +205,6 @@ class RankEngine:
         config = self._config
         replicas = config.cluster.ranks // config.sampler.ranks_together
         records_experts = learns and config.learner.routing != "own"
-        environment = config.environment
         if config.sampler.name == "hf":
             return HFSampler(
                 self._folder,
@@ -219,12 +218,12 @@ class RankEngine:
             config.sampler,
             self._kind,
             dtype=self._precision,
-            max_images=max_images + (0 if environment is None else environment.max_images),
+            max_images=max_images,
             max_tokens=config.data.max_prompt_tokens + config.max_completion_tokens,
             num_sequences=math.ceil(config.trainer.prompts_per_step / replicas) * config.sampler.group_size,
             seed=config.trainer.seed,
             returns_experts=records_experts,
-            plays_episodes=environment is not None,
+            plays_episodes=config.environment is not None,
         )
         return VLLMSampler(self._folder, self._media, self._kind, arguments)
 

@@ -17,7 +17,7 @@ class EngineSpec:
 
     Attributes:
         algorithm: None for evaluation only: no learner is built, and the sampler keeps the folder's weights.
-        max_images: Most images in one prompt; vLLM reserves memory for them.
+        max_images: Most images in one prompt.
         with_sampler: False if nothing will be sampled.
         checkpoint: A folder of ``model/`` and ``state/`` for the learner to go on from, as ``Learner.save`` writes it;
             the reference is the model folder's even then.
@@ -30,3 +30,10 @@ class EngineSpec:
     max_images: int
     with_sampler: bool
     checkpoint: Path | None = None
+
+    @property
+    def max_sequence_images(self) -> int:
+        """Most images in one prompt and an episode's observations; vLLM reserves memory for them."""
+        environment = self.config.environment
+        observed = 0 if environment is None or not self.folder.family.vision else environment.max_images
+        return self.max_images + observed

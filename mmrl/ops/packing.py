@@ -52,7 +52,8 @@ class Item:
 
     @classmethod
     def of(cls, sample: Sample) -> Self:
-        """The item of a sample. Prompts with the same tokens and images share one key."""
+        """The item of a sample with tokens. Prompts with the same tokens and images share one key."""
+        assert len(sample.token_ids), "a sample without tokens cannot be packed"
         prompt = sample.prompt
         key = prompt.token_ids.tobytes(), tuple(ref.hash for ref in prompt.images)
         return cls(key, len(prompt.token_ids), len(sample.token_ids))

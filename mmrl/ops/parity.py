@@ -16,9 +16,9 @@ class Limits:
     """Differences in nats from which a run warns or stops.
 
     Single bf16 log-probs of a sound model differ by several 1e-3 and rare ones by more, so their maximum says little;
-    wrong weights, images or positions move the mean by 0.1 and more. In float32 sound log-probs differ by some 1e-6,
-    but a tiny policy that high learning rates have made sharp has tokens with 1.5e-4 between plain transformers in
-    float32 and in float64.
+    wrong weights, images or positions move the mean by 0.1 and more. In float32 sound log-probs differ by some 1e-6.
+    Single tokens of a very sharp policy differ by 5e-4 between float32 and float64, likely ones too: see
+    ``engine/README.md``.
 
     Attributes:
         mean_warn: Mean absolute difference to warn of.

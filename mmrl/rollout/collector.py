@@ -319,19 +319,8 @@ class Collector:
         num_groups = len(requests) if num_groups is None else num_groups
         clock, failures = sampling.clock, sampling.failures
         failures.expect(sum(request.num_samples for request in requests))
-        known = len(failures.since(0))
-        scorings: dict[int, Scoring | EpisodeScoring] = {}
-        generated: dict[int, RolloutGroup] = {}
-        unkept, before = list[int](), list(self.generated)
-
-        def result(index: int) -> ScoredGroup:
-            scored = scorings[index].result()
-            if index in unkept and keep is not None:
-                own = [failure for failure in failures.since(known) if failure.rollout.prompt.key == scored.key]
-                keep(scored, own)
-                unkept.remove(index)
-            return scored
-
+        known, scores = len(failures.since(0)), _Scores(failures, keep)
+        generated, before = dict[int, RolloutGroup](), list(self.generated)
         try:
             with clock.phase("generate"), self._groups(sampling, requests, namespace) as groups:
                 for index, group in groups:
@@ -341,18 +330,17 @@ class Collector:
                         self.generated.append(group)
                     else:  # cannot be recorded without its group
                         group = replace(group, rollouts=tuple(replace(each, greedy=True) for each in group.rollouts))
-                    scorings[index] = self._submit(group, failures)
-                    self._progress("generate", len(scorings), len(requests))
-                    unkept += [] if keep is None else [index]
-                    for done in [each for each in unkept if scorings[each].done()]:
-                        result(done)
+                    scores.add(index, self._submit(group, failures))
+                    self._progress("generate", len(scores), len(requests))
+                    for done in scores.unkept:
+                        scores.result(done)
             with clock.phase("score"):
-                return [result(index) for index in range(len(requests))]
+                return [scores.result(index) for index in range(len(requests))]
         finally:
             self.generated = [*before, *(generated[index] for index in sorted(generated))]
-            for done in [each for each in unkept if scorings[each].done()]:
+            for done in scores.unkept:
                 with suppress(MMRLError):  # another error is raised already
-                    result(done)
+                    scores.result(done)
             for failure in failures.since(known):
                 self._report(failure)
 
@@ -368,6 +356,40 @@ class Collector:
             cause=failure.cause,
             details=failure.details,
         )
+
+
+class _Scores:
+    """The groups of one call that are being scored, by the index of their request.
+
+    Args:
+        keep: Called once with each group that is scored, and with the failures of rewards on it since now.
+    """
+
+    def __init__(self, failures: Failures, keep: Keep | None) -> None:
+        self._failures, self._known, self._keep = failures, len(failures.since(0)), keep
+        self._scorings: dict[int, Scoring | EpisodeScoring] = {}
+        self._kept = set[int]()
+
+    def __len__(self) -> int:
+        return len(self._scorings)
+
+    def add(self, index: int, scoring: Scoring | EpisodeScoring) -> None:
+        self._scorings[index] = scoring
+
+    @property
+    def unkept(self) -> list[int]:
+        """Groups that are scored and still to be kept; none without ``keep``."""
+        left = self._scorings.keys() - self._kept if self._keep is not None else ()
+        return [index for index in self._scorings if index in left and self._scorings[index].done()]
+
+    def result(self, index: int) -> ScoredGroup:
+        """A group's scores, when they are there; keeps it."""
+        scored = self._scorings[index].result()
+        if self._keep is not None and index not in self._kept:
+            own = [each for each in self._failures.since(self._known) if each.rollout.prompt.key == scored.key]
+            self._keep(scored, own)
+            self._kept.add(index)
+        return scored
 
 
 def sampled_metrics(found: SampledBatch, accuracy_of: str, *, refills: bool) -> dict[str, float]:

@@ -147,13 +147,22 @@ class Disk:
             yield f"the run may write {gigabytes(self.needed)} of the {gigabytes(self.free)} that are free"
 
 
-def disk(config: Config, num_weights: int | None, lengths: Sequence[int], image_bytes: int, evaluated: int = 0) -> Disk:
+def disk(
+    config: Config,
+    num_weights: int | None,
+    lengths: Sequence[int],
+    image_bytes: int,
+    *,
+    evaluated: int = 0,
+    observed_bytes: int = 0,
+) -> Disk:
     """Room on the disk.
 
     Args:
         num_weights: Parameters of the model; None if unknown.
         lengths: Tokens of the training prompts.
-        image_bytes: Bytes of all stored images.
+        image_bytes: Bytes of all stored images of prompts.
+        observed_bytes: Bytes of an image of an observation; each turn is counted with one, up to the limit.
         evaluated: Prompts of an evaluation.
     """
     trainer, sampler = config.trainer, config.sampler
@@ -172,7 +181,10 @@ def disk(config: Config, num_weights: int | None, lengths: Sequence[int], image_
     with_optimizer = {"all": kept, "last": 2, "none": 0}[trainer.save_optimizer]
     weight, optimizer = _checkpoint_bytes(config)
     checkpoints = None if num_weights is None else num_weights * (weight * kept + optimizer * with_optimizer)
-    return Disk(folder, shutil.disk_usage(folder).free, checkpoints, rollouts, image_bytes)
+    environment = config.environment
+    observed = 0 if environment is None else min(environment.max_images, environment.max_turns)
+    media = image_bytes + completions * observed * observed_bytes
+    return Disk(folder, shutil.disk_usage(folder).free, checkpoints, rollouts, media)
 
 
 def _checkpoint_bytes(config: Config) -> tuple[int, int]:

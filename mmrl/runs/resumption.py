@@ -11,6 +11,7 @@ from mmrl.config.keys import default_of, may_change
 from mmrl.config.sections import RENAMED, Config
 from mmrl.config.yaml_tree import to_flow
 from mmrl.errors import ConfigError
+from mmrl.plugin_host.registry import own_code
 from mmrl.runs.setup import RunSetup
 from mmrl.system.redaction import Redactor
 
@@ -46,8 +47,10 @@ def plain_config(config: Config) -> dict[str, Any]:
 
 
 def fingerprints(setup: RunSetup) -> dict[str, str]:
-    """Fingerprints of the model's files and the training prompts."""
-    return {MODEL: model_fingerprint(setup.folder), DATA: setup.training.fingerprint}
+    """Fingerprints of the model's files, of the training prompts, and of the user's own code by its path or module."""
+    results = [(kind, spec) for _, kind, spec in setup.config.plugins() if kind != "tracker"]
+    code = {name: version for kind, spec in results for name, version in own_code(kind, spec).items()}
+    return {MODEL: model_fingerprint(setup.folder), DATA: setup.training.fingerprint, **code}
 
 
 def model_fingerprint(folder: ModelFolder) -> str:
@@ -78,6 +81,16 @@ def changed_config(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Ch
 def changed_fingerprints(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
     """Differences in the files that the config's paths lead to."""
     return [Change(key, before.get(key), now[key], True) for key in now if before.get(key) != now[key]]
+
+
+def changed_contents(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
+    """Differences between a run's fingerprints and those of its checkpoint.
+
+    Code that the checkpoint has none of is left out: it came into the config, which is a change of its own, or an older
+    version did not look at it.
+    """
+    known = {key: value for key, value in now.items() if key in before or key in (MODEL, DATA)}
+    return changed_fingerprints(before, known)
 
 
 def refuse(changes: Sequence[Change], allowed: Collection[str], where: str) -> None:

@@ -23,7 +23,7 @@ from mmrl.runs.directory import RunDirectory, metrics_of
 from mmrl.runs.episodes import playing
 from mmrl.runs.inheritance import inherit
 from mmrl.runs.recorder import RUN_STATE, RunRecorder, best_scores, environment, prune, tracking
-from mmrl.runs.resumption import Change, changed_config, changed_fingerprints, fingerprints, plain_config, refuse
+from mmrl.runs.resumption import Change, changed_config, changed_contents, fingerprints, plain_config, refuse
 from mmrl.runs.setup import RunSetup
 from mmrl.runs.summary import closing, opening, shown_metrics, way_on
 from mmrl.system.console import Console, diverted
@@ -125,7 +125,9 @@ class TrainingRun:
             self._console.line(f"changed: {change}")
         refuse(self._changes, allowed, str(self._checkpoint.path))
         self._fingerprints = fingerprints(self._setup)
-        others = changed_fingerprints(self._state["fingerprints"], self._fingerprints)
+        others = changed_contents(self._state["fingerprints"], self._fingerprints)
+        for change in others:
+            self._console.line(f"changed: {change}")
         refuse(others, allowed, str(self._checkpoint.path))
         self._changes += others
         if resume == "auto":

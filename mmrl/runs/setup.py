@@ -87,7 +87,7 @@ class RunSetup:
 
     @cached_property
     def warnings(self) -> list[str]:
-        """The plugins' warnings about this run, each with its key.
+        """Warnings about this run, most of them the plugins', each with its key.
 
         Raises:
             ConfigError: Options of plugins do not go together with the run's; names all of them at once.
@@ -106,6 +106,9 @@ class RunSetup:
             warnings.append(
                 f"learner.lr: {rate:g} moves adapters little; {LORA_RATE:g} to 2e-4 are usual with model.lora"
             )
+        if self.config.environment is not None and self.config.environment.scheduling == "eager":
+            what = "what shares a batch depends on the clock, so the run, or a resumed one, does not repeat to the bit"
+            warnings.append(f"environment.scheduling: eager: {what}")
         return warnings
 
     @property
@@ -270,10 +273,8 @@ class RunSetup:
 
     @property
     def max_images(self) -> int:
-        """Most images in one prompt, and in an episode's observations."""
-        spec = self.config.environment
-        in_prompts = max(source.max_images for source in (self.prompts, self.evaluation) if source is not None)
-        return in_prompts + (0 if spec is None or not self.folder.family.vision else spec.max_images)
+        """Most images in one prompt."""
+        return max(source.max_images for source in (self.prompts, self.evaluation) if source is not None)
 
     def engine_spec(self, algorithm: Algorithm, checkpoint: Path | None = None) -> EngineSpec:
         """The parts that the run's engine is made of.

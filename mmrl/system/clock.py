@@ -53,8 +53,8 @@ class Clock:
         - ``perf/<phase>_s``, ``perf/step_s``: seconds by phase, and from the clock's creation to now.
         - ``perf/other_s``: seconds of the step outside every phase, so that all of these sum to ``perf/step_s``.
         - ``perf/environment_s``: seconds of all calls of environments, of those that run side by side as well.
-        - ``perf/environment_wait_s``: seconds of ``perf/generate_s`` in which nothing could be sampled before an
-          environment had answered.
+        - ``perf/environment_wait_s``: seconds of ``perf/generate_s`` in which the sampler, or a part of its ranks, took
+          no step because the answer to a turn was due and not there; not those that resets and scores took.
         - ``perf/score_share``: ``perf/score_s / perf/step_s``, the share of the step that was spent waiting for scores;
           scoring beside generation costs nothing.
         - ``perf/tokens_per_s``: prompt and completion tokens over ``perf/step_s``.

@@ -128,8 +128,8 @@ class Updater:
         """The batch with the log-probs that the algorithm asks for, or that several optimizer steps need."""
         needs, config, samples = self._algorithm.needs(), self._config.learner, train.samples
         several_steps = config.minibatches * config.epochs > 1
-        old = learner.logprobs(samples) if needs.old_logprobs or several_steps else None
-        reference = learner.reference_logprobs(samples) if needs.reference_logprobs else None
+        old = _of_each(samples, learner.logprobs) if needs.old_logprobs or several_steps else None
+        reference = _of_each(samples, learner.reference_logprobs) if needs.reference_logprobs else None
         return replace(train, batch=replace(train.batch, old_logprobs=old, reference_logprobs=reference))
 
     def _update(
@@ -205,6 +205,17 @@ class Updater:
                 where=f"step {step}; events.jsonl has the samples and statistics of each, RUN/rollouts the rollouts",
                 remedy="lower learner.lr; the last checkpoint is good",
             )
+
+
+def _of_each(
+    samples: Sequence[Sample], logprobs: Callable[[Sequence[Sample]], Sequence[FloatArray]]
+) -> list[FloatArray]:
+    """Each sample's log-probs; none of an episode without tokens, which failed in ``reset`` and cannot be packed."""
+    places = [place for place, sample in enumerate(samples) if len(sample.token_ids)]
+    found: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
+    for place, values in zip(places, logprobs([samples[place] for place in places]) if places else (), strict=True):
+        found[place] = values
+    return found
 
 
 def minibatches(group_ids: IntArray, parts: int, epochs: int, seed: Sequence[int]) -> Iterator[list[int]]:

@@ -140,6 +140,11 @@ def test_a_plugin_written_with_its_name_replaces_the_one_of_the_file(write) -> N
     assert load_config([first, third]).config.algorithm.options == {"clip": 0.2, "other": 1}
 
 
+def test_an_environment_without_a_name_is_named_by_its_option_wherever_that_stands(write) -> None:
+    for options, name in {"{max_turn: 3, tools: [a.py:f]}": "tools", "{reward: score, class: g.py:G}": "class"}.items():
+        assert load(write(BASE), f"environment={options}").environment.name == name
+
+
 def test_a_plugin_of_a_mix_is_replaced_by_its_place(write) -> None:
     path = write(BASE.replace("data:\n", "data:\n  mix: [{name: more, a: 1}]\n"))
     assert load(path, "data.mix.0={name: more, b: 2}").data.mix[0].options == {"b": 2}
@@ -339,6 +344,10 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("environment={tools: ['my.py:crop']}", ""),
         ("environment=game", "environment should be a mapping such as {name: ...}, not 'game'"),
         ("environment={max_turns: 3}", "environment.name is required"),
+        ("environment={max_turn: 3}", "environment has no name; max_turn: no such environment"),
+        ("environment={max_turn: 3}", "did you mean max_turns?"),
+        ("environment={tool: ['my.py:crop']}", "did you mean tools?"),
+        ("environment={zoom: 1, tools: ['my.py:crop']}", "environment has no name; zoom, tools are all environments"),
         ("environment={name: game, max_turns: 0}", "environment.max_turns should be greater than or equal to 1"),
         ("environment={name: game, max_images: -1}", "environment.max_images should be greater than or equal to 0"),
         ("environment={name: game, scheduling: fast}", "possible: reproducible, eager"),

@@ -12,6 +12,12 @@ import torch
 
 from mmrl.engine.device import FEATURE_BYTES
 from mmrl.ops.packing import Item, plan_microbatches, units_of
+from mmrl.rollout.batch import batch_of
+from mmrl.system.clock import Clock
+from mmrl.system.signals import Interruption
+from mmrl.training.updater import TrainBatch, Updater
+from mmrl.types import ENVIRONMENT, Rollout, RolloutGroup, ScoredGroup
+from mmrl_algorithms.grpo import GRPO
 from tests.engine.test_learner import EXPOSED, STILL, count_images, first_moment, norm, row_losses, rows_of, weighted
 
 FULL = pytest.mark.full
@@ -108,3 +114,42 @@ def test_a_frozen_tower_sees_each_image_of_an_observation_once_a_step(stage, sta
         for values in (before, reference):
             np.testing.assert_allclose(np.concatenate(values), np.concatenate(expected[0]), atol=1e-5)
         assert sum(passes) == most if most is not None else sum(passes) > len(hashes) + 1
+
+
+def test_a_step_with_an_episode_that_has_no_tokens_is_that_of_the_others(start, vision):
+    """Its environment failed in ``reset``. The step needs log-probs from before it, and those of a reference."""
+    algorithm = {"kl": {"coef": 0.1}}
+    config = vision.config(learner={"zero_stage": 0, "epochs": 2}, trainer={"steps": 4, "prompts_per_step": 1})
+    prompt, *others = vision.episodes()[0].prompt, *vision.episodes()[:3]
+    failed = Rollout(prompt, (), 3, "", "failed", 0, failure="raised")
+    found = {}
+    for name, rollouts in {"with": [failed, *others], "without": others}.items():
+        rewards = np.arange(len(rollouts), dtype=float)
+        valid = np.array([not rollout.failure for rollout in rollouts])
+        group = ScoredGroup(RolloutGroup(prompt, tuple(rollouts)), rewards * valid, valid, {ENVIRONMENT: rewards})
+        train = TrainBatch(rollouts, batch_of([group], {ENVIRONMENT: 1.0}), [group])
+        updater = Updater(config, GRPO(GRPO.Config.model_validate(algorithm)), Unrecorded(), Interruption())
+        engine = start(algorithm=algorithm, learner={"zero_stage": 0, "lr": 1e-3})
+        with engine.learning() as learner:
+            result = updater.learn(1, train, learner, Clock())
+        (credited,) = result.groups
+        found[name] = credited.logprobs, credited.reference_logprobs, result.metrics
+    (with_it, references, metrics), (without, plain_references, plain_metrics) = found.values()
+    assert len(with_it[0]) == len(references[0]) == 0
+    np.testing.assert_allclose(np.concatenate(with_it[1:]), np.concatenate(without), atol=1e-6)
+    np.testing.assert_allclose(np.concatenate(references[1:]), np.concatenate(plain_references), atol=1e-6)
+    assert metrics["policy/grad_norm"] == pytest.approx(plain_metrics["policy/grad_norm"], rel=1e-4)
+    assert metrics["policy/grad_norm"] > 0
+
+
+class Unrecorded:
+    """Implements ``updater.UpdateRecorder``."""
+
+    def trained(self, step, update, samples):
+        pass
+
+    def event(self, kind, **fields):
+        pass
+
+    def progress(self, phase, done, total):
+        pass

@@ -24,6 +24,7 @@ from mmrl.engine.rank import RankEngine
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import SamplingRequest
 from mmrl.errors import ConfigError, ResourceError
+from mmrl.runs.setup import RunSetup
 from mmrl_algorithms.grpo import GRPO
 
 SYNC = ["reload", "reset encoder cache", "reset prefix cache"]
@@ -178,11 +179,15 @@ def test_vllm_is_built_first_and_sleeps_while_the_learner_is_built(recording):
 
 
 @pytest.mark.parametrize("kind", ["cuda", "cpu"])
-def test_vllm_has_room_for_an_episode_and_counts_its_steps(recording, kind):
+def test_vllm_has_room_for_an_episode_and_counts_its_steps(recording, vision, kind, tmp_path):
+    """With the spec that a run's setup makes of its config and its prompts of 2 images at most."""
     limits = {"max_turns": 3, "max_observation_tokens": 10, "max_images": 4}
     found = {}
     for name, sections in {"single": {}, "episode": {"environment": {"name": "game", **limits}}}.items():
-        recording.engine(kind, trains=False, **sections)
+        setup = RunSetup(vision.config(model={"dtype": "auto"}, **sections), tmp_path)
+        setup.folder, setup.media, setup.algorithm = vision.folder, vision.media, GRPO(GRPO.Config())
+        setup.prompts, setup.evaluation = SimpleNamespace(max_images=2), None
+        RankEngine(replace(setup.engine_spec(setup.algorithm), algorithm=None), kind)
         found[name] = recording.llm.arguments
     single, episode = found["single"], found["episode"]
     # Prompts of 256 tokens with 2 images at most, 24 tokens of the policy, and what the environment may answer.

@@ -96,14 +96,17 @@ class FakeEngine(OneByOneSampler):
         return continued(request, member, segment, **facts)
 
     def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[FloatArray]:
+        _check_tokens(samples)
         with torch.no_grad():
             return [self._logprobs_T(self.logits_PV, sample).numpy() for sample in samples]
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        _check_tokens(samples)
         return [self._logprobs_T(self._reference_PV, sample).numpy() for sample in samples]
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         failpoints.reach("fake.update")
+        _check_tokens([row.sample for row in rows])
         if not rows:
             return UpdateResult({"lr": self._config.learner.lr}, [], [])
         parts = [self._logprobs_T(self.logits_PV, row.sample) for row in rows]
@@ -150,6 +153,11 @@ class FakeEngine(OneByOneSampler):
         ids_T = torch.from_numpy(sample.token_ids.astype(np.int64)) % len(LETTERS)  # demonstrations are the tokenizer's
         positions_T = torch.arange(len(ids_T)) % POSITIONS
         return torch.log_softmax(logits_PV / self._config.sampler.temperature, -1)[positions_T, ids_T]
+
+
+def _check_tokens(samples: Sequence[Sample]) -> None:
+    """Refuse what a real learner cannot pack: a sample without tokens."""
+    assert all(len(sample.token_ids) for sample in samples), "a sample without tokens cannot be packed"
 
 
 def start_engine(spec: EngineSpec, **options: Any) -> FakeEngine:

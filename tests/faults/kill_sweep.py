@@ -53,21 +53,28 @@ FAKE: Mapping[str, Mapping[str, Any]] = {
         "trainer": {"save_every": 3, "best_metric": "eval/accuracy", "best_is": "min", "eval_samples": 4},
     },
 }
+SLOW_TOOLS = {  # a tool takes up to 0.3 s, in each run another time
+    "environment": {
+        "name": f"{ENVIRONMENT}:SlowTools",
+        "longest_s": 0.3,
+        "max_turns": 3,
+        "max_turn_tokens": 4,
+        "max_observation_tokens": 80,
+        "latency_steps": 3,
+        "workers": 2,
+    },
+    "sampler": {"group_size": 2, "max_new_tokens": 12},
+    "learner": {"minibatches": 2},
+    "trainer": {"steps": 3, "save_every": 1, "eval_every": 3},
+}
 EPISODES: Mapping[str, Mapping[str, Any]] = {
-    "episodes": {  # a tool takes up to 0.3 s, in each run another time
-        "algorithm": {"name": "grpo", "kl": {"coef": 0.05}},
-        "environment": {
-            "name": f"{ENVIRONMENT}:SlowTools",
-            "longest_s": 0.3,
-            "max_turns": 3,
-            "max_turn_tokens": 4,
-            "max_observation_tokens": 80,
-            "latency_steps": 3,
-            "workers": 2,
-        },
-        "sampler": {"group_size": 2, "max_new_tokens": 12},
-        "learner": {"minibatches": 2},
-        "trainer": {"steps": 3, "save_every": 1, "eval_every": 3},
+    "episodes": {**SLOW_TOOLS, "algorithm": {"name": "grpo", "kl": {"coef": 0.05}}},
+    "refilled": {  # a round follows another one, at a step that must not depend on the tool
+        **SLOW_TOOLS,
+        "algorithm": {"name": "dapo", "dynamic_sampling": {"max_rounds": 2}},
+        "environment": {**SLOW_TOOLS["environment"], "weights": {"environment": 0, "reached": 0}},
+        "rewards": [{"name": f"{REWARDS}:early"}],
+        "trainer": {**SLOW_TOOLS["trainer"], "prompts_per_step": 2},
     },
 }
 """Runs of many turns, which take longer: their tools sleep."""

@@ -103,6 +103,10 @@ class Runs:
         """The exit code of ``mmrl train``; ``Killed`` passes."""
         return main(["train", str(config), *map(str, words)])
 
+    def replay(self, run: Path) -> int:
+        """The exit code of ``mmrl replay``."""
+        return main(["replay", str(run)])
+
     def killed(self, config: Path, point: str, count: int = 1, *words: object) -> None:
         with at(point, count), pytest.raises(Killed):
             self.train(config, *words)

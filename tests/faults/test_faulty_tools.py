@@ -37,6 +37,58 @@ def test_a_tool_that_hangs_and_crashes_costs_exactly_its_episodes(fake_runs: Run
     assert_counted(fake_runs.folder / "run", steps)
 
 
+ONE_RESET_FAILS = """
+import os
+from mmrl import Environment, Observation
+
+class OneResetFails(Environment):
+    def reset(self, prompt, seed):
+        try:
+            os.open(os.environ["MARK"], os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            return
+        raise KeyError("no board")
+
+    def step(self, turn):
+        return Observation("seen", reward=len(turn.text))
+"""
+
+
+def test_an_episode_that_failed_in_reset_is_asked_for_no_log_probs(fake_runs: Runs, monkeypatch) -> None:
+    """It has no tokens, which a learner cannot pack."""
+    code = fake_runs.folder / "resets.py"
+    code.write_text(ONE_RESET_FAILS)
+    monkeypatch.setenv("MARK", str(fake_runs.folder / "mark"))
+    config = fake_runs.config(
+        algorithm={"name": "grpo", "kl": {"coef": 0.1}},
+        environment={"name": f"{code}:OneResetFails", "workers": 1, "max_turns": 2},
+        learner={"epochs": 2},
+        trainer={"steps": 1},
+    )
+    assert fake_runs.train(config) == 0
+    run = fake_runs.folder / "run"
+    (event,) = events(run, "environment_failed")
+    (path,) = recorded_steps(run).values()
+    groups = [group.credited for group in read_step(path).groups]
+    ((group, place),) = [
+        (group, place) for group in groups for place, each in enumerate(group.scored.rollouts) if each.failure
+    ]
+    failed = group.scored.rollouts[place]
+    assert (failed.prompt.id, failed.index, event["turn"]) == (event["prompt"], event["member"], -1)
+    assert failed.segments == () and not group.scored.valid[place] and not group.updates[place]
+    assert [len(values) for values in (group.logprobs[place], group.reference_logprobs[place])] == [0, 0]
+    others = [
+        (len(each.token_ids), len(of_group.logprobs[i]), len(of_group.reference_logprobs[i]), len(of_group.updates[i]))
+        for of_group in groups
+        for i, each in enumerate(of_group.scored.rollouts)
+        if each is not failed
+    ]
+    assert len(others) == 11 and all(tokens == old == reference > 0 for tokens, old, reference, _ in others)
+    assert {updates for *_, updates in others} == {2}
+    assert metrics(run)[1]["episode/failed_calls_fraction"] > 0
+    assert fake_runs.replay(run) == 0
+
+
 def assert_counted(run: Path, steps: int) -> None:
     """Exactly the episodes with a call that hung or crashed are invalid, in no loss, in the metrics and events."""
     learned = Counter((update["step"], *sample) for update in read_ledger(run) for sample in update["samples"])

@@ -95,16 +95,20 @@ def test_the_best_checkpoint_is_that_of_the_best_evaluation(sweeps: dict[str, Sw
     assert (run / "checkpoints" / "best").readlink() == Path(f"step-{best:06d}")
 
 
-@pytest.mark.full
+@pytest.mark.parametrize(
+    "name", [pytest.param("refilled", marks=pytest.mark.full), pytest.param("episodes", marks=pytest.mark.slow)]
+)
 def test_episodes_repeat_whatever_their_tools_take_also_after_four_kills(
-    tmp_path: Path, models: Callable[[str], Path]
+    tmp_path: Path, models: Callable[[str], Path], name: str
 ) -> None:
     with Nursery(tmp_path, models("qwen2")) as nursery:
-        sweep = Sweep(nursery, write_config(tmp_path, models("qwen2"), "episodes", EPISODES["episodes"]))
+        sweep = Sweep(nursery, write_config(tmp_path, models("qwen2"), name, EPISODES[name]))
         sweep.begin()
         assert not sweep.failures, "\n".join(sweep.failures)
         played = [rollout.rollout.episode for rollout in read_rollouts(sweep.unbroken)]
         assert {len(turns) for turns in played} > {1, 3} and any(turns[-1].done for turns in played)
+        if name == "refilled":
+            assert any(values.get("rollout/rounds", 0) > 1 for values in metrics(sweep.unbroken).values())
         waits = {two.began - one.finished for turns in played for one, two in pairwise(turns)}
         assert waits and min(waits) == 3, "answers are read after environment.latency_steps"
         points = (("rollouts.begin", 1), ("checkpoint.renamed", 2), ("rollouts.renamed", 1))

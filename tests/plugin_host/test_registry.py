@@ -1,15 +1,26 @@
 """Finding, importing, checking and creating plugins of installed packages and of files."""
 
+import hashlib
 import sys
 from pathlib import Path
 
 import pytest
 
+from mmrl.commands.eval.evaluation import _as_decided
 from mmrl.config.load import from_mapping
-from mmrl.config.plugin_specs import PluginSpec, RewardSpec
+from mmrl.config.plugin_specs import EnvironmentSpec, PluginSpec, RewardSpec
 from mmrl.errors import ConfigError, PluginError
 from mmrl.interfaces import API_VERSION, Reward
-from mmrl.plugin_host.registry import PluginInfo, create, list_plugins, locate, options_class, resolve, used_plugins
+from mmrl.plugin_host.registry import (
+    PluginInfo,
+    create,
+    list_plugins,
+    locate,
+    options_class,
+    own_code,
+    resolve,
+    used_plugins,
+)
 from mmrl.system.version import DISTRIBUTION
 
 GOOD = """
@@ -266,6 +277,33 @@ class Rows(DatasetLoader):
     def load(self):
         return [Prompt("0", (Message("user", "?"),))]
 """
+
+
+def test_files_that_options_name_are_told_of_and_identified_by_what_they_hold(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my_tools.py").write_text("one")
+    options = {"tools": ["my_tools.py:crop", "gone.py:f", "package.module:g"], "more": {"reward": "my_tools.py:score"}}
+    spec = EnvironmentSpec(name="tools", **options)
+    config = from_mapping(
+        {
+            "model": {"path": "m"},
+            "data": {"train": {"name": "table", "path": "x"}},
+            "environment": spec.model_dump(),
+            "algorithm": {"name": "grpo"},
+        }
+    )
+    told = [(info.name, info.version) for info in used_plugins(config) if info.distribution == "file"]
+    version = hashlib.sha256(b"one").hexdigest()[:12]
+    assert told == [("my_tools.py:crop", version), ("my_tools.py:score", version)]
+    assert own_code("environment", spec) == {"my_tools.py": version}
+    before = _as_decided(spec, "environment")
+    Path("my_tools.py").write_text("two")
+    after = _as_decided(spec, "environment")
+    assert after["files"] == own_code("environment", spec) != {"my_tools.py": version}
+    assert {**after, "files": before["files"]} == before
+    Path("my_rewards.py").write_text("three")
+    reward = RewardSpec(name="my_rewards.py:score", table="x")
+    assert own_code("reward", reward).keys() == {"my_rewards.py"} and not own_code("reward", RewardSpec(name="exact"))
 
 
 def test_a_file_or_a_module_has_plugins_of_any_kind(importable) -> None:

@@ -41,13 +41,19 @@ def test_an_environment_is_enough_to_learn_from(setup):
         _ = setup(environment=None).algorithm
 
 
-def test_the_sampler_reserves_memory_for_images_of_observations(setup):
-    made = setup()
-    made.prompts, made.evaluation = SimpleNamespace(max_images=2), None
-    assert made.max_images == 7
-    text = setup("qwen2")
-    text.prompts, text.evaluation = SimpleNamespace(max_images=0), None
-    assert text.max_images == 0
+def test_a_run_is_told_that_eager_answers_do_not_repeat(setup):
+    options = {"name": "python", "workers": 1}
+    (told,) = setup(environment={**options, "scheduling": "eager"}).warnings
+    assert told.startswith("environment.scheduling: eager") and "does not repeat to the bit" in told
+    assert setup(environment=options).warnings == []
+
+
+@pytest.mark.parametrize(("family", "most"), [("qwen2_5_vl", 2 + 5), ("qwen2", 0)])
+def test_the_sampler_reserves_memory_for_images_of_prompts_and_of_observations(setup, family, most):
+    """The ranks count from the spec of the run's setup; that of an evaluation holds its own prompts'."""
+    made = setup(family)
+    made.prompts, made.evaluation = SimpleNamespace(max_images=2 if most else 0), None
+    assert made.engine_spec(made.algorithm).max_sequence_images == most
 
 
 def test_an_episode_must_fit_the_model(setup):

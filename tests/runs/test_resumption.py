@@ -20,7 +20,7 @@ import pytest
 from mmrl.config.load import load_config
 from mmrl.errors import ConfigError, RankLostError
 from mmrl.runs.directory import RunDirectory, read_ledger
-from mmrl.runs.resumption import Change, refuse
+from mmrl.runs.resumption import Change, changed_contents, refuse
 from tests.faults.runs import REWARDS, Killed, Runs, at, events, fake, outcome, records, rollouts, steps, stop
 
 RIGHT = """\
@@ -358,6 +358,30 @@ def test_other_model_files_under_the_same_path_are_refused(again: Runs, capsys):
     error = capsys.readouterr().err
     assert "model: " in error and "--allow-change model" in error
     assert again.train(config, "--allow-change", "model") == 0
+
+
+def test_code_of_ones_own_that_was_edited_is_refused(fake_runs: Runs, capsys):
+    """That of a reward, and files that its options name; an older version did not look at them."""
+    mine, table = fake_runs.folder / "mine.py", fake_runs.folder / "table.py"
+    mine.write_text("def mine(rollouts, by):\n    return [float(len(each.text)) for each in rollouts]\n")
+    table.write_text("one")
+    rewards = [{"name": f"{mine}:mine", "by": f"{table}:scores", "workers": 1}]
+    learner = {"schedule": "constant"}
+
+    def train(steps, *words):
+        return fake_runs.train(fake_runs.config(rewards=rewards, learner=learner, trainer={"steps": steps}), *words)
+
+    assert train(1) == 0
+    for number, path in enumerate((mine, table), 2):
+        path.write_text(path.read_text() + "\n# edited\n")
+        assert train(number) == 2
+        error = capsys.readouterr().err
+        assert f"{path}: " in error and f"--allow-change {path}" in error
+        assert train(number, "--allow-change", path) == 0
+        assert f"changed: {path}: " in capsys.readouterr().out
+    assert train(4) == 0
+    older = dict.fromkeys(("model", "data.train"), "same")
+    assert changed_contents(older, {**older, "mine.py": "abc"}) == []
 
 
 def test_other_rows_are_refused(again: Runs, capsys):

@@ -75,7 +75,7 @@ class _Examination:
         self._progress = progress
         self.setup = RunSetup(config, media_folder, scans=True, progress=progress)
         self._profiles: dict[str, Profile] = {}
-        self._stored = list[int]()
+        self._stored, self._observed = list[int](), list[int]()
         self._judges_style = False
         self._plugins()
         with self.report.guarded():
@@ -287,6 +287,9 @@ class _Examination:
         with playing(self.setup) as player:
             assert player is not None
             walks = walk(player, facts, folder, encoder.end_of_turn, prompt, seed)
+            contents = [played.content or () for each in walks for played in each.rollout.episode]
+            observed = [part for content in contents for part in content if not isinstance(part, str)]
+            self._observed = [Path(ref.path).stat().st_size for ref in observed]
             data["prompt"], data["scripts"] = prompt.id, [each.data() for each in walks]
             self.report.show(
                 "", [f"{prompt.id}, played by scripts in place of the policy; lines of its own are marked:"]
@@ -333,7 +336,14 @@ class _Examination:
         self.report.add("batches", arithmetic.data(), arithmetic.lines())
         for warning in arithmetic.warnings():
             self.report.warn(warning)
-        room = disk(self.config, self.setup.num_weights(), source.lengths, self._image_bytes(), evaluated)
+        room = disk(
+            self.config,
+            self.setup.num_weights(),
+            source.lengths,
+            self._image_bytes(),
+            evaluated=evaluated,
+            observed_bytes=max(self._observed, default=0),
+        )
         self.report.add("disk", room.data(), room.lines())
         for problem in room.problems():
             self._note(problem)

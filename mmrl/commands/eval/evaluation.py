@@ -20,7 +20,7 @@ from mmrl.config.plugin_specs import Kind, PluginSpec
 from mmrl.config.sections import Config
 from mmrl.engine_api import Engine, Sampler
 from mmrl.errors import ConfigError, ResourceError
-from mmrl.plugin_host.registry import locate
+from mmrl.plugin_host.registry import locate, own_code
 from mmrl.rollout.collector import Collector, Decoding, Evaluation
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.checkpoints import Checkpoint
@@ -228,9 +228,10 @@ def _rewards(config: Config) -> list[dict[str, Any]]:
 
 
 def _as_decided(spec: PluginSpec, kind: Kind) -> dict[str, Any]:
-    """A plugin's options that change results, and the version of its package or file."""
+    """A plugin's options that change results, the version of its package or file, and those of files that it names."""
     options = {key: value for key, value in spec.model_dump(mode="json").items() if key not in _NOT_RESULTS}
-    return options | {"version": locate(kind, spec.name).version}
+    code = own_code(kind, spec)
+    return options | {"version": locate(kind, spec.name).version} | ({"files": code} if code else {})
 
 
 def _weights(folder: ModelFolder) -> str:

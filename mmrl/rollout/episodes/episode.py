@@ -110,13 +110,15 @@ class Episode:
         version = rollout.weight_version if segment.weight_version is None else segment.weight_version
         segment = replace(segment, finish_reason=rollout.finish_reason, weight_version=version)
         self.segments, self.last = (*self.segments, segment), rollout
-        turn = Turn(rollout.text, calls, len(self.played), rollout.finish_reason, self.policy_tokens_left)
+        left = max(min(self.policy_tokens_left, self.tokens_left), 0)
+        turn = Turn(rollout.text, calls, len(self.played), rollout.finish_reason, left)
         self.played.append(PlayedTurn(turn, began=began, finished=finished))
         self.finish_reason = cut
         return turn
 
     def note(self, content: Content, role: str, reward: float, done: bool, info: Mapping[str, object]) -> None:
-        """Note the answer to the last turn, and whether it, or a limit that needs no look at it, is the end."""
+        """Note the answer to the last turn. End the episode if the environment says so, or if no turn, no token of the
+        policy or no room for the images is left; ``insert`` sees to the limits of all tokens."""
         played = self.played[-1]
         self.played[-1] = replace(played, content=content, role=role, reward=reward, done=done, info=info)
         if done:

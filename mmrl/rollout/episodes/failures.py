@@ -31,8 +31,8 @@ class CallFailed(Exception):
 class CallTally:
     """The calls of one step, and those of them that failed.
 
-    A single failure among others is never too many. While episodes go on, failures are held against the most calls that
-    the step may come to, so that what is too many then is so in the end.
+    A single failure among several calls is never too many. The share of failures is that of the calls which the step
+    will have made if every episode takes all of its turns. So the step is only stopped if the share cannot fall again.
 
     Args:
         environment: Its name.

@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -84,11 +83,15 @@ class EpisodePlayer:
         Raises:
             EpisodeError: The environment cannot be made, or fails too often.
         """
-        played = _Round(self, sampler, tally, clock, event)
+        round_ = _Round(self, sampler, tally, clock, event)
         try:
-            yield from played.play(requests, seeds)
+            yield from round_.play(requests, seeds)
+        except BaseException:
+            # Only then: the sampler counts on from the steps at which a whole round's last answers are due.
+            sampler.drop()
+            raise
         finally:
-            played.close()
+            round_.close()
 
 
 class _Round:
@@ -118,12 +121,13 @@ class _Round:
                     del unfinished[index]
                     rollouts = tuple(episode.rollout(self._player.components) for episode in group)
                     yield index, RolloutGroup(group[0].prompt, rollouts)
-            if self._is_idle():
+            if self._sample():
                 self._wait()
 
     def close(self) -> None:
-        """Give up what is under way."""
-        self._sampler.drop()
+        """Close the environments of episodes that are not over, without the calls that have not begun."""
+        for future in (*self._calls, *(session.opened for session in self._sessions.values())):
+            future.cancel()
         for session in self._sessions.values():
             session.close()
         self._clock.beside("environment", self._player.pool.seconds - self._seconds_before)
@@ -141,15 +145,14 @@ class _Round:
             self._sessions |= {episode: player.pool.open(row, seed) for episode in group}
             self._calls_left |= dict.fromkeys(group, most_calls)
         self._tally.possible += sum(self._calls_left.values())
-        with self._waiting():
-            wait([session.opened for session in self._sessions.values()])
+        wait([session.opened for session in self._sessions.values()])
         for request, group in zip(requests, self._groups, strict=True):
             self._begin(request, group)
 
     def _begin(self, request: SamplingRequest, group: Sequence[Episode]) -> None:
         """Merge a group's first observation into its prompt; members that begin otherwise have failed."""
         first: Answer | None = None
-        well = list[Episode]()
+        intact = list[Episode]()
         for episode in group:
             try:
                 answer = self._result(self._sessions[episode].opened, episode)
@@ -157,7 +160,7 @@ class _Round:
                     raise CallFailed("answered reset with done or a reward, which only turns have")
                 if answer.hash != (first := first or answer).hash:
                     raise CallFailed("began otherwise than other episodes of the same prompt and seed")
-                well.append(episode)
+                intact.append(episode)
             except CallFailed as failure:
                 self._fail(episode, failure)
         if first is None:
@@ -167,7 +170,7 @@ class _Round:
             for episode in group:
                 episode.begin(prompt, len(prompt.images) - len(request.prompt.images))
         except CallFailed as failure:
-            for episode in well:
+            for episode in intact:
                 self._fail(episode, failure)
 
     def _merged(self, encoded: EncodedPrompt, answer: Answer) -> EncodedPrompt:
@@ -205,8 +208,9 @@ class _Round:
         self._tickets = dict(zip(tickets, episodes, strict=True))
         self._sampling = set(tickets)
 
-    def _is_idle(self) -> bool:
-        """Sample; True if nothing goes on before an environment has answered."""
+    def _sample(self) -> bool:
+        """True if something waits for an environment: the sampler, a part of its ranks, or the end of the round. Before
+        that, the sampler works until it has news."""
         if not self._tickets:
             return bool(self._calls)
         polled = self._sampler.poll()
@@ -226,7 +230,7 @@ class _Round:
             self._end(episode, ticket)
 
     def _go_on(self) -> None:
-        """Go on after all answers that are there."""
+        """Take in all answers that are there: each episode goes on with its next turn, is scored, or is left."""
         for future in [future for future in self._calls if future.done()]:
             episode, ticket = self._calls.pop(future)
             try:
@@ -303,14 +307,10 @@ class _Round:
         self._tally.fail(failure, episode.where)
 
     def _wait(self) -> None:
-        """Wait for an answer, not long where the sampler may go on meanwhile."""
-        with self._waiting():
-            wait(self._calls, _WAIT_S if self._tickets else None, return_when=FIRST_COMPLETED)
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
+        """Wait for an answer; not long, and on the clock, where it holds the sampler up."""
+        if not self._tickets:  # scores alone are missing
+            wait(self._calls, return_when=FIRST_COMPLETED)
+            return
         start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._clock.beside("environment_wait", time.perf_counter() - start)
+        wait(self._calls, _WAIT_S, return_when=FIRST_COMPLETED)
+        self._clock.beside("environment_wait", time.perf_counter() - start)

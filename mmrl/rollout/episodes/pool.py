@@ -37,7 +37,7 @@ class Session:
     Attributes:
         opened: The answer to ``reset``.
         home: The process that has its environment; None before the first call.
-        played: Each turn that was answered, with the hash of its answer; the first is that of ``reset``.
+        answered: Each turn that was answered, with the hash of its answer; the first is that of ``reset``.
         failure: Its first one.
     """
 
@@ -47,7 +47,7 @@ class Session:
     lane: _Lane
     opened: Future[Answer] = field(default_factory=Future)
     home: EnvironmentProcess | None = None
-    played: list[tuple[Turn | None, str]] = field(default_factory=list)
+    answered: list[tuple[Turn | None, str]] = field(default_factory=list)
     failure: CallFailed | None = None
 
     def step(self, turn: Turn) -> Future[Answer]:
@@ -122,7 +122,8 @@ class _Lane:
         self._spec = spec
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._process: EnvironmentProcess | None = None
-        self._never_starts: EpisodeError | None = None
+        self._never_started: EpisodeError | None = None
+        self._has_lived = False
         self._is_closed = False
         self.num_sessions, self.seconds = 0, 0.0
         self._thread = threading.Thread(target=self._drive, name="mmrl-environment", daemon=True)
@@ -145,7 +146,7 @@ class _Lane:
     def play(self, session: Session, turn: Turn | None) -> Answer:
         """The answer to a turn; to the reset if that is None."""
         answer: Answer = self._guarded(session, lambda process: self._ask(process, session, turn))
-        session.played.append((turn, answer.hash))
+        session.answered.append((turn, answer.hash))
         return answer
 
     def score(self, session: Session) -> Components:
@@ -154,6 +155,7 @@ class _Lane:
         return found
 
     def begin_to_close(self) -> None:
+        """Cancel the calls that have not begun, and have the thread end after the one under way."""
         self._is_closed = True
         with contextlib.suppress(queue.Empty):
             while job := self._jobs.get_nowait():
@@ -170,7 +172,7 @@ class _Lane:
             self._thread.join(0.1)
 
     def _drive(self) -> None:
-        with contextlib.suppress(EpisodeError, OSError):
+        with contextlib.suppress(EpisodeError):
             self._living()
         while job := self._jobs.get():
             if job.future.set_running_or_notify_cancel():
@@ -185,22 +187,22 @@ class _Lane:
         """The result of a call of an episode, which is played again first if its worker has gone."""
         if session.failure is not None:
             raise session.failure
-        process = self._living()
-        start = time.monotonic()
         try:
-            if session.home is not process:
-                self._play_again(session, process)
-            return run(process)
+            process, start = self._living(), time.monotonic()
+            try:
+                if session.home is not process:
+                    self._play_again(session, process)
+                return run(process)
+            finally:
+                self.seconds += time.monotonic() - start
         except CallFailed as failure:
             session.failure = failure
             raise
-        finally:
-            self.seconds += time.monotonic() - start
 
     def _play_again(self, session: Session, process: EnvironmentProcess) -> None:
         """Give an episode an environment in this process that has answered all its turns so far."""
         session.home = process
-        for turn, expected in session.played:
+        for turn, expected in session.answered:
             if self._ask(process, session, turn).hash != expected:
                 what = "its reset" if turn is None else f"turn {turn.index}"
                 raise CallFailed(f"answered {what} differently when its episode was played again in another worker")
@@ -226,19 +228,30 @@ class _Lane:
 
         Raises:
             EpisodeError: The environment cannot be made.
+            CallFailed: It was made before, and cannot be made again just now.
         """
-        if self._never_starts is not None:
-            raise self._never_starts
+        if self._never_started is not None:
+            raise self._never_started
         if self._process is not None and self._process.has_ended:
-            self._process.stop()
-            self._process = None
+            self._discard()
         if self._is_closed and self._process is None:
             raise EpisodeError("the environment's workers are closed")
-        if self._process is None:
-            self._process = EnvironmentProcess(self._spec)
         try:
+            if self._process is None:
+                self._process = EnvironmentProcess(self._spec)
             self._process.await_start()
         except EpisodeError as error:
-            self._never_starts = error
-            raise
+            if not self._has_lived:
+                self._never_started = error
+                raise
+            self._discard()
+            what = f"lost its worker, and another one did not start: {error.what}"
+            raise CallFailed(what, getattr(error, "details", "")) from error
+        self._has_lived = True
         return self._process
+
+    def _discard(self) -> None:
+        """Remove a worker that has ended or is of no use."""
+        if self._process is not None:
+            self._process.stop()
+            self._process = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import tempfile
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,18 +41,28 @@ class EnvironmentProcess(WorkerProcess):
 
     Args:
         wants_tools: True if its facts are to tell of its tools.
+
+    Raises:
+        EpisodeError: This machine has no room for a folder, or for a process.
     """
 
     def __init__(self, spec: EnvironmentSpec, *, wants_tools: bool = False) -> None:
         self._spec, self._wants_tools = spec, wants_tools
-        self._scratch = Scratch()
         self._numbers = itertools.count()
         self._facts: EnvironmentFacts | None = None
         try:
-            super().__init__("mmrl.rollout.episodes.worker", public_variables())
-        except BaseException:
-            self._scratch.remove()
-            raise
+            self._scratch = Scratch()
+            try:
+                super().__init__("mmrl.rollout.episodes.worker", public_variables())
+            except BaseException:
+                self._scratch.remove()
+                raise
+        except OSError as error:
+            raise EpisodeError(
+                f"no worker can be started for environment {spec.name!r}: {error}",
+                where=tempfile.gettempdir(),
+                remedy="make room in that folder, or set TMPDIR to another one; or set environment.workers to less",
+            ) from error
 
     def await_start(self) -> EnvironmentFacts:
         """The environment's facts, when it is prepared.

@@ -100,6 +100,8 @@ def test_scripts_are_played_and_shown_with_the_policys_part_marked(check: Callab
     assert observation.rstrip().endswith("<|im_start|>assistant") and observation.count("<|im_end|>") == 1
     wrong = scripts["wrong call"]["episode"][0]
     assert "no_such_argument" in wrong["content"][0]["text"] and scripts["wrong call"]["images"] == 0
+    Image.new("RGB", (56, 28), (10, 0, 0)).save(picture := io.BytesIO(), "PNG")
+    assert json.loads(out)["disk"]["media"] >= 4 * 3 * len(picture.getvalue())  # 4 completions of 3 turns
     endless = scripts["endless"]
     assert (endless["finish_reason"], endless["policy_tokens"], endless["inserted_tokens"]) == ("length", 400, 0)
 

@@ -281,6 +281,23 @@ def test_rows_without_a_reference_are_blamed_where_the_reward_cannot_score_them(
     assert (found["train_references"][0]["graded"], found["train_references"][0]["without_reference"]) == (0, 0)
 
 
+def test_images_of_observations_need_room_for_each_turn_up_to_their_limit() -> None:
+    def media(observed_bytes: int, **limits: int) -> int:
+        plain: dict[str, Any] = {
+            "model": {"path": "m"},
+            "data": {"train": {"name": "table"}},
+            "algorithm": {"name": "grpo"},
+            "environment": {"name": "game", **limits},
+            "sampler": {"group_size": 4},
+            "trainer": {"steps": 10, "prompts_per_step": 3},
+        }
+        return disk(from_mapping(plain), 1000, [10], 77, observed_bytes=observed_bytes).media
+
+    assert media(1000, max_turns=6, max_images=5) == 77 + 10 * 3 * 4 * 5 * 1000
+    assert media(1000, max_turns=2, max_images=5) == 77 + 10 * 3 * 4 * 2 * 1000
+    assert media(0, max_turns=2, max_images=5) == 77
+
+
 @pytest.mark.parametrize(("dtype", "weight", "optimizer"), [("float32", 4, 8), ("bfloat16", 2, 12)])
 def test_optimizers_states_that_are_not_saved_need_no_room(dtype: str, weight: int, optimizer: int) -> None:
     def needed(save: str) -> int | None:

@@ -134,6 +134,14 @@ class Game(Environment):
         return Observation("bye", reward=1.0, done=True)
 
 
+class Fragile(Game):
+    """Cannot be prepared while there is a mark."""
+
+    def prepare(self):
+        if (Path(self.config.marks) / "no board").exists():
+            raise RuntimeError("no board now")
+
+
 class Broken(Game):
     """Cannot be prepared."""
 

@@ -1,15 +1,21 @@
 import hashlib
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.engine_api import EAGER, SamplingRequest
+from mmrl.rollout.episodes import player as players
 from mmrl.rollout.episodes.failures import EpisodeError
+from mmrl.rollout.episodes.observations import Answer
 from mmrl.rollout.episodes.player import EpisodePlayer
 from mmrl.rollout.episodes.pool import EnvironmentPool
 from mmrl.system.clock import Clock
 from mmrl.types import ENVIRONMENT, Message, Prompt, RawImage
+from tests import scripted_sampler as steps
 from tests.rollout.episodes.fakes import LetterEncoder, ScriptedSampler, media, without_clock
 
 
@@ -85,7 +91,7 @@ def test_an_episode_is_its_turns_and_what_was_inserted_between_them(pool, tmp_pa
     assert [request.answered_after for request in play.sampler.requests] == [3, 3, 3]
     assert len({request.seed for request in play.sampler.requests}) == 3
     assert play.tally.made == 5 and play.tally.possible == 0  # reset, 3 turns, score
-    assert play.sampler.dropped == 1 and not play.events
+    assert play.sampler.dropped == 0 and not play.events
 
 
 @pytest.mark.parametrize(
@@ -129,7 +135,17 @@ def test_a_cut_turn_tells_the_environment_so(pool, tmp_path):
     assert [p.turn.finish_reason for p in found.episode] == ["length", "length"]
     assert [s.finish_reason for s in found.segments if s.by_policy] == ["length", "length"]
     assert "".join(map(chr, found.token_ids)) == "abc\0ABC>end"
+    assert [p.turn.tokens_left for p in found.episode] == [200 - 3, 200 - 6]
     assert found.components[ENVIRONMENT] == 1.0
+
+
+def test_an_environment_is_told_of_the_nearest_limit_of_tokens(pool, tmp_path):
+    """Of 20 tokens after the prompt, a turn of 3 leaves 17; the answer takes 3 and the next turn 4, which leave 10."""
+    found = Play(pool, tmp_path, turns=["ab", "end"], max_tokens=20).rollout
+    assert [p.turn.tokens_left for p in found.episode] == [20 - 3, 20 - 3 - 3 - 4]
+    short = Play(pool, tmp_path, turns=["ab", "cd"], max_tokens=8).rollout
+    assert [p.turn.tokens_left for p in short.episode] == [8 - 3, 0]
+    assert Play(pool, tmp_path, turns=["ab", "cd"], max_new_tokens=5).rollout.episode[-1].turn.tokens_left == 0
 
 
 def test_the_first_observation_ends_the_prompt_for_the_whole_group(pictured, tmp_path):
@@ -191,6 +207,96 @@ def test_an_episode_whose_environment_fails_is_kept_and_is_invalid(pool, tmp_pat
         Play(pool, tmp_path, turns=["raise_it"], group=4)
 
 
+class TimedPool:
+    """Ends each episode with its first turn, after so many seconds; without a process."""
+
+    seconds = 0.0
+
+    def __init__(self, takes_s):
+        self.takes_s, self.opened = takes_s, Future()
+        self.opened.set_result(Answer())
+
+    def open(self, prompt, seed):
+        return self
+
+    def step(self, turn):
+        answered = Future()
+        if self.takes_s:
+            threading.Timer(self.takes_s, answered.set_result, [Answer(done=True)]).start()
+        else:
+            answered.set_result(Answer(done=True))
+        return answered
+
+    def close(self):
+        pass
+
+
+def begins_of_two_rounds(folder, takes_s):
+    """The engine steps at which the only turn of each round begins, as episodes record them."""
+    sampler = steps.ScriptedSampler(lambda request: [7, 8])
+    encoder = LetterEncoder(store := media(folder))
+    spec = EnvironmentSpec(name="game", latency_steps=8)
+    player = EpisodePlayer(spec, 20, (), TimedPool(takes_s), encoder, store)
+    begins = []
+    for name in ("p0", "p1"):
+        request = SamplingRequest(encoder.encode(Prompt(name, (Message("user", "go"),))), 1, 1.0, 20, 0)
+        ((_, group),) = player.play(sampler, [request], [0], player.tally(), Clock(), lambda *news, **fields: None)
+        begins += [played.began for rollout in group.rollouts for played in rollout.episode]
+    return begins
+
+
+def test_a_later_round_begins_at_the_same_step_whether_the_last_answer_was_waited_for_or_not(tmp_path):
+    """The turn takes steps 0 and 1, and its answer is due 8 steps after the second."""
+    assert begins_of_two_rounds(tmp_path, 0.0) == begins_of_two_rounds(tmp_path, 0.1) == [0, 1 + 8]
+
+
+class Timeline:
+    """Calls that take seconds of a clock that only waiting moves: 5 for a reset, 2 for a turn, 3 for the score."""
+
+    seconds = 0.0
+
+    def __init__(self):
+        self.now, self.due = 0.0, {}
+
+    def open(self, prompt, seed):
+        self.opened = self.call(5.0, Answer())
+        return self
+
+    def step(self, turn):
+        return self.call(2.0, Answer(done=turn.index == 1))
+
+    def score(self):
+        return self.call(3.0, {"length": 1.0})
+
+    def close(self):
+        pass
+
+    def call(self, takes_s, answer):
+        future = Future()
+        self.due[future] = self.now + takes_s, answer
+        return future
+
+    def wait(self, futures, timeout=None, return_when="ALL_COMPLETED"):
+        ends = [self.due[future][0] for future in futures if future in self.due]
+        end = min(ends) if return_when == "FIRST_COMPLETED" else max(ends)
+        self.now = end if timeout is None else min(end, self.now + timeout)
+        for future in [future for future, (due, _) in self.due.items() if due <= self.now]:
+            future.set_result(self.due.pop(future)[1])
+
+
+def test_the_time_that_the_sampler_waits_is_that_of_answers_to_turns_alone(tmp_path, monkeypatch):
+    timeline, clock = Timeline(), Clock()
+    monkeypatch.setattr(players, "wait", timeline.wait)
+    monkeypatch.setattr(players, "time", SimpleNamespace(perf_counter=lambda: timeline.now))
+    encoder = LetterEncoder(store := media(tmp_path))
+    player = EpisodePlayer(EnvironmentSpec(name="game"), 20, ("length",), timeline, encoder, store)
+    request = SamplingRequest(encoder.encode(Prompt("p0", (Message("user", "go"),))), 1, 1.0, 20, 0)
+    sampler = ScriptedSampler(lambda request: "ab")
+    ((_, group),) = player.play(sampler, [request], [0], player.tally(), clock, lambda *news, **fields: None)
+    assert len(group.rollouts[0].episode) == 2 and timeline.now == pytest.approx(5 + 2 + 2 + 3)
+    assert clock.metrics(1)["perf/environment_wait_s"] == pytest.approx(2 + 2)
+
+
 def many(request):
     """Turns of various lengths, by the seed of the request alone."""
     digest = hashlib.sha256(str(request.seed).encode()).digest()
@@ -237,3 +343,20 @@ def test_what_goes_wrong_elsewhere_drops_requests_and_closes_episodes(pool, tmp_
     with pytest.raises(ZeroDivisionError):
         Play(pool, tmp_path, turns=script, group=2)
     assert [lane.num_sessions for lane in pool._lanes] == before
+
+
+def test_calls_that_a_failed_round_has_not_begun_do_not_hold_up_the_next_one(pool, tmp_path):
+    """The only worker is busy with the second episode's call when the first one's next turn fails."""
+    turns = {"p0": "hello", "p1": "sleep 0.5", "p2": f"write {tmp_path}/stale"}
+
+    def script(request):
+        if request.segments:
+            raise ZeroDivisionError
+        return turns[request.prompt.id]
+
+    with pytest.raises(ZeroDivisionError):
+        Play(pool, tmp_path, turns=script, prompts=tuple(turns), latency_steps=200)
+    session = pool.open(Prompt("next", (Message("user", "go"),)), 0)
+    session.opened.result(timeout=20)
+    assert not (tmp_path / "stale").exists()
+    session.close()

@@ -267,6 +267,38 @@ def test_an_environment_that_cannot_be_prepared_is_an_error_and_no_failure(game)
         environment_facts(game("Broken"))
 
 
+def test_a_successor_that_does_not_start_costs_the_call_and_is_tried_again(game, tmp_path):
+    """A full disk or a server that restarts is over at some time; an environment that never started is not."""
+    mark = tmp_path / "no board"
+    with EnvironmentPool(game("Fragile", marks=str(tmp_path))) as pool:
+        assert "ended its worker" in fault(pool.open(PROMPT, 1), "crash")
+        mark.touch()
+        session = pool.open(PROMPT, 1)
+        with pytest.raises(CallFailed, match=r"lost its worker, and another one did not start: .*no board now"):
+            session.opened.result()
+        assert "did not start" in fault(session, "hello")
+        mark.unlink()
+        assert said(pool.open(PROMPT, 1), "hello").content == ("HELLO",)
+    mark.touch()
+    with EnvironmentPool(game("Fragile", marks=str(tmp_path))) as pool:
+        for _ in range(2):
+            with pytest.raises(EpisodeError, match="no board now"):
+                pool.open(PROMPT, 1).opened.result()
+
+
+@pytest.mark.parametrize("name", ["tempfile.mkdtemp", "subprocess.Popen"])
+def test_a_machine_without_room_for_a_worker_is_an_error_that_says_what_to_do(game, monkeypatch, name):
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(name, full)
+    with EnvironmentPool(game()) as pool, pytest.raises(EpisodeError, match="No space left on device") as caught:
+        pool.open(PROMPT, 1).opened.result()
+    assert "set TMPDIR to another one" in caught.value.remedy
+    with pytest.raises(EpisodeError, match="no worker can be started for environment"):
+        environment_facts(game())
+
+
 @pytest.mark.full
 def test_facts_tell_of_tools_and_components(game):
     facts = environment_facts(game(timeout_s=3))
