@@ -21,7 +21,7 @@ from mmrl.engine.folder import ModelFolder
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import Engine
 from mmrl.errors import PluginError, ResourceError
-from mmrl.plugin_host import registry
+from mmrl.plugin_host.used import used_plugins
 
 
 def start_engine(
@@ -136,7 +136,7 @@ def check_installations(group: RankGroup, config: Config) -> None:
         PluginError: A rank lacks a plugin, or has another version of it.
         ResourceError: A rank has another version of a package or of Python.
     """
-    everything = registry.used_plugins(config)
+    everything = used_plugins(config)
     # Ranks use no plugin but the algorithm; files of the others need not be on their nodes.
     used = [info for info in everything if info.distribution != "file" or info.kind == "algorithm"]
     wanted = {(info.kind, info.name): f"{info.distribution} {info.version}" for info in used}

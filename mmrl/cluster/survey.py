@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from mmrl.cluster.nodes import PACKAGES, holds, installed_versions, probe_file
 from mmrl.cluster.ray_ranks import on_every_node
 from mmrl.config.sections import Config
-from mmrl.plugin_host import registry
+from mmrl.plugin_host.used import used_plugins
 
 Visibility = Literal["shared", "private"]
 
@@ -44,7 +44,7 @@ def node_reports(config: Config) -> list[NodeReport]:
     """
     if config.cluster.name == "local":
         return []
-    used = {plugin.distribution for plugin in registry.used_plugins(config)} - {"file"}
+    used = {plugin.distribution for plugin in used_plugins(config)} - {"file"}
     packages = sorted({*PACKAGES, "ray"} | {canonicalize_name(distribution) for distribution in used})
     with _probes(config) as probes:
         return on_every_node(config.cluster, report, probes, packages)

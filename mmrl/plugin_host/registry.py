@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -31,7 +31,6 @@ from mmrl.config.plugin_specs import (
     RewardStyle,
 )
 from mmrl.config.problems import options_errors, suggestion
-from mmrl.config.sections import Config
 from mmrl.config.synonyms import spelled
 from mmrl.config.yaml_tree import join_errors
 from mmrl.errors import ConfigError, MMRLError, PluginError
@@ -105,29 +104,6 @@ def is_import(name: str) -> bool:
 def list_plugins() -> list[PluginInfo]:
     """Every installed plugin, by kind and name; imports none."""
     return [info for kind in get_args(Kind) for info, _ in sorted(_entries(kind), key=lambda pair: pair[0].name)]
-
-
-def used_plugins(config: Config) -> list[PluginInfo]:
-    """The plugins that ``config`` names, and the files that their options name, each once."""
-    named = [(kind, name) for _, kind, spec in config.plugins() for name in (spec.name, *_named_files(spec.options))]
-    return list(dict.fromkeys(locate(kind, name) for kind, name in named))
-
-
-def own_code(kind: Kind, spec: PluginSpec) -> dict[str, str]:
-    """The beginning of the sha256 of each file or module that an entry names, by its path or module: that of its plugin
-    unless a package has installed it, and those of its options (``path/to/file.py:name``)."""
-    infos = [locate(kind, name) for name in (spec.name, *_named_files(spec.options))]
-    return {info.name.rpartition(":")[0]: info.version for info in infos if not info.is_installed}
-
-
-def _named_files(value: Any) -> Iterator[str]:
-    """Every text ``path/to/file.py:name`` in some options whose file exists; the plugin tells of one that does not."""
-    if isinstance(value, str):
-        if is_file(value) and Path(value.rpartition(":")[0]).is_file():
-            yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for part in value.values() if isinstance(value, Mapping) else value:
-            yield from _named_files(part)
 
 
 def locate(kind: Kind, name: str) -> PluginInfo:

@@ -19,6 +19,7 @@ from mmrl.config.sections import Config
 from mmrl.engine_api import Engine, Learner
 from mmrl.ops.alarms import Looked
 from mmrl.plugin_host import registry
+from mmrl.plugin_host.used import used_plugins
 from mmrl.runs.checkpoints import Checkpoints, write_json
 from mmrl.runs.directory import RunDirectory
 from mmrl.runs.manifest import Role
@@ -187,5 +188,5 @@ def environment(config: Config, engine: Engine) -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "command": sys.argv,
         "engine": dict(engine.describe()),
-        "plugins": [dataclasses.asdict(info) for info in [*registry.used_plugins(config), *used_monitors(config)]],
+        "plugins": [dataclasses.asdict(info) for info in [*used_plugins(config), *used_monitors(config)]],
     }

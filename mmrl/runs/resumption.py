@@ -11,7 +11,7 @@ from mmrl.config.keys import default_of, may_change
 from mmrl.config.sections import RENAMED, Config
 from mmrl.config.yaml_tree import to_flow
 from mmrl.errors import ConfigError
-from mmrl.plugin_host.registry import own_code
+from mmrl.plugin_host.used import own_code
 from mmrl.runs.setup import RunSetup
 from mmrl.system.redaction import Redactor
 

@@ -64,9 +64,8 @@ class TrainingRun:
     ) -> None:
         self._length = "trainer.steps" if config.trainer.epochs is None else "trainer.epochs"
         self._written, self._config, self._setup = config, config, RunSetup(config, directory.media)
-        self._directory, self._interruption = directory, interruption
+        self._directory, self._interruption, self._origins = directory, interruption, origins
         self._least_memory, self._profiled_steps, self._verbose = least_memory, profiled_steps, verbose
-        self._origins = origins
         self._checkpoints = Checkpoints(directory.checkpoints)
         self._console = Console(self._config.trainer.steps)
         self._checkpoint: Checkpoint | None = None
@@ -126,8 +125,7 @@ class TrainingRun:
         refuse(self._changes, allowed, str(self._checkpoint.path))
         self._fingerprints = fingerprints(self._setup)
         others = changed_contents(self._state["fingerprints"], self._fingerprints)
-        for change in others:
-            self._console.line(f"changed: {change}")
+        self._console.lines([f"changed: {change}" for change in others])
         refuse(others, allowed, str(self._checkpoint.path))
         self._changes += others
         if resume == "auto":

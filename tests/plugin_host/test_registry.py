@@ -17,10 +17,9 @@ from mmrl.plugin_host.registry import (
     list_plugins,
     locate,
     options_class,
-    own_code,
     resolve,
-    used_plugins,
 )
+from mmrl.plugin_host.used import own_code, used_plugins
 from mmrl.system.version import DISTRIBUTION
 
 GOOD = """

@@ -25,6 +25,7 @@ from mmrl.data.prompts import Progress, PromptSource
 from mmrl.errors import DataError, MMRLError, PluginError
 from mmrl.interfaces import Reward
 from mmrl.plugin_host import registry
+from mmrl.plugin_host.used import used_plugins
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.budget import Arithmetic, disk
 from mmrl.runs.directory import check_place
@@ -112,7 +113,7 @@ class _Examination:
             spec.metric if spec.metric == spec.name else f"{spec.metric} ({spec.name})" for spec in self.config.rewards
         ]
         self.report.add("rewards", rewards, [", ".join(rewards) or "none"])
-        self.report.data["plugins"] = [dataclasses.asdict(info) for info in registry.used_plugins(self.config)]
+        self.report.data["plugins"] = [dataclasses.asdict(info) for info in used_plugins(self.config)]
         for tracker in self.config.trackers:
             registry.create("tracker", tracker)
         monitors_of(self.config, lambda label, error: self._note(fault_of(label, error)))

@@ -20,7 +20,8 @@ from mmrl.config.plugin_specs import Kind, PluginSpec
 from mmrl.config.sections import Config
 from mmrl.engine_api import Engine, Sampler
 from mmrl.errors import ConfigError, ResourceError
-from mmrl.plugin_host.registry import locate, own_code
+from mmrl.plugin_host.registry import locate
+from mmrl.plugin_host.used import own_code
 from mmrl.rollout.collector import Collector, Decoding, Evaluation
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.checkpoints import Checkpoint

@@ -6,7 +6,6 @@ from mmrl.cluster.survey import NodeReport, node_reports
 from mmrl.commands.doctor.nodes import node_findings
 from mmrl.config.load import from_mapping
 from mmrl.errors import ResourceError
-from mmrl.plugin_host import registry
 from mmrl.plugin_host.registry import PluginInfo
 
 HERE = {"torch": "2.13.0", "vllm": "0.32.0", "thirdparty": "1.0", "python": "3.11.7"}
@@ -67,7 +66,7 @@ def asked(monkeypatch) -> list[tuple]:
         "mmrl.cluster.survey.on_every_node", lambda _cluster, _function, *rest: questions.append(rest) or []
     )
     used = PluginInfo("reward", "x", "My_Plugin", "1", "m:C")
-    monkeypatch.setattr(registry, "used_plugins", lambda _config: [used])
+    monkeypatch.setattr("mmrl.cluster.survey.used_plugins", lambda _config: [used])
     return questions
 
 
