@@ -96,7 +96,7 @@ class EnvironmentSpec(PluginSpec):
 
     name: Text
     """A name that `mmrl plugins` lists, `distribution:name`, `path/to/file.py:Name` or `import:package.module:Name`.
-    Left out, it is the one option that is called like an environment: `{NAME: ...}` is `{name: NAME, NAME: ...}`."""
+    Left out, it is the one option that is called like an environment: `{web: [...]}` is `{name: web, web: [...]}`."""
     max_turns: Count = 8
     """Turns that the policy may take; an episode ends with its last one."""
     max_turn_tokens: Count | None = None
