@@ -218,7 +218,9 @@ def test_a_call_of_another_episode_starts_a_server_that_has_ended(begin, plain, 
             os.kill(first["pid"], signal.SIGKILL)
             await asyncio.to_thread(ended, first["pid"])
         else:
-            with pytest.raises(RuntimeError, match=r"did not answer within 0\.3 s" if end == "hang" else "has ended in"):
+            with pytest.raises(
+                RuntimeError, match=r"did not answer within 0\.3 s" if end == "hang" else "has ended in"
+            ):
                 await ask(one, Call(end, {}))
         (second,) = map(json.loads, await ask(other, WHERE))
         assert second["pid"] != first["pid"]
