@@ -113,7 +113,14 @@ def folder(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFacto
     config: dict[str, Any] = {
         "model": {"path": str(models("qwen2"))},
         "data": {"train": {"name": "table", "path": "sums.jsonl"}, "max_prompt_tokens": 1024},
-        "environment": {"name": "calculator", "max_turn_tokens": 6, "workers": 1, "weights": {"calls": -0.01}},
+        "environment": {
+            "name": "calculator",
+            "workers": 1,
+            "weights": {"calls": -0.01},
+            "max_turns": 2,
+            "max_turn_tokens": 6,
+            "max_observation_tokens": 64,
+        },
         "rewards": [{"name": "repetition", "n": 1}, {"name": "acme_rl", "weight": 0.5, "per_token": 0.01}],
         "algorithm": {"name": "lite_ppo", "clip_high": 0.28},
         "sampler": {"name": "hf", "group_size": 4, "max_new_tokens": 12},
