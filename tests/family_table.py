@@ -27,7 +27,8 @@ STATEMENTS: Mapping[Feature, str] = {
     "checkpoint": "a checkpoint opens in plain transformers with its names and files, and the sampler answers from it "
     "greedily as transformers does",
     "turns": "turns and observations that are appended one by one, images included, have the tokens that the chat "
-    "template gives to the whole conversation",
+    "template gives to the whole conversation; where a run is listed, sampler, learner and plain transformers agree on "
+    "each of its turns after an optimizer step",
 }
 HEAD = """\
 # Model families

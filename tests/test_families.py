@@ -270,20 +270,26 @@ def test_the_sampler_answers_from_an_export_as_it_did_in_the_run_and_as_transfor
     assert evaluated["metrics"]["eval/reward_mean"]["value"] == pytest.approx(np.mean(scores))
 
 
-@pytest.fixture(
-    params=[
+PLAYED = pytest.mark.parametrize(
+    "family",
+    [
         pytest.param(name, marks=() if name == "qwen2_5_vl" else pytest.mark.slow)
         for name, family in FAMILIES.items()
         if family.vision and has(name, "vllm")
-    ]
+    ],
 )
-def looking(request: pytest.FixtureRequest, episodes: Callable[[str], Run]) -> Run:
-    """The run with images in observations, which ended well."""
-    run = episodes(request.param)
+
+
+@pytest.fixture
+def looking(family: str, episodes: Callable[[str], Run]) -> Run:
+    """The family's run with images in observations, which ended well."""
+    run = episodes(family)
     assert run.processes[0].returncode == 0, run.processes[0].stderr
     return run
 
 
+@PLAYED
+@pytest.mark.proves("turns")
 def test_after_an_optimizer_step_all_agree_on_every_turn_of_episodes_with_images(looking, plain):
     assert all(step["mismatch/logprob_abs_max"] <= 1e-4 for step in looking.metrics[1:])
     recorded = read_step(recorded_steps(looking.path)[2]).groups
@@ -303,6 +309,7 @@ def test_after_an_optimizer_step_all_agree_on_every_turn_of_episodes_with_images
     assert shown == {0, 1, 2} and max(turns) == 3
 
 
+@PLAYED
 def test_replay_shows_the_same_images_again_and_names_the_turn_that_differs(looking, capsys):
     def replayed() -> tuple[int, list[dict[str, Any]], int]:
         capsys.readouterr()

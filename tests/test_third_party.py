@@ -112,7 +112,15 @@ def folder(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFacto
     (folder / "sums.jsonl").write_text("".join(rows))
     config: dict[str, Any] = {
         "model": {"path": str(models("qwen2"))},
-        "data": {"train": {"name": "table", "path": "sums.jsonl"}, "max_prompt_tokens": 64},
+        "data": {"train": {"name": "table", "path": "sums.jsonl"}, "max_prompt_tokens": 1024},
+        "environment": {
+            "name": "calculator",
+            "workers": 1,
+            "weights": {"calls": -0.01},
+            "max_turns": 2,
+            "max_turn_tokens": 6,
+            "max_observation_tokens": 64,
+        },
         "rewards": [{"name": "repetition", "n": 1}, {"name": "acme_rl", "weight": 0.5, "per_token": 0.01}],
         "algorithm": {"name": "lite_ppo", "clip_high": 0.28},
         "sampler": {"name": "hf", "group_size": 4, "max_new_tokens": 12},
@@ -184,7 +192,8 @@ def test_a_faulty_package_is_named_when_it_is_asked_for(
 def test_without_the_package_the_error_says_what_to_install(folder: Path, household) -> None:
     result = household.run("train", "config.yaml", "trainer.run_dir=nowhere", folder=folder)
     assert result.returncode == 4
-    for plugin in ("an algorithm plugin called 'lite_ppo'", "a reward plugin called 'repetition'"):
+    plugins = (("algorithm", "lite_ppo"), ("reward", "repetition"), ("environment", "calculator"))
+    for plugin in (f"{'a' if kind == 'reward' else 'an'} {kind} plugin called {name!r}" for kind, name in plugins):
         assert f"no installed package has {plugin}" in result.stderr
     assert "install the package that has it (pip install ...)" in result.stderr
     assert not (folder / "nowhere").exists()
@@ -204,7 +213,11 @@ def test_a_run_trains_with_the_packages_plugins_by_name(cluster, site: Path, fol
     assert result.returncode == 0, result.stderr
     environment = json.loads((run / "environment.json").read_text())
     assert {"mmrl-lite-ppo", "acme-rl"} <= {plugin["distribution"] for plugin in environment["plugins"]}
+    assert ("environment", "calculator") in {(each["kind"], each["name"]) for each in environment["plugins"]}
     metrics = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    # A policy of random weights calls no tool, which ends the episode, also after a turn that was cut.
+    assert metrics["episode/turns_mean"] == 1 and metrics["episode/finish_environment_fraction"] == 1
+    assert metrics["reward/calls_mean"] == 0 and metrics["episode/failed_calls_fraction"] == 0
     assert -1 <= metrics["reward/repetition_mean"] <= 0
     assert metrics["policy/grad_norm"] > 0 and "policy/clip_fraction_high" in metrics
     rollouts = list(read_lines(recorded_steps(run)[1]))
