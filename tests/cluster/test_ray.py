@@ -195,7 +195,7 @@ def weights(run: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "name",
     [
-        "two",
+        pytest.param("two", marks=pytest.mark.slow),  # the others have two ranks and more in common with real runs
         pytest.param("shared", marks=pytest.mark.proves("tensor_parallel", "zero_3", family="qwen2_5_vl")),
         "stages",
     ],
@@ -218,7 +218,7 @@ def test_two_ranks_train_as_one_does(name, trained):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", [pytest.param(each, marks=[pytest.mark.slow] * (each == "two")) for each in LAYOUTS])
 def test_every_layout_trains_on_every_image_and_drops_the_broken_one(name, trained):
     run = trained(name)
     assert_every_image_can_be_seen(run)

@@ -56,7 +56,7 @@ def test_a_kill_at_any_point_of_saving_and_then_anywhere_changes_nothing(sweeps:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "grpo" else pytest.mark.full) for name in FAKE]
+    "name", [pytest.param(name, marks=[] if name == "grpo" else pytest.mark.slow) for name in FAKE]
 )
 def test_a_kill_before_any_line_changes_nothing(sweeps: dict[str, Sweep], name: str) -> None:
     """The later one is in the attempt that goes on from the first one's checkpoint."""
@@ -69,7 +69,7 @@ def test_a_kill_before_any_line_changes_nothing(sweeps: dict[str, Sweep], name: 
     ("number", "name"),
     [
         pytest.param(signal.SIGTERM, "dapo", marks=pytest.mark.full),
-        pytest.param(signal.SIGUSR1, "remax", marks=pytest.mark.full),
+        pytest.param(signal.SIGUSR1, "remax", marks=pytest.mark.slow),
         (signal.SIGINT, "grpo"),
     ],
 )

@@ -95,7 +95,7 @@ def train_with_a_cut(runs: Runs, config: Path, cut: Any) -> bool:
 
 TIERS = {
     "dapo": [pytest.mark.full],
-    "remax": [pytest.mark.full],
+    "remax": [pytest.mark.slow],
     "reinforce_pp": [pytest.mark.slow],
     "sft": [pytest.mark.slow],
 }
