@@ -200,7 +200,10 @@ class Trainer:
             try:
                 self._save(step, values, self.state(), needed=needed)
             except BaseException:
-                self._log(step, values)
+                if self._is_evaluated(step):  # the monitors see it with its evaluation, when the run goes on
+                    self._recorder.log(step, values)
+                else:
+                    self._log(step, values)
                 raise
             values["perf/save_s"] = time.perf_counter() - start
         everything = self._conclude(step, values)
@@ -255,7 +258,7 @@ class Trainer:
         """Evaluate a finished step if that is due, and log it; returns all of its metrics."""
         found = dict[str, float]()
         try:
-            if self._evaluator is not None and self._config.trainer.evaluates(step):
+            if self._evaluator is not None and self._is_evaluated(step):
                 start = time.perf_counter()
                 with self._run.watchdog.watch(f"the evaluation of step {step}"), self._run.interruption.immediate():
                     if self._evaluator.reads:
@@ -268,9 +271,13 @@ class Trainer:
                 self._save(step, values, self.state(), needed=True)
             raise
         except BaseException:  # the step is done, whatever happens to its evaluation
-            self._log(step, values)
+            self._recorder.log(step, values)
             raise
         return self._log(step, {**values, **found})
+
+    def _is_evaluated(self, step: int) -> bool:
+        """True if an evaluation is due after a step."""
+        return self._evaluator is not None and self._config.trainer.evaluates(step)
 
     def _log(self, step: int, values: Mapping[str, float]) -> Mapping[str, float]:
         """Show a finished step to the monitors, and log it; returns all of its metrics."""
