@@ -128,8 +128,9 @@ def outcome(output: Path, name: str, trial: Trial, start: Sequence[str], steps: 
     words = [f"trainer.steps={steps}", *start, *ALWAYS, *words]
     try:
         train(output, name, trial.program, words)
-        live = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-        live = [each for each in live if each["kind"] == "alarm"]
+        events = run / "events.jsonl"  # which is not there if nothing happened
+        lines = events.read_text().splitlines() if events.exists() else []
+        live = [each for each in map(json.loads, lines) if each["kind"] == "alarm"]
         command = [sys.executable, "-m", "mmrl", "monitor", str(run), "--json"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
         recorded = json.loads(done.stdout)["alarms"]
