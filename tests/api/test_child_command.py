@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,15 @@ def test_what_the_watch_raises_stops_it_and_is_raised(tmp_path: Path) -> None:
     assert file.read_text() == "saved, stopped by SIGTERM"
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt, also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_the_first_ctrl_c_lets_it_save_and_the_second_ends_it_at_once(tmp_path: Path) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
