@@ -368,27 +368,28 @@ class _Scores:
     def __init__(self, failures: Failures, keep: Keep | None) -> None:
         self._failures, self._known, self._keep = failures, len(failures.since(0)), keep
         self._scorings: dict[int, Scoring | EpisodeScoring] = {}
-        self._kept = set[int]()
+        self._unkept = dict[int, None]()  # in the order of their ends; only those left are looked at for each new one
 
     def __len__(self) -> int:
         return len(self._scorings)
 
     def add(self, index: int, scoring: Scoring | EpisodeScoring) -> None:
         self._scorings[index] = scoring
+        if self._keep is not None:
+            self._unkept[index] = None
 
     @property
     def unkept(self) -> list[int]:
         """Groups that are scored and still to be kept; none without ``keep``."""
-        left = self._scorings.keys() - self._kept if self._keep is not None else ()
-        return [index for index in self._scorings if index in left and self._scorings[index].done()]
+        return [index for index in self._unkept if self._scorings[index].done()]
 
     def result(self, index: int) -> ScoredGroup:
         """A group's scores, when they are there; keeps it."""
         scored = self._scorings[index].result()
-        if self._keep is not None and index not in self._kept:
+        if self._keep is not None and index in self._unkept:
             own = [each for each in self._failures.since(self._known) if each.rollout.prompt.key == scored.key]
             self._keep(scored, own)
-            self._kept.add(index)
+            del self._unkept[index]
         return scored
 
 
