@@ -107,7 +107,8 @@ def make_run(folder: Path, *, live: bool = False) -> Path:
     directory.append_metrics(2, _metrics(2) | {"policy/entropy": math.nan, "eval/accuracy": 0.75})
     _record(directory, media, 2)
     alarm = f"the reward pays length: correlation 0.71 {HOSTILE}"
-    directory.event("alarm", step=2, monitor="length", message=alarm, values={"correlation": 0.71, "limit": 0.5})
+    for _ in range(2):  # as after a kill in between; the page shows it once
+        directory.event("alarm", step=2, monitor="length", message=alarm, values={"correlation": 0.71, "limit": 0.5})
     for step in (0, 2):
         _evaluate(directory, media, step)
     if not live:

@@ -90,7 +90,7 @@ def test_a_damaged_line_hides_no_other(run: Path) -> None:
     spoil_line(run / "metrics.jsonl")  # step 1; the attempt that went on from it took step 2 again
     assert asked(run, "/metrics")["steps"] == [0, 2]
     spoil_line(run / "events.jsonl")
-    assert [each["kind"] for each in asked(run, "/events")] == ["dropped", "alarm"]
+    assert [each["kind"] for each in asked(run, "/events")] == ["dropped", "alarm", "alarm"]
     (run / "events.jsonl").write_text('[1]\n"text"\n{"kind": "no time"}\nnull\n')
     assert asked(run, "/events") == []
     assert "4 lines of events.jsonl cannot be read and are left out; the first one is 1" in asked(run, "")["problem"]

@@ -68,7 +68,7 @@ def test_curves_are_of_the_steps_that_count_and_nan_is_null(pages: Pages) -> Non
 
 def test_events_and_ledger(pages: Pages) -> None:
     events = plain(pages, "run/0/events")
-    assert [each["kind"] for each in events] == ["dropped", "resumed", "alarm"]
+    assert [each["kind"] for each in events] == ["dropped", "resumed", "alarm", "alarm"]
     assert events[-1]["monitor"] == "length" and events[-1]["values"] == {"correlation": 0.71, "limit": 0.5}
     ledger = plain(pages, "run/0/ledger")
     assert ledger == [{"step": 1 + n // 2, "update": n + 1, "samples": 12} for n in range(4)]

@@ -873,8 +873,13 @@ function recordedOf(info, kind) {
   return { step: info.steps, evaluation: info.evaluations, blank: info.blanks }[kind] ?? [];
 }
 
+/** The alarms among events, each once: a run that is killed before its step is logged tells them again. */
 function alarmsOf(events) {
-  return events.filter((event) => event.kind === "alarm");
+  const told = new Map();
+  for (const event of events) {
+    if (event.kind === "alarm") told.set(JSON.stringify([event.step, event.monitor, event.message]), event);
+  }
+  return [...told.values()];
 }
 
 function alarmText(event) {
