@@ -61,7 +61,7 @@ def page(results: Results) -> str:
 
 
 def cell(family: Family, feature: Feature, results: Results, numbers: Mapping[str, int]) -> str:
-    """What holds for a family and a feature: its limit, or the numbers of the tests that prove it."""
+    """A family's cell for a feature: its limit, or the numbers of the tests that prove it."""
     tests = proving_tests(results, family.model_type, feature)
     proven = f"proven ({', '.join(str(numbers[test]) for test in tests)})" if tests else ""
     limit = family.all_limits.get(feature)

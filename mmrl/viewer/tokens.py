@@ -31,7 +31,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, folders: Sequence[Path]) -> Vocabulary:
-        """That of the first folder with a tokenizer."""
+        """The vocabulary of the first folder with a tokenizer."""
         for folder in folders:
             if (file := folder / FILE).is_file():
                 return _read(file, file.stat().st_mtime_ns)

@@ -68,7 +68,7 @@ BROKEN = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run.
+    """The result of a run.
 
     Attributes:
         alarms: (step, monitor, cause or message) in order.

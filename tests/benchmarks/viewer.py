@@ -165,7 +165,7 @@ class Viewer:
 
 
 def measure(run: Path, shape: Shape) -> Iterator[tuple[str, Sequence[tuple[float, float]]]]:
-    """What was asked for, and the seconds of each time; last the memory."""
+    """Each request's name with the seconds it took, by the clock and of a processor; the memory is the last one."""
     viewer, rng = Viewer(run), random.Random(0)
     try:
         yield "start of the process", [(viewer.started_s, viewer.processor_s())]

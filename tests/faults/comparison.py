@@ -20,7 +20,7 @@ from mmrl.system.redaction import Redactor
 
 @dataclass
 class Watch:
-    """What a run has acknowledged so far, from one blow to the next.
+    """Notes the checkpoints that a run has acknowledged so far, from one blow to the next.
 
     Attributes:
         newest: Step of the newest checkpoint that was seen; -1 before there was one.

@@ -60,7 +60,7 @@ def test_a_local_run_has_no_other_nodes():
 
 @pytest.fixture
 def asked(monkeypatch) -> list[tuple]:
-    """What nodes are asked, which do not answer; a plugin of the distribution ``My_Plugin`` is in use."""
+    """The questions to nodes, which do not answer; a plugin of the distribution ``My_Plugin`` is in use."""
     questions: list[tuple] = []
     monkeypatch.setattr(
         "mmrl.cluster.survey.on_every_node", lambda _cluster, _function, *rest: questions.append(rest) or []
