@@ -208,6 +208,8 @@ class TrainerConfig(Section):
     """The reward whose mean is eval/accuracy; null for the first."""
     blank_every: Annotated[CountOrNever, MAY_CHANGE] = 0
     """Evaluations from one to the next that also answers 64 of the prompts with blank images. 0: none does."""
+    tracked_rollouts: Annotated[CountOrNever, MAY_CHANGE] = 4
+    """Completions of each evaluation that trackers get with their images, beside histograms. 0: neither."""
     save_every: Annotated[CountOrNever, MAY_CHANGE] = 20
     """Steps between checkpoints; there is also one before the first and one after the last step. 0: those alone."""
     keep_checkpoints: Annotated[Count, MAY_CHANGE] = 3

@@ -14,6 +14,9 @@ from mmrl.errors import contract_error, plugin_errors
 from mmrl.types import (
     Batch,
     Credit,
+    FloatArray,
+    ImageRef,
+    Message,
     PackedTokens,
     Prompt,
     Rollout,
@@ -356,6 +359,23 @@ class DatasetLoader(Plugin):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class ShownRollout:
+    """A rollout as a tracker shows it to people.
+
+    Attributes:
+        messages: The whole conversation; each ``<image>`` stands for the next image.
+        images: Those of the prompt and of observations.
+        answer: The reference answer as text; empty if there is none.
+        reward: The weighted sum of its rewards; NaN if it could not be scored.
+    """
+
+    messages: tuple[Message, ...]
+    images: tuple[ImageRef, ...]
+    answer: str
+    reward: float
+
+
 class Tracker(Plugin):
     """Sends metrics somewhere. Called from a thread of its own: it can neither stop nor slow a run.
 
@@ -374,6 +394,16 @@ class Tracker(Plugin):
 
     def alarm(self, step: int, monitor: str, message: str) -> None:
         """Show an alarm of a monitor, as text."""
+        return
+
+    def evaluation(self, step: int, rollouts: Sequence[ShownRollout], histograms: Mapping[str, FloatArray]) -> None:
+        """Show an evaluation, before its step is logged; not called with ``trainer.tracked_rollouts: 0``.
+
+        Args:
+            rollouts: One of each of the first prompts, which are the same in every evaluation.
+            histograms: Values of every completion, by name: ``eval/reward`` and ``eval/length`` of the evaluation,
+                ``rollouts/reward`` and ``rollouts/length`` of the step before it, (n,) each.
+        """
         return
 
     @abstractmethod

@@ -25,7 +25,7 @@ from mmrl.runs.directory import RunDirectory
 from mmrl.runs.manifest import Role
 from mmrl.runs.monitoring import Monitoring, StepGroups, fault_of, used_monitors
 from mmrl.runs.resumption import plain_config
-from mmrl.runs.tracking import Trackers
+from mmrl.runs.tracking import Trackers, shown
 from mmrl.system.background import Background
 from mmrl.system.console import Console
 from mmrl.system.redaction import Redactor
@@ -64,6 +64,8 @@ class RunRecorder:
 
     def look(self, step: int, values: Mapping[str, float]) -> Looked:
         begin, groups, self._groups = time.perf_counter(), self._groups, StepGroups()
+        if groups.evaluated and (count := self._config.trainer.tracked_rollouts):
+            self._trackers.evaluation(step, shown(groups.evaluated, groups.sampled, count))
         if not self._monitoring:
             return Looked()
         found = self._monitoring.look(step, values, groups)

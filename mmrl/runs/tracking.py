@@ -3,20 +3,68 @@
 from __future__ import annotations
 
 import json
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from mmrl.interfaces import Tracker
+import numpy as np
+
+from mmrl.interfaces import ShownRollout, Tracker
 from mmrl.system.redaction import Redactor
+from mmrl.types import IMAGE_PLACEHOLDER, CreditedGroup, FloatArray, Message, ScoredGroup
 
 QUEUE_STEPS = 1000
 """Steps that may wait for a slow tracker; further ones are dropped and counted."""
 
 _Call = Callable[[Tracker], None]
+
+
+class Shown(NamedTuple):
+    """An evaluation as trackers show it: the arguments of ``Tracker.evaluation``."""
+
+    rollouts: Sequence[ShownRollout]
+    histograms: Mapping[str, FloatArray]
+
+
+def shown(evaluated: Sequence[CreditedGroup], sampled: Sequence[CreditedGroup], count: int) -> Shown:
+    """An evaluation as trackers show it, without secrets.
+
+    Args:
+        evaluated: Its groups.
+        sampled: The groups of the step before it.
+        count: Rollouts to show.
+    """
+    redact, histograms = Redactor(), dict[str, FloatArray]()
+    for name, groups in {"eval": evaluated, "rollouts": sampled}.items():
+        rewards = [group.scored.rewards[group.scored.valid] for group in groups]
+        if groups:
+            histograms[f"{name}/reward"] = np.concatenate(rewards)
+            lengths = [len(rollout.token_ids) for group in groups for rollout in group.scored.rollouts]
+            histograms[f"{name}/length"] = np.array(lengths, np.float64)
+    return Shown([_shown(group.scored, redact) for group in evaluated[:count]], histograms)
+
+
+def _shown(scored: ScoredGroup, redact: Redactor) -> ShownRollout:
+    """A group's first rollout."""
+    rollout = scored.rollouts[0]
+    messages, num_read = [*rollout.messages], sum(not segment.by_policy for segment in rollout.segments)
+    for index, played in enumerate(rollout.episode):
+        messages.append(Message("assistant", played.turn.text))
+        if index < num_read and played.content is not None:
+            texts = (part if isinstance(part, str) else IMAGE_PLACEHOLDER for part in played.content)
+            messages.append(Message(played.role, "".join(texts)))
+    if not rollout.episode:
+        messages.append(Message("assistant", rollout.text))
+    return ShownRollout(
+        tuple(Message(each.role, redact(each.content)) for each in messages),
+        rollout.all_images,
+        "" if rollout.answer is None else redact(str(rollout.answer)),
+        float(scored.rewards[0]) if scored.valid[0] else math.nan,
+    )
 
 
 class Trackers:
@@ -56,6 +104,11 @@ class Trackers:
         """Show an alarm, without waiting for any tracker."""
         for thread in self._threads:
             thread.call(lambda tracker: tracker.alarm(step, monitor, message))
+
+    def evaluation(self, step: int, shown: Shown) -> None:
+        """Show an evaluation, without waiting for any tracker."""
+        for thread in self._threads:
+            thread.call(lambda tracker: tracker.evaluation(step, shown.rollouts, shown.histograms))
 
     def finish(self, timeout_s: float = 30.0) -> None:
         """Let the trackers flush and close, for ``timeout_s`` seconds together at most."""

@@ -21,8 +21,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from mmrl.interfaces import PluginConfig, RunFacts
-from mmrl_trackers.services import NumberedTracker, require
+from mmrl.interfaces import PluginConfig, RunFacts, ShownRollout
+from mmrl.types import FloatArray
+from mmrl_trackers.services import NumberedTracker, pictures_of, require, text_of
 
 PARAMS_PER_CALL = 100
 KEY_CHARACTERS, PARAM_CHARACTERS = 250, 6000
@@ -30,7 +31,7 @@ KEY_CHARACTERS, PARAM_CHARACTERS = 250, 6000
 
 
 class MLflow(NumberedTracker):
-    """Every metric as an MLflow metric of its own name, alarms as tags; values that are not finite are left out."""
+    """Every metric as a metric, alarms as tags, rollouts as artifacts, no histograms; only values that are finite."""
 
     class Config(PluginConfig):
         tracking_uri: str | None = None
@@ -87,6 +88,13 @@ class MLflow(NumberedTracker):
 
     def alarm(self, step: int, monitor: str, message: str) -> None:
         self._client.set_tag(self._id, f"alarm/{step:06d}/{monitor}"[:KEY_CHARACTERS], message[:PARAM_CHARACTERS])
+
+    def evaluation(self, step: int, rollouts: Sequence[ShownRollout], histograms: Mapping[str, FloatArray]) -> None:
+        for number, rollout in enumerate(rollouts, 1):
+            name = f"rollouts/step_{step:06d}/{number}"
+            self._client.log_text(self._id, text_of(rollout), f"{name}.txt")
+            for index, picture in enumerate(pictures_of(rollout), 1):
+                self._client.log_image(self._id, picture, f"{name}_image_{index}.png")
 
     def finish(self) -> None:
         self._client.set_terminated(self._id, "FINISHED")

@@ -1,13 +1,19 @@
-"""Shared by trackers of services: the id of a run, and packages that are not installed with mmrl."""
+"""Shared by trackers: the id of a run at a service, packages that are not installed with mmrl, and rollouts to show."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mmrl.errors import PluginError
-from mmrl.interfaces import Tracker
+from mmrl.interfaces import ShownRollout, Tracker
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MOST_PICTURES, PICTURE_SIDE = 8, 512
+"""Pictures of a rollout that are shown, and their longer side in pixels at most."""
 
 
 class NumberedTracker(Tracker):
@@ -39,3 +45,21 @@ def require(module: str, extra: str) -> None:
             where="trackers",
             remedy=f'pip install "mmrl-train[{extra}]"',
         )
+
+
+def text_of(rollout: ShownRollout) -> str:
+    """The reward, the reference answer, and the conversation."""
+    lines = [f"reward {rollout.reward:g}, answer {rollout.answer or 'unknown'}"]
+    return "\n".join(lines + [f"[{each.role}] {each.content}" for each in rollout.messages])
+
+
+def pictures_of(rollout: ShownRollout) -> list[Image]:
+    """The first pictures, made smaller where they are large."""
+    from PIL import Image
+
+    found = []
+    for ref in rollout.images[:MOST_PICTURES]:
+        with Image.open(ref.path) as file:
+            found.append(file.convert("RGB"))
+        found[-1].thumbnail((PICTURE_SIDE, PICTURE_SIDE))
+    return found

@@ -13,17 +13,23 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, Literal
 
-from mmrl.interfaces import PluginConfig
-from mmrl_trackers.services import NumberedTracker
+import numpy as np
+
+from mmrl.interfaces import PluginConfig, ShownRollout
+from mmrl.types import FloatArray
+from mmrl_trackers.services import NumberedTracker, pictures_of, text_of
+
+HISTOGRAM_BARS = 30
 
 
 class SwanLab(NumberedTracker):
-    """Every metric as a SwanLab scalar of its own name, alarms as text; values that are not finite are left out."""
+    """Every metric as a scalar, alarms as text, rollouts as text and pictures, histograms as bars; only values that are
+    finite."""
 
     class Config(PluginConfig):
         mode: Literal["offline", "cloud", "local", "disabled"] = "offline"
@@ -61,6 +67,22 @@ class SwanLab(NumberedTracker):
         import swanlab
 
         self._run.log({f"alarm/{monitor}": swanlab.Text(message)}, step=step)
+
+    def evaluation(self, step: int, rollouts: Sequence[ShownRollout], histograms: Mapping[str, FloatArray]) -> None:
+        import swanlab
+        from swanlab import echarts
+
+        found: dict[str, Any] = {}
+        for number, rollout in enumerate(rollouts, 1):
+            found[f"rollout_{number}/text"] = swanlab.Text(text_of(rollout))
+            if pictures := pictures_of(rollout):
+                found[f"rollout_{number}/images"] = [swanlab.Image(picture) for picture in pictures]
+        for name, values in histograms.items():
+            if len(values):
+                counts, edges = np.histogram(values, min(HISTOGRAM_BARS, len(np.unique(values))))
+                chart = echarts.Bar().add_xaxis([f"{edge:.4g}" for edge in edges[:-1]])
+                found[f"histogram/{name}"] = chart.add_yaxis(name, counts.tolist())
+        self._run.log(found, step=step)
 
     def finish(self) -> None:
         with self._notices():

@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard in RUN/tensorboard; look at them with ``tensorboard --logdir RUN/tensorboard``.
+"""A run for TensorBoard in RUN/tensorboard; ``tensorboard --logdir RUN/tensorboard`` shows it.
 
 A run that goes on adds a file, and says from which step on the earlier ones are undone. TensorBoard hides those.
 """
@@ -6,15 +6,19 @@ A run that goes on adds a file, and says from which step on the earlier ones are
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmrl.interfaces import Tracker
+import numpy as np
+
+from mmrl.interfaces import ShownRollout, Tracker
+from mmrl.types import FloatArray
+from mmrl_trackers.services import pictures_of, text_of
 
 
 class TensorBoard(Tracker):
-    """Every metric as a scalar of its own name, alarms as text; values that are not finite are left out."""
+    """Every metric as a scalar, alarms as text, rollouts as text and pictures; only values that are finite."""
 
     _writer: Any = None
 
@@ -31,6 +35,18 @@ class TensorBoard(Tracker):
 
     def alarm(self, step: int, monitor: str, message: str) -> None:
         self._opened(step).add_text(f"alarm/{monitor}", message, step)
+
+    def evaluation(self, step: int, rollouts: Sequence[ShownRollout], histograms: Mapping[str, FloatArray]) -> None:
+        writer = self._opened(step)
+        for number, rollout in enumerate(rollouts, 1):
+            literal = "\n".join(f"    {line}" for line in text_of(rollout).splitlines())  # it would be Markdown
+            writer.add_text(f"rollout_{number}", literal, step)
+            for index, picture in enumerate(pictures_of(rollout), 1):
+                writer.add_image(f"rollout_{number}/image_{index}", np.asarray(picture), step, dataformats="HWC")
+        for name, values in histograms.items():
+            if len(values):
+                writer.add_histogram(f"histogram/{name}", values, step)
+        writer.flush()
 
     def finish(self) -> None:
         if self._writer is not None:

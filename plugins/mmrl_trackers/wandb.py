@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mmrl.errors import PluginError
-from mmrl.interfaces import PluginConfig, RunFacts
-from mmrl_trackers.services import NumberedTracker, require
+from mmrl.interfaces import PluginConfig, RunFacts, ShownRollout
+from mmrl.types import FloatArray
+from mmrl_trackers.services import NumberedTracker, pictures_of, require, text_of
 
 
 class WandB(NumberedTracker):
-    """Every metric as a W&B scalar of its own name, alarms as W&B's; values that are not finite are left out."""
+    """Every metric as a scalar, alarms as W&B's, rollouts as a table; only values that are finite."""
 
     class Config(PluginConfig):
         mode: Literal["offline", "online", "disabled"] = "offline"
@@ -84,6 +85,17 @@ class WandB(NumberedTracker):
 
     def alarm(self, step: int, monitor: str, message: str) -> None:
         self._run.alert(title=f"{monitor}, step {step}", text=message)
+
+    def evaluation(self, step: int, rollouts: Sequence[ShownRollout], histograms: Mapping[str, FloatArray]) -> None:
+        import wandb
+
+        found: dict[str, Any] = {"rollouts": wandb.Table(["rollout", "reward", "text"])}
+        for number, rollout in enumerate(rollouts, 1):
+            found["rollouts"].add_data(number, rollout.reward, text_of(rollout))
+            if pictures := pictures_of(rollout):
+                found[f"rollout_{number}/images"] = [wandb.Image(picture) for picture in pictures]
+        found |= {f"histogram/{name}": wandb.Histogram(values) for name, values in histograms.items() if len(values)}
+        self._run.log(found, step=step)
 
     def finish(self) -> None:
         self._run.finish()

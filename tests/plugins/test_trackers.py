@@ -7,11 +7,15 @@ import time
 from importlib.util import find_spec
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from PIL import Image
 from pydantic import ValidationError
 
 from mmrl.commands.cli import main
 from mmrl.errors import PluginError
+from mmrl.interfaces import ShownRollout
+from mmrl.types import ImageRef, Message
 from mmrl_trackers import services
 from mmrl_trackers.mlflow import MLflow, params_of
 from mmrl_trackers.swanlab import SwanLab
@@ -86,6 +90,65 @@ def test_an_alarm_is_text_in_swanlab(tmp_path, no_network):
     tracker.finish()
     written = b"".join(path.read_bytes() for path in (tmp_path / "swanlog").rglob("*") if path.is_file())
     assert b"alarm/dead_groups" in written and b"nothing is learned" in written and b"reward/mean" in written
+
+
+CONVERSATION = "reward 1, answer 7\n[user] Which digit? <image>\n[assistant] *7* <b>"
+HISTOGRAMS = {"eval/reward": np.array([0.0, 1.0, 1.0]), "eval/length": np.arange(40.0), "rollouts/reward": np.zeros(0)}
+
+
+def show(tracker, folder):
+    """An evaluation of two prompts, one with two pictures, and the step that it belongs to."""
+    refs = []
+    for name, size in {"large": (1024, 28), "small": (28, 28)}.items():
+        Image.new("RGB", size, (255, 0, 0)).save(folder / f"{name}.png")
+        refs.append(ImageRef(name, *size, str(folder / f"{name}.png")))
+    messages = Message("user", "Which digit? <image>"), Message("assistant", "*7* <b>")
+    tracker.start(folder, {})
+    tracker.alarm(3, "dead_groups", "nothing is learned")
+    tracker.evaluation(
+        3, [ShownRollout(messages, tuple(refs), "7", 1.0), ShownRollout(messages[:1], (), "", math.nan)], HISTOGRAMS
+    )
+    tracker.log(3, METRICS)
+    tracker.finish()
+
+
+def test_an_evaluation_is_texts_pictures_and_histograms_in_tensorboard(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    show(TensorBoard(TensorBoard.Config()), tmp_path)
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    tags = events.Tags()
+    assert set(tags["histograms"]) == {"histogram/eval/reward", "histogram/eval/length"}
+    found = events.Histograms("histogram/eval/reward")[0]
+    assert (found.step, found.histogram_value.num, found.histogram_value.sum) == (3, 3, 2)
+    images = {tag: events.Images(tag)[0] for tag in tags["images"]}
+    assert {tag: (each.width, each.height) for tag, each in images.items()} == {
+        "rollout_1/image_1": (512, 14),
+        "rollout_1/image_2": (28, 28),
+    }
+    (text,) = events.Tensors("rollout_1/text_summary")
+    literal = "".join(f"    {line}\n" for line in CONVERSATION.splitlines())  # Markdown shows it as it is
+    assert (text.step, text.tensor_proto.string_val) == (3, [literal.rstrip("\n").encode()])
+    (text,) = events.Tensors("rollout_2/text_summary")
+    assert text.tensor_proto.string_val[0].startswith(b"    reward nan, answer unknown\n")
+
+
+def test_an_evaluation_is_texts_pictures_and_bars_in_swanlab(tmp_path, no_network):
+    show(SwanLab(SwanLab.Config()), tmp_path)
+    files = {path: path.read_bytes() for path in (tmp_path / "swanlog").rglob("*") if path.is_file()}
+    written = b"".join(files.values())
+    names = [f"rollout_{number}/text" for number in (1, 2)] + [
+        "rollout_1/images",
+        *(f"histogram/{n}" for n in HISTOGRAMS),
+    ]
+    assert [name for name in names if name.encode() not in written] == ["histogram/rollouts/reward"]
+    assert CONVERSATION.encode() in files.values() and b"reward/mean" in written
+    pictures = [Image.open(path).size for path in files if path.suffix == ".png"]
+    assert sorted(pictures) == [(28, 28), (512, 14)]
+    bars = [json.loads(content) for path, content in files.items() if path.suffix == ".json" and b"series" in content]
+    counts = [[each["value"] if isinstance(each, dict) else each for each in bar["series"][0]["data"]] for bar in bars]
+    assert sorted(map(sum, counts)) == [3, 40] and [1, 2] in counts
 
 
 def test_swanlab_goes_on_with_the_id_that_the_run_had(tmp_path, no_network):
@@ -243,6 +306,34 @@ def test_a_run_that_goes_on_keeps_its_id_and_another_gets_one(kind, tmp_path, lo
     else:
         folders = [path.name for path in (tmp_path / "wandb").glob("offline-run-*")]
         assert len(folders) == 3 and sum(state["id"] in name for name in folders) == 2
+
+
+@needs_wandb
+def test_an_evaluation_is_a_table_and_histograms_in_wandb(tmp_path, local_only):
+    show(WandB(WandB.Config()), tmp_path)
+    folder = next((tmp_path / "wandb").glob("offline-run-*/files/media"))
+    (table,) = (json.loads(path.read_text()) for path in folder.rglob("*.table.json"))
+    assert [row[2] for row in table["data"]] == [
+        CONVERSATION,
+        "reward nan, answer unknown\n[user] Which digit? <image>",
+    ]
+    assert len(list(folder.rglob("*.png"))) == 2
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*.wandb"))
+    assert b"histogram/eval/reward" in written and b"histogram/rollouts/reward" not in written
+    assert b"dead_groups, step 3" in written and b"nothing is learned" in written
+
+
+@needs_mlflow
+def test_an_evaluation_is_texts_and_pictures_in_mlflow(tmp_path, local_only):
+    from mlflow.tracking import MlflowClient
+
+    show(MLflow(MLflow.Config()), tmp_path)
+    (folder,) = tmp_path.rglob("step_000003")
+    assert {path.name for path in folder.iterdir()} == {"1.txt", "2.txt", "1_image_1.png", "1_image_2.png"}
+    assert (folder / "1.txt").read_text() == CONVERSATION
+    (found,) = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlruns/mlflow.db").search_runs(["1"])
+    assert found.data.tags["alarm/000003/dead_groups"] == "nothing is learned"
+    assert Image.open(folder / "1_image_1.png").size == (512, 14)
 
 
 @needs_mlflow

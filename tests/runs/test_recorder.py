@@ -114,6 +114,27 @@ def evaluated(fake_runs: Runs, name: str = "run", **trainer: object) -> Path:
     return fake_runs.config(name, data=data, trainer={"eval_every": 2, **trainer})
 
 
+@pytest.mark.parametrize("count", [3, 0])
+def test_trackers_show_the_same_prompts_of_each_evaluation(fake_runs: Runs, count: int) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = evaluated(fake_runs, eval_samples=2, tracked_rollouts=count)
+    assert fake_runs.train(config, "trackers=[{name: tensorboard}]") == 0
+    written = EventAccumulator(str(fake_runs.folder / "run" / "tensorboard"))
+    written.Reload()
+    tags = written.Tags()
+    assert "eval/accuracy" in tags["scalars"]
+    assert set(tags["tensors"]) == {f"rollout_{1 + n}/text_summary" for n in range(count)}
+    assert [tag for tag in tags["histograms"] if "eval" in tag] == ["histogram/eval/reward", "histogram/eval/length"][
+        :count
+    ]
+    for number in range(count):
+        found = written.Tensors(f"rollout_{1 + number}/text_summary")
+        assert [each.step for each in found] == [0, 2, 4]
+        prompts = {each.tensor_proto.string_val[0].split(b"[assistant]")[0].split(b"[user]")[1] for each in found}
+        assert len(prompts) == 1
+
+
 def test_an_evaluation_is_recorded_as_a_step_is_and_before_its_metrics(fake_runs: Runs) -> None:
     run, lines = fake_runs.folder / "run", list[int]()
     with (

@@ -2,11 +2,13 @@ import math
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from mmrl.interfaces import Tracker
 from mmrl.runs import tracking
-from mmrl.runs.tracking import Trackers
+from mmrl.runs.tracking import Trackers, shown
+from tests.rollout.test_episode_records import credited, episodes
 
 
 class Recording(Tracker):
@@ -59,6 +61,28 @@ def test_every_tracker_gets_every_step_in_order_and_is_closed(tmp_path):
     steps = [(step, {"reward/mean": 0.5}) for step in range(3)]
     assert first.calls == second.calls == [("start", tmp_path, {"lr": 0.1}), *steps, "finish"]
     assert faults == []
+
+
+def test_an_evaluation_is_shown_by_each_prompts_first_rollout_without_secrets(monkeypatch):
+    monkeypatch.setenv("MY_API_KEY", "correct-horse-battery")
+    made = [credited(episodes(seed, 3)) for seed in range(6)]
+    secret = made[0].scored.rollouts[0].episode[0].turn
+    object.__setattr__(secret, "text", f"{secret.text} correct-horse-battery")
+    rollouts, histograms = shown(made, made[:2], 4)
+    assert len(rollouts) == 4 and "correct-horse" not in str(rollouts)
+    for each, group in zip(rollouts, made, strict=False):
+        rollout = group.scored.rollouts[0]
+        texts = [message.content for message in each.messages if message.role == "assistant"]
+        assert len(texts) == len(rollout.episode)
+        assert each.images == rollout.all_images and each.reward == group.scored.rewards[0]
+        # What the policy has not read is not shown: hostile texts hold placeholders of their own.
+        inserted = [segment.role for segment in rollout.segments if not segment.by_policy]
+        assert [message.role for message in each.messages[1:] if message.role != "assistant"] == inserted
+    rewards = np.concatenate([group.scored.rewards[:2] for group in made])  # the last of each group is not scored
+    assert list(histograms) == ["eval/reward", "eval/length", "rollouts/reward", "rollouts/length"]
+    assert histograms["eval/reward"].tolist() == rewards.tolist() and len(histograms["eval/length"]) == 18
+    assert histograms["rollouts/reward"].tolist() == rewards[:4].tolist()
+    assert shown([], [], 4) == ([], {})
 
 
 def test_alarms_reach_the_trackers_that_show_them_in_order(tmp_path):
