@@ -168,11 +168,19 @@ def save_tokenizer(tokenizer: Any, folder: Path, *, vision: bool, family: str = 
 
 
 def write_model(
-    folder: Path, family: str = "qwen2_5_vl", *, size: str = "tiny", seed: int = 0, words: Sequence[str] = ()
+    folder: Path,
+    family: str = "qwen2_5_vl",
+    *,
+    size: str = "tiny",
+    seed: int = 0,
+    words: Sequence[str] = (),
+    initializer_range: float = 0.02,
 ) -> Path:
     """Write weights, config, tokenizer and (for a vision-language family) the processor's files; return the folder.
 
     ``size`` is one of ``SIZES``; all but tiny have geometry in their tokenizer's corpus, to which ``words`` add.
+    ``initializer_range`` is the standard deviation of random weights, by default that of models of billions: in one so
+    narrow it leaves attention and MLPs nearly linear, and what needs both of them takes long to be found.
     Weights are float32 in one file, with a tied head, in the layout of the installed transformers.
     """
     import torch
@@ -192,6 +200,7 @@ def write_model(
         "eos_token_id": ids["<|im_end|>"],
         "pad_token_id": ids["<|endoftext|>"],
         "tie_word_embeddings": True,
+        "initializer_range": initializer_range,
     }
     if family in ROPE:
         text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, **ROPE[family]}
@@ -201,7 +210,7 @@ def write_model(
             values = {"image_token_id": ids["<IMG_CONTEXT>"], "image_seq_length": IMAGE_SEQ_LENGTH}
         else:
             values = {f"{name}_id": ids[token] for name, token in VISION_TOKENS.items()}
-        tower = {**VISION[family], **SIZES[size].vision(family)}
+        tower = {**VISION[family], **SIZES[size].vision(family), "initializer_range": initializer_range}
         values |= {"text_config": text, "vision_config": tower, "tie_word_embeddings": True}
         write_processor(folder, family)
     torch.manual_seed(seed)
