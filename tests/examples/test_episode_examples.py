@@ -48,12 +48,12 @@ def overrides(folder: Path, name: str) -> list[str]:
 class Played:
     """Plays a demonstration's turns in the environment that a config names."""
 
-    def __init__(self, name: str, folder: Path, pool: EnvironmentPool, spec: Any) -> None:
+    def __init__(self, folder: Path, pool: EnvironmentPool, config: Any) -> None:
         from mmrl.engine.encoding import Encoder
         from mmrl.engine.folder import ModelFolder
 
-        model = ModelFolder.open(str(folder / "model"))
-        media = MediaStore(folder / "media", model.image_sizes(3136, 3136))
+        model, spec = ModelFolder.open(str(folder / "model")), config.environment
+        media = MediaStore(folder / "media", model.image_sizes(config.data.min_pixels, config.data.max_pixels))
         self.encoder = Encoder(model, media, observation_role=spec.observation_role, keeps_images=True)
         self.decode = model.tokenizer.decode
         self.player = EpisodePlayer(spec, 64, (), pool, self.encoder, media)
@@ -86,7 +86,7 @@ def test_a_demonstration_is_the_episode_that_its_turns_make(name: str, folder: P
     rows = list(Table(Table.Config(path=str(folder / name), split="warmup")).load())
     plain = [as_question(row) for row in rows]
     with EnvironmentPool(config.environment) as pool:
-        played = Played(name, folder, pool, config.environment)
+        played = Played(folder, pool, config)
         for row, question in zip(rows, plain, strict=True):
             shown = played.demonstration(row)
             episode = played.episode(question, shown)
