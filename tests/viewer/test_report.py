@@ -175,8 +175,11 @@ def test_large_pictures_are_thumbnails_and_damaged_ones_are_missing(tmp_path: Pa
     (run / "media" / f"{names[1]}.png").write_bytes(b"\x89PNG\r\n\x1a\nnot really")
     (run / "media" / f"{names[2]}.png").unlink()
     (run / "media" / f"{names[3]}.png").write_bytes(b"<svg onload=alert(1)>" * 900)
+    whole = (run / "media" / f"{names[0]}.png").read_bytes()
+    chunk = whole.index(b"IDAT", whole.index(b"IDAT") + 4)
+    (run / "media" / f"{names[4]}.png").write_bytes(whole[:chunk] + b"\xff" * 4 + whole[chunk + 4 :])
     report = make_report(run)
-    shown = {name: uri for name, uri in report.media.items() if name in names[:4]}
+    shown = {name: uri for name, uri in report.media.items() if name in names[:5]}
     (uri,) = [uri for name, uri in shown.items() if name == names[0]]
     assert uri.startswith("data:image/jpeg;base64,")
     with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as image:
