@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 from mmrl.runs.directory import metrics_that_count, read_ledger
-from mmrl.runs.files import read_whole_records
 from mmrl.runs.origins import ORIGINS
+from mmrl.viewer.contained import open_contained, read_object, read_records
 from mmrl.viewer.documents import Document, dotted
 from mmrl.viewer.folder import ViewedRun
+from mmrl.viewer.lines import ATTEMPTS, EVENTS, FITS, METRICS
 
 _EVENTS = 5000
 """The last events that a page gets."""
-_METRICS, _ATTEMPTS, _EVENTS_FILE = "metrics.jsonl", "attempts.jsonl", "events.jsonl"
 
 
 def run_document(run: ViewedRun) -> Document:
@@ -23,13 +22,15 @@ def run_document(run: ViewedRun) -> Document:
         return {"problem": run.problem}
     found, config = run.run, run.config
     metrics = metrics_document(run)
-    attempts, damaged = run.lines(_ATTEMPTS, "attempt", "time")
-    origins, environment = (_json(run.path / name) for name in (ORIGINS, "environment.json"))
-    problems = [damaged, _events(run)[1], metrics["problem"] or ""]
-    problems += [run.config_problem or "", origins.pop("problem", ""), environment.pop("problem", "")]
+    attempts, damaged = run.lines(ATTEMPTS)
+    (origins, of_origins), (environment, of_environment) = (
+        read_object(run.path, run.path / name) for name in (ORIGINS, "environment.json")
+    )
+    problems = [damaged, run.lines(EVENTS)[1], metrics["problem"] or ""]
+    problems += [run.config_problem or "", of_origins, of_environment]
     return {
         "name": run.name,
-        "path": str(run.path),
+        "path": run.shown_path,
         "live": found.is_live,
         "problem": "; ".join(filter(None, problems)) or None,
         "last_step": max(metrics["steps"], default=0),
@@ -49,38 +50,36 @@ def run_document(run: ViewedRun) -> Document:
 
 def metrics_document(run: ViewedRun) -> Document:
     """Every metric as a curve over the steps that count."""
-    attempts, _ = run.lines(_ATTEMPTS, "attempt", "time")
+    attempts, _ = run.lines(ATTEMPTS)
 
     def read() -> Document:
-        lines, problem = read_whole_records(run.path / _METRICS, "step")
+        lines, problem = read_records(run.path, run.path / METRICS, FITS[METRICS])
         steps = metrics_that_count(attempts, lines)
         names = dict.fromkeys(name for values in steps.values() for name in values)
         curves = {name: [values.get(name) for values in steps.values()] for name in names}
         return {"steps": list(steps), "curves": curves, "problem": problem or None}
 
-    found: Document = run.kept(("metrics", len(attempts)), run.path / _METRICS, read)
+    found: Document = run.kept(("metrics", len(attempts)), run.path / METRICS, read)
     return found
 
 
 def events_document(run: ViewedRun) -> Document:
     """The last events, the newest at the end."""
-    return _events(run)[0][-_EVENTS:]
+    return run.lines(EVENTS)[0][-_EVENTS:]
 
 
 def ledger_document(run: ViewedRun) -> Document:
     """The number of samples of each optimizer step that the newest weights have learned from."""
 
     def read() -> Document:
+        with suppress(FileNotFoundError):
+            open_contained(run.path, run.path / "ledger.jsonl").close()
         return [
             {"step": each["step"], "update": each["update"], "samples": len(each["samples"])}
             for each in read_ledger(run.path)
         ]
 
     return run.kept("ledger", run.path / "ledger.jsonl", read, of=1)
-
-
-def _events(run: ViewedRun) -> tuple[list[dict[str, Any]], str]:
-    return run.lines(_EVENTS_FILE, "time", "kind")
 
 
 def _attempts(records: list[dict[str, Any]]) -> Document:
@@ -95,14 +94,3 @@ def _attempts(records: list[dict[str, Any]]) -> Document:
             changes = record.get("changes") or []
             attempt |= {"begin": record["time"], "from_step": record.get("resumed_from"), "changes": changes}
     return list(found.values())
-
-
-def _json(file: Path) -> dict[str, Any]:
-    """The object in a file; empty if it is not there, and only a ``problem`` if it cannot be read."""
-    try:
-        found = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        return {"problem": f"{file.name} cannot be read: {error}"}
-    return found if isinstance(found, dict) else {"problem": f"{file.name} holds no object"}

@@ -64,7 +64,7 @@ def whole(run: Path) -> Opened:
 
 
 def test_it_holds_the_documents_that_the_server_answers(run: Path, whole: Opened) -> None:
-    pages, documents = Pages([run]), whole.data["documents"]
+    pages, documents = Pages([run], is_sent=True), whole.data["documents"]
     steps = [f"run/0/step/{step}" for step in (1, 2)] + ["run/0/evaluation/2", "run/0/blank/2"]
     groups = [
         f"{step}/group/{group}" for step, count in zip(steps, (5, 5, 3, 3), strict=True) for group in range(count)
@@ -73,6 +73,7 @@ def test_it_holds_the_documents_that_the_server_answers(run: Path, whole: Opened
     assert set(documents) == {*history, *steps, *groups}
     for resource, document in documents.items():
         assert document == json.loads(json.dumps(pages.document(resource))), resource
+    assert documents["run/0"]["path"] == documents["runs"][0]["path"] == "run" and str(run.parent) not in whole.text
     assert whole.data["left_out"] == [] and re.match(r"20\d\d-\d\d-\d\d", whole.data["made"])
 
 
