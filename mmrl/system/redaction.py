@@ -18,7 +18,7 @@ _NUMBERS = frozenset({bool, float, int, type(None)})
 _TEXTS = frozenset({str})
 _MIN_CHARACTERS = 8
 _NAME = re.compile("TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
-_OPTION = re.compile(
+_SECRET_KEY = re.compile(
     r"(.*[_-])?(api_?key|access_?key|secret|secret_?key|password|passwd)|((api|access|auth|hub|hf)[_-])?token",
     re.IGNORECASE,
 )
@@ -40,6 +40,23 @@ def names_a_secret(variable: str) -> bool:
     return _NAME.search(variable) is not None
 
 
+def keeps_a_secret(key: str) -> bool:
+    """True if a config's key of this name, such as ``api_key``, is taken to hold a secret."""
+    return _SECRET_KEY.fullmatch(key) is not None
+
+
+def without_secrets(value: Any) -> Any:
+    """Mappings and lists with ``[redacted]`` in place of all that keys such as ``api_key`` hold."""
+    if isinstance(value, Mapping):
+        return {key: _of_key(str(key), item) for key, item in value.items()}
+    return [without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _of_key(key: str, value: Any) -> Any:
+    is_secret = keeps_a_secret(key) and not (value is None or isinstance(value, bool) or value == "")
+    return REDACTED if is_secret else without_secrets(value)
+
+
 _of_configs: set[str] = set()
 
 
@@ -53,7 +70,7 @@ def remember_secrets(config: Any) -> None:
         _of_configs.update(
             value
             for key, value in config.items()
-            if isinstance(value, str) and len(value) >= _MIN_CHARACTERS and _OPTION.fullmatch(str(key))
+            if isinstance(value, str) and len(value) >= _MIN_CHARACTERS and keeps_a_secret(str(key))
         )
     for item in config.values() if isinstance(config, Mapping) else config if isinstance(config, list | tuple) else ():
         remember_secrets(item)

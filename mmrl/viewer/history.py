@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from typing import Any
 
 from mmrl.runs.directory import metrics_that_count, read_ledger
 from mmrl.runs.origins import ORIGINS
+from mmrl.system.redaction import REDACTED, keeps_a_secret, without_secrets
 from mmrl.viewer.contained import open_contained, read_object, read_records
 from mmrl.viewer.documents import Document, dotted
 from mmrl.viewer.folder import ViewedRun
@@ -14,6 +16,7 @@ from mmrl.viewer.lines import ATTEMPTS, EVENTS, FITS, METRICS
 
 _EVENTS = 5000
 """The last events that a page gets."""
+_PAIR = re.compile(r"(?P<key>(?<![\w-])[\w-]+)(?P<colon>['\"]?:\s*)(?P<value>'[^']*'|\"[^\"]*\"|[^,}\]]+)")
 
 
 def run_document(run: ViewedRun) -> Document:
@@ -39,9 +42,9 @@ def run_document(run: ViewedRun) -> Document:
         "blanks": list(run.files("blank")),
         "checkpoints": [each.step for each in found.checkpoints],
         "attempts": _attempts(attempts),
-        "config": dict(dotted(config)) if config else {},
-        "origins": origins,
-        "environment": environment,
+        "config": dict(dotted(without_secrets(config))) if config else {},
+        "origins": {key: _origin(key, str(value)) for key, value in origins.items()},
+        "environment": without_secrets(environment),
         "algorithm": run.section("algorithm").get("name"),
         "accuracy": run.accuracy,
         "tokens": run.vocabulary.problem,
@@ -91,6 +94,26 @@ def _attempts(records: list[dict[str, Any]]) -> Document:
         if "exit_code" in record:
             attempt |= {"end": record["time"], "exit": record["exit_code"], "message": record.get("message", "")}
         else:
-            changes = record.get("changes") or []
+            changes = list(map(_change, record.get("changes") or []))
             attempt |= {"begin": record["time"], "from_step": record.get("resumed_from"), "changes": changes}
     return list(found.values())
+
+
+def _change(text: str) -> str:
+    """A change of the config without secrets: ``KEY: BEFORE -> NOW``, where the values may be mappings."""
+    key, colon, rest = text.partition(": ")
+    return key + colon + (REDACTED if colon and _leads_to_a_secret(key) else _PAIR.sub(_pair, rest))
+
+
+def _origin(key: str, text: str) -> str:
+    """The origin of a value without secrets: an override has the value in it."""
+    given, equals, value = text.partition("=")
+    return given + equals + (REDACTED if equals and _leads_to_a_secret(key) else _PAIR.sub(_pair, value))
+
+
+def _leads_to_a_secret(dotted_key: str) -> bool:
+    return any(map(keeps_a_secret, dotted_key.split(".")))
+
+
+def _pair(found: re.Match[str]) -> str:
+    return found["key"] + found["colon"] + (REDACTED if keeps_a_secret(found["key"]) else found["value"])

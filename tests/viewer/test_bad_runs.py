@@ -280,6 +280,34 @@ def test_devices_and_huge_files_are_not_read(run: Path) -> None:
         Pages([run]).runs[0].image("a" * 64)
 
 
+def test_keys_that_hold_secrets_are_shown_without_them(run: Path) -> None:
+    secrets = ["hunter2one", "hunter2two", "hunter2three", "hunter2four", "hunter2five", "hunter2six", "31337"]
+    with (run / "config.yaml").open("a") as file:
+        file.write(f"judge: {{api_key: {secrets[0]}, password: {secrets[6]}, url: 'http://here', token: null}}\n")
+    environment = {"server": {"hub_token": secrets[1], "name": "here", "keys": [{"secret": {"a": [secrets[2]]}}]}}
+    (run / "environment.json").write_text(json.dumps(environment))
+    changes = [
+        f"judge.api_key: {secrets[3]} -> null", f"judge: {{name: one, api_key: '{secrets[4]}'}} -> {{name: two}}",
+        "learner.lr: 0.01 -> 0.001",
+    ]  # fmt: skip
+    line = {"attempt": 3, "time": 5.0, "resumed_from": 2, "changes": changes}
+    with (run / "attempts.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    origins = {"judge.api_key": f"override judge.api_key={secrets[5]}", "judge.url": "a.yaml:3"}
+    (run / "origins.json").write_text(json.dumps(origins))
+    found = asked(run, "")
+    assert not [secret for secret in secrets if secret in json.dumps(found)]
+    assert found["config"]["judge.api_key"] == found["config"]["judge.password"] == "[redacted]"
+    assert found["config"]["judge.url"] == "http://here" and found["config"]["judge.token"] is None
+    assert found["environment"]["server"] == {
+        "hub_token": "[redacted]", "name": "here", "keys": [{"secret": "[redacted]"}]
+    }  # fmt: skip
+    assert found["attempts"][-1]["changes"] == [
+        "judge.api_key: [redacted]", "judge: {name: one, api_key: [redacted]} -> {name: two}", changes[2],
+    ]  # fmt: skip
+    assert found["origins"] == {"judge.api_key": "override judge.api_key=[redacted]", "judge.url": "a.yaml:3"}
+
+
 def test_lines_that_are_no_records_are_told_and_hide_no_others(tmp_path: Path) -> None:
     file = tmp_path / "lines.jsonl"
     assert read_records(tmp_path, file) == ([], "")
