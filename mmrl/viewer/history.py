@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +18,8 @@ from mmrl.viewer.lines import ATTEMPTS, EVENTS, FITS, METRICS
 
 _EVENTS = 5000
 """The last events that a page gets."""
+_NAMES = 2000
+"""Metrics that a page gets."""
 _PAIR = re.compile(r"(?P<key>(?<![\w-])[\w-]+)(?P<colon>['\"]?:\s*)(?P<value>'[^']*'|\"[^\"]*\"|[^,}\]]+)")
 
 
@@ -58,12 +62,22 @@ def metrics_document(run: ViewedRun) -> Document:
     def read() -> Document:
         lines, problem = read_records(run.path, run.path / METRICS, FITS[METRICS])
         steps = metrics_that_count(attempts, lines)
-        names = dict.fromkeys(name for values in steps.values() for name in values)
+        names, left_out = _names_of(steps)
         curves = {name: [values.get(name) for values in steps.values()] for name in names}
-        return {"steps": list(steps), "curves": curves, "problem": problem or None}
+        return {"steps": list(steps), "curves": curves, "problem": "; ".join(filter(None, [problem, left_out])) or None}
 
     found: Document = run.kept(("metrics", len(attempts)), run.path / METRICS, read)
     return found
+
+
+def _names_of(steps: Mapping[int, Mapping[str, float]]) -> tuple[list[str], str]:
+    """The metrics that most steps have, and a sentence about the others."""
+    counts = Counter(name for values in steps.values() for name in values)
+    if len(counts) <= _NAMES:
+        return list(counts), ""
+    shown = {name for name, _ in counts.most_common(_NAMES)}
+    what = f"{METRICS} has {len(counts)} metrics: the {_NAMES} that most steps have are shown"
+    return [name for name in counts if name in shown], what
 
 
 def events_document(run: ViewedRun) -> Document:

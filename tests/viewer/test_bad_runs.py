@@ -184,6 +184,17 @@ def test_a_group_that_no_address_can_name_is_a_sentence_in_a_report(run: Path) -
     assert "there is no such document" in make_report(run).documents["run/0/step/1/group/-1"]["problem"]
 
 
+def test_there_are_no_more_metrics_than_a_page_can_show(run: Path) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        for step in (3, 4):
+            names = [f"some/{n}" for n in range(5000) if step == 3 or n % 5 == 0]
+            file.write(json.dumps({"step": step, "attempt": 2, "time": 5, **dict.fromkeys(names, 0.5)}) + "\n")
+    found = asked(run, "/metrics")
+    assert len(found["curves"]) == 2000 and {f"some/{n}" for n in range(0, 5000, 5)} <= found["curves"].keys()
+    assert "reward/mean" in found["curves"]
+    assert "metrics.jsonl has 5011 metrics: the 2000 that most steps have are shown" in found["problem"]
+
+
 # ---- Files that are no files of the run
 
 
