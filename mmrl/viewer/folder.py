@@ -32,7 +32,8 @@ class ViewedRun:
     """A run that is shown.
 
     Args:
-        is_sent: What is shown is sent to others: rollouts too may lie in its folder only, which is not told.
+        is_sent: True if others get what is shown: rollouts too may then lie in its folder only, and where that is is
+            not told.
 
     Attributes:
         lock: Held by whoever reads it: one thread at a time.

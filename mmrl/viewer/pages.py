@@ -57,7 +57,7 @@ class Pages:
     """The documents of some runs; may be asked from several threads.
 
     Args:
-        is_sent: They are sent to others, as ``ViewedRun`` has it.
+        is_sent: True if others get them, as in ``ViewedRun``.
 
     Raises:
         ConfigError: None of the folders holds a run.
