@@ -33,31 +33,6 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
         raise _no_record(path, error) from error
 
 
-def read_whole_records(path: Path, *needs: str) -> tuple[list[dict[str, Any]], str]:
-    """The lines of a file that are records with these keys, and a sentence about the others; empty if there are none.
-
-    For what only shows a run: a line that a disk has damaged hides no other.
-    """
-    found, damaged = list[dict[str, Any]](), list[int]()
-    with suppress(FileNotFoundError), path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith(b"\n"):
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            if isinstance(record, dict) and all(key in record for key in needs):
-                found.append(record)
-            else:
-                damaged.append(number)
-    if not damaged:
-        return found, ""
-    if len(damaged) == 1:
-        return found, f"line {damaged[0]} of {path.name} cannot be read and is left out"
-    return found, f"{len(damaged)} lines of {path.name} cannot be read and are left out; the first one is {damaged[0]}"
-
-
 def read_records_back(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a file from the last one on; none if it is not there. No more of it is read than is asked for."""
     try:

@@ -159,7 +159,7 @@ class Run:
     def is_live(self) -> bool:
         """True if a process is at work on it."""
         try:
-            with (self.path / LOCK).open("r") as file:
+            with open(self.path / LOCK, opener=_without_waiting) as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
@@ -216,3 +216,8 @@ def load_run(path: str | Path) -> Run:
     if not any((run.path / name).exists() for name in ("attempts.jsonl", "metrics.jsonl", "config.yaml")):
         raise ConfigError("there is no run", where=str(run.path), remedy="name the folder that trainer.run_dir names")
     return run
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens also a pipe at once."""
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -15,22 +18,43 @@ _NUMBERS = frozenset({bool, float, int, type(None)})
 _TEXTS = frozenset({str})
 _MIN_CHARACTERS = 8
 _NAME = re.compile("TOKEN|KEY|SECRET|PASSWORD", re.IGNORECASE)
-_OPTION = re.compile(
+_SECRET_KEY = re.compile(
     r"(.*[_-])?(api_?key|access_?key|secret|secret_?key|password|passwd)|((api|access|auth|hub|hf)[_-])?token",
     re.IGNORECASE,
 )
 """Stricter than for variables: values of ``stop_token`` or ``answer_key`` are in every rollout."""
 _KNOWN_FORMS = [
     r"\bhf_[A-Za-z0-9]{16,}",
-    r"\bsk-(?=[\w-]*\d)[\w-]{16,}",
     r"(?<=\b[Bb]earer )[^\s'\")]{8,}",
     r"(?<=://)[^/?#\s'\"]+(?=@)",  # user and password; a password may hold an @ of its own
 ]
+_KEY = re.compile(r"sk-(?<=\bsk-)[\w-]{16,}")
+"""An ``sk-`` key if there is a digit in it, else words. The digit is looked for in what was found: a pattern that looks
+ahead for it takes time as the square of a text's length."""
+_DIGIT = re.compile(r"\d")
+_MOST = int(sys.float_info.max)
 
 
 def names_a_secret(variable: str) -> bool:
     """True if an environment variable of this name is taken to hold a secret."""
     return _NAME.search(variable) is not None
+
+
+def keeps_a_secret(key: str) -> bool:
+    """True if a config's key of this name, such as ``api_key``, is taken to hold a secret."""
+    return _SECRET_KEY.fullmatch(key) is not None
+
+
+def without_secrets(value: Any) -> Any:
+    """Mappings and lists with ``[redacted]`` in place of all that keys such as ``api_key`` hold."""
+    if isinstance(value, Mapping):
+        return {key: _of_key(str(key), item) for key, item in value.items()}
+    return [without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _of_key(key: str, value: Any) -> Any:
+    is_secret = keeps_a_secret(key) and not (value is None or isinstance(value, bool) or value == "")
+    return REDACTED if is_secret else without_secrets(value)
 
 
 _of_configs: set[str] = set()
@@ -46,7 +70,7 @@ def remember_secrets(config: Any) -> None:
         _of_configs.update(
             value
             for key, value in config.items()
-            if isinstance(value, str) and len(value) >= _MIN_CHARACTERS and _OPTION.fullmatch(str(key))
+            if isinstance(value, str) and len(value) >= _MIN_CHARACTERS and keeps_a_secret(str(key))
         )
     for item in config.values() if isinstance(config, Mapping) else config if isinstance(config, list | tuple) else ():
         remember_secrets(item)
@@ -68,27 +92,45 @@ class Redactor:
 
     def __call__(self, text: str) -> str:
         """The text with every secret replaced by ``[redacted]``."""
-        return self._pattern.sub(REDACTED, text)
+        shown, done = list[str](), 0
+        for start, end in self._secrets(text):
+            shown += text[done:start], REDACTED
+            done = end
+        return "".join([*shown, text[done:]]) if shown else text
 
     def parts(self, parts: Sequence[str]) -> list[str]:
         """The parts of a text; a secret that goes through several of them is replaced in the first one."""
-        found, text = list(parts), "".join(parts)
-        for secret in reversed(list(self._pattern.finditer(text))):
-            end = 0
-            for place, part in enumerate(parts):
-                begin, end = end, end + len(part)
-                if begin < secret.end() and secret.start() < end:
-                    is_first = begin <= secret.start()
-                    found[place] = REDACTED if is_first else ""
+        found, ends = list(parts), list(accumulate(map(len, parts)))
+        for start, end in reversed(list(self._secrets("".join(parts)))):
+            first, last = bisect_right(ends, start), bisect_left(ends, end)
+            found[first : last + 1] = [REDACTED, *[""] * (last - first)]
         return found
 
+    def _secrets(self, text: str) -> Iterator[tuple[int, int]]:
+        """Where each secret begins and ends; of two that overlap the one that begins first, or the longer one."""
+        place = 0
+        key, other = _key_from(text, 0), self._pattern.search(text)
+        while key or other:
+            start, end = min((each.span() for each in (key, other) if each), key=lambda span: (span[0], -span[1]))
+            yield start, end
+            place = end
+            if key and key.start() < place:
+                key = _key_from(text, place)
+            if other and other.start() < place:
+                other = self._pattern.search(text, place)
+
     def plain(self, value: Any) -> Any:
-        """The value as JSON can hold it: numpy unpacked, NaN and infinity as None, secrets out of every text."""
+        """The value as JSON can hold it: numpy unpacked, NaN and infinity as None, secrets out of every text.
+
+        An integer that is larger than any float, which most readers take for infinity, is a text.
+        """
         match value:
             case str():
                 return self(value)
-            case None | bool() | int():
+            case None | bool():
                 return value
+            case int():
+                return value if abs(value) <= _MOST else hex(value)
             case float():
                 return value if math.isfinite(value) else None
             case np.ndarray() if value.dtype.kind in "biu":
@@ -97,11 +139,23 @@ class Redactor:
                 return self.plain(value.tolist())
             case Mapping():
                 return {self(str(key)): self.plain(item) for key, item in value.items()}
-            case list() if _NUMBERS.issuperset(map(type, value)) and all(map(math.isfinite, filter(None, value))):
+            case list() if _NUMBERS.issuperset(map(type, value)) and _are_finite(filter(None, value)):
                 return value  # token ids and log-probs: most of what a run writes
-            case list() if _TEXTS.issuperset(map(type, value)) and not self._pattern.search("\n".join(value)):
+            case list() if _TEXTS.issuperset(map(type, value)) and not any(self._secrets("\n".join(value))):
                 return value
             case list() | tuple() | set() | frozenset():
                 return [self.plain(item) for item in value]
             case _:
                 return self(str(value))
+
+
+def _key_from(text: str, place: int) -> re.Match[str] | None:
+    """The first ``sk-`` key from a place on."""
+    return next((each for each in _KEY.finditer(text, place) if _DIGIT.search(text, *each.span())), None)
+
+
+def _are_finite(values: Iterable[float]) -> bool:
+    try:
+        return all(map(math.isfinite, values))
+    except OverflowError:  # an integer that is larger than any float
+        return False

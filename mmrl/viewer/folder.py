@@ -10,13 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mmrl.errors import MMRLError
+from mmrl.errors import DataError, MMRLError
 from mmrl.rollout.records import recorded_evaluations, recorded_steps
 from mmrl.rollout.records.paging import GroupPages
-from mmrl.runs.files import read_whole_records
 from mmrl.runs.reader import Run, load_run
 from mmrl.types import ENVIRONMENT
+from mmrl.viewer.contained import MAX_IMAGE, open_contained, read_contained, read_records
 from mmrl.viewer.documents import NotThere
+from mmrl.viewer.lines import FITS
 from mmrl.viewer.tokens import Vocabulary
 
 _T = TypeVar("_T")
@@ -30,18 +31,27 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 class ViewedRun:
     """A run that is shown.
 
+    Args:
+        is_sent: True if others get what is shown: rollouts too may then lie in its folder only, and where that is is
+            not told.
+
     Attributes:
         lock: Held by whoever reads it: one thread at a time.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path.expanduser().absolute()
+    def __init__(self, path: Path, *, is_sent: bool = False) -> None:
+        self.path, self.is_sent = path.expanduser().absolute(), is_sent
         self.lock = threading.Lock()
         self._kept: dict[Any, OrderedDict[Path, tuple[Any, Any]]] = {}
 
     @property
     def name(self) -> str:
         return self.path.name
+
+    @property
+    def shown_path(self) -> str:
+        """Where it is; only its name for those who get a report."""
+        return self.name if self.is_sent else str(self.path)
 
     @property
     def problem(self) -> str | None:
@@ -70,10 +80,15 @@ class ViewedRun:
 
         Raises:
             NotThere: It was not recorded.
+            DataError: It may not be read.
         """
         if (file := self.files(kind).get(step)) is None:
             what = "step" if kind == "step" else "evaluation"
             raise NotThere(f"there are no rollouts of {what} {step}", where=str(self.path))
+        if not file.is_file():  # a pipe would be waited for
+            raise DataError("this is no regular file", where=str(file))
+        if self.is_sent:
+            open_contained(self.path, file).close()
         return file
 
     def pages(self, kind: str, step: int) -> GroupPages:
@@ -89,9 +104,9 @@ class ViewedRun:
         """
         folder = self.path / "media"
         file = folder / f"{name}.png"
-        with suppress(OSError, RuntimeError):  # RuntimeError: links that lead in a circle
+        with suppress(OSError, RuntimeError, DataError):  # RuntimeError: links that lead in a circle
             if _SHA256.fullmatch(name) and file.resolve(strict=True).parent == folder.resolve():
-                return file.read_bytes()
+                return read_contained(folder, file, MAX_IMAGE)
         raise NotThere("the run has no such image", where=str(folder))
 
     @property
@@ -125,10 +140,11 @@ class ViewedRun:
         file = self.path / "config.yaml"
 
         def read() -> tuple[dict[str, Any], str | None]:
-            if not file.exists():  # the run has only begun
-                return {}, None
             try:
+                open_contained(self.path, file).close()
                 return self.run.config, None
+            except FileNotFoundError:  # the run has only begun
+                return {}, None
             except MMRLError as error:
                 return {}, str(error)
 
@@ -144,12 +160,13 @@ class ViewedRun:
     @property
     def _began_in(self) -> Path:
         """The folder that the run's relative paths begin at."""
-        attempts, _ = self.lines("attempts.jsonl", "attempt", "time")
+        attempts, _ = self.lines("attempts.jsonl")
         return Path(next((each["folder"] for each in reversed(attempts) if each.get("folder")), "."))
 
-    def lines(self, name: str, *needs: str) -> tuple[list[dict[str, Any]], str]:
-        """The lines of a file with these keys, and a sentence about those that are damaged."""
-        return self.kept(("lines", needs), self.path / name, lambda: read_whole_records(self.path / name, *needs))
+    def lines(self, name: str) -> tuple[list[dict[str, Any]], str]:
+        """The lines of a file as a run writes them, and a sentence about the others."""
+        file = self.path / name
+        return self.kept("lines", file, lambda: read_records(self.path, file, FITS[name]))
 
     def kept(self, name: Any, file: Path, read: Callable[[], _T], of: int = _KEPT) -> _T:
         """The answer of ``read``, read again only when the file has changed.

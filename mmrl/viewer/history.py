@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import re
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from mmrl.runs.directory import metrics_that_count, read_ledger
-from mmrl.runs.files import read_whole_records
 from mmrl.runs.origins import ORIGINS
+from mmrl.system.redaction import REDACTED, keeps_a_secret, without_secrets
+from mmrl.viewer.contained import open_contained, read_object, read_records
 from mmrl.viewer.documents import Document, dotted
 from mmrl.viewer.folder import ViewedRun
+from mmrl.viewer.lines import ATTEMPTS, EVENTS, FITS, METRICS
 
 _EVENTS = 5000
 """The last events that a page gets."""
-_METRICS, _ATTEMPTS, _EVENTS_FILE = "metrics.jsonl", "attempts.jsonl", "events.jsonl"
+_NAMES = 2000
+"""Metrics that a page gets."""
+_PAIR = re.compile(r"(?P<key>(?<![\w-])[\w-]+)(?P<colon>['\"]?:\s*)(?P<value>'[^']*'|\"[^\"]*\"|[^,}\]]+)")
 
 
 def run_document(run: ViewedRun) -> Document:
@@ -23,13 +29,15 @@ def run_document(run: ViewedRun) -> Document:
         return {"problem": run.problem}
     found, config = run.run, run.config
     metrics = metrics_document(run)
-    attempts, damaged = run.lines(_ATTEMPTS, "attempt", "time")
-    origins, environment = (_json(run.path / name) for name in (ORIGINS, "environment.json"))
-    problems = [damaged, _events(run)[1], metrics["problem"] or ""]
-    problems += [run.config_problem or "", origins.pop("problem", ""), environment.pop("problem", "")]
+    attempts, damaged = run.lines(ATTEMPTS)
+    (origins, of_origins), (environment, of_environment) = (
+        read_object(run.path, run.path / name) for name in (ORIGINS, "environment.json")
+    )
+    problems = [damaged, run.lines(EVENTS)[1], metrics["problem"] or ""]
+    problems += [run.config_problem or "", of_origins, of_environment]
     return {
         "name": run.name,
-        "path": str(run.path),
+        "path": run.shown_path,
         "live": found.is_live,
         "problem": "; ".join(filter(None, problems)) or None,
         "last_step": max(metrics["steps"], default=0),
@@ -38,9 +46,9 @@ def run_document(run: ViewedRun) -> Document:
         "blanks": list(run.files("blank")),
         "checkpoints": [each.step for each in found.checkpoints],
         "attempts": _attempts(attempts),
-        "config": dict(dotted(config)) if config else {},
-        "origins": origins,
-        "environment": environment,
+        "config": dict(dotted(without_secrets(config))) if config else {},
+        "origins": {key: _origin(key, str(value)) for key, value in origins.items()},
+        "environment": without_secrets(environment),
         "algorithm": run.section("algorithm").get("name"),
         "accuracy": run.accuracy,
         "tokens": run.vocabulary.problem,
@@ -49,38 +57,46 @@ def run_document(run: ViewedRun) -> Document:
 
 def metrics_document(run: ViewedRun) -> Document:
     """Every metric as a curve over the steps that count."""
-    attempts, _ = run.lines(_ATTEMPTS, "attempt", "time")
+    attempts, _ = run.lines(ATTEMPTS)
 
     def read() -> Document:
-        lines, problem = read_whole_records(run.path / _METRICS, "step")
+        lines, problem = read_records(run.path, run.path / METRICS, FITS[METRICS])
         steps = metrics_that_count(attempts, lines)
-        names = dict.fromkeys(name for values in steps.values() for name in values)
+        names, left_out = _names_of(steps)
         curves = {name: [values.get(name) for values in steps.values()] for name in names}
-        return {"steps": list(steps), "curves": curves, "problem": problem or None}
+        return {"steps": list(steps), "curves": curves, "problem": "; ".join(filter(None, [problem, left_out])) or None}
 
-    found: Document = run.kept(("metrics", len(attempts)), run.path / _METRICS, read)
+    found: Document = run.kept(("metrics", len(attempts)), run.path / METRICS, read)
     return found
+
+
+def _names_of(steps: Mapping[int, Mapping[str, float]]) -> tuple[list[str], str]:
+    """The metrics that most steps have, and a sentence about the others."""
+    counts = Counter(name for values in steps.values() for name in values)
+    if len(counts) <= _NAMES:
+        return list(counts), ""
+    shown = {name for name, _ in counts.most_common(_NAMES)}
+    what = f"{METRICS} has {len(counts)} metrics: the {_NAMES} that most steps have are shown"
+    return [name for name in counts if name in shown], what
 
 
 def events_document(run: ViewedRun) -> Document:
     """The last events, the newest at the end."""
-    return _events(run)[0][-_EVENTS:]
+    return run.lines(EVENTS)[0][-_EVENTS:]
 
 
 def ledger_document(run: ViewedRun) -> Document:
     """The number of samples of each optimizer step that the newest weights have learned from."""
 
     def read() -> Document:
+        with suppress(FileNotFoundError):
+            open_contained(run.path, run.path / "ledger.jsonl").close()
         return [
             {"step": each["step"], "update": each["update"], "samples": len(each["samples"])}
             for each in read_ledger(run.path)
         ]
 
     return run.kept("ledger", run.path / "ledger.jsonl", read, of=1)
-
-
-def _events(run: ViewedRun) -> tuple[list[dict[str, Any]], str]:
-    return run.lines(_EVENTS_FILE, "time", "kind")
 
 
 def _attempts(records: list[dict[str, Any]]) -> Document:
@@ -92,17 +108,26 @@ def _attempts(records: list[dict[str, Any]]) -> Document:
         if "exit_code" in record:
             attempt |= {"end": record["time"], "exit": record["exit_code"], "message": record.get("message", "")}
         else:
-            changes = record.get("changes") or []
+            changes = list(map(_change, record.get("changes") or []))
             attempt |= {"begin": record["time"], "from_step": record.get("resumed_from"), "changes": changes}
     return list(found.values())
 
 
-def _json(file: Path) -> dict[str, Any]:
-    """The object in a file; empty if it is not there, and only a ``problem`` if it cannot be read."""
-    try:
-        found = json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        return {"problem": f"{file.name} cannot be read: {error}"}
-    return found if isinstance(found, dict) else {"problem": f"{file.name} holds no object"}
+def _change(text: str) -> str:
+    """A change of the config without secrets: ``KEY: BEFORE -> NOW``, where the values may be mappings."""
+    key, colon, rest = text.partition(": ")
+    return key + colon + (REDACTED if colon and _leads_to_a_secret(key) else _PAIR.sub(_pair, rest))
+
+
+def _origin(key: str, text: str) -> str:
+    """The origin of a value without secrets: an override has the value in it."""
+    given, equals, value = text.partition("=")
+    return given + equals + (REDACTED if equals and _leads_to_a_secret(key) else _PAIR.sub(_pair, value))
+
+
+def _leads_to_a_secret(dotted_key: str) -> bool:
+    return any(map(keeps_a_secret, dotted_key.split(".")))
+
+
+def _pair(found: re.Match[str]) -> str:
+    return found["key"] + found["colon"] + (REDACTED if keeps_a_secret(found["key"]) else found["value"])

@@ -56,12 +56,15 @@ def page_file(name: str) -> bytes:
 class Pages:
     """The documents of some runs; may be asked from several threads.
 
+    Args:
+        is_sent: True if others get them, as in ``ViewedRun``.
+
     Raises:
         ConfigError: None of the folders holds a run.
     """
 
-    def __init__(self, runs: Sequence[Path]) -> None:
-        self.runs = [ViewedRun(path) for path in runs]
+    def __init__(self, runs: Sequence[Path], *, is_sent: bool = False) -> None:
+        self.runs = [ViewedRun(path, is_sent=is_sent) for path in runs]
         problems = [run.problem for run in self.runs if run.problem is not None]
         if len(problems) == len(self.runs):
             raise ConfigError("\n".join(problems))
@@ -72,15 +75,21 @@ class Pages:
         Raises:
             NotThere: There is no such resource.
         """
+        redactor = Redactor()
         try:
-            found = self._found(resource, query or {})
+            found = redactor.plain(self._found(resource, query or {}))
         except NotThere:
             raise
         except MMRLError as error:
-            found = {"problem": str(error)}
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError) as error:
-            found = {"problem": f"this part of the run cannot be understood: {type(error).__name__}: {error}"}
-        return Redactor().plain(found)
+            found = redactor.plain({"problem": str(error)})
+        except Exception as error:  # of whatever kind: files of a run may be hostile
+            what = f"this part of the run cannot be understood: {type(error).__name__}: {error}"
+            found = redactor.plain({"problem": what})
+        if isinstance(found, dict) and isinstance(said := found.get("problem"), str):
+            for run in self.runs:
+                said = said.replace(str(run.path), run.shown_path)
+            found["problem"] = said
+        return found
 
     def prepare(self) -> None:
         """Import what the first table and the first tokens need, which takes a second."""
@@ -102,7 +111,7 @@ class Pages:
     def _found(self, resource: str, query: Query) -> Document:
         if resource == "runs":
             return [
-                {"run": number, "name": run.name, "path": str(run.path), "problem": run.problem}
+                {"run": number, "name": run.name, "path": run.shown_path, "problem": run.problem}
                 for number, run in enumerate(self.runs)
             ]
         name, _, rest = resource.partition("/")

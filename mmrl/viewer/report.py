@@ -19,7 +19,7 @@ from typing import Any
 
 from mmrl.errors import ConfigError, DataError
 from mmrl.system.version import __version__
-from mmrl.viewer.documents import Document
+from mmrl.viewer.documents import Document, NotThere
 from mmrl.viewer.folder import ViewedRun
 from mmrl.viewer.pages import Pages, page_file
 
@@ -79,7 +79,7 @@ def make_report(path: Path, steps: Sequence[int] | None = None, max_mb: float = 
         ConfigError: There is no run, or no room even for its history.
         DataError: One of the steps was not recorded.
     """
-    pages = Pages([path])
+    pages = Pages([path], is_sent=True)
     run = pages.runs[0]
     known = list(run.files("step"))
     if missing := sorted(set(steps or ()) - set(known)):
@@ -133,7 +133,10 @@ def _add_steps(report: Report, pages: Pages, places: Sequence[tuple[str, int]]) 
 
 
 def _add_group(report: Report, pages: Pages, resource: str) -> bool:
-    document = pages.document(resource)
+    try:
+        document = pages.document(resource)
+    except NotThere as error:  # a group whose number no address can have
+        document = {"problem": str(error)}
     return report.add(resource, document, _thumbnails(pages.runs[0], document))
 
 
@@ -165,7 +168,7 @@ def _hashes(value: Any) -> Iterator[str]:
 def _thumbnail(run: ViewedRun, name: str) -> str | None:
     from PIL import Image
 
-    with suppress(DataError, OSError, ValueError, Image.DecompressionBombError):
+    with suppress(Exception):  # Pillow's decoders raise whatever they like, of a file that may be hostile
         data = run.image(name)
         with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
             if len(data) <= _SMALL and max(image.size) <= _SIDE:

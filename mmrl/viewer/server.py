@@ -37,6 +37,9 @@ HEADERS: Mapping[str, str] = {
     "cross-origin-resource-policy": "same-origin",
 }
 """Headers of every answer, refusals too."""
+_SITES = {"none", "same-origin"}
+"""Where a request that tells it comes from: a person, or the page itself. Browsers send the cookie also from pages of
+other servers on 127.0.0.1."""
 _STRANGER = "This browser is not known here. Open the address that `mmrl view` printed, or reload this page."
 _PAGE_FILES = {"": "text/html", "viewer.css": "text/css", "viewer.js": "text/javascript"}
 _LANDING = b'<!doctype html><meta charset="utf-8"><title>mmrl</title><script src="enter.js"></script>'
@@ -116,6 +119,8 @@ class Guard:
         if given is not None and _is(given, self._token):
             cookie = f"{self.cookie}={self._token}; HttpOnly; SameSite=Strict; Path=/"
             return Response(_LANDING, media_type="text/html", headers={"set-cookie": cookie})
+        if not _SITES.issuperset(request.headers.getlist("sec-fetch-site")):
+            return _problem(403, "The viewer answers its own page only.")
         if not _is(request.cookies.get(self.cookie, ""), self._token):
             return _problem(403, _STRANGER)
         return None

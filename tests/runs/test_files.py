@@ -12,7 +12,7 @@ import pytest
 from mmrl.errors import DataError, ResourceError
 from mmrl.runs import files
 from mmrl.runs.directory import RunDirectory
-from mmrl.runs.files import check_records, read_records, read_records_back, read_whole_records
+from mmrl.runs.files import check_records, read_records, read_records_back
 from mmrl.runs.reader import Run
 
 
@@ -78,16 +78,3 @@ def test_a_run_starts_while_a_viewer_asks_whether_it_is_live(tmp_path, monkeypat
         with pytest.raises(ResourceError, match="another process is using"):
             files.locked(tmp_path)
     assert not Run(tmp_path).is_live
-
-
-def test_lines_that_are_no_records_are_told_and_hide_no_others(tmp_path):
-    path = tmp_path / "lines.jsonl"
-    assert read_whole_records(path) == ([], "")
-    write(path, {"step": 1, "a": 2}, {"step": 2}, end='{"step": 3')
-    assert read_whole_records(path, "step") == ([{"step": 1, "a": 2}, {"step": 2}], "")
-    said = "line 2 of lines.jsonl cannot be read and is left out"
-    assert read_whole_records(path, "step", "a") == ([{"step": 1, "a": 2}], said)
-    path.write_bytes(b'{"step": 1}\n\xff\n[1]\n\n{"step": 2}\n')
-    found, said = read_whole_records(path)
-    assert found == [{"step": 1}, {"step": 2}]
-    assert said == "3 lines of lines.jsonl cannot be read and are left out; the first one is 2"

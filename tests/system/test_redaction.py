@@ -1,4 +1,5 @@
 import math
+import time
 
 import pytest
 
@@ -47,3 +48,39 @@ def test_a_secret_that_goes_through_several_parts_is_replaced_once():
     parts = ["say ", "cor", "rect", "-", "horse", ", and corr", "ect", "-horse now"]
     assert redact.parts(parts) == ["say ", "[redacted]", "", "", "", "[redacted]", "", ""]
     assert redact.parts(["cor", "", "rect"]) == ["cor", "", "rect"] and redact.parts([]) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("sk-words-and-more-words-1", "[redacted]"),
+        ("no-sk-words-and-more-1words, sk-words-and-more-words", "no-[redacted], sk-words-and-more-words"),
+        ("sk-words-with-hf_abcdefghijklmnop-and-none", "sk-words-with-[redacted]-and-none"),
+        ("sk-words-correct-horse and sk-words-and-more-words-1", "sk-words-[redacted] and [redacted]"),
+        ("Bearer sk-words-and-more-words-1.and.more", "Bearer [redacted]"),
+    ],
+)
+def test_keys_are_words_with_a_digit_anywhere(text, shown):
+    assert Redactor({"MY_KEY": "correct-horse"})(text) == shown
+
+
+@pytest.mark.parametrize("text", ["sk-" * 50_000, "sk-aaaaaaaaaaaaaaaa " * 10_000, "sk-hf_aaaaaaaaaaaaaaaa-" * 10_000])
+def test_the_time_grows_as_the_length_of_a_text(text):
+    redact, began = Redactor({}), time.process_time()
+    redact(text)
+    redact.plain([text, text])
+    assert time.process_time() - began < 3  # with the square of the length minutes
+
+
+def test_the_time_for_parts_grows_as_their_number():
+    redact, began = Redactor({}), time.process_time()
+    assert redact.parts(["Bearer ", "a-token1", " "] * 10_000) == ["Bearer ", "[redacted]", " "] * 10_000
+    assert time.process_time() - began < 3
+
+
+def test_an_integer_beyond_any_float_is_a_text():
+    redact = Redactor({})
+    assert redact.plain([1, 10**400, -(16**300)]) == [1, hex(10**400), "-0x1" + "0" * 300]
+    assert redact.plain({"a": 10**400, "b": 10**308, "c": -(2**1024)}) == {
+        "a": hex(10**400), "b": 10**308, "c": hex(-(2**1024))
+    }  # fmt: skip

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.rollout.test_records import SCHEMA_1
 from tests.viewer.browser import PAGES, Viewer, served
 from tests.viewer.made_run import make_run
 
@@ -62,6 +64,79 @@ def test_what_cannot_be_shown_is_a_sentence(driver: Chrome, tmp_path: Path) -> N
             assert viewer.count(".problem") == 0, "a run without events is whole"
         assert viewer.strangers() == []
         viewer.complaints()
+
+
+def test_axes_of_any_numbers_have_some_marks(viewer: Viewer) -> None:
+    pairs = [[1 - 2**-53, 1], [0.3, 0.1 + 0.2], [-1e308, 1e308], [0, 5e-324], [1e15, 1e15 + 0.5], [7, 7]]
+    found = viewer.script("return arguments[0].map(([least, greatest]) => ticks(least, greatest, 4).length)", pairs)
+    assert found == [1] * len(pairs)
+    assert viewer.script("return [ticks(0, 1, 4), ticks(-20, 30, 4), logTicks(0.01, 100)]") == [
+        [0, 0.25, 0.5, 0.75, 1], [-20, 0, 20], [0.01, 0.1, 1, 10, 100]
+    ]  # fmt: skip
+    assert (
+        viewer.script("return [logTicks(0, 1), logTicks(1, Infinity), logTicks(-1, 1)].map((some) => some.length)")
+        == [1] * 3
+    )
+    values = [[-1e308, 0, 1e308], [0, 5e-324, 1e-323], [1, 1 + 2**-52, 1 + 2**-51]]
+    script = "return arguments[0].map((some) => binned(some).reduce((sum, { count }) => sum + count, 0))"
+    assert viewer.script(script, values) == [3] * 3
+
+
+def strange(folder: Path) -> Path:
+    """A run whose numbers are hardly apart, or as far as they can be, and texts and objects where numbers should be."""
+    run, turned = make_run(folder), "7\u202e8"
+    curves = {"a/near": [1 - 2**-53, 1], "a/far": [-1e308, 1e308], "a/large": [1e308] * 2, "__proto__": [1, 2]}
+    with (run / "metrics.jsonl").open("a") as file:
+        for step in (3, 4):
+            values = {name: some[step - 3] for name, some in curves.items()}
+            file.write(json.dumps({"step": step, "attempt": 2, "time": 5, **values}) + "\n")
+    odd = {"toString": 1, "valueOf": 1}
+    with (run / "events.jsonl").open("a") as file:
+        for event in (
+            {"step": turned, "monitor": odd},
+            {"step": 2, "monitor": odd, "message": odd},
+            {"message": [odd]},
+        ):
+            file.write(json.dumps({"time": 5, "kind": "alarm", **event}) + "\n")
+    lines = [json.loads(line) for line in SCHEMA_1.read_text().splitlines()]
+    for line in lines:
+        line |= {"prompt_id": "lone \ud800", "source": odd, "index": turned, "components": {"valueOf": 1}}
+        line["images"] = [{"hash": "abc", "width": turned, "height": turned}]
+    (run / "rollouts" / "step-000003.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return run
+
+
+def test_strange_values_break_no_page(driver: Chrome, tmp_path: Path) -> None:
+    with served(strange(tmp_path / "one"), make_run(tmp_path / "other")) as server:
+        viewer = Viewer.opened(driver, server.url)
+        for log in ("", "&log=1"):
+            viewer.open(f"run/0/curves?names=a/near,a/far,a/large,__proto__,reward/mean{log}")
+            assert viewer.count(".card") == 5
+            viewer.until(lambda: viewer.count(".chart path.line") == 5, "each of the charts is drawn")
+            assert "7⟨U+202E⟩8" in viewer.text(".alarms") and "valueOf" in viewer.text(".alarms")
+            assert viewer.script(MARKS)["hidden"] == 0
+        pages = ("run/0/step/3", "run/0/step/3?by=rollout&sort=index", "run/0/step/3/plots", "run/0/step/3/group/0")
+        pages += ("run/0/prompt?id=lone%20%ED%A0%80", "run/0/evaluations?which=constructor", "run/0/about")
+        for address in (*pages, "compare?runs=0,1&tab=constructor", "compare?runs=0,1&tab=prompt"):
+            viewer.open(address)
+            assert viewer.count("#main h1") and viewer.count("#main > .problem") == 0, address
+            assert viewer.script(MARKS)["hidden"] == 0, address
+        assert viewer.script("return encoded('a \\ud800 b')") == "a%20%EF%BF%BD%20b"
+        hidden = viewer.script("return plain('\\u2800\\ufff0\\u{1bca0}\\ufe0f')")
+        assert hidden == "⟨U+2800⟩⟨U+FFF0⟩⟨U+1BCA0⟩\ufe0f"
+        assert [each for each in viewer.complaints() if "status of 404" not in each] == []
+
+
+def test_a_chart_that_cannot_be_drawn_hides_no_other(viewer: Viewer) -> None:
+    viewer.open("run/0/step/2")
+    viewer.script(
+        "window.pathOf = () => { if (!window.failed) { window.failed = true; throw new Error('no') } return '' }"
+    )
+    viewer.open("run/0/curves?names=reward/mean,loss/total,policy/entropy")
+    viewer.until(lambda: viewer.count(".chart path.line") == 2, "the others are drawn")
+    assert viewer.text(".chart .problem") == "This chart cannot be drawn."
+    assert "Error: no" in viewer.complaints()[0]
+    viewer.reload()
 
 
 @pytest.mark.full

@@ -64,7 +64,7 @@ def whole(run: Path) -> Opened:
 
 
 def test_it_holds_the_documents_that_the_server_answers(run: Path, whole: Opened) -> None:
-    pages, documents = Pages([run]), whole.data["documents"]
+    pages, documents = Pages([run], is_sent=True), whole.data["documents"]
     steps = [f"run/0/step/{step}" for step in (1, 2)] + ["run/0/evaluation/2", "run/0/blank/2"]
     groups = [
         f"{step}/group/{group}" for step, count in zip(steps, (5, 5, 3, 3), strict=True) for group in range(count)
@@ -73,6 +73,7 @@ def test_it_holds_the_documents_that_the_server_answers(run: Path, whole: Opened
     assert set(documents) == {*history, *steps, *groups}
     for resource, document in documents.items():
         assert document == json.loads(json.dumps(pages.document(resource))), resource
+    assert documents["run/0"]["path"] == documents["runs"][0]["path"] == "run" and str(run.parent) not in whole.text
     assert whole.data["left_out"] == [] and re.match(r"20\d\d-\d\d-\d\d", whole.data["made"])
 
 
@@ -175,8 +176,11 @@ def test_large_pictures_are_thumbnails_and_damaged_ones_are_missing(tmp_path: Pa
     (run / "media" / f"{names[1]}.png").write_bytes(b"\x89PNG\r\n\x1a\nnot really")
     (run / "media" / f"{names[2]}.png").unlink()
     (run / "media" / f"{names[3]}.png").write_bytes(b"<svg onload=alert(1)>" * 900)
+    whole = (run / "media" / f"{names[0]}.png").read_bytes()
+    chunk = whole.index(b"IDAT", whole.index(b"IDAT") + 4)
+    (run / "media" / f"{names[4]}.png").write_bytes(whole[:chunk] + b"\xff" * 4 + whole[chunk + 4 :])
     report = make_report(run)
-    shown = {name: uri for name, uri in report.media.items() if name in names[:4]}
+    shown = {name: uri for name, uri in report.media.items() if name in names[:5]}
     (uri,) = [uri for name, uri in shown.items() if name == names[0]]
     assert uri.startswith("data:image/jpeg;base64,")
     with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as image:

@@ -147,6 +147,16 @@ def test_host_and_origin_are_exact(browser: Browser) -> None:
     assert browser.known("/data/runs", origin=own).status == browser.known("/data/runs").status == 200
 
 
+def test_a_request_of_another_page_is_refused_also_with_the_cookie(browser: Browser) -> None:
+    for path in PATHS:
+        for site in ("same-site", "cross-site", "", "None", "same-origin, none"):
+            assert browser.known(path, **{"sec-fetch-site": site}).status == 403, (path, site)
+    for site in ("none", "same-origin"):
+        assert browser.known("/data/runs", **{"sec-fetch-site": site}).status == 200
+    # A link in another page may lead here: whoever has the token in it needs no cookie.
+    assert browser.ask(f"/?token={browser.token}", **{"sec-fetch-site": "cross-site"}).status == 200
+
+
 @pytest.mark.parametrize("hosts", [[], ["evil.example", None], [None, None]])
 def test_a_request_has_one_host(browser: Browser, hosts: list[str | None]) -> None:
     own = f"{ADDRESS}:{browser.port}"

@@ -270,7 +270,7 @@ def damage(where: str) -> Iterator[None]:
     """Turn errors of a record that cannot be understood into a DataError."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         what = f"this is no record of a rollout: {type(error).__name__}: {error}"
         raise DataError(what, where=where, remedy="give files that a run wrote") from error
 

@@ -43,12 +43,13 @@ function control(label, input, attributes) {
   return el("label", { class: "control", ...attributes }, el("span", {}, label), input);
 }
 
-/** A select; `options` are [value, label] pairs. */
+/** A select; `options` are [value, label] pairs. Values may be recorded texts, of which `chosen` gets the very same. */
 function choice(options, value, chosen, attributes) {
   const nodes = options.map(([each, label]) =>
-    el("option", { value: each, selected: String(each) === String(value) }, label),
+    el("option", { value: plain(each), selected: textOf(each) === textOf(value) }, label),
   );
-  return el("select", { ...attributes, on: { change: (event) => chosen(event.target.value) } }, nodes);
+  const heard = ({ target }) => chosen(textOf(options[target.selectedIndex][0]));
+  return el("select", { ...attributes, on: { change: heard } }, nodes);
 }
 
 function checkbox(label, checked, changed) {
@@ -72,7 +73,7 @@ function problemNode(text, again) {
 
 /** A sentence whose words between backticks are code. */
 function sentence(text) {
-  const parts = String(text).split("`");
+  const parts = textOf(text).split("`");
   if (parts.length % 2 === 0) return visible(text);
   return parts.map((part, i) => (i % 2 ? el("code", {}, visible(part)) : visible(part)));
 }
@@ -109,8 +110,8 @@ function later(act, wait) {
 // Control, bidirectional and invisible characters, tags, and halves of surrogate pairs. Tab and newline stay.
 const HIDDEN = new RegExp(
   "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5\\u180b-\\u180f" +
-    "\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufeff\\uffa0\\ufff9-\\ufffb" +
-    "\\u{1d173}-\\u{1d17a}\\u{e0000}-\\u{e0fff}\\ud800-\\udfff]",
+    "\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u2800\\u3164\\ufeff\\uffa0\\ufff0-\\ufffb" +
+    "\\u{1bca0}-\\u{1bca3}\\u{1d173}-\\u{1d17a}\\u{e0000}-\\u{e0fff}\\ud800-\\udfff]",
   "gu",
 );
 
@@ -126,14 +127,19 @@ function symbolOf(character) {
   return `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
 }
 
+/** A recorded value as a text, which a number or an object may be where a text should be; nothing is empty. */
+function textOf(value) {
+  return value === null || value === undefined ? "" : valueText(value);
+}
+
 /** The text as one string without hidden characters, for attributes, options and titles. */
 function plain(text) {
-  return String(text ?? "").replace(HIDDEN, symbolOf);
+  return textOf(text).replace(HIDDEN, symbolOf);
 }
 
 /** The text as nodes, its hidden characters as marked symbols. */
 function visible(text) {
-  const given = String(text ?? "");
+  const given = textOf(text);
   const nodes = [];
   let end = 0;
   for (const match of given.matchAll(HIDDEN)) {
@@ -146,11 +152,7 @@ function visible(text) {
 
 /** The text in one line, newlines and tabs as symbols too. */
 function inLine(text) {
-  return visible(
-    String(text ?? "")
-      .replace(/\n/g, "⏎")
-      .replace(/\t/g, "→"),
-  );
+  return visible(textOf(text).replace(/\n/g, "⏎").replace(/\t/g, "→"));
 }
 
 /** A block of recorded text. */
@@ -310,7 +312,7 @@ async function loadOr(resource, otherwise) {
 }
 
 function mediaSource(run, hash) {
-  if (!/^[0-9a-f]{64}$/.test(hash)) return null;
+  if (typeof hash !== "string" || !/^[0-9a-f]{64}$/.test(hash)) return null;
   if (!report) return `media/${run}/${hash}`;
   const found = Object.hasOwn(report.media ?? {}, hash) ? report.media[hash] : null;
   return found?.startsWith("data:image/") ? found : null;
@@ -358,6 +360,11 @@ function wanted(name, otherwise = "") {
   return place.query.get(name) ?? otherwise;
 }
 
+/** A text within an address; halves of surrogate pairs have no code there. */
+function encoded(text) {
+  return encodeURIComponent(textOf(text).replace(/[\ud800-\udfff]/gu, "\ufffd"));
+}
+
 function list(text) {
   return text.split(",").filter((part) => part !== "");
 }
@@ -394,24 +401,32 @@ function paint(box) {
   if (!drawer.inSight || !width || (!drawer.isStale && width === drawer.width)) return;
   drawer.width = width;
   drawer.isStale = false;
-  drawer.draw(width);
+  try {
+    drawer.draw(width);
+  } catch (error) {
+    console.error(error); // the other charts are drawn
+    box.replaceChildren(el("p", { class: "problem" }, "This chart cannot be drawn."));
+  }
 }
 
-/** Some round numbers from least to greatest. */
+/** Some round numbers from least to greatest; one where there is no room between them for numbers that differ. */
 function ticks(least, greatest, count) {
   const span = greatest - least;
-  if (!(span > 0)) return [least];
   const raw = span / count;
+  if (!(raw > 1e-300) || !Number.isFinite(span)) return [least];
+  if (span <= 1e-13 * Math.max(Math.abs(least), Math.abs(greatest))) return [least];
   const size = 10 ** Math.floor(Math.log10(raw));
   const step = size * ([1, 2, 2.5, 5, 10].find((each) => each * size >= raw) ?? 10);
+  const first = Math.ceil(least / step - 1e-9);
   const found = [];
-  for (let i = Math.ceil(least / step - 1e-9); i * step <= greatest + 1e-9 * span; i++) found.push(i * step);
+  for (let i = 0; i <= count + 1 && (first + i) * step <= greatest + 1e-9 * span; i++) found.push((first + i) * step);
   return found;
 }
 
 /** Powers of ten, or a few values where there is less than one. */
 function logTicks(least, greatest) {
   const found = [];
+  if (!(least > 0) || !Number.isFinite(greatest)) return [least];
   for (let power = Math.ceil(Math.log10(least)); power <= Math.log10(greatest); power++) found.push(10 ** power);
   const every = Math.ceil(found.length / 5);
   return found.length < 2 ? [least, greatest] : found.filter((_, i) => i % every === 0);
@@ -423,15 +438,15 @@ function scale([least, greatest], [from, to], isLog = false) {
     const inner = scale([Math.log(least), Math.log(greatest)], [from, to]);
     return (value) => inner(Math.log(value));
   }
-  const span = greatest - least;
-  return (value) => (span === 0 ? (from + to) / 2 : from + ((value - least) / span) * (to - from));
+  const span = greatest / 2 - least / 2; // the difference itself may be more than a number can be
+  return (value) => (span === 0 ? (from + to) / 2 : from + ((value / 2 - least / 2) / span) * (to - from));
 }
 
 /** The extent with some room; a flat line gets room as well. */
 function roomy([least, greatest]) {
   if (least === 0 && greatest === 0) return [-0.1, 1];
-  const room = least === greatest ? Math.abs(least) * 0.1 : (greatest - least) * 0.05;
-  return [least - room, greatest + room];
+  const room = least === greatest ? Math.abs(least) * 0.1 : greatest * 0.05 - least * 0.05;
+  return [Math.max(least - room, -Number.MAX_VALUE), Math.min(greatest + room, Number.MAX_VALUE)];
 }
 
 function frameOf(width, height) {
@@ -541,7 +556,8 @@ function drawLines(chart, width) {
 }
 
 function widened([least, greatest]) {
-  return least === greatest ? [least / 2, greatest * 2] : [least, greatest];
+  if (least !== greatest) return [least, greatest];
+  return [Math.max(least / 2, Number.MIN_VALUE), Math.min(greatest * 2, Number.MAX_VALUE)];
 }
 
 function stepTicks(range, width) {
@@ -553,7 +569,10 @@ function inWords({ name, points }) {
   if (!points.length) return `${plain(name)} has no value`;
   const values = points.map(([, value]) => value);
   const [least, greatest] = extent(values);
-  const parts = [`${counted(points.length, "value")} up to ${points.at(-1)[0]}`, `last ${number(values.at(-1))}`];
+  const parts = [
+    `${counted(points.length, "value")} up to ${number(points.at(-1)[0])}`,
+    `last ${number(values.at(-1))}`,
+  ];
   return `${plain(name)} ${parts.join(", ")}, least ${number(least)}, greatest ${number(greatest)}`;
 }
 
@@ -628,7 +647,7 @@ function point(chart, step) {
   );
   const marks = (spec.marks ?? []).filter((mark) => Math.abs(chart.x(mark.step) - at) < 5);
   chart.readout.replaceChildren(
-    el("span", {}, `${spec.unit ?? "step"} ${step}`),
+    el("span", {}, `${spec.unit ?? "step"} ${number(step, 8)}`),
     ...found.map(([series, value]) => keyed(series, number(value, 5), found.length > 1)),
     ...marks.map((mark) => el("span", { class: `mark-text ${mark.kind}` }, visible(mark.text))),
     spec.pickText ? el("span", { class: "quiet" }, spec.pickText) : "",
@@ -709,6 +728,7 @@ function binned(values, range) {
   if (distinct.length <= 2 || least === greatest) return binsOfFew(values, distinct);
   const isWhole = distinct.every(Number.isInteger);
   const span = greatest - least;
+  if (!Number.isFinite(span)) return [{ from: least, to: greatest, count: values.length }];
   const width = isWhole ? Math.max(1, Math.ceil((span + 1) / 40)) : span / 30;
   const count = Math.max(1, isWhole ? Math.ceil((span + 1) / width) : 30);
   const bins = Array.from({ length: count }, (_, i) => ({
@@ -716,7 +736,7 @@ function binned(values, range) {
     to: least + (i + 1) * width,
     count: 0,
   }));
-  for (const value of values) bins[Math.min(Math.floor((value - least) / width), count - 1)].count++;
+  for (const value of values) bins[Math.min(Math.floor((value - least) / width) || 0, count - 1)].count++;
   return bins;
 }
 
@@ -817,7 +837,8 @@ function ordered(rows, columns, sort) {
     const one = column.value(row);
     const other = column.value(otherRow);
     if (isMissing(one) || isMissing(other)) return isMissing(one) - isMissing(other);
-    return sign * (typeof one === "string" ? one.localeCompare(String(other)) : one - other);
+    const areNumbers = typeof one === "number" && typeof other === "number";
+    return sign * (areNumbers ? one - other : textOf(one).localeCompare(textOf(other)));
   });
 }
 
@@ -883,7 +904,7 @@ function alarmsOf(events) {
 }
 
 function alarmText(event) {
-  return `${event.monitor ?? "alarm"}: ${event.message ?? ""}`;
+  return `${textOf(event.monitor ?? "alarm")}: ${textOf(event.message)}`;
 }
 
 /** Vertical lines of a run's curves: where attempts after the first went on, and alarms. */
@@ -893,7 +914,7 @@ function marksOf({ info, events, name, index }, isOneOfMany) {
     kind: "attempt",
     index,
     step: attempt.from_step ?? 0,
-    text: `${who}attempt ${attempt.number} went on from step ${attempt.from_step ?? 0}${changesText(attempt)}`,
+    text: `${who}attempt ${number(attempt.number)} went on from step ${number(attempt.from_step ?? 0)}${changesText(attempt)}`,
   }));
   const alarms = alarmsOf(events)
     .filter((event) => typeof event.step === "number")
@@ -901,7 +922,7 @@ function marksOf({ info, events, name, index }, isOneOfMany) {
       kind: "alarm",
       index,
       step: event.step,
-      text: `${who}alarm at step ${event.step}, ${alarmText(event)}`,
+      text: `${who}alarm at step ${number(event.step)}, ${alarmText(event)}`,
     }));
   return [...attempts, ...alarms];
 }
@@ -1130,8 +1151,8 @@ function alarmList(runs) {
       const step = typeof event.step === "number" ? nearest(recordedOf(each.info, "step"), event.step) : null;
       const where =
         step === null
-          ? `step ${event.step ?? "–"}`
-          : link(address(`run/${each.run}/step/${step}`), {}, `step ${event.step}`);
+          ? `step ${number(event.step)}`
+          : link(address(`run/${each.run}/step/${step}`), {}, `step ${number(event.step)}`);
       const who = runs.length > 1 ? [visible(each.name), ", "] : [];
       return el(
         "li",
@@ -1322,8 +1343,9 @@ function stepSummary({ doc }) {
 
 // -- Filters
 
+/** The texts of some values, each once and in order. */
 function distinct(values) {
-  return [...new Set(values.filter((value) => value !== null && value !== undefined && value !== ""))].sort();
+  return [...new Set(values.map(textOf).filter((value) => value !== ""))].sort();
 }
 
 function stepTools(view) {
@@ -1442,7 +1464,7 @@ function matcher({ doc }, found) {
       (!found || found.has(row)) &&
       isEnd &&
       is("state", stateOf(group)) &&
-      is("source", String(group.source)) &&
+      is("source", textOf(group.source)) &&
       is("right", right(rows.right[row])) &&
       is("who", rows.greedy[row] ? "greedy" : "sampled") &&
       within(rows.reward[row], rmin, rmax) &&
@@ -1462,7 +1484,7 @@ async function matchingRows(view) {
 
 async function searched(view, text) {
   if (!report)
-    return (await load(`${stepPath(view.run, view.kind, view.step)}/search?q=${encodeURIComponent(text)}`)).rows;
+    return (await load(`${stepPath(view.run, view.kind, view.step)}/search?q=${encoded(text)}`)).rows;
   const { rows, groups } = view.doc;
   const lower = text.toLowerCase();
   const heads = new Map(groups.map((group) => [group.group, JSON.stringify([group.prompt, group.prompt_id])]));
@@ -1589,7 +1611,7 @@ function groupColumns(view, rows) {
       title: "group",
       isNumber: true,
       value: (group) => group.group,
-      cell: (group) => link(groupAddress(view, group.group), {}, String(group.group)),
+      cell: (group) => link(groupAddress(view, group.group), {}, number(group.group)),
     },
     {
       key: "prompt_id",
@@ -1639,8 +1661,8 @@ function groupColumns(view, rows) {
 /** The beginning of what is asked: the user's message, or the rendered prompt without marks of the chat template. */
 function questionOf({ question, prompt }) {
   return (
-    question?.replace(/<image>\s*/g, "") ||
-    String(prompt ?? "")
+    textOf(question).replace(/<image>\s*/g, "") ||
+    textOf(prompt)
       .replace(/<\|[^|<>]*\|>(system|user|assistant)?/g, " ")
       .replace(/\s+/g, " ")
       .trim()
@@ -1661,7 +1683,7 @@ function memberSquares(view, group, chosen) {
   const { rows } = view.doc;
   const [least, greatest] = (view.rewards ??= extent(known(rows.reward)));
   const squares = view.members.get(group.group).map((row) => {
-    const name = rows.greedy[row] ? "greedy" : `completion ${rows.index[row]}`;
+    const name = rows.greedy[row] ? "greedy" : `completion ${number(rows.index[row])}`;
     const text = `${name}: reward ${number(rows.reward[row])}, ${counted(rows.length[row] ?? 0, "token")}, ${plain(rows.finish_reason[row])}`;
     const classes = [
       "square",
@@ -1689,7 +1711,7 @@ function memberSquares(view, group, chosen) {
 }
 
 function memberKey(index, greedy) {
-  return greedy ? "greedy" : String(index);
+  return greedy ? "greedy" : plain(index);
 }
 
 function stateOf(group) {
@@ -1712,7 +1734,7 @@ function rolloutColumns(view) {
       title: "group",
       isNumber: true,
       value: (row) => rows.group[row],
-      cell: (row) => link(to(row), {}, String(rows.group[row])),
+      cell: (row) => link(to(row), {}, number(rows.group[row])),
     },
     {
       key: "index",
@@ -1780,7 +1802,7 @@ function endTag(reason, truncated, valid) {
 /** An image with its size; a sentence where it is missing. */
 function picture(run, image, { isSmall = false, name = "image", side = 224 } = {}) {
   const source = mediaSource(run, image.hash);
-  const size = `${image.width} × ${image.height} pixels`;
+  const size = `${number(image.width)} × ${number(image.height)} pixels`;
   const missing = () =>
     isSmall
       ? el("span", { class: "quiet", title: "The image is missing." }, "✗")
@@ -1996,7 +2018,7 @@ function rewardTable(view) {
       key: name,
       title: inLine(name),
       isNumber: true,
-      cell: (member) => number(member.components[name]),
+      cell: (member) => number(Object.hasOwn(member.components ?? {}, name) ? member.components[name] : null),
     })),
     hasAdvantage && {
       key: "advantage",
@@ -2039,7 +2061,7 @@ function keyOf(member) {
 }
 
 function memberName(member) {
-  return member.greedy ? "greedy" : `completion ${member.index}`;
+  return member.greedy ? "greedy" : `completion ${number(member.index)}`;
 }
 
 /** The tokens that the policy wrote. */
@@ -2142,7 +2164,7 @@ function memberPanel(view, member) {
   const head = el(
     "div",
     { class: "panel-head" },
-    el("h2", {}, member.greedy ? "Greedy completion" : `Completion ${member.index}`),
+    el("h2", {}, member.greedy ? "Greedy completion" : `Completion ${number(member.index)}`),
     el("div", { class: "tabs" }, tabs),
   );
   return [
@@ -2491,7 +2513,7 @@ function promptAddress(run, id) {
 }
 
 async function occurrencesOf(run, id) {
-  const resource = `run/${run}/prompt?id=${encodeURIComponent(id)}`;
+  const resource = `run/${run}/prompt?id=${encoded(id)}`;
   if (!report || inReport(resource)) return loadOr(resource, []);
   const found = [];
   for (const [name, doc] of Object.entries(report.documents)) {
@@ -2776,9 +2798,9 @@ function evaluationTools(view) {
 }
 
 function drawEvaluations(view) {
-  const [, test] = CHANGES[wanted("which")] ?? CHANGES[""];
+  const [, test] = CHANGES[Object.hasOwn(CHANGES, wanted("which")) ? wanted("which") : ""];
   const text = wanted("q").toLowerCase();
-  const isFound = (prompt) => `${prompt.prompt_id} ${valueText(prompt.answer)}`.toLowerCase().includes(text);
+  const isFound = (prompt) => `${textOf(prompt.prompt_id)} ${valueText(prompt.answer)}`.toLowerCase().includes(text);
   const columns = evaluationColumns(view);
   const rows = ordered(
     view.prompts.filter((prompt) => test(prompt) && isFound(prompt)),
@@ -3053,7 +3075,7 @@ function eventsNode(run, info, events) {
 function eventStep(run, info, event) {
   if (typeof event.step !== "number") return "–";
   const step = nearest(recordedOf(info, "step"), event.step);
-  return step === event.step ? link(address(stepPath(run, "step", step)), {}, String(step)) : String(event.step);
+  return step === event.step ? link(address(stepPath(run, "step", step)), {}, number(step)) : number(event.step);
 }
 
 function eventMessage(event) {
@@ -3140,7 +3162,7 @@ async function comparePage() {
     .map(Number)
     .filter((run) => all.some((each) => each.run === run));
   const asked = chosenRuns.length ? chosenRuns : all.map((each) => each.run);
-  const tab = COMPARISONS[wanted("tab")] ? wanted("tab") : "curves";
+  const tab = Object.hasOwn(COMPARISONS, wanted("tab")) ? wanted("tab") : "curves";
   const runs = await loadRuns(asked);
   const picker = el(
     "fieldset",
@@ -3224,7 +3246,7 @@ function configText(value) {
 async function samePrompt(runs) {
   const shared = await sharedPrompts(runs);
   const id = wanted("prompt") || shared[0] || "";
-  const input = el("input", { type: "search", class: "search", value: id, list: "shared-prompts" });
+  const input = el("input", { type: "search", class: "search", value: plain(id), list: "shared-prompts" });
   input.addEventListener("change", () => go(addressWith({ prompt: input.value }), true));
   const options = el(
     "datalist",
@@ -3458,7 +3480,7 @@ async function drawBar() {
     link("#/", { class: "brand" }, "mmrl"),
     picker,
     el("nav", { "aria-label": "Pages" }, links),
-    info?.live ? el("span", { class: "live" }, `live, step ${info.last_step ?? 0}`) : "",
+    info?.live ? el("span", { class: "live" }, `live, step ${number(info.last_step ?? 0)}`) : "",
     button("?", openHelp, { class: "help-button", "aria-label": "Keys and help" }),
   );
   drawNotices(info);
@@ -3607,7 +3629,7 @@ async function longerMetrics(run, before) {
   const last = before.steps.at(-1) ?? -1;
   const news = await fetched(`run/${run}/metrics?after=${last}`);
   if (news.steps.length && news.steps[0] <= last) return news;
-  const curves = {};
+  const curves = Object.create(null);
   for (const name of new Set([...Object.keys(before.curves), ...Object.keys(news.curves)])) {
     const of = (doc) => (Object.hasOwn(doc.curves, name) ? doc.curves[name] : doc.steps.map(() => null));
     curves[name] = [...of(before), ...of(news)];
