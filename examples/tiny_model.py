@@ -1,7 +1,7 @@
 """Write a tiny random model with its tokenizer and processor, as a Hugging Face folder.
 
     python examples/tiny_model.py OUT [--family qwen2_5_vl] [--size tiny] [--seed 0] [--words left,right]
-        [--initializer-range 0.02]
+        [--gain 1]
 
 Nothing is downloaded.
 """
@@ -22,10 +22,10 @@ def main() -> None:
     parser.add_argument("--size", default="tiny", choices=SIZES)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--words", default="", help="further words of one token each, with commas between them")
-    parser.add_argument("--initializer-range", type=float, default=0.02, help="standard deviation of the weights")
+    parser.add_argument("--gain", type=float, default=1.0, help="factor on the layers' random matrices")
     args = parser.parse_args()
     words = args.words.split(",") if args.words else ()
-    options = {"size": args.size, "seed": args.seed, "words": words, "initializer_range": args.initializer_range}
+    options = {"size": args.size, "seed": args.seed, "words": words, "gain": args.gain}
     print(write_model(args.out, args.family, **options))
 
 

@@ -174,13 +174,13 @@ def write_model(
     size: str = "tiny",
     seed: int = 0,
     words: Sequence[str] = (),
-    initializer_range: float = 0.02,
+    gain: float = 1.0,
 ) -> Path:
     """Write weights, config, tokenizer and (for a vision-language family) the processor's files; return the folder.
 
     ``size`` is one of ``SIZES``; all but tiny have geometry in their tokenizer's corpus, to which ``words`` add.
-    ``initializer_range`` is the standard deviation of random weights, by default that of models of billions: in one so
-    narrow it leaves attention and MLPs nearly linear, and what needs both of them takes long to be found.
+    ``gain`` multiplies the random matrices of layers. Their usual standard deviation, 0.02, is for models of billions:
+    in one so narrow it leaves attention and MLPs nearly linear, and what needs both of them takes long to be found.
     Weights are float32 in one file, with a tied head, in the layout of the installed transformers.
     """
     import torch
@@ -200,7 +200,6 @@ def write_model(
         "eos_token_id": ids["<|im_end|>"],
         "pad_token_id": ids["<|endoftext|>"],
         "tie_word_embeddings": True,
-        "initializer_range": initializer_range,
     }
     if family in ROPE:
         text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, **ROPE[family]}
@@ -210,13 +209,17 @@ def write_model(
             values = {"image_token_id": ids["<IMG_CONTEXT>"], "image_seq_length": IMAGE_SEQ_LENGTH}
         else:
             values = {f"{name}_id": ids[token] for name, token in VISION_TOKENS.items()}
-        tower = {**VISION[family], **SIZES[size].vision(family), "initializer_range": initializer_range}
+        tower = {**VISION[family], **SIZES[size].vision(family)}
         values |= {"text_config": text, "vision_config": tower, "tie_word_embeddings": True}
         write_processor(folder, family)
     torch.manual_seed(seed)
     auto = transformers.AutoModelForImageTextToText if vision else transformers.AutoModelForCausalLM
     config = transformers.AutoConfig.for_model(family, **values)
-    auto.from_config(config).to(torch.float32).save_pretrained(folder)
+    model = auto.from_config(config).to(torch.float32)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear | torch.nn.Conv3d) and module is not model.get_output_embeddings():
+            module.weight.data *= gain
+    model.save_pretrained(folder)
     turn_experts(folder, family)
     # As in the hub's folders: sampling defaults that training must not inherit, and two end tokens.
     defaults = {
