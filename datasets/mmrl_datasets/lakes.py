@@ -40,7 +40,7 @@ def write_lakes(
     warmup: int = 2000,
     size: int = 4,
     holes: float = 0.25,
-    image_side: int = 28,
+    image_side: int = 56,
     seed: int = 0,
 ) -> None:
     """Write ``train.parquet``, ``test.parquet`` and, if asked for, ``warmup.parquet``.

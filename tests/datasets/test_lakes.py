@@ -75,7 +75,7 @@ def test_walks_are_episodes_of_the_environment(folder: Path) -> None:
     from mmrl_environments.gymnasium import Gymnasium
 
     config: dict[str, Any] = {"id": "FrozenLake-v1", "kwargs": {"is_slippery": False}, "kwargs_column": "world"}
-    config |= {"render": True, "image_side": 28, "actions": tuple(MOVES), "action": "^(left|down|right|up)$"}
+    config |= {"render": True, "image_side": 56, "actions": tuple(MOVES), "action": "^(left|down|right|up)$"}
     for prompt in prompts(folder, "warmup"):
         lake = Gymnasium(Gymnasium.Config(**config))
         shown = lake.reset(prompt, 0)
