@@ -20,6 +20,7 @@ from safetensors.numpy import load_file
 from mmrl.commands.cli import main
 from mmrl_datasets.digits import write_digits
 from tests.faults.runs import rollouts
+from tests.viewer.browser import Viewer, chromium, missing
 
 pytestmark = pytest.mark.full
 
@@ -225,6 +226,25 @@ def test_a_run_learns_something_and_stays_in_agreement(runs):
     assert first["kl/reference"] == pytest.approx(0, abs=1e-6)
     assert second["kl/reference"] > 1e-4  # the policy has left the reference
     assert {r["weight_version"] for r in runs["first"].rollouts(2)} == {1}
+
+
+def test_a_report_of_a_run_opens_from_the_disk(runs, folder):
+    if sentence := missing():
+        pytest.skip(sentence)
+    file, run = folder / "report.html", runs["first"]
+    assert main(["report", str(run.path), "-o", str(file)]) == 0
+    with chromium() as driver:
+        viewer = Viewer.opened(driver, file.as_uri())
+        assert viewer.page == "run/0/curves" and "reward/mean" in viewer.text()
+        viewer.open("run/0/step/2/group/0?member=0&view=tokens")
+        viewer.until(lambda: viewer.script("return [...document.images].every((each) => each.naturalWidth)"), "images")
+        assert viewer.count("#main img") >= 1 and viewer.count(".problem") == 0
+        first = next(record for record in run.rollouts(2) if record["group"] == 0)
+        assert len(first["messages"][-1]["content"].split("<image>")[-1]) > 10
+        assert first["messages"][-1]["content"].split("<image>")[-1].strip() in viewer.text()
+        viewer.open("run/0/evaluations")
+        assert viewer.count(".problem") == 0
+        assert viewer.complaints() == [] and viewer.strangers() == []
 
 
 def test_supervised_loss_falls_from_that_of_a_random_model(runs):

@@ -40,7 +40,7 @@ class IndexedGroup:
 class GroupPages:
     """The groups of a file, of either schema.
 
-    The file is opened for each question and the row group that was read last is kept, some 20 MB: make a new object
+    The file is opened for each question and the row group that was read last is kept, some 5 MB: make a new object
     when the file was replaced.
     """
 

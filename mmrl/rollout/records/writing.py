@@ -19,8 +19,8 @@ from mmrl.rollout.records.lines import plain_columns
 from mmrl.system.redaction import Redactor
 from mmrl.types import CreditedGroup, FloatArray, PreUpdateStatistics, Prompt, Rollout, ScoredGroup, Segment
 
-ROW_GROUP_TOKENS = 2**20
-"""Tokens after which a row group ends: a reader holds one at a time, some 20 MB."""
+ROW_GROUP_TOKENS = 2**18
+"""Tokens after which a row group ends: a reader holds one at a time, some 5 MB."""
 
 
 def write_groups(file: BinaryIO, groups: Iterable[CreditedGroup], state: Mapping[str, Any], redact: Redactor) -> None:
