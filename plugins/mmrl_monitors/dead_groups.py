@@ -20,9 +20,9 @@ class DeadGroups(Monitor):
 
     class Config(PluginConfig):
         wrong: Annotated[float, Field(gt=0, le=1)] = 0.6
-        """Share of the prompts without a signal that are not right throughout."""
+        """Share of the prompts without a signal, where most of these are not right throughout."""
         equal: Annotated[float, Field(gt=0, le=1)] = 0.85
-        """Share of the prompts without a signal, those that are right throughout too."""
+        """Share of the prompts without a signal, whatever they are."""
         steps: Annotated[int, Field(ge=1)] = 10
         """Steps in a row."""
 
@@ -37,7 +37,7 @@ class DeadGroups(Monitor):
             return ()
         what, remedy = _told(equal, right, wrong)
         values = {"no_signal": equal, "all_right": right, "all_wrong": wrong}
-        severity = max((equal - right) / self.config.wrong, equal / self.config.equal)
+        severity = max(equal / self.config.wrong if 2 * right < equal else 0.0, equal / self.config.equal)
         return (Finding(severity, what, remedy, values, hits=self.config.steps),)
 
 

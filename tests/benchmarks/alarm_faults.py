@@ -32,7 +32,7 @@ class Certain(GRPO):
     """GRPO with a bonus for being certain: entropy is minimised."""
 
     class Config(GRPO.Config):
-        certainty: float = 0.3
+        certainty: float = 1.0
         """Weight of the policy's entropy in the loss."""
 
     config: Config

@@ -59,7 +59,7 @@ BROKEN = {
     "pays_keyword": Trial([f"rewards=[{{name: exact}}, {{name: '{FAULTS}:keyword', weight: 3.0}}]"], ["proxy_gain"]),
     "blank_training_images": Trial(["data.train.path=BLANK"], ["blind_policy"]),
     "learning_rate_times_50": Trial(["learner.lr=5.0e-2"], ["wild_gradient", "low_entropy", "dead_groups"]),
-    "wrong_gold_column": Trial(["data.train.answer=problem"], ["reward_faults"]),
+    "wrong_gold_column": Trial(["data.train.prompt=problem", "data.train.answer=problem"], ["reward_faults"]),
     "entropy_minimised": Trial([f"algorithm={{name: '{FAULTS}:Certain'}}"], ["low_entropy"]),
     "frozen_sampler": Trial(["trainer.on_mismatch=warn"], ["stale_data"], program=(FAULTS,)),
     "groups_of_two": Trial(["sampler.group_size=2", "trainer.prompts_per_step=64"], ["dead_groups"]),

@@ -53,6 +53,7 @@ PHASES = (
     "log-prob check",
     "ledger",
     "metrics",
+    "monitors",
     "records",
     "left",
 )
@@ -292,6 +293,7 @@ def watch_all(meter: Meter, *, with_records: bool) -> None:
     meter.time(metrics, "advantage_metrics", "metrics")
     meter.time(RunRecorder, "trained", "ledger")
     meter.time(RunRecorder, "log", "metrics")
+    meter.time(RunRecorder, "look", "monitors")
     meter.time(Trainer, "_save", "checkpoint")
     if not with_records:
         RunRecorder.rollouts = lambda *args: None  # type: ignore[method-assign]

@@ -86,6 +86,7 @@ def picture(viewer: Viewer, shot: Shot) -> bytes:
     viewer.open(f"run/0/{shot.address}")
     if viewer.count(".card"):
         viewer.until(lambda: viewer.count("path.line"), "curves are drawn")
+    viewer.script("for (const each of document.images) each.loading = 'eager'")  # also those below the window
     viewer.until(lambda: viewer.script("return [...document.images].every((each) => each.complete)"), "images")
     if shot.name in ("tokens", "episode"):
         viewer.script("document.querySelector('.member-panel').scrollIntoView()")
