@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Teaches a tiny vision-language policy to look closer: to read a digit on a page that it sees in too few pixels.
 #
-#   bash examples/zoom.sh [overrides of all runs]
+#   bash examples/zoom.sh [overrides of both runs of reinforcement learning]
 #   SEED=1                    of the model, the pages and the runs (default: 0)
 #   MMRL_VENV=DIR             the virtual environment (default: .venv)
 set -euo pipefail
@@ -14,28 +14,39 @@ seed=${SEED:-0}
 base=runs/zoom/seed-$seed
 run=$base/$(date +%Y%m%d-%H%M%S)
 
+overrides=("$@")
+
 say() { printf '\n== %s\n' "$*"; }
 
-train() { # CONFIG FOLDER FURTHER_CONFIGS_AND_OVERRIDES...
-    "$python" -m mmrl train "examples/$1.yaml" "${@:3}" "data.train.path=$base/data" "trainer.run_dir=$run/$2" \
-        "trainer.seed=$seed"
-}
+read -r -a cores <<<"$("$python" -c 'import os; print(*sorted(os.sched_getaffinity(0)))')"
 
-warmed_up() { find "$run/$1/checkpoints" -path '*/step-*/model' -type d | sort | tail -n 1; }
+warmed_up() { find "$run/$1/sft/checkpoints" -path '*/step-*/model' -type d | sort | tail -n 1; }
+
+arm() { # FOLDER CORE SFT_OVERRIDE CONFIG... : warm-up and reinforcement learning, on a core of its own
+    local log=$run/$1.log train=(taskset -c "$2" "$python" -m mmrl train)
+    local common=("data.train.path=$base/data" "trainer.seed=$seed")
+    {
+        "${train[@]}" examples/zoom_sft.yaml "model.path=$base/model" "${common[@]}" "trainer.run_dir=$run/$1/sft" "$3" &&
+            "${train[@]}" "${@:4}" "model.path=$(warmed_up "$1")" "data.eval.path=$base/data" "${common[@]}" \
+                "trainer.run_dir=$run/$1/grpo" "${overrides[@]}"
+    } >"$log" 2>&1 || { tail -n 20 "$log" >&2 && return 1; }
+}
 
 say "A random Qwen2.5-VL of 0.6 million parameters, and pages of 100 handwritten digits"
 "$python" examples/tiny_model.py "$base/model" --seed "$seed" --words zoom,assistant
 "$python" -m mmrl_datasets.pages "$base/data" --seed "$seed"
+mkdir -p "$run"
 
-say "With the tool: warm-up, half of which looks at a cell before it answers"
-train zoom_sft with/sft "model.path=$base/model" "$@"
-say "With the tool: reinforcement learning"
-train zoom_grpo with/grpo examples/zoom_tool.yaml "model.path=$(warmed_up with/sft)" "data.eval.path=$base/data" "$@"
-
-say "Without the tool: warm-up on the same questions, answered at once"
-train zoom_sft without/sft "model.path=$base/model" data.train.split=direct "$@"
-say "Without the tool: reinforcement learning"
-train zoom_grpo without/grpo "model.path=$(warmed_up without/sft)" "data.eval.path=$base/data" "$@"
+say "Each on a core of its own: with the tool ($run/with.log), and without it ($run/without.log)"
+echo "A warm-up, half of which looks at a cell with the tool before it answers; then reinforcement learning."
+set -m # each in a process group of its own, which ends with this script
+arm with "${cores[0]}" data.train.split=warmup examples/zoom_grpo.yaml examples/zoom_tool.yaml &
+with=$!
+arm without "${cores[-1]}" data.train.split=direct examples/zoom_grpo.yaml &
+without=$!
+trap 'kill -- "-$with" "-$without" 2>/dev/null || true' EXIT
+wait "$with"
+wait "$without"
 
 "$python" examples/draw_episode.py "$run/with/grpo" "$run/episode.png"
 "$python" - "$run" <<'PYTHON'
