@@ -131,7 +131,7 @@ def runs(configs: dict[str, Path], folder: Path, mmrl: Callable[..., Any]) -> di
 
 @pytest.fixture(scope="module")
 def evaluated(runs: dict[str, Run], folder: Path, mmrl: Callable[..., Any]) -> dict[str, Any]:
-    """What ``mmrl eval`` says of the first run's newest checkpoint, with its images and without."""
+    """The answer of ``mmrl eval`` for the first run's newest checkpoint, with its images and without."""
     words = ("--blank-images", "--output", folder / "evaluated", "--json")
     process = mmrl("eval", "--model", runs["first"].path, *words)
     assert process.returncode == 0, process.stderr

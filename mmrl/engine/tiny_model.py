@@ -216,9 +216,7 @@ def write_model(
     auto = transformers.AutoModelForImageTextToText if vision else transformers.AutoModelForCausalLM
     config = transformers.AutoConfig.for_model(family, **values)
     model = auto.from_config(config).to(torch.float32)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Linear | torch.nn.Conv3d) and module is not model.get_output_embeddings():
-            module.weight.data *= gain
+    _widen(model, gain)
     model.save_pretrained(folder)
     turn_experts(folder, family)
     # As in the hub's folders: sampling defaults that training must not inherit, and two end tokens.
@@ -232,6 +230,15 @@ def write_model(
     }
     (folder / "generation_config.json").write_text(json.dumps(defaults, indent=2))
     return folder
+
+
+def _widen(model: Any, gain: float) -> None:
+    """Multiply the matrices of layers; embeddings and the head stay."""
+    from torch.nn import Conv3d, Linear
+
+    for module in model.modules():
+        if isinstance(module, Linear | Conv3d) and module is not model.get_output_embeddings():
+            module.weight.data *= gain
 
 
 def turn_experts(folder: Path, family: str) -> None:

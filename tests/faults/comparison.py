@@ -33,7 +33,7 @@ class Watch:
     seen: set[int] = field(default_factory=set)
 
     def look(self) -> list[str]:
-        """What is wrong now, just after an end."""
+        """Sentences about faults of the checkpoints, to be asked for just after an end."""
         problems = []
         found = Checkpoints(self.path / "checkpoints").all()
         for checkpoint in found:
@@ -54,7 +54,7 @@ class Watch:
 
 
 def compare(run: Path, unbroken: Path, *, same_checkpoints: bool = True) -> list[str]:
-    """What differs between a run that was broken and one that was not, or is wrong with the former.
+    """Sentences about differences of a run that was broken from one that was not, and about faults of the former.
 
     Args:
         same_checkpoints: Whether they must have kept the same ones; a run that was stopped wrote some in between.
@@ -77,7 +77,7 @@ def compare(run: Path, unbroken: Path, *, same_checkpoints: bool = True) -> list
 
 
 def check_ledger(run: Path) -> list[str]:
-    """What is wrong with the ledger in itself."""
+    """Sentences about faults of the ledger in itself."""
     records = ledger(run)
     problems = _difference("optimizer steps", [update for _, update, _ in records], list(range(1, len(records) + 1)))
     steps = [step for step, _, _ in records]
@@ -93,7 +93,7 @@ def ledger(run: Path) -> list[tuple[int, int, list[Any]]]:
 
 
 def metrics(run: Path) -> dict[int, dict[str, Any]]:
-    """Of each step what the last attempt noted, without clocks."""
+    """The metrics of each step, those of its last attempt, without clocks."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {
         line["step"]: {k: v for k, v in line.items() if k not in ("time", "attempt") and not k.startswith("perf/")}
@@ -102,7 +102,7 @@ def metrics(run: Path) -> dict[int, dict[str, Any]]:
 
 
 def _checkpoints(run: Path) -> list[str]:
-    """What is there, and what is the best."""
+    """The names in the folder of checkpoints, and the target of the best."""
     best = run / "checkpoints" / "best"
     return [*sorted(path.name for path in best.parent.iterdir()), str(best.is_symlink() and best.readlink())]
 

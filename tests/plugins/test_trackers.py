@@ -112,6 +112,15 @@ def show(tracker, folder):
     tracker.finish()
 
 
+def test_no_more_than_the_first_pictures_of_a_rollout_are_shown(tmp_path):
+    refs = []
+    for number in range(services.MOST_PICTURES + 1):
+        Image.new("RGB", (28 + number, 28)).save(tmp_path / f"{number}.png")
+        refs.append(ImageRef(str(number), 28 + number, 28, str(tmp_path / f"{number}.png")))
+    found = services.pictures_of(ShownRollout((), tuple(refs), "", 0.0))
+    assert [picture.width for picture in found] == [28 + number for number in range(services.MOST_PICTURES)]
+
+
 def test_an_evaluation_is_texts_pictures_and_histograms_in_tensorboard(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
