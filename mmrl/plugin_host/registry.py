@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
@@ -230,12 +232,21 @@ def _construct(info: PluginInfo, plugin: type[Plugin], options: Mapping[str, Any
         raise _failure(info, "cannot be created", error) from error
 
 
-def _entries(kind: Kind) -> list[tuple[PluginInfo, EntryPoint]]:
-    pairs = []
-    for entry in entry_points(group=f"mmrl.{kind}s"):
-        distribution, version = (entry.dist.name, entry.dist.version) if entry.dist else ("?", "?")
-        pairs.append((PluginInfo(kind, entry.name, distribution, version, entry.value), entry))
-    return pairs
+def _entries(kind: Kind) -> Sequence[tuple[PluginInfo, EntryPoint]]:
+    folders = [os.path.abspath(folder) for folder in sys.path]  # a folder's time changes with each (un)installation
+    return _scan(tuple((folder, os.stat(folder).st_mtime_ns) for folder in folders if os.path.exists(folder)))[kind]
+
+
+@lru_cache(maxsize=1)  # a scan opens a file of every installed package: a run has some twenty plugins
+def _scan(folders: tuple[tuple[str, int], ...]) -> Mapping[Kind, Sequence[tuple[PluginInfo, EntryPoint]]]:
+    """What is installed in the folders of ``sys.path``, given with their times of change."""
+    installed = entry_points()
+    found: dict[Kind, list[tuple[PluginInfo, EntryPoint]]] = {kind: [] for kind in get_args(Kind)}
+    for kind, pairs in found.items():
+        for entry in installed.select(group=f"mmrl.{kind}s"):
+            distribution, version = (entry.dist.name, entry.dist.version) if entry.dist else ("?", "?")
+            pairs.append((PluginInfo(kind, entry.name, distribution, version, entry.value), entry))
+    return found
 
 
 def _locate(kind: Kind, name: str) -> tuple[PluginInfo, EntryPoint | None]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import functools
 import importlib
 import json
 import os
@@ -222,8 +221,6 @@ def _warm(model: str, packages: Sequence[str]) -> None:
     from mmrl.plugin_host import registry
 
     ModelFolder.open(model)
-    # What is installed does not change meanwhile, and reading it takes longer than a run.
-    registry._entries = functools.cache(registry._entries)
     for kind, name in PLUGINS:
         registry.options_class(kind, name)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import itertools
 import json
 import signal
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 
 from mmrl.commands.cli import main
-from mmrl.plugin_host import registry
 from mmrl.rollout.records import read_lines, recorded_steps
 from mmrl.runs.directory import read_ledger
 from mmrl.system import failpoints
@@ -153,7 +151,7 @@ def outcome(run: Path) -> dict[str, Any]:
 
 @contextmanager
 def fake(folder: Path, model: Path) -> Iterator[Runs]:
-    """The fake engine in place of the real one; rewards' workers and installed packages are those of the first run."""
+    """The fake engine in place of the real one; rewards' workers are those of the first run."""
     from mmrl.cluster import launch
     from mmrl.commands.replay import replay
     from mmrl.rollout.rewards.scorer import Scorer
@@ -165,5 +163,4 @@ def fake(folder: Path, model: Path) -> Iterator[Runs]:
         for module in (training, replay):
             patch.setattr(module, "Scorer", lambda rewards: nullcontext(scorer(rewards)))
         patch.setattr(launch, "start_engine", fake_engine.start_engine)
-        patch.setattr(registry, "entry_points", functools.cache(importlib.metadata.entry_points))
         yield Runs(folder, model)

@@ -1,6 +1,7 @@
 """Finding, importing, checking and creating plugins of installed packages and of files."""
 
 import hashlib
+import shutil
 import sys
 from pathlib import Path
 
@@ -47,6 +48,18 @@ def test_listing_shows_every_package_and_imports_none(package) -> None:
     assert PluginInfo("reward", "length", "thirdparty", "1.2", f"{module}:Length") in found
     assert {info.distribution for info in found} >= {"mmrl-train", "thirdparty"}
     assert module not in sys.modules
+
+
+def test_a_package_that_comes_or_goes_during_a_process_is_noticed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    before = list_plugins()
+    info = tmp_path / "late-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: late\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[mmrl.monitors]\nlate = late:Late\n")
+    assert [str(plugin) for plugin in list_plugins() if plugin not in before] == ["monitor plugin 'late' of late 1.0"]
+    shutil.rmtree(info)
+    assert list_plugins() == before
 
 
 def test_a_plugin_is_created_with_its_options(package) -> None:
