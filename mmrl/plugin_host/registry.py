@@ -9,14 +9,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
-import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, NoReturn, get_args, overload
@@ -48,6 +45,7 @@ from mmrl.interfaces import (
     Tracker,
 )
 from mmrl.plugin_host.foreign_rewards import adapt
+from mmrl.plugin_host.installed import GIVEN, PluginInfo, installed
 
 INTERFACES: Mapping[Kind, type[Plugin]] = {
     "algorithm": Algorithm,
@@ -65,32 +63,6 @@ _SPECS: Mapping[Kind, type[PluginSpec]] = {
     "monitor": MonitorSpec,
 }
 """Kinds of plugins for which the framework has options of its own beside the plugin's."""
-_GIVEN = "(given)"
-
-
-@dataclass(frozen=True, slots=True)
-class PluginInfo:
-    """A plugin and its origin.
-
-    Attributes:
-        distribution: The installed package; ``file`` for a plugin that is named by its file or module.
-        version: The distribution's version; else the start of the file's sha256.
-        target: ``module:Class``, or the file's path and the name in it.
-    """
-
-    kind: Kind
-    name: str
-    distribution: str
-    version: str
-    target: str
-
-    @property
-    def is_installed(self) -> bool:
-        """True unless it is named by its file or module, or is a class that was given."""
-        return self.distribution != "file" and self.version != _GIVEN
-
-    def __str__(self) -> str:
-        return f"{self.kind} plugin {self.name!r} of {self.distribution} {self.version}"
 
 
 def is_file(name: str) -> bool:
@@ -105,7 +77,7 @@ def is_import(name: str) -> bool:
 
 def list_plugins() -> list[PluginInfo]:
     """Every installed plugin, by kind and name; imports none."""
-    return [info for kind in get_args(Kind) for info, _ in sorted(_entries(kind), key=lambda pair: pair[0].name)]
+    return [info for kind in get_args(Kind) for info, _ in sorted(installed(kind), key=lambda pair: pair[0].name)]
 
 
 def locate(kind: Kind, name: str) -> PluginInfo:
@@ -212,7 +184,7 @@ def given(kind: Kind, plugin: Any, options: Mapping[str, Any] | None = None) -> 
     if options and not is_class:
         raise ValueError("options go with the name or the class of a plugin; this one has its options")
     cls = plugin if is_class else type(plugin)
-    info = PluginInfo(kind, cls.__qualname__, cls.__module__, _GIVEN, f"{cls.__module__}:{cls.__qualname__}")
+    info = PluginInfo(kind, cls.__qualname__, cls.__module__, GIVEN, f"{cls.__module__}:{cls.__qualname__}")
     _check_class(info, cls)
     made: Plugin = _construct(info, plugin, options or {}) if is_class else plugin
     return made
@@ -232,23 +204,6 @@ def _construct(info: PluginInfo, plugin: type[Plugin], options: Mapping[str, Any
         raise _failure(info, "cannot be created", error) from error
 
 
-def _entries(kind: Kind) -> Sequence[tuple[PluginInfo, EntryPoint]]:
-    folders = [os.path.abspath(folder) for folder in sys.path]  # a folder's time changes with each (un)installation
-    return _scan(tuple((folder, os.stat(folder).st_mtime_ns) for folder in folders if os.path.exists(folder)))[kind]
-
-
-@lru_cache(maxsize=1)  # a scan opens a file of every installed package: a run has some twenty plugins
-def _scan(folders: tuple[tuple[str, int], ...]) -> Mapping[Kind, Sequence[tuple[PluginInfo, EntryPoint]]]:
-    """What is installed in the folders of ``sys.path``, given with their times of change."""
-    installed = entry_points()
-    found: dict[Kind, list[tuple[PluginInfo, EntryPoint]]] = {kind: [] for kind in get_args(Kind)}
-    for kind, pairs in found.items():
-        for entry in installed.select(group=f"mmrl.{kind}s"):
-            distribution, version = (entry.dist.name, entry.dist.version) if entry.dist else ("?", "?")
-            pairs.append((PluginInfo(kind, entry.name, distribution, version, entry.value), entry))
-    return found
-
-
 def _locate(kind: Kind, name: str) -> tuple[PluginInfo, EntryPoint | None]:
     """The plugin of that name; without an entry point if it is named by its file or module."""
     if is_file(name):
@@ -256,7 +211,7 @@ def _locate(kind: Kind, name: str) -> tuple[PluginInfo, EntryPoint | None]:
     if is_import(name):
         return _locate_import(kind, name), None
     package, _, short = name.rpartition(":")
-    entries = _entries(kind)
+    entries = installed(kind)
     found = [
         pair for pair in entries if pair[0].name == short and _normal(package) in ("", _normal(pair[0].distribution))
     ]
@@ -277,8 +232,8 @@ def _normal(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
-def _raise_unknown(kind: Kind, name: str, installed: Sequence[PluginInfo]) -> NoReturn:
-    names = sorted({info.name for info in installed} | {f"{i.distribution}:{i.name}" for i in installed if ":" in name})
+def _raise_unknown(kind: Kind, name: str, known: Sequence[PluginInfo]) -> NoReturn:
+    names = sorted({info.name for info in known} | {f"{i.distribution}:{i.name}" for i in known if ":" in name})
     install = "install the package that has it (pip install ...); `mmrl plugins` lists the installed ones"
     hint = suggestion(spelled(name), names) or suggestion(name, names)
     raise PluginError(

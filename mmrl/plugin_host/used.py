@@ -8,7 +8,8 @@ from typing import Any
 
 from mmrl.config.plugin_specs import Kind, PluginSpec
 from mmrl.config.sections import Config
-from mmrl.plugin_host.registry import PluginInfo, is_file, locate
+from mmrl.plugin_host.installed import PluginInfo
+from mmrl.plugin_host.registry import is_file, locate
 
 
 def used_plugins(config: Config) -> list[PluginInfo]:

@@ -14,7 +14,7 @@ from mmrl.errors import DataError, first_line
 from mmrl.interfaces import Alarm, Monitor, RunFacts, StepRecord
 from mmrl.ops.alarms import Looked, Watch
 from mmrl.plugin_host import registry
-from mmrl.plugin_host.registry import PluginInfo
+from mmrl.plugin_host.installed import PluginInfo
 from mmrl.rollout.records import read_step, recorded_evaluations, recorded_steps
 from mmrl.runs.directory import read_metrics
 from mmrl.types import ENVIRONMENT, CreditedGroup, GroupKey

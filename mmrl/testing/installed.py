@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, cast
 from mmrl.errors import ConfigError, MMRLError, PluginError
 from mmrl.interfaces import DatasetLoader
 from mmrl.plugin_host import registry
-from mmrl.plugin_host.registry import PluginInfo
+from mmrl.plugin_host.installed import PluginInfo
 from mmrl.system.worker_process import Line, WorkerProcess, WorkerProcessEnded
 from mmrl.testing.algorithms import check_algorithm
 from mmrl.testing.datasets import check_dataset

@@ -12,8 +12,8 @@ from mmrl.config.load import from_mapping
 from mmrl.config.plugin_specs import EnvironmentSpec, PluginSpec, RewardSpec
 from mmrl.errors import ConfigError, PluginError
 from mmrl.interfaces import API_VERSION, Reward
+from mmrl.plugin_host.installed import PluginInfo
 from mmrl.plugin_host.registry import (
-    PluginInfo,
     create,
     list_plugins,
     locate,

@@ -11,7 +11,7 @@ import pytest
 from mmrl.commands.cli import main
 from mmrl.config.load import from_mapping
 from mmrl.plugin_host import registry
-from mmrl.plugin_host.registry import PluginInfo
+from mmrl.plugin_host.installed import PluginInfo
 from mmrl.rollout.records import read_lines, recorded_steps
 from mmrl.runs.monitoring import monitors_of
 from tests.faults.runs import Runs, at, events, outcome, records, steps

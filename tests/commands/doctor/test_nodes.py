@@ -6,7 +6,7 @@ from mmrl.cluster.survey import NodeReport, node_reports
 from mmrl.commands.doctor.nodes import node_findings
 from mmrl.config.load import from_mapping
 from mmrl.errors import ResourceError
-from mmrl.plugin_host.registry import PluginInfo
+from mmrl.plugin_host.installed import PluginInfo
 
 HERE = {"torch": "2.13.0", "vllm": "0.32.0", "thirdparty": "1.0", "python": "3.11.7"}
 

@@ -19,7 +19,7 @@ from mmrl.commands.doctor.versions import (
 )
 from mmrl.engine.driver import Driver
 from mmrl.plugin_host import registry
-from mmrl.plugin_host.registry import PluginInfo
+from mmrl.plugin_host.installed import PluginInfo
 
 MMRL = [
     "torch<2.14,>=2.11",
