@@ -36,17 +36,15 @@ class ViewedRun:
             not told.
 
     Attributes:
+        name: Its name in the page, that of its folder unless it is given another.
         lock: Held by whoever reads it: one thread at a time.
     """
 
     def __init__(self, path: Path, *, is_sent: bool = False) -> None:
         self.path, self.is_sent = path.expanduser().absolute(), is_sent
+        self.name = self.path.name
         self.lock = threading.Lock()
         self._kept: dict[Any, OrderedDict[Path, tuple[Any, Any]]] = {}
-
-    @property
-    def name(self) -> str:
-        return self.path.name
 
     @property
     def shown_path(self) -> str:

@@ -48,6 +48,15 @@ _DOCUMENTS: Mapping[str, Callable[..., Document]] = {
 brackets."""
 
 
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The ends of paths, as long as it takes to tell them apart."""
+    for length in range(1, max(len(path.parts) for path in paths)):
+        names = ["/".join(path.parts[-length:]) for path in paths]
+        if len(set(names)) == len(set(paths)):
+            return names
+    return [str(path) for path in paths]
+
+
 def page_file(name: str) -> bytes:
     """A file of the page."""
     return files("mmrl.viewer").joinpath("page", name).read_bytes()
@@ -65,6 +74,8 @@ class Pages:
 
     def __init__(self, runs: Sequence[Path], *, is_sent: bool = False) -> None:
         self.runs = [ViewedRun(path, is_sent=is_sent) for path in runs]
+        for run, name in zip(self.runs, _names([run.path for run in self.runs]), strict=True):
+            run.name = name
         problems = [run.problem for run in self.runs if run.problem is not None]
         if len(problems) == len(self.runs):
             raise ConfigError("\n".join(problems))

@@ -95,7 +95,7 @@ def make_report(path: Path, steps: Sequence[int] | None = None, max_mb: float = 
     places = [("step", step) for step in [*shown[:1], *shown[:0:-1]]]  # the first one and the last one first
     places += [(kind, step) for kind in ("evaluation", "blank") for step in list(run.files(kind))[-1:]]
     _add_steps(report, pages, places)
-    _tell_rest(report, len(known) - len(set(shown)), len(known))
+    _tell_rest(report, run, set(shown))
     return report
 
 
@@ -140,9 +140,14 @@ def _add_group(report: Report, pages: Pages, resource: str) -> bool:
     return report.add(resource, document, _thumbnails(pages.runs[0], document))
 
 
-def _tell_rest(report: Report, others: int, known: int) -> None:
-    if others:
-        report.left_out.append(f"rollouts of {others} of {known} recorded steps; --step N chooses")
+def _tell_rest(report: Report, run: ViewedRun, shown: set[int]) -> None:
+    known = len(run.files("step"))
+    if others := known - len(shown):
+        inside = ", ".join(map(str, sorted(shown)))
+        report.left_out.append(f"rollouts of {others} of {known} recorded steps (inside: {inside}); --step N chooses")
+    for kind, name in (("evaluation", "evaluations"), ("blank", "evaluations with blank pictures")):
+        if (known := len(run.files(kind))) > 1:
+            report.left_out.append(f"answers of {known - 1} of {known} {name}: the last one is inside")
     if any(each.startswith(_SHRUNK) for each in report.media.values()):
         report.left_out.append(f"large pictures: they have at most {_SIDE} pixels a side here")
 

@@ -44,6 +44,12 @@ def test_a_curve_tells_the_value_of_the_step_under_the_crosshair(viewer: Viewer)
     assert viewer.text("#said").startswith("step 0")
 
 
+def test_a_log_scale_leaves_out_what_it_cannot_show_and_tells_it_all_the_same(viewer: Viewer) -> None:
+    viewer.open("run/0/curves?names=loss/total&log=1")
+    viewer.until(lambda: viewer.count("path.line"), "the curve is drawn")
+    assert viewer.count("circle.dot") == 1 and viewer.text(".readout") == "-0.01", "0.01, then -0.01"
+
+
 def test_a_steps_groups_are_sorted_filtered_and_searched(viewer: Viewer) -> None:
     viewer.open("run/0/step/2")
     assert viewer.texts("#main tbody th[scope=row]") == ["0", "1", "2", "3", "4"]

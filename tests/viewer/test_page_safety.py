@@ -207,6 +207,7 @@ def test_a_report_shows_its_pages_from_the_disk(driver: Chrome, report: Path) ->
     viewer.until(lambda: viewer.address.startswith("#/run/0/step/2/group/0"), "keys work")
     viewer.reload()
     assert viewer.text("h1") == "Group 0", "an address within the file"
+    assert viewer.texts("select[aria-label=Step] option") == ["step 2"], "the steps that are inside"
     viewer.open("run/0/step/1")
     assert "This report leaves that out" in viewer.text(".problem")
     assert viewer.complaints() == []

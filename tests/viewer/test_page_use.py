@@ -36,6 +36,17 @@ def test_keys_lead_through_groups_and_steps(viewer: Viewer) -> None:
     assert viewer.script(focus) == ["search", "j"], "typing moves nowhere"
 
 
+def test_keys_lead_on_from_a_group_that_the_step_has_not(viewer: Viewer) -> None:
+    """Steps of an algorithm that fills its batch have different numbers of groups."""
+    viewer.open("run/0/step/1/group/77")
+    assert "step 1 has no group 77" in viewer.text(".problem") and viewer.count("nav.step-bar") == 1
+    viewer.press("n")
+    viewer.until(lambda: "step 2 has no group 77" in viewer.text(".problem"), "the next step")
+    viewer.press("u")
+    viewer.until(lambda: viewer.text("h1") == "Step 2", "up to the step")
+    assert all("404" in each for each in viewer.complaints())
+
+
 def test_help_lists_the_keys(viewer: Viewer) -> None:
     viewer.press("?")
     assert viewer.script("return document.getElementById('help').open")

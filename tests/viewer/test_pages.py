@@ -37,6 +37,16 @@ def plain(pages: Pages, resource: str, **query: str) -> Any:
     return json.loads(json.dumps(pages.document(resource, query), allow_nan=False))
 
 
+def test_runs_in_folders_of_one_name_are_told_apart_by_their_paths(run: Path, tmp_path: Path) -> None:
+    paths = [tmp_path / name / "grpo" for name in ("first", "second")]
+    for path in paths:
+        path.parent.mkdir()
+        path.symlink_to(run)
+    names = [each["name"] for each in plain(Pages([*paths, paths[0]]), "runs")]
+    assert names == ["first/grpo", "second/grpo", "first/grpo"]
+    assert [each["name"] for each in plain(Pages([paths[0], run]), "runs")] == ["grpo", "run"]
+
+
 def test_a_run_at_a_glance(pages: Pages, run: Path) -> None:
     assert plain(pages, "runs") == [{"run": 0, "name": "run", "path": str(run), "problem": None}]
     found = plain(pages, "run/0")

@@ -529,7 +529,7 @@ function drawLines(chart, width) {
     ...series,
     points: spec.log ? series.points.filter(([, value]) => value > 0) : series.points,
   }));
-  chart.series = shown;
+  chart.series = spec.series;
   const values = shown.flatMap((series) => series.points.map(([, value]) => value));
   if (!values.length) {
     const why = spec.log ? "No value above 0, so none on a log scale." : "No value yet.";
@@ -540,11 +540,14 @@ function drawLines(chart, width) {
   chart.x = scale(spec.range, [frame.left + 4, frame.right - 4]);
   const y = scale([least, greatest], [frame.bottom, frame.top], spec.log);
   chart.y = y;
-  const picture = canvas(frame, `${spec.label}: ${shown.map(inWords).join("; ")}`);
+  const picture = canvas(frame, `${spec.label}: ${spec.series.map(inWords).join("; ")}`);
   const rows = spec.log ? logTicks(least, greatest) : ticks(least, greatest, spec.height / 40);
   picture.append(axes(frame, chart.x, y, stepTicks(spec.range, width), rows));
   picture.append(...(spec.marks ?? []).map((mark) => markNode(mark, chart.x, frame)));
-  for (const series of shown) picture.append(...lineNodes(series, spec, chart, width));
+  for (const series of spec.series) {
+    const pieces = spec.log ? positivePieces(series.points) : [series.points];
+    for (const points of pieces) picture.append(...lineNodes({ ...series, points }, spec, chart, width));
+  }
   chart.cross = svg("g", { class: "cross" });
   picture.append(chart.cross);
   chart.frame = frame;
@@ -553,6 +556,17 @@ function drawLines(chart, width) {
   picture.addEventListener("pointerleave", () => point(chart, null));
   picture.addEventListener("click", (event) => spec.picked?.(stepAt(chart, event)));
   point(chart, null);
+}
+
+/** The stretches of a curve that a log scale can show: no line is drawn over what lies between them. */
+function positivePieces(points) {
+  const pieces = [];
+  points.forEach((point, i) => {
+    if (point[1] <= 0) return;
+    if (i === 0 || points[i - 1][1] <= 0) pieces.push([]);
+    pieces.at(-1).push(point);
+  });
+  return pieces;
 }
 
 function widened([least, greatest]) {
@@ -638,7 +652,7 @@ function point(chart, step) {
   }
   const at = chart.x(step);
   const found = chart.series.map((series) => [series, valueAt(series.points, step)]);
-  const dots = found.filter(([, value]) => value !== null);
+  const dots = found.filter(([, value]) => value !== null && !(spec.log && value <= 0));
   chart.cross.replaceChildren(
     svg("line", { x1: at, x2: at, y1: frame.top, y2: frame.bottom }),
     ...dots.map(([series, value]) =>
@@ -890,8 +904,10 @@ async function loadRuns(indices) {
   );
 }
 
+/** The recorded steps of a kind that the page can show; a report holds some of them. */
 function recordedOf(info, kind) {
-  return { step: info.steps, evaluation: info.evaluations, blank: info.blanks }[kind] ?? [];
+  const all = { step: info.steps, evaluation: info.evaluations, blank: info.blanks }[kind] ?? [];
+  return report ? all.filter((step) => inReport(stepPath(0, kind, step))) : all;
 }
 
 /** The alarms among events, each once: a run that is killed before its step is logged tells them again. */
@@ -1121,7 +1137,10 @@ function curveCard(view, name) {
 
 function curveSpec(view, name) {
   const isMany = view.runs.length > 1;
-  const steps = recordedOf(view.runs[0].info, "step");
+  const shown = view.runs.filter(({ metrics }) => pointsOf(metrics, name).length);
+  // Steps of the curve's own kind; of several runs a click could mean any.
+  const kind = name.startsWith("eval/") ? "evaluation" : "step";
+  const steps = isMany ? [] : recordedOf(view.runs[0].info, kind);
   const last = Math.max(1, ...view.runs.map(({ metrics }) => metrics.steps.at(-1) ?? 0));
   const first = Math.min(...view.runs.map(({ metrics }) => metrics.steps[0] ?? 0));
   const chosen = list(wanted("names"));
@@ -1132,11 +1151,11 @@ function curveSpec(view, name) {
     smooth: Number(wanted("smooth", "0")) || 0,
     range: [Math.min(first, last - 1), last],
     series: view.runs.map((each) => ({ name: each.name, index: each.index, points: pointsOf(each.metrics, name) })),
-    marks: view.runs.flatMap((each) => marksOf(each, isMany)),
+    marks: shown.flatMap((each) => marksOf(each, isMany)),
     pickText: steps.length ? "click: rollouts" : "",
     picked: (step) => {
       const found = nearest(steps, step);
-      if (found !== null) go(address(`run/${view.runs[0].run}/step/${found}`));
+      if (found !== null) go(address(stepPath(view.runs[0].run, kind, found)));
     },
   };
 }
@@ -1837,18 +1856,28 @@ function picture(run, image, { isSmall = false, name = "image", side = 224 } = {
 // ---- A group
 
 async function groupPage(run, kind, step, group) {
-  const [info, details] = await Promise.all([load(`run/${run}`), load(`${stepPath(run, kind, step)}/group/${group}`)]);
+  const loading = load(`${stepPath(run, kind, step)}/group/${group}`).catch((error) => error);
+  const [info, details] = await Promise.all([load(`run/${run}`), loading]);
+  const bar = el("div", {}, stepBar(info, run, kind, step, ""));
+  const ways = {
+    run,
+    runs: [run],
+    steps: stepTargets(info, kind, step, (next) => address(`${stepPath(run, kind, next)}/group/${group}`, place.query)),
+    up: address(stepPath(run, kind, step), filterQuery()),
+  };
+  if (details instanceof Error) {
+    const { node, ...failed } = problemPage(details);
+    return { ...ways, ...failed, node: [bar, node] }; // another step may have fewer groups: the keys lead on
+  }
   const view = { run, kind, step, details, group, info };
   view.title = el("div", { class: "title-line" }, groupTitle(view));
   view.ordered = groupOrder(view); // the step's table may be long to read: the group does not wait for it
   view.panel = el("div", { class: "member-panel" });
   view.cards = el("div", { class: "members" });
   drawMembers(view);
-  const bar = el("div", {}, stepBar(info, run, kind, step, ""));
   return {
+    ...ways,
     title: `Group ${group}, ${titleOf(kind, step).toLowerCase()}`,
-    run,
-    runs: [run],
     view,
     node: [
       bar,
@@ -1858,8 +1887,6 @@ async function groupPage(run, kind, step, group) {
       section("Completions", {}, view.cards),
       view.panel,
     ],
-    steps: stepTargets(info, kind, step, (next) => address(`${stepPath(run, kind, next)}/group/${group}`, place.query)),
-    up: address(stepPath(run, kind, step), filterQuery()),
     groups: () => view.ordered.then(() => groupNeighbours(view)),
     update: async () => stepChanged(bar, await load(`run/${run}`), run, kind, step, ""),
   };
@@ -2562,7 +2589,7 @@ async function promptPage(run) {
     runs: [run],
     node: [
       heading("Prompt ", el("span", { class: "id" }, inLine(id))),
-      quiet(counted(sorted.length, "occurrence"), " in the recorded steps"),
+      quiet(counted(sorted.length, "occurrence"), ` in the ${report ? "steps that this report holds" : "recorded steps"}`),
       body,
     ],
     update: redrawn,
@@ -2750,6 +2777,8 @@ function evaluationChart({ run, doc }) {
     steps
       .map((step) => [step, mean(known(doc.prompts.map((prompt) => prompt[key]?.[step])))])
       .filter(([, value]) => value !== null);
+  const having = (key) => doc.prompts.filter((prompt) => Object.keys(prompt[key] ?? {}).length).length;
+  const blanks = having("blank");
   const series = [
     { name: "with pictures", index: 0, points: points(doc.steps, "results") },
     { name: "blank pictures", index: 1, points: points(doc.blanks, "blank") },
@@ -2770,7 +2799,12 @@ function evaluationChart({ run, doc }) {
   return el(
     "article",
     { class: "card" },
-    el("h3", {}, `mean result of ${counted(doc.prompts.length, "prompt")}`),
+    el(
+      "h3",
+      {},
+      `mean result of ${counted(having("results"), "prompt")}`,
+      blanks ? `, and of ${counted(blanks, "prompt")} with blank pictures` : "",
+    ),
     chart.node,
   );
 }
@@ -2902,10 +2936,16 @@ async function aboutPage(run) {
   };
 }
 
+/** True if the last attempt has not told its end. */
+function isCut({ attempts }) {
+  const last = attempts?.at(-1);
+  return last !== undefined && typeof last.end !== "number";
+}
+
 function aboutFacts(info) {
   return facts([
     ["folder", el("span", { class: "mono" }, inLine(info.path))],
-    ["state", info.live ? "live" : "ended"],
+    ["state", info.live ? "live" : isCut(info) ? "cut off: it was killed, or its machine stopped" : "ended"],
     ["last step", number(info.last_step)],
     ["algorithm", inLine(valueText(info.algorithm))],
     ["recorded steps", number(info.steps.length)],
@@ -2997,7 +3037,7 @@ function originNode(info, key) {
 }
 
 // Seconds that pass beside the phases of a step, or that several share.
-const BESIDE = new Set(["perf/step_s", "perf/eval_s", "perf/save_s", "perf/environment_s", "perf/environment_wait_s"]);
+const BESIDE = new Set(["perf/step_s", "perf/eval_s", "perf/save_s", "perf/environment_s", "perf/environment_wait_s", "perf/monitor_s"]);
 
 function phasesNode(metrics) {
   const names = Object.keys(metrics.curves).filter((name) => /^perf\/[^/]+_s$/.test(name) && !name.endsWith("_per_s"));
