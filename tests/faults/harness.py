@@ -176,7 +176,7 @@ def _shared_memory() -> set[str]:
 
 
 def is_held(name: str) -> bool:
-    """Whether a living process has mapped it or has it open: then it is another run's."""
+    """True if a living process has mapped it or has it open: then it is another run's."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if f"/dev/shm/{name}" in (process / "maps").read_text():
@@ -276,7 +276,7 @@ def _attend(pid: int, blow: Sequence[Any] | None) -> Request:
 
 
 def _has_handler(pid: int) -> bool:
-    """Whether the process has a handler for SIGTERM."""
+    """True if the process has a handler for SIGTERM."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):
@@ -285,7 +285,7 @@ def _has_handler(pid: int) -> bool:
 
 
 def _orphans() -> list[str]:
-    """What is still running after a while; it is ended then."""
+    """Command lines of the children that still run after a while; they are killed then."""
     import psutil
 
     deadline = time.monotonic() + ORPHANS_MAY_LIVE_S

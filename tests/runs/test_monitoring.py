@@ -31,7 +31,7 @@ def alarms(run: Path) -> list[tuple[int, str, str, Any]]:
 
 
 def recorded(run: Path, capsys: pytest.CaptureFixture[str], *words: str) -> list[tuple[int, str, str, Any]]:
-    """What ``mmrl monitor`` answers."""
+    """The alarms that ``mmrl monitor`` prints."""
     capsys.readouterr()
     assert main(["monitor", str(run), "--json", *words]) == 0
     found = json.loads(capsys.readouterr().out)["alarms"]

@@ -42,12 +42,17 @@ def test_a_curve_tells_the_value_of_the_step_under_the_crosshair(viewer: Viewer)
     viewer.press("\ue012")
     assert viewer.text(".readout").startswith("step 00.25"), "step 1 has no evaluation"
     assert viewer.text("#said").startswith("step 0")
+    viewer.press("\ue007")  # enter
+    viewer.until(lambda: viewer.address == "#/run/0/evaluation/0", "the evaluation, not a step of training")
 
 
 def test_a_log_scale_leaves_out_what_it_cannot_show_and_tells_it_all_the_same(viewer: Viewer) -> None:
     viewer.open("run/0/curves?names=loss/total&log=1")
     viewer.until(lambda: viewer.count("path.line"), "the curve is drawn")
     assert viewer.count("circle.dot") == 1 and viewer.text(".readout") == "-0.01", "0.01, then -0.01"
+    alternating = "Array.from({ length: 5000 }, (_, step) => [step, step % 2 ? 1 : -1])"
+    path = viewer.script(f"return pathOf(thinned({alternating}, 300), (at) => at, (at) => at, (at) => at > 0)")
+    assert 100 <= path.count("M") <= 300, "no more strokes than the width shows"
 
 
 def test_a_steps_groups_are_sorted_filtered_and_searched(viewer: Viewer) -> None:

@@ -139,6 +139,26 @@ def test_a_chart_that_cannot_be_drawn_hides_no_other(viewer: Viewer) -> None:
     viewer.reload()
 
 
+def test_a_run_that_was_cut_off_and_curves_of_one_run_alone(driver: Chrome, tmp_path: Path) -> None:
+    """Alarms of a run are marked on the curves that it has."""
+    cut, other = make_run(tmp_path / "cut", live=True), make_run(tmp_path / "other")
+    with (other / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 3, "attempt": 2, "loss/total": 0.03, "loss/of_the_other": 1.0}) + "\n")
+    (other / "events.jsonl").unlink()
+    with served(cut, other) as server:
+        viewer = Viewer.opened(driver, server.url)
+        viewer.open("run/0/about")
+        assert "cut off: it was killed, or its machine stopped" in viewer.text(".facts")
+        viewer.open("run/1/about")
+        assert "cut off" not in viewer.text(".facts")
+        for name, count in (("loss/total", 1), ("loss/of_the_other", 0)):
+            viewer.open(f"compare?runs=0,1&names={name}")
+            viewer.until(lambda: viewer.count("path.line") == 2, "the curves are drawn")
+            assert viewer.count(".mark.alarm") == count, name
+        viewer.open("run/0/step/7/group/0")
+        assert "there are no rollouts of step 7" in viewer.text(".problem")
+
+
 @pytest.mark.full
 def test_a_live_run_grows_on_the_page_without_losing_the_place(driver: Chrome, tmp_path: Path) -> None:
     from mmrl.runs.directory import RunDirectory

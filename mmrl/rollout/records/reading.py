@@ -272,7 +272,7 @@ def damage(where: str) -> Iterator[None]:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError) as error:
         what = f"this is no record of a rollout: {type(error).__name__}: {error}"
-        raise DataError(what, where=where, remedy="give files that a run wrote, whole ones") from error
+        raise DataError(what, where=where, remedy="give whole files that a run wrote") from error
 
 
 def _read(file: Path) -> Iterator[tuple[dict[str, Any], RecordedRollout]]:

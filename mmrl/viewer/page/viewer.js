@@ -497,8 +497,21 @@ function thinned(points, width) {
   return found;
 }
 
-function pathOf(points, x, y) {
-  return points.map(([step, value], i) => `${i ? "L" : "M"}${x(step).toFixed(1)},${y(value).toFixed(1)}`).join("");
+/** A line with gaps where values have no place on the scale; a point between two gaps is a short stroke. */
+function pathOf(points, x, y, isShown) {
+  const shown = points.map(([, value]) => isShown(value));
+  return points
+    .map(([step, value], i) => {
+      if (!shown[i]) return "";
+      const at = `${x(step).toFixed(1)},${y(value).toFixed(1)}`;
+      return shown[i - 1] ? `L${at}` : `M${at}${shown[i + 1] ? "" : "h1"}`;
+    })
+    .join("");
+}
+
+/** True for a value that a scale has a place for. */
+function shownOn({ log }) {
+  return (value) => !log || value > 0;
 }
 
 /**
@@ -525,12 +538,8 @@ function lineChart(spec) {
 function drawLines(chart, width) {
   const { spec } = chart;
   const frame = frameOf(width, spec.height);
-  const shown = spec.series.map((series) => ({
-    ...series,
-    points: spec.log ? series.points.filter(([, value]) => value > 0) : series.points,
-  }));
   chart.series = spec.series;
-  const values = shown.flatMap((series) => series.points.map(([, value]) => value));
+  const values = spec.series.flatMap(({ points }) => points.map(([, value]) => value)).filter(shownOn(spec));
   if (!values.length) {
     const why = spec.log ? "No value above 0, so none on a log scale." : "No value yet.";
     chart.box.replaceChildren(el("p", { class: "quiet centred" }, why));
@@ -544,10 +553,7 @@ function drawLines(chart, width) {
   const rows = spec.log ? logTicks(least, greatest) : ticks(least, greatest, spec.height / 40);
   picture.append(axes(frame, chart.x, y, stepTicks(spec.range, width), rows));
   picture.append(...(spec.marks ?? []).map((mark) => markNode(mark, chart.x, frame)));
-  for (const series of spec.series) {
-    const pieces = spec.log ? positivePieces(series.points) : [series.points];
-    for (const points of pieces) picture.append(...lineNodes({ ...series, points }, spec, chart, width));
-  }
+  for (const series of spec.series) picture.append(...lineNodes(series, spec, chart, width));
   chart.cross = svg("g", { class: "cross" });
   picture.append(chart.cross);
   chart.frame = frame;
@@ -556,17 +562,6 @@ function drawLines(chart, width) {
   picture.addEventListener("pointerleave", () => point(chart, null));
   picture.addEventListener("click", (event) => spec.picked?.(stepAt(chart, event)));
   point(chart, null);
-}
-
-/** The stretches of a curve that a log scale can show: no line is drawn over what lies between them. */
-function positivePieces(points) {
-  const pieces = [];
-  points.forEach((point, i) => {
-    if (point[1] <= 0) return;
-    if (i === 0 || points[i - 1][1] <= 0) pieces.push([]);
-    pieces.at(-1).push(point);
-  });
-  return pieces;
 }
 
 function widened([least, greatest]) {
@@ -595,13 +590,15 @@ function lineNodes(series, spec, chart, width) {
   const points = thinned(series.points, width);
   const nodes = [];
   const isSmooth = spec.smooth > 0 && points.length > 2;
-  const path = (some, more) => svg("path", { class: `line s${series.index % 8}${more}`, d: pathOf(some, x, y) });
+  const isShown = shownOn(spec);
+  const path = (some, more) =>
+    svg("path", { class: `line s${series.index % 8}${more}`, d: pathOf(some, x, y, isShown) });
   if (isSmooth) nodes.push(path(points, " raw"));
   const main = isSmooth ? thinned(smoothed(series.points, spec.smooth), width) : points;
   nodes.push(path(main, ""));
   if (points.length <= 30 && !isSmooth) {
     nodes.push(
-      ...points.map(([step, value]) =>
+      ...points.filter(([, value]) => isShown(value)).map(([step, value]) =>
         svg("circle", { class: `dot s${series.index % 8}`, cx: x(step), cy: y(value), r: points.length < 3 ? 3.5 : 2 }),
       ),
     );
@@ -652,7 +649,7 @@ function point(chart, step) {
   }
   const at = chart.x(step);
   const found = chart.series.map((series) => [series, valueAt(series.points, step)]);
-  const dots = found.filter(([, value]) => value !== null && !(spec.log && value <= 0));
+  const dots = found.filter(([, value]) => value !== null && shownOn(spec)(value));
   chart.cross.replaceChildren(
     svg("line", { x1: at, x2: at, y1: frame.top, y2: frame.bottom }),
     ...dots.map(([series, value]) =>
@@ -1139,7 +1136,7 @@ function curveSpec(view, name) {
   const isMany = view.runs.length > 1;
   const shown = view.runs.filter(({ metrics }) => pointsOf(metrics, name).length);
   // Steps of the curve's own kind; of several runs a click could mean any.
-  const kind = name.startsWith("eval/") ? "evaluation" : "step";
+  const kind = { eval: "evaluation", eval_blank: "blank" }[name.split("/")[0]] ?? "step";
   const steps = isMany ? [] : recordedOf(view.runs[0].info, kind);
   const last = Math.max(1, ...view.runs.map(({ metrics }) => metrics.steps.at(-1) ?? 0));
   const first = Math.min(...view.runs.map(({ metrics }) => metrics.steps[0] ?? 0));
