@@ -66,6 +66,7 @@ class RankGroup(RankCalls):
                 yield sampler
             finally:
                 sampler.forget()  # ranks drop what is left when they leave
+        sampler.check()
 
     @contextmanager
     def learning(self) -> Iterator[Learner]:

@@ -117,8 +117,9 @@ class GroupSampler(Sampler):
                 return Polled(waits=waits)
             is_owed_eagerly = any(any(own.owed.values()) for own in self._sets)
             done, _ = wait(self._polls, WAIT_S if waits or is_owed_eagerly else None, return_when=FIRST_COMPLETED)
+            unfinished = [future for future in self._others if not future.done()]
             self._calls.check([*self._polls, *self._others])
-            self._others = [future for future in self._others if not future.done()]
+            self._others = unfinished
             finished = tuple(each for future in done for each in self._news(future))
             if finished or waits or is_owed_eagerly:
                 return Polled(finished, waits)
@@ -135,6 +136,13 @@ class GroupSampler(Sampler):
         self._polls.clear()
         for own in self._sets:
             own.running, own.owed, own.waits, own.polls = set(), {}, set(), 0
+
+    def check(self) -> None:
+        """Raise what a call has failed with after the last poll; to be called when the ranks have left.
+
+        The first rank of a set may have told of the last request before another one fails in the same step.
+        """
+        self._calls.check(self._others)
 
     def _ask(self) -> None:
         """Keep the ranks busy."""

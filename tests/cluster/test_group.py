@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -245,6 +246,17 @@ def test_of_several_failures_the_cause_is_shown(faults, shown, group_of, monkeyp
     fakes = FakeRanks(["a", "a"], {rank: {"submit": fault} for rank, fault in faults.items()})
     with pytest.raises(Exception, match=shown), group_of(fakes).sampling() as sampler:
         list(sampler.generate([request(0), request(1)]))
+
+
+@pytest.mark.parametrize("method", ["advance", "answer"])
+def test_an_error_after_the_last_news_is_raised_too(method, group_of):
+    """Rank 0 tells the driver of the set's only request, and rank 1 fails later in the same step, or with the end."""
+    fakes = FakeRanks(["a", "a"], {1: {method: fail(ValueError("a bug"), 0.3)}})
+    with pytest.raises(ValueError, match="a bug"), group_of(fakes, 2).sampling() as sampler:
+        (ticket,) = sampler.submit([replace(request(0), answered_after=1)])
+        assert [each.ticket for each in sampler.poll().finished] == [ticket]
+        sampler.answer(ticket, None)
+    assert [fakes.methods(rank)[-1] for rank in (0, 1)] == ["leave", "leave"]
 
 
 def test_an_error_of_the_drivers_hands_the_device_back(group_of):

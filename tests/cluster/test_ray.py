@@ -36,6 +36,7 @@ QUICKSTART = str(Path(__file__).resolve().parents[2] / "examples" / "digits_grpo
 FAULTY = '''
 import os
 import signal
+import time
 
 from mmrl_algorithms.grpo import GRPO
 
@@ -57,7 +58,8 @@ class Faulty(GRPO):
             group, groups = VLLMSampler._group, []
 
             def broken(sampler, request, output):
-                if groups:
+                if len(groups) == 4:  # rank 0 tells of the last group before
+                    time.sleep(0.5)
                     raise ValueError("broken in generation")
                 groups.append(request)
                 return group(sampler, request, output)
