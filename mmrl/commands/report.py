@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Write a run as one HTML file that opens from the disk, offline: the viewer's page with its "
     parser.description += "data inside. It holds what fits, and says what it leaves out."
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="a run's folder")
-    text = "the file to write (default: report.html); an earlier one is replaced"
+    text = "the file to write (default: report.html); an earlier report is replaced"
     parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help=text)
     text = "show the rollouts of this step, or of A-B; repeat for more; by default the first, the last and some between"
     parser.add_argument("--step", action="append", default=[], metavar="N", help=text)
@@ -28,13 +28,15 @@ def run(arguments: argparse.Namespace) -> int:
     from mmrl.commands.arguments import chosen_steps
     from mmrl.runs.files import replace_file
     from mmrl.runs.reader import load_run
-    from mmrl.viewer.report import make_report
+    from mmrl.viewer.report import is_report, make_report
 
     if not 0 < arguments.max_mb <= 1000:
         raise ConfigError(f"{arguments.max_mb:g} is no size of a report", where="--max-mb", possible="above 0, to 1000")
     output = arguments.output.expanduser()
-    if output.is_dir() or not output.absolute().parent.is_dir():
+    if (output.exists() and not output.is_file()) or not output.absolute().parent.is_dir():
         raise ConfigError(f"{output} cannot be a file", where="--output", remedy="name a file in a folder that exists")
+    if output.exists() and not is_report(output):
+        raise ConfigError(f"{output} is a file that is no report", where="--output", remedy="name another file")
     steps = None
     if arguments.step:
         steps = chosen_steps(arguments.step, load_run(arguments.run_dir).rollout_steps, str(arguments.run_dir))

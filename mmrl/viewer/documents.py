@@ -12,7 +12,7 @@ Document = Any
 HEAD = 200
 """Characters of a text in a table."""
 LONG_HEAD = 500
-"""Characters of a completion in the history of a prompt."""
+"""Characters of a question and of a completion in the history of a prompt."""
 
 
 class NotThere(DataError):

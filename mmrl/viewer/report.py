@@ -33,6 +33,7 @@ _SMALL = 6000
 """Bytes of a PNG file that is its own thumbnail."""
 _SHRUNK = "data:image/jpeg;base64,"
 _MOST_PIXELS = 2**26
+_TITLE = b"<title>mmrl</title>"
 _HISTORY = ("runs", "run/0", "run/0/metrics", "run/0/events", "run/0/evaluations", "run/0/ledger")
 """The most wanted first."""
 
@@ -97,6 +98,13 @@ def make_report(path: Path, steps: Sequence[int] | None = None, max_mb: float = 
     _add_steps(report, pages, places)
     _tell_rest(report, run, set(shown))
     return report
+
+
+def is_report(file: Path) -> bool:
+    """True if a file begins as a report does."""
+    with suppress(OSError), file.open("rb") as stream:
+        return _TITLE in stream.read(2000)
+    return False
 
 
 def spread(steps: Sequence[int]) -> list[int]:

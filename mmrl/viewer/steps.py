@@ -13,7 +13,7 @@ import numpy as np
 from mmrl.errors import DataError
 from mmrl.rollout.records.paging import IndexedGroup, Place
 from mmrl.types import TRUNCATED
-from mmrl.viewer.documents import LONG_HEAD, Document, NotThere, head
+from mmrl.viewer.documents import HEAD, LONG_HEAD, Document, NotThere, head
 from mmrl.viewer.folder import KINDS, ViewedRun
 
 _OF_GROUP = ("group", "epoch", "prompt_id", "source", "kept", "trained", "prompt", "messages", "answer", "images")
@@ -105,7 +105,8 @@ def _prompt_hashes(run: ViewedRun, kind: str, step: int, file: Path) -> Any:
 
 
 def _of_prompt(run: ViewedRun, kind: str, step: int, prompt_id: str) -> list[IndexedGroup]:
-    fields = ("group", "epoch", "prompt_id"), ("index", "greedy", "completion", "reward", "rewards", "valid")
+    of_group = ("group", "epoch", "prompt_id", "prompt", "messages", "answer", "images")
+    fields = of_group, ("index", "greedy", "completion", "reward", "rewards", "valid")
     return [each for each in run.pages(kind, step).index(*fields) if each.of_group["prompt_id"] == prompt_id]
 
 
@@ -121,7 +122,8 @@ def _history(run: ViewedRun, kind: str, step: int, group: IndexedGroup) -> Docum
         }
         for place, index in enumerate(rollouts["index"])
     ]
-    return {"kind": kind, "step": step, "group": own["group"], "epoch": own["epoch"], "members": members}
+    place = {"kind": kind, "step": step, "group": own["group"], "epoch": own["epoch"]}
+    return {**place, **_asked(own, LONG_HEAD), "members": members}
 
 
 def evaluations_document(run: ViewedRun) -> Document:
@@ -194,14 +196,24 @@ def _group_entry(kind: str, found: IndexedGroup) -> Document:
     own, rewards = found.of_group, valid_rewards(found.of_rollouts)
     trained = bool(own.get("trained", own["kept"]))
     return {
-        **{name: own[name] for name in ("group", "prompt_id", "source", "kept", "answer", "images")},
+        **{name: own[name] for name in ("group", "prompt_id", "source", "kept")},
         "epoch": own.get("epoch") or 0,
         "trained": trained,
         "why": why(kind, bool(own["kept"]), trained, rewards),
-        "prompt": head(own["prompt"]),
-        "question": head(next((each["content"] for each in reversed(own["messages"]) if each["role"] == "user"), None)),
+        **_asked(own),
         "reward_mean": float(np.mean(rewards)) if rewards else None,
         "reward_std": float(np.std(rewards)) if rewards else None,
+    }
+
+
+def _asked(of_group: Mapping[str, Any], characters: int = HEAD) -> Document:
+    """What a group's prompt asks, shortened, with its images and its answer."""
+    users = (each["content"] for each in reversed(of_group["messages"]) if each["role"] == "user")
+    return {
+        "prompt": head(of_group["prompt"], characters),
+        "question": head(next(users, None), characters),
+        "answer": of_group["answer"],
+        "images": of_group["images"],
     }
 
 

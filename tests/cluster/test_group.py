@@ -252,10 +252,16 @@ def test_of_several_failures_the_cause_is_shown(faults, shown, group_of, monkeyp
 def test_an_error_after_the_last_news_is_raised_too(method, group_of):
     """Rank 0 tells the driver of the set's only request, and rank 1 fails later in the same step, or with the end."""
     fakes = FakeRanks(["a", "a"], {1: {method: fail(ValueError("a bug"), 0.3)}})
-    with pytest.raises(ValueError, match="a bug"), group_of(fakes, 2).sampling() as sampler:
-        (ticket,) = sampler.submit([replace(request(0), answered_after=1)])
-        assert [each.ticket for each in sampler.poll().finished] == [ticket]
-        sampler.answer(ticket, None)
+    group = group_of(fakes, 2)
+
+    def sample_one() -> None:
+        with group.sampling() as sampler:
+            (ticket,) = sampler.submit([replace(request(0), answered_after=1)])
+            assert [each.ticket for each in sampler.poll().finished] == [ticket]
+            sampler.answer(ticket, None)
+
+    with pytest.raises(ValueError, match="a bug"):
+        sample_one()
     assert [fakes.methods(rank)[-1] for rank in (0, 1)] == ["leave", "leave"]
 
 

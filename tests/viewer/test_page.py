@@ -139,6 +139,10 @@ def test_an_episode_shows_turns_calls_observations_and_rewards(viewer: Viewer) -
     viewer.open("run/0/step/2/group/3?member=0&view=tokens")
     assert viewer.texts(".turn-mark") == ["turn 1", "turn 2", "turn 3"]
     assert viewer.count(".tokens .token.given") > 0
+    viewer.open("run/0/step/2/group/3?member=0&view=text")
+    assert all(f"{n + 1} I go right, turn {n}." in viewer.text(".member-panel .text") for n in range(3))
+    viewer.open("run/0/step/2?by=rollout")
+    assert "last turn" in viewer.texts("#main thead th")
     viewer.open("run/0/step/2/group/3?member=1")
     assert "this is no JSON" in viewer.text(".call.failed")
     viewer.open("run/0/step/2/group/3?member=2")
@@ -152,6 +156,8 @@ def test_a_prompt_is_followed_over_steps_and_evaluations(viewer: Viewer) -> None
         *("Blank pictures at step 0", "Evaluation at step 0", "Step 1"),
         *("Blank pictures at step 2", "Evaluation at step 2", "Step 2"),
     ]
+    assert viewer.text(".asked .text") == "What colour is shape 0?" and viewer.text(".asked dl") == "goldred"
+    assert viewer.count(".asked .picture img") == 2
     viewer.click(".fold tbody a")
     viewer.until(lambda: "/group/0?member=0" in viewer.address, "a link to the group")
 
@@ -196,4 +202,5 @@ def test_two_runs_are_compared_by_curves_config_and_prompt(viewer: Viewer) -> No
     assert viewer.texts("#main tbody tr") == ["learner.lr0.001command line0.01command line"]
     viewer.open("compare?runs=0,1&tab=prompt&prompt=shapes/0")
     assert viewer.texts(".side h2") == ["shapes", "shapes-again"]
+    assert viewer.count(".asked .picture img") == 2
     assert viewer.count(".side") == 2 and viewer.count(".side:nth-child(2) tbody tr") > 8

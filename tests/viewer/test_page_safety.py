@@ -77,6 +77,11 @@ def test_axes_of_any_numbers_have_some_marks(viewer: Viewer) -> None:
         viewer.script("return [logTicks(0, 1), logTicks(1, Infinity), logTicks(-1, 1)].map((some) => some.length)")
         == [1] * 3
     )
+    texts = "return arguments[0].map((some) => some.map(tickText(some)))"
+    near = [[0.99991, 0.99992, 0.99993], [1.2341e-5, 1.2342e-5], [0, 0.25, 0.5], [100000, 200000]]
+    assert viewer.script(texts, near) == [
+        ["0.99991", "0.99992", "0.99993"], ["1.2341e-5", "1.2342e-5"], ["0", "0.25", "0.5"], ["100000", "200000"]
+    ]  # fmt: skip
     values = [[-1e308, 0, 1e308], [0, 5e-324, 1e-323], [1, 1 + 2**-52, 1 + 2**-51]]
     script = "return arguments[0].map((some) => binned(some).reduce((sum, { count }) => sum + count, 0))"
     assert viewer.script(script, values) == [3] * 3

@@ -26,10 +26,13 @@ def test_keys_lead_through_groups_and_steps(viewer: Viewer) -> None:
         viewer.press(key)
         viewer.until(lambda path=path: viewer.page == path, f"{key} leads to {path}")  # type: ignore[misc]
         assert viewer.address == f"#/{path}?sort=-reward"
-    viewer.press("m", "m")
-    assert "member=2" in viewer.address
+    viewer.press("m", "m", "c")
+    assert "member=2" in viewer.address and "color=" in viewer.address
+    query = viewer.address.partition("?")[2]
+    viewer.press("n")
+    viewer.until(lambda: viewer.address == f"#/run/0/step/2/group/4?{query}", "the completion and colour are kept")
     viewer.press("u")
-    viewer.until(lambda: viewer.address == "#/run/0/step/1?sort=-reward", "up to the step")
+    viewer.until(lambda: viewer.address == "#/run/0/step/2?sort=-reward", "up to the step")
     viewer.until(lambda: viewer.count("input.search"), "drawn")
     viewer.press("/", "j")
     focus = "return [document.activeElement.type, document.activeElement.value]"
@@ -84,4 +87,5 @@ def test_controls_and_images_have_names_and_pages_one_heading(viewer: Viewer) ->
         viewer.open(address)
         assert viewer.script(nameless) == [], address
         assert viewer.count("h1") == 1, address
-        assert viewer.script("return document.title").endswith("· mmrl")
+        words = viewer.script("return document.title").split(" · ")
+        assert words[-1] == "mmrl" and ("shapes" in words) == address.startswith("run/"), address

@@ -202,6 +202,9 @@ def test_a_prompt_is_followed_over_steps_and_evaluations(pages: Pages) -> None:
     assert places[:2] == [("step", 1, 0, 0), ("step", 2, 0, 1)]
     assert places[2:] == [(kind, step, 0, 0) for kind in ("evaluation", "blank") for step in (0, 2)]
     assert [each["right"] for each in found[0]["members"]] == [True, False, True, True, False]
+    assert all(
+        each["question"] == "<image><image>What colour is shape 0?" and len(each["images"]) == 2 for each in found
+    )
     assert [each["kind"] for each in plain(pages, "run/0/prompt", id="shapes/4")] == ["step", "step"]
 
 

@@ -198,8 +198,9 @@ def test_the_command_writes_the_file_and_says_what_it_leaves_out(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "made.html"
-    file.write_text("an earlier one")
-    assert main(["report", str(run), "-o", str(file), "--step", "1"]) == 0
+    assert main(["report", str(run), "-o", str(file)]) == 0
+    capsys.readouterr()
+    assert main(["report", str(run), "-o", str(file), "--step", "1"]) == 0  # replaces the earlier one
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith(f"{file}: 0.") and said[1] == (
         "it leaves out: rollouts of 1 of 2 recorded steps (inside: 1); --step N chooses"
@@ -215,6 +216,8 @@ def test_the_command_writes_the_file_and_says_what_it_leaves_out(
         (["{run}", "--max-mb", "0.01"], 2, "no room for the run"),
         (["{run}", "-o", "{folder}/missing/report.html"], 2, "a folder that exists"),
         (["{run}", "-o", "{folder}"], 2, "cannot be a file"),
+        (["{run}", "-o", "{run}/config.yaml"], 2, "is a file that is no report"),
+        (["{run}", "-o", "/dev/null"], 2, "cannot be a file"),
         (["{folder}"], 2, "there is no run"),
     ],
 )

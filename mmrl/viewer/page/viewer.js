@@ -167,7 +167,9 @@ function number(value, digits = 4) {
   if (typeof value !== "number") return plain(value);
   if (Number.isInteger(value) && Math.abs(value) < 1e7) return String(value);
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-4 || size >= 1e7)) return value.toExponential(2).replace("e+", "e");
+  if (size !== 0 && (size < 1e-4 || size >= 1e7)) {
+    return value.toExponential(Math.max(2, digits - 2)).replace("e+", "e");
+  }
   return String(Number(value.toPrecision(digits)));
 }
 
@@ -462,13 +464,22 @@ function label(text, x, y, anchor) {
   return svg("text", { class: "tick", x, y, "text-anchor": anchor }, text);
 }
 
+/** What writes each tick with as few digits as tell them apart, at least 3. */
+function tickText(values) {
+  const digits = [3, 4, 5, 6].find(
+    (each) => new Set(values.map((value) => number(value, each))).size === values.length,
+  );
+  return (value) => number(value, digits ?? 7);
+}
+
 /** Lines and labels of both axes. */
 function axes(frame, x, y, xTicks, yTicks) {
+  const [text, xText] = [tickText(yTicks), tickText(xTicks)];
+  const columns = xTicks.map((value) => label(xText(value), x(value), frame.height - 5, "middle"));
   const rows = yTicks.map((value) => [
     svg("line", { class: "grid", x1: frame.left, x2: frame.right, y1: y(value), y2: y(value) }),
-    label(number(value, 3), frame.left - 6, y(value) + 4, "end"),
+    label(text(value), frame.left - 6, y(value) + 4, "end"),
   ]);
-  const columns = xTicks.map((value) => label(number(value, 3), x(value), frame.height - 5, "middle"));
   return svg("g", { "aria-hidden": "true" }, rows, columns);
 }
 
@@ -598,9 +609,16 @@ function lineNodes(series, spec, chart, width) {
   nodes.push(path(main, ""));
   if (points.length <= 30 && !isSmooth) {
     nodes.push(
-      ...points.filter(([, value]) => isShown(value)).map(([step, value]) =>
-        svg("circle", { class: `dot s${series.index % 8}`, cx: x(step), cy: y(value), r: points.length < 3 ? 3.5 : 2 }),
-      ),
+      ...points
+        .filter(([, value]) => isShown(value))
+        .map(([step, value]) =>
+          svg("circle", {
+            class: `dot s${series.index % 8}`,
+            cx: x(step),
+            cy: y(value),
+            r: points.length < 3 ? 3.5 : 2,
+          }),
+        ),
     );
   }
   return nodes;
@@ -1243,7 +1261,7 @@ async function stepPage(run, kind, step) {
     run,
     runs: [run],
     node: [bar, heading(titleOf(kind, step)), stepSummary(view), stepTools(view), view.body],
-    steps: stepTargets(info, kind, step, (next) => address(stepPath(run, kind, next), place.query)),
+    steps: () => stepTargets(info, kind, step, (next) => address(stepPath(run, kind, next), place.query)),
     firstGroup: () => groupAddress(view, view.order[0]),
     update: async () => stepChanged(bar, await load(`run/${run}`), run, kind, step, ""),
   };
@@ -1499,8 +1517,7 @@ async function matchingRows(view) {
 }
 
 async function searched(view, text) {
-  if (!report)
-    return (await load(`${stepPath(view.run, view.kind, view.step)}/search?q=${encoded(text)}`)).rows;
+  if (!report) return (await load(`${stepPath(view.run, view.kind, view.step)}/search?q=${encoded(text)}`)).rows;
   const { rows, groups } = view.doc;
   const lower = text.toLowerCase();
   const heads = new Map(groups.map((group) => [group.group, JSON.stringify([group.prompt, group.prompt_id])]));
@@ -1794,7 +1811,7 @@ function rolloutColumns(view) {
     },
     {
       key: "text",
-      title: "completion",
+      title: hasTurns ? "last turn" : "completion",
       class: "long",
       cell: (row) => link(to(row), { class: "head mono" }, inLine(rows.text[row])),
     },
@@ -1850,6 +1867,12 @@ function picture(run, image, { isSmall = false, name = "image", side = 224 } = {
   return whole;
 }
 
+function pictureRow(run, images) {
+  const name = (i) => (images.length > 1 ? `image ${i + 1} of ${images.length}` : "image");
+  const pictures = images.map((image, i) => picture(run, image, { name: name(i) }));
+  return pictures.length ? el("div", { class: "pictures" }, pictures) : "";
+}
+
 // ---- A group
 
 async function groupPage(run, kind, step, group) {
@@ -1859,7 +1882,8 @@ async function groupPage(run, kind, step, group) {
   const ways = {
     run,
     runs: [run],
-    steps: stepTargets(info, kind, step, (next) => address(`${stepPath(run, kind, next)}/group/${group}`, place.query)),
+    steps: () =>
+      stepTargets(info, kind, step, (next) => address(`${stepPath(run, kind, next)}/group/${group}`, place.query)),
     up: address(stepPath(run, kind, step), filterQuery()),
   };
   if (details instanceof Error) {
@@ -1952,10 +1976,6 @@ function groupHead(view) {
 
 function groupPrompt(view) {
   const { details, run } = view;
-  const images = details.images ?? [];
-  const pictures = images.map((image, i) =>
-    picture(run, image, { name: images.length > 1 ? `image ${i + 1} of ${images.length}` : "image" }),
-  );
   const messages = (details.messages ?? []).map((message) =>
     el("div", { class: "message" }, el("h3", {}, inLine(message.role)), textBlock(valueText(message.content))),
   );
@@ -1978,7 +1998,7 @@ function groupPrompt(view) {
     el(
       "div",
       { class: "prompt-parts" },
-      pictures.length ? el("div", { class: "pictures" }, pictures) : "",
+      pictureRow(run, details.images ?? []),
       el(
         "div",
         { class: "messages" },
@@ -2158,6 +2178,11 @@ function memberText(member) {
     const rest = quiet(`${left.toLocaleString("en")} more characters: choose this completion to see them.`);
     return el("div", { ...attributes, dir: "ltr" }, visible(member.text.slice(0, CARD_CHARACTERS)), " …", rest);
   }
+  return completionText(member, attributes);
+}
+
+/** The whole text of a completion; of an episode, each turn's. */
+function completionText(member, attributes) {
   if (!member.episode?.length) return textBlock(member.text, attributes);
   const turns = member.episode.map((turn, i) =>
     el("div", {}, el("span", { class: "quiet" }, `${i + 1} `), visible(turn.text)),
@@ -2169,7 +2194,7 @@ function memberText(member) {
 const MEMBER_VIEWS = {
   episode: { title: "Episode", has: (member) => member.episode?.length, node: episodeNode },
   tokens: { title: "Tokens", has: (member) => countOf(member), node: tokensNode },
-  text: { title: "Text", has: () => true, node: (view, member) => textBlock(member.text, { class: "text mono" }) },
+  text: { title: "Text", has: () => true, node: (view, member) => completionText(member, { class: "text mono" }) },
 };
 
 function memberPanel(view, member) {
@@ -2549,6 +2574,10 @@ async function occurrencesOf(run, id) {
         step: Number(match[3]),
         group: group.group,
         epoch: group.epoch,
+        prompt: group.prompt,
+        question: group.question,
+        answer: group.answer,
+        images: group.images,
         members: embeddedMembers(doc, group.group),
       });
     }
@@ -2574,7 +2603,7 @@ async function promptPage(run) {
   const [info, found] = await Promise.all([load(`run/${run}`), occurrencesOf(run, id)]);
   const sorted = [...found].sort((one, other) => one.step - other.step || one.kind.localeCompare(other.kind));
   const body = sorted.length
-    ? [promptChart(run, sorted), sorted.map((each) => occurrenceNode(run, each))]
+    ? [askedNode(run, sorted), promptChart(run, sorted), sorted.map((each) => occurrenceNode(run, each))]
     : [
         quiet(
           `No recorded step of ${plain(info.name)} has a prompt with this id${report ? " among what the report holds" : ""}.`,
@@ -2586,11 +2615,25 @@ async function promptPage(run) {
     runs: [run],
     node: [
       heading("Prompt ", el("span", { class: "id" }, inLine(id))),
-      quiet(counted(sorted.length, "occurrence"), ` in the ${report ? "steps that this report holds" : "recorded steps"}`),
+      quiet(
+        counted(sorted.length, "occurrence"),
+        ` in the ${report ? "steps that this report holds" : "recorded steps"}`,
+      ),
       body,
     ],
     update: redrawn,
   };
+}
+
+/** What the prompt asks, with its images: as it was recorded last, and not with blank ones. */
+function askedNode(run, occurrences) {
+  const last = occurrences.filter(({ kind }) => kind !== "blank").at(-1) ?? occurrences.at(-1);
+  return el(
+    "div",
+    { class: "prompt-parts asked" },
+    pictureRow(run, last.images ?? []),
+    el("div", { class: "messages" }, textBlock(questionOf(last)), facts([["gold", inLine(valueText(last.answer))]])),
+  );
 }
 
 function promptChart(run, occurrences) {
@@ -2663,7 +2706,7 @@ async function plotsPage(run, kind, step) {
     run,
     runs: [run],
     node: [bar, heading(`Plots of ${titleOf(kind, step).toLowerCase()}`), plots],
-    steps: stepTargets(info, kind, step, (next) => address(`${stepPath(run, kind, next)}/plots`)),
+    steps: () => stepTargets(info, kind, step, (next) => address(`${stepPath(run, kind, next)}/plots`)),
     up: address(stepPath(run, kind, step)),
     update: async () => stepChanged(bar, await load(`run/${run}`), run, kind, step, "/plots"),
   };
@@ -2916,7 +2959,7 @@ async function aboutPage(run) {
     loadOr(`run/${run}/ledger`, []),
   ]);
   return {
-    title: `About ${plain(info.name)}`,
+    title: "About",
     run,
     runs: [run],
     update: redrawn,
@@ -3034,7 +3077,14 @@ function originNode(info, key) {
 }
 
 // Seconds that pass beside the phases of a step, or that several share.
-const BESIDE = new Set(["perf/step_s", "perf/eval_s", "perf/save_s", "perf/environment_s", "perf/environment_wait_s", "perf/monitor_s"]);
+const BESIDE = new Set([
+  "perf/step_s",
+  "perf/eval_s",
+  "perf/save_s",
+  "perf/environment_s",
+  "perf/environment_wait_s",
+  "perf/monitor_s",
+]);
 
 function phasesNode(metrics) {
   const names = Object.keys(metrics.curves).filter((name) => /^perf\/[^/]+_s$/.test(name) && !name.endsWith("_per_s"));
@@ -3305,11 +3355,13 @@ async function samePrompt(runs) {
     ),
   );
   const words = quiet(`${counted(shared.length, "prompt")} in the newest recorded steps of all of these runs.`);
+  const first = found.findIndex(({ length }) => length);
   return {
     node: el(
       "div",
       {},
       el("div", { class: "tools", role: "search" }, control("prompt id", input), options, words),
+      first < 0 ? "" : askedNode(runs[first].run, found[first]),
       el("div", { class: "sides" }, columns),
     ),
   };
@@ -3473,7 +3525,6 @@ async function mount(made, keepsPlace) {
     sights.observe(box);
   }
   window.scrollTo(0, keepsPlace ? top : 0);
-  document.title = `${made.title} · mmrl`;
   if (drawnPath !== null && path !== drawnPath) announce(made.title);
   drawnPath = path;
   await drawBar();
@@ -3487,6 +3538,9 @@ async function drawBar() {
   const all = await runList().catch(() => []);
   const run = page.run ?? page.runs[0];
   const info = run === undefined ? null : await load(`run/${run}`).catch(() => null);
+  document.title = [page.title, info && place.path !== "compare" && plain(info.name), "mmrl"]
+    .filter(Boolean)
+    .join(" · ");
   const at = (words) => (words.some((word) => new RegExp(`^run/\\d+/${word}`).test(place.path)) ? "page" : null);
   const to = (name, title, ...words) =>
     link(address(`run/${run}/${name}`), { "aria-current": at([name, ...words]) }, title);
@@ -3574,8 +3628,8 @@ const KEYS = {
   "/": () => main.querySelector("input.search")?.focus(),
   j: async () => follow(page.groups ? (await page.groups()).after : page.firstGroup?.()),
   k: async () => follow((await page.groups?.())?.before),
-  n: () => follow(page.steps?.after),
-  p: () => follow(page.steps?.before),
+  n: () => follow(page.steps?.().after),
+  p: () => follow(page.steps?.().before),
   u: () => follow(page.up),
   m: () => moveMember(1),
   M: () => moveMember(-1),
