@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -22,6 +21,7 @@ from mmrl.runs.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
 from mmrl.runs.directory import RunDirectory, metrics_of
 from mmrl.runs.episodes import playing
 from mmrl.runs.inheritance import inherit
+from mmrl.runs.overdue import step_watchdog
 from mmrl.runs.recorder import RUN_STATE, RunRecorder, best_scores, environment, prune, tracking
 from mmrl.runs.resumption import Change, changed_config, changed_contents, fingerprints, plain_config, refuse
 from mmrl.runs.setup import RunSetup
@@ -29,16 +29,14 @@ from mmrl.runs.summary import closing, opening, shown_metrics, way_on
 from mmrl.system.console import Console, diverted
 from mmrl.system.profiling import Profiler
 from mmrl.system.report import INDENT
-from mmrl.system.signals import Interruption, Stopped, end_process
-from mmrl.system.watchdog import Watchdog
+from mmrl.system.signals import Interruption, Stopped
 from mmrl.training.sources import REACHED
 
 if TYPE_CHECKING:
-    from mmrl.rollout.collector import Collector
+    from mmrl.engine_api import Engine
+    from mmrl.interfaces import Algorithm
     from mmrl.rollout.episodes.player import EpisodePlayer
-
-TELL_S = 5.0
-"""Seconds to write down the reason why a process that hangs is ended."""
+    from mmrl.training.trainer import Trainer
 
 
 class TrainingRun:
@@ -229,16 +227,10 @@ class TrainingRun:
             self._console.line(f"changed, without effect: {change}")
 
     def _attempt(self, scorer: Scorer, player: EpisodePlayer | None) -> None:
-        """One engine from its start to its end."""
-        from mmrl.cluster.launch import start_engine
-        from mmrl.rollout.collector import Collector
-        from mmrl.training.trainer import RunContext, Trainer
-
-        config, setup, directory = self._config, self._setup, self._directory
-        checkpoint, source = self._checkpoint, self._source
-        step = None if checkpoint is None else checkpoint.step
+        """One engine from its start to its end, with its place and its end in the run's record."""
+        directory, checkpoint, source = self._directory, self._checkpoint, self._source
         directory.begin_attempt(
-            step,
+            None if checkpoint is None else checkpoint.step,
             checkpoint=None if checkpoint is None else str(checkpoint.path),
             source=None if source is None else str(source.path),
             command=sys.argv,
@@ -247,64 +239,7 @@ class TrainingRun:
         code, message = 1, ""
         try:
             with ExitStack() as stack:
-                algorithm = registry.create("algorithm", config.algorithm)
-                start = time.monotonic()
-                noise = nullcontext() if self._verbose else diverted(directory.path / "engines.log")
-                with noise, garbage_kept():
-                    engine = start_engine(
-                        setup.engine_spec(algorithm, None if checkpoint is None else checkpoint.path),
-                        least_memory=None if self._least_memory is None else partial(self._least_memory, config, setup),
-                        progress=lambda text: self._console.line(f"{'':{INDENT}}{text}"),
-                    )
-                stack.callback(engine.close)
-                self._interruption.renew()  # engines' packages take signals over
-                self._interruption.check()
-                facts = environment(config, engine) | {"rows": setup.reading}
-                self._console.line(
-                    f"{'':{INDENT}}ready after {time.monotonic() - start:.0f} s: {facts['engine']['device_name']}, "
-                    f"{engine.precision}"
-                )
-                directory.write_environment(facts)
-                directory.write_origins(self._origins, [change.key for change in self._changes])
-                directory.write_config(to_yaml(config))
-                states = () if source else self._state.get("trackers", ())  # another run is not written on
-                trackers = stack.enter_context(tracking(config, directory, states))
-                recorder = RunRecorder(config, directory, trackers, self._console, engine, self._fingerprints)
-                collector = Collector(
-                    config, engine, scorer, recorder.progress, setup.penalties, event=recorder.event, player=player
-                )
-                watchdog = Watchdog(
-                    config.trainer.step_timeout_s,
-                    lambda what: engine.abandon(self._overdue(collector, what)),
-                    lambda what: self._end(self._overdue(collector, what)),
-                )
-                profiler = Profiler(
-                    engine,
-                    directory.path / "profile",
-                    self._profiled_steps,
-                    config.trainer.steps,
-                    lambda kind, message: self._tell(kind, message=message),
-                )
-                trainer = Trainer(
-                    config,
-                    algorithm,
-                    engine,
-                    setup.encoder,
-                    collector,
-                    setup.training,
-                    setup.evaluation,
-                    RunContext(recorder, self._interruption, watchdog, profiler),
-                    precision=engine.precision,
-                    peak_flops_per_s=_peak_of_all(facts, config),
-                )
-                if checkpoint is None:
-                    trainer.fit()
-                else:
-                    if source is not None:
-                        inherit(source, directory, setup.media, self._state["trainer"]["carried_groups"])
-                    self._tell("resumed", message=f"from step {step}, {checkpoint.path}", step=step)
-                    trainer.restore(self._state["trainer"], directory.media)
-                    trainer.fit(step, self._unlogged_metrics(), is_saved=source is None)
+                self._fit(self._build_trainer(stack, scorer, player))
                 self._interruption.only_note()
             code = 0
         except BaseException as error:
@@ -319,6 +254,80 @@ class TrainingRun:
             raise stopped from error
         finally:
             directory.end_attempt(code, message)
+
+    def _build_trainer(self, stack: ExitStack, scorer: Scorer, player: EpisodePlayer | None) -> Trainer:
+        """A trainer of a new engine; the stack closes what it uses."""
+        from mmrl.rollout.collector import Collector
+        from mmrl.training.trainer import RunContext, Trainer
+
+        config, setup, directory = self._config, self._setup, self._directory
+        algorithm = registry.create("algorithm", config.algorithm)
+        engine, facts = self._start_engine(stack, algorithm)
+        states = () if self._source else self._state.get("trackers", ())  # another run is not written on
+        trackers = stack.enter_context(tracking(config, directory, states))
+        recorder = RunRecorder(config, directory, trackers, self._console, engine, self._fingerprints)
+        collector = Collector(
+            config, engine, scorer, recorder.progress, setup.penalties, event=recorder.event, player=player
+        )
+        watchdog = step_watchdog(config.trainer.step_timeout_s, engine, collector, directory)
+        profiler = Profiler(
+            engine,
+            directory.path / "profile",
+            self._profiled_steps,
+            config.trainer.steps,
+            lambda kind, message: self._tell(kind, message=message),
+        )
+        return Trainer(
+            config,
+            algorithm,
+            engine,
+            setup.encoder,
+            collector,
+            setup.training,
+            setup.evaluation,
+            RunContext(recorder, self._interruption, watchdog, profiler),
+            precision=engine.precision,
+            peak_flops_per_s=_peak_of_all(facts, config),
+        )
+
+    def _start_engine(self, stack: ExitStack, algorithm: Algorithm) -> tuple[Engine, Mapping[str, Any]]:
+        """A new engine, and the facts that the run's folder now has of it."""
+        from mmrl.cluster.launch import start_engine
+
+        config, setup, directory, checkpoint = self._config, self._setup, self._directory, self._checkpoint
+        start = time.monotonic()
+        noise = nullcontext() if self._verbose else diverted(directory.path / "engines.log")
+        with noise, garbage_kept():
+            engine = start_engine(
+                setup.engine_spec(algorithm, None if checkpoint is None else checkpoint.path),
+                least_memory=None if self._least_memory is None else partial(self._least_memory, config, setup),
+                progress=lambda text: self._console.line(f"{'':{INDENT}}{text}"),
+            )
+        stack.callback(engine.close)
+        self._interruption.renew()  # engines' packages take signals over
+        self._interruption.check()
+        facts = environment(config, engine) | {"rows": setup.reading}
+        self._console.line(
+            f"{'':{INDENT}}ready after {time.monotonic() - start:.0f} s: {facts['engine']['device_name']}, "
+            f"{engine.precision}"
+        )
+        directory.write_environment(facts)
+        directory.write_origins(self._origins, [change.key for change in self._changes])
+        directory.write_config(to_yaml(config))
+        return engine, facts
+
+    def _fit(self, trainer: Trainer) -> None:
+        """Train from the start, or from the checkpoint."""
+        checkpoint, source = self._checkpoint, self._source
+        if checkpoint is None:
+            trainer.fit()
+            return
+        state, step, media = self._state["trainer"], checkpoint.step, self._directory.media
+        if source is not None:
+            inherit(source, self._directory, self._setup.media, state["carried_groups"])
+        self._tell("resumed", message=f"from step {step}, {checkpoint.path}", step=step)
+        trainer.restore(state, media)
+        trainer.fit(step, self._unlogged_metrics(), is_saved=source is None)
 
     def _halve_microbatches(self) -> bool:
         """Halve the budget, once, for ranks that cannot do it alone as others wait for them; True if it was done."""
@@ -396,28 +405,6 @@ class TrainingRun:
         self._directory.start_anew()
         self._checkpoint, self._state, self._changes = None, {}, []
         self._set_up(None)
-
-    def _overdue(self, collector: Collector, what: str) -> RankLostError:
-        latest = ", ".join(group.prompt.id for group in collector.generated[-3:])
-        return RankLostError(
-            f"{what} has taken more than {self._config.trainer.step_timeout_s:g} s",
-            where=f"trainer.step_timeout_s; the last prompts sampled: {latest or 'none'}",
-            remedy="look at what hangs; if nothing does, raise the limit",
-        )
-
-    def _end(self, error: MMRLError) -> None:
-        """End this process, which hangs, from the watchdog's thread."""
-
-        def tell() -> None:
-            print(f"mmrl: {error}", file=sys.stderr, flush=True)
-            self._directory.event("error", message=str(error), exit_code=error.exit_code)
-            self._directory.end_attempt(error.exit_code, str(error))
-
-        # It may hang in a write, and hold the lock that this needs.
-        teller = threading.Thread(target=tell, daemon=True)
-        teller.start()
-        teller.join(TELL_S)
-        end_process(error.exit_code)
 
     def _tell(self, kind: str, **fields: Any) -> None:
         self._directory.event(kind, **fields)
