@@ -137,7 +137,7 @@ def _parts(answer: Any, tool: str) -> list[Any]:
     if isinstance(answer, Sequence) and any(_is_image(each) for each in answer):
         return [part for each in answer for part in _parts(each, tool)]
     try:
-        return [json.dumps(answer, ensure_ascii=False)]
+        return [json.dumps(answer, ensure_ascii=False, default=_as_python)]
     except (TypeError, ValueError, RecursionError) as error:
         raise TypeError(
             f"the tool {tool!r} answers with a {type(answer).__name__}: {error}; possible: a text, an image "
@@ -145,8 +145,16 @@ def _parts(answer: Any, tool: str) -> list[Any]:
         ) from error
 
 
+def _as_python(value: Any) -> Any:
+    """A number or an array of numpy or torch as Python's own."""
+    if hasattr(value, "__array__") and hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
 def _is_image(value: Any) -> bool:
     if isinstance(value, dict):
         return value.get("type") in ("image", "text", "image_url")
     is_file = isinstance(value, bytes | bytearray | memoryview) or type(value).__name__ == "RawImage"
-    return is_file or hasattr(value, "convert") or hasattr(value, "__array__")
+    is_array = hasattr(value, "__array__") and getattr(value, "ndim", 2) > 1  # else a number, or some
+    return is_file or is_array or hasattr(value, "convert")

@@ -70,6 +70,15 @@ def odd(kind: str) -> object:
     circle.append(circle)
     return {"set": {1}, "object": {"deep": object()}, "circle": circle}[kind]
 
+def numbers(kind: str) -> object:
+    """Answer with numbers of numpy.
+
+    Args:
+        kind: The kind.
+    """
+    values = np.array([0.5, 2.0], np.float32)
+    return {"one": values[1], "list": [np.int64(3), "x"], "some": values, "deep": {"a": values, "b": np.bool_(True)}}[kind]
+
 def finish() -> Observation:
     """Finish."""
     return Observation("over", reward=2.0, done=True, info={"why": "asked"})
@@ -144,6 +153,14 @@ def test_functions_of_files_and_modules_answer_calls(file):
     found = ask(tools, Call("finish", {}))
     assert (found.content, found.reward, found.done, found.info) == (["over"], 2.0, True, {"why": "asked"})
     assert ask(tools).done
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("one", "2.0"), ("list", '[3, "x"]'), ("some", "[0.5, 2.0]"), ("deep", '{"a": [0.5, 2.0], "b": true}')],
+)
+def test_numbers_of_numpy_are_text_and_no_images(file, kind, said):
+    assert ask(begin(file, "numbers"), Call("numbers", {"kind": kind})).content == [said]
 
 
 @pytest.mark.parametrize("form", ["bytes", "bytearray", "memoryview"])
