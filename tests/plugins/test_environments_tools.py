@@ -77,7 +77,8 @@ def numbers(kind: str) -> object:
         kind: The kind.
     """
     values = np.array([0.5, 2.0], np.float32)
-    return {"one": values[1], "list": [np.int64(3), "x"], "some": values, "deep": {"a": values, "b": np.bool_(True)}}[kind]
+    deep = {"a": values, "b": np.bool_(True)}
+    return {"one": values[1], "list": [np.int64(3), "x"], "some": values, "deep": deep}[kind]
 
 def finish() -> Observation:
     """Finish."""
