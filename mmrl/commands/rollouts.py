@@ -17,6 +17,8 @@ from mmrl.commands.printing import answer
 from mmrl.errors import ConfigError
 
 _WIDTH = 110
+_OPTIONAL = ("segments", "episode", "components", "failure", "candidates")
+"""Fields that only some rollouts have; null in the others."""
 _CONDITION = re.compile(r"\s*([^<>=!]+?)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*", re.DOTALL)
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
@@ -161,9 +163,9 @@ class Condition:
             ConfigError: No record has such a field, or it is of another kind than the value.
         """
         name, *_ = self.field.split(".")
-        if name not in record:
+        if name not in record and name not in _OPTIONAL:
             raise self._error(f"no rollout has a field {name!r}", ", ".join(record))
-        found = _within(record, self.field)
+        found = _within({name: None} | record, self.field)
         if found is _MISSING:
             return False
         if self.sign in ("=", "==", "!=") and self.value == "null":

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from mmrl.errors import ConfigError, ResourceError
+from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.rollout.records import EVALUATIONS, PARQUET
 from mmrl.runs.files import (
     LOCK,
@@ -46,6 +46,8 @@ _CLAIMS = ("config.yaml", "metrics.jsonl")
 """A folder that has one of these holds a run."""
 _RECORDS = ("rollouts", EVALUATIONS)
 """Folders of files of groups."""
+_OF_STEP = re.compile(rf"(step|blank)-(?P<step>\d+)\.({PARQUET}|jsonl)")
+"""Names of these files."""
 _SIGNS = (LOCK, *_HISTORIES, "environment.json", *_RECORDS, "given")
 """A folder that has one of these was a run's, if only of a start that failed."""
 _SHOWN = 3
@@ -65,6 +67,7 @@ class RunDirectory:
                                       step the last one counts
     RUN/rollouts/step-000001.parquet  every rollout, rejected and greedy ones too
     RUN/evaluations/                  the same of each evaluation; see ``write_evaluation``
+    RUN/undone/attempt-000001/        both, of steps that were undone when the run went on from an earlier checkpoint
     RUN/events.jsonl                  append-only: faults, dropped samples
     RUN/attempts.jsonl                append-only: where each attempt began, and how it ended
     RUN/engines.log                   standard error of the engines' libraries while they started
@@ -192,6 +195,7 @@ class RunDirectory:
         Args:
             fields: ``source`` is the checkpoint of another run that it begins from.
         """
+        self._set_aside(-1 if step is None else step)
         self.attempt += 1
         self.resumed_from = step
         if step is not None or (self.path / "ledger.jsonl").exists():
@@ -199,6 +203,16 @@ class RunDirectory:
         record = {"attempt": self.attempt, "time": time.time(), "resumed_from": step, "pid": os.getpid()}
         record |= {"folder": str(Path.cwd())}
         self._append("attempts.jsonl", {**record, "host": socket.gethostname(), **fields})
+
+    def _set_aside(self, last: int) -> None:
+        """Move the rollouts of later steps out of the way; they may tell why the attempt failed."""
+        for name in _RECORDS:
+            undone = self.path / "undone" / f"attempt-{self.attempt:06d}" / name
+            for file in (self.path / name).glob("*-*"):
+                if (found := _OF_STEP.fullmatch(file.name)) and int(found["step"]) > last:
+                    with writing(undone):
+                        undone.mkdir(parents=True, exist_ok=True)
+                        file.replace(undone / file.name)
 
     def end_attempt(self, exit_code: int, message: str = "") -> None:
         """Note the end of the attempt, as far as the folder can be written."""
@@ -329,8 +343,24 @@ def read_metrics(run: str | Path) -> dict[int, dict[str, float]]:
     """The metrics of each step, in order; of steps that a later attempt has undone only those that it took again.
 
     A number that was not finite is NaN.
+
+    Raises:
+        DataError: A line is not as a run writes it.
     """
-    return metrics_that_count(*(read_records(Path(run) / name) for name in ("attempts.jsonl", "metrics.jsonl")))
+    files = [Path(run) / name for name in ("attempts.jsonl", "metrics.jsonl")]
+    try:
+        return metrics_that_count(*map(read_records, files))
+    except (KeyError, TypeError) as error:
+        what = f"a line is not as a run writes it: {type(error).__name__}: {error}"
+        raise DataError(what, where=" or ".join(map(str, files))) from error
+
+
+def undone_by(attempts: Iterable[Mapping[str, Any]], step: int, at: float) -> bool:
+    """True if a later attempt than that of the time ``at``, in seconds since 1970, has undone the step."""
+    begun = (each for each in attempts if "resumed_from" in each)
+    return any(
+        at < each["time"] and (-1 if each["resumed_from"] is None else each["resumed_from"]) < step for each in begun
+    )
 
 
 def metrics_that_count(

@@ -26,7 +26,9 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
         with path.open(encoding="ascii") as lines:
             for line in lines:
                 if line.endswith("\n"):  # else it is half a line, of a process that writes or was killed
-                    yield json.loads(line)
+                    if not isinstance(record := json.loads(line), dict):
+                        raise ValueError(f"{line[:60].rstrip()} is no object")
+                    yield record
     except FileNotFoundError:
         return
     except ValueError as error:

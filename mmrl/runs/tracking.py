@@ -43,7 +43,7 @@ def shown(evaluated: Sequence[CreditedGroup], sampled: Sequence[CreditedGroup], 
         rewards = [group.scored.rewards[group.scored.valid] for group in groups]
         if groups:
             histograms[f"{name}/reward"] = np.concatenate(rewards)
-            lengths = [len(rollout.token_ids) for group in groups for rollout in group.scored.rollouts]
+            lengths = [np.count_nonzero(rollout.mask) for group in groups for rollout in group.scored.rollouts]
             histograms[f"{name}/length"] = np.array(lengths, np.float64)
     return Shown([_shown(group.scored, redact) for group in evaluated[:count]], histograms)
 

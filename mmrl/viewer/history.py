@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from mmrl.runs.directory import metrics_that_count, read_ledger
+from mmrl.runs.directory import metrics_that_count, read_ledger, undone_by
 from mmrl.runs.origins import ORIGINS
 from mmrl.system.redaction import REDACTED, keeps_a_secret, without_secrets
 from mmrl.viewer.contained import open_contained, read_object, read_records
@@ -46,6 +46,7 @@ def run_document(run: ViewedRun) -> Document:
         "blanks": list(run.files("blank")),
         "checkpoints": [each.step for each in found.checkpoints],
         "attempts": _attempts(attempts),
+        "num_events": len(run.lines(EVENTS)[0]),
         "config": dict(dotted(without_secrets(config))) if config else {},
         "origins": {key: _origin(key, str(value)) for key, value in origins.items()},
         "environment": without_secrets(environment),
@@ -81,8 +82,14 @@ def _names_of(steps: Mapping[int, Mapping[str, float]]) -> tuple[list[str], str]
 
 
 def events_document(run: ViewedRun) -> Document:
-    """The last events, the newest at the end."""
-    return run.lines(EVENTS)[0][-_EVENTS:]
+    """The last events, the newest at the end; ``undone`` is true if a later attempt has undone the event's step."""
+    attempts, _ = run.lines(ATTEMPTS)
+    return [
+        {**event, "undone": True}
+        if isinstance(step := event.get("step"), int) and undone_by(attempts, step, event["time"])
+        else event
+        for event in run.lines(EVENTS)[0][-_EVENTS:]
+    ]
 
 
 def ledger_document(run: ViewedRun) -> Document:

@@ -96,7 +96,7 @@ def make_report(path: Path, steps: Sequence[int] | None = None, max_mb: float = 
     places = [("step", step) for step in [*shown[:1], *shown[:0:-1]]]  # the first one and the last one first
     places += [(kind, step) for kind in ("evaluation", "blank") for step in list(run.files(kind))[-1:]]
     _add_steps(report, pages, places)
-    _tell_rest(report, run, set(shown))
+    _tell_rest(report, run)
     return report
 
 
@@ -148,14 +148,16 @@ def _add_group(report: Report, pages: Pages, resource: str) -> bool:
     return report.add(resource, document, _thumbnails(pages.runs[0], document))
 
 
-def _tell_rest(report: Report, run: ViewedRun, shown: set[int]) -> None:
-    known = len(run.files("step"))
-    if others := known - len(shown):
-        inside = ", ".join(map(str, sorted(shown)))
-        report.left_out.append(f"rollouts of {others} of {known} recorded steps (inside: {inside}); --step N chooses")
+def _tell_rest(report: Report, run: ViewedRun) -> None:
+    known = list(run.files("step"))
+    inside = [step for step in known if f"run/0/step/{step}" in report.documents]
+    if others := len(known) - len(inside):
+        names = ", ".join(map(str, inside)) or "none"
+        what = f"rollouts of {others} of {len(known)} recorded steps (inside: {names}); --step N chooses"
+        report.left_out.append(what)
     for kind, name in (("evaluation", "evaluations"), ("blank", "evaluations with blank pictures")):
-        if (known := len(run.files(kind))) > 1:
-            report.left_out.append(f"answers of {known - 1} of {known} {name}: the last one is inside")
+        if (count := len(run.files(kind))) > 1:
+            report.left_out.append(f"answers of {count - 1} of {count} {name}: the last one is inside")
     if any(each.startswith(_SHRUNK) for each in report.media.values()):
         report.left_out.append(f"large pictures: they have at most {_SIDE} pixels a side here")
 

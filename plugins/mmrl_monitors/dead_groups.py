@@ -2,7 +2,8 @@
 
 One finding, told apart by what the prompts are: all wrong, all right, or equal in another way. Prompts that are always
 right are what a run is for, so more of them are needed. An algorithm that replaces such prompts is left alone: its own
-metrics tell what that costs. Where nothing was ever right, ``reward_faults`` tells.
+metrics tell what that costs. So is a run with one completion for each prompt, which has no others to differ from. Where
+nothing was ever right, ``reward_faults`` tells.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class DeadGroups(Monitor):
         equal, right = step.get("group/zero_signal_fraction"), step.get("group/all_correct_fraction")
         wrong = step.get("group/all_wrong_fraction")
         if equal is None or right is None or wrong is None or step.get("rollout/acceptance_rate") is not None:
+            return ()
+        if step.run.group_size == 1:
             return ()
         if step.curve("group/all_wrong_fraction").values.min() >= 1:
             return ()

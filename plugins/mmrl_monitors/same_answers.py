@@ -1,7 +1,8 @@
 """Wrong prompts whose completions all give the same answer: sampling more of them finds nothing else.
 
 In multi-turn runs that fail, 70 % of the failures repeat one wrong answer. Measured are the prompts that are wrong
-throughout: ``distinct`` is the mean number of different answers over completions, ``wrong`` the share of such prompts.
+throughout: ``wrong`` is their share, and ``distinct`` the mean of (different answers - 1) / (completions - 1). That is
+0 where all are the same and 1 where none is, whatever the group's size.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class SameAnswers(Monitor):
     """Prompts that are never right get the same wrong answer again and again."""
 
     class Config(PluginConfig):
-        distinct: Annotated[float, Field(gt=0, lt=1)] = 0.2
-        """Different answers over completions."""
+        distinct: Annotated[float, Field(gt=0, lt=1)] = 0.08
+        """Different answers beyond the first one, over completions beyond the first one."""
         wrong: Annotated[float, Field(gt=0, lt=1)] = 0.3
         """Share of the prompts that must be wrong throughout."""
 
@@ -60,9 +61,9 @@ def _is_wrong(group: ScoredGroup, right: str) -> bool:
 
 
 def _distinct(group: ScoredGroup, right: str) -> float:
-    """Different answers of the valid completions over their number; a text where no reward reads an answer."""
+    """Different answers of the valid completions, 0 to 1; a text where no reward reads an answer."""
     read = group.answers.get(right, [None] * len(group.rollouts))
     texts = [" ".join(rollout.turns).strip() for rollout in group.rollouts]
     answers = [text if answer is None else answer for answer, text in zip(read, texts, strict=True)]
     valid = np.flatnonzero(group.valid).tolist()
-    return len({answers[i] for i in valid}) / len(valid)
+    return (len({answers[i] for i in valid}) - 1) / (len(valid) - 1)

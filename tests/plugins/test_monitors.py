@@ -283,7 +283,7 @@ def test_entropy_may_fall_where_all_is_solved_and_in_supervised_learning() -> No
 
 
 @pytest.mark.parametrize(
-    ("distinct", "wrong", "alarms"), [(0.2, 0.3, [(3, "")]), (0.21, 0.9, []), (0.1, 0.29, []), (None, 0.0, [])]
+    ("distinct", "wrong", "alarms"), [(0.08, 0.3, [(3, "")]), (0.081, 0.9, []), (0.0, 0.29, []), (None, 0.0, [])]
 )
 def test_same_answers(distinct: float | None, wrong: float, alarms: list[tuple[int, str]]) -> None:
     metrics = steps(9, monitor__mine__distinct=lambda step: distinct, monitor__mine__wrong=always(wrong))
@@ -293,11 +293,11 @@ def test_same_answers(distinct: float | None, wrong: float, alarms: list[tuple[i
 def test_answers_are_counted_in_prompts_that_are_wrong_throughout() -> None:
     monitor = made(SameAnswers)
     wrong, right = group([0, 0, 0, 0], ["a", "a ", "b", "a"]), group([0, 0, 0, 1], ["a", "b", "c", "d"])
-    assert measured(monitor, wrong, right) == {"wrong": 0.5, "distinct": 0.5}
+    assert measured(monitor, wrong, right) == {"wrong": 0.5, "distinct": 1 / 3}
     read = replace(wrong, scored=replace(wrong.scored, answers={"reward": ["1", "1", "1", None]}))
-    assert measured(monitor, read) == {"wrong": 1.0, "distinct": 0.5}  # 1, and the text of the one that was not read
+    assert measured(monitor, read) == {"wrong": 1.0, "distinct": 1 / 3}  # 1, and the text of the one that was not read
     assert measured(monitor, right) == {"wrong": 0.0} and measured(monitor, group([0, 0])) == {}
-    assert measured(monitor, group([np.nan, 0, 0, 0, 0], ["z", "a", "a", "a", "a"]))["distinct"] == 0.25
+    assert measured(monitor, group([np.nan, 0, 0, 0, 0], ["z", "a", "a", "a", "a"]))["distinct"] == 0
 
 
 @pytest.mark.parametrize(
@@ -321,6 +321,7 @@ def test_dead_groups(equal: float, right: float, wrong: float, alarms: list[int]
     assert [step for step, _ in told(made(DeadGroups), metrics)] == alarms
     replaced = {step: {**each, "rollout/acceptance_rate": 0.4} for step, each in metrics.items()}
     assert told(made(DeadGroups), replaced) == []
+    assert told(made(DeadGroups), metrics, run=replace(FACTS, group_size=1)) == []
 
 
 def dead(equal: float, right: float, wrong: float) -> Alarm:

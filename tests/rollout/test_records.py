@@ -452,6 +452,7 @@ def test_what_is_printed_can_be_filtered(tmp_path: Path, capsys: pytest.CaptureF
     assert printed("rewards.exact/part=null") == everything and printed("rewards.exact/part>0") == []
     assert printed("columns.unit=cm", "epoch==2") == everything[:4]
     assert printed("step=2") == printed("step>1") == everything[6:]
+    assert printed("failure!=null") == printed("components.goal<1") == [] and printed("failure=null") == everything
 
 
 def test_a_number_that_is_not_finite_is_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.rollout.records import group_records, read_groups, read_lines, read_rollouts, read_step
-from mmrl.runs.directory import RunDirectory, check_place, read_ledger
+from mmrl.runs.directory import RunDirectory, check_place, read_ledger, read_metrics
 from mmrl.system.redaction import Redactor
 from mmrl.types import (
     CreditedGroup,
@@ -373,6 +373,33 @@ def test_rollouts_can_be_read_again_as_their_rewards_saw_them(tmp_path):
         assert getattr(rollout, name).dtype == getattr(original, name).dtype
     assert [segment.by_policy for segment in rollout.segments] == [True, False]
     np.testing.assert_array_equal(rollout.prompt.token_ids, original.prompt.token_ids)
+
+
+def test_rollouts_of_steps_that_are_undone_leave_the_run_and_are_kept(tmp_path):
+    names = [f"rollouts/step-{step:06d}.parquet" for step in (1, 2, 3)] + ["rollouts/step-000003.jsonl"]
+    names += [f"evaluations/{kind}-{step:06d}.parquet" for kind in ("step", "blank") for step in (0, 2)]
+    directory = RunDirectory.create(tmp_path)
+    directory.begin_attempt(None)
+    for name in (*names, "rollouts/notes-7.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    directory.begin_attempt(1)
+    kept = {name for name in names if name.endswith(("000000.parquet", "000001.parquet"))}
+    assert {name for name in names if (tmp_path / name).exists()} == kept
+    moved = {str(path.relative_to(tmp_path / "undone/attempt-000001")) for path in tmp_path.glob("undone/*/*/*")}
+    assert moved == set(names) - kept and (tmp_path / "rollouts/notes-7.txt").exists()
+    (tmp_path / "rollouts/step-000001.parquet").write_text("again")
+    directory.begin_attempt(None)
+    assert (tmp_path / "undone/attempt-000002/rollouts/step-000001.parquet").read_text() == "again"
+
+
+def test_a_metrics_line_of_another_form_is_named(tmp_path):
+    (tmp_path / "attempts.jsonl").write_text('{"attempt": 1, "time": 1.0, "resumed_from": null}\n')
+    for line in ('{"foo": 1}', '{"step": "x"}', "[1]"):
+        (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1, "attempt": 1}}\n{line}\n')
+        with pytest.raises(DataError, match=r"as a run writes it|no JSON") as caught:
+            read_metrics(tmp_path)
+        assert "metrics.jsonl" in caught.value.where
 
 
 def test_the_ledger_keeps_the_step_that_a_run_went_on_from(tmp_path):

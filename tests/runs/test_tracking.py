@@ -82,6 +82,8 @@ def test_an_evaluation_is_shown_by_each_prompts_first_rollout_without_secrets(mo
     assert list(histograms) == ["eval/reward", "eval/length", "rollouts/reward", "rollouts/length"]
     assert histograms["eval/reward"].tolist() == rewards.tolist() and len(histograms["eval/length"]) == 18
     assert histograms["rollouts/reward"].tolist() == rewards[:4].tolist()
+    written = [rollout.mask.sum() for group in made for rollout in group.scored.rollouts]
+    assert histograms["eval/length"].tolist() == written != [len(rollout.mask) for rollout in made[0].scored.rollouts]
     assert shown([], [], 4) == ([], {})
 
 

@@ -162,6 +162,38 @@ def test_a_prompt_is_followed_over_steps_and_evaluations(viewer: Viewer) -> None
     viewer.until(lambda: "/group/0?member=0" in viewer.address, "a link to the group")
 
 
+def test_a_steps_numbers_are_of_what_was_sampled_and_scored(viewer: Viewer) -> None:
+    """As in its metrics: neither the greedy completion nor the episode that failed counts."""
+    viewer.open("run/0/step/2")
+    shown = dict(zip(viewer.texts(".facts dt"), viewer.texts(".facts dd"), strict=True))
+    rewards = [1.2, 0.0, 1.2, 1.0, 0, 1, 0, 0.2, 0, 0, 0, 0, 1.0, -0.1, 1, 1, 1, 1]
+    assert shown["reward"] == f"{sum(rewards) / len(rewards):.4g}" and shown["rollouts"] == "19 and 1 greedy"
+    assert shown["unscored"] == "1"
+    viewer.open("run/0/step/2/plots")
+    label = "return document.querySelector('svg[aria-label^=\"Rewards:\"]')?.getAttribute('aria-label')"
+    bins = viewer.until(lambda: viewer.script(label), "the histogram is drawn").split("; ")
+    assert sum(int(each.rpartition(": ")[2]) for each in bins) == len(rewards)
+
+
+def test_links_lead_to_what_the_page_shows_by_then(viewer: Viewer) -> None:
+    """What was typed or chosen after they were drawn is in their addresses."""
+    viewer.open("run/0/curves")
+    viewer.click(".tools .check input")
+    viewer.click(".card[data-metric='reward/mean'] h3 a")
+    viewer.until(lambda: viewer.address == "#/run/0/curves?log=1&names=reward/mean", "the scale is kept")
+    viewer.open("run/0/step/1")
+    viewer.type("input.search", "circle")
+    viewer.until(lambda: "q=circle" in viewer.address, "searched")
+    viewer.click("nav.step-bar a[aria-label^='Next step']")
+    viewer.until(lambda: viewer.address == "#/run/0/step/2?q=circle", "the search is kept")
+    viewer.open("run/0/step/2/group/0?view=tokens")
+    viewer.press("c")
+    viewer.until(lambda: "color=" in viewer.address, "coloured")
+    color = viewer.address.partition("color=")[2].partition("&")[0]
+    viewer.click("a[data-member='2']")
+    viewer.until(lambda: f"color={color}" in viewer.address and "member=2" in viewer.address, "the colour is kept")
+
+
 def test_plots_tell_the_correlation_within_groups(viewer: Viewer) -> None:
     viewer.open("run/0/step/2/plots")
     assert "Within groups, reward and length have a mean correlation of" in viewer.text(".plots")

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mmrl.rollout.records import read_lines
+from mmrl.runs.directory import RunDirectory
+from mmrl.viewer.report import make_report
 from tests.rollout.test_records import SCHEMA_1
 from tests.viewer.browser import PAGES, Viewer, served
 from tests.viewer.made_run import make_run
@@ -164,10 +167,27 @@ def test_a_run_that_was_cut_off_and_curves_of_one_run_alone(driver: Chrome, tmp_
         assert "there are no rollouts of step 7" in viewer.text(".problem")
 
 
+def test_prompts_of_one_name_that_ask_something_else_are_not_compared_as_one(driver: Chrome, tmp_path: Path) -> None:
+    one, other = make_run(tmp_path / "one"), make_run(tmp_path / "other")
+    shutil.rmtree(other / "evaluations")
+    records = list(read_lines(other / "rollouts" / "step-000002.parquet"))
+    for record in records:
+        if record["prompt_id"] == "shapes/0":
+            record |= {"answer": "9", "messages": [{"role": "user", "content": "How many?"}]}
+    (other / "rollouts" / "step-000003.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    with served(one, other) as server:
+        viewer = Viewer.opened(driver, server.url)
+        viewer.open("compare?runs=0,1&tab=prompt&prompt=shapes/2")
+        assert viewer.count(".asked") == 1
+        names = "return [...document.querySelectorAll('#shared-prompts option')].map((each) => each.value)"
+        assert sorted(viewer.script(names)) == ["shapes/1", "shapes/2", "shapes/3", "shapes/4"]
+        viewer.open("compare?runs=0,1&tab=prompt&prompt=shapes/0")
+        assert viewer.texts(".side .asked .text") == ["What colour is shape 0?", "How many?"]
+        assert viewer.texts(".side .asked dd") == ["red", "9"] and viewer.count(".asked") == 2
+
+
 @pytest.mark.full
 def test_a_live_run_grows_on_the_page_without_losing_the_place(driver: Chrome, tmp_path: Path) -> None:
-    from mmrl.runs.directory import RunDirectory
-
     run = make_run(tmp_path / "live", live=True)
     directory = RunDirectory.create(run, new=False)
     try:
@@ -181,16 +201,30 @@ def test_a_live_run_grows_on_the_page_without_losing_the_place(driver: Chrome, t
             mean = ".card[data-metric='reward/mean']"
             viewer.until(lambda: viewer.texts(f"{mean} .readout b") == ["0.6"], "the curve has grown")
             assert viewer.script("return scrollY") == 300
+            flat = ".fold .fold .card[data-metric='group/zero_signal_fraction']"
+            assert viewer.count(flat) == 0 and viewer.texts(".alarms h2") == ["▼ 1 alarm"]
+            for step in (4, 5):
+                directory.append_metrics(step, {"reward/mean": 0.6, "group/zero_signal_fraction": 0.2})
+            viewer.until(lambda: viewer.count(flat) == 1, "a curve that has not changed is folded")
+            directory.append_metrics(6, {"reward/mean": 0.6, "group/zero_signal_fraction": 0.4})
+            viewer.until(lambda: viewer.count(flat) == 0, "and is not when it changes")
+            directory.event("alarm", step=6, monitor="loud", message="within a step")
+            viewer.until(lambda: viewer.texts(".alarms h2") == ["▼ 2 alarms"], "the new event")
+            (tmp_path / "live.html").write_text(make_report(run).html())
             viewer.open("run/0/step/1?follow=1")
             shutil.copy(run / "rollouts" / "step-000002.parquet", run / "rollouts" / "step-000003.parquet")
             viewer.until(lambda: viewer.address == "#/run/0/step/3?follow=1", "the newest step is followed")
             assert viewer.complaints() == []
             viewer.open("run/0/step/2/group/0")
         viewer.until(lambda: "has not answered since" in viewer.text("#notices"), "the server has ended")
+        viewer.complaints()
         assert viewer.text("h1") == "Group 0", "what was read is still there"
     finally:
         directory.release()
-    viewer.complaints()
+    shown = Viewer.opened(driver, (tmp_path / "live.html").as_uri())
+    shown.open("run/0/step/1")
+    assert shown.text(".live") == "live when this report was made, step 6"
+    assert shown.count("nav.step-bar .check") == 0, "nothing is followed in a report"
 
 
 # ---- A report
@@ -198,8 +232,6 @@ def test_a_live_run_grows_on_the_page_without_losing_the_place(driver: Chrome, t
 
 @pytest.fixture(scope="module")
 def report(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from mmrl.viewer.report import make_report
-
     file = tmp_path_factory.mktemp("report") / "report.html"
     file.write_text(make_report(runs[0], [2]).html())
     return file

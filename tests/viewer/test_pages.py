@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from mmrl.errors import ConfigError
+from mmrl.runs.directory import RunDirectory
 from mmrl.viewer.documents import NotThere
 from mmrl.viewer.pages import Pages
 from mmrl.viewer.steps import why
@@ -268,6 +269,20 @@ def test_a_live_run_shows_its_new_steps(tmp_path: Path) -> None:
     again = plain(pages, "run/0/step/1")
     assert {each["epoch"] for each in table["groups"]} == {0} and {each["epoch"] for each in again["groups"]} == {1}
     assert plain(pages, "run/0/step/1/group/0")["epoch"] == 1
+
+
+def test_a_resumed_run_shows_neither_steps_nor_alarms_that_it_has_undone(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    directory = RunDirectory.create(run, new=False)
+    directory.event("alarm", step=1, monitor="early", message="of a step that stays")
+    directory.begin_attempt(1)
+    directory.event("alarm", step=2, monitor="late", message="of the new step 2")
+    directory.release()
+    found, events = plain(Pages([run]), "run/0"), plain(Pages([run]), "run/0/events")
+    assert (found["steps"], found["evaluations"], found["blanks"]) == ([1], [0], [0])
+    alarms = [(each["monitor"], each.get("undone", False)) for each in events if each["kind"] == "alarm"]
+    assert alarms == [("length", True), ("length", True), ("early", False), ("late", False)]
+    assert found["num_events"] == len(events)
 
 
 def test_a_step_is_read_once_while_its_file_is_the_same(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,18 @@ function filled(node, attributes, children) {
   return node;
 }
 
+/** A link; `to` may be a function, as where it leads changes with the page's address: it is asked before it is followed. */
 function link(to, attributes, ...children) {
-  return el("a", { href: to, ...attributes }, ...children);
+  if (typeof to !== "function") return el("a", { href: to, ...attributes }, ...children);
+  const node = el("a", { href: to(), ...attributes }, ...children);
+  for (const event of ["pointerover", "focus", "click", "auxclick"]) node.addEventListener(event, () => node.setAttribute("href", to()));
+  return node;
+}
+
+/** A link to where a function leads; greyed where it leads nowhere. */
+function arrow(to, text, name) {
+  if (!to()) return el("span", { class: "button off", "aria-hidden": "true" }, text);
+  return link(to, { class: "button", "aria-label": name, title: name }, text);
 }
 
 function button(label, pressed, attributes) {
@@ -899,6 +909,7 @@ function facts(pairs) {
 
 // ---- Runs
 
+const LIVE = report ? "live when this report was made" : "live";
 const KINDS = { step: "training", evaluation: "evaluation", blank: "blank pictures" };
 
 async function runList() {
@@ -925,11 +936,12 @@ function recordedOf(info, kind) {
   return report ? all.filter((step) => inReport(stepPath(0, kind, step))) : all;
 }
 
-/** The alarms among events, each once: a run that is killed before its step is logged tells them again. */
+/** The alarms among events of steps that count, each once: a run that is killed before its step is logged tells them again. */
 function alarmsOf(events) {
   const told = new Map();
   for (const event of events) {
-    if (event.kind === "alarm") told.set(JSON.stringify([event.step, event.monitor, event.message]), event);
+    if (event.kind === "alarm" && !event.undone)
+      told.set(JSON.stringify([event.step, event.monitor, event.message]), event);
   }
   return [...told.values()];
 }
@@ -1048,7 +1060,7 @@ function curvesView(runs) {
   view.node = el("div", {}, view.alarms, curveTools(view), view.body);
   view.update = (next) => {
     view.runs = next;
-    if (namesOf(view).join() === view.drawn) {
+    if (shapeOf(view, namesOf(view)) === view.drawn) {
       for (const [name, card] of view.cards) card.update(curveSpec(view, name));
     } else drawCurves(view);
     view.alarms.replaceChildren(alarmList(view.runs));
@@ -1079,7 +1091,7 @@ function curveTools(view) {
     note({ log: on ? "1" : "" });
     again();
   });
-  const chosen = wanted("names") && link(addressWith({ names: "" }), { class: "button" }, "All curves");
+  const chosen = wanted("names") && link(() => addressWith({ names: "" }), { class: "button" }, "All curves");
   return el(
     "div",
     { class: "tools", role: "search" },
@@ -1099,10 +1111,15 @@ function namesOf(view) {
     : [...all].filter((name) => matchesAny(name, wanted("q")));
 }
 
+/** Which curves there are, and where each is drawn. */
+function shapeOf(view, names) {
+  return JSON.stringify(names.map((name) => [name, isFlat(view, name)]));
+}
+
 function drawCurves(view) {
   const names = namesOf(view);
   const isChosen = wanted("names") !== "";
-  view.drawn = names.join();
+  view.drawn = shapeOf(view, names);
   view.cards = new Map(names.map((name) => [name, lineChart(curveSpec(view, name))]));
   if (!names.length) {
     const some = view.runs.some(({ metrics }) => Object.keys(metrics.curves).length);
@@ -1146,7 +1163,7 @@ function isFlat({ runs }, name) {
 }
 
 function curveCard(view, name) {
-  const title = link(addressWith({ names: name, q: "" }), { title: "this curve alone, larger" }, visible(name));
+  const title = link(() => addressWith({ names: name, q: "" }), { title: "this curve alone, larger" }, visible(name));
   return el("article", { class: "card", "data-metric": plain(name) }, el("h3", {}, title), view.cards.get(name).node);
 }
 
@@ -1283,7 +1300,7 @@ function stepTargets(info, kind, step, to) {
 /** Links to other steps and kinds; `rest` is what follows the step in the address. */
 function stepBar(info, run, kind, step, rest) {
   const to = (next) => address(stepPath(run, kind, next) + rest, { ...filterQuery(), follow: wanted("follow") });
-  const { before, after } = stepTargets(info, kind, step, to);
+  const target = (which) => stepTargets(info, kind, step, to)[which];
   const steps = recordedOf(info, kind);
   const newest = steps.at(-1);
   const kinds = Object.keys(KINDS).filter((each) => recordedOf(info, each).length || each === kind);
@@ -1294,17 +1311,17 @@ function stepBar(info, run, kind, step, rest) {
       KINDS[each],
     ),
   );
-  const arrow = (target, text, name) =>
-    target
-      ? link(target, { class: "button", "aria-label": name, title: name }, text)
-      : el("span", { class: "button off", "aria-hidden": "true" }, text);
   const picker = choice(
     steps.map((each) => [each, `step ${each}`]),
     step,
-    (next) => go(to(Number(next))),
+    (next) => {
+      document.activeElement?.blur(); // keys lead on from here
+      go(to(Number(next)));
+    },
     { "aria-label": "Step" },
   );
   const follow =
+    !report &&
     info.live &&
     kind === "step" &&
     rest === "" &&
@@ -1317,16 +1334,16 @@ function stepBar(info, run, kind, step, rest) {
     "nav",
     { class: "step-bar", "aria-label": "Steps" },
     kinds.length > 1 && el("span", { class: "tabs" }, kindLinks),
-    arrow(before, "‹", "Step before (p)"),
+    arrow(() => target("before"), "‹", "Step before (p)"),
     picker,
-    arrow(after, "›", "Next step (n)"),
+    arrow(() => target("after"), "›", "Next step (n)"),
     news,
     follow,
     el(
       "span",
       { class: "tabs" },
       link(
-        address(stepPath(run, kind, step), filterQuery()),
+        () => address(stepPath(run, kind, step), filterQuery()),
         { "aria-current": rest === "" ? "page" : null },
         "rollouts",
       ),
@@ -1354,10 +1371,11 @@ function membersByGroup(doc) {
 
 function stepSummary({ doc }) {
   const { rows, groups } = doc;
-  const sampled = rows.greedy.filter((greedy) => !greedy).length;
-  const rewards = known(rows.reward);
-  const lengths = known(rows.length);
-  const judged = rows.right.filter((right) => right !== null);
+  const used = sampledRows(doc);
+  const of = (values, some = used) => some.map((row) => values[row]);
+  const scored = used.filter((row) => rows.valid[row] !== false);
+  const sampled = used.length;
+  const judged = known(of(rows.right, scored));
   const share = (flags) => percent(mean(flags.map(Number)));
   return facts([
     ["groups", number(groups.length)],
@@ -1367,12 +1385,17 @@ function stepSummary({ doc }) {
       "rollouts",
       `${sampled.toLocaleString("en")}${sampled < rows.group.length ? ` and ${rows.group.length - sampled} greedy` : ""}`,
     ],
-    ["reward", number(mean(rewards))],
+    ["reward", number(mean(known(of(rows.reward, scored))))],
     ["right", judged.length ? share(judged) : null],
-    ["length", number(mean(lengths))],
-    ["truncated", share(rows.truncated)],
-    ["unscored", rows.valid.includes(false) ? number(rows.valid.filter((valid) => !valid).length) : null],
+    ["length", number(mean(known(of(rows.length))))],
+    ["truncated", share(of(rows.truncated))],
+    ["unscored", scored.length < sampled ? number(sampled - scored.length) : null],
   ]);
+}
+
+/** The rows of rollouts that were sampled; metrics too are without greedy ones. */
+function sampledRows({ rows }) {
+  return rows.group.map((_, row) => row).filter((row) => !rows.greedy[row]);
 }
 
 // -- Filters
@@ -1520,7 +1543,7 @@ async function searched(view, text) {
   if (!report) return (await load(`${stepPath(view.run, view.kind, view.step)}/search?q=${encoded(text)}`)).rows;
   const { rows, groups } = view.doc;
   const lower = text.toLowerCase();
-  const heads = new Map(groups.map((group) => [group.group, JSON.stringify([group.prompt, group.prompt_id])]));
+  const heads = new Map(groups.map((group) => [group.group, `${textOf(group.prompt)}\n${textOf(group.prompt_id)}`]));
   return rows.group
     .map((_, row) => row)
     .filter((row) => {
@@ -1942,17 +1965,12 @@ function groupNeighbours(view) {
 
 function groupTitle(view) {
   const { group, order } = view;
-  const { before, after } = groupNeighbours(view);
-  const arrow = (target, text, name) =>
-    target
-      ? link(target, { class: "button", "aria-label": name, title: name }, text)
-      : el("span", { class: "button off", "aria-hidden": "true" }, text);
   const at = order?.indexOf(group) ?? -1;
-  const all = address(stepPath(view.run, view.kind, view.step), filterQuery());
+  const all = () => address(stepPath(view.run, view.kind, view.step), filterQuery());
   return [
-    arrow(before, "‹", "Group before (k)"),
+    arrow(() => groupNeighbours(view).before, "‹", "Group before (k)"),
     heading(`Group ${group}`),
-    arrow(after, "›", "Next group (j)"),
+    arrow(() => groupNeighbours(view).after, "›", "Next group (j)"),
     at < 0 ? "" : quiet(`${at + 1} of ${order.length}`),
     link(all, {}, `all of ${titleOf(view.kind, view.step).toLowerCase()}`),
   ];
@@ -2049,7 +2067,7 @@ function rewardTable(view) {
       title: "completion",
       class: "nowrap",
       cell: (member) =>
-        link(addressWith({ member: keyOf(member) }), { "data-member": keyOf(member) }, memberName(member)),
+        link(() => addressWith({ member: keyOf(member) }), { "data-member": keyOf(member) }, memberName(member)),
     },
     { key: "reward", title: "reward", isNumber: true, cell: (member) => el("b", {}, number(member.reward)) },
     ...parts.map((name) => ({
@@ -2603,7 +2621,7 @@ async function promptPage(run) {
   const [info, found] = await Promise.all([load(`run/${run}`), occurrencesOf(run, id)]);
   const sorted = [...found].sort((one, other) => one.step - other.step || one.kind.localeCompare(other.kind));
   const body = sorted.length
-    ? [askedNode(run, sorted), promptChart(run, sorted), sorted.map((each) => occurrenceNode(run, each))]
+    ? [askedNode(run, askedOf(sorted)), promptChart(run, sorted), sorted.map((each) => occurrenceNode(run, each))]
     : [
         quiet(
           `No recorded step of ${plain(info.name)} has a prompt with this id${report ? " among what the report holds" : ""}.`,
@@ -2625,14 +2643,22 @@ async function promptPage(run) {
   };
 }
 
-/** What the prompt asks, with its images: as it was recorded last, and not with blank ones. */
-function askedNode(run, occurrences) {
-  const last = occurrences.filter(({ kind }) => kind !== "blank").at(-1) ?? occurrences.at(-1);
+/** The occurrence that tells what a prompt asks: the last one, and not with blank images. */
+function askedOf(occurrences) {
+  return occurrences.filter(({ kind }) => kind !== "blank").at(-1) ?? occurrences.at(-1);
+}
+
+/** Equal for prompts that ask the same. */
+function sameAsked({ prompt, question, answer, images }) {
+  return JSON.stringify([prompt, question, answer, (images ?? []).map(({ hash }) => hash)]);
+}
+
+function askedNode(run, asked) {
   return el(
     "div",
     { class: "prompt-parts asked" },
-    pictureRow(run, last.images ?? []),
-    el("div", { class: "messages" }, textBlock(questionOf(last)), facts([["gold", inLine(valueText(last.answer))]])),
+    pictureRow(run, asked.images ?? []),
+    el("div", { class: "messages" }, textBlock(questionOf(asked)), facts([["gold", inLine(valueText(asked.answer))]])),
   );
 }
 
@@ -2695,7 +2721,7 @@ function occurrenceNode(run, { kind, step, group, epoch, members }) {
 async function plotsPage(run, kind, step) {
   const [info, doc] = await Promise.all([load(`run/${run}`), load(stepPath(run, kind, step))]);
   const { rows } = doc;
-  const used = rows.group.map((_, row) => row).filter((row) => !rows.greedy[row]);
+  const used = sampledRows(doc).filter((row) => rows.valid[row] !== false);
   const both = used.filter((row) => typeof rows.reward[row] === "number" && typeof rows.length[row] === "number");
   const bar = el("div", {}, stepBar(info, run, kind, step, "/plots"));
   const plots = both.length
@@ -2985,7 +3011,7 @@ function isCut({ attempts }) {
 function aboutFacts(info) {
   return facts([
     ["folder", el("span", { class: "mono" }, inLine(info.path))],
-    ["state", info.live ? "live" : isCut(info) ? "cut off: it was killed, or its machine stopped" : "ended"],
+    ["state", info.live ? LIVE : isCut(info) ? "cut off: it was killed, or its machine stopped" : "ended"],
     ["last step", number(info.last_step)],
     ["algorithm", inLine(valueText(info.algorithm))],
     ["recorded steps", number(info.steps.length)],
@@ -3002,7 +3028,7 @@ function attemptsNode(info) {
       title: "took",
       isNumber: true,
       cell: (attempt) =>
-        attempt.begin && attempt.end ? durationText(attempt.end - attempt.begin) : info.live ? "live" : "–",
+        attempt.begin && attempt.end ? durationText(attempt.end - attempt.begin) : info.live ? LIVE : "–",
     },
     { key: "from", title: "from step", isNumber: true, cell: (attempt) => number(attempt.from_step) },
     { key: "exit", title: "exit code", isNumber: true, cell: (attempt) => number(attempt.exit) },
@@ -3140,7 +3166,12 @@ function eventsNode(run, info, events) {
         cell: (event) => el("span", { class: event.kind === "alarm" ? "tag alarm" : "tag" }, visible(event.kind)),
       },
       { key: "step", title: "step", isNumber: true, cell: (event) => eventStep(run, info, event) },
-      { key: "message", title: "message", class: "long", cell: (event) => eventMessage(event) },
+      {
+        key: "message",
+        title: "message",
+        class: "long",
+        cell: (event) => [event.undone ? el("span", { class: "tag" }, "undone") : "", " ", eventMessage(event)],
+      },
     ];
     body.replaceChildren(
       rows.length ? table({ caption: "Events, newest first", columns, rows }) : quiet("No event is recorded."),
@@ -3269,7 +3300,7 @@ async function comparePage() {
     "nav",
     { class: "tabs", "aria-label": "What is compared" },
     Object.entries(COMPARISONS).map(([key, title]) =>
-      link(addressWith({ tab: key }), { "aria-current": key === tab ? "page" : null }, title),
+      link(() => addressWith({ tab: key }), { "aria-current": key === tab ? "page" : null }, title),
     ),
   );
   const view = {
@@ -3344,30 +3375,32 @@ async function samePrompt(runs) {
       .map((each) => el("option", { value: each })),
   );
   const found = await Promise.all(runs.map((each) => (id ? occurrencesOf(each.run, id) : [])));
+  const asked = found.filter(({ length }) => length).map(askedOf);
+  const isOne = new Set(asked.map(sameAsked)).size === 1;
   const columns = runs.map((each, i) =>
     el(
       "section",
       { class: "side" },
       el("h2", {}, runKey(each.index), visible(each.name)),
+      found[i].length && !isOne ? askedNode(each.run, askedOf(found[i])) : "",
       found[i].length
         ? [...found[i]].sort((one, other) => other.step - one.step).map((one) => occurrenceNode(each.run, one))
         : quiet("No recorded step has this prompt."),
     ),
   );
   const words = quiet(`${counted(shared.length, "prompt")} in the newest recorded steps of all of these runs.`);
-  const first = found.findIndex(({ length }) => length);
   return {
     node: el(
       "div",
       {},
       el("div", { class: "tools", role: "search" }, control("prompt id", input), options, words),
-      first < 0 ? "" : askedNode(runs[first].run, found[first]),
+      isOne ? askedNode(runs[found.findIndex(({ length }) => length)].run, asked[0]) : "",
       el("div", { class: "sides" }, columns),
     ),
   };
 }
 
-/** Ids of prompts that the newest records of all runs have; those of evaluations first. */
+/** Ids of prompts that the newest records of all runs have, with one reference answer; those of evaluations first. */
 async function sharedPrompts(runs) {
   const sets = await Promise.all(
     runs.map(async ({ run, info }) => {
@@ -3375,10 +3408,11 @@ async function sharedPrompts(runs) {
       const newest = info.steps.length
         ? await loadOr(stepPath(run, "step", info.steps.at(-1)), { groups: [] })
         : { groups: [] };
-      return new Set([...(evaluations.prompts ?? []), ...newest.groups].map((each) => each.prompt_id));
+      const all = [...(evaluations.prompts ?? []), ...newest.groups];
+      return new Map(all.map((each) => [each.prompt_id, JSON.stringify(each.answer)]));
     }),
   );
-  return [...(sets[0] ?? [])].filter((id) => sets.every((set) => set.has(id)));
+  return [...(sets[0] ?? [])].filter(([id, answer]) => sets.every((set) => set.get(id) === answer)).map(([id]) => id);
 }
 
 // ---- The list of runs
@@ -3571,7 +3605,7 @@ async function drawBar() {
     link("#/", { class: "brand" }, "mmrl"),
     picker,
     el("nav", { "aria-label": "Pages" }, links),
-    info?.live ? el("span", { class: "live" }, `live, step ${number(info.last_step ?? 0)}`) : "",
+    info?.live ? el("span", { class: "live" }, `${LIVE}, step ${number(info.last_step ?? 0)}`) : "",
     button("?", openHelp, { class: "help-button", "aria-label": "Keys and help" }),
   );
   drawNotices(info);
