@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from mmrl.runs.directory import read_metrics
+    from mmrl.runs.history import read_metrics
     from mmrl.runs.monitoring import fault_of, monitors_of, recorded_alarms
     from mmrl.runs.reader import load_run
 

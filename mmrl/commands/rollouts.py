@@ -165,7 +165,7 @@ class Condition:
         name, *_ = self.field.split(".")
         if name not in record and name not in _OPTIONAL:
             raise self._error(f"no rollout has a field {name!r}", ", ".join(record))
-        found = _within({name: None} | record, self.field)
+        found = _within({name: None, **record}, self.field)
         if found is _MISSING:
             return False
         if self.sign in ("=", "==", "!=") and self.value == "null":

@@ -22,7 +22,7 @@ class Arguments:
         self._name = getattr(function, "__name__", "tool")
         self._signature = inspect.signature(function)
         self._adapters = dict[str, TypeAdapter[Any]]()
-        for name, hint in get_type_hints(function).items():
+        for name, hint in get_type_hints(function, include_extras=True).items():
             try:
                 self._adapters[name] = TypeAdapter(hint)
             except Exception:  # a type that pydantic does not know tells something to the policy alone

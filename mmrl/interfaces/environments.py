@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import time
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -80,13 +81,17 @@ class Environment(Plugin):
         """The answers of a turn's calls, in order, as one observation; done if there are no calls.
 
         A call that cannot be read, of a tool that is not there, or with wrong arguments is answered with what is wrong.
+        Calls after one that ends the episode are not made, and of those after four fifths of ``timeout_s`` the policy
+        reads that they were not.
         """
         if not turn.calls:
             return Observation(done=True)
         content, reward, done, infos = list[Any](), 0.0, False, list[Mapping[str, Any]]()
+        deadline = time.monotonic() + 0.8 * self.timeout_s
         for call in turn.calls:
+            late = "" if time.monotonic() < deadline else "Not called: the calls of this turn took too long."
             try:
-                answer = call.error or self.call(call)
+                answer = call.error or late or self.call(call)
                 answer = await answer if inspect.isawaitable(answer) else answer
             except ToolError as error:
                 answer = str(error)
@@ -99,6 +104,8 @@ class Environment(Plugin):
             if content and isinstance(content[-1], str) and parts and isinstance(parts[0], str):
                 content[-1] += "\n"  # two answers of one turn
             content += parts
+            if done:
+                break
         return Observation(content, reward, done, info={k: v for info in infos for k, v in info.items()})
 
     def call(self, call: Call) -> Any:

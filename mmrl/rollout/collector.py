@@ -276,7 +276,10 @@ class Collector:
         with ExitStack() as stack:
             with clock.phase("sync"):
                 sampler = stack.enter_context(self._engine.sampling())
-            yield _Sampling(sampler, clock, Failures(), None if self._player is None else self._player.tally())
+            sampling = _Sampling(sampler, clock, Failures(), None if self._player is None else self._player.tally())
+            yield sampling
+            if sampling.calls is not None:
+                sampling.calls.finish()
 
     @contextmanager
     def _groups(

@@ -16,7 +16,7 @@ from mmrl.ops.alarms import Looked, Watch
 from mmrl.plugin_host import registry
 from mmrl.plugin_host.installed import PluginInfo
 from mmrl.rollout.records import read_step, recorded_evaluations, recorded_steps
-from mmrl.runs.directory import read_metrics
+from mmrl.runs.history import read_metrics
 from mmrl.types import ENVIRONMENT, CreditedGroup, GroupKey
 
 OnFault = Callable[[str, Exception], None]

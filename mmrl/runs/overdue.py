@@ -1,4 +1,4 @@
-"""What happens to a run whose step hangs: its ranks' calls are given up, else its process is ended."""
+"""The end of a step that hangs: its ranks' calls are given up, else its process is ended."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from mmrl.errors import ConfigError, DataError
 from mmrl.rollout.records import RecordedRollout, read_rollouts, recorded_evaluations, recorded_steps
 from mmrl.rollout.records.paging import GroupPages
 from mmrl.runs.checkpoints import Checkpoint, Checkpoints
-from mmrl.runs.directory import finite_or_nan, metrics_of, read_metrics
 from mmrl.runs.files import LOCK, read_records, whole_size
+from mmrl.runs.history import finite_or_nan, metrics_of, read_metrics
 
 
 class Metrics(Mapping[str, float]):

@@ -18,8 +18,9 @@ from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, RankLostError
 from mmrl.plugin_host import registry
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
-from mmrl.runs.directory import RunDirectory, metrics_of
+from mmrl.runs.directory import RunDirectory
 from mmrl.runs.episodes import playing
+from mmrl.runs.history import metrics_of
 from mmrl.runs.inheritance import inherit
 from mmrl.runs.overdue import step_watchdog
 from mmrl.runs.recorder import RUN_STATE, RunRecorder, best_scores, environment, prune, tracking

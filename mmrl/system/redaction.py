@@ -23,6 +23,8 @@ _SECRET_KEY = re.compile(
     re.IGNORECASE,
 )
 """Stricter than for variables: values of ``stop_token`` or ``answer_key`` are in every rollout."""
+VARIABLES = "env"
+"""The key of a mapping of environment variables."""
 _KNOWN_FORMS = [
     r"\bhf_[A-Za-z0-9]{16,}",
     r"(?<=\b[Bb]earer )[^\s'\")]{8,}",
@@ -45,34 +47,52 @@ def keeps_a_secret(key: str) -> bool:
     return _SECRET_KEY.fullmatch(key) is not None
 
 
-def without_secrets(value: Any) -> Any:
-    """Mappings and lists with ``[redacted]`` in place of all that keys such as ``api_key`` hold."""
+def leads_to_a_secret(keys: Sequence[str]) -> bool:
+    """True if a value of a config at this path is taken for a secret, or lies within one.
+
+    Below a key ``env`` the keys are names of environment variables.
+    """
+    return any(
+        keeps_a_secret(key) or (above == VARIABLES and names_a_secret(key))
+        for above, key in zip(["", *keys], keys, strict=False)
+    )
+
+
+def without_secrets(value: Any, above: str = "") -> Any:
+    """Mappings and lists with ``[redacted]`` in place of all that keys such as ``api_key`` hold.
+
+    Args:
+        above: The key that holds the value.
+    """
     if isinstance(value, Mapping):
-        return {key: _of_key(str(key), item) for key, item in value.items()}
+        return {key: _of_key(above, str(key), item) for key, item in value.items()}
     return [without_secrets(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _of_key(key: str, value: Any) -> Any:
-    is_secret = keeps_a_secret(key) and not (value is None or isinstance(value, bool) or value == "")
-    return REDACTED if is_secret else without_secrets(value)
+def _of_key(above: str, key: str, value: Any) -> Any:
+    is_secret = leads_to_a_secret([above, key]) and not (value is None or isinstance(value, bool) or value == "")
+    return REDACTED if is_secret else without_secrets(value, key)
 
 
 _of_configs: set[str] = set()
 
 
-def remember_secrets(config: Any) -> None:
+def remember_secrets(config: Any, above: str = "") -> None:
     """Have every ``Redactor`` made from now on replace the values of a config's keys such as ``api_key``.
 
     Args:
         config: Mappings and lists, as in YAML.
+        above: The key that holds them.
     """
     if isinstance(config, Mapping):
         _of_configs.update(
             value
             for key, value in config.items()
-            if isinstance(value, str) and len(value) >= _MIN_CHARACTERS and keeps_a_secret(str(key))
+            if isinstance(value, str) and len(value) >= _MIN_CHARACTERS and leads_to_a_secret([above, str(key)])
         )
-    for item in config.values() if isinstance(config, Mapping) else config if isinstance(config, list | tuple) else ():
+        for key, item in config.items():
+            remember_secrets(item, str(key))
+    for item in config if isinstance(config, list | tuple) else ():
         remember_secrets(item)
 
 

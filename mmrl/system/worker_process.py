@@ -18,8 +18,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any, cast
+
+import psutil
 
 from mmrl.system.redaction import names_a_secret
 
@@ -115,7 +117,7 @@ class WorkerProcess:
         line, _, self._received = self._received.partition(b"\n")
         try:
             reply = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             reply = None
         if not isinstance(reply, dict):
             self.kill()
@@ -124,25 +126,36 @@ class WorkerProcess:
 
     def stop(self) -> None:
         """Let the process end by itself; kill it if it does not within a second, and its children in any case."""
+        descendants = self._descendants()
         with contextlib.suppress(BrokenPipeError):
             self._requests.close()
         deadline = time.monotonic() + _STOP_TIMEOUT_S
         while not self.has_ended and time.monotonic() < deadline:
             time.sleep(0.01)
         self.kill()
+        _end(descendants)
         self._replies.close()
         self._stderr.close()
 
     def kill(self) -> None:
         """End the process now, and its children even if it has ended by itself; callable from any thread.
 
-        Only this method reaps it.
+        Those that have left its session end too, unless it has ended by itself. Only this method reaps it.
         """
         with self._killing:
             if self._process.returncode is None:
+                descendants = self._descendants()
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, signal.SIGKILL)
+                _end(descendants)
                 self._process.wait()
+
+    def _descendants(self) -> list[psutil.Process]:
+        """Its children and theirs, whatever their session; none once it has ended."""
+        with contextlib.suppress(psutil.Error):
+            found: list[psutil.Process] = psutil.Process(self._process.pid).children(recursive=True)
+            return found
+        return []
 
     def _how_it_ended(self) -> str:
         code = self._process.returncode
@@ -150,6 +163,12 @@ class WorkerProcess:
             return f"exit code {code}"
         known = -code in set(signal.Signals)  # real-time signals have no names
         return f"signal {signal.Signals(-code).name if known else -code}"
+
+
+def _end(processes: Iterable[psutil.Process]) -> None:
+    for each in processes:
+        with contextlib.suppress(psutil.Error):
+            each.kill()
 
 
 def _is_ready(stream: IO[bytes], event: int, deadline: float) -> bool:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from mmrl.runs.directory import metrics_that_count, read_ledger, undone_by
+from mmrl.runs.history import metrics_that_count, read_ledger, undone_by
 from mmrl.runs.origins import ORIGINS
-from mmrl.system.redaction import REDACTED, keeps_a_secret, without_secrets
+from mmrl.system.redaction import REDACTED, keeps_a_secret, leads_to_a_secret, without_secrets
 from mmrl.viewer.contained import open_contained, read_object, read_records
 from mmrl.viewer.documents import Document, dotted
 from mmrl.viewer.folder import ViewedRun
@@ -123,17 +123,13 @@ def _attempts(records: list[dict[str, Any]]) -> Document:
 def _change(text: str) -> str:
     """A change of the config without secrets: ``KEY: BEFORE -> NOW``, where the values may be mappings."""
     key, colon, rest = text.partition(": ")
-    return key + colon + (REDACTED if colon and _leads_to_a_secret(key) else _PAIR.sub(_pair, rest))
+    return key + colon + (REDACTED if colon and leads_to_a_secret(key.split(".")) else _PAIR.sub(_pair, rest))
 
 
 def _origin(key: str, text: str) -> str:
     """The origin of a value without secrets: an override has the value in it."""
     given, equals, value = text.partition("=")
-    return given + equals + (REDACTED if equals and _leads_to_a_secret(key) else _PAIR.sub(_pair, value))
-
-
-def _leads_to_a_secret(dotted_key: str) -> bool:
-    return any(map(keeps_a_secret, dotted_key.split(".")))
+    return given + equals + (REDACTED if equals and leads_to_a_secret(key.split(".")) else _PAIR.sub(_pair, value))
 
 
 def _pair(found: re.Match[str]) -> str:

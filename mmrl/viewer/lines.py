@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mmrl.runs.directory import metrics_of
+from mmrl.runs.history import metrics_of
 
 METRICS, ATTEMPTS, EVENTS = "metrics.jsonl", "attempts.jsonl", "events.jsonl"
 _MOST = int(sys.float_info.max)

@@ -207,7 +207,7 @@ def _group_entry(kind: str, found: IndexedGroup) -> Document:
 
 
 def _asked(of_group: Mapping[str, Any], characters: int = HEAD) -> Document:
-    """What a group's prompt asks, shortened, with its images and its answer."""
+    """The question of a group's prompt, shortened, with its images and its answer."""
     users = (each["content"] for each in reversed(of_group["messages"]) if each["role"] == "user")
     return {
         "prompt": head(of_group["prompt"], characters),

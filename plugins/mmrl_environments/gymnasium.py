@@ -66,7 +66,6 @@ class Gymnasium(Environment):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._game: Any = None
-        self._over = False
         self._space: Any = None
         _check_id(config.id)
 
@@ -97,7 +96,7 @@ class Gymnasium(Environment):
         return [{"type": "function", "function": function}]
 
     def reset(self, prompt: Prompt, seed: int) -> Observation:
-        self._game, self._over = self._make(self._row_kwargs(prompt)), False
+        self._game = self._make(self._row_kwargs(prompt))
         self._space = self._game.action_space
         state, _ = self._game.reset(seed=seed % 2**31)
         return Observation(self._shown(state), role="user")
@@ -123,16 +122,14 @@ class Gymnasium(Environment):
         action = None if written is None else self._read(written[:_LONGEST].strip())
         if action is None:
             return self._unreadable(role)
-        if self._over:  # a second call in the turn that ended it
-            return Observation("It is over.", done=True, role=role)
         state, reward, terminated, truncated, _ = self._game.step(action)
-        self._over = bool(terminated or truncated)
+        is_over = bool(terminated or truncated)
         told = action.tolist() if isinstance(action, np.ndarray | np.generic) else action
-        return Observation(self._shown(state), float(reward), self._over, role, info={"action": told})
+        return Observation(self._shown(state), float(reward), is_over, role, info={"action": told})
 
     def _unreadable(self, role: Any) -> Observation:
         text = f"This is no action. {self._forms()}"
-        return Observation(text, self.config.penalty, self._over, role, info={"action": None})
+        return Observation(text, self.config.penalty, role=role, info={"action": None})
 
     def _read(self, written: str) -> Any:
         """The action that a text names; None if it names none."""

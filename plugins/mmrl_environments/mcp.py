@@ -76,7 +76,8 @@ class MCP(Environment):
             what = "the environment mcp needs the package mcp"
             raise ConfigError(what, where="environment: mcp", remedy=_INSTALL) from error
         program, *words = config.command
-        here = (str(Path(word).absolute()) if Path(word).is_file() else word for word in words)
+        # Words may be long programs, of which Path.is_file raises an error.
+        here = (os.path.abspath(word) if os.path.isfile(word) else word for word in words)
         self._command = (str(Path(program).absolute()) if os.sep in program else program, *here)
         self._env = {name: os.environ[name] for name in ("HOME",) if name in os.environ} | config.env
         if shutil.which(config.command[0]) is None:
@@ -209,7 +210,12 @@ class _Server:
                 raise ToolError(f"{name}: {str(error)[:_TAIL]}") from error
             self.begin_to_stop()
             raise RuntimeError(f"the MCP server has ended in a call of {name}: {self._said()}") from error
-        return Observation([_content(part) for part in result.content], info={"is_error": bool(result.is_error)})
+        content = list[Any]()
+        for part in map(_content, result.content):
+            if content and isinstance(content[-1], str) and isinstance(part, str):
+                content[-1] += "\n"  # servers send a list as a text for each item
+            content.append(part)
+        return Observation(content, info={"is_error": bool(result.is_error)})
 
     def stop(self) -> None:
         """End the server and wait for its end; does nothing if it has ended."""

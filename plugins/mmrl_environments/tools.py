@@ -68,5 +68,11 @@ class Tools(Environment):
 
 
 def as_answer(error: Exception) -> ToolError:
-    """A tool's exception as the policy reads it."""
+    """A tool's exception as the policy reads it.
+
+    Raises:
+        RuntimeError: It is no mistake of the policy's: the tool runs an event loop within the environment's.
+    """
+    if isinstance(error, RuntimeError) and "running event loop" in str(error):
+        raise RuntimeError(f"{error}: write it as `async def`, and await instead of asyncio.run") from error
     return error if isinstance(error, ToolError) else ToolError(str(error) or type(error).__name__)

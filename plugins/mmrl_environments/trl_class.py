@@ -143,5 +143,8 @@ def _row(prompt: Prompt) -> dict[str, Any]:
 
 
 def _content(answer: Any) -> Any:
-    """An answer for the policy: content blocks as they are, anything else as text."""
-    return answer if isinstance(answer, str | list) else str(answer)
+    """An answer for the policy: content blocks and images as they are, anything else as text."""
+    has_blocks = isinstance(answer, list) and any(
+        (isinstance(each, Mapping) and "type" in each) or hasattr(each, "convert") for each in answer
+    )
+    return answer if has_blocks else str(answer)

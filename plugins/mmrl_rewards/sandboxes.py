@@ -46,7 +46,7 @@ class Sandbox(Protocol):
 class LocalSandbox:
     """A child process with resource limits. It is NOT a security boundary.
 
-    The program runs as the user, in a temporary folder that is removed, with no environment but PATH and LANG, with
+    The program runs as the user, in a temporary folder that is removed, with no environment of the user's, with
     limits on processor time, memory and the size of files, and is killed at the deadline. All its descendants are
     killed when it ends, those in sessions of their own too, unless it kills its supervisor first. It can still read all
     files that the user can read, and reach every network that the user can reach. Use it only for models and data that
@@ -74,7 +74,7 @@ class LocalSandbox:
                     stdout=output,
                     stderr=subprocess.DEVNULL,
                     cwd=folder,
-                    env={"PATH": os.defpath, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
+                    env=_ENVIRONMENT,
                     start_new_session=True,
                 )
             status = _status(process, time_limit_s)
@@ -82,6 +82,9 @@ class LocalSandbox:
             printed = output.read(self._output_bytes).decode("utf-8", "replace")
             return Outcome(status == 0, printed, status is None)
 
+
+_ENVIRONMENT = {"PATH": os.defpath, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+"""Variables of the program: all it has. Sets have one order in every run."""
 
 SUPERVISING = """
 import ctypes, os, signal, sys, time
@@ -122,7 +125,7 @@ if not program:
         (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(limit, (value, value))
-    os.execv(sys.executable, [sys.executable, "-I", sys.argv[4]])
+    os.execv(sys.executable, [sys.executable, "-s", "-P", sys.argv[4]])  # not -I, which ignores PYTHONHASHSEED
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the program has it, and nobody else needs it
 deadline, ended = time.monotonic() + seconds, None
 while ended is None and (left := deadline - time.monotonic()) > 0:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from mmrl.rollout.records import read_lines
 from mmrl.runs.checkpoints import CheckpointError, Checkpoints
-from mmrl.runs.directory import read_ledger
+from mmrl.runs.history import read_ledger
 from mmrl.system.redaction import Redactor
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from mmrl.commands.cli import main
 from mmrl.rollout.records import read_lines, recorded_steps
-from mmrl.runs.directory import read_ledger
+from mmrl.runs.history import read_ledger
 from mmrl.system import failpoints
 from mmrl.system.redaction import Redactor
 from tests.faults.comparison import metrics

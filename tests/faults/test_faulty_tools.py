@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.rollout.records import read_step, recorded_steps
-from mmrl.runs.directory import read_ledger
+from mmrl.runs.history import read_ledger
 from tests.faults.comparison import metrics
 from tests.faults.faulty_tools import fate
 from tests.faults.runs import Runs, events

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mmrl.rollout.records import read_step, recorded_steps
-from mmrl.runs.directory import read_ledger
+from mmrl.runs.history import read_ledger
 from mmrl.types import CreditedGroup, Rollout
 from tests.faults.comparison import metrics
 from tests.faults.runs import Runs

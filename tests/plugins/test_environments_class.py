@@ -66,6 +66,27 @@ class Number:
         from PIL import Image
         return [{"type": "text", "text": "seen"}, {"type": "image", "image": Image.new("RGB", (4, 4))}]
 
+    def digits(self, count: int) -> list:
+        """List digits.
+
+        Args:
+            count: How many.
+        """
+        return [int(digit) for digit in str(self.secret)][:count]
+
+    def wait(self, seconds: float) -> str:
+        """Wait.
+
+        Args:
+            seconds: How long.
+        """
+        import asyncio
+        asked = asyncio.sleep(seconds)
+        try:
+            asyncio.run(asked)
+        finally:
+            asked.close()
+
     def _hidden(self):
         pass
 
@@ -154,13 +175,14 @@ def scored(game):
 def test_a_class_of_trls_plays_an_episode(file):
     game, first = begin(file, reward="reward")
     assert (first.content, first.role) == ("The number has 2 digits.", "user")
-    assert [tool.__name__ for tool in game.tools()] == ["guess", "peek", "show"]
+    assert [tool.__name__ for tool in game.tools()] == ["digits", "guess", "peek", "show", "wait"]
     assert ask(game, Call("guess", {"number": 50})).content == ["too large"]
     assert scored(game) == {"reward": 0.0}
     found = ask(game, Call("guess", {"number": "42"}), Call("guess", {"number": 42}), Call("peek", {}))
     assert found.content == ["right\n", "Game over.\n", "{'digit': 2}"] and not found.done
     text, image = ask(game, Call("show", {})).content
     assert text["text"] == "seen" and image["image"].size == (4, 4)
+    assert ask(game, Call("digits", {"count": 2}), Call("digits", {"count": 0})).content == ["[4, 2]\n", "[]"]
     assert scored(game) == {"reward": 1.0} and ask(game).done
     for call in (
         Call("reset", {"answer": "1"}),
@@ -171,6 +193,12 @@ def test_a_class_of_trls_plays_an_episode(file):
         (text,) = ask(game, call).content
         assert "no tool" in text or "valid integer" in text
     assert scored(game) == {"reward": 1.0}
+
+
+def test_a_loop_within_the_environments_is_no_answer(file):
+    game, _ = begin(file)
+    with pytest.raises(RuntimeError, match="write it as `async def`, and await"):
+        ask(game, Call("wait", {"seconds": 0}))
 
 
 def test_the_score_is_get_reward_an_attribute_or_a_function_of_trls(file):

@@ -46,6 +46,11 @@ def look() -> ImageContent:
     return ImageContent(type="image", data=base64.b64encode(file.getvalue()).decode(), mime_type="image/png")
 
 @server.tool()
+def names(count: int) -> list[str]:
+    """List names."""
+    return [f"{number}.txt" for number in range(count)]
+
+@server.tool()
 def surroundings() -> str:
     """Tell where the server runs."""
     return json.dumps({"environ": dict(os.environ), "folder": os.getcwd(), "pid": os.getpid(), "argv": sys.argv})
@@ -152,13 +157,14 @@ def test_a_public_server_runs_offline(begin):
 
 @pytest.mark.full
 def test_tools_answer_with_texts_and_images(begin, command):
-    mcp = begin(command, tools=["add", "look", "fail"])
+    mcp = begin(command, tools=["add", "look", "fail", "names"])
     schema = mcp.tools()[0]["function"]
     assert schema["name"] == "add" and schema["description"] == "Add two numbers."
     assert schema["parameters"]["properties"]["a"]["type"] == "integer"
-    found, failed, misfit, unknown, done = play(
+    found, listed, failed, misfit, unknown, done = play(
         mcp,
         [Call("add", {"a": 2, "b": 3}), Call("look", {})],
+        [Call("names", {"count": 3})],
         [Call("fail", {})],
         [Call("add", {"a": "\ud800", "b": []}), Call("add", None)],
         [Call("die", {})],
@@ -166,9 +172,10 @@ def test_tools_answer_with_texts_and_images(begin, command):
     )
     text, image = found.content
     assert text == "5" and Image.open(io.BytesIO(image)).size == (6, 4)
+    assert listed.content == ["0.txt\n", "1.txt\n", "2.txt"]
     assert failed.content == ["Error executing tool fail"] and failed.info == {"is_error": True} and not failed.done
     assert all("add" in part for part in misfit.content) and len(misfit.content) == 2
-    assert unknown.content == ["There is no tool 'die'. Tools: add, look, fail."] and done.done
+    assert unknown.content == ["There is no tool 'die'. Tools: add, look, fail, names."] and done.done
 
 
 def test_a_server_sees_no_secret_no_shell_and_works_in_an_empty_folder(begin, command, tmp_path, monkeypatch):
@@ -307,7 +314,7 @@ def test_a_server_that_does_not_start_is_a_config_error_that_shows_what_it_said(
 def test_a_tool_that_the_server_lacks_is_named(begin, command):
     with pytest.raises(ConfigError, match="the server has no tool fly") as caught:
         begin(command, tools=["add", "fly"])
-    assert caught.value.possible == "add, die, fail, look, surroundings"
+    assert caught.value.possible == "add, die, fail, look, names, surroundings"
 
 
 @pytest.mark.full

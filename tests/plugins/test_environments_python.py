@@ -62,6 +62,15 @@ def test_names_live_on_and_output_errors_and_the_last_value_come_back():
     assert ask(python).done
 
 
+def test_sets_have_one_order_in_every_cell_and_every_run():
+    words = "{'apple', 'bread', 'cheese', 'dates', 'eggs'}"
+    found = {tuple(run(begin(), f"list({words})")) for _ in range(3)}
+    python = begin()
+    found |= {tuple(run(python, f"names = list({words}); names")), tuple(run(python, "names"))}
+    assert len(found) == 1
+    assert run(python, "import sys; sys.flags.no_user_site, sys.flags.safe_path") == ["(1, True)\n"]
+
+
 def test_fresh_cells_know_nothing_of_each_other():
     python = begin(state="fresh")
     run(python, "x = 1")

@@ -12,7 +12,11 @@ from mmrl_environments.tools import Tools
 
 FILE = '''\
 import asyncio
+import time
+from typing import Annotated
+
 import numpy as np
+from pydantic import Field
 
 from mmrl.interfaces import ToolError
 from mmrl.types import Observation
@@ -79,6 +83,35 @@ def numbers(kind: str) -> object:
     values = np.array([0.5, 2.0], np.float32)
     deep = {"a": values, "b": np.bool_(True)}
     return {"one": values[1], "list": [np.int64(3), "x"], "some": values, "deep": deep}[kind]
+
+def slow(seconds: float) -> float:
+    """Take long.
+
+    Args:
+        seconds: How long.
+    """
+    time.sleep(seconds)
+    return seconds
+
+def looping(a: int) -> str:
+    """Run a loop.
+
+    Args:
+        a: A number.
+    """
+    asked = ask(str(a))
+    try:
+        return asyncio.run(asked)
+    finally:
+        asked.close()
+
+def roll(times: Annotated[int, Field(ge=1, le=9)]) -> int:
+    """Roll.
+
+    Args:
+        times: How often.
+    """
+    return times
 
 def finish() -> Observation:
     """Finish."""
@@ -154,6 +187,33 @@ def test_functions_of_files_and_modules_answer_calls(file):
     found = ask(tools, Call("finish", {}))
     assert (found.content, found.reward, found.done, found.info) == (["over"], 2.0, True, {"why": "asked"})
     assert ask(tools).done
+
+
+def test_calls_after_the_one_that_ends_the_episode_are_not_made(file):
+    tools = begin(file, "add", "finish")
+    found = ask(tools, Call("add", {"a": 1}), Call("finish", {}), Call("finish", {}), Call("add", {"a": 9}))
+    assert (found.content, found.reward, found.done) == (["2\n", "over"], 2.0, True)
+
+
+def test_calls_for_which_a_turn_has_no_time_are_told_to_the_policy(file):
+    tools = begin(file, "slow")
+    tools.timeout_s = 1.0
+    found = ask(tools, *[Call("slow", {"seconds": 0.5})] * 9)
+    late = "Not called: the calls of this turn took too long."
+    assert found.content == ["0.5\n", "0.5\n", *[f"{late}\n"] * 6, late]
+
+
+@pytest.mark.parametrize("on_error", ["fail", "answer"])
+def test_an_event_loop_within_the_environments_is_a_failure_that_says_what_to_do(file, on_error):
+    said = "running event loop" if on_error == "fail" else "write it as `async def`"
+    with pytest.raises(RuntimeError, match=said):
+        ask(begin(file, "looping", on_error=on_error), Call("looping", {"a": 1}))
+
+
+def test_bounds_of_a_hint_hold(file):
+    tools = begin(file, "roll")
+    found = ask(tools, Call("roll", {"times": 9}), Call("roll", {"times": 10}))
+    assert found.content == ["9\n", "roll: times: Input should be less than or equal to 9."]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import pytest
 
 from mmrl.errors import ConfigError, DataError, ResourceError
 from mmrl.rollout.records import group_records, read_groups, read_lines, read_rollouts, read_step
-from mmrl.runs.directory import RunDirectory, check_place, read_ledger, read_metrics
+from mmrl.runs.directory import RunDirectory, check_place
+from mmrl.runs.history import read_ledger, read_metrics
 from mmrl.system.redaction import Redactor
 from mmrl.types import (
     CreditedGroup,

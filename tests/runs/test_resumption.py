@@ -19,7 +19,8 @@ import pytest
 
 from mmrl.config.load import load_config
 from mmrl.errors import ConfigError, RankLostError
-from mmrl.runs.directory import RunDirectory, read_ledger
+from mmrl.runs.directory import RunDirectory
+from mmrl.runs.history import read_ledger
 from mmrl.runs.resumption import Change, changed_contents, refuse
 from tests.faults.runs import REWARDS, Killed, Runs, at, events, fake, outcome, records, rollouts, steps, stop
 

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from mmrl.system.redaction import Redactor, names_a_secret
+from mmrl.system.redaction import Redactor, leads_to_a_secret, names_a_secret, remember_secrets, without_secrets
 
 
 @pytest.mark.parametrize("text", ["hf_transfer is on", "sk-learn-digits-experiment", "task-1234567890123456789", "x"])
@@ -32,6 +32,19 @@ def test_values_of_secret_variables_are_replaced_the_longest_first():
 def test_names_of_secrets_are_known_in_any_case():
     assert all(map(names_a_secret, ["HF_TOKEN", "OPENAI_API_KEY", "db_password", "ClientSecret"]))
     assert not names_a_secret("HF_HOME")
+
+
+def test_variables_below_env_are_judged_as_variables(monkeypatch):
+    variables = {"GITHUB_PERSONAL_ACCESS_TOKEN": "a-token-of-mine", "HOST": "here", "EMPTY_KEY": ""}
+    config = {"environment": {"env": variables}}
+    shown = without_secrets(config)["environment"]["env"]
+    assert shown == {**variables, "GITHUB_PERSONAL_ACCESS_TOKEN": "[redacted]"}
+    assert without_secrets({"answer_key": "b", "stop_token": "c"}) == {"answer_key": "b", "stop_token": "c"}
+    assert leads_to_a_secret(["environment", "env", "NOTION_TOKEN"]) and leads_to_a_secret(["api_key", "a"])
+    assert not leads_to_a_secret(["environment", "env", "HOST"]) and not leads_to_a_secret(["data", "NOTION_TOKEN_ID"])
+    monkeypatch.setattr("mmrl.system.redaction._of_configs", set())
+    remember_secrets(config)
+    assert Redactor({})("say a-token-of-mine, here") == "say [redacted], here"
 
 
 def test_lists_of_texts_and_numbers_are_redacted_item_by_item():

@@ -34,7 +34,7 @@ from mmrl.rollout.episodes.scoring import EpisodeScoring, score_episodes
 from mmrl.rollout.records import RecordedStep
 from mmrl.rollout.rewards.failures import Failures
 from mmrl.rollout.rewards.scorer import Scorer, Scoring
-from mmrl.runs.directory import metrics_of, read_ledger
+from mmrl.runs.history import metrics_of, read_ledger
 from mmrl.runs.resumption import Change, changed_config, plain_config
 from mmrl.types import RolloutGroup, ScoredGroup
 

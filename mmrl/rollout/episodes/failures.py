@@ -32,7 +32,8 @@ class CallTally:
     """The calls of one step, and those of them that failed.
 
     A single failure among several calls is never too many. The share of failures is that of the calls which the step
-    will have made if every episode takes all of its turns. So the step is only stopped if the share cannot fall again.
+    will have made if every episode takes all of its turns. So a step is stopped before its end only if the share cannot
+    fall again; ``finish`` looks once more.
 
     Args:
         environment: Its name.
@@ -47,6 +48,7 @@ class CallTally:
     made: int = 0
     failed: int = 0
     possible: int = 0
+    _last: tuple[CallFailed, str] | None = None
 
     @property
     def failed_fraction(self) -> float:
@@ -64,7 +66,21 @@ class CallTally:
             EpisodeError: There are too many.
         """
         self.failed += 1
-        most = self.made + self.possible
+        self._last = failure, where
+        self._check(self.made + self.possible)
+
+    def finish(self) -> None:
+        """Look at the calls of the whole step, now that it will make no more.
+
+        Raises:
+            EpisodeError: Too many have failed.
+        """
+        self._check(self.made)
+
+    def _check(self, most: int) -> None:
+        if self._last is None:
+            return
+        failure, where = self._last
         if self.failed > MAX_FAILED_SHARE * most and (self.failed > 1 or most == 1):
             error = EpisodeError(
                 f"environment {self.environment!r} failed in {self.failed} of the step's {self.made} calls; "

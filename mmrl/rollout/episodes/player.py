@@ -131,6 +131,16 @@ class _Round:
         for session in self._sessions.values():
             session.close()
         self._clock.beside("environment", self._player.pool.seconds - self._seconds_before)
+        if failures := self._player.pool.take_close_failures():
+            environment, last = self._player.spec.name, failures[-1]
+            self._event(
+                "environment_failed",
+                message=f"environment {environment!r} failed in {len(failures)} of its calls of close, in which no "
+                f"episode is lost; the last time, it {last.cause}",
+                environment=environment,
+                cause=last.cause,
+                details=last.details,
+            )
 
     def _reset(self, requests: Sequence[SamplingRequest], seeds: Sequence[int]) -> None:
         """Begin all episodes, each group with one prompt."""

@@ -78,6 +78,14 @@ class EnvironmentPool:
         """Time that calls have taken so far, those of all workers together."""
         return sum(lane.seconds for lane in self._lanes)
 
+    def take_close_failures(self) -> list[CallFailed]:
+        """The failures of ``close`` since the last time."""
+        found = list[CallFailed]()
+        for lane in self._lanes:
+            known, lane.close_failures = lane.close_failures, []
+            found += known
+        return found
+
     def open(self, prompt: Prompt, seed: int) -> Session:
         """Begin an episode, in the worker with the fewest."""
         lane = min(self._lanes, key=lambda lane: lane.num_sessions)
@@ -116,6 +124,7 @@ class _Lane:
     Attributes:
         num_sessions: Episodes that are open here.
         seconds: Time that calls have taken.
+        close_failures: Failures of ``close``, which no episode waits for.
     """
 
     def __init__(self, spec: EnvironmentSpec) -> None:
@@ -126,6 +135,7 @@ class _Lane:
         self._has_lived = False
         self._is_closed = False
         self.num_sessions, self.seconds = 0, 0.0
+        self.close_failures: list[CallFailed] = []
         self._thread = threading.Thread(target=self._drive, name="mmrl-environment", daemon=True)
         self._thread.start()
 
@@ -220,8 +230,10 @@ class _Lane:
 
     def _close(self, session: Session) -> None:
         if session.home is not None and session.home is self._process and not self._process.has_ended:
-            with contextlib.suppress(CallFailed):
+            try:
                 self._process.call("close", session.number)
+            except CallFailed as failure:
+                self.close_failures.append(failure)
 
     def _living(self) -> EnvironmentProcess:
         """A worker that has started: a new one if the last has ended.

@@ -1,7 +1,7 @@
 """An environment that does what the policy's text tells it, and what its options say."""
 
 GAME = '''
-import asyncio, os, random, subprocess, sys, time
+import asyncio, json, os, random, subprocess, sys, time
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +112,17 @@ class Game(Environment):
     def leave(self, rest):
         subprocess.Popen(["sleep", rest])
         return Observation("left")
+
+    def part(self, rest):
+        return Observation(str(subprocess.Popen(["sleep", rest], start_new_session=True).pid))
+
+    def spoil(self, rest):
+        self.spoiled = True
+        return Observation("spoiled")
+
+    def close(self):
+        if getattr(self, "spoiled", False):
+            raise ValueError("not closed")
 
     def secrets(self, rest):
         return Observation(" ".join(sorted(os.environ)) + " " + os.environ.get("MY_API_KEY", "no key"))

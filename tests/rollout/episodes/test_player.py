@@ -207,6 +207,19 @@ def test_an_episode_whose_environment_fails_is_kept_and_is_invalid(pool, tmp_pat
         Play(pool, tmp_path, turns=["raise_it"], group=4)
 
 
+def test_a_failure_of_close_is_an_event_and_costs_no_episode(pool, tmp_path):
+    spoiled = Play(pool, tmp_path, turns=["spoil", "end"], group=3)
+    (group,) = spoiled.groups.values()
+    assert not any(rollout.failure for rollout in group.rollouts) and spoiled.tally.failed == 0
+    session = pool.open(Prompt("after", (Message("user", "play"),)), 1)
+    session.opened.result(60)  # after the calls of close
+    session.close()
+    later = Play(pool, tmp_path, turns=["end"])
+    events = [fields for kind, fields in (*spoiled.events, *later.events) if kind == "environment_failed"]
+    assert sum(int(each["message"].split(" failed in ")[1].split()[0]) for each in events) == 3
+    assert "calls of close, in which no episode is lost; the last time, it raised ValueError" in events[0]["message"]
+
+
 class TimedPool:
     """Ends each episode with its first turn, after so many seconds; without a process."""
 
@@ -229,6 +242,9 @@ class TimedPool:
 
     def close(self):
         pass
+
+    def take_close_failures(self):
+        return []
 
 
 def begins_of_two_rounds(folder, takes_s):
@@ -270,6 +286,9 @@ class Timeline:
 
     def close(self):
         pass
+
+    def take_close_failures(self):
+        return []
 
     def call(self, takes_s, answer):
         future = Future()

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import CancelledError
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mmrl.data.decode import read_header
@@ -80,6 +81,7 @@ def test_a_call_that_raises_costs_its_episode_alone(pool, session):
         ("Observation('a', done=1)", "int 1; expected True or False for done"),
         ("Observation('a', role='system')", "'system'; expected role tool or user"),
         ("Observation('a', info={'x': {1, 2}})", "expected info that JSON can hold"),
+        ("Observation('a', info={'x': json.loads('[' * 100 + ']' * 100)})", "more than 100 levels deep"),
         ("Observation('a', info={'x': 'y' * 70000})", "characters; expected info that JSON can hold"),
         ("Observation('a' * (2**20 + 1))", "expected at most 1048576 characters"),
         ("Observation(b'no image')", "bytes: These bytes are no image"),
@@ -227,6 +229,33 @@ def test_a_worker_leaves_nothing_behind(game):
     assert "sleep 981" not in processes()
 
 
+@pytest.mark.parametrize("how", ["stop", "hang"])
+def test_what_a_tool_has_started_in_a_session_of_its_own_ends_with_the_worker(game, how):
+    with EnvironmentPool(game(timeout_s=2)) as pool:
+        session = pool.open(PROMPT, 1)
+        pid = int(said(session, "part 600").content[0])
+        assert psutil.pid_exists(pid)
+        if how == "hang":
+            assert "did not answer" in fault(session, "hang", 1)
+    deadline = time.monotonic() + 5
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_failures_of_close_are_told_once(game):
+    with EnvironmentPool(game()) as pool:
+        for seed in (1, 2):
+            session = pool.open(PROMPT, seed)
+            said(session, "spoil")
+            session.close()
+        other = pool.open(PROMPT, 3)
+        said(other, "hello")
+        causes = [each.cause for each in pool.take_close_failures()]
+        assert len(causes) == 2 and all("ValueError: not closed" in each for each in causes)
+        assert pool.take_close_failures() == []
+
+
 def test_a_folder_of_a_killed_process_is_removed_by_the_next_one(tmp_path, monkeypatch):
     source = "import os; from mmrl.rollout.episodes.scratch import Scratch; kept = Scratch(); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", source], env={**os.environ, "TMPDIR": str(tmp_path)}, check=False)
@@ -325,6 +354,15 @@ def test_failures_are_too_many_above_five_percent_of_all_that_a_step_may_call():
         early.fail(CallFailed("hung"), "here")  # 3 of 60 at most
     with pytest.raises(EpisodeError):
         early.fail(CallFailed("hung"), "here")
+    early = CallTally("game", made=1, possible=159)
+    for _ in range(2):
+        early.fail(CallFailed("hung"), "here")
+    early.made, early.possible = 40, 0  # the others have ended early
+    early.finish()
+    early.made = 39
+    with pytest.raises(EpisodeError, match="failed in 2 of the step's 39 calls; the last time, it hung"):
+        early.finish()
+    CallTally("game").finish()
     CallTally("game", made=3).fail(CallFailed("hung"), "here")  # one alone among others
     with pytest.raises(EpisodeError):
         CallTally("game", made=1).fail(CallFailed("hung"), "here")
