@@ -214,6 +214,14 @@ def test_too_many_failures_stop_the_step_and_leave_nothing_open(collecting, pool
     assert step.sampler.dropped == 1
 
 
+def test_early_failures_count_at_the_end_where_others_might_have_gone_on(collecting):
+    """Two of 12 calls are too many; of the 128 that four episodes of 30 turns might have made they were not."""
+    step = collecting({**FOUR, ("p0", 1): ["raise_it"], ("p1", 0): ["raise_it"]}, max_turns=30)
+    with pytest.raises(EpisodeError, match="environment 'game' failed in 2 of the step's 12 calls; the last time"):
+        step.train()
+    assert [kind for kind, _ in step.events] == ["environment_failed"] * 2
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
