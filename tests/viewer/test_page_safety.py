@@ -215,6 +215,8 @@ def test_a_live_run_grows_on_the_page_without_losing_the_place(driver: Chrome, t
             shutil.copy(run / "rollouts" / "step-000002.parquet", run / "rollouts" / "step-000003.parquet")
             viewer.until(lambda: viewer.address == "#/run/0/step/3?follow=1", "the newest step is followed")
             assert viewer.complaints() == []
+            directory.begin_attempt(2)
+            viewer.until(lambda: "no rollouts of step 3" in str(viewer.texts("#main .problem")), "it is undone")
             viewer.open("run/0/step/2/group/0")
         viewer.until(lambda: "has not answered since" in viewer.text("#notices"), "the server has ended")
         viewer.complaints()

@@ -35,7 +35,8 @@ function filled(node, attributes, children) {
 function link(to, attributes, ...children) {
   if (typeof to !== "function") return el("a", { href: to, ...attributes }, ...children);
   const node = el("a", { href: to(), ...attributes }, ...children);
-  for (const event of ["pointerover", "focus", "click", "auxclick"]) node.addEventListener(event, () => node.setAttribute("href", to()));
+  for (const event of ["pointerover", "focus", "click", "auxclick"])
+    node.addEventListener(event, () => node.setAttribute("href", to()));
   return node;
 }
 
@@ -3710,15 +3711,17 @@ let polls = 0;
 async function poll() {
   polls += 1;
   try {
-    let hasChanged = false;
+    const news = new Set();
     for (const run of new Set([page.run, ...page.runs].filter((each) => each !== undefined))) {
-      hasChanged = (await refreshed(run)) || hasChanged;
+      news.add(await refreshed(run));
     }
     if (lostAt) {
       lostAt = null;
       await drawBar();
     }
-    if (hasChanged) {
+    if (news.has("attempt"))
+      await redrawn(); // steps on the page may have been undone
+    else if (news.has("more")) {
       await page.update?.();
       await drawBar();
     }
@@ -3731,12 +3734,12 @@ async function poll() {
   }
 }
 
-/** True if the run has news, which are among the documents then. */
+/** The kind of news that the run has, "attempt" or "more", which are among the documents then; empty without any. */
 async function refreshed(run) {
   const before = await load(`run/${run}`).catch(() => null);
-  if (before && !before.live && polls % SLOW_POLLS) return false;
+  if (before && !before.live && polls % SLOW_POLLS) return "";
   const after = await fetched(`run/${run}`);
-  if (JSON.stringify(after) === JSON.stringify(before)) return false;
+  if (JSON.stringify(after) === JSON.stringify(before)) return "";
   const isResumed = before?.attempts?.length !== after.attempts?.length;
   const known = isResumed ? null : await documents.get(`run/${run}/metrics`)?.catch(() => null);
   for (const resource of [...documents.keys()]) {
@@ -3746,7 +3749,7 @@ async function refreshed(run) {
   }
   documents.set(`run/${run}`, Promise.resolve(after));
   if (known) documents.set(`run/${run}/metrics`, Promise.resolve(await longerMetrics(run, known)));
-  return true;
+  return isResumed ? "attempt" : "more";
 }
 
 /** The metrics with the steps that came since. */
