@@ -19,11 +19,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import IO, Any, cast
-
-import psutil
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from mmrl.system.redaction import names_a_secret
+
+if TYPE_CHECKING:
+    import psutil
 
 Reply = dict[str, Any]
 
@@ -152,6 +153,8 @@ class WorkerProcess:
 
     def _descendants(self) -> list[psutil.Process]:
         """Its children and theirs, whatever their session; none once it has ended."""
+        import psutil
+
         with contextlib.suppress(psutil.Error):
             found: list[psutil.Process] = psutil.Process(self._process.pid).children(recursive=True)
             return found
@@ -166,6 +169,8 @@ class WorkerProcess:
 
 
 def _end(processes: Iterable[psutil.Process]) -> None:
+    import psutil  # here, as the processes themselves need none of it
+
     for each in processes:
         with contextlib.suppress(psutil.Error):
             each.kill()
