@@ -139,9 +139,9 @@ def _parts(answer: Any, tool: str) -> list[Any]:
     Raises:
         TypeError: JSON cannot hold it.
     """
-    if isinstance(answer, str) or _is_image(answer):
+    if isinstance(answer, str) or is_content(answer):
         return [answer]
-    if isinstance(answer, Sequence) and any(_is_image(each) for each in answer):
+    if isinstance(answer, Sequence) and any(is_content(each) for each in answer):
         return [part for each in answer for part in _parts(each, tool)]
     try:
         return [json.dumps(answer, ensure_ascii=False, default=_as_python)]
@@ -159,7 +159,8 @@ def _as_python(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
-def _is_image(value: Any) -> bool:
+def is_content(value: Any) -> bool:
+    """True for an image, and for a block such as ``{"type": "text", ...}``; an answer is text as JSON without any."""
     if isinstance(value, dict):
         return value.get("type") in ("image", "text", "image_url")
     is_file = isinstance(value, bytes | bytearray | memoryview) or type(value).__name__ == "RawImage"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,27 +62,27 @@ def read_metrics(run: str | Path) -> dict[int, dict[str, float]]:
 
 def undone_by(attempts: Iterable[Mapping[str, Any]], step: int, at: float) -> bool:
     """True if a later attempt than that of the time ``at``, in seconds since 1970, has undone the step."""
-    begun = (each for each in attempts if "resumed_from" in each)
-    return any(
-        at < each["time"] and (-1 if each["resumed_from"] is None else each["resumed_from"]) < step for each in begun
-    )
+    return any(at < each["time"] and begin < step for each, begin in _begun(attempts))
 
 
 def metrics_that_count(
     attempts: Iterable[Mapping[str, Any]], lines: Iterable[Mapping[str, Any]]
 ) -> dict[int, dict[str, float]]:
     """As ``read_metrics``, of the lines of attempts.jsonl and metrics.jsonl."""
-    begun = [
-        (each["attempt"], -1 if each["resumed_from"] is None else each["resumed_from"])
-        for each in attempts
-        if "resumed_from" in each
-    ]
+    begun = [(each["attempt"], begin) for each, begin in _begun(attempts)]
     found = {}
     for record in lines:
         attempt, step = record.get("attempt", 0), record["step"]
         if not any(later > attempt and begin < step for later, begin in begun):
             found[step] = finite_or_nan(metrics_of(record))
     return dict(sorted(found.items()))
+
+
+def _begun(attempts: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], int]]:
+    """The beginning of each attempt, with the last step that it has left as it was; -1 if none."""
+    for each in attempts:
+        if "resumed_from" in each:
+            yield each, -1 if each["resumed_from"] is None else each["resumed_from"]
 
 
 def finite_or_nan(metrics: Mapping[str, float | None]) -> dict[str, float]:

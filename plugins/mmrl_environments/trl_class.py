@@ -28,6 +28,7 @@ from pydantic import ConfigDict, Field
 
 from mmrl.errors import ConfigError
 from mmrl.interfaces import Environment, PluginConfig, Tool
+from mmrl.interfaces.environments import is_content
 from mmrl.types import Call, Observation, Prompt, Score, Turn
 from mmrl_environments.loading import check_tool, load
 from mmrl_environments.pictures import full_size
@@ -144,7 +145,4 @@ def _row(prompt: Prompt) -> dict[str, Any]:
 
 def _content(answer: Any) -> Any:
     """An answer for the policy: content blocks and images as they are, anything else as text."""
-    has_blocks = isinstance(answer, list) and any(
-        (isinstance(each, Mapping) and "type" in each) or hasattr(each, "convert") for each in answer
-    )
-    return answer if has_blocks else str(answer)
+    return answer if isinstance(answer, list) and any(map(is_content, answer)) else str(answer)

@@ -74,6 +74,15 @@ class Number:
         """
         return [int(digit) for digit in str(self.secret)][:count]
 
+    def scan(self, side: int) -> list:
+        """Look at pixels.
+
+        Args:
+            side: How many.
+        """
+        import numpy as np
+        return ["pixels", np.zeros((side, side), np.uint8)]
+
     def wait(self, seconds: float) -> str:
         """Wait.
 
@@ -175,7 +184,7 @@ def scored(game):
 def test_a_class_of_trls_plays_an_episode(file):
     game, first = begin(file, reward="reward")
     assert (first.content, first.role) == ("The number has 2 digits.", "user")
-    assert [tool.__name__ for tool in game.tools()] == ["digits", "guess", "peek", "show", "wait"]
+    assert [tool.__name__ for tool in game.tools()] == ["digits", "guess", "peek", "scan", "show", "wait"]
     assert ask(game, Call("guess", {"number": 50})).content == ["too large"]
     assert scored(game) == {"reward": 0.0}
     found = ask(game, Call("guess", {"number": "42"}), Call("guess", {"number": 42}), Call("peek", {}))
@@ -183,6 +192,8 @@ def test_a_class_of_trls_plays_an_episode(file):
     text, image = ask(game, Call("show", {})).content
     assert text["text"] == "seen" and image["image"].size == (4, 4)
     assert ask(game, Call("digits", {"count": 2}), Call("digits", {"count": 0})).content == ["[4, 2]\n", "[]"]
+    text, pixels = ask(game, Call("scan", {"side": 3})).content
+    assert text == "pixels" and pixels.shape == (3, 3)
     assert scored(game) == {"reward": 1.0} and ask(game).done
     for call in (
         Call("reset", {"answer": "1"}),

@@ -84,7 +84,7 @@ CUTS: dict[str, Callable[[int], Any]] = {
 
 
 def train_with_a_cut(runs: Runs, config: Path, cut: Any) -> bool:
-    """Whether it was cut short; it then goes on with the next call."""
+    """True if it was cut short; it then goes on with the next call."""
     try:
         with cut:
             return runs.train(config) == 10
@@ -362,7 +362,7 @@ def test_other_model_files_under_the_same_path_are_refused(again: Runs, capsys):
 
 
 def test_code_of_ones_own_that_was_edited_is_refused(fake_runs: Runs, capsys):
-    """That of a reward, and files that its options name; an older version did not look at them."""
+    """A reward is code of one's own, and so are files that its options name; an older version did not look at them."""
     mine, table = fake_runs.folder / "mine.py", fake_runs.folder / "table.py"
     mine.write_text("def mine(rollouts, by):\n    return [float(len(each.text)) for each in rollouts]\n")
     table.write_text("one")
@@ -758,7 +758,7 @@ def test_memory_descriptors_threads_and_seconds_are_flat_over_5000_steps(fake_ru
 
 
 def check_flat(runs: Runs, num_steps: int, most_bytes: int) -> None:
-    """What the driver holds after 100 steps and at the end; checkpoints, evaluations and a tracker are part of it."""
+    """The driver holds as much after 100 steps as at the end; checkpoints, evaluations and a tracker take part."""
     import psutil
 
     process, taken = psutil.Process(), []

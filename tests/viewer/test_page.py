@@ -176,7 +176,7 @@ def test_a_steps_numbers_are_of_what_was_sampled_and_scored(viewer: Viewer) -> N
 
 
 def test_links_lead_to_what_the_page_shows_by_then(viewer: Viewer) -> None:
-    """What was typed or chosen after they were drawn is in their addresses."""
+    """Their addresses have the words and choices that came after they were drawn."""
     viewer.open("run/0/curves")
     viewer.click(".tools .check input")
     viewer.click(".card[data-metric='reward/mean'] h3 a")

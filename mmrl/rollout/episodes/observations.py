@@ -22,6 +22,7 @@ import numpy as np
 
 from mmrl.data.decode import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS, read_header, upright
 from mmrl.errors import DataError
+from mmrl.rollout.nesting import bounded
 from mmrl.rollout.worker_faults import excerpt
 from mmrl.system.worker_process import Reply
 from mmrl.types import Observation, RawImage
@@ -32,8 +33,6 @@ MAX_IMAGES = 64
 """Images of an observation."""
 MAX_INFO = 2**16
 """Characters of ``Observation.info`` as JSON."""
-MAX_DEPTH = 100
-"""Lists and mappings within each other in ``Observation.info``."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _CONTENT = "a text, an image (PIL, uint8 array, bytes, RawImage, block), or a list of both"
 
@@ -219,24 +218,12 @@ def _info(info: object) -> dict[str, Any]:
         raise BadAnswer(expected, f"{type(info).__name__} {excerpt(info)}")
     try:
         text = json.dumps(dict(info), ensure_ascii=False, allow_nan=False, default=_plain_number)
-        if _nests(text, MAX_DEPTH):
-            raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
+        found: dict[str, Any] | None = bounded(json.loads(_SURROGATES.sub("\ufffd", text)))
     except (TypeError, ValueError, RecursionError) as error:
         raise BadAnswer(expected, f"{error}: {excerpt(info)}") from error
     if len(text) > MAX_INFO:
         raise BadAnswer(expected, f"{len(text)} characters")
-    found: dict[str, Any] = json.loads(_SURROGATES.sub("\ufffd", text))
-    return found
-
-
-def _nests(text: str, most: int) -> bool:
-    """True if a text of JSON has more than so many lists and objects within each other."""
-    depth = 0
-    for mark in re.findall(r'"(?:[^"\\]|\\.)*"|[][{}]', text):
-        depth += (mark in "[{") - (mark in "]}")
-        if depth > most:
-            return True
-    return False
+    return found or {}  # too deep for the line to the parent, and for records
 
 
 def _plain_number(value: object) -> Any:

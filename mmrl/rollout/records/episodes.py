@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mmrl.rollout.nesting import bounded
 from mmrl.types import (
     BoolArray,
     Call,
@@ -24,9 +25,6 @@ from mmrl.types import (
     Segment,
     Turn,
 )
-
-MAX_DEPTH = 100
-"""Lists within lists that a record holds of what a model or an environment wrote; what is deeper is left out."""
 
 
 def episode_fields(rollout: Rollout) -> dict[str, Any]:
@@ -114,7 +112,7 @@ def _turn_record(played: PlayedTurn) -> dict[str, Any]:
     return {
         "text": turn.text,
         "calls": [
-            {"name": call.name, "arguments": _bounded(call.arguments), "error": call.error} for call in turn.calls
+            {"name": call.name, "arguments": bounded(call.arguments), "error": call.error} for call in turn.calls
         ],
         "finish_reason": turn.finish_reason,
         "tokens_left": turn.tokens_left,
@@ -122,7 +120,7 @@ def _turn_record(played: PlayedTurn) -> dict[str, Any]:
         "role": played.role,
         "reward": float(played.reward),
         "done": bool(played.done),
-        "info": _bounded(played.info) or {},
+        "info": bounded(played.info) or {},
         "began": played.began,
         "finished": played.finished,
     }
@@ -153,23 +151,3 @@ def _part(record: Mapping[str, Any], media: Path) -> str | ImageRef:
 
 def _known(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else float(value)
-
-
-def _bounded(value: Any) -> Any:
-    """The value; None if it is nested so deeply that functions which call themselves cannot read it."""
-    layer = [value]
-    for _ in range(MAX_DEPTH):
-        layer = [inner for each in layer for inner in _within(each)]
-        if not layer:
-            return value
-    return None
-
-
-def _within(value: Any) -> Sequence[Any]:
-    match value:
-        case Mapping():
-            return list(value.values())
-        case list() | tuple():
-            return value
-        case _:
-            return ()

@@ -31,7 +31,7 @@ function filled(node, attributes, children) {
   return node;
 }
 
-/** A link; `to` may be a function, as where it leads changes with the page's address: it is asked before it is followed. */
+/** A link; `to` may be a function, which is asked again before the link is followed. */
 function link(to, attributes, ...children) {
   if (typeof to !== "function") return el("a", { href: to, ...attributes }, ...children);
   const node = el("a", { href: to(), ...attributes }, ...children);
@@ -475,7 +475,7 @@ function label(text, x, y, anchor) {
   return svg("text", { class: "tick", x, y, "text-anchor": anchor }, text);
 }
 
-/** What writes each tick with as few digits as tell them apart, at least 3. */
+/** A function that writes each tick, with as few digits as tell them apart, at least 3. */
 function tickText(values) {
   const digits = [3, 4, 5, 6].find(
     (each) => new Set(values.map((value) => number(value, each))).size === values.length,
@@ -937,7 +937,7 @@ function recordedOf(info, kind) {
   return report ? all.filter((step) => inReport(stepPath(0, kind, step))) : all;
 }
 
-/** The alarms among events of steps that count, each once: a run that is killed before its step is logged tells them again. */
+/** The alarms of steps that count, each once: a run that is killed before its step is logged tells them again. */
 function alarmsOf(events) {
   const told = new Map();
   for (const event of events) {
@@ -1112,7 +1112,7 @@ function namesOf(view) {
     : [...all].filter((name) => matchesAny(name, wanted("q")));
 }
 
-/** Which curves there are, and where each is drawn. */
+/** A text that changes when another curve is there, or one moves to another place. */
 function shapeOf(view, names) {
   return JSON.stringify(names.map((name) => [name, isFlat(view, name)]));
 }

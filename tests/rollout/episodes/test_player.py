@@ -140,7 +140,7 @@ def test_a_cut_turn_tells_the_environment_so(pool, tmp_path):
 
 
 def test_an_environment_is_told_of_the_nearest_limit_of_tokens(pool, tmp_path):
-    """Of 20 tokens after the prompt, a turn of 3 leaves 17; the answer takes 3 and the next turn 4, which leave 10."""
+    """A turn of 3 leaves 17 of 20 tokens after the prompt; the answer takes 3 and the next turn 4, which leave 10."""
     found = Play(pool, tmp_path, turns=["ab", "end"], max_tokens=20).rollout
     assert [p.turn.tokens_left for p in found.episode] == [20 - 3, 20 - 3 - 3 - 4]
     short = Play(pool, tmp_path, turns=["ab", "cd"], max_tokens=8).rollout

@@ -81,7 +81,6 @@ def test_a_call_that_raises_costs_its_episode_alone(pool, session):
         ("Observation('a', done=1)", "int 1; expected True or False for done"),
         ("Observation('a', role='system')", "'system'; expected role tool or user"),
         ("Observation('a', info={'x': {1, 2}})", "expected info that JSON can hold"),
-        ("Observation('a', info={'x': json.loads('[' * 100 + ']' * 100)})", "more than 100 levels deep"),
         ("Observation('a', info={'x': 'y' * 70000})", "characters; expected info that JSON can hold"),
         ("Observation('a' * (2**20 + 1))", "expected at most 1048576 characters"),
         ("Observation(b'no image')", "bytes: These bytes are no image"),
@@ -97,6 +96,27 @@ def test_an_answer_of_a_wrong_kind_is_a_fault_that_says_what_came(pool, given, m
     session = pool.open(PROMPT, 1)
     assert message in fault(session, f"answer {given}")
     session.close()
+
+
+@pytest.mark.parametrize("depth", [97, 100, 900])
+def test_an_info_that_nests_too_deeply_is_left_out_and_costs_nothing(pool, depth):
+    session = pool.open(PROMPT, 1)
+    answer = said(session, f"answer Observation('a', info={{'x': json.loads('[' * {depth} + ']' * {depth})}})")
+    assert answer.content == ("a",) and bool(answer.info) == (depth < 100)
+    session.close()
+
+
+@pytest.mark.parametrize("depth", [970, 980, 984, 988, 992, 2000])
+def test_an_info_that_cannot_be_written_or_read_costs_its_episode_alone(pool, depth):
+    session, other = pool.open(PROMPT, 1), pool.open(PROMPT, 2)
+    nested = f"__import__('functools').reduce(lambda inner, _: [inner], range({depth}), [])"
+    try:
+        assert said(session, f"answer Observation('a', info={{'x': {nested}}})").info == {}
+    except CallFailed as failure:
+        assert "expected info that JSON can hold" in failure.cause
+    assert said(other, "hello").content == ("HELLO",)
+    session.close()
+    other.close()
 
 
 def test_an_image_that_is_a_bomb_is_not_decoded(pool, tmp_path):
