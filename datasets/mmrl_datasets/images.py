@@ -5,22 +5,30 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 
 from mmrl.data.images import MAX_IMAGE_BYTES, MAX_IMAGE_PIXELS
 from mmrl.errors import DataError
 from mmrl.types import RawImage
+from mmrl_datasets.links import broken_link
 
+KEYS = ("bytes", "image", "image_url", "url", "path", "base64", "source", "data")
+"""Keys of a struct that is an image, the first one that holds something wins."""
 FORMS = (
-    "an image, encoded bytes, a struct of bytes and path, a relative path, a data: URI, "
+    f"an image, encoded bytes, a relative path, a data: URI, base64, a struct with one of {', '.join(KEYS)}, "
     "or an array (height, width[, channels]) of 0 to 255"
 )
-_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+BASE64 = re.compile(r"(?:iVBORw0KGgo|/9j/|UklGR|R0lGOD|Qk[0-3]|SUkq|TU0A)[A-Za-z0-9+/\s]{40,}={0,2}\s*\Z")
+"""An image file in base64 without a ``data:`` before it, known by the first bytes of its format."""
+_FILE = "file://"
 _DATA_URI = re.compile(r"data:image/[\w.+-]{1,64}(?:;[\w=.+-]{1,64})*;base64,", re.IGNORECASE)
 _CHANNELS = (1, 3, 4)
 _SET_ROOT = "set data.image_root to the folder that the paths start from"
@@ -47,31 +55,50 @@ def image_cells(value: Any) -> list[Any]:
     return [value]
 
 
-def read_image(cell: Any, root: Path | None, label: str) -> RawImage:
+def read_image(cell: Any, folders: Sequence[Path], label: str) -> RawImage:
     """The encoded file of one cell; other forms of images become a lossless file.
 
     Args:
         cell: A cell in one of ``FORMS``.
-        root: The folder that paths start from and stay below; None if there is none.
+        folders: The folders that paths start from and, by their text, stay below; the first one that has the file wins.
         label: The row and column.
 
     Raises:
-        DataError: The cell has no such form, is an address or a path out of ``root``, or is too large.
+        DataError: The cell has no such form, is an address or a path that leaves ``folders``, or is too large.
     """
-    return RawImage(_encoded(cell, root, label), label)
+    return RawImage(_encoded(cell, folders, label), label)
 
 
-def _encoded(cell: Any, root: Path | None, label: str) -> bytes:
+def within(cell: Mapping[str, Any], label: str) -> Any:
+    """The image that a struct holds: the value of the first of ``KEYS``, also in a struct within; None if all are null.
+
+    Raises:
+        DataError: The struct has other keys alone.
+    """
+    value: Any = cell
+    while isinstance(value, Mapping):
+        held = {str(key): inner for key, inner in value.items() if inner is not None}
+        if held and not held.keys() & set(KEYS):
+            raise DataError(
+                f"An image cell has the keys {', '.join(map(_short, held))[:200]}, and none of them is known",
+                where=label,
+                possible=", ".join(KEYS),
+            )
+        value = next((held[key] for key in KEYS if key in held), None)
+    return value
+
+
+def _encoded(cell: Any, folders: Sequence[Path], label: str) -> bytes:
     from PIL import Image
 
     if isinstance(cell, Mapping):
-        cell = cell.get("path") if cell.get("bytes") is None else cell["bytes"]
+        cell = within(cell, label)
     if isinstance(cell, bytes):
         return cell
     if isinstance(cell, (bytearray, memoryview)):
         return bytes(cell)
     if isinstance(cell, str):
-        return _from_text(cell, root, label)
+        return _from_text(cell, folders, label)
     if isinstance(cell, Image.Image):
         return _from_pillow(cell, label)
     if isinstance(cell, (list, tuple, np.ndarray)):
@@ -80,29 +107,40 @@ def _encoded(cell: Any, root: Path | None, label: str) -> bytes:
     raise DataError(f"An image cell holds {held}", where=label, possible=FORMS)
 
 
-def _from_text(text: str, root: Path | None, label: str) -> bytes:
+def _from_text(text: str, folders: Sequence[Path], label: str) -> bytes:
     if text[:5].lower() == "data:":
         return _from_data_uri(text, label)
-    if _ADDRESS.match(text):
+    if text[: len(_FILE)].lower() == _FILE:
+        text = text[len(_FILE) :]
+        # An address has %20 for a blank, and some programs write it as it is.
+        plain = unquote(text)
+        return _read_below(folders, [text, plain] if plain != text else [text], label)
+    if ADDRESS.match(text):
         raise DataError(
             f"The image {_short(text)} is an address, and images are not fetched",
             where=label,
             possible=FORMS,
             remedy="download the images next to the dataset and write their relative paths",
         )
-    return _read_under(root, text, label)
+    if BASE64.match(text):
+        return _from_base64("".join(text.split()), "The image in base64", label)
+    return _read_below(folders, [text], label)
 
 
 def _from_data_uri(text: str, label: str) -> bytes:
     head = _DATA_URI.match(text)
     if head is None:
         raise DataError("A data: URI holds no image in base64", where=label, possible="data:image/png;base64,...")
-    if (len(text) - head.end()) * 3 // 4 > MAX_IMAGE_BYTES:
-        raise DataError("A data: URI is too large", where=label, possible=f"up to {MAX_IMAGE_BYTES} bytes")
+    return _from_base64(text[head.end() :], "A data: URI", label)
+
+
+def _from_base64(text: str, what: str, label: str) -> bytes:
+    if len(text) * 3 // 4 > MAX_IMAGE_BYTES:
+        raise DataError(f"{what} is too large", where=label, possible=f"up to {MAX_IMAGE_BYTES} bytes")
     try:
-        return base64.b64decode(text[head.end() :], validate=True)
+        return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise DataError(f"A data: URI is damaged: {error}", where=label) from error
+        raise DataError(f"{what} is damaged: {error}", where=label) from error
 
 
 def _from_pillow(image: Any, label: str) -> bytes:
@@ -144,26 +182,49 @@ def _too_large(width: int, height: int, label: str) -> None:
     raise DataError(f"The image has {width}x{height} pixels", where=label, possible=f"up to {MAX_IMAGE_PIXELS} pixels")
 
 
-def _read_under(root: Path | None, value: str, label: str) -> bytes:
-    """Bytes of an image file that lies under ``root``, links followed."""
-    shown = _short(value)
+def _read_below(folders: Sequence[Path], spellings: Sequence[str], label: str) -> bytes:
+    """Bytes of the first image file that there is.
+
+    A path's text may not leave the folder. Links on the disk are followed: rows do not make them.
+    """
+    where = f"{label}: {_short(spellings[0])}"
     try:
-        path = None if root is None else (root / value).resolve()
-        if path is None or root is None or not path.is_relative_to(root.resolve()):
-            below = "a local dataset's folder, or below image_root" if root is None else f"{root}"
+        paths = [path for text in spellings for folder in folders if (path := _below(folder, text)) is not None]
+        if not paths:
+            below = " or ".join(map(str, folders)) or "a local dataset's folder, or below image_root"
             raise DataError(
                 "The image path does not lie in the dataset's folder",
-                where=f"{label}: {shown}",
+                where=where,
                 possible=f"encoded bytes, or a path to a file below {below}",
                 remedy=_SET_ROOT,
             )
-        if not path.is_file():
-            what = "There is no image file of that name"
-            raise DataError(what, where=f"{label}: {shown}", possible=f"a file below {root}", remedy=_SET_ROOT)
-        with path.open("rb") as stream:
+        found = next((path for path in paths if path.is_file()), None)
+        if found is None:
+            raise _no_file(folders, paths, where)
+        with found.open("rb") as stream:
             return stream.read(MAX_IMAGE_BYTES + 1)  # one byte too many is enough to be refused later
     except (OSError, ValueError, RuntimeError) as error:  # a null character, a loop of links
-        raise DataError(f"The image {shown} cannot be read: {error!s:.200}", where=label) from error
+        raise DataError(f"The image {_short(spellings[0])} cannot be read: {error!s:.200}", where=label) from error
+
+
+def _below(folder: Path, text: str) -> Path | None:
+    """The path that a text names, if the text itself does not leave the folder: ``..`` goes back by text alone."""
+    plain = os.path.normpath(text)
+    if os.path.isabs(plain):
+        named = Path(plain)
+        if named.is_relative_to(os.path.abspath(folder)) or named.is_relative_to(folder.resolve()):
+            return named
+        return named if named.resolve().is_relative_to(folder.resolve()) else None
+    return None if plain.split(os.sep, 1)[0] == ".." else folder / plain
+
+
+def _no_file(folders: Sequence[Path], paths: Sequence[Path], where: str) -> DataError:
+    """The error about paths without a file, which names a link that leads nowhere."""
+    if broken := next(filter(None, map(broken_link, paths)), ""):
+        remedy = "mend the link: it may start from another folder, or the disk may not be there"
+        return DataError("An image lies behind a broken link", where=f"{where}: {broken}", remedy=remedy)
+    possible = f"a file below {' or '.join(map(str, folders))}"
+    return DataError("There is no image file of that name", where=where, possible=possible, remedy=_SET_ROOT)
 
 
 def _depth(value: Sequence[Any]) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mmrl.data.hub import HubRepo
 from mmrl.errors import DataError, MMRLError, first_line
 from mmrl_datasets.lines import CsvRows, JsonRows, names_and_sizes
+from mmrl_datasets.links import broken_link
 from mmrl_datasets.parquet import ParquetRows, undecoded
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def open_rows(path: str, split: str | None, subset: str | None, revision: str | 
         DataError: ``path`` has nothing readable, no such split, or no row.
     """
     local = Path(path).expanduser()
-    if local.exists() or _looks_local(path):
+    if local.exists() or local.is_symlink() or _looks_local(path):
         for option, value in (("subset", subset), ("revision", revision)):
             if value is not None:
                 raise DataError(f"{option} belongs to hub datasets", where=path, remedy=f"leave {option} out")
@@ -153,11 +154,10 @@ def _open_saved(path: Path, split: str | None) -> tuple[str, Rows]:
 def _files_by_split(path: Path) -> dict[str, list[Path]]:
     """Table files by split; ``train-00000-of-00002.parquet`` belongs to ``train``."""
     if not path.exists():
-        raise DataError(
-            "There is no such file or folder", where=str(path), remedy=f"check path, seen from {Path.cwd()}"
-        )
+        where = broken_link(path) or str(path)
+        raise DataError("There is no such file or folder", where=where, remedy=f"check path, seen from {Path.cwd()}")
     splits: dict[str, list[Path]] = {}
-    files = _tables(path) or _tables(path / "data") if path.is_dir() else [path]  # clones of hub datasets use data/
+    files = tables(path) if path.is_dir() else [path]
     for file in files:
         if file.suffix in READERS:
             splits.setdefault(_SHARD_NUMBER.sub("", file.stem), []).append(file)
@@ -166,9 +166,19 @@ def _files_by_split(path: Path) -> dict[str, list[Path]]:
     return splits
 
 
-def _tables(folder: Path) -> list[Path]:
-    files = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [file for file in files if file.suffix in READERS and file.is_file()]
+def tables(folder: Path) -> list[Path]:
+    """The table files of a folder, or of its folder ``data``, as clones of hub datasets have it.
+
+    Raises:
+        DataError: One of them is a link that leads nowhere.
+    """
+    for place in (folder, folder / "data"):
+        files = [file for file in sorted(place.iterdir()) if file.suffix in READERS] if place.is_dir() else []
+        if broken := next(filter(None, map(broken_link, files)), ""):
+            raise DataError("A table is a broken link", where=broken, remedy="mend the link, or remove it")
+        if found := [file for file in files if file.is_file()]:
+            return found
+    return []
 
 
 def _open_hub(repo: HubRepo, split: str | None, subset: str | None) -> tuple[str, Rows]:

@@ -21,9 +21,10 @@ from mmrl.types import IMAGE_PLACEHOLDER, Message, Prompt, RawImage
 from mmrl_datasets.choice_cells import read_choices, with_choices
 from mmrl_datasets.columns import ALIASES, Columns, choose_columns, lookup
 from mmrl_datasets.images import image_cells, read_image
+from mmrl_datasets.links import broken_link, folders_of
 from mmrl_datasets.parquet import ParquetRows
 from mmrl_datasets.placeholders import Unused, place_images
-from mmrl_datasets.rows import Rows, open_rows
+from mmrl_datasets.rows import Rows, open_rows, tables
 from mmrl_datasets.turns import InlineImage, Turn, question_of, read_turns, refused_media
 
 Cells = Mapping[str, Any]
@@ -58,7 +59,7 @@ class Table(DatasetLoader):
         source: str | None = None
         """Column that says which rewards score the row; null finds it, "" takes none."""
         image_root: str | None = Field(default=None, min_length=1)
-        """Folder that relative image paths start from and stay below; null is the dataset's own."""
+        """Folder that relative image paths start from and, by their text, stay below; null is the dataset's own."""
         list_choices: bool = True
         """Write the choices after the question as (A), (B), unless it lists them already."""
         unused_images: Unused = "fail"
@@ -83,7 +84,7 @@ class Table(DatasetLoader):
         split, rows = open_rows(config.path, config.split, config.subset, config.revision)
         named = {role: getattr(config, role) for role in ALIASES}
         columns = choose_columns(rows, named, config.path)
-        reader = RowReader(config, columns, split, _image_root(config), self.adapt)
+        reader = RowReader(config, columns, split, _image_folders(config), self.adapt)
         self._rows, prompts = rows, TableRows(rows, reader, config.limit)
         if isinstance(rows, ParquetRows) and type(self).adapt is Table.adapt:
             rows.leave_out(set(rows.columns) - columns.used)
@@ -149,7 +150,7 @@ class RowReader:
         config: The table's options.
         columns: The column of each role.
         split: Part of every prompt's id.
-        root: The folder that image paths may point into, if any.
+        folders: The folders that image paths may point into, if any.
         adapt: Changes a row's cells before they are read.
     """
 
@@ -158,13 +159,13 @@ class RowReader:
         config: Table.Config,
         columns: Columns,
         split: str,
-        root: Path | None,
+        folders: Sequence[Path],
         adapt: Callable[[dict[str, Any], str], dict[str, Any]] = lambda cells, where: cells,
     ) -> None:
         self._config = config
         self._columns = columns
         self._split = split
-        self._root = root
+        self._folders = folders
         self._adapt = adapt
         template = config.prompt_template
         self._template = None if template is None else PromptTemplate(template, "the dataset's prompt_template")
@@ -238,7 +239,7 @@ class RowReader:
     def _placed(self, row: _Row, turns: Sequence[Turn]) -> tuple[tuple[Message, ...], tuple[RawImage, ...]]:
         prompt = f"{row.where}, {self._columns.prompt}"
         cells = [piece.cell for turn in turns for piece in turn.pieces if isinstance(piece, InlineImage)]
-        inline = [read_image(cell, self._root, f"{prompt}[image {i}]") for i, cell in enumerate(cells)]
+        inline = [read_image(cell, self._folders, f"{prompt}[image {i}]") for i, cell in enumerate(cells)]
         where = f"{row.where}, column {self._columns.prompt!r}"
         return place_images(turns, inline, self._images(row), where, self._config.unused_images)
 
@@ -246,7 +247,7 @@ class RowReader:
         if len(self._columns.images) > 1:
             return [self._single_image(row, column) for column in self._columns.images]
         return [
-            read_image(cell, self._root, f"{row.where}, {column}[{index}]")
+            read_image(cell, self._folders, f"{row.where}, {column}[{index}]")
             for column in self._columns.images
             for index, cell in enumerate(image_cells(lookup(row.cells, column)))
         ]
@@ -256,7 +257,7 @@ class RowReader:
         label, cells = f"{row.where}, {column}", image_cells(row.cells.get(column))
         if len(cells) > 1:
             raise DataError(f"A numbered column holds {len(cells)} images", where=label, possible="one, or null")
-        return read_image(cells[0], self._root, label) if cells else None
+        return read_image(cells[0], self._folders, label) if cells else None
 
     def _plain(self, cells: Cells, turns: Sequence[Turn]) -> dict[str, Any]:
         """All columns but images, as they are; without the conversation, where those stand in it."""
@@ -334,12 +335,15 @@ def _null(row: _Row, column: str) -> DataError:
     return DataError(f"Column {column!r} is null", where=row.where, remedy="fill the cell or remove the row")
 
 
-def _image_root(config: Table.Config) -> Path | None:
-    """The folder that image paths start from."""
+def _image_folders(config: Table.Config) -> tuple[Path, ...]:
+    """The folders that image paths start from; of data files that are links, those of the files too."""
     if config.image_root is not None:
         root = Path(config.image_root).expanduser()
         if not root.is_dir():
-            raise DataError("image_root is no folder", where=config.image_root, remedy=f"check it, from {Path.cwd()}")
-        return root
+            where = broken_link(root) or config.image_root
+            raise DataError("image_root is no folder", where=where, remedy=f"check it, from {Path.cwd()}")
+        return (root,)
     local = Path(config.path).expanduser()
-    return local if local.is_dir() else local.parent if local.is_file() else None
+    if local.is_dir():
+        return tuple(dict.fromkeys([local, *(folder for file in tables(local) for folder in folders_of(file)[1:])]))
+    return folders_of(local) if local.is_file() else ()

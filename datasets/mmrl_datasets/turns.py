@@ -9,6 +9,7 @@ from typing import Any
 
 from mmrl.errors import DataError
 from mmrl.types import IMAGE_PLACEHOLDER
+from mmrl_datasets.images import KEYS
 
 ROLES: Mapping[str, str] = {
     "system": "system", "developer": "system", "user": "user", "human": "user",
@@ -18,6 +19,8 @@ ROLES: Mapping[str, str] = {
 """Names of speakers in datasets."""
 CONVERSATIONS = ("messages", "conversations")
 _MEDIA = ("video", "audio")
+_TEXTS, _IMAGES = ("text", "input_text", "output_text"), ("image", "image_url", "input_image")
+"""Types of a message's parts."""
 _JSON: Mapping[str, Any] = {"ensure_ascii": False, "default": str, "skipkeys": True}
 _ROLE_KEYS, _CONTENT_KEYS = ("role", "from"), ("content", "value")
 
@@ -133,9 +136,9 @@ def _piece(part: Any, where: str) -> str | InlineImage:
     kind = held.get("type", next((name for name in ("text", "image", "image_url", *_MEDIA) if name in held), None))
     if not isinstance(kind, str):
         kind = _shown(kind)
-    if kind == "text" and isinstance(held.get("text"), str):
+    if kind in _TEXTS and isinstance(held.get("text"), str):
         return str(held["text"])
-    if kind in ("image", "image_url"):
+    if kind in _IMAGES:
         return _inline(held)
     if any(medium in kind for medium in _MEDIA):
         raise refused_media(kind, where)
@@ -147,11 +150,7 @@ def _piece(part: Any, where: str) -> str | InlineImage:
 
 
 def _inline(part: Mapping[str, Any]) -> str | InlineImage:
-    cells = [part[name] for name in ("image", "image_url", "url", "path", "bytes") if name in part]
-    if not cells:
-        return IMAGE_PLACEHOLDER
-    cell = cells[0]
-    return InlineImage(cell["url"] if isinstance(cell, Mapping) and "url" in cell else cell)
+    return InlineImage(part) if part.keys() & set(KEYS) else IMAGE_PLACEHOLDER
 
 
 def refused_media(what: str, where: str) -> DataError:

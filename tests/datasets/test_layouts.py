@@ -50,7 +50,7 @@ class Listed:
 def reader(*rows: Mapping[str, Any], root: Path | None = None, **options: Any) -> RowReader:
     config = Table.Config(path="t", **options)
     named = {role: getattr(config, role) for role in ALIASES}
-    return RowReader(config, choose_columns(Listed(*rows), named, "t"), "train", root)
+    return RowReader(config, choose_columns(Listed(*rows), named, "t"), "train", [root] if root else [])
 
 
 def read(row: Mapping[str, Any], *, root: Path | None = None, **options: Any) -> Prompt:
@@ -77,6 +77,13 @@ FORMS: dict[str, Callable[[], Any]] = {
     "bytearray": lambda: bytearray(encoded()),
     "relative path": lambda: "img/a.png",
     "data URI": lambda: "data:image/png;base64," + base64.b64encode(encoded()).decode(),
+    "base64": lambda: base64.b64encode(encoded()).decode(),
+    "verl": lambda: {"image": "img/a.png"},
+    "a part of a message": lambda: {"type": "image", "image": {"bytes": encoded(), "path": None}, "text": None},
+    "an address of a file": lambda: {"image": "file://img/a.png"},
+    "OpenAI": lambda: {"type": "image_url", "image_url": {"url": FORMS["data URI"]()}},
+    "Anthropic": lambda: {"type": "image", "source": {"type": "base64", "data": FORMS["base64"]()}},
+    "sizes beside it": lambda: {"image": encoded(), "min_pixels": 3136, "max_pixels": 50176},
     "numpy array": lambda: PIXELS,
     "nested lists": lambda: PIXELS.tolist(),
 }
@@ -192,6 +199,9 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"problem": "?", "images": 7, "answer": "1"}, "image cell holds int", "images[0]"),
     ({"problem": "?", "images": [1, 2, 3], "answer": "1"}, "image cell holds int", "images[0]"),
     ({"problem": "?", "images": {}, "answer": "1"}, "image cell holds null", "images[0]"),
+    ({"problem": "?", "images": {"image": None}, "answer": "1"}, "image cell holds null", "images[0]"),
+    ({"problem": "?", "images": [{"pic": "a.png", "n": 1}], "answer": "1"}, "has the keys 'pic', 'n'", "images[0]"),
+    ({"problem": "?", "images": [{"image": {"pic": 1}}], "answer": "1"}, "has the keys 'pic'", "images[0]"),
     ({"problem": "?", "images": [{"bytes": 7}], "answer": "1"}, "image cell holds int", "images[0]"),
     ({"problem": "?", "images": [[0, 256]], "answer": "1"}, "image cell holds an array", "images[0]"),
     ({"problem": "?", "images": [[0], [1, 2]], "answer": "1"}, "image cell holds an array", "images[0]"),
@@ -200,6 +210,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"problem": "?", "images": "http://x.org/a.png", "answer": "1"}, "an address, and images are not", "images[0]"),
     ({"problem": "?", "images": "data:text/html,x", "answer": "1"}, "no image in base64", "images[0]"),
     ({"problem": "?", "images": URI + "###", "answer": "1"}, "data: URI is damaged", "images[0]"),
+    ({"problem": "?", "images": "/9j/" + "A" * 41, "answer": "1"}, "base64 is damaged", "images[0]"),
     ({"problem": "?", "images": "a.png", "answer": "1"}, "does not lie in the dataset's folder", "images[0]"),
     ({"problem": "<image>", **TWO}, "1 <image> and 2 images", "'problem'"),
     ({"problem": "<image><image><image>", **TWO}, "3 <image> and 2 images", "'problem'"),

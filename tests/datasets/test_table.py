@@ -146,14 +146,17 @@ def test_json_rows_name_image_files_below_their_folder(tmp_path: Path, suffix: s
 @pytest.mark.parametrize(
     "value",
     [
-        *("../secret.png", "/etc/passwd", "link.png", "http://x.org/a.png", "file:///etc/passwd", "data:,x", "gone"),
-        *("", "a\0b", "n" * 5000),
+        *("../secret.png", "/etc/passwd", "http://x.org/a.png", "file:///etc/passwd", "data:,x", "gone"),
+        *("", "a\0b", "n" * 5000, "x/../../secret.png", "link/../../secret.png", "link/../../data/../secret.png"),
+        *("file://../secret.png", "file://%2e%2e/secret.png", "link/../secret.png"),
     ],
 )
 def test_image_paths_stay_below_the_folder(tmp_path: Path, value: str) -> None:
     (tmp_path / "secret.png").write_bytes(picture())
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "link.png").symlink_to(tmp_path / "secret.png")
+    (tmp_path / "elsewhere" / "pictures").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "secret.png").write_bytes(picture())
+    (tmp_path / "data" / "link").symlink_to(tmp_path / "elsewhere" / "pictures")
     prompts = load(jsonl(tmp_path / "data" / "t.jsonl", [{"problem": "?", "images": [value], "answer": "1"}]))
     with pytest.raises(
         DataError, match=r"does not lie in|no image file|cannot be read|is an address|no image in"
