@@ -9,12 +9,14 @@ without a reference, or with one that is no count, is unscorable.
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import bare, before_cut, final_answer, said_answer
 from mmrl_rewards.choice_matching import accepted_texts, chosen_text
-from mmrl_rewards.quantities import NUMBER_WORDS, stated, the_number
+from mmrl_rewards.quantities import NUMBER_WORDS, Quantity, comparable, stated, the_number
+from mmrl_rewards.units import is_measure
 
 _ZERO = frozenset({"no", "none", "nothing"})
 _NUMBER = re.compile(rf"(?<![\w.])-?(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?!\w)|{NUMBER_WORDS}", re.IGNORECASE)
@@ -31,16 +33,17 @@ class Count(Reward):
         """True if an answer outside a box or answer tags is wrong."""
 
     def score_one(self, rollout: Rollout) -> Score | None:
-        accepted = {count(reference) for reference in accepted_texts(rollout)} - {None}
+        accepted = [counted for reference in accepted_texts(rollout) if (counted := count(reference))]
         if not accepted:
             return None
-        return float(self._counted(rollout) in accepted)
+        answer = self._counted(rollout)
+        return float(answer is not None and any(a == b for one in accepted for a, b in comparable(one, answer)))
 
     def answer_of(self, rollout: Rollout) -> str | None:
         counted = self._counted(rollout)
-        return None if counted is None else str(counted)
+        return None if counted is None else str(counted.value)
 
-    def _counted(self, rollout: Rollout) -> int | None:
+    def _counted(self, rollout: Rollout) -> Quantity | None:
         marked = final_answer(rollout.text)
         if marked is None and not self.config.require_box:
             begun = before_cut(rollout.text)
@@ -51,11 +54,12 @@ class Count(Reward):
         return None if marked is None else count(chosen_text(rollout, bare(marked)))
 
 
-def count(text: str) -> int | None:
-    """The whole number that the text is, or that a plain sentence says; None if there is none."""
+def count(text: str) -> Quantity | None:
+    """The whole number of things that the text is, or that a plain sentence says; None if there is none."""
     if len(text) > _MAX_CHARACTERS:
         return None
     if stated(text).strip(" .").casefold() in _ZERO:
-        return 0
+        return Quantity(Fraction(0))
     read = the_number(text)
-    return int(read.value) if read and read.value.denominator == 1 and read.value >= 0 and not read.unit else None
+    is_count = read and read.value.denominator == 1 and read.value >= 0 and not is_measure(read.unit)
+    return read if is_count else None

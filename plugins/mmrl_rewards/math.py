@@ -29,7 +29,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from types import FrameType
 from typing import Any
 
@@ -40,6 +40,7 @@ from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import extract, marked_or_number
 from mmrl_rewards.choice_matching import accepted_texts, chosen_text
 from mmrl_rewards.quantities import Quantity, comparable, name_of, plain, quantity, spelled, without_unit
+from mmrl_rewards.units import agree
 
 _SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 _WORDS = re.compile(r"[A-Za-z]{2,}(?:[ -][A-Za-z]+)*")
@@ -140,7 +141,7 @@ def equal(reference: str, answer: str, time_limit_s: float, rel_tol: float = 0.0
     reference, answer = (plain(_EXACTLY.sub(r"\1", text)) for text in (reference, answer))
     if not _TRIGONOMETRY.search(reference + answer):
         (reference, unit), (answer, other) = without_unit(reference), without_unit(answer)
-        if unit and other and unit != other:
+        if not agree(unit, other):
             return False
     if not _is_readable(answer, reference):
         return False
@@ -210,7 +211,7 @@ def _verify(reference: str, answer: str, time_limit_s: float, rel_tol: float) ->
     parse, verify = _math_verify()
     try:
         with _limit(time_limit_s):
-            left, right = parse(reference, parsing_timeout=None), parse(answer, parsing_timeout=None)
+            left, right = parse(reference), parse(answer)
             if verify(left, right, timeout_seconds=None):
                 return True
             return bool(rel_tol and left and right and _close(left, right, rel_tol))
@@ -232,13 +233,17 @@ def _close(reference: list[Any], answer: list[Any], rel_tol: float) -> bool:
 
 @cache
 def _math_verify() -> tuple[Any, Any]:
-    """``parse`` and ``verify``, whose first call is too slow for a time limit."""
-    from math_verify import parse, verify
+    """``parse`` and ``verify``, whose first call is too slow for a time limit; units are read here, not there."""
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse, verify
 
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    warm = parse(r"$\frac{1}{2}$", parsing_timeout=None)
-    verify(warm, parse("$0.5$", parsing_timeout=None), timeout_seconds=None)
-    return parse, verify
+    normal = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all")
+    parse_latex = partial(
+        parse, extraction_config=[LatexExtractionConfig(normalization_config=normal)], parsing_timeout=None
+    )
+    verify(parse_latex(r"$\frac{1}{2}$"), parse_latex("$0.5$"), timeout_seconds=None)
+    return parse_latex, verify
 
 
 class _OutOfTime(BaseException):

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
+from mmrl_rewards.units import agree, known_unit, things
+
 _MAX_CHARACTERS = 100
 _MAX_DIGITS = 60
 
@@ -38,22 +40,29 @@ NUMBER_WORDS = rf"\b(?:a\s+(?=hundred|thousand))?(?:{_WORD})(?:(?:\s+|-|\s+and\s
 """English numbers up to the thousands, as a regular expression; letter case is the caller's."""
 _SPELLED = re.compile(rf"(-?)({NUMBER_WORDS})", re.IGNORECASE)
 
-_THOUSANDS = re.compile(r"(?<=\d)(?:\\[,!]|\{,\})\s*(?=\d{3}(?!\d))")
+THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,?(?:\\!)+|\\,)\s*(?=\d{3}(?!\d))")
+"""A separator of thousands in LaTeX: ``1{,}000``, ``1\\,000``, ``1,\\!000``."""
 _SPACES = re.compile(r"\\[,;:! ]|\\quad|~|\s+")
-_TEXT = re.compile(r"\\(?:text|mathrm|textrm|mathbf|textbf|operatorname|mbox)\s*\{([^{}]*)\}")
+_TEXT = re.compile(
+    r"\\(?:text(?:rm|bf|it|sf|tt|up|normal)?|math(?:rm|bf|it|sf|tt)|operatorname|mbox|hbox)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
+)
+_LAYOUT = re.compile(
+    r"\\(?:displaystyle|textstyle|scriptstyle|small|normalsize|[lL]arge|LARGE|huge|Huge)(?![A-Za-z])\s*"
+)
 _DEGREE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree|\\circ|(?<=\d)º|˚")
 _LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
 _NAME = re.compile(r"(?:m\s*)?(?:\\angle|\\triangle|[∠△])?\s*[A-Za-z](?:\w|_\{\w+\}){0,4}\s*(?:=|≈|\\approx)")
 _EQUALS = re.compile(r"=|≈|\\approx")
 _NOT_NAME = re.compile(r"^m\s*(?=\\angle|∠)|\\angle|\\triangle|[^A-Za-z0-9]")
 _ENDS_IN_UNIT = re.compile(
-    r"(.*(?:[\d)}\]π]|\\pi))\s*"
-    r"(°|(?:(?:square|cubic|sq\.?)\s+)?(?:[A-Za-z]{2,12}|(?<=\s)m)(?:\s*\^\s*\{?[23]\}?)?)"
+    r"(.*(?:[\d)}\]π]|\\pi))\s*((?:°|[A-Za-z]{2,12}|(?<=\s)[a-z](?![a-z]))[^\\(){}=,;:+]*)(\^\{?[23]\}?)?"
 )
+_ENDS_IN_TEXT = re.compile(r"(.*(?:[\d)}\]π]|\\pi)\W*)" + _TEXT.pattern + r"\s*(\^\s*\{?\s*[23]\s*\}?)?", re.DOTALL)
 _ABOUT = re.compile(
     r"\A(?:approximately|approx\.?|about|around|roughly|大约|约|\\approx|\\sim|[≈~=])\s*", re.IGNORECASE
 )
-_MONEY = re.compile(r"(?:\\?\$|€|£|¥|US\s*\\?\$|USD)\s*(?=[-+.\d])")
+_MONEY = re.compile(r"(?:\\?\$|(?P<sign>[€£¥])|US\s*\\?\$|USD)\s*(?=[-+.\d])")
+_RATE = re.compile(r"\s*(?:/|per\b|an?\b|each\b|every\b)", re.IGNORECASE)
 _VALUE = re.compile(
     r"""(?P<sign>[-+]?)\s*(?:
         (?:(?P<whole>\d+)\s+)?(?P<top>-?\d+)\s*/\s*(?P<bottom>\d+)
@@ -104,33 +113,6 @@ _THINGS = re.compile(
 _SIZE = re.compile(r"(?<=\w)\s+(?:long|wide|tall|high|deep|old|thick|away|apart)\Z")
 _CLOSE = re.compile(r"\s*\(\s*([^()]*)\s*\)")
 
-_NAMES = {
-    "°": "° deg degree degrees 度",
-    "%": "% percent pct percentage percents",
-    "mm": "mm millimeter millimeters millimetre millimetres 毫米",
-    "cm": "cm centimeter centimeters centimetre centimetres cms 厘米",
-    "m": "m meter meters metre metres 米",
-    "km": "km kilometer kilometers kilometre kilometres kms 千米 公里",
-    "in": "in inch inches",
-    "ft": "ft foot feet",
-    "yd": "yd yard yards",
-    "mi": "mi mile miles",
-    "mg": "mg milligram milligrams",
-    "g": "g gram grams 克",
-    "kg": "kg kilogram kilograms 千克 公斤",
-    "lb": "lb lbs pound pounds",
-    "s": "s sec secs second seconds 秒",
-    "min": "min mins minute minutes 分钟",
-    "h": "h hr hrs hour hours 小时",
-    "ml": "ml mL milliliter milliliters millilitre millilitres 毫升",
-    "l": "l L liter liters litre litres 升",
-    "$": "$ dollar dollars usd USD",
-    "rad": "rad radian radians",
-}
-_UNITS = {name: unit for unit, names in _NAMES.items() for name in names.split()}
-_SQUARE = re.compile(r"(?:square|sq\.?|平方)\s*(.+)|(.+?)\s*(?:\^\s*\{?\s*2\s*\}?|\*\*\s*2|2|squared)", re.IGNORECASE)
-_CUBE = re.compile(r"(?:cubic|cu\.?|立方)\s*(.+)|(.+?)\s*(?:\^\s*\{?\s*3\s*\}?|\*\*\s*3|3|cubed)", re.IGNORECASE)
-
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
@@ -138,7 +120,7 @@ class Quantity:
 
     Attributes:
         value: The number as written; a percentage is not divided by 100.
-        unit: In one spelling; "" for none, and for words that are no unit that is known here, such as "apples".
+        unit: In one spelling (``mmrl_rewards.units``), or the things that are counted; "" for none.
         decimals: Digits after the point; None for an integer or a fraction.
     """
 
@@ -156,12 +138,15 @@ def quantity(text: str) -> Quantity | None:
     """The one number that the text is, with its unit; None if it is anything else."""
     if len(text) > _MAX_CHARACTERS:
         return None
+    is_upright = bool(_TEXT.search(text))
     is_money = text.count("$") == 1 and text.strip().lstrip("-").startswith("$")  # two are LaTeX's
-    text = _TEXT.sub(r" \1 ", _SPACES.sub(" ", _THOUSANDS.sub("", plain(text)).replace("$", " $ ").strip(" $")))
+    text = _TEXT.sub(r" \1 ", _SPACES.sub(" ", THOUSANDS.sub("", plain(text)).replace("$", " $ ").strip(" $")))
     text = _LATEX_FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]} ", _DEGREE.sub("°", text))
     text = _ABOUT.sub("", unnamed(text).strip(), count=1).replace("\\%", "%")
     money = _MONEY.search(text)
+    sign = "$" if is_money else ""
     if money and text[: money.start()].strip() in ("", "-"):
+        sign = money["sign"] or "$"
         text = text[: money.start()] + text[money.end() :]
     text = text.strip(" $\\")
     if spelled := _SPELLED.match(text):
@@ -173,14 +158,15 @@ def quantity(text: str) -> Quantity | None:
     if scale := _SCALE.match(rest):
         value *= 10 ** (_SCALES[scale["word"].casefold()] if scale["word"] else _LETTERS[scale["letter"]])
         rest, decimals = rest[scale.end() :], None
-    unit = _unit(rest, abs(value) == 1)
+    unit = _unit(sign + rest if _RATE.match(rest) else rest, abs(value) == 1, is_upright)
     if unit is None:
         return None
-    return Quantity(value, unit or ("$" if money or is_money else ""), len(decimals) if decimals else None)
+    return Quantity(value, unit or known_unit(sign) or "", len(decimals) if decimals else None)
 
 
 def plain(text: str) -> str:
-    """The text with full-width digits and signs, fractions and powers of Unicode as ASCII."""
+    """The text with full-width digits and signs, fractions and powers of Unicode as ASCII, and no sizes of letters."""
+    text = _LAYOUT.sub(" ", text) if "\\" in text else text
     text = _FRACTION.sub(lambda match: f"{match[1]} {_FRACTIONS[match[2]]}", text.translate(_SIGNS))
     return _POWERS.sub(lambda match: "^{" + match[0].translate(_POWER_DIGITS) + "}", text)
 
@@ -192,9 +178,12 @@ def name_of(text: str) -> str:
 
 
 def without_unit(text: str) -> tuple[str, str]:
-    """A value that need not be a number, such as ``100\\pi cm^2``, and its known unit; "" where it has none."""
-    match = _ENDS_IN_UNIT.fullmatch(_DEGREE.sub("°", _TEXT.sub(r" \1", text)).strip())
-    unit = _known(match[2]) if match else None
+    """A value that need not be a number, such as ``100\\pi cm^2``, and its unit; "" where it has none."""
+    text = _DEGREE.sub("°", text).strip()
+    if (match := _ENDS_IN_TEXT.fullmatch(text)) and (unit := _unit(f" {match[2]}{match[3] or ''}", False, True)):
+        return match[1].strip(), unit
+    match = _ENDS_IN_UNIT.fullmatch(_TEXT.sub(r" \1", text))
+    unit = known_unit(match[2] + (match[3] or "")) if match else None
     return (match[1].strip(), unit) if match and unit else (text, "")
 
 
@@ -218,7 +207,7 @@ def comparable(reference: Quantity, answer: Quantity) -> Iterator[tuple[Fraction
         else:
             yield reference.value, answer.value
             yield reference.value / 100, answer.value
-    elif not reference.unit or not answer.unit or reference.unit == answer.unit:
+    elif agree(reference.unit, answer.unit):
         yield reference.value, answer.value
 
 
@@ -267,31 +256,18 @@ def _in_words(words: str) -> int | None:
     return total + part
 
 
-def _unit(text: str, is_one: bool) -> str | None:
-    """The unit's one spelling; "" for none and for things in the plural; None for other words after a number."""
+def _unit(text: str, is_one: bool, is_upright: bool = False) -> str | None:
+    """The unit's one spelling, or the things in the plural; "" for none; None for other words after a number."""
     glued = text[:1].isalpha()
     text = _SIZE.sub("", (closed[1] if (closed := _CLOSE.fullmatch(text)) else text).strip(" ."))
     if not text:
         return ""
-    if not _UNIT.fullmatch(text):
-        return None
-    if (known := _known(text)) is not None:
+    if (known := known_unit(text, is_upright)) is not None:
         return known
     words = re.findall(r"[^\W\d]+", text)
-    if glued or not 1 <= len(words) <= 5 or len(words[0]) < 2 or _NO_UNIT.search(text):
+    if not _UNIT.fullmatch(text) or glued or not 1 <= len(words) <= 5 or len(words[0]) < 2 or _NO_UNIT.search(text):
         return None
-    return "" if is_one or _THINGS.search(text) else None
-
-
-def _known(text: str) -> str | None:
-    for pattern, power in ((_SQUARE, "^2"), (_CUBE, "^3")):
-        if (match := pattern.fullmatch(text)) and (unit := _known_name(match[1] or match[2])):
-            return unit + power
-    return _known_name(text)
-
-
-def _known_name(text: str) -> str | None:
-    return _UNITS.get(text.strip(" .")) or _UNITS.get(text.strip(" .").casefold())
+    return things(text) if is_one or _THINGS.search(text) else None
 
 
 def stated(text: str) -> str:

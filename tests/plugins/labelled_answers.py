@@ -868,13 +868,48 @@ UNITS = [
     Question("units", reward, reference, boxed(*right), boxed(*wrong))
     for reward in ("math", "numeric", "relaxed")
     for reference, right, wrong in (
-        ("48 cm", ("48", "48 cm"), ("48%", r"48\%", "48 m")),
-        (r"48^\circ", ("48", "48°"), ("48%", "48 percent")),
-        ("$5", ("5", "$5"), ("5%", "500%")),
-        ("0.5 m", ("0.5", "0.5 m", "1/2"), ("50%", "0.5%")),
-        ("48%", ("48", "48%", "0.48"), ("48 cm", "48°", "0.48 m")),
+        ("48 cm", ("48", "48 cm", "48 centimetres", "48 units"), ("48%", r"48\%", "48 m", "48 cm/s", "48 apples")),
+        (r"48^\circ", ("48", "48°", "48 degrees"), ("48%", "48 percent", "48 cm", r"48\text{ rad}")),
+        ("$5", ("5", "$5", "5 dollars", r"\$5", "5 USD"), ("5%", "500%", "5 cents", "€5", "5 euros", "5¢", "$5/hour")),
+        ("0.5 m", ("0.5", "0.5 m", "1/2"), ("50%", "0.5%", "0.5 km")),
+        ("48%", ("48", "48%", "0.48", "48 per cent"), ("48 cm", "48°", "0.48 m")),
+        (
+            r"60\text{ km/h}",
+            ("60", "60 km/h", "60 kilometers per hour", "60 km per hour", "60 kmh", r"60 \mathrm{km\cdot h^{-1}}",
+             "60 km an hour"),
+            ("60 m/s", "60 mph", "60 km", "60 miles per hour", "60 km/min", "60 h/km"),
+        ),
+        (
+            "9 cm^2",
+            ("9", "9 square centimeters", "9 sq cm", "9 cm²", r"9\text{ cm}^2", "9 square units", "9 cm**2"),
+            ("9 cm", "9 cm^3", "9 m^2", "9 cubic cm", "9 square inches", "9 cubic units"),
+        ),
+        ("9.8 m/s^2", ("9.8", r"9.8\text{ m/s}^2", "9.8 meters per second squared"), ("9.8 m/s", "9.8 m^2/s", "9.8 N")),
+        ("5 days", ("5", "5 day", "5 Days"), ("5 weeks", "5 hours", "5 months", "5 years", "5 people")),
+        ("5 kg", ("5", "5 kilograms", "5 kilos"), ("5 tons", "5 g", "5 pounds", "5 lb", "5 oz")),
+        (r"20^\circ\text{C}", ("20", "20°C", "20 degrees Celsius", "20 degrees"), ("20°F", "20 K", "20%", "20 cm")),
+        ("5 pounds", ("5", "5 lbs", "£5", "5 pound"), ("5 kg", "$5", "5 ounces")),
+        (r"5\text{ N}", ("5", r"5\text{ N}", "5 newtons"), (r"5\text{ J}", "5 kg", r"5\text{ N m}")),
+        (
+            "5 red apples",
+            ("5", "5 apples", "5 red apples", "five apples"),
+            ("5 green apples", "5 pears", "5 red pears", "5 cm", "5 apples per day", "6 apples"),
+        ),
+        ("5 berries", ("5 Berries", r"5 \text{ berries}"), ("5 boxes", r"5 \text{ beans}")),
+        ("5", ("5 apples", "5 tons", "5 km/h", "5 people per km^2"), ("5 x", "5 k", "5 A", "5/m", "5*m", "5 - m")),
     )
-]
+] + [
+    Question("units", "count", "3 cubes", boxed("3", "3 cubes", "three", "3 red cubes", "3.0"),
+             boxed("3 spheres", "3 cm", "4 cubes", "3%", "3 cubes per row")),
+    Question("units", "count", "3", boxed("3 days", "3 cubes"), boxed("3 cm", "3 kg", "3%", "3 cubes a minute")),
+    Question("units", "math", r"8 \sqrt { 3 } \text { cm }",
+             boxed(r"8\sqrt{3}", r"8\sqrt{3}\text{ centimeters}"),
+             boxed(r"8\sqrt{3}\text{ km}", r"8\sqrt{3}\text{ cm/s}", r"8\sqrt{3} \text{ cm}^2")),
+    Question("units", "math", r"8\sqrt{3}\text{ apples}", boxed(r"8\sqrt{3}", r"8\sqrt{3}\text{ apples}"),
+             boxed(r"8\sqrt{3}\text{ pears}", r"8\sqrt{3}\text{ cm}")),
+    Question("units", "math", r"25\pi\text{ square units}", boxed(r"25\pi", r"25\pi\text{ cm}^2"),
+             boxed(r"25\pi\text{ cubic units}", r"25\pi\text{ cm}")),
+]  # fmt: skip
 
 STATED = [
     *(
