@@ -42,7 +42,7 @@ class ANLS(Reward):
         return max(self._similarity(reference.casefold(), answer) for reference in accepted)
 
     def answer_of(self, rollout: Rollout) -> str | None:
-        answer = extract(rollout.text, self.config.extract)
+        answer = extract(rollout, self.config.extract)
         return None if answer is None else answer.casefold()
 
     def _similarity(self, reference: str, answer: str) -> float:

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
+
+from mmrl.types import Rollout
+from mmrl_rewards.letters import folded
+from mmrl_rewards.thinking import reply, reply_of
+
+T = TypeVar("T")
 Extract = Literal["auto", "boxed", "last_number", "whole"]
 """The part of a completion that is searched for an answer; see ``extract``."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACES = re.compile(rf"(?P<box>{_BOX.pattern})|\\.|(?P<open>\{{)|(?P<close>\}})", re.DOTALL)
 _AFTER_BOX = re.compile(r"(?:[\s.$*。]|\\[\])])*+")
+_NEIGHBOURS = re.compile(
+    r"(?:[^\S\x1f]|[{}$&*~,;，；、]|\\(?:text|mbox|mathrm|textrm|q?quad)\b|\\[()\[\],;:!\s\\]|\b(?:and|or)\b|以及|[和或及与]"
+    r"|(?<![\w\\])[a-z](?:_\{?\w{1,3}\}?)?\s*=)*+",
+    re.IGNORECASE,
+)
+"""Text between boxes that are one answer; thinking between them (``thinking.GAP``) is not."""
 _CUT = re.compile(rf"{_BOX.pattern}|<answer>")
 _TAG_OPEN, _TAG_CLOSE = "<answer>", "</answer>"
 _SAID = re.compile(
@@ -28,49 +43,110 @@ _WRAPPERS = [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "*
 _COMMAND = re.compile(r"\\(?:boxed|fbox|text|mathrm|textbf|mathbf|textit|mathit|displaystyle)\s*\{([^{}]*)\}")
 GOLD_KEYS = ("answer", "value", "ground_truth", "text")
 """Keys under which a mapping has its reference."""
+_DASHES = dict.fromkeys(map(ord, "–—"), "-")
+_LONG_DECIMAL = re.compile(r"-?0*(?=(?:\.?\d){16})\d*\.\d{1,40}(?:[eE][-+]?\d{1,3})?")
+"""A number with more digits than people write: one that a program computed."""
+_ROUNDING = 1e-12
+"""Noise of a computed float64, as a share."""
 _LAYERS = 8
 """Most wrappers that are taken off; no person writes more."""
 
 
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """An answer that a text marks as such.
+
+    Attributes:
+        text: What is in the marks; of several boxes that are one answer, their contents with commas between them.
+        end: Place in the text where the marks end.
+    """
+
+    text: str
+    end: int
+
+
+def marked_answer(text: str) -> Marked | None:
+    """The answer in the last complete answer tags, in a box, or in a box within the tags.
+
+    Boxes with nothing between them but a comma, "and", "or" or the name of a value are one answer.
+    """
+    tagged = _last_tagged(text)
+    boxed = _last_boxes(text if tagged is None else tagged.text)
+    return boxed if tagged is None else Marked(boxed.text if boxed else tagged.text, tagged.end)
+
+
+def final_answer(text: str) -> str | None:
+    """The text of the marked answer; see ``marked_answer``."""
+    marked = marked_answer(text)
+    return marked.text if marked else None
+
+
 def last_boxed(text: str) -> str | None:
-    """Content of the last complete ``\\boxed{...}`` or ``\\fbox{...}``, nested braces included; linear in the text."""
-    last = max(_boxes(text), default=None)
-    return text[slice(*last)].strip() if last else None
-
-
-def is_box_at_end(text: str) -> bool:
-    """True if a box that is not blank ends the text; a full stop and the end of a formula may follow."""
-    outer = max(_boxes(text), key=lambda box: box[1], default=None)
-    return bool(outer and text[slice(*outer)].strip() and _AFTER_BOX.fullmatch(text, outer[1] + 1))
-
-
-def _boxes(text: str) -> Iterator[tuple[int, int]]:
-    """Start and end of every complete box's content."""
-    first = _BOX.search(text)
-    if not first:
-        return
-    opened = list[int | None]()
-    for match in _BRACES.finditer(text, first.start()):
-        if match["box"]:
-            opened.append(match.end())
-        elif match["open"]:
-            opened.append(None)
-        elif match["close"] and opened and (start := opened.pop()) is not None:
-            yield start, match.start()
+    """Content of the last complete box, or of neighbouring ones at the end; see ``marked_answer``."""
+    boxed = _last_boxes(text)
+    return boxed.text if boxed else None
 
 
 def last_tagged(text: str) -> str | None:
     """The content of the last complete ``<answer>...</answer>``."""
-    before, closed, _ = text.rpartition(_TAG_CLOSE)
+    tagged = _last_tagged(text)
+    return tagged.text if tagged else None
+
+
+def is_box_at_end(text: str) -> bool:
+    """True if a box that is not blank ends the text; a full stop and the end of a formula may follow."""
+    outer = max(_boxes(text), key=lambda box: box.end, default=None)
+    return bool(outer and text[outer.start : outer.end].strip() and _AFTER_BOX.fullmatch(text, outer.end + 1))
+
+
+def _last_tagged(text: str) -> Marked | None:
+    before, closed, after = text.rpartition(_TAG_CLOSE)
     _, opened, answer = before.rpartition(_TAG_OPEN)
-    return answer.strip() if closed and opened else None
+    return Marked(answer.strip(), len(text) - len(after)) if closed and opened else None
 
 
-def final_answer(text: str) -> str | None:
-    """The answer that the text marks as such: in answer tags, in a box, or in a box within the tags."""
-    tagged = last_tagged(text)
-    boxed = last_boxed(text if tagged is None else tagged)
-    return tagged if boxed is None else boxed
+class _Box(NamedTuple):
+    """A complete box: where its content starts, where that ends, and where its command begins."""
+
+    start: int
+    end: int
+    begin: int
+
+
+def _last_boxes(text: str) -> Marked | None:
+    """The last box, and those before it that are its neighbours; linear in the text."""
+    found = sorted(_boxes(text), reverse=True)
+    if not found:
+        return None
+    last, *earlier = found
+    parts, begin = [text[last.start : last.end].strip()], last.begin
+    for box in earlier:
+        if box.end > begin:
+            between = text[box.start : begin]  # a box around it
+        else:
+            between = text[box.end + 1 : begin]
+            if _NEIGHBOURS.fullmatch(between):
+                parts.append(text[box.start : box.end].strip())
+        if not _NEIGHBOURS.fullmatch(between):
+            break
+        begin = box.begin
+    return Marked(", ".join(dict.fromkeys(reversed(parts))), last.end + 1)
+
+
+def _boxes(text: str) -> Iterator[_Box]:
+    first = _BOX.search(text)
+    if not first:
+        return
+    opened = list[re.Match[str] | None]()
+    for match in _BRACES.finditer(text, first.start()):
+        if match["box"]:
+            opened.append(match)
+        elif match["open"]:
+            opened.append(None)
+        elif match["close"] and opened:
+            box = opened.pop()
+            if box and text[box.end() : match.start()].strip():
+                yield _Box(box.end(), match.start(), box.start())
 
 
 def said_answer(text: str) -> str | None:
@@ -95,36 +171,58 @@ def last_number(text: str) -> str | None:
     return numbers[-1] if numbers else None
 
 
-def extract(text: str, where: Extract) -> str | None:
-    """The completion's answer, bare.
-
-    Args:
-        where: ``boxed``, in a box or answer tags; ``last_number``, the last number; ``whole``, all of the text; or
-            ``auto``, in a box or answer tags, else after "the answer is", else all of the text.
-    """
+def extract(rollout: Rollout, where: Extract) -> str | None:
+    """The completion's answer, bare; None if it has none."""
+    text = reply_text(rollout)
     if where == "whole":
-        return bare(text)
+        return bare(text) or None
     if where == "last_number":
         return last_number(text)
-    answer = final_answer(text)
-    if answer is None and where == "auto":
-        answer = said_answer(begun := before_cut(text)) or begun
-    return None if answer is None else bare(answer)
+    return next(candidates(text, require_box=where == "boxed"), None)
 
 
-def marked_or_number(text: str) -> str | None:
-    """The answer in a box or answer tags, else after "the answer is", else the last number; bare."""
-    answer = final_answer(text)
-    if answer is None:
-        answer = said_answer(begun := before_cut(text)) or last_number(begun)
-    return None if answer is None else bare(answer)
+def reply_text(rollout: Rollout) -> str:
+    """The completion without its thinking, in one spelling of letters: the text in which an answer is looked for."""
+    return folded(reply_of(rollout))
+
+
+def candidates(text: str, last: Callable[[str], str | None] = str.strip, *, require_box: bool = False) -> Iterator[str]:
+    """The texts that may be the answer, bare, best first. The first one that a reward can read counts.
+
+    That is the marked answer, then what the text says after it to be the answer. In a text without a marked answer it
+    is what the text says to be the answer, else what ``last`` finds.
+
+    Args:
+        text: Of ``reply_text``.
+        last: Finds an answer that is neither marked nor said.
+        require_box: True if only a marked answer counts.
+    """
+    marked = marked_answer(text)
+    if marked:
+        yield bare(marked.text)
+    if not require_box and (found := unmarked_answer(text, last)):
+        yield bare(found)
+
+
+def unmarked_answer(text: str, last: Callable[[str], str | None] = str.strip) -> str | None:
+    """What a text says to be the answer, after its marked one if it has one, else what ``last`` finds; as written."""
+    marked = marked_answer(text)
+    begun = before_cut(text[marked.end :] if marked else text)
+    said = said_answer(begun)
+    return said if said or marked else last(begun)
+
+
+def first_read(texts: Iterable[str], read: Callable[[str], T | None]) -> T | None:
+    """What ``read`` makes of the first text that it can read; None if it can read none."""
+    return next((value for text in texts if (value := read(text)) is not None), None)
 
 
 def bare(answer: str) -> str:
-    """The answer without ``$``, ``\\(``, ``**``, ``\\text{}``... around it, nor a full stop, single spaces.
+    """The answer in one spelling, single spaces, without ``$``, ``\\(``, ``**``, ``\\text{}``... around it or a full stop.
 
     A ``**`` without its other half, as sentences of bold text leave it when they are cut, goes too.
     """
+    answer = folded(answer).translate(_DASHES)
     for _ in range(_LAYERS):
         outer = answer = " ".join(answer.split()).removesuffix("。").removesuffix(".").rstrip()
         for opening, closing in _WRAPPERS:
@@ -145,15 +243,21 @@ def references(answer: Any) -> list[str]:
     """Every text that is a right answer; empty if the reference is missing, blank, NaN or an empty list.
 
     A list means any of its items; a mapping, what is under the first of ``GOLD_KEYS`` that it has, nothing without
-    one. A float that is a whole number may be written as one. Answer tags, boxes and ``$`` around a reference are taken
-    off.
+    one. A float is also the shortest decimal that is within 1e-12 of it, as a share: 0.30000000000000004 means 0.3. One
+    of less than 64 bits is only its shortest decimal. Thinking, answer tags, boxes and ``$`` around a reference are
+    taken off.
     """
-    return [
-        reference for text in _texts(answer) if (reference := bare(marked if (marked := final_answer(text)) else text))
-    ]
+    found = dict[str, None]()
+    for text in _texts(answer):
+        said = reply(text)
+        marked = final_answer(said)
+        found[bare(said if marked is None else marked)] = None
+    return [text for text in found if text]
 
 
 def _texts(answer: Any) -> Iterator[str]:
+    if isinstance(answer, np.floating | np.ndarray) and answer.dtype.kind == "f" and answer.dtype.itemsize < 8:
+        answer = [float(str(value)) for value in np.ravel(answer)]
     if hasattr(answer, "tolist"):
         answer = answer.tolist()
     if isinstance(answer, list | tuple | set | frozenset):
@@ -161,7 +265,21 @@ def _texts(answer: Any) -> Iterator[str]:
             yield from _texts(item)
     elif isinstance(answer, Mapping):
         yield from _texts(next((answer[key] for key in GOLD_KEYS if key in answer), None))
-    elif answer is not None and not (isinstance(answer, float) and math.isnan(answer)):
-        if isinstance(answer, float) and answer.is_integer():
-            yield str(int(answer))
-        yield str(answer)
+    elif isinstance(answer, float) and not math.isfinite(answer):
+        yield from [] if math.isnan(answer) else [str(answer)]
+    elif isinstance(answer, float):
+        yield from (shortest_decimal(answer), str(answer))
+    elif answer is not None:
+        text = str(answer)
+        if _LONG_DECIMAL.fullmatch(text.strip()):
+            yield shortest_decimal(float(text))
+        yield text
+
+
+def shortest_decimal(value: float) -> str:
+    """The decimal with the fewest digits that is within 1e-12 of a finite number, as a share of it; no exponent."""
+    for digits in range(1, 18):
+        text = f"{value:.{digits}g}"
+        if abs(float(text) - value) <= _ROUNDING * abs(value):
+            break
+    return f"{Decimal(text):f}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
-from mmrl_rewards.answers import before_cut, extract, final_answer, references, said_answer
+from mmrl_rewards.answers import candidates, first_read, references, reply_text, unmarked_answer
 from mmrl_rewards.choice_matching import Choices
 
 
@@ -39,9 +39,8 @@ class Choice(Reward):
 
     def _chosen(self, rollout: Rollout) -> int | None:
         choices, first = Choices(rollout.choices), self.config.first_index
-        answer = extract(rollout.text, "boxed" if self.config.require_box else "auto")
-        index = None if answer is None else choices.index(answer, first)
-        if index is None and not self.config.require_box and final_answer(rollout.text) is None:
-            begun = before_cut(rollout.text)
-            index = choices.last_letter(said_answer(begun) or begun)
+        text, require_box = reply_text(rollout), self.config.require_box
+        index = first_read(candidates(text, require_box=require_box), lambda answer: choices.index(answer, first))
+        if index is None and not require_box:
+            index = choices.last_letter(unmarked_answer(text) or "")
         return index

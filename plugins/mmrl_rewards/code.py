@@ -35,8 +35,9 @@ from mmrl.interfaces import Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import last_tagged
 from mmrl_rewards.sandboxes import Outcome, Sandbox, SandboxOptions
+from mmrl_rewards.thinking import reply_of
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*$", re.MULTILINE)
+_FENCE = re.compile(r"^[^\S\n]*```[ \t]*(\w*)[^\n]*$", re.MULTILINE)
 Test = tuple[str, str, str | None]
 """Code to run after the program, standard input, expected output (None: any)."""
 
@@ -65,7 +66,7 @@ class Code(Reward):
         tests = read_tests(rollout.answer if column is None else rollout.columns.get(column))[: self.config.max_tests]
         if not tests:
             return None
-        program = _program(rollout.text)
+        program = _program(reply_of(rollout))
         if program is None or len(program) > self.config.max_characters:
             return 0.0
         passed = 0

@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
-from mmrl_rewards.answers import bare, before_cut, final_answer, said_answer
+from mmrl_rewards.answers import candidates, first_read, reply_text
 from mmrl_rewards.choice_matching import accepted_texts, chosen_text
 from mmrl_rewards.quantities import NUMBER_WORDS, Quantity, comparable, stated, the_number
 from mmrl_rewards.units import is_measure
@@ -44,14 +44,13 @@ class Count(Reward):
         return None if counted is None else str(counted.value)
 
     def _counted(self, rollout: Rollout) -> Quantity | None:
-        marked = final_answer(rollout.text)
-        if marked is None and not self.config.require_box:
-            begun = before_cut(rollout.text)
-            marked = said_answer(begun)
-            if not marked:
-                numbers = _NUMBER.findall(_NOBODY.sub(" ", begun))
-                marked = numbers[-1] if numbers else None
-        return None if marked is None else count(chosen_text(rollout, bare(marked)))
+        texts = candidates(reply_text(rollout), _last_count, require_box=self.config.require_box)
+        return first_read((chosen_text(rollout, text) for text in texts), count)
+
+
+def _last_count(text: str) -> str | None:
+    numbers = _NUMBER.findall(_NOBODY.sub(" ", text))
+    return numbers[-1] if numbers else None
 
 
 def count(text: str) -> Quantity | None:

@@ -31,7 +31,7 @@ class Exact(Reward):
         return float(self.answer_of(rollout) in accepted)
 
     def answer_of(self, rollout: Rollout) -> str | None:
-        answer = extract(rollout.text, self.config.extract)
+        answer = extract(rollout, self.config.extract)
         return None if answer is None else self._fold(chosen_text(rollout, answer))
 
     def _fold(self, text: str) -> str:

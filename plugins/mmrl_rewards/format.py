@@ -1,8 +1,9 @@
 """1 for a completion that has the form asked for, else 0; the form is a regular expression; no reference is read.
 
-Accepted: completions that match ``pattern`` as a whole, ``.`` matching line breaks too. The default asks for a box at
-the end. The forms with a name take time linear in the completion. The reward's ``timeout_s`` stops a pattern of yours
-that backtracks without end.
+Accepted: completions that match ``pattern`` as a whole, ``.`` matching line breaks too. Where the prompt ends with an
+open think tag, that tag and the completion together must match; a pattern of yours may also match the completion alone.
+The default asks for a box at the end. A box or answer tags in thinking do not end a completion. The forms with a name
+take time linear in the completion. The reward's ``timeout_s`` stops a pattern of yours that backtracks without end.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pydantic import field_validator
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import is_box_at_end
+from mmrl_rewards.thinking import opened_by_prompt, reply_of
 
 _NO_TAG = r"(?:(?!</?(?:think|answer)>).)"
 FORMS = {
@@ -50,6 +52,16 @@ class Format(Reward):
         self._pattern = re.compile(FORMS.get(config.pattern, config.pattern), re.DOTALL)
 
     def score_one(self, rollout: Rollout) -> Score:
-        if not self._pattern.fullmatch(rollout.text):
-            return 0.0
-        return float(self.config.pattern not in _BOX_AT_END or is_box_at_end(rollout.text.rpartition("</think>")[2]))
+        whole = opened_by_prompt(rollout) + rollout.text
+        if self.config.pattern not in FORMS:
+            return float(any(map(self._pattern.fullmatch, {whole, rollout.text})))
+        return float(bool(self._pattern.fullmatch(whole)) and self._ends_in_answer(rollout))
+
+    def _ends_in_answer(self, rollout: Rollout) -> bool:
+        texts = (
+            rollout.text,
+            reply_of(rollout),
+        )  # the second lacks an answer in thinking, the first shows what follows
+        if self.config.pattern in _BOX_AT_END:
+            return all(map(is_box_at_end, texts))
+        return all(text.rstrip().endswith("</answer>") for text in texts)

@@ -27,7 +27,7 @@ from pydantic import Field
 
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import FloatArray, Rollout, Score
-from mmrl_rewards.answers import last_boxed, last_tagged
+from mmrl_rewards.answers import first_read, last_boxed, last_tagged, reply_text, unmarked_answer
 
 Box = tuple[float, float, float, float]
 """x1, y1, x2, y2 with x1 <= x2 and y1 <= y2."""
@@ -61,8 +61,7 @@ class IoU(Reward):
         reference = self._boxes(rollout.answer)
         if not any(_has_area(box) for box in reference):
             return None
-        text = _marked(rollout.text)
-        found = self._boxes(text) if len(text) <= self.config.max_characters else []
+        found = first_read(_readings(reply_text(rollout)), self._answered) or []
         if not 0 < len(found) <= self.config.max_boxes:
             return 0.0
         return self._score(np.array(reference), np.array(found))
@@ -75,6 +74,9 @@ class IoU(Reward):
             overlap = (overlap >= self.config.threshold).astype(float)
         rows, columns = linear_sum_assignment(overlap, maximize=True)
         return float(overlap[rows, columns].sum() / max(overlap.shape))
+
+    def _answered(self, text: str) -> list[Box] | None:
+        return (self._boxes(text) or None) if len(text) <= self.config.max_characters else None
 
     def _boxes(self, given: Any) -> list[Box]:
         if hasattr(given, "tolist"):
@@ -95,12 +97,14 @@ def overlaps(one: FloatArray, other: FloatArray) -> FloatArray:
     return shares
 
 
-def _marked(text: str) -> str:
+def _readings(text: str) -> Iterator[str]:
+    """The texts that may hold the answer's boxes: the marked one, then what the text says to be the answer."""
     tagged = last_tagged(text)
-    text = text if tagged is None else tagged
-    *_, last = _FENCE.split(text) if "```" in text else [text]
+    marked = text if tagged is None else tagged
+    *_, last = _FENCE.split(marked) if "```" in marked else [marked]
     boxed = last_boxed(last)
-    return (last if boxed is None else boxed).split("```")[0].strip()
+    yield (last if boxed is None else boxed).split("```")[0].strip()
+    yield unmarked_answer(text) or ""
 
 
 def _parsed(text: str) -> Any:

@@ -37,7 +37,7 @@ from pydantic import Field
 
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
-from mmrl_rewards.answers import extract, marked_or_number
+from mmrl_rewards.answers import candidates, last_number, reply_text
 from mmrl_rewards.choice_matching import accepted_texts, chosen_text
 from mmrl_rewards.quantities import Quantity, comparable, name_of, plain, quantity, spelled, without_unit
 from mmrl_rewards.units import agree
@@ -114,7 +114,8 @@ class Math(Reward):
 
     def _read(self, rollout: Rollout) -> str | None:
         """The answer; None if there is none, or it is too long."""
-        answer = extract(rollout.text, "boxed") if self.config.require_box else marked_or_number(rollout.text)
+        texts = candidates(reply_text(rollout), last_number, require_box=self.config.require_box)
+        answer = next(texts, None)
         if not answer or len(answer) > self.config.max_characters:
             return None
         return chosen_text(rollout, answer) or None

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
-from mmrl_rewards.answers import extract, marked_or_number
+from mmrl_rewards.answers import candidates, first_read, last_number, reply_text
 from mmrl_rewards.choice_matching import accepted_texts, chosen_text
 from mmrl_rewards.quantities import Quantity, comparable, quantity, spelled, the_number
 
@@ -62,11 +62,8 @@ class Numeric(Reward):
 
     def _read(self, rollout: Rollout) -> tuple[Quantity, ...]:
         """The answer's number, or those of its list; none where there is no answer, or no such one."""
-        answer = extract(rollout.text, "boxed") if self.config.require_box else marked_or_number(rollout.text)
-        if answer is None:
-            return ()
-        text = chosen_text(rollout, answer)
-        return _numbers(text) or tuple(filter(None, [the_number(text)]))
+        texts = candidates(reply_text(rollout), last_number, require_box=self.config.require_box)
+        return first_read((chosen_text(rollout, text) for text in texts), _read) or ()
 
     def _unit(self, rollout: Rollout) -> str:
         """The row's unit; "" if it has none, or an unknown one."""
@@ -88,6 +85,11 @@ class Numeric(Reward):
             if abs(wanted - got) <= allowed * (1 + _SLACK):
                 return True
         return False
+
+
+def _read(text: str) -> tuple[Quantity, ...] | None:
+    said = the_number(text)
+    return _numbers(text) or ((said,) if said else None)
 
 
 def _numbers(text: str) -> tuple[Quantity, ...]:

@@ -46,7 +46,7 @@ class Relaxed(Reward):
         return spelled(read) if read else answer and _folded(answer)
 
     def _read(self, rollout: Rollout) -> str | None:
-        answer = extract(rollout.text, self.config.extract)
+        answer = extract(rollout, self.config.extract)
         return None if answer is None else chosen_text(rollout, answer)
 
     def _equal(self, reference: str, answer: str) -> bool:
