@@ -218,7 +218,7 @@ def first_read(texts: Iterable[str], read: Callable[[str], T | None]) -> T | Non
 
 
 def bare(answer: str) -> str:
-    """The answer in one spelling, single spaces, without ``$``, ``\\(``, ``**``, ``\\text{}``... around it or a full stop.
+    """The answer in one spelling, without ``$``, ``\\(``, ``**``, ``\\text{}``... around it, single spaces.
 
     A ``**`` without its other half, as sentences of bold text leave it when they are cut, goes too.
     """
