@@ -155,7 +155,7 @@ def test_a_run_directory_holds_the_contracts_files(runs):
     always = {".lock", "config.yaml", "origins.json", "environment.json", "engines.log", *saved}
     always |= {"metrics.jsonl", "attempts.jsonl", "ledger.jsonl"}
     rollouts = {"rollouts/step-000001.parquet", "rollouts/step-000002.parquet"}
-    processor = {f"checkpoints/step-{step}/model/processor_config.json" for step in ("000000", "000002")} | {"media"}
+    processor = {f"checkpoints/step-{step}/model/preprocessor_config.json" for step in ("000000", "000002")} | {"media"}
     evaluations = {f"evaluations/step-00000{step}.parquet" for step in range(3)}
     assert tree(runs["first"]) == always | rollouts | evaluations | processor
     assert tree(runs["sft"]) == always | processor

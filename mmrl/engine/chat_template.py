@@ -8,6 +8,7 @@ from typing import Any
 
 from mmrl.data.templates import bounded
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.vocabulary import special_tokens
 from mmrl.errors import DataError
 from mmrl.types import IMAGE_PLACEHOLDER, Message
 
@@ -128,15 +129,3 @@ def _with_joined_texts(content: Sequence[object]) -> list[object]:
         else:
             found.append(part)
     return found
-
-
-def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """Ids of the tokens that have a meaning of their own, by their text.
-
-    These are the tokens that the tokenizer calls special, and all that look like ``<|...|>``, with either bar, such as
-    the marks of turns of DeepSeek-R1. Plain tags such as ``<think>`` are ordinary text.
-    """
-    added = {str(token): (index, token.special) for index, token in tokenizer.added_tokens_decoder.items()}
-    special = {text: index for text, (index, named) in added.items() if named or re.fullmatch(r"<[|｜].*[|｜]>", text)}
-    names = [name for name in tokenizer.all_special_tokens if name]
-    return special | dict(zip(names, tokenizer.convert_tokens_to_ids(names), strict=True))

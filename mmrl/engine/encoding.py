@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from mmrl.data.images import MediaStore, blank_file, normalised_size
+from mmrl.engine import thoughts
 from mmrl.engine.chat_template import Filled
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.tool_calls import CallReader
 from mmrl.engine.tool_prompt import ToolPrompt, ToolPromptMode
 from mmrl.engine.turns import ObservationRole, TurnRules, TurnSuffix
-from mmrl.errors import DataError
+from mmrl.engine.vocabulary import QUESTION
+from mmrl.errors import ConfigError, DataError
 from mmrl.types import (
     IMAGE_PLACEHOLDER,
     Call,
@@ -84,8 +86,7 @@ class Encoder:
             )
         if all_turns:
             return self._whole(prompt, demonstration)
-        end = self._folder.tokenizer.eos_token_id
-        return Sample(prompt, (self._shown(demonstration, prompt.id, self._eos[0] if end is None else end),))
+        return Sample(prompt, (self._shown(demonstration, prompt.text, prompt.id),))
 
     def blanked(self, prompt: EncodedPrompt) -> EncodedPrompt:
         row = replace(prompt.prompt, images=tuple(map(blank_file, prompt.prompt.images)))
@@ -132,6 +133,14 @@ class Encoder:
         return self._suffix.end
 
     @property
+    def targets(self) -> str:
+        """The beginning and the end of what is learned of demonstrations, for a person."""
+        (end,) = self._template.names([self._end])
+        head = self._template.fill([self._template.message("user", (QUESTION,))])
+        tag = thoughts.begun(head)
+        return f"end with {end}" + (f"; the prompt has {tag}, and theirs is left out" if tag else "")
+
+    @property
     def tools_by(self) -> str:
         """The way in which the policy learns of tools: ``template``, ``text`` or ``none``."""
         return self._tool_prompt.way
@@ -165,9 +174,15 @@ class Encoder:
         lines, marks = self._suffix.headers()
         return CallReader(self._tools, bare=self._tool_prompt.bare, headers=lines, marks=marks)
 
-    @property
-    def _eos(self) -> tuple[int, ...]:
-        return self._folder.vocabulary.eos
+    @cached_property
+    def _end(self) -> int:
+        """The id that ends a shown turn: the template's end of turn, or the end of sequence where it has none."""
+        try:
+            return self._suffix.end
+        except ConfigError:  # the template takes one turn only, or ends turns with a text
+            vocabulary, eos = self._folder.vocabulary, self._folder.tokenizer.eos_token_id
+            known = (end for end in (vocabulary.end_of_turn, eos) if end is not None)
+            return next(known, vocabulary.eos[0])
 
     def _inserted(
         self, turn: Segment, messages: Sequence[Filled], images: tuple[ImageRef, ...], role: str, where: str
@@ -199,7 +214,7 @@ class Encoder:
                 )
             if segments:
                 segments.append(self._between(segments[-1], between, images, prompt.id))
-            segments.append(self._shown(message.content, prompt.id, self._suffix.end))
+            segments.append(self._shown(message.content, text, prompt.id))
             between = []
         return Sample(replace(prompt, text=text, token_ids=ids, images=refs), tuple(segments))
 
@@ -212,13 +227,16 @@ class Encoder:
     def _num_images(self, message: Message) -> int:
         return message.content.count(IMAGE_PLACEHOLDER) if self._folder.family.vision else 0
 
-    def _shown(self, text: str, where: str, end: int) -> Segment:
+    def _shown(self, text: str, head: str, where: str) -> Segment:
         """A turn that a dataset shows to the policy, with its end.
 
+        Args:
+            head: The row's prompt, which ends as each turn's head does.
+
         Raises:
-            DataError: It holds special tokens of the model.
+            DataError: It holds special tokens of the model, or its thought does not go on from the prompt's.
         """
-        ids = [*self._tokenize(text, where), end]
+        ids = [*self._tokenize(thoughts.continued(text, head, where), where), self._end]
         # Neither form is right here: the token would end the completion or open an image, and its spelling would be
         # learned.
         if special := set(ids[:-1]) & (self._template.special_ids | set(self._folder.vocabulary.banned)):

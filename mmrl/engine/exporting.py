@@ -7,10 +7,8 @@ are copied byte by byte; in config.json the element type alone is changed.
 from __future__ import annotations
 
 import io
-import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from mmrl.data.images import MediaStore
 from mmrl.engine import adapters, quantization
 from mmrl.engine.collation import Collator
 from mmrl.engine.encoding import Encoder
-from mmrl.engine.folder import CONFIGURATION, ModelFolder
+from mmrl.engine.folder import ModelFolder, kept_files
 from mmrl.engine.learner_state import SavedState
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.vision import ImageInputs
@@ -31,11 +29,10 @@ from mmrl.engine.weights import Failures, save_weights
 from mmrl.errors import ConfigError, NumericsError
 from mmrl.ops.parity import LIMITS, Gap
 from mmrl.system import failpoints
-from mmrl.types import FloatArray, Message, Prompt, RawImage
+from mmrl.types import EncodedPrompt, FloatArray, Message, Prompt, RawImage, Sample, Segment
 
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 """Element types by their names in safetensors."""
-KEPT = (*CONFIGURATION, "additional_chat_templates/*.jinja", "LICENSE*", "NOTICE*")
 PIXELS = (3136, 200704)
 """Least and most of an image of the samples."""
 SAMPLES = (
@@ -127,7 +124,7 @@ def export_model(
     precision = "float32" if exact else "bfloat16"
     gap = _compare(before, after, precision)
     sizes = [path.stat().st_size for path in target.glob("*.safetensors")]
-    kept = tuple(_kept(Path(folder.path)))
+    kept = tuple(kept_files(Path(folder.path)))
     counts = len(before.token_ids), len(before.logprobs)
     return Export(
         stored.most_common(1)[0][0], written, weights, masters, len(sizes), sum(sizes), kept, *counts, gap, precision
@@ -144,7 +141,7 @@ def export_adapter(source: Path, target: Path, media: Path, *, base: str | None 
         raise ConfigError("there is no adapter to export", where=str(source), remedy="leave out --adapter")
     folder = _open(source, base)
     before = _read(folder, _load(folder, source), media)
-    files = (adapters.CONFIG, adapters.WEIGHTS, *(name for name in _kept(source) if name != adapters.CONFIG))
+    files = (adapters.CONFIG, adapters.WEIGHTS, *kept_files(source))
     failpoints.reach("export.begin")
     for name in files:
         (target / name).parent.mkdir(exist_ok=True)
@@ -274,7 +271,6 @@ def _take_masters(policy: Policy, state: SavedState, stored: Counter[str]) -> in
 
 def _write(policy: Policy, folder: ModelFolder, target: Path, dtype: str, shard_bytes: int | None) -> None:
     failpoints.reach("export.begin")
-    source = Path(folder.path)
     element = getattr(torch, dtype)
     for name, weight in policy.model.named_parameters():
         if not torch.isfinite(weight.to(element)).all() and torch.isfinite(weight).all():
@@ -288,33 +284,11 @@ def _write(policy: Policy, folder: ModelFolder, target: Path, dtype: str, shard_
     save_weights(policy, element, target, failures, shard_bytes)
     if failures.first:
         raise failures.first
-    (target / "generation_config.json").unlink(missing_ok=True)  # transformers' defaults
-    for name in _kept(source):
-        (target / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(source / name, target / name)
-    config = _typed(json.loads((source / "config.json").read_text(encoding="utf-8")), dtype)
-    if not {"dtype", "torch_dtype"} & config.keys():
-        config["dtype"] = dtype
-    (target / "config.json").write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    folder.save_files(target)
+    folder.save_config(target, dtype)
     for path in target.glob("*.safetensors"):  # which safetensors lets nobody else read
         shutil.copymode(target / "config.json", path)
     failpoints.reach("export.filled")
-
-
-def _kept(source: Path) -> Iterator[str]:
-    """Names of the files that are copied unchanged."""
-    for path in sorted({path for pattern in KEPT for path in source.glob(pattern)}):
-        index = path.name.endswith(".index.json")
-        if path.is_file() and not index and path.name not in ("config.json", "mmrl.json"):
-            yield str(path.relative_to(source))
-
-
-def _typed(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
-    """A config with this element type wherever it names one."""
-    return {
-        key: dtype if key in ("dtype", "torch_dtype") else _typed(value, dtype) if isinstance(value, Mapping) else value
-        for key, value in config.items()
-    }
 
 
 @torch.no_grad()
@@ -322,17 +296,22 @@ def _read(folder: ModelFolder, policy: Policy, media: Path) -> _Reading:
     """The samples through the folder's own chat template, tokenizer and processor."""
     store = MediaStore(media, folder.image_sizes(*PIXELS))
     encoder = Encoder(folder, store)
-    prompts = [
-        Prompt(f"sample {number}", (Message("user", text),), tuple(map(_draw, sizes)), demonstration=answer)
-        for number, (text, answer, sizes) in enumerate(SAMPLES)
+    samples = [
+        _completed(encoder.encode(Prompt(text, (Message("user", text),), tuple(map(_draw, sizes)))), answer, folder)
+        for text, answer, sizes in SAMPLES
         if folder.family.vision or not sizes
     ]
-    samples = [encoder.demonstrate(encoder.encode(prompt)) for prompt in prompts]
     collate = Collator(folder, policy.model.base_model, ImageInputs(folder, store), "cpu", torch.float32)
     logprobs, _ = policy(collate(samples))
     return _Reading(
         tuple((*map(int, s.prompt.token_ids), -1, *map(int, s.token_ids)) for s in samples), logprobs.numpy()
     )
+
+
+def _completed(prompt: EncodedPrompt, answer: str, folder: ModelFolder) -> Sample:
+    """The prompt with an answer right behind it, also where the template has begun a thought."""
+    ids = [*folder.tokenizer(answer, add_special_tokens=False)["input_ids"], folder.vocabulary.eos[0]]
+    return Sample(prompt, (Segment(np.array(ids, np.int32), True, np.zeros(len(ids), np.float32)),))
 
 
 def _draw(size: tuple[int, int]) -> RawImage:

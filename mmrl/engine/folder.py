@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,11 +16,15 @@ from mmrl.data.grid import ImageGrid, ImageSizes
 from mmrl.data.hub import HubRepo
 from mmrl.engine.family import Family, family_of
 from mmrl.engine.image_form import ImageForm
-from mmrl.engine.vocabulary import Vocabulary
+from mmrl.engine.vocabulary import Vocabulary, ids_of, template_end
 from mmrl.errors import ConfigError, MMRLError, ResourceError, first_line
 
 CONFIGURATION = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 """The files of a model on the hub that are read before its weights."""
+KEPT = (*CONFIGURATION, "additional_chat_templates/*.jinja", "LICENSE*", "NOTICE*")
+"""The files that a model written anew has from its source, config and index of the weights aside."""
+_OWN = ("config.json", "mmrl.json", "adapter_config.json")
+"""Names that ``KEPT`` finds and that are about the weights beside them."""
 INDEX = "model.safetensors.index.json"
 TEXT_IMAGE_FACTOR = 28
 """The image grid of a model that reads no images; no image ever meets it."""
@@ -103,7 +108,8 @@ class ModelFolder:
         except OSError:
             generation = GenerationConfig.from_model_config(config)
         tokenizer = processor.tokenizer if family.vision else processor
-        vocabulary = Vocabulary.of(family, config, generation, tokenizer)
+        end = template_end(processor, tokenizer, in_parts=family.vision)
+        vocabulary = Vocabulary.of(family, config, generation, tokenizer, end)
         language = config.get_text_config().model_type
         if family.languages and language not in family.languages:
             raise ConfigError(
@@ -186,10 +192,58 @@ class ModelFolder:
         return self.images.tokens(width, height)
 
     def save_files(self, folder: Path) -> None:
-        """Write tokenizer, processor and generation config beside saved weights."""
-        (self.processor or self.tokenizer).save_pretrained(folder)
-        # Not ``save_pretrained``, which refuses settings that many folders have.
-        self.generation_config.to_json_file(folder / "generation_config.json")
+        """Write tokenizer, processor, chat template and generation config beside saved weights: the source's own files.
+
+        So a reader of the source reads the result. ``save_pretrained`` would write the layout of the installed
+        transformers: transformers 4 then misses ``preprocessor_config.json``, and 4.51 stops at a
+        ``processor_config.json`` of transformers 5 even beside it. Generation settings that do not end at the
+        template's end of turn are given it.
+        """
+        names = list(kept_files(Path(self.path)))
+        for name in names:
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(Path(self.path, name), folder / name)
+        if not names:  # the source was removed meanwhile
+            (self.processor or self.tokenizer).save_pretrained(folder)
+        if "generation_config.json" not in names:
+            # Not ``save_pretrained``, which refuses settings that many folders have.
+            self.generation_config.to_json_file(folder / "generation_config.json")
+        self._save_end(folder / "generation_config.json")
+
+    def _save_end(self, file: Path) -> None:
+        """Add the template's end of turn to saved generation settings, so that servers stop where the run has."""
+        end = self.vocabulary.end_of_turn
+        if end is None or end in ids_of(self.generation_config.eos_token_id):
+            return
+        settings = json.loads(file.read_text(encoding="utf-8")) | {"eos_token_id": list(self.vocabulary.eos)}
+        file.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    def save_config(self, folder: Path, dtype: str) -> None:
+        """Write the source's config.json with the element type of saved weights, and nothing else changed.
+
+        Raises:
+            OSError: It cannot be written, or the source was removed meanwhile.
+        """
+        config = _typed(json.loads(Path(self.path, "config.json").read_text(encoding="utf-8")), dtype)
+        if not {"dtype", "torch_dtype"} & config.keys():
+            config["dtype"] = dtype
+        text = json.dumps(config, indent=2, ensure_ascii=False)
+        (folder / "config.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+def kept_files(source: Path) -> Iterator[str]:
+    """Names of the files that a model written anew takes unchanged from its source's folder."""
+    for path in sorted({path for pattern in KEPT for path in source.glob(pattern)}):
+        if path.is_file() and path.name not in _OWN and not path.name.endswith(".index.json"):
+            yield str(path.relative_to(source))
+
+
+def _typed(config: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """A config with this element type wherever it names one."""
+    return {
+        key: dtype if key in ("dtype", "torch_dtype") else _typed(value, dtype) if isinstance(value, Mapping) else value
+        for key, value in config.items()
+    }
 
 
 def check_takes_features(body: Any, where: str) -> None:

@@ -16,13 +16,11 @@ from typing import Literal
 
 from mmrl.engine.chat_template import ChatTemplate, Filled
 from mmrl.engine.turn_proof import Carrier, Deviation, deviation_of
+from mmrl.engine.vocabulary import MARK, QUESTION
 from mmrl.errors import ConfigError, DataError
 from mmrl.types import Content
 
 ObservationRole = Literal["auto", "tool", "user"]
-MARK = "Uq7Vx2Kz"
-"""Stands for a turn of the policy."""
-QUESTION = "What do you see?"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,7 @@ def write_shards(
 
 
 def save_model(policy: Policy, folder: ModelFolder, target: Path, failures: Failures) -> None:
-    """Write a policy as a Hugging Face folder.
+    """Write a policy as a Hugging Face folder, with the files of the one that it was read from.
 
     Collective: all ranks gather, and write in turns. A weight that is not finite is a failure, like a full disk.
     """
@@ -124,6 +124,8 @@ def save_model(policy: Policy, folder: ModelFolder, target: Path, failures: Fail
     with failures.writing(target):
         if _rank() == 0 and not failures.first:
             folder.save_files(target)
+            with suppress(FileNotFoundError):  # the source was removed meanwhile, and transformers' config stays
+                folder.save_config(target, str(policy.model.dtype).removeprefix("torch."))
 
 
 def save_weights(

@@ -35,6 +35,8 @@ def opening(config: Config, setup: RunSetup, directory: Path, begins: str) -> li
             lines = kept_rows(source) if source.is_scanned else []
             how = [setup.reading] if source is setup.training else []
             report.show(source.name.removeprefix("data."), [*lines, *how])
+    if not setup.source.samples:
+        report.show("learned", [f"demonstrations {setup.encoder.targets}"])
     evaluated = 0 if setup.evaluation is None else len(setup.evaluation)
     report.show("batches", Arithmetic(config, setup.training.shares, setup.training.longest, evaluated).lines())
     report.show("files", ["metrics.jsonl has the curves, rollouts/ the completions, events.jsonl what happened"])

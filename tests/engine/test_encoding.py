@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from mmrl.engine.chat_template import special_tokens
-from mmrl.engine.encoding import unexpanded
+from mmrl.data.images import MediaStore
+from mmrl.engine.encoding import Encoder, unexpanded
 from mmrl.engine.family import FAMILIES
+from mmrl.engine.folder import ModelFolder
+from mmrl.engine.thoughts import continued
+from mmrl.engine.tiny_templates import chat_template
+from mmrl.engine.vocabulary import special_tokens
 from mmrl.errors import DataError
 from mmrl.types import Message, Prompt
 
@@ -69,14 +75,102 @@ def test_messages_keep_their_roles_and_the_text_ends_where_the_completion_starts
     )
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2"])
-def test_a_demonstration_ends_with_the_end_of_sequence_token(family, bench):
-    setting = bench(family)
-    sample = setting.encoder.demonstrate(with_row(setting.prompts[0], demonstration="\\boxed{7}"))
-    tokenizer = setting.folder.tokenizer
-    assert tokenizer.decode(sample.token_ids[:-1]) == "\\boxed{7}"
-    assert sample.token_ids[-1] == tokenizer.eos_token_id
-    assert sample.mask.all()
+@pytest.mark.parametrize(
+    ("family", "written", "eos", "end"),
+    [
+        ("qwen2", "<|im_end|>", "<|im_end|>", "<|im_end|>"),
+        ("qwen2", "<|im_end|>", "<|endoftext|>", "<|im_end|>"),  # as base models of Qwen have it
+        ("qwen2_5_vl", "<|im_end|>", "<|endoftext|>", "<|im_end|>"),
+        ("qwen2", "<|endoftext|>", "<|im_end|>", "<|endoftext|>"),
+        ("qwen2", "<|box_end|>", "<|im_end|>", "<|box_end|>"),  # which no config of the folder calls an end
+        ("qwen2_5_vl", "<|box_end|>", "<|im_end|>", "<|box_end|>"),
+        ("qwen2", "<|box_end|><|im_end|>", "<|im_end|>", "<|box_end|>"),
+        ("qwen2", " <|im_end|>", "<|endoftext|>", "<|im_end|>"),  # as Llama 2, with a blank before it
+        ("qwen2", "", "<|endoftext|>", "<|endoftext|>"),  # the mark that begins the next message ends no turn
+        ("qwen2", "\nEnd.", "<|endoftext|>", "<|endoftext|>"),
+    ],
+)
+def test_a_demonstration_ends_as_the_template_ends_turns_and_sampling_stops_there(
+    family, written, eos, end, models, tmp_path
+):
+    template = chat_template(family).replace("{{ body(m) }}<|im_end|>", "{{ body(m) }}" + written)
+    folder, encoder = opened(models(family), tmp_path, template, eos_token=eos)
+    prompt = encoder.encode(Prompt("row", (Message("user", "2+2?"),), demonstration="\\boxed{4}"))
+    for all_turns in (False, True):
+        sample = encoder.demonstrate(prompt, all_turns=all_turns)
+        *text, last = sample.token_ids.tolist()
+        assert folder.tokenizer.decode(text) == "\\boxed{4}" and folder.tokenizer.decode([last]) == end
+        assert sample.mask.all() and last in folder.vocabulary.eos
+    assert encoder.targets == f"end with {end}"
+    (tmp_path / "saved").mkdir()
+    folder.save_files(tmp_path / "saved")
+    assert last in json.loads((tmp_path / "saved/generation_config.json").read_text())["eos_token_id"]
+
+
+def opened(model, tmp_path, template, **settings):
+    """A copy of a model's folder, without weights and with another template and other settings, and its encoder."""
+    path = shutil.copytree(model, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors"))
+    file = path / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    (path / "chat_template.jinja").write_text(template)
+    folder = ModelFolder.open(str(path), with_weights=False)
+    return folder, Encoder(folder, MediaStore(tmp_path / "media", folder.image_sizes(3136, 50176)))
+
+
+THOUGHT = "<think>\nb\n</think>\nit is 3"
+
+
+@pytest.mark.parametrize(
+    ("head", "demonstration", "learned"),
+    [
+        ("<think>\n", THOUGHT, "b\n</think>\nit is 3"),
+        ("<think>\n", "\n<think>b</think>it is 3", "b</think>it is 3"),
+        ("<think>\n", "b\n</think>\nit is 3", "b\n</think>\nit is 3"),  # it goes on already
+        ("<think>\n", "<think>\n\n</think>\n\n3", "\n</think>\n\n3"),
+        ("<think>", THOUGHT, "\nb\n</think>\nit is 3"),
+        ("<think>\n\n", THOUGHT, "b\n</think>\nit is 3"),
+        ("<think> ", THOUGHT, "b\n</think>\nit is 3"),
+        ("<thinking>\n", THOUGHT.replace("think>", "thinking>"), "b\n</thinking>\nit is 3"),
+        ("<think>\n\n</think>\n\n", "it is 3", "it is 3"),
+        ("<think>\n\n</think>\n\n", "<think>\n\n</think>\n\nit is 3", "it is 3"),
+        ("", THOUGHT, THOUGHT),
+        ("", "it is 3", "it is 3"),
+        ("<answer>", "it is 3", "it is 3"),  # no thought
+    ],
+)
+def test_a_thought_that_the_prompt_has_begun_is_not_begun_again(head, demonstration, learned):
+    assert continued(demonstration, f"<|im_start|>assistant\n{head}", "row") == learned
+
+
+@pytest.mark.parametrize(
+    ("head", "demonstration", "what"),
+    [
+        ("<think>\n", "it is 3", "opens <think> before the demonstration, which has no </think>"),
+        ("<think>\n", "<think>\nb", "opens <think> before the demonstration, which has no </think>"),
+        ("<reasoning>\n", THOUGHT, "opens <reasoning>"),
+        ("<think>\n\n</think>\n\n", THOUGHT, "the demonstration has a thought"),
+        ("<think></think>", "b\n</think>\nit is 3", "the demonstration has a thought"),
+    ],
+)
+def test_a_demonstration_that_does_not_go_on_from_its_prompt_is_a_row_error(head, demonstration, what):
+    with pytest.raises(DataError, match=what) as caught:
+        continued(demonstration, f"<|im_start|>assistant\n{head}", "row 7")
+    assert caught.value.where == "row 7" and caught.value.remedy
+
+
+def test_no_turn_of_a_conversation_begins_a_thought_that_its_head_has_begun(models, tmp_path):
+    head = "<|im_start|>assistant\n"
+    template = chat_template("qwen3").replace(head + "{% endif %}", head + "{{ '<think>\n' }}{% endif %}")
+    folder, encoder = opened(models("qwen3"), tmp_path, template)
+    asked, said = Message("user", "2+1?"), Message("assistant", THOUGHT)
+    prompt = encoder.encode(Prompt("row", (asked, said, asked), demonstration=THOUGHT))
+    for all_turns, turns in ((False, 1), (True, 2)):
+        sample = encoder.demonstrate(prompt, all_turns=all_turns)
+        read = folder.tokenizer.decode([*sample.prompt.token_ids, *sample.token_ids])
+        shown = [folder.tokenizer.decode(each.token_ids) for each in sample.segments if each.by_policy]
+        assert shown == ["b\n</think>\nit is 3<|im_end|>"] * turns
+        assert "<think>\n<think>" not in read and read.count("<think>") == 2
+    assert encoder.targets == "end with <|im_end|>; the prompt has <think>, and theirs is left out"
 
 
 def test_a_row_without_a_demonstration_is_named(vision):

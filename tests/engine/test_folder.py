@@ -152,3 +152,51 @@ def test_saved_files_open_again_with_the_same_vocabulary(vision, models, tmp_pat
     again = ModelFolder.open(str(tmp_path))
     assert again.vocabulary == vision.folder.vocabulary
     assert again.tokenizer.chat_template == vision.folder.tokenizer.chat_template
+
+
+LEFT = {
+    "video_preprocessor_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "tokenizer.model", "chat_template.json", "modeling_mine.py", "LICENSE", "additional_chat_templates/tool_use.jinja",
+}  # fmt: skip
+NOT_KEPT = {"mmrl.json", "pytorch_model.bin.index.json", "pytorch_model.bin", "README.md", "adapter_config.json"}
+
+
+@pytest.mark.parametrize(
+    ("family", "as_on_hub"), [("qwen2_5_vl", False), ("qwen2_5_vl", True), ("internvl", True), ("qwen2", False)]
+)
+def test_a_saved_folder_has_the_files_of_its_source_and_no_others(family, as_on_hub, models, tmp_path):
+    source, saved = shutil.copytree(models(family, as_on_hub), tmp_path / "source"), tmp_path / "saved"
+    folder = ModelFolder.open(str(source))
+    for name in (*LEFT, *NOT_KEPT):
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text(f'{{"written": "{name}"}}')
+    saved.mkdir()
+    folder.save_files(saved)
+    before, after = (
+        {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+        for path in (source, saved)
+    )
+    weights = {name for name in before if "safetensors" in name}
+    assert before.keys() - after.keys() == NOT_KEPT | weights | {"config.json"}
+    # No file of the installed transformers' own layout either: transformers 4.51 stops at its processor_config.json.
+    assert after.items() <= before.items() and after.keys() >= LEFT
+
+
+@pytest.mark.parametrize("as_on_hub", [False, True], ids=["", "as on the hub"])
+def test_a_saved_config_is_the_sources_with_another_element_type(as_on_hub, models, tmp_path):
+    source = models("qwen2_5_vl", as_on_hub)
+    ModelFolder.open(str(source)).save_config(tmp_path, "float16")
+    before, after = (json.loads((path / "config.json").read_text()) for path in (source, tmp_path))
+    changed = {key for key in before if before[key] != after[key]}
+    assert changed - {"text_config", "vision_config"} == {"torch_dtype" if as_on_hub else "dtype"}
+    assert before.keys() == after.keys() and "float16" in (after.get("dtype"), after.get("torch_dtype"))
+
+
+def test_a_folder_whose_source_is_gone_is_saved_from_memory(models, tmp_path):
+    source, saved = shutil.copytree(models("qwen2_5_vl"), tmp_path / "source"), tmp_path / "saved"
+    folder = ModelFolder.open(str(source))
+    shutil.rmtree(source)
+    saved.mkdir()
+    folder.save_files(saved)
+    shutil.copy(models("qwen2_5_vl") / "config.json", saved)
+    assert ModelFolder.open(str(saved), with_weights=False).vocabulary == folder.vocabulary

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -36,7 +36,10 @@ from mmrl.runs.summary import SHOWN_ROWS, kept_rows
 from mmrl.system.console import Console
 from mmrl.system.report import Report, counted, excerpt, rows, shortened
 from mmrl.system.table import table
-from mmrl.types import EncodedPrompt
+from mmrl.types import EncodedPrompt, Prompt
+
+if TYPE_CHECKING:
+    from mmrl.engine.encoding import Encoder
 
 GRADED = 10_000
 """Rows whose references are graded by a reward, evenly spread over a longer dataset."""
@@ -180,6 +183,8 @@ class _Examination:
         A row with damaged pixels is treated as in a run: it is left out, or too many of them are an error.
         """
         known, grid, errors = len(source.dropped), self.setup.media.grid, list[DataError]()
+        encoder, learns = self.setup.encoder, name == "train" and not self.setup.source.samples
+        encode = partial(_learnable, encoder, self.setup.algorithm.needs().all_turns) if learns else encoder.encode
         spread = np.unique(np.linspace(0, len(source) - 1, min(len(source), ENCODED)).astype(int)).tolist()
         until, looked = time.monotonic() + DECODING_S, 0
         for count, place in enumerate(dict.fromkeys([*spread, *range(len(source))])):
@@ -187,8 +192,8 @@ class _Examination:
                 break
             looked += 1
             try:
-                if count < len(spread):
-                    encoded = source.attempt(place, self.setup.encoder.encode)
+                if count < len(spread) or learns:
+                    encoded = source.attempt(place, encode)
                     self._stored += [] if encoded is None else [Path(ref.path).stat().st_size for ref in encoded.images]
                 else:
                     source.attempt(place, lambda prompt: [normalise(raw, grid).size for raw in prompt.images])
@@ -196,6 +201,8 @@ class _Examination:
                 errors.append(error)
         damaged = [f"{prompt_id}: {reason}" for prompt_id, reason in source.dropped[known:]]
         self.report.data[f"{name}_decoded"] = {"rows": looked, "damaged": damaged}
+        if learns:
+            self.report.show("", [f"learned    demonstrations {encoder.targets}"])
         self.report.show("", [f"decoded    {looked} of {rows(len(source))}; {len(damaged)} cannot be used"])
         self.report.show("", [f"             {line}" for line in shortened(damaged, SHOWN_ROWS)])
         if errors and self.config.data.on_bad_row == "fail":
@@ -360,3 +367,14 @@ class _Examination:
             self.report.warn(problem)
         else:
             self.report.blame(problem)
+
+
+def _learnable(encoder: Encoder, all_turns: bool, prompt: Prompt) -> EncodedPrompt:
+    """The prompt in tokens, if its demonstration can be learned.
+
+    Raises:
+        DataError: It cannot.
+    """
+    encoded = encoder.encode(prompt)
+    encoder.demonstrate(encoded, all_turns=all_turns)
+    return encoded
