@@ -10,6 +10,7 @@ from typing import Any
 
 from mmrl.config.sections import Config
 from mmrl.errors import ResourceError
+from mmrl.system.report import rows
 
 _RECORD_BYTES_PER_TOKEN = 24
 """A completion token's bytes in RUN/rollouts: id, text, an advantage, three log-probs and an entropy."""
@@ -26,66 +27,75 @@ class Arithmetic:
         shares: Each training dataset's source, its prompts, and its share of the prompts that are drawn.
         longest: Tokens of the longest training prompt.
         evaluated: Prompts of an evaluation.
+        samples: False if the run learns from its rows' demonstrations, of which each row is one.
     """
 
     config: Config
     shares: Sequence[tuple[str, int, float]]
     longest: int
     evaluated: int
+    samples: bool = True
+
+    @property
+    def learned(self) -> str:
+        """The noun for the texts that a step learns from."""
+        return "completions" if self.samples else "demonstrations"
 
     @property
     def rows(self) -> int:
         """Training prompts."""
-        return sum(rows for _, rows, _ in self.shares)
+        return sum(count for _, count, _ in self.shares)
 
     def data(self) -> dict[str, Any]:
         """For a program."""
         trainer, sampler, learner = self.config.trainer, self.config.sampler, self.config.learner
-        completions = trainer.prompts_per_step * sampler.group_size
+        texts = trainer.prompts_per_step * (sampler.group_size if self.samples else 1)
+        longest = {"longest_sample": self.longest + self.config.max_completion_tokens} if self.samples else {}
         return {
             "prompts_per_step": trainer.prompts_per_step,
-            "completions_per_step": completions,
+            f"{self.learned}_per_step": texts,
             "updates_per_step": learner.minibatches * learner.epochs,
-            "completions_per_update": round(completions / learner.minibatches, 1),
-            "completions_per_rank": round(completions / self.config.cluster.ranks, 1),
+            f"{self.learned}_per_update": round(texts / learner.minibatches, 1),
+            f"{self.learned}_per_rank": round(texts / self.config.cluster.ranks, 1),
             "steps": trainer.steps,
             "updates": trainer.steps * learner.minibatches * learner.epochs,
             "epochs_of_data": round(trainer.steps * trainer.prompts_per_step / self.rows, 2),
             "epochs_by_source": {
-                source: round(trainer.steps * trainer.prompts_per_step * share / rows, 2)
-                for source, rows, share in self.shares
+                source: round(trainer.steps * trainer.prompts_per_step * share / count, 2)
+                for source, count, share in self.shares
             },
             "evaluations": _evaluations(self.config) if self.evaluated else 0,
             "completions_per_evaluation": self.evaluated * trainer.eval_samples,
-            "longest_sample": self.longest + self.config.max_completion_tokens,
+            **longest,
             "tokens_per_microbatch": learner.tokens_per_microbatch,
         }
 
     def lines(self) -> list[str]:
         """For a person."""
-        data = self.data()
+        data, what = self.data(), self.learned
+        prompts = f"{data['prompts_per_step']} prompts x {self.config.sampler.group_size} = " if self.samples else ""
         lines = [
-            f"{data['prompts_per_step']} prompts x {self.config.sampler.group_size} = {data['completions_per_step']} "
-            f"completions a step; {_times(data['updates_per_step'], 'optimizer step')} of "
-            f"{data['completions_per_update']:g}",
-            f"{data['steps']} steps = {data['epochs_of_data']:g} epochs of {self.rows} prompts, {data['updates']} "
-            "optimizer steps",
+            f"{prompts}{data[f'{what}_per_step']} {what} a step; {_times(data['updates_per_step'], 'optimizer step')} "
+            f"of {data[f'{what}_per_update']:g}",
+            f"{_times(data['steps'], 'step')} = {data['epochs_of_data']:g} epochs of {rows(self.rows)}, "
+            f"{_times(data['updates'], 'optimizer step')}",
         ]
         if len(self.shares) > 1:
             epochs = data["epochs_by_source"]
             lines += [
-                f"{share:.0%} from {name}: {epochs[name]:g} epochs of {rows}" for name, rows, share in self.shares
+                f"{share:.0%} from {name}: {epochs[name]:g} epochs of {count}" for name, count, share in self.shares
             ]
         if self.config.cluster.ranks > 1:
-            lines.append(f"{data['completions_per_rank']:g} completions per rank, {self.config.cluster.ranks} ranks")
+            lines.append(f"{data[f'{what}_per_rank']:g} {what} per rank, {self.config.cluster.ranks} ranks")
         if data["evaluations"]:
-            lines.append(f"{data['evaluations']} evaluations of {data['completions_per_evaluation']} completions")
+            times = _times(data["evaluations"], "evaluation")
+            lines.append(f"{times} of {data['completions_per_evaluation']} completions")
         return lines
 
     def warnings(self) -> Iterator[str]:
         """Settings that go together badly."""
         data = self.data()
-        if data["longest_sample"] > data["tokens_per_microbatch"]:
+        if data.get("longest_sample", 0) > data["tokens_per_microbatch"]:
             yield (
                 f"one sample may take {data['longest_sample']} tokens, more than learner.tokens_per_microbatch = "
                 f"{data['tokens_per_microbatch']}: it then makes a row of its own, and memory must hold it"
@@ -103,7 +113,12 @@ def _times(count: int, what: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Bytes that the run writes at most, and bytes that are free there; None if that is not known."""
+    """Bytes that the run writes at most, and bytes that are free there.
+
+    Attributes:
+        checkpoints: None if that is not known.
+        rollouts: Recorded completions, those of evaluations too; 0 if there are none.
+    """
 
     folder: Path
     free: int
@@ -128,11 +143,10 @@ class Disk:
 
     def lines(self) -> list[str]:
         """For a person."""
-        checkpoints = "unknown" if self.checkpoints is None else gigabytes(self.checkpoints)
-        return [
-            f"at most {gigabytes(self.needed)} (checkpoints {checkpoints}, rollouts {gigabytes(self.rollouts)}, "
-            f"images {gigabytes(self.media)}); {gigabytes(self.free)} free at {self.folder}"
-        ]
+        parts = [f"checkpoints {'unknown' if self.checkpoints is None else gigabytes(self.checkpoints)}"]
+        parts += [f"rollouts {gigabytes(self.rollouts)}"] if self.rollouts else []
+        parts += [f"images {gigabytes(self.media)}"] if self.media else []
+        return [f"at most {gigabytes(self.needed)} ({', '.join(parts)}); {gigabytes(self.free)} free at {self.folder}"]
 
     def problems(self) -> Iterator[ResourceError | str]:
         """Errors, and warnings as texts."""
@@ -155,6 +169,7 @@ def disk(
     *,
     evaluated: int = 0,
     observed_bytes: int = 0,
+    samples: bool = True,
 ) -> Disk:
     """Room on the disk.
 
@@ -164,12 +179,13 @@ def disk(
         image_bytes: Bytes of all stored images of prompts.
         observed_bytes: Bytes of an image of an observation; each turn is counted with one, up to the limit.
         evaluated: Prompts of an evaluation.
+        samples: False if the run learns from demonstrations: it then records the completions of evaluations alone.
     """
     trainer, sampler = config.trainer, config.sampler
     folder = Path(trainer.run_dir).expanduser().absolute()
     while not folder.exists():
         folder = folder.parent
-    completions = trainer.steps * trainer.prompts_per_step * sampler.group_size
+    completions = trainer.steps * trainer.prompts_per_step * sampler.group_size * samples
     prompt_bytes = sum(lengths) / len(lengths) * _RECORD_BYTES_PER_PROMPT_TOKEN
     epochs = config.learner.epochs if config.learner.minibatches * config.learner.epochs > 1 else 0
     token_bytes = _RECORD_BYTES_PER_TOKEN + 2 * epochs * _RECORD_BYTES_PER_NUMBER

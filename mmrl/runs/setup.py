@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mmrl.config.plugin_specs import DatasetSpec
 from mmrl.config.sections import Config
-from mmrl.config.yaml_tree import join_errors, to_flow
+from mmrl.config.yaml_tree import join_errors
 from mmrl.data.ahead import PromptsAhead
 from mmrl.data.images import MediaStore
 from mmrl.data.prompts import Part, Progress, PromptSource
-from mmrl.errors import ConfigError, DataError, plugin_errors, plural
+from mmrl.errors import ConfigError, DataError, plugin_errors
 from mmrl.interfaces import Algorithm, DatasetLoader, Needs, Plugin, Reward, RunFacts, served_needs
 from mmrl.plugin_host import registry
 from mmrl.rollout.episodes.process import EnvironmentFacts
@@ -114,17 +114,13 @@ class RunSetup:
     @property
     def model_warnings(self) -> list[str]:
         """Warnings about settings of the config that the model cannot follow."""
-        from mmrl.engine.device import detect, lacks_state_kernels, overruled
+        from mmrl.engine.device import detect, lacks_state_kernels
         from mmrl.engine.shape import model_shape
 
         family, warnings = self.folder.family, list[str]()
         if self.config.learner.share_prefix == "auto" and not family.shares_prefix:
             what = f"models of type {family.model_type} cannot share a prompt: each completion is packed with its own"
             warnings.append(f"learner.share_prefix: {what}")
-        sampler = self.config.sampler
-        for key, value in overruled(detect(), sampler.engine).items() if self.with_sampler else ():
-            what = f"is for GPUs, and vLLM for CPUs fails with it, so here it is {to_flow(value)}"
-            warnings.append(f"sampler.engine.{key}: {to_flow(sampler.engine[key])} {what}")
         if model_shape(self.folder.config).linear is not None and lacks_state_kernels(detect()):
             what = "the learner computes linear attention in plain torch, which is slow on a GPU"
             warnings.append(f"model.path: {what}; its kernels come with `pip install flash-linear-attention`")
@@ -156,17 +152,6 @@ class RunSetup:
             trust_remote_code=model.trust_remote_code,
             with_weights=self._with_weights,
         )
-        longest = self.config.data.max_prompt_tokens + self.config.max_completion_tokens
-        if longest > folder.max_tokens:
-            is_episode = self.config.environment is not None
-            limits = ", and limits of the environment: max_tokens, max_turns, max_observation_tokens" * is_episode
-            raise ConfigError(
-                f"prompts and {'episodes' if is_episode else 'completions'} may take {longest} tokens, and the model "
-                f"reads {folder.max_tokens}",
-                where=f"data.max_prompt_tokens = {self.config.data.max_prompt_tokens}, sampler.max_new_tokens = "
-                f"{self.config.sampler.max_new_tokens}{limits}",
-                remedy="lower one of them",
-            )
         if (error := refusal(folder.family, asked_features(self.config), None, None)) is not None:
             raise error
         self._check_sampler(folder)
@@ -234,9 +219,8 @@ class RunSetup:
         steps = math.ceil(drawn / trainer.prompts_per_step)
         if learner.warmup_steps >= (updates := steps * learner.minibatches * learner.epochs):
             raise ConfigError(
-                f"learner.warmup_steps is {learner.warmup_steps}, but the run has only "
-                f"{plural(updates, 'optimizer step')}",
-                where=f"trainer.epochs: {trainer.epochs:g} of {plural(num_rows, 'row')} make {plural(steps, 'step')}",
+                f"learner.warmup_steps is {learner.warmup_steps}, but there are only {updates} optimizer steps",
+                where=f"trainer.epochs: {trainer.epochs:g} of {num_rows} rows are {steps} steps",
                 remedy="warm up for fewer optimizer steps than there are",
             )
         counted = trainer.model_copy(update={"steps": steps, "epochs": None})
@@ -252,8 +236,7 @@ class RunSetup:
         if not self.source.samples and source.without_demonstration:
             ids = source.without_demonstration
             raise DataError(
-                f"algorithm {self.config.algorithm.name!r} learns from demonstrations, which "
-                f"{plural(len(ids), 'row')} lack",
+                f"algorithm {self.config.algorithm.name!r} learns from demonstrations, and {len(ids)} rows have none",
                 where=f"data.train, rows {', '.join(ids[:5])}{', ...' if len(ids) > 5 else ''}",
                 remedy="name the column that holds them, or choose an algorithm that samples",
             )
@@ -381,6 +364,7 @@ class RunSetup:
             name=name,
             progress=self._progress,
         )
+        self._check_lengths(source)
         if scored:
             self._check_scored(source)
         return source
@@ -407,6 +391,28 @@ class RunSetup:
                 possible="the most images of a prompt, such as 1; rows with more are left out",
                 remedy=f"set data.max_images; or data.scan_rows: {num_rows} for a new run, which then reads all rows",
             )
+
+    def _check_lengths(self, source: PromptSource) -> None:
+        """Check that the model reads the longest prompt that may come with all that may follow it."""
+        allowed, follows = self.config.data.max_prompt_tokens, self.config.max_completion_tokens
+        most = self.folder.max_tokens
+        if allowed + follows <= most:
+            return
+        is_episode = self.config.environment is not None
+        after, key = ("episodes", "environment.max_tokens") if is_episode else ("completions", "sampler.max_new_tokens")
+        longest = source.longest if source.is_scanned else allowed
+        if longest + follows <= most:
+            remedy = f"set data.max_prompt_tokens: {most - follows}"
+        elif longest < most:
+            remedy = f"set data.max_prompt_tokens: {longest} and {key}: {most - longest} or less"
+        else:
+            remedy = f"set data.max_prompt_tokens below {most}, which leaves longer prompts out, and {key} to the rest"
+        raise ConfigError(
+            f"prompts and {after} may take {allowed + follows} tokens, and the model reads {most}",
+            where=f"data.max_prompt_tokens = {allowed}; {after} may take {follows} ({key})"
+            + (f"; the longest prompt of {source.name} has {longest} tokens" if source.is_scanned else ""),
+            remedy=remedy,
+        )
 
     def _check_scored(self, source: PromptSource) -> None:
         """Check that each row has a reward that scores it."""

@@ -1,5 +1,6 @@
 """A run's environment before anything starts: what plugins, prompts and the sampler are told of it."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -56,13 +57,26 @@ def test_the_sampler_reserves_memory_for_images_of_prompts_and_of_observations(s
     assert made.engine_spec(made.algorithm).max_sequence_images == most
 
 
-def test_an_episode_must_fit_the_model(setup):
-    made = setup()
-    longest = made.folder.max_tokens
-    assert made.config.max_completion_tokens == 20 + 3 * 50
-    spec = {"name": "any", "max_turns": 3, "max_tokens": longest}
-    with pytest.raises(ConfigError, match=f"prompts and episodes may take {longest + 100} tokens"):
-        _ = setup(environment=spec).folder
+@pytest.mark.parametrize(
+    ("allowed", "most", "remedy"),
+    [
+        (100, 0, r"set data.max_prompt_tokens: 60$"),
+        (100, 40, r"set data.max_prompt_tokens: 2\d and environment.max_tokens: \d+ or less$"),
+        (10**7, 10**6, r"data.max_prompt_tokens: 2\d and environment.max_tokens"),
+    ],
+)
+def test_an_episode_must_fit_the_model(setup, tmp_path, monkeypatch, allowed, most, remedy):
+    """The error names the number to change, and the longest prompt."""
+    (tmp_path / "rows.jsonl").write_text('{"problem": "what is 1+1?", "answer": "2"}\n' * 3)
+    monkeypatch.setattr("mmrl.runs.setup.RunSetup.encoder", SimpleNamespace(num_tokens=lambda prompt: 29))
+    data = {"train": {"name": "table", "path": str(tmp_path / "rows.jsonl")}, "max_prompt_tokens": allowed}
+    reads = setup().folder.max_tokens
+    follows = reads - 60 if most == 0 else reads - 29 + most
+    spec = {"name": "any", "max_turns": 3, "max_tokens": follows, "workers": 1}
+    with pytest.raises(ConfigError, match=f"prompts and episodes may take {allowed + follows} tokens") as found:
+        _ = setup(environment=spec, data=data).prompts
+    assert "the longest prompt of data.train has 29 tokens" in found.value.where
+    assert re.search(remedy, found.value.remedy), found.value.remedy
 
 
 def test_prompts_tell_of_tools_and_keep_images_for_the_environment(setup, monkeypatch):

@@ -79,7 +79,7 @@ def test_a_steps_groups_are_sorted_filtered_and_searched(viewer: Viewer) -> None
     assert viewer.texts("#main tbody th[scope=row]") == ["0"]
 
 
-def test_a_group_shows_images_prompt_gold_and_what_each_reward_read(viewer: Viewer) -> None:
+def test_a_group_shows_images_prompt_reference_answer_and_what_each_reward_read(viewer: Viewer) -> None:
     viewer.open("run/0/step/2/group/0")
     viewer.until(lambda: viewer.script("return [...document.images].every((each) => each.naturalWidth)"), "images")
     assert viewer.texts(".picture figcaption") == [
@@ -87,7 +87,7 @@ def test_a_group_shows_images_prompt_gold_and_what_each_reward_read(viewer: View
         "image 2 of 2: 84 × 56 pixels, shown ×2",
     ]
     assert viewer.script("return document.querySelector('.picture img').naturalWidth") == 56
-    assert viewer.text(".gold") == "red"
+    assert viewer.text(".reference-answer") == "red"
     assert "What colour is shape 0?" in viewer.text(".messages")
     assert viewer.text(".why").startswith("Trained on")
     rows = viewer.texts("section .scroll tbody tr")
@@ -156,7 +156,8 @@ def test_a_prompt_is_followed_over_steps_and_evaluations(viewer: Viewer) -> None
         *("Blank pictures at step 0", "Evaluation at step 0", "Step 1"),
         *("Blank pictures at step 2", "Evaluation at step 2", "Step 2"),
     ]
-    assert viewer.text(".asked .text") == "What colour is shape 0?" and viewer.text(".asked dl") == "goldred"
+    assert viewer.text(".asked .text") == "What colour is shape 0?"
+    assert viewer.text(".asked dl") == "reference answerred"
     assert viewer.count(".asked .picture img") == 2
     viewer.click(".fold tbody a")
     viewer.until(lambda: "/group/0?member=0" in viewer.address, "a link to the group")
@@ -209,7 +210,8 @@ def test_plots_tell_the_correlation_within_groups(viewer: Viewer) -> None:
 def test_evaluations_are_shown_beside_those_with_blank_pictures(viewer: Viewer) -> None:
     viewer.open("run/0/evaluations")
     head = viewer.texts("#main thead th")
-    assert [each.strip() for each in head] == ["prompt", "gold", "change", "step 0", "step 2", "blank 0", "blank 2"]
+    columns = ["prompt", "reference answer", "change", "step 0", "step 2", "blank 0", "blank 2"]
+    assert [each.strip() for each in head] == columns
     assert viewer.texts("#main tbody tr")[1] == "shapes/1blue+1✗✓✗✗", "wrong, then right; wrong without its picture"
     viewer.open("run/0/evaluations?which=blind")
     assert viewer.texts("#main tbody th") == ["shapes/0"], "right once of two times without its picture"

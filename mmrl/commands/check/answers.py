@@ -5,7 +5,6 @@ Rewards run in their worker processes as in a run, so one that hangs costs its d
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from mmrl.commands.check.spelling import respelled, written
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.system.report import excerpt
 from mmrl.types import EncodedPrompt, FinishReason, IntArray, Prompt, Rollout, RolloutGroup, Segment
@@ -44,14 +44,14 @@ class TriedAnswer:
 def try_rewards(scorer: Scorer, prompt: EncodedPrompt, max_new_tokens: int) -> list[TriedAnswer]:
     """A right, a wrong, an empty and a truncated answer, scored by all rewards.
 
-    The right one has the form that earns most. Without a reference the first two are just two answers.
+    The right one has the form that earns most. Without a reference answer the first two are just two answers.
 
     Raises:
         PluginError: A reward fails.
     """
     row = prompt.prompt
-    wrong = wrong_for(reference_texts(row.answer)[0])
-    right = [f"The answer is \\boxed{{{reference}}}." for reference in reference_texts(row.answer)]
+    wrong = wrong_for(written(row.answer)[0])
+    right = [f"The answer is \\boxed{{{reference}}}." for reference in written(row.answer)]
     whole = row.demonstration or right[0]
     texts = {
         **{f"right {i}": text for i, text in enumerate(right)},
@@ -73,21 +73,10 @@ def try_rewards(scorer: Scorer, prompt: EncodedPrompt, max_new_tokens: int) -> l
     return [replace(best, kind="right"), *tried[len(right) :]]
 
 
-def reference_texts(answer: Any) -> list[str]:
-    """A reference as a model may write it; a list may mean any of its items or, as a box does, the whole."""
-    if hasattr(answer, "tolist"):
-        answer = answer.tolist()
-    if isinstance(answer, float) and answer.is_integer():
-        return [str(int(answer))]
-    if not isinstance(answer, list | tuple) or not answer:
-        return [str(answer)]
-    return [*reference_texts(answer[0])[:1], json.dumps(answer, default=str)]
-
-
 def right_forms(answer: Any) -> dict[str, str]:
-    """Ways of giving the reference as an answer, by name."""
+    """Ways of giving the reference answer, by name."""
     forms = {}
-    for place, reference in enumerate(reference_texts(answer)):
+    for place, reference in enumerate(written(answer)):
         whole = " whole" if place else ""
         forms[f"boxed{whole}"] = f"\\boxed{{{reference}}}"
         forms[f"tagged{whole}"] = f"<answer>{reference}</answer>"
@@ -95,8 +84,14 @@ def right_forms(answer: Any) -> dict[str, str]:
     return forms
 
 
+def other_forms(answer: Any) -> dict[str, str]:
+    """Ways of giving it in another spelling, by name; empty if it has none."""
+    other = respelled(answer) if isinstance(answer, str) else None
+    return {} if other is None else {"other boxed": f"\\boxed{{{other}}}", "other bare": other}
+
+
 def wrong_for(reference: str) -> str:
-    """An answer of the same kind that is far from the reference."""
+    """An answer of the same kind that is far from the reference answer."""
     if re.fullmatch(r"[+-]?\d{1,15}", reference):
         return str(3 * abs(int(reference)) + 7)
     if re.fullmatch(r"[A-Z]", reference):

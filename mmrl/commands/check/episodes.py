@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmrl.commands.check.answers import reference_texts
 from mmrl.commands.check.scripts import Script, ScriptedSampler, scripts
+from mmrl.commands.check.spelling import written
 from mmrl.commands.printing import POLICY
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine_api import SamplingRequest
+from mmrl.rollout.episodes.episode import Limits
 from mmrl.rollout.episodes.player import EpisodePlayer
 from mmrl.rollout.episodes.process import EnvironmentFacts
 from mmrl.rollout.records.episodes import episode_fields
@@ -106,6 +107,38 @@ def walk(
     return found
 
 
+def observed_roles(walks: Sequence[Walk], proven: Mapping[str, str]) -> dict[str, str]:
+    """The roles of the messages in which observations with text, and with images, are read.
+
+    Args:
+        proven: Those of observations of role ``tool``, for a kind that none of the walks has met; it is left out where
+            they have met others only.
+    """
+    met = dict[str, list[str]]()
+    for segment in (segment for each in walks for segment in each.rollout.segments if not segment.by_policy):
+        met.setdefault("images" if segment.images else "text", []).append(segment.role)
+    roles = {kind: " and ".join(sorted(set(found))) for kind, found in met.items()}
+    is_tools = all(role == proven.get(kind) for kind, role in roles.items())
+    return {kind: roles.get(kind, role) for kind, role in proven.items() if is_tools or kind in roles}
+
+
+def cut_turns(walks: Sequence[Walk], limits: Limits) -> list[str]:
+    """A warning for each script of a right turn that was cut: the policy could not write it either."""
+    own = limits.turn_tokens < limits.policy_tokens
+    key, most = (
+        ("environment.max_turn_tokens", limits.turn_tokens) if own else ("sampler.max_new_tokens", limits.policy_tokens)
+    )
+    shared = "" if own else ", which all turns of an episode share"
+    found = []
+    for each in walks:
+        cut = [place for place, played in enumerate(each.rollout.episode) if played.turn.finish_reason == "length"]
+        if cut and each.script.kind.startswith("right"):
+            tokens = [len(segment.token_ids) for segment in each.rollout.segments if segment.by_policy]
+            where = f"is cut after {tokens[cut[0]]} tokens, in turn {cut[0] + 1}"
+            found.append(f"environment: a {each.script.kind} {where}; raise {key} = {most}{shared}")
+    return found
+
+
 def stretches(rollout: Rollout, folder: ModelFolder) -> Iterator[tuple[str, str]]:
     """Author and text of each part of a sequence, as the model reads it; images by their hashes."""
     yield "prompt", decoded(rollout.prompt.token_ids, rollout.prompt.images, folder)
@@ -127,7 +160,7 @@ def decoded(token_ids: IntArray, images: Sequence[ImageRef], folder: ModelFolder
 
 
 def _answer(row: Prompt) -> str:
-    return row.demonstration or f"The answer is \\boxed{{{reference_texts(row.answer)[0]}}}."
+    return row.demonstration or f"The answer is \\boxed{{{written(row.answer)[0]}}}."
 
 
 def _shortened(text: str) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from mmrl.commands.check.answers import try_rewards
-from mmrl.commands.check.episodes import walk
+from mmrl.commands.check.episodes import cut_turns, observed_roles, walk
 from mmrl.commands.check.profile import Profile, profile
 from mmrl.commands.check.references import check_references
 from mmrl.config.sections import Config, is_component
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from mmrl.engine.encoding import Encoder
 
 GRADED = 10_000
-"""Rows whose references are graded by a reward, evenly spread over a longer dataset."""
+"""Rows whose reference answers are graded by a reward, evenly spread over a longer dataset."""
 TRIED = 8
 """Prompts of a source that rewards are tried on until they can score one."""
 ENCODED = 32
@@ -67,21 +67,25 @@ def examine(config: Config, media_folder: Path) -> Report:
         MMRLError: The plugins do not fit the config, so nothing else can be looked at.
     """
     console = Console(0, sys.stderr)
-    try:
-        return _Examination(config, media_folder, console.progress).report
-    finally:
-        console.close()
+    with ExitStack() as stack:
+        stack.callback(console.close)
+        return _Examination(config, media_folder, console.progress, stack).report
 
 
 class _Examination:
-    def __init__(self, config: Config, media_folder: Path, progress: Progress) -> None:
+    def __init__(self, config: Config, media_folder: Path, progress: Progress, stack: ExitStack) -> None:
         self.config, self.report = config, Report()
-        self._progress = progress
+        self._progress, self._stack = progress, stack
+        self._scorer: Scorer | None = None
         self.setup = RunSetup(config, media_folder, scans=True, progress=progress)
         self._profiles: dict[str, Profile] = {}
         self._stored, self._observed = list[int](), list[int]()
         self._judges_style = False
         self._plugins()
+        if config.rewards and self.setup.with_sampler:
+            # First of all, as the workers import their rewards while this process imports the rest.
+            with self.report.guarded():
+                self._scorer = stack.enter_context(Scorer(config.rewards))
         with self.report.guarded():
             check_place(Path(config.trainer.run_dir).expanduser())
         with self.report.guarded():
@@ -146,7 +150,7 @@ class _Examination:
         found = self._profiles[name] = profile(
             source, self.setup.media.grid, self.setup.folder.image_tokens, self._progress
         )
-        chosen = {key: about for key, about in self.setup.chosen.items() if (key == "data.eval") == (name == "eval")}
+        chosen = self._chosen(name)
         causes = ", ".join(f"{count} x {cause}" for cause, count in source.causes.most_common())
         data: dict[str, Any] = {
             "prompts": len(source),
@@ -176,6 +180,10 @@ class _Examination:
             self.report.warn(f"{source.name}: more than half of the rows are dropped ({causes})")
         self._images(name, source)
         self._references(name, source, found.sources)
+
+    def _chosen(self, name: str) -> dict[str, dict[str, str]]:
+        """The loaders' choices of the datasets that are ``data.train`` with its mixture, or ``data.eval``."""
+        return {key: about for key, about in self.setup.chosen.items() if (key == "data.eval") == (name == "eval")}
 
     def _images(self, name: str, source: PromptSource) -> None:
         """Decode images of rows all over the dataset, then of all rows in turn while there is time.
@@ -215,13 +223,19 @@ class _Examination:
             self.report.warn(f"{source.name}: {rows(len(damaged))} cannot be used, and a run takes others instead")
 
     def _references(self, name: str, source: PromptSource, row_sources: Sequence[str]) -> None:
-        """Check each reward that tells right from wrong on its rows."""
+        """Grade the reference answers by each reward that tells right from wrong on its rows."""
         if name == "train" and not self.setup.source.samples:
             return
         reports = list[dict[str, Any]]()
         accuracy = self.config.accuracy
-        specs = [spec for spec in self.config.rewards if accuracy and is_component(accuracy, [spec.metric])]
-        for spec in specs:
+        specs = [
+            (place, spec)
+            for place, spec in enumerate(self.config.rewards)
+            if accuracy and is_component(accuracy, [spec.metric])
+        ]
+        columns = {about["answer"] for about in self._chosen(name).values() if "answer" in about}
+        where = source.name + (f", column {', '.join(sorted(columns))}" if columns else "")
+        for place, spec in specs if self._scorer is not None else ():
             scored = [i for i, each in enumerate(row_sources) if spec.sources is None or each in spec.sources]
             if not scored:
                 continue
@@ -231,16 +245,20 @@ class _Examination:
                 else f"{spec.metric!r} ({spec.name}, {', '.join(spec.sources or ())})"
             )
             if cast(type[Reward], registry.resolve("reward", spec)).workers is not None:
-                self.report.show("", [f"references not graded: reward {shown} is tried on one row alone"])
+                self.report.show("", [f"answers    not graded: reward {shown} is tried on one row alone"])
                 continue
             places = np.linspace(0, len(scored) - 1, min(len(scored), GRADED)).astype(int).tolist()
-            references = check_references((source[scored[place]] for place in places), spec, shown)
+            assert self._scorer is not None
+            reward = self._scorer.reward(place)
+            references = check_references((source[scored[at]] for at in places), reward, shown)
             reports.append(references.data())
             self.report.add(f"{name}_references", reports, references.lines(), title="")
             alone = len({each.metric for each in self.config.rewards}) == 1
             self._judges_style |= references.judges_style(alone)
-            for problem in references.problems(source.name, self.config.data.max_bad_rows, alone):
+            for problem in references.problems(where, self.config.data.max_bad_rows, alone):
                 self._note(problem)
+            if not self._judges_style and (warning := references.partly_right()):
+                self.report.warn(f"{source.name}: {warning}")
 
     def _both(self) -> None:
         """Count rows of data.eval that are in data.train."""
@@ -258,21 +276,19 @@ class _Examination:
         # Prompts with images come first: those are the ones that go wrong.
         order = sorted(range(len(sources)), key=lambda place: not self._profiles["train"].image_tokens[place])
         samples, trials = list[dict[str, Any]](), list[dict[str, Any]]()
-        scorer = Scorer(self.config.rewards) if self.config.rewards and self.setup.with_sampler else None
-        with scorer or nullcontext():
-            for name in dict.fromkeys(sources):
-                with self.report.guarded():
-                    places = islice((place for place in order if sources[place] == name), TRIED)
-                    made = (source.attempt(place, self.setup.encoder.encode) for place in places)
-                    prompts = (prompt for prompt in made if prompt is not None)
-                    first = next(prompts, None)
-                    if first is None:
-                        continue
-                    samples.append(self._show(first))
-                    self.report.data["samples"] = samples
-                    if scorer is not None:
-                        trials.append(self._try_rewards(scorer, chain([first], prompts)))
-                        self.report.data["trials"] = trials
+        for name in dict.fromkeys(sources):
+            with self.report.guarded():
+                places = islice((place for place in order if sources[place] == name), TRIED)
+                made = (source.attempt(place, self.setup.encoder.encode) for place in places)
+                prompts = (prompt for prompt in made if prompt is not None)
+                first = next(prompts, None)
+                if first is None:
+                    continue
+                samples.append(self._show(first))
+                self.report.data["samples"] = samples
+                if self._scorer is not None:
+                    trials.append(self._try_rewards(self._scorer, chain([first], prompts)))
+                    self.report.data["trials"] = trials
 
     def _episodes(self) -> None:
         """Show how observations reach the policy, and play a prompt by scripts in the environment."""
@@ -283,12 +299,11 @@ class _Examination:
         ways = encoder.ways_of_observations(images=spec.max_images > 0)
         names = [tool["function"]["name"] for tool in facts.tools]
         shown = f"{', '.join(names)}, by {_TOOL_PROMPTS[encoder.tools_by]}" if names else "none"
-        lines = [f"tools: {shown}", *(f"observations with {kind}: as {role} messages" for kind, role in ways.items())]
         deviation = encoder.deviation(images=spec.max_images > 0)
-        lines[-1] += "; what is appended is what the chat template writes for the whole conversation"
-        lines[-1] += f", but that {deviation}, and the policy reads them" if deviation else ""
-        data: dict[str, Any] = {"tools": names, "tool_prompt": encoder.tools_by, "roles": dict(ways)}
-        self.report.add("episodes", data, lines)
+        line = "what is appended to a turn is what the chat template writes for the whole conversation"
+        line += f", but that {deviation}, and the policy reads them" if deviation else ""
+        data: dict[str, Any] = {"tools": names, "tool_prompt": encoder.tools_by, "roles": ways}
+        self.report.add("episodes", data, [f"tools: {shown}", line])
         made = (self.setup.training.attempt(place, encoder.encode) for place in range(len(self.setup.training)))
         prompt = next(prompt for prompt in made if prompt is not None)
         seed = request_seed(self.config.trainer.seed, 0, f"environment/{prompt.id}", 0)
@@ -299,11 +314,14 @@ class _Examination:
             observed = [part for content in contents for part in content if not isinstance(part, str)]
             self._observed = [Path(ref.path).stat().st_size for ref in observed]
             data["prompt"], data["scripts"] = prompt.id, [each.data() for each in walks]
+            data["roles"] = roles = observed_roles(walks, ways)
+            self.report.show("", [f"observations with {kind}: as {role} messages" for kind, role in roles.items()])
             self.report.show(
                 "", [f"{prompt.id}, played by scripts in place of the policy; lines of its own are marked:"]
             )
             for place, each in enumerate(walks):
                 self.report.show("", list(each.lines(player, with_prompt=not place)))
+            self.report.warnings += cut_turns(walks, player.limits)
         for each in walks:
             if each.rollout.failure:
                 what = f"the environment {each.rollout.failure}"
@@ -319,15 +337,16 @@ class _Examination:
         return {"id": prompt.id, "text": prompt.text, "tokens": len(prompt.token_ids), "image_tokens": patches}
 
     def _try_rewards(self, scorer: Scorer, prompts: Iterator[EncodedPrompt]) -> dict[str, Any]:
-        """Use the first prompt whose right answer can be scored; without a reference, none is right or wrong."""
+        """Use the first prompt whose right answer can be scored; without a reference answer, none is right or wrong."""
         for prompt in prompts:
             answers = try_rewards(scorer, prompt, self.config.sampler.max_new_tokens)
             if answers[0].is_scored:
                 break
-        reference = "no reference" if prompt.prompt.answer is None else f"reference {excerpt(prompt.prompt.answer)}"
-        self.report.show("trial", [reference, *table([answer.cells() for answer in answers], "<><")])
+        answer = prompt.prompt.answer
+        shown = "no reference answer" if answer is None else f"reference answer {excerpt(answer)}"
+        self.report.show("trial", [shown, *table([answer.cells() for answer in answers], "<><")])
         right, wrong = answers[0], answers[1]
-        if prompt.prompt.answer is not None and not right.total > wrong.total:
+        if answer is not None and not right.total > wrong.total:
             what, where = f"A right answer earns {right.total:g} and a wrong one {wrong.total:g}", "rewards, tried on"
             remedy = "look at the trial above: the rewards cannot teach the answer"
             if self._judges_style:
@@ -340,7 +359,8 @@ class _Examination:
         source = self.setup.training
         self.config = self.setup.count_steps(source.num_rows if self._is_ahead else None)
         evaluated = len(self.setup.evaluation) if self.setup.evaluation is not None else 0
-        arithmetic = Arithmetic(self.config, source.shares, source.longest, evaluated)
+        samples = self.setup.source.samples
+        arithmetic = Arithmetic(self.config, source.shares, source.longest, evaluated, samples=samples)
         self.report.add("batches", arithmetic.data(), arithmetic.lines())
         for warning in arithmetic.warnings():
             self.report.warn(warning)
@@ -351,6 +371,7 @@ class _Examination:
             self._image_bytes(),
             evaluated=evaluated,
             observed_bytes=max(self._observed, default=0),
+            samples=samples,
         )
         self.report.add("disk", room.data(), room.lines())
         for problem in room.problems():

@@ -1,25 +1,23 @@
-"""References that no answer can match, that graders hang on, or that their own demonstrations contradict."""
+"""Reference answers that no answer can match, that graders hang on, or that their own demonstrations contradict."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from mmrl.commands.check.answers import completions, reference_texts, right_forms, unread, wrong_for
-from mmrl.config.plugin_specs import RewardSpec
+from mmrl.commands.check.answers import completions, other_forms, right_forms, unread, wrong_for
+from mmrl.commands.check.spelling import written
 from mmrl.errors import DataError, MMRLError, PluginError
 from mmrl.rollout.rewards.failures import Failures
-from mmrl.rollout.rewards.pool import Answer, RewardPool
-from mmrl.rollout.rewards.scorer import reward_pools
+from mmrl.rollout.rewards.pool import Answer
+from mmrl.rollout.rewards.scorer import PooledReward
 from mmrl.system.report import excerpt, rows, shortened
 from mmrl.types import Prompt
 
@@ -31,12 +29,11 @@ _TOWER = re.compile(r"\*\*|\d\s*!|\^[^^]*\^\s*\{?\s*\d")
 _IN_FLIGHT = 512
 _COMPARED = 50
 """Other rows' references that a demonstration is compared with."""
-_ONLY = frozenset({0})
 
 
 @dataclass(slots=True)
 class ReferenceReport:
-    """The references of a reward's rows, graded by that reward, which tells right from wrong.
+    """The reference answers of a reward's rows, graded by that reward, which tells right from wrong.
 
     Attributes:
         reward: Its component's name; one of several rewards also names its sources.
@@ -46,13 +43,16 @@ class ReferenceReport:
         error: The first thing that the reward raised; it would stop a run.
         ignores_references: True if rejected rows earn the same with another reference: it judges something else.
         values: Its least and largest value for any answer.
-        rejected: (prompt id, reference, why) where no form of the reference earns more than a wrong answer.
-        unboxed: Ids of rows whose reference is accepted, but not in a box.
-        towers: (prompt id, reference) where the reference is a power of powers or a factorial.
-        slow: (prompt id, reference, seconds) where one answer took longer than ``SLOW_S`` to be graded.
+        rejected: (prompt id, reference answer, why) where no form of it, as a person writes it, earns more than a wrong
+            answer.
+        misspelled: (prompt id, reference answer, the other spelling) where it is accepted as the data spells it alone.
+        unboxed: Ids of rows whose reference answer is accepted, but not in a box.
+        towers: (prompt id, reference answer) where it is a power of powers or a factorial.
+        slow: (prompt id, reference answer, seconds) where one answer took longer than ``SLOW_S`` to be graded.
         demonstrations: Rows with a demonstration.
-        contradicted: (prompt id, reference) where the demonstration does not earn the row's reference.
-        swapped: Share of some contradicted rows whose demonstrations earn another row's reference.
+        contradicted: (prompt id, reference answer) where the demonstration does not earn it.
+        swapped: Share of some contradicted rows whose demonstrations earn another row's reference answer.
+        partial: A score other than 0 and 1, and the form of the answer that earned it; None if there was none.
     """
 
     reward: str
@@ -63,12 +63,14 @@ class ReferenceReport:
     ignores_references: bool = False
     values: tuple[float, float] = (math.inf, -math.inf)
     rejected: list[tuple[str, str, str]] = field(default_factory=list)
+    misspelled: list[tuple[str, str, str]] = field(default_factory=list)
     unboxed: list[str] = field(default_factory=list)
     towers: list[tuple[str, str]] = field(default_factory=list)
     slow: list[tuple[str, str, float]] = field(default_factory=list)
     demonstrations: int = 0
     contradicted: list[tuple[str, str]] = field(default_factory=list)
     swapped: float = 0.0
+    partial: tuple[float, str] | None = None
 
     def data(self) -> dict[str, Any]:
         """For a program."""
@@ -81,6 +83,9 @@ class ReferenceReport:
             "without_reference": self.without_reference,
             "rejected": [
                 {"prompt": name, "reference": reference, "why": why} for name, reference, why in self.rejected
+            ],
+            "accepted_only_as_spelled": [
+                {"prompt": name, "reference": reference, "also": other} for name, reference, other in self.misspelled
             ],
             "accepted_only_without_box": self.unboxed,
             "towers": [{"prompt": name, "reference": reference} for name, reference in self.towers],
@@ -96,21 +101,27 @@ class ReferenceReport:
     def lines(self) -> list[str]:
         """For a person."""
         accepted = self.graded - len(self.rejected)
-        lines = [f"references reward {self.reward} accepts {accepted} of {self.graded}"]
+        lines = [f"answers    reward {self.reward} accepts {accepted} of {self.graded} reference answers"]
         lines[0] += f"; cannot score {rows(len(self.unscored))}" if self.unscored else ""
-        lines[0] += f"; no reference is needed by {rows(self.without_reference)}" if self.without_reference else ""
-        lines += [f"           cannot score {_shown(self.unscored)}"] if self.unscored else []
+        lines[0] += (
+            f"; {rows(self.without_reference)} without one, scored all the same" if self.without_reference else ""
+        )
+        found = [[f"cannot score {_shown(self.unscored)}"] if self.unscored else []]
         if not self.ignores_references:
-            rejected = [f"not {name}: {reference} ({why})" for name, reference, why in self.rejected]
-            lines += [f"           {line}" for line in shortened(rejected, SHOWN)]
+            found.append([f"not {name}: {reference} ({why})" for name, reference, why in self.rejected])
+        found.append(
+            [f"only as spelled {name}: {reference}, not {other}" for name, reference, other in self.misspelled]
+        )
         if self.unboxed:
-            lines.append(f"           {len(self.unboxed)} only without a box, such as {self.unboxed[0]}")
-        towers = [f"power or factorial {name}: {reference}" for name, reference in self.towers]
-        slow = [f"slow {name}: {reference} ({seconds:.1f} s)" for name, reference, seconds in self.slow]
-        lines += [f"           {line}" for found in (towers, slow) for line in shortened(found, SHOWN)]
+            found.append([f"{len(self.unboxed)} only without a box, such as {self.unboxed[0]}"])
+        found.append([f"power or factorial {name}: {reference}" for name, reference in self.towers])
+        found.append([f"slow {name}: {reference} ({seconds:.1f} s)" for name, reference, seconds in self.slow])
+        lines += [f"           {line}" for each in found for line in shortened(each, SHOWN)]
         if self.demonstrations:
             agree = self.demonstrations - len(self.contradicted)
-            lines.append(f"examples   {agree} of {self.demonstrations} demonstrations earn their row's reference")
+            lines.append(
+                f"examples   {agree} of {self.demonstrations} demonstrations earn their row's reference answer"
+            )
             contradicted = [f"not {name}: {reference}" for name, reference in self.contradicted]
             lines += [f"           {line}" for line in shortened(contradicted, SHOWN)]
         return lines
@@ -123,11 +134,22 @@ class ReferenceReport:
         """
         return self.ignores_references and not (alone and self.values[0] == self.values[1])
 
+    def partly_right(self) -> str:
+        """A warning where accuracy is no mean of the reward, as that gives other values than 0 and 1; else empty."""
+        if self.partial is None:
+            return ""
+        score, form = self.partial
+        to = "a wrong answer" if form == "wrong" else "an answer"
+        return (
+            f"reward {self.reward} gives {score:g} to {to}, and not 0 or 1 alone: its mean is no accuracy, which is "
+            "the share of value 1; trainer.eval_metric may name another reward"
+        )
+
     def problems(self, where: str, tolerated: float, alone: bool) -> Iterator[MMRLError | str]:
         """Errors, and warnings as texts.
 
         Args:
-            where: The dataset.
+            where: The dataset, and the column of its answers if that is known.
             tolerated: Share of the rows up to which a problem is only a warning.
             alone: True if it is the run's only reward.
         """
@@ -135,93 +157,105 @@ class ReferenceReport:
             yield self.error
             return
         total, unscored = self.graded + len(self.unscored) + self.without_reference, len(self.unscored)
-        if unscored > tolerated * total:
-            yield DataError(
+        if unscored:
+            yield _graded(
                 f"Reward {self.reward} cannot score {unscored} of {rows(total)}, whatever the answer",
-                where=f"{where}: {_shown(self.unscored)}",
-                remedy="name the column that holds the answers, or give these rows a source of their own and another "
-                "reward (rewards[].sources)",
+                f"{where}: {_shown(self.unscored)}",
+                "name the column that holds the answers, correct these rows, or give them a source of their own and "
+                "another reward (rewards[].sources)",
+                is_error=unscored > tolerated * total,
             )
-        elif self.unscored:
-            text = f"reward {self.reward} cannot score {unscored} of {rows(total)}, whatever the answer"
-            yield f"{where}: {text}: {_shown(self.unscored)}"
         if self.judges_style(alone):
             yield (
-                f"{where}: reward {self.reward} does not read the references, and gives right and wrong answers alike: "
-                "it may judge their style, and teaches no answer"
+                f"{where}: reward {self.reward} does not read the reference answers, and gives right and wrong answers "
+                "alike: it may judge their style, and teaches no answer"
             )
         yield from self._ungradable(where, tolerated, [] if self.judges_style(alone) else self.rejected)
+        if self.misspelled:
+            shown = _shown(f"{name}: {reference}, not {other}" for name, reference, other in self.misspelled)
+            yield (
+                f"{where}: reward {self.reward} accepts {len(self.misspelled)} of {self.graded} reference answers only "
+                f"as they are spelled there: {shown}; choose a reward that reads them, or write the column as the "
+                "model is to answer"
+            )
         if self.towers:
             shown = _shown(f"{name}: {reference}" for name, reference in self.towers)
-            yield f"{where}: {len(self.towers)} references are powers of powers or factorials, slow to grade: {shown}"
+            what = "reference answers are powers of powers or factorials, slow to grade"
+            yield f"{where}: {len(self.towers)} {what}: {shown}"
         if len(self.contradicted) > tolerated * self.demonstrations and not self.judges_style(alone):
-            shown = _shown(f"{name}: reference {reference}" for name, reference in self.contradicted)
-            text = f"{len(self.contradicted)} of {self.demonstrations} demonstrations do not earn their row's reference"
-            if self.swapped >= 0.5:
-                yield DataError(
-                    f"{text}, but most of them earn another row's: references are swapped or wrong",
-                    where=f"{where}: {shown}",
-                    remedy="compare these rows with their source",
-                )
-            else:
-                yield f"{where}: {text}: reward {self.reward} may not read them: {shown}"
+            yield self._contradiction(where)
+
+    def _contradiction(self, where: str) -> DataError | str:
+        shown = _shown(f"{name}: reference answer {reference}" for name, reference in self.contradicted)
+        count, total = len(self.contradicted), self.demonstrations
+        text = f"{count} of {total} demonstrations do not earn their row's reference answer"
+        if self.swapped < 0.5:
+            return f"{where}: {text}: reward {self.reward} may not read them: {shown}"
+        return DataError(
+            f"{text}, but most of them earn another row's: reference answers are swapped or wrong",
+            where=f"{where}: {shown}",
+            remedy="compare these rows with their source",
+        )
 
     def _ungradable(
         self, where: str, tolerated: float, rejected: Sequence[tuple[str, str, str]]
     ) -> Iterator[DataError | str]:
         slow = [(name, reference, f"{seconds:.1f} s") for name, reference, seconds in self.slow]
         for found, verb in ((rejected, "accepts no answer to"), (slow, "cannot grade in time")):
-            if not found:
-                continue
-            shown = _shown(f"{name}: {reference} ({why})" for name, reference, why in found)
-            text = f"eward {self.reward} {verb} {len(found)} of {self.graded} references"
-            if len(found) > tolerated * self.graded:
-                yield DataError(
-                    f"R{text}: these rows teach nothing",
-                    where=f"{where}: {shown}",
-                    remedy="choose a reward that fits the answers, name another answer column, or remove the rows",
+            if found:
+                yield _graded(
+                    f"Reward {self.reward} {verb} {len(found)} of {self.graded} reference answers: these rows teach "
+                    "nothing",
+                    f"{where}: {_shown(f'{name}: {reference} ({why})' for name, reference, why in found)}",
+                    "choose a reward that fits the answers, name another answer column, or correct or remove the rows",
+                    is_error=len(found) > tolerated * self.graded,
                 )
-            else:
-                yield f"{where}: r{text}: {shown}"
 
 
-def check_references(prompts: Iterable[Prompt], spec: RewardSpec, name: str) -> ReferenceReport:
-    """Compare each row's reference as an answer, in a box, in answer tags and bare, with a wrong answer.
+def _graded(text: str, where: str, remedy: str, *, is_error: bool) -> DataError | str:
+    """A problem of some rows as an error, or as a warning that says the same."""
+    return (
+        DataError(text, where=where, remedy=remedy) if is_error else f"{where}: {text[0].lower()}{text[1:]}; {remedy}"
+    )
+
+
+def check_references(prompts: Iterable[Prompt], reward: PooledReward, name: str) -> ReferenceReport:
+    """Compare each row's reference answer, in a box, in answer tags and bare, with a wrong answer.
+
+    It is written as a person would, and not as the data spells it.
 
     Args:
         prompts: Rows that the reward scores.
-        spec: A reward that tells right from wrong.
+        reward: One that tells right from wrong.
         name: The reward's name in the report.
     """
     report = ReferenceReport(name)
     contradicted, slow, rejected, references = list[_Row](), list[Prompt](), list[_Row](), dict[str, None]()
-    ((_, pool),) = reward_pools([spec])
-    with closing(pool):
-        for row in _finished(_submit(pool, prompt) for prompt in prompts):
-            if row.error is not None:
-                report.error = row.error
-                break
-            if row.is_unscored:
-                report.unscored.append(row.prompt.id)
-                continue
-            if row.prompt.answer is None:
-                report.without_reference += 1
-                continue
-            references[row.reference] = None
-            before = len(report.rejected)
-            _note(report, row)
-            rejected += [row] * (len(report.rejected) - before)
-            if row.seconds > SLOW_S:
-                slow.append(row.prompt)
-            if not row.earns("demonstration"):
-                contradicted.append(row)
-        # Once more: a worker's first call imports packages, and a machine may be busy.
-        again = [row for row in _finished(_submit(pool, prompt, again=True) for prompt in slow) if row.seconds > SLOW_S]
-        report.slow = [(row.prompt.id, excerpt(row.reference), row.seconds) for row in again]
-        report.contradicted = [(row.prompt.id, excerpt(row.reference)) for row in contradicted]
-        report.ignores_references = bool(rejected) and all(_is_the_same(pool, row) for row in rejected[:SHOWN])
-        if contradicted:
-            report.swapped = _earn_others(pool, contradicted[:SHOWN], list(references))
+    for row in _finished(_submit(reward, prompt) for prompt in prompts):
+        if row.error is not None:
+            report.error = row.error
+            break
+        if row.is_unscored:
+            report.unscored.append(row.prompt.id)
+            continue
+        if row.prompt.answer is None:
+            report.without_reference += 1
+            continue
+        references[row.reference] = None
+        before = len(report.rejected)
+        _note(report, row)
+        rejected += [row] * (len(report.rejected) - before)
+        if row.seconds > SLOW_S:
+            slow.append(row.prompt)
+        if not row.earns("demonstration"):
+            contradicted.append(row)
+    # Once more: a worker's first call imports packages, and a machine may be busy.
+    again = [row for row in _finished(_submit(reward, prompt, again=True) for prompt in slow) if row.seconds > SLOW_S]
+    report.slow = [(row.prompt.id, excerpt(row.prompt.answer), row.seconds) for row in again]
+    report.contradicted = [(row.prompt.id, excerpt(row.prompt.answer)) for row in contradicted]
+    report.ignores_references = bool(rejected) and all(_is_the_same(reward, row) for row in rejected[:SHOWN])
+    if contradicted:
+        report.swapped = _earn_others(reward, contradicted[:SHOWN], list(references))
     return report
 
 
@@ -231,6 +265,7 @@ class _Row:
 
     Attributes:
         forms: The form of each rollout.
+        answer: Waits for the reward's answer.
         why: How the reward failed on it, where that does not stop a run.
         seconds: Time of the slowest rollout.
         scores: Scores by form; NaN where the reward cannot score.
@@ -239,7 +274,7 @@ class _Row:
     prompt: Prompt
     reference: str
     forms: Sequence[str]
-    future: Future[Mapping[int, Answer]]
+    answer: Callable[[], Answer]
     failures: Failures
     error: PluginError | None = None
     why: str = ""
@@ -256,7 +291,7 @@ class _Row:
 
     def finish(self) -> None:
         try:
-            answer = self.future.result()[0]
+            answer = self.answer()
         except PluginError as error:
             self.error = error
             return
@@ -269,41 +304,49 @@ class _Row:
 def _note(report: ReferenceReport, row: _Row) -> None:
     """Add one row to the report."""
     report.graded += 1
-    shown = excerpt(row.reference)
+    shown = excerpt(row.prompt.answer)
     if _TOWER.search(row.reference):
         report.towers.append((row.prompt.id, shown))
-    forms = right_forms(row.prompt.answer)
-    if not any(row.earns(form) for form in forms):
+    forms, others = right_forms(row.prompt.answer), other_forms(row.prompt.answer)
+    is_earned = any(row.earns(form) for form in forms)
+    if not is_earned and not any(row.earns(form) for form in others):
         best, wrong = max(np.nan_to_num(row.scores[form]) for form in forms), np.nan_to_num(row.scores["wrong"])
-        report.rejected.append((row.prompt.id, shown, row.why or f"right {best:g}, wrong {wrong:g}"))
-    elif not any(row.earns(form) for form in forms if form.startswith("boxed")):
+        why = row.why or f"right {best:g}, wrong {wrong:g}"
+        if row.reference != str(row.prompt.answer) and isinstance(row.prompt.answer, str | float):
+            why += f", written {excerpt(row.reference)}"
+        report.rejected.append((row.prompt.id, shown, why))
+    elif others and not any(row.earns(form) for form in others):
+        report.misspelled.append((row.prompt.id, shown, excerpt(others["other bare"])))
+    elif not any(row.earns(form) for form in (*forms, *others) if "boxed" in form):
         report.unboxed.append(row.prompt.id)
     report.demonstrations += "demonstration" in row.forms
-    scores = [score for score in row.scores.values() if not np.isnan(score)]
-    report.values = (min([report.values[0], *scores]), max([report.values[1], *scores]))
+    scores = {form: score for form, score in row.scores.items() if not np.isnan(score)}
+    report.values = (min([report.values[0], *scores.values()]), max([report.values[1], *scores.values()]))
+    partial = ((score, form) for form, score in scores.items() if score not in (0.0, 1.0))
+    report.partial = report.partial or next(partial, None)
 
 
-def _submit(pool: RewardPool, prompt: Prompt, *, again: bool = False) -> _Row:
+def _submit(reward: PooledReward, prompt: Prompt, *, again: bool = False) -> _Row:
     """Grade a row; ``again`` uses another wrong answer, which is new to the reward."""
-    reference = reference_texts(prompt.answer)[0]
+    reference = written(prompt.answer)[0]
     texts = _answers(prompt, "-98766" if again else wrong_for(reference))
     rollouts, failures = completions(unread(prompt), [*texts.values()]).rollouts, Failures(bounded=False)
-    return _Row(prompt, reference, [*texts], pool.submit(rollouts, _ONLY, failures), failures)
+    return _Row(prompt, reference, [*texts], reward.ask(rollouts, failures), failures)
 
 
 def _answers(prompt: Prompt, wrong: str) -> dict[str, str]:
     """The row's answers, by form."""
     demonstration = {} if prompt.demonstration is None else {"demonstration": prompt.demonstration}
-    return {**right_forms(prompt.answer), "wrong": f"\\boxed{{{wrong}}}", **demonstration}
+    return {**right_forms(prompt.answer), **other_forms(prompt.answer), "wrong": f"\\boxed{{{wrong}}}", **demonstration}
 
 
-def _is_the_same(pool: RewardPool, row: _Row) -> bool:
+def _is_the_same(reward: PooledReward, row: _Row) -> bool:
     """True if the row's answers earn the same with another reference."""
     texts = _answers(row.prompt, wrong_for(row.reference))
     other = unread(replace(row.prompt, answer=wrong_for(row.reference)))
-    future = pool.submit(completions(other, [*texts.values()]).rollouts, _ONLY, Failures(bounded=False))
+    answer = reward.ask(completions(other, [*texts.values()]).rollouts, Failures(bounded=False))
     try:
-        scores = [np.nan if score is None else score for score in future.result()[0].scores]
+        scores = [np.nan if score is None else score for score in answer().scores]
     except PluginError:
         return False
     return bool(row.scores) and np.array_equal(scores, [row.scores[form] for form in texts], equal_nan=True)
@@ -319,23 +362,23 @@ def _finished(rows: Iterator[_Row]) -> Iterator[_Row]:
         yield row
 
 
-def _earn_others(pool: RewardPool, rows: Sequence[_Row], references: Sequence[str]) -> float:
+def _earn_others(reward: PooledReward, rows: Sequence[_Row], references: Sequence[str]) -> float:
     """The share of the rows whose demonstration earns another row's reference."""
     earning = 0
     for row in rows:
         assert row.prompt.demonstration is not None
         others = [reference for reference in references if reference != row.reference][:_COMPARED]
         earning += any(
-            _earns(pool, replace(row.prompt, answer=reference), row.prompt.demonstration) for reference in others
+            _earns(reward, replace(row.prompt, answer=reference), row.prompt.demonstration) for reference in others
         )
     return earning / len(rows)
 
 
-def _earns(pool: RewardPool, prompt: Prompt, text: str) -> bool:
+def _earns(reward: PooledReward, prompt: Prompt, text: str) -> bool:
     """True if the text earns anything as an answer to the prompt."""
-    future = pool.submit(completions(unread(prompt), [text]).rollouts, _ONLY, Failures(bounded=False))
+    answer = reward.ask(completions(unread(prompt), [text]).rollouts, Failures(bounded=False))
     try:
-        return (future.result()[0].scores[0] or 0.0) > 0
+        return (answer().scores[0] or 0.0) > 0
     except PluginError:
         return False
 

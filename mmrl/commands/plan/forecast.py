@@ -64,8 +64,10 @@ def forecast(config: Config, media_folder: Path, assumptions: Assumptions) -> Re
 class _Forecast:
     def __init__(self, config: Config, media_folder: Path, assumptions: Assumptions) -> None:
         self.config, self.assumptions, self.report = config, assumptions, Report()
-        if assumptions.gpus is not None:
+        self._cluster_changes: dict[str, Any] = {}
+        if assumptions.gpus is not None and assumptions.gpus != config.cluster.ranks:
             cluster = {"name": "ray" if assumptions.gpus > 1 else "local", "ranks": assumptions.gpus}
+            self._cluster_changes = {f"cluster.{name}": value for name, value in cluster.items()}
             self.config = config = config.model_copy(update={"cluster": config.cluster.model_copy(update=cluster)})
         self.setup = RunSetup(config, media_folder, with_weights=assumptions.measure)
         self.kind: device.DeviceKind = "cuda" if assumptions.memory_bytes is not None else device.detect()
@@ -356,10 +358,12 @@ class _Forecast:
         except ResourceError as error:
             self.report.blame(error)
             return
-        changes = dict(proposal.changes)
-        if self.assumptions.gpus is not None:
-            changes = {f"cluster.{n}": getattr(config.cluster, n) for n in ("name", "ranks")} | changes
-        self.report.add("proposal", changes, [" ".join(f"{key}={_plain(value)}" for key, value in changes.items())])
+        changes = self._cluster_changes | dict(proposal.changes)
+        said = " ".join(f"{key}={_plain(value)}" for key, value in changes.items())
+        if not proposal.changes:
+            self.report.show("", [f"it fits: {gigabytes(memory - most)} of each GPU are left"])
+            said = f"{said}, for as many GPUs" if said else "nothing needs to change"
+        self.report.add("proposal", changes, [said])
         if proposal.changes:
             self._too_much(memory, most, phase, changes)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from types import TracebackType
@@ -17,7 +17,7 @@ from mmrl.interfaces import Reward
 from mmrl.plugin_host import registry
 from mmrl.rollout.rewards.failures import Failures
 from mmrl.rollout.rewards.pool import MAX_GROWTH_BYTES, Answer, RewardPool
-from mmrl.types import FloatArray, RolloutGroup, ScoredGroup
+from mmrl.types import FloatArray, Rollout, RolloutGroup, ScoredGroup
 
 DEFAULT_WORKERS = min(4, os.cpu_count() or 1)
 
@@ -70,6 +70,10 @@ class Scorer:
         ]
         return Scoring(group, self._rewards, parts, failures)
 
+    def reward(self, place: int) -> PooledReward:
+        """One of the rewards alone."""
+        return next(PooledReward(pool, places.index(place)) for places, pool in self._pools if place in places)
+
     def close(self) -> None:
         """Cancel calls that have not begun and end the workers; one that is still busy after a second is killed."""
         for _, pool in self._pools:
@@ -82,6 +86,26 @@ class Scorer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class PooledReward:
+    """One reward in its pool.
+
+    Attributes:
+        place: Its place among the pool's.
+    """
+
+    pool: RewardPool
+    place: int
+
+    def ask(self, rollouts: Sequence[Rollout], failures: Failures) -> Callable[[], Answer]:
+        """Score rollouts of one prompt in the background; what is returned waits for the answer.
+
+        It raises as the future of ``RewardPool.submit`` does.
+        """
+        future = self.pool.submit(rollouts, frozenset({self.place}), failures)
+        return lambda: future.result()[self.place]
 
 
 @dataclass(frozen=True, slots=True)

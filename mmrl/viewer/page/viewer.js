@@ -1689,7 +1689,7 @@ function groupColumns(view, rows) {
       class: "long",
       cell: (group) => link(groupAddress(view, group.group), { class: "head" }, inLine(questionOf(group))),
     },
-    { key: "answer", title: "gold", class: "short", cell: (group) => inLine(valueText(group.answer)) },
+    { key: "answer", title: "reference answer", class: "short", cell: (group) => inLine(valueText(group.answer)) },
     {
       key: "reward",
       title: "reward",
@@ -1987,7 +1987,7 @@ function groupHead(view) {
       ["prompt", link(promptAddress(view.run, details.prompt_id), { class: "id" }, inLine(details.prompt_id))],
       ["epoch", number(details.epoch)],
       ["source", details.source ? inLine(details.source) : null],
-      ["gold", el("span", { class: "gold" }, inLine(valueText(details.answer)))],
+      ["reference answer", el("span", { class: "reference-answer" }, inLine(valueText(details.answer)))],
     ]),
     el("p", { class: `why ${stateOf(details)}` }, visible(details.why ?? "")),
   );
@@ -2659,7 +2659,7 @@ function askedNode(run, asked) {
     "div",
     { class: "prompt-parts asked" },
     pictureRow(run, asked.images ?? []),
-    el("div", { class: "messages" }, textBlock(questionOf(asked)), facts([["gold", inLine(valueText(asked.answer))]])),
+    el("div", { class: "messages" }, textBlock(questionOf(asked)), facts([["reference answer", inLine(valueText(asked.answer))]])),
   );
 }
 
@@ -2881,7 +2881,7 @@ function evaluationTools(view) {
     note({ [key]: value, page: "" });
     drawEvaluations(view);
   };
-  const search = el("input", { type: "search", class: "search", value: wanted("q"), placeholder: "prompt id or gold" });
+  const search = el("input", { type: "search", class: "search", value: wanted("q"), placeholder: "prompt id or reference answer" });
   search.addEventListener(
     "input",
     later(() => changed("q")(search.value), 200),
@@ -2949,7 +2949,7 @@ function evaluationColumns({ run, doc }) {
       value: (prompt) => prompt.prompt_id,
       cell: (prompt) => link(promptAddress(run, prompt.prompt_id), { class: "id" }, inLine(prompt.prompt_id)),
     },
-    { key: "answer", title: "gold", class: "short", cell: (prompt) => inLine(valueText(prompt.answer)) },
+    { key: "answer", title: "reference answer", class: "short", cell: (prompt) => inLine(valueText(prompt.answer)) },
     {
       key: "change",
       title: "change",

@@ -6,18 +6,32 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from PIL import Image
 
-from mmrl.commands.check.scripts import example
+from mmrl.commands.check.episodes import Walk, cut_turns, observed_roles
+from mmrl.commands.check.scripts import Script, example
 from mmrl.commands.cli import main
 from mmrl.commands.printing import tell
+from mmrl.rollout.episodes.episode import Limits
 from mmrl.system.report import Report
+from mmrl.types import (
+    EncodedPrompt,
+    FinishReason,
+    ImageRef,
+    Message,
+    PlayedTurn,
+    Prompt,
+    Rollout,
+    Segment,
+    Turn,
+)
 
 ENVIRONMENT = '''
 from PIL import Image
@@ -122,8 +136,13 @@ class Peek(Environment):
 
 
 def test_a_right_action_is_played_where_actions_are_texts(check: Callable[..., tuple[int, str, str]]) -> None:
-    code, out, err = check("--json", text=ACTING)
+    code, out, err = check("--json", text=ACTING, max_turn_tokens=8)
     assert code == 0, err
+    assert json.loads(out)["episodes"]["roles"] == {"text": "user"}
+    (warning,) = (each for each in json.loads(out)["warnings"] if "right action" in each)
+    assert "is cut after 8 tokens, in turn 1; raise environment.max_turn_tokens = 8" in warning
+    code, out, err = check("--json", text=ACTING)
+    assert code == 0 and json.loads(out)["warnings"] == [], err
     scripts = {each["script"]: each for each in json.loads(out)["episodes"]["scripts"]}
     assert list(scripts) == ["right action", "answer", "nonsense", "endless"]
     right = scripts["right action"]
@@ -161,6 +180,54 @@ def test_a_fault_of_an_environment_is_explained_before_anything_starts(
 ) -> None:
     code, _, err = check("--json", text=text, **options)
     assert code in (2, 4) and message in err and "Traceback" not in err, err
+
+
+def walked(kind: str, *observed: tuple[str, bool], finishes: Sequence[FinishReason] = ("stop",)) -> Walk:
+    """An episode whose observations have a role and, some of them, an image."""
+    image = ImageRef("0" * 16, "none", 28, 28)
+    ids, zeros = np.arange(3, dtype=np.int32), np.zeros(3, np.float32)
+    segments = [Segment(ids, True, zeros)]
+    for role, shows in observed:
+        segments += [Segment(ids, False, zeros, images=(image,) * shows, role=role), Segment(ids, True, zeros)]
+    prompt = EncodedPrompt(prompt=Prompt("p", (Message("user", "?"),)), text="?", token_ids=ids, images=())
+    played = tuple(PlayedTurn(Turn("", (), place, finish, 9)) for place, finish in enumerate(finishes))
+    rollout = Rollout(prompt, tuple(segments), 0, "", "stop", 0, episode=played)
+    return Walk(Script(kind, ("",)), rollout, (), "")
+
+
+@pytest.mark.parametrize(
+    ("observed", "expected"),
+    [
+        ([], {"text": "tool", "images": "user"}),
+        ([("tool", False)], {"text": "tool", "images": "user"}),
+        ([("tool", False), ("user", True)], {"text": "tool", "images": "user"}),
+        ([("user", False)], {"text": "user"}),
+        ([("user", False), ("user", True)], {"text": "user", "images": "user"}),
+        ([("tool", False), ("user", False)], {"text": "tool and user"}),
+    ],
+)
+def test_the_roles_of_observations_are_those_that_were_met(
+    observed: Sequence[tuple[str, bool]], expected: dict[str, str]
+) -> None:
+    assert observed_roles([walked("right call", *observed)], {"text": "tool", "images": "user"}) == expected
+
+
+@pytest.mark.parametrize(
+    ("kind", "finishes", "limits", "raised"),
+    [
+        ("right call", ["length"], (9, 9), "sampler.max_new_tokens = 9"),
+        ("right action", ["stop", "length"], (8, 9), "environment.max_turn_tokens = 8"),
+        ("right call", ["stop", "stop"], (9, 9), None),
+        ("endless", ["length"], (9, 9), None),
+    ],
+)
+def test_a_right_turn_that_is_cut_is_told(
+    kind: str, finishes: list[FinishReason], limits: tuple[int, int], raised: str | None
+) -> None:
+    walks = [walked(kind, *[("tool", False)] * (len(finishes) - 1), finishes=finishes)]
+    found = cut_turns(walks, Limits(9, *limits, 9, 99, 9))
+    turn = f"a {kind} is cut after 3 tokens, in turn {len(finishes)}; raise {raised}"
+    assert [turn in each for each in found] == ([] if raised is None else [True])
 
 
 def test_lines_of_the_policy_are_coloured_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from mmrl.data.prompts import OVERLONG
 from mmrl.engine import family
 from mmrl.engine.family import FAMILIES
 from mmrl.engine.features import Limit
-from mmrl.runs.budget import disk
+from mmrl.runs.budget import Arithmetic, disk
 
 ANSWERS = [f"\\frac {{ {number} }} {{ 7 }}" for number in (8, 9, 10, 11, 12, 13, 15, 16, 17, 18)] * 2
 
@@ -96,6 +96,7 @@ def test_a_sound_config_is_described(check: Check) -> None:
         "ignores_references": False,
         "without_reference": 0,
         "rejected": [],
+        "accepted_only_as_spelled": [],
         "accepted_only_without_box": [],
         "towers": [],
         "slow": [],
@@ -121,7 +122,9 @@ def test_a_wrong_column_is_named(check: Check, tmp_path: Path) -> None:
 def test_swapped_references_are_found_by_the_demonstrations(check: Check) -> None:
     code, found, error = check(rows(ANSWERS[1:] + ANSWERS[:1]))
     assert code == 3
-    assert "20 of 20 demonstrations do not earn their row's reference, but most of them earn another row's" in error
+    assert (
+        "20 of 20 demonstrations do not earn their row's reference answer, but most of them earn another row's" in error
+    )
     assert len(found["train_references"][0]["demonstrations_contradict_reference"]) == 20
 
 
@@ -130,7 +133,7 @@ def test_demonstrations_that_the_reward_does_not_read_are_a_warning(check: Check
     prose = [row | {"solution": "It follows from Pythagoras."} for row in rows()]
     code, found, _ = check(prose)
     assert code == 0
-    assert "20 of 20 demonstrations do not earn their row's reference: reward 'math' may not read them" in str(
+    assert "20 of 20 demonstrations do not earn their row's reference answer: reward 'math' may not read them" in str(
         found["warnings"]
     )
 
@@ -139,7 +142,7 @@ def test_references_that_no_answer_can_match_are_named(check: Check) -> None:
     sentence = "because the two triangles are similar, and " * 10
     code, found, error = check(rows([*ANSWERS[:18], sentence, sentence]))
     assert code == 3
-    assert "Reward 'math' accepts no answer to 2 of 20 references: these rows teach nothing" in error
+    assert "Reward 'math' accepts no answer to 2 of 20 reference answers: these rows teach nothing" in error
     assert [each["prompt"] for each in found["train_references"][0]["rejected"]] == ["rows/18", "rows/19"]
 
 
@@ -147,7 +150,7 @@ def test_references_that_no_answer_can_match_are_named(check: Check) -> None:
 def test_references_that_graders_hang_on_are_named(check: Check) -> None:
     code, found, error = check(rows([*ANSWERS[:18], "9**9**9", "99999999!"]))
     (text,) = [warning for warning in found["warnings"] if "9**9**9" in warning]
-    assert text.startswith("data.train: 2 references are powers of powers or factorials")
+    assert text.startswith("data.train, column answer: 2 reference answers are powers of powers or factorials")
     assert code == 3 and "Reward 'math' cannot grade in time" in error
     assert "'99999999!'" in [each["reference"] for each in found["train_references"][0]["slow"]]
 
@@ -224,7 +227,7 @@ def test_a_reward_that_gives_everything_the_same_is_an_error(check: Check, tmp_p
     (tmp_path / "flat.py").write_text("def flat(rollouts):\n    return [1.0] * len(rollouts)\n")
     code, _, error = check(rows(), rewards=[{"name": f"{tmp_path / 'flat.py'}:flat"}])
     assert code == 3 and "A right answer earns 1 and a wrong one 1" in error
-    assert "accepts no answer to 20 of 20 references" in error
+    assert "accepts no answer to 20 of 20 reference answers" in error
 
 
 @pytest.mark.full
@@ -242,7 +245,7 @@ def test_a_reward_that_judges_style_is_a_note_unless_it_gives_everything_the_sam
         row["answer"] = "the triangles are similar " * 3
     code, found, error = check(long, rewards=[{"name": f"{style}:short"}])
     assert code == 0, error
-    assert "reward 'short' does not read the references" in str(found["warnings"])
+    assert "reward 'short' does not read the reference answers" in str(found["warnings"])
 
 
 def test_rows_without_a_reference_are_not_blamed_on_a_reward_that_needs_none(check: Check, tmp_path: Path) -> None:
@@ -259,7 +262,8 @@ def test_rows_without_a_reference_are_not_blamed_on_a_reward_that_needs_none(che
         },
         rewards=[{"name": f"{tmp_path / 'short.py'}:short"}],
     )
-    assert code == 0 and found["warnings"] == [], error
+    (warning,) = found["warnings"]
+    assert code == 0 and "an answer, and not 0 or 1 alone: its mean is no accuracy" in warning, error
     (references,) = found["train_references"]
     assert (references["graded"], references["without_reference"], references["unscored"], references["rejected"]) == (
         4,
@@ -312,6 +316,32 @@ def test_optimizers_states_that_are_not_saved_need_no_room(dtype: str, weight: i
     assert needed("all") == 1000 * 4 * (weight + optimizer)
     assert needed("last") == 1000 * (4 * weight + 2 * optimizer)
     assert needed("none") == 1000 * 4 * weight
+
+
+def test_a_run_that_learns_from_demonstrations_has_numbers_of_its_own() -> None:
+    plain: dict[str, Any] = {
+        "model": {"path": "m"},
+        "data": {"train": {"name": "table"}},
+        "algorithm": {"name": "sft"},
+        "sampler": {"group_size": 8},
+        "learner": {"minibatches": 2},
+        "trainer": {"steps": 10, "prompts_per_step": 16},
+        "cluster": {"name": "ray", "ranks": 2},
+    }
+    config = from_mapping(plain)
+    learned = Arithmetic(config, [("table", 200, 1.0)], 10**6, 0, samples=False)
+    assert learned.lines() == [
+        "16 demonstrations a step; 2 optimizer steps of 8",
+        "10 steps = 0.8 epochs of 200 rows, 20 optimizer steps",
+        "8 demonstrations per rank, 2 ranks",
+    ]
+    assert list(learned.warnings()) == [] and "completions_per_step" not in learned.data()
+    room = disk(config, 1000, [10], 0, samples=False)
+    assert room.rollouts == 0 and "rollouts" not in room.lines()[0]
+    assert disk(config, 1000, [10], 0, samples=False, evaluated=3).rollouts > 0
+    sampled = Arithmetic(config, [("table", 200, 1.0)], 10**6, 0)
+    assert sampled.lines()[0] == "16 prompts x 8 = 128 completions a step; 2 optimizer steps of 64"
+    assert len(list(sampled.warnings())) == 1
 
 
 @pytest.mark.full

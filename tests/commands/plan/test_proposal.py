@@ -103,7 +103,7 @@ def test_an_example_fits_its_gpus_and_says_what_it_takes(name, plan):
     assert code == 0, err
     config = yaml.safe_load((EXAMPLES / name).read_text())
     assert config.get("cluster", {}).get("ranks", 1) == gpus
-    assert set(found["proposal"]) == {"cluster.name", "cluster.ranks"}  # nothing else need change
+    assert found["proposal"] == {}  # nothing need change
     assert stated == pytest.approx(found["memory"]["most"] / GB, rel=0.05)
     assert found["sampler"]["sequences"] >= 8
 
@@ -128,7 +128,7 @@ def test_what_is_proposed_fits_when_it_is_planned(name, gpus, memory, expected, 
     code, found, err = plan(name, *overrides, *words)
     assert code == 0, err
     assert found["memory"]["most"] <= memory * GB and found["sampler"]["sequences"] >= 1
-    assert set(found["proposal"]) == {"cluster.name", "cluster.ranks"}
+    assert found["proposal"].keys() <= {"cluster.name", "cluster.ranks"}
 
 
 def test_where_nothing_fits_the_missing_bytes_are_told(plan):
