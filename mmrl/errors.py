@@ -12,7 +12,7 @@
     └── NumericsError   6   the numbers do not agree, or are not finite
 
 Any other exception is a bug: it keeps its traceback and exits with 1. A signal is no error: ``system.signals.Stopped``
-exits with 10, or with 130 after Ctrl-C.
+exits with 10, or with 130 after Ctrl-C; with 0 where the calling program asked for it.
 """
 
 from __future__ import annotations
@@ -128,6 +128,11 @@ def plugin_errors(plugin: object, hook: str) -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     """The first line of an exception's text, or its class if it has none."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def plural(count: float, noun: str) -> str:
+    """Such as ``1 step``, ``2 steps`` and ``0.5 epochs``, for the texts of messages."""
+    return f"{count:g} {noun}" if count == 1 else f"{count:.12g} {noun}s"
 
 
 def _qualified(plugin: object) -> str:

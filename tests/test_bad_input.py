@@ -152,7 +152,7 @@ def test_bad_data_is_explained_before_anything_starts(source, fragments, train, 
 def test_supervised_training_needs_demonstrations(train, text_model):
     code, error = train(**text_model, algorithm={"name": "sft"}, rewards=[])
     assert code == 3
-    assert "learns from demonstrations, and 6 rows have none" in error and "sums/0, sums/1" in error
+    assert "learns from demonstrations, which 6 rows lack" in error and "sums/0, sums/1" in error
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama"])

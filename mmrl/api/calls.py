@@ -112,7 +112,8 @@ def train(
             for callback in callbacks:
                 answer = callback(step, metrics)
                 if isinstance(answer, bool | np.bool_) and not answer:
-                    command.stop(f"by {getattr(callback, '__name__', 'a callback')} after step {step}")
+                    name = getattr(callback, "__name__", type(callback).__name__)
+                    command.stop(f"by the callback {name} after step {step}", exit_code=0)
 
     return Run(run.path, command.wait(watch).stopped)
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
 from mmrl import errors
-from mmrl.errors import MMRLError, PluginError, ResourceError
-from mmrl.system.signals import Interruption, Stopped, prepare_exit
+from mmrl.errors import MMRLError, PluginError, ResourceError, first_line
+from mmrl.system.signals import Interruption, Request, Stopped, prepare_exit
 from mmrl.system.worker_process import python
 
 MODULE = "mmrl.api.child_command"
@@ -82,11 +82,18 @@ class ChildCommand:
             self._caller.write(json.dumps(whole, default=str).encode() + b"\n")
             self._caller.flush()
 
-    def stop(self, reason: str) -> None:
-        """Have it end where nothing is lost; only the first call counts."""
+    def stop(self, why: str, exit_code: int = 10) -> None:
+        """Have it end where nothing is lost, and record why; only the first call counts.
+
+        Args:
+            why: Goes on after ``stopped``, such as ``by the callback enough after step 3``.
+            exit_code: The command's.
+        """
         if not self._reason:
-            self._reason = reason
-            self._process.send_signal(signal.SIGTERM)
+            self._reason = why
+            with contextlib.suppress(OSError):  # it is gone
+                self._caller.write(json.dumps(Request(why, exit_code)).encode() + b"\n")
+                self._caller.flush()
 
     def wait(self, watch: Watch = lambda: None) -> Outcome:
         """Print its output until it has ended, and return its outcome.
@@ -111,7 +118,7 @@ class ChildCommand:
                     is_over = False
                 except BaseException as error:
                     failure = failure or error
-                    self.stop(f"by {type(error).__name__}")
+                    self.stop(f"by an error of its caller, {type(error).__name__}: {first_line(error)}")
                     is_over = self._process.poll() is not None
             if failure is not None:
                 raise failure
@@ -172,9 +179,9 @@ class ChildCommand:
             bug = RuntimeError(f"mmrl failed, which is a bug: {told['message']}")
             bug.add_note(told["bug"])
             raise bug
-        if told.get("exit_code") == 0:
+        if "answer" in told:
             return Outcome(told["answer"], "")
-        if "message" in told or (self._reason and code in (-signal.SIGTERM, 10)):
+        if "message" in told or (self._reason and code == -signal.SIGTERM):
             return Outcome({}, self._reason or told["message"])
         raise self._unexplained(code)
 
@@ -241,7 +248,7 @@ def _serve(interruption: Interruption) -> int:
             os.dup2(nowhere.fileno(), 0)
         request = json.loads(caller.readline())
         place = Path(request["outcome"])
-        threading.Thread(target=_watch, args=(caller,), daemon=True).start()
+        threading.Thread(target=_watch, args=(caller, interruption), daemon=True).start()
         sys.argv = [f"mmrl.{request['task']}"]
         outcome = {"exit_code": 0, "answer": _TASKS[request["task"]](request, interruption)}
     except Stopped as stopped:
@@ -258,10 +265,10 @@ def _serve(interruption: Interruption) -> int:
     return int(outcome["exit_code"])
 
 
-def _watch(caller: IO[bytes]) -> None:
-    """End as after SIGTERM when the caller is gone; it writes nothing after its request."""
-    caller.read(1)
-    os.kill(os.getpid(), signal.SIGTERM)
+def _watch(caller: IO[bytes], interruption: Interruption) -> None:
+    """End as after SIGTERM when the caller says so, or is gone."""
+    line = caller.readline()
+    interruption.ask(Request(*json.loads(line)) if line else Request("as the program that started it is gone", 10))
 
 
 def _fields(error: MMRLError) -> dict[str, Any]:

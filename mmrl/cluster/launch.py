@@ -20,7 +20,7 @@ from mmrl.engine.counting import UnitCost
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import Engine
-from mmrl.errors import PluginError, ResourceError
+from mmrl.errors import PluginError, ResourceError, plural
 from mmrl.plugin_host.used import used_plugins
 
 
@@ -47,7 +47,7 @@ def start_engine(
         return local.start_engine(spec, progress)
     from mmrl.cluster.ray_ranks import RayRanks
 
-    progress(f"{config.cluster.ranks} ranks start")
+    progress(f"starting {plural(config.cluster.ranks, 'rank')}")
     ranks = RayRanks(config.cluster)
     facts = {"model": folder.name, "model_commit": folder.commit}
     group = RankGroup(

@@ -19,7 +19,7 @@ from mmrl.cluster.guard import OOM_S, Death, Process, clear, watch
 from mmrl.cluster.ranks import RankLocation, verb_of
 from mmrl.cluster.worker import RankWorker
 from mmrl.config.sections import ClusterConfig
-from mmrl.errors import MMRLError, ResourceError
+from mmrl.errors import MMRLError, ResourceError, plural
 from mmrl.system.signals import handlers_kept
 
 WAIT_S = 60
@@ -258,7 +258,7 @@ def _reserve(cluster: ClusterConfig) -> Any:
     enough = ray.cluster_resources().get(kind, 0) >= cluster.ranks
     if not group.wait(WAIT_S if enough or cluster.address else 1):
         raise ResourceError(
-            f"{cluster.ranks} ranks need {cluster.ranks} {kind}s, and the cluster does not give them",
+            f"{plural(cluster.ranks, 'rank')}, each with a {kind} of its own: the cluster does not give them",
             where="cluster.ranks",
             possible="\n" + _table(kind),
             remedy="lower cluster.ranks, end what holds the devices, or name a larger cluster in cluster.address",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmrl.commands.arguments import add_json
 from mmrl.commands.printing import answer, warn
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, plural
 
 if TYPE_CHECKING:
     from mmrl.config.sections import Config
@@ -40,10 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
     alarms = list(recorded_alarms(found.path, config, note, monitors))
     warn(faults)
     last = max(read_metrics(found.path), default=0)
-    count = f"{len(alarms)} alarm{'' if len(alarms) == 1 else 's'}"
+    count = f"{plural(len(alarms), 'alarm')} in {plural(last, 'step')}"
     lines = [f"step {alarm.step}  {alarm.monitor}: {alarm.message}" for alarm in alarms]
     data = {"steps": last, "monitors": list(monitors), "alarms": [dataclasses.asdict(alarm) for alarm in alarms]}
-    answer(data, [*lines, f"{count} in {last} steps, of {', '.join(monitors) or 'no monitor'}"], as_json=arguments.json)
+    answer(data, [*lines, f"{count}, of {', '.join(monitors) or 'no monitor'}"], as_json=arguments.json)
     return 0
 
 

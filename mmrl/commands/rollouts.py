@@ -14,7 +14,7 @@ from typing import Any
 
 from mmrl.commands.arguments import chosen_steps
 from mmrl.commands.printing import answer
-from mmrl.errors import ConfigError
+from mmrl.errors import ConfigError, plural
 
 _WIDTH = 110
 _OPTIONAL = ("segments", "episode", "components", "failure", "candidates")
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
             else:
                 answer(None, _lines(record, step), as_json=False)
     if not arguments.json:
-        answer(None, [f"{shown} of {seen} rollouts"], as_json=False)
+        answer(None, [f"{shown} of {plural(seen, 'rollout')}"], as_json=False)
     return 0
 
 
@@ -81,8 +81,8 @@ def _lines(record: Mapping[str, Any], step: int | None) -> Iterator[str]:
     place = "" if step is None else f"step {step}, "
     member = "greedy" if record["greedy"] else f"rollout {record['index']}"
     turns = len(record.get("episode", ()))
-    marks = [f"{turns} turn{'s' if turns > 1 else ''}"] if turns else []
-    marks += [f"{len(record['token_ids'])} tokens", record["finish_reason"]]
+    marks = [plural(turns, "turn")] if turns else []
+    marks += [plural(len(record["token_ids"]), "token"), record["finish_reason"]]
     marks += [] if record["valid"] else ["unscored"]
     marks += [] if record["kept"] else ["rejected"]
     yield f"{place}epoch {record.get('epoch', 0)}, {record['prompt_id']}, {member}: {', '.join(marks)}"

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 Count = Annotated[int, Field(ge=1, le=10**9)]
 CountOrNever = Annotated[int, Field(ge=0, le=10**9)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 Text = Annotated[str, Field(min_length=1)]
+Settings = Annotated[dict[str, JsonValue], BeforeValidator(lambda value: {} if value is None else value)]
+"""Settings of another library, by its own names; null is none of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,14 @@ here imports torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from mmrl.config.forms import OptionsClass
 from mmrl.config.keys import is_section
 from mmrl.config.plugin_specs import NONE, Kind, PluginSpec
 from mmrl.config.problems import leaves_of, options_errors
@@ -23,9 +24,6 @@ from mmrl.config.sections import (
 )
 from mmrl.config.yaml_tree import Located, join_errors, merge, nested, read_tree, to_lines
 from mmrl.errors import ConfigError, MMRLError, PluginError
-
-OptionsClass = Callable[[Kind, PluginSpec], type[BaseModel]]
-"""(kind, entry) -> the class that validates the plugin's options; raises PluginError."""
 
 _Path = tuple[str | int, ...]
 _PLACEHOLDER = re.compile(r"<([^<>\n]+)>")
@@ -91,7 +89,7 @@ def _resolve(tree: Located, problems: list[MMRLError], options_class: OptionsCla
     tree, warnings, found = _renamed(tree)
     tree, twice = _one_length(tree)
     problems = [*problems, *found, *twice]
-    config, found, wrong = _validate(tree)
+    config, found, wrong = _validate(tree, options_class)
     blanks = list(_placeholders(tree))
     problems = [*problems, *found, *([_to_be_replaced(blanks)] if blanks else [])]
     wrong |= {key.rpartition(".")[0] for key, _ in blanks if key.endswith(".name")}
@@ -135,13 +133,13 @@ def _one_length(tree: Located) -> tuple[Located, list[MMRLError]]:
     return tree, [ConfigError("trainer.steps and trainer.epochs are both set", where=where, remedy=remedy)]
 
 
-def _validate(tree: Located) -> tuple[Config, list[MMRLError], set[str]]:
+def _validate(tree: Located, options_class: OptionsClass | None) -> tuple[Config, list[MMRLError], set[str]]:
     """The config, its errors, and the keys concerned; there the config holds defaults or placeholders instead."""
     raw = _with_sections(tree.plain())
     try:
         return Config.model_validate(raw), [], set()
     except ValidationError as error:
-        problems = options_errors(error, Config, "", tree)
+        problems = options_errors(error, Config, "", tree, options_class=options_class)
         wrong = {_owner(details["loc"]) for details in error.errors()}
     for key in wrong:
         section, _, field = key.partition(".")

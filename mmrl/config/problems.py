@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.metadata import entry_points
 from itertools import islice
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from mmrl.config.forms import OptionsClass, installed, kind_at, typed
 from mmrl.config.keys import is_section
 from mmrl.config.plugin_specs import UNNAMED, EnvironmentSpec, PluginSpec
 from mmrl.config.sections import Config
@@ -26,21 +26,33 @@ def options_errors(
     key: str,
     tree: Located | None = None,
     spec: type[PluginSpec] = PluginSpec,
+    options_class: OptionsClass | None = None,
 ) -> list[MMRLError]:
     """One ConfigError per problem that pydantic found with ``model``, whose values are written under ``key``.
 
     Args:
         spec: Has the framework's own keys, which stand beside a plugin's options.
+        options_class: Finds the options of installed plugins, for examples.
     """
     path, place = tuple(key.split(".")) if key else (), tree or Located({}, "")
     beside = [name for name in spec.model_fields if name != "name"]
-    return [_problem(details, model, path, place, beside) for details in error.errors(include_url=False)]
+    found = error.errors(include_url=False)
+    return [_problem(details, model, path, place, beside, options_class) for details in found]
 
 
 def suggestion(word: str, known: Iterable[str], *, nearness: float = 0.6) -> str:
     """A question with the nearest known word; empty if none is near."""
-    near = difflib.get_close_matches(word, known, n=1, cutoff=nearness)
-    return f"did you mean {near[0]}?" if near else ""
+    near = nearest(word, known, nearness)
+    return f"did you mean {near}?" if near else ""
+
+
+def nearest(word: str, known: Iterable[str], nearness: float = 0.6) -> str:
+    """The known word that another one may be a slip of; empty if there is none.
+
+    A word of several parts is no slip of one of its parts: ``scale_rewards`` is not ``rewards``.
+    """
+    near = difflib.get_close_matches(word, known, n=3, cutoff=nearness)
+    return next((each for each in near if each not in word.split("_") or each == word), "")
 
 
 def leaves_of(value: Any, path: _Path = ()) -> Iterator[_Path]:
@@ -56,7 +68,12 @@ def leaves_of(value: Any, path: _Path = ()) -> Iterator[_Path]:
 
 
 def _problem(
-    details: Any, model: type[BaseModel], prefix: _Path, tree: Located, beside: Sequence[str] = ()
+    details: Any,
+    model: type[BaseModel],
+    prefix: _Path,
+    tree: Located,
+    beside: Sequence[str] = (),
+    options_class: OptionsClass | None = None,
 ) -> ConfigError:
     """One of pydantic's errors in our words; ``beside`` are keys that are known besides those of ``model``."""
     loc, context, value = details["loc"], details.get("ctx", {}), details["input"]
@@ -71,7 +88,9 @@ def _problem(
         leaves = [path] if not isinstance(value, Mapping) else [(*path, *leaf) for leaf in leaves_of(value)]
         if len(leaves) == 1 and len(leaves[0]) > len(path):
             key, value = ".".join(map(str, leaves[0])), tree.nearest(leaves[0]).plain()
-        hint = _hint(key, value, known, prefix) if len(leaves) == 1 else _in_our_words(leaves, tree)
+        hint = (
+            _hint(key, value, known, prefix, where, options_class) if len(leaves) == 1 else _in_our_words(leaves, tree)
+        )
         return ConfigError(f"unknown key {key}", where=where, possible=", ".join(known), remedy=hint)
     if details["type"] == "literal_error":
         choices = [word.strip("'") for word in context["expected"].replace(" or ", ", ").split(", ")]
@@ -84,8 +103,15 @@ def _problem(
     wording = _WORDING.get(details["type"], details["msg"].removeprefix("Input "))
     if details["type"] in ("model_type", "model_attributes_type"):
         wording = f"should be a mapping such as {_example(model, loc)}"
-    remedy = _ONE_DATASET if key == "data.train" and isinstance(value, list) else ""
-    return ConfigError(f"{key} {wording}, not {_shown(value)}", where=where, remedy=remedy)
+    if key == "data.train" and isinstance(value, list):
+        remedy = _ONE_DATASET
+    else:
+        remedy = typed(key, value, where, options_class) if details["type"] in _NEEDS_FORM and value is not None else ""
+    if not remedy and details["type"] in ("tuple_type", "list_type") and isinstance(value, str):
+        remedy = f"write [{to_flow(value)}]"
+    kind = kind_at(key) if remedy else None
+    possible = ", ".join(installed(kind)) if kind and value not in installed(kind) else ""
+    return ConfigError(f"{key} {wording}, not {_shown(value)}", where=where, possible=possible, remedy=remedy)
 
 
 def _unnamed(
@@ -99,7 +125,14 @@ def _unnamed(
     return ConfigError(f"{key} has no name; {several}", where=where, possible=", ".join(installed), remedy=remedy)
 
 
-def _hint(key: str, value: Any, known: Sequence[str], prefix: _Path) -> str:
+def _hint(
+    key: str,
+    value: Any,
+    known: Sequence[str],
+    prefix: _Path,
+    where: str = "",
+    options_class: OptionsClass | None = None,
+) -> str:
     """The key that an unknown one may mean: one beside it, or anywhere; the word of another trainer comes first."""
     word, here = key.rpartition(".")[2], ".".join(map(str, prefix))
     found, note = _ours(key, value), _note(key)
@@ -108,10 +141,14 @@ def _hint(key: str, value: Any, known: Sequence[str], prefix: _Path) -> str:
         if near := suggestion(word, known):
             return near
         ours = found
+    if not here and not ours and not note:
+        ours = nearest(word, known)
     hint = f"did you mean {ours}?" if ours else suggestion(word, known)
+    form = typed(ours, value, where, options_class) if ours and not here and isinstance(value, str) else ""
     if not hint and not note:
         hint = ("" if here else _elsewhere(word)) or _named_algorithm(value)
-    return f"{hint} ({note})" if hint and note else hint or note
+    hint = f"{hint} ({note})" if hint and note else hint or note
+    return f"{hint} {form}" if form else hint
 
 
 def _is_known(option: str, known: Sequence[str]) -> bool:
@@ -141,8 +178,8 @@ def _named_algorithm(value: Any) -> str:
     """A question whether an installed algorithm is meant that is called like the value."""
     if not isinstance(value, str):
         return ""
-    installed = {entry.name for entry in entry_points(group="mmrl.algorithms")}
-    return f"did you mean algorithm.name: {spelled(value)}?" if spelled(value) in installed else ""
+    name = spelled(value)
+    return f"did you mean algorithm.name: {name}?" if name in installed("algorithm") else ""
 
 
 def _in_our_words(leaves: Sequence[_Path], tree: Located) -> str:
@@ -179,9 +216,11 @@ _SHOWN_WORDS = 12
 """Keys of another trainer's section that are translated in a message."""
 _SHOWN_KEYS = 3
 """Keys of a section that an example of it shows."""
+_NEEDS_FORM = frozenset({"model_type", "model_attributes_type", "tuple_type", "list_type"})
+"""Errors about a plain value where a mapping or a list belongs."""
 _ONE_DATASET = "name one dataset here, and those to mix with it in data.mix: [{name: ...}, ...]"
 _WORDING: Mapping[str, str] = {
-    "dict_type": "should be a mapping",
+    "dict_type": "should be a mapping such as {KEY: VALUE}",
     "tuple_type": "should be a list",
     "list_type": "should be a list",
     "string_type": "should be text",
@@ -246,5 +285,5 @@ def _by_last_word() -> dict[str, str]:
 def _elsewhere(word: str) -> str:
     """A hint if ``word`` is, or nearly is, a key of some section."""
     dotted = _by_last_word()
-    near = difflib.get_close_matches(word, dotted, n=1, cutoff=0.75)
-    return f"did you mean {dotted[near[0]]}?" if near else ""
+    near = nearest(word, dotted, 0.75)
+    return f"did you mean {dotted[near]}?" if near else ""

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from itertools import combinations
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from mmrl.config.base import MAY_CHANGE, Contradiction, Count, CountOrNever, MayChange, Seconds, Section, Text
+from mmrl.config.base import MAY_CHANGE, Contradiction, Count, CountOrNever, MayChange, Seconds, Section, Settings, Text
 from mmrl.config.data import DataConfig
 from mmrl.config.plugin_specs import (
     EVERY,
@@ -21,6 +21,7 @@ from mmrl.config.plugin_specs import (
 )
 from mmrl.config.stop_condition import StopCondition
 from mmrl.config.yaml_tree import to_flow
+from mmrl.errors import plural
 from mmrl.types import ENVIRONMENT
 
 RENAMED = {"sampler.memory_fraction": "sampler.gpu_memory_utilization"}
@@ -110,8 +111,8 @@ class SamplerConfig(Section):
 
     name: Literal["vllm", "hf"] = "vllm"
     """vllm, or hf: transformers' own generate, slow, for machines without vLLM."""
-    engine: Annotated[dict[str, JsonValue], MayChange(_MEMORY)] = Field(default_factory=dict)
-    """Further engine arguments of vLLM."""
+    engine: Annotated[Settings, MayChange(_MEMORY)] = Field(default_factory=dict)
+    """Further engine arguments of vLLM; {} or null takes back those of an earlier file."""
     group_size: Annotated[int, Field(ge=1, le=4096)] = 8
     """Completions per prompt."""
     max_new_tokens: Count = 1024
@@ -148,8 +149,8 @@ class SamplerConfig(Section):
 class LearnerConfig(Section):
     """Updates of the policy."""
 
-    deepspeed: dict[str, JsonValue] = Field(default_factory=dict)
-    """Further settings of DeepSpeed."""
+    deepspeed: Settings = Field(default_factory=dict)
+    """Further settings of DeepSpeed; {} or null takes back those of an earlier file."""
     lr: Annotated[float, Field(gt=0, le=1)] = 1e-6
     """Learning rate of AdamW, after warm-up."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -396,7 +397,8 @@ class Config(Section):
             yield Contradiction(keys, what, "raise trainer.prompts_per_step or sampler.group_size")
         updates = trainer.steps * learner.minibatches * learner.epochs
         if learner.warmup_steps >= updates and trainer.epochs is None:  # else it is checked when steps are known
-            what = f"learner.warmup_steps is {learner.warmup_steps}, but there are only {updates} optimizer steps"
+            steps = plural(updates, "optimizer step")
+            what = f"learner.warmup_steps is {learner.warmup_steps}, but the run has only {steps}"
             remedy = "warm up for fewer optimizer steps than there are"
             yield Contradiction(("learner.warmup_steps", "trainer.steps"), what, remedy)
 

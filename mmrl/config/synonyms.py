@@ -48,6 +48,8 @@ _WORDS: Mapping[str, str] = {
         "max_response_length response_length max_completion_length generate_max_len max_tokens max_response_len "
         "max_gen_len max_generate_length",
     "sampler.temperature": "temperature",
+    "sampler.top_p": "top_p",
+    "sampler.top_k": "top_k",
     "sampler.gpu_memory_utilization":
         "gpu_memory_utilization vllm_gpu_memory_utilization mem_fraction_static gpu_mem_util",
     "sampler.tensor_parallel_size":
@@ -128,11 +130,13 @@ _WORDS: Mapping[str, str] = {
     "algorithm.kl.horizon": "kl_horizon",
     "algorithm.clip_low": "clip_ratio clip_ratio_low epsilon eps_clip cliprange clip_range epsilon_low",
     "algorithm.clip_high": "clip_ratio_high epsilon_high",
-    "algorithm.dual_clip": "clip_ratio_dual clip_ratio_c",
+    "algorithm.dual_clip": "clip_ratio_dual clip_ratio_c delta",
     "algorithm.aggregation": "loss_avg_mode loss_agg_mode",
     "algorithm.entropy_coef": "entropy_coeff entropy_loss_coef",
     "algorithm.mask_truncated": "mask_truncated_completions",
     "algorithm.dynamic_sampling": "online_filtering dynamic_filtering dynamic_filtering_enable filter_groups",
+    "algorithm.dynamic_sampling.max_rounds": "max_try_make_batch max_num_gen_batches dynamic_sampling_max_gen_batches",
+    "algorithm.reward_norm": "multi_objective_aggregation",
     "algorithm.correction": "vllm_importance_sampling_correction rollout_correction is_correction_enable",
 }  # fmt: skip
 """Words of the same meaning, by mmrl's key."""
@@ -156,11 +160,15 @@ _NOTES: Mapping[str, str] = {
     "environment.tool_prompt": "calls are in the format of the model's own template",
     "model.freeze": "a list of parts: vision, projector",
     "sampler.name": "vllm or hf",
+    "sampler.top_p": "only 1.0: the learner cannot reproduce a truncated distribution",
+    "sampler.top_k": "only -1: the learner cannot reproduce a truncated distribution",
+    "algorithm.dynamic_sampling.max_rounds": "rounds of replacements after a step's first prompts",
+    "algorithm.reward_norm": "group: each reward is normalised before the sum",
 }
 """Differences of mmrl's keys from the words."""
 
 _ABSENT: Mapping[str, str] = {
-    "gamma lam lambd cliprange_value value_clip vf_coef critic critic_warmup critic_learning_rate":
+    "gamma lam lambd cliprange_value value_clip vf_coef critic_learning_rate":
         "mmrl trains no critic",
     "padding_free use_remove_padding packing_samples pad_to_multiple_of": "rows are always packed, without padding",
     "ulysses_size ulysses_sequence_parallel_size ring_attn_size": "there is no sequence parallelism",
@@ -174,8 +182,41 @@ _ABSENT: Mapping[str, str] = {
     "logging_steps log_completions num_completions_to_print":
         "every step is logged, and every completion is in RUN/rollouts",
     "val_batch_size per_device_eval_batch_size": "the sampler batches by itself",
+    "scale_rewards norm_adv_by_std_in_grpo advantage_norm no_std_norm importance_sampling_level":
+        "that is the algorithm's own: choose it by algorithm.name; `mmrl plugins` lists them, and the page of plugins "
+        "says what each divides by and clips",
+    "reward_type":
+        "a function of one rollout or of several is told apart by its parameters; rewards[].style names a convention",
+    "skip_special_tokens": "a reward sees the text without special tokens, and the token ids beside it",
+    "num_cpus": "rewards[].workers: processes of a reward",
+    "max_model_len max_model_length vllm_max_model_length max_seq_len max_seq_length":
+        "data.max_prompt_tokens and sampler.max_new_tokens together; mmrl sets vLLM's own from them",
+    "min_p repetition_penalty presence_penalty frequency_penalty ignore_eos":
+        "what is sampled is the policy's own distribution at sampler.temperature, else log-probs would not fit it",
+    "chat_template override_chat_template apply_chat_template": "the model folder's own chat template is used",
+    "tokenizer_path tokenizer_name tokenizer_name_or_path": "the tokenizer is the one in model.path",
+    "video_fps video_max_pixels video_min_pixels": "videos are not read; take some frames as images",
+    "use_torch_compile torch_compile use_liger_kernel use_liger": "mmrl decides what is compiled",
+    "betas adam_beta1 adam_beta2 adam_epsilon optim strategy": "the optimizer is AdamW with betas 0.9 and 0.999",
+    "val_generations_to_log": "trainer.tracked_rollouts: those of each evaluation that trackers get",
+    "val_only": "`mmrl eval` evaluates alone",
+    "ray_timeline": "`mmrl train --profile` writes a trace",
+    "critic_warmup": "mmrl trains no critic",
+    "disable_log_stats disable_tqdm": "mmrl decides it",
 }  # fmt: skip
 """Words without a key of mmrl's, and the reasons."""
+
+
+_ASIDE: Mapping[str, str] = {
+    "critic value value_model reward_critic": "mmrl trains no critic",
+    "ref reference ref_model reference_model":
+        "the reference is the initial policy, on the learner's ranks and with the learner's settings",
+    "reward_model rm reward_manager": "a model that scores is a reward: see rewards",
+    "val_kwargs val_override_config eval_kwargs validation":
+        "an evaluation is greedy, or has trainer.eval_samples completions at sampler.temperature",
+    "teacher teacher_model": "mmrl has no teacher",
+}  # fmt: skip
+"""Sections of configs that are not about the policy's training, and what answers any of their keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +241,23 @@ def _table() -> dict[str, Synonym]:
 _TABLE = _table()
 
 
+_SECTIONS = {word: note for words, note in _ASIDE.items() for word in words.split()}
+
+
 def synonym(key: str) -> Synonym | None:
-    """mmrl's answer to a dotted key of others, by the longest end of it that is known; None if none is."""
+    """mmrl's answer to a dotted key of others, by the longest end of it that is known; None if none is.
+
+    A single word says nothing within a section that is about something else, such as a critic's ``optim.lr``.
+    """
     parts = key.lower().replace("-", "_").split(".")
+    aside = next((_SECTIONS[part] for part in parts[:-1] if part in _SECTIONS), "")
     ends = (".".join(parts[start:]) for start in range(len(parts)))
-    found = next((_TABLE[end] for end in ends if end in _TABLE), None)
+    found = next((_TABLE[end] for end in ends if end in _TABLE and not (aside and "." not in end)), None)
+    if aside and found is None:
+        return Synonym("", aside)
+    whole = _SECTIONS.get(parts[0]) if len(parts) == 1 else None
+    if found is None and whole:
+        return Synonym("", whole)
     return found if found is not None else next((_TABLE[part] for part in parts[:1] if part in _TABLE), None)
 
 

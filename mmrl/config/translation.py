@@ -82,6 +82,8 @@ _AS_ALWAYS: Mapping[str, Any] = {
     "worker.actor.offload.offload_params": False,
     "worker.actor.offload.offload_optimizer": False,
     "worker.rollout.name": "vllm",
+    "worker.rollout.enforce_eager": False,
+    "worker.rollout.enable_chunked_prefill": True,
     "worker.rollout.top_p": 1.0,
     "worker.rollout.top_k": -1,
     "worker.rollout.limit_images": 0,
@@ -90,6 +92,7 @@ _AS_ALWAYS: Mapping[str, Any] = {
     "trainer.val_only": False,
     "trainer.save_model_only": False,
     "trainer.find_last_checkpoint": True,
+    "trainer.critic_warmup": 0,
     "max_steps": -1,
 }
 """Values that mean mmrl's fixed behaviour."""
@@ -128,7 +131,12 @@ class Translation:
 
 
 def translate(
-    config: Mapping[str, Any], *, dataset: str, algorithms: Collection[str], trackers: Collection[str], near: Path
+    config: Mapping[str, Any],
+    *,
+    dataset: str,
+    algorithms: Collection[str],
+    trackers: Mapping[str, Collection[str]],
+    near: Path,
 ) -> Translation:
     """Translate a config of EasyR1, or the keys of like meaning of another trainer's config.
 
@@ -136,7 +144,7 @@ def translate(
         config: Its nested values.
         dataset: The plugin that reads files.
         algorithms: The installed ones; another is left out.
-        trackers: The installed ones.
+        trackers: The installed ones, each with the names of its options.
         near: A further folder from which relative paths count.
     """
     return _Translator(config, dataset, algorithms, trackers, near).translation
@@ -150,7 +158,7 @@ class _Translator:
         config: Mapping[str, Any],
         dataset: str,
         algorithms: Collection[str],
-        trackers: Collection[str],
+        trackers: Mapping[str, Collection[str]],
         near: Path,
     ) -> None:
         written = dict(_flat(config))
@@ -173,7 +181,8 @@ class _Translator:
         self._trainer()
         self._trackers()
         for key, ours in _SAME.items():
-            self._move(key, ours)
+            if _AS_ALWAYS.get(key, _Nothing) != self._left.get(key):
+                self._move(key, ours)
         self._alike()
         self._rest()
 
@@ -341,12 +350,20 @@ class _Translator:
         loggers = self._get(key, str, list) or []
         names = [loggers] if isinstance(loggers, str) else loggers
         wanted = [name for name in names if name not in ("console", "file")]
-        if found := [{"name": name} for name in wanted if name in self._installed_trackers]:
+        if found := [self._tracker(name) for name in wanted if name in self._installed_trackers]:
             self._put("trackers", found)
+            named = {option for each in found for option in each}
+            self._drop(*(["trainer.project_name"] if named & {"project", "experiment"} else []))
         missing = [name for name in wanted if name not in self._installed_trackers]
         self.translation.left_out += [(key, name, "no installed tracker is called so") for name in missing]
         if names:
             self._drop(key)
+
+    def _tracker(self, name: str) -> dict[str, Any]:
+        """A tracker's entry, in the project of theirs; one that knows only experiments has the project as one."""
+        project = self._get("trainer.project_name", str)
+        option = next((each for each in ("project", "experiment") if each in self._installed_trackers[name]), None)
+        return {"name": name, **({option: project} if option and project else {})}
 
     def _alike(self) -> None:
         """Translate plain values that mean the same in other trainers; steps win over epochs."""
@@ -368,7 +385,8 @@ class _Translator:
                 continue
             found = _meant(key)
             aside = self._aside(key, found.key) if found.key in _ALIKE else ""
-            self._leave(key, aside or ": ".join(filter(None, [found.key, found.note])))
+            why = ": ".join(filter(None, [found.key, found.note]))
+            self._leave(key, aside or why or "no key of mmrl's is known for it")
 
 
 class _Nothing:

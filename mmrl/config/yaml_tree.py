@@ -38,17 +38,19 @@ class Located:
 
     Attributes:
         is_whole: True if it was written as one value; False if dotted keys of overrides make it up.
+        clears: True if it was written as ``{}``, which takes back what was written before, and what follows adds to.
     """
 
     value: Any
     origin: str
     is_whole: bool = False
+    clears: bool = False
 
     @classmethod
     def of(cls, value: Any, origin: str) -> Located:
         """A tree in which everything has the same origin; mappings and lists are copied, a path is its text."""
         if isinstance(value, Mapping):
-            return cls({key: cls.of(item, origin) for key, item in value.items()}, origin)
+            return cls({key: cls.of(item, origin) for key, item in value.items()}, origin, clears=not value)
         if isinstance(value, list | tuple):
             return cls([cls.of(item, origin) for item in value], origin)
         return cls(str(value) if isinstance(value, PurePath) else value, origin)
@@ -151,9 +153,11 @@ def read_tree(paths: Sequence[Path | Located], overrides: Sequence[str] = ()) ->
 def merge(base: Located, over: Located, path: tuple[str, ...] = ()) -> Located:
     """``base`` with ``over`` on top: mappings merge, an index replaces a list's entry, all else is replaced.
 
-    A plugin that is written with its name, or gets another one, replaces the earlier one with its options; an empty
-    section leaves the earlier one.
+    A plugin that is written with its name, or gets another one, replaces the earlier one with its options. ``{}`` takes
+    back what was there; a section without a value leaves the earlier one.
     """
+    if path and over.clears:
+        return over
     if isinstance(base.value, list) and isinstance(over.value, dict) and over.value and _indices(over.value):
         return _merge_entries(base, over, path)
     if isinstance(base.value, dict) and over.value is None and len(path) == 1:
@@ -163,7 +167,7 @@ def merge(base: Located, over: Located, path: tuple[str, ...] = ()) -> Located:
     merged = dict(base.value)
     for key, item in over.value.items():
         merged[key] = merge(merged[key], item, (*path, key)) if key in merged else item
-    return Located(merged, base.origin, base.is_whole)
+    return Located(merged, base.origin, base.is_whole, base.clears)
 
 
 def _indices(mapping: Mapping[str, Any]) -> bool:
@@ -253,7 +257,7 @@ def _parse(text: str, origin: Callable[[int], str], errors: list[MMRLError], top
 
 def _convert(node: yaml.Node, origin: Callable[[int], str], place: str, errors: list[MMRLError]) -> Located:
     if isinstance(node, yaml.MappingNode):
-        return Located(_convert_mapping(node, origin, errors), place, is_whole=True)
+        return Located(_convert_mapping(node, origin, errors), place, is_whole=True, clears=not node.value)
     if isinstance(node, yaml.SequenceNode):
         return Located([_convert(item, origin, origin(item.start_mark.line + 1), errors) for item in node.value], place)
     _, construct = _SCALARS.get(node.tag.removeprefix(_TAG), ("", str))

@@ -17,7 +17,7 @@ from mmrl.data.bad_rows import BadRows, OnBadRow, listed
 from mmrl.data.order import Order, PromptOrder, WeightedOrder, request_seed
 from mmrl.data.templates import PromptTemplate
 from mmrl.engine_api import PromptEncoder
-from mmrl.errors import DataError, HubError, plugin_errors
+from mmrl.errors import DataError, HubError, plugin_errors, plural
 from mmrl.types import Message, Prompt
 
 __all__ = ["OVERLONG", "Order", "Part", "PromptOrder", "PromptSource", "WeightedOrder", "histogram", "request_seed"]
@@ -249,10 +249,10 @@ class PromptSource:
             if self.is_scanned:
                 dropped = "".join(f", {count} dropped: {cause}" for cause, count in self.causes.most_common())
                 lengths = _distribution(self.lengths + self.overlong_lengths)
-                where = f"{self.name} ({self.num_rows} rows read{dropped}); {lengths}"
+                where = f"{self.name} ({plural(self.num_rows, 'row')} read{dropped}); {lengths}"
                 remedy = f"lower {what} to {len(self)} or less, use more data, or raise data.max_prompt_tokens"
             raise DataError(
-                f"There are fewer rows than one step needs: {len(self)} rows, {what} asks for {minimum_rows}",
+                f"There are fewer rows than one step needs: {plural(len(self), 'row')}, {what} asks for {minimum_rows}",
                 where=where,
                 remedy=remedy,
             )
@@ -300,7 +300,7 @@ class PromptSource:
         """Tokens of a prompt; of its images, headers are read."""
         if self._most_images is not None and len(prompt.images) > self._most_images:
             raise DataError(
-                f"The row has {len(prompt.images)} images, more than data.max_images = {self._most_images}",
+                f"The row has {plural(len(prompt.images), 'image')}, more than data.max_images = {self._most_images}",
                 where=prompt.id,
                 remedy="raise data.max_images",
             )
@@ -333,7 +333,9 @@ class PromptSource:
             self.without_image[part] += [] if prompt.images else [prompt.id]
         self._bad[part].check()
         if not self._sizes[part]:
-            causes = "".join(f", {count} rows: {cause}" for cause, count in self._bad[part].causes.most_common())
+            causes = "".join(
+                f", {plural(count, 'row')}: {cause}" for cause, count in self._bad[part].causes.most_common()
+            )
             raise DataError(
                 f"No row is left: {_distribution(lengths)}{causes}",
                 where=f"{where}, data.max_prompt_tokens = {limit}",
@@ -341,7 +343,7 @@ class PromptSource:
             )
 
     def _drop_overlong(self, number: int, prompt: str, length: int) -> None:
-        reason = f"{length} tokens, more than data.max_prompt_tokens = {self._limit}"
+        reason = f"{plural(length, 'token')}, more than data.max_prompt_tokens = {self._limit}"
         if self._overlong == "fail":
             raise DataError(
                 f"A prompt is too long: {reason}",
@@ -386,4 +388,4 @@ def _distribution(lengths: Sequence[int]) -> str:
     if not lengths:
         return "the dataset has no rows"
     bins = ", ".join(f"{low}-{high}: {count}" for low, high, count in histogram(lengths, 5))
-    return f"{len(lengths)} rows of {min(lengths)} to {max(lengths)} tokens ({bins})"
+    return f"{plural(len(lengths), 'row')} of {min(lengths)} to {max(lengths)} tokens ({bins})"

@@ -355,6 +355,13 @@ def free_memory_bytes(kind: DeviceKind) -> tuple[int, int] | None:
     return int(free), int(total)
 
 
+def overruled(kind: DeviceKind, engine: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that take the place of the user's own in ``sampler.engine`` on such a device, as vLLM would not start
+    with those, or would end in a step."""
+    forced = {} if kind == "cuda" else {"enforce_eager": True, "enable_chunked_prefill": False}
+    return {key: value for key, value in forced.items() if key in engine and engine[key] != value}
+
+
 def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with the user's merged in; nested ones are merged key by key."""
     result = dict(base)

@@ -18,7 +18,7 @@ from mmrl.engine.tool_calls import CallReader
 from mmrl.engine.tool_prompt import ToolPrompt, ToolPromptMode
 from mmrl.engine.turns import ObservationRole, TurnRules, TurnSuffix
 from mmrl.engine.vocabulary import QUESTION
-from mmrl.errors import ConfigError, DataError
+from mmrl.errors import ConfigError, DataError, plural
 from mmrl.types import (
     IMAGE_PLACEHOLDER,
     Call,
@@ -273,7 +273,7 @@ class Encoder:
         image_token = self._folder.image_token_id
         if ids.count(image_token) != len(sizes):
             raise DataError(
-                f"the prompt has {ids.count(image_token)} image tokens and {len(sizes)} images",
+                f"the prompt has {plural(ids.count(image_token), 'image token')} and {plural(len(sizes), 'image')}",
                 where=where,
                 possible=f"one {IMAGE_PLACEHOLDER} per image, and no special tokens of the model in the text",
                 remedy="mend the row",

@@ -13,15 +13,30 @@ from mmrl.config.problems import suggestion
 from mmrl.config.yaml_tree import join_errors
 from mmrl.errors import ConfigError, MMRLError
 
-OWNED_KEYS = frozenset(
-    {
-        "model", "dtype", "max_model_len", "seed", "distributed_executor_backend", "logprobs_mode",
-        "generation_config", "logits_processors", "limit_mm_per_prompt", "tensor_parallel_size",
-        "pipeline_parallel_size", "load_format", "gpu_memory_utilization", "enable_sleep_mode",
-        "trust_remote_code", "mm_processor_kwargs",
-    }
-)  # fmt: skip
-"""vLLM arguments that mmrl decides, or that have a key of their own in the config."""
+OWNED_KEYS: Mapping[str, str] = {
+    "model": "model.path",
+    "dtype": "model.dtype",
+    "max_model_len":
+        "data.max_prompt_tokens + sampler.max_new_tokens, or with an environment an episode's limits",
+    "seed": "trainer.seed",
+    "tensor_parallel_size": "sampler.tensor_parallel_size",
+    "pipeline_parallel_size": "sampler.pipeline_parallel_size",
+    "gpu_memory_utilization": "sampler.gpu_memory_utilization",
+    "trust_remote_code": "model.trust_remote_code",
+    "limit_mm_per_prompt":
+        "the most images of a row of data.train and data.eval (data.max_images bounds them), and with an environment "
+        "environment.max_images",
+    "mm_processor_kwargs": "data.min_pixels and data.max_pixels: images are resized before vLLM sees them",
+    "distributed_executor_backend": "cluster: each rank is a process that mmrl has started",
+    "load_format": "the model's folder, whose weights are in safetensors",
+    "enable_sleep_mode": "the device: on a GPU the sampler gives its memory to the learner while that works",
+    "logprobs_mode": "the learner: its log-probs are those of the distribution that was sampled from",
+    "generation_config":
+        "sampler.temperature alone: the folder's own sampling defaults would change the distribution that is learned "
+        "from",
+    "logits_processors": "the model's vocabulary: tokens that stand for images are never sampled",
+}  # fmt: skip
+"""vLLM arguments that mmrl decides, and from what."""
 
 
 def check_engine_keys(engine: Mapping[str, Any], known: Collection[str] | None = None) -> None:
@@ -35,9 +50,10 @@ def check_engine_keys(engine: Mapping[str, Any], known: Collection[str] | None =
     """
     known = written_arguments() if known is None else known
     errors: list[MMRLError] = []
-    if owned := sorted(OWNED_KEYS & engine.keys()):
-        remedy = "remove it; see `mmrl schema` for the keys of the sampler section"
-        errors.append(ConfigError(f"mmrl decides {', '.join(owned)}", where="sampler.engine", remedy=remedy))
+    for key in (key for key in OWNED_KEYS if key in engine):
+        remedy = f"change that, and remove {key} here (`sampler.engine={{}}` removes all that a file has here)"
+        what = f"mmrl decides {key}, from {OWNED_KEYS[key]}"
+        errors.append(ConfigError(what, where=f"sampler.engine.{key}: {engine[key]!r}", remedy=remedy))
     for key in sorted(engine.keys() - known) if known else ():
         hint = suggestion(key, [name for name in known if name not in OWNED_KEYS])
         what = f"vLLM has no argument {key}"

@@ -70,7 +70,8 @@ class VLLMSampler(SteppingSampler):
             raise ResourceError(
                 f"vLLM does not start: {' '.join(str(error).split())[:600]}",
                 where="sampler",
-                remedy="look at sampler.engine, sampler.gpu_memory_utilization and data.max_prompt_tokens",
+                remedy="look at sampler.engine (sampler.engine={} takes back what a file has there), "
+                "sampler.gpu_memory_utilization and data.max_prompt_tokens",
             ) from error
         if torch.get_num_threads() != threads:
             # vLLM's worker leaves one on a GPU, unless OMP_NUM_THREADS is set: no number for a learner beside it.
@@ -251,7 +252,7 @@ def engine_arguments(
     if folder.family.vision:
         arguments["limit_mm_per_prompt"] = {"image": max_images, "video": 0}
         arguments["mm_processor_cache_gb"] = IMAGE_CACHE_GIB
-    return device.merged(arguments, config.engine)
+    return device.merged(arguments, {**config.engine, **device.overruled(kind, config.engine)})
 
 
 def as_in_files(weights: Iterable[tuple[str, torch.Tensor]], family: Family) -> Iterator[tuple[str, torch.Tensor]]:

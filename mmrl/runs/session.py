@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mmrl.cluster.process import garbage_kept
 from mmrl.config.load import to_yaml
 from mmrl.config.sections import Config
-from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, RankLostError, ResourceError
+from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, RankLostError, ResourceError, plural
 from mmrl.plugin_host import registry
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
@@ -204,7 +204,9 @@ class TrainingRun:
                     self._go_back()
             newest = self._checkpoints.all()[-1]
             metrics = directory.metrics(shown_metrics(config))
-            self._console.lines(closing(config, directory.path, metrics, newest, self._length))
+            self._console.lines(
+                closing(config, directory.path, metrics, newest, self._length, samples=setup.source.samples)
+            )
 
     def _begins(self) -> str:
         """The place where the run begins, for a person."""
@@ -221,7 +223,7 @@ class TrainingRun:
         if not self._checkpoint.has_optimizer:
             way = "It cannot go on without its optimizer's state"
         self._console.line(
-            f"{self._directory.path} is finished: it has {step} steps; nothing was done. "
+            f"{self._directory.path} is finished: it has {plural(step, 'step')}; nothing was done. "
             f"{way}; to train anew, choose another trainer.run_dir"
         )
         for change in self._changes:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mmrl.config.plugin_specs import DatasetSpec
 from mmrl.config.sections import Config
-from mmrl.config.yaml_tree import join_errors
+from mmrl.config.yaml_tree import join_errors, to_flow
 from mmrl.data.ahead import PromptsAhead
 from mmrl.data.images import MediaStore
 from mmrl.data.prompts import Part, Progress, PromptSource
-from mmrl.errors import ConfigError, DataError, plugin_errors
+from mmrl.errors import ConfigError, DataError, plugin_errors, plural
 from mmrl.interfaces import Algorithm, DatasetLoader, Needs, Plugin, Reward, RunFacts, served_needs
 from mmrl.plugin_host import registry
 from mmrl.rollout.episodes.process import EnvironmentFacts
@@ -114,13 +114,17 @@ class RunSetup:
     @property
     def model_warnings(self) -> list[str]:
         """Warnings about settings of the config that the model cannot follow."""
-        from mmrl.engine.device import detect, lacks_state_kernels
+        from mmrl.engine.device import detect, lacks_state_kernels, overruled
         from mmrl.engine.shape import model_shape
 
         family, warnings = self.folder.family, list[str]()
         if self.config.learner.share_prefix == "auto" and not family.shares_prefix:
             what = f"models of type {family.model_type} cannot share a prompt: each completion is packed with its own"
             warnings.append(f"learner.share_prefix: {what}")
+        sampler = self.config.sampler
+        for key, value in overruled(detect(), sampler.engine).items() if self.with_sampler else ():
+            what = f"is for GPUs, and vLLM for CPUs fails with it, so here it is {to_flow(value)}"
+            warnings.append(f"sampler.engine.{key}: {to_flow(sampler.engine[key])} {what}")
         if model_shape(self.folder.config).linear is not None and lacks_state_kernels(detect()):
             what = "the learner computes linear attention in plain torch, which is slow on a GPU"
             warnings.append(f"model.path: {what}; its kernels come with `pip install flash-linear-attention`")
@@ -219,8 +223,9 @@ class RunSetup:
         steps = math.ceil(drawn / trainer.prompts_per_step)
         if learner.warmup_steps >= (updates := steps * learner.minibatches * learner.epochs):
             raise ConfigError(
-                f"learner.warmup_steps is {learner.warmup_steps}, but there are only {updates} optimizer steps",
-                where=f"trainer.epochs: {trainer.epochs:g} of {num_rows} rows are {steps} steps",
+                f"learner.warmup_steps is {learner.warmup_steps}, but the run has only "
+                f"{plural(updates, 'optimizer step')}",
+                where=f"trainer.epochs: {trainer.epochs:g} of {plural(num_rows, 'row')} make {plural(steps, 'step')}",
                 remedy="warm up for fewer optimizer steps than there are",
             )
         counted = trainer.model_copy(update={"steps": steps, "epochs": None})
@@ -236,7 +241,8 @@ class RunSetup:
         if not self.source.samples and source.without_demonstration:
             ids = source.without_demonstration
             raise DataError(
-                f"algorithm {self.config.algorithm.name!r} learns from demonstrations, and {len(ids)} rows have none",
+                f"algorithm {self.config.algorithm.name!r} learns from demonstrations, which "
+                f"{plural(len(ids), 'row')} lack",
                 where=f"data.train, rows {', '.join(ids[:5])}{', ...' if len(ids) > 5 else ''}",
                 remedy="name the column that holds them, or choose an algorithm that samples",
             )

@@ -10,6 +10,7 @@ from typing import Any
 
 from mmrl.config.sections import Config, TrainerConfig
 from mmrl.data.prompts import PromptSource
+from mmrl.errors import plural
 from mmrl.runs.budget import Arithmetic
 from mmrl.runs.checkpoints import Checkpoint
 from mmrl.runs.setup import RunSetup
@@ -40,7 +41,7 @@ def opening(config: Config, setup: RunSetup, directory: Path, begins: str) -> li
     evaluated = 0 if setup.evaluation is None else len(setup.evaluation)
     shares, longest, samples = setup.training.shares, setup.training.longest, setup.source.samples
     report.show("batches", Arithmetic(config, shares, longest, evaluated, samples=samples).lines())
-    report.show("files", ["metrics.jsonl has the curves, rollouts/ the completions, events.jsonl what happened"])
+    report.show("files", [_files(config, setup)])
     goes_on = config.trainer.save_optimizer != "none"
     then = "the same command goes on" if goes_on else "the run cannot go on (trainer.save_optimizer is none)"
     report.show("Ctrl-C", [f"saves a checkpoint and stops; {then}"])
@@ -54,6 +55,8 @@ def closing(
     metrics: Mapping[int, Mapping[str, Any]],
     policy: Checkpoint,
     length: str = "trainer.steps",
+    *,
+    samples: bool = True,
 ) -> list[str]:
     """The lines after the last step: the run's outcome, the policy's folder, and next steps.
 
@@ -61,9 +64,10 @@ def closing(
         metrics: Each step's metrics, as metrics.jsonl has them.
         policy: The last checkpoint.
         length: The key that says how long the run is: trainer.steps or trainer.epochs.
+        samples: True if the run sampled what it learned from, and has recorded it.
     """
     report = Report()
-    report.show("done", [f"{policy.step} steps; {directory}"])
+    report.show("done", [f"{plural(policy.step, 'step')}; {directory}"])
     for name in _outcomes(config):
         values = {step: values[name] for step, values in metrics.items() if _is_number(values.get(name))}
         if values:
@@ -71,7 +75,7 @@ def closing(
             break
     report.show("policy", [str(policy.path / "model")])
     run = shlex.quote(str(directory))
-    next_steps = [f"mmrl export {run} FOLDER", f"mmrl replay {run}"]
+    next_steps = [f"mmrl export {run} FOLDER", *([f"mmrl replay {run}"] if samples else [])]
     if config.data.eval is not None:
         next_steps.insert(0, f"mmrl eval --model {run}")
     if policy.has_optimizer:
@@ -133,6 +137,14 @@ def _course(values: Mapping[int, float], name: str, trainer: TrainerConfig) -> s
     return f"{text}; {word} {values[best]:.3g} at step {best}"
 
 
+def _files(config: Config, setup: RunSetup) -> str:
+    """The files to look at; those with completions are named if the run writes any."""
+    files = ["metrics.jsonl has the curves"]
+    files += ["rollouts/ the completions"] if setup.source.samples else []
+    files += ["evaluations/ the answers"] if config.data.eval is not None and config.trainer.eval_every else []
+    return f"{', '.join(files)}; warnings and errors, if there are any, are in events.jsonl"
+
+
 def _is_number(value: Any) -> bool:
     return value is not None and math.isfinite(value)
 
@@ -159,7 +171,8 @@ def _count(parameters: int) -> str:
 
 def _engines(config: Config, setup: RunSetup) -> str:
     ranks = config.cluster.ranks
-    where = "1 rank in this process" if config.cluster.name == "local" else f"{ranks} ranks on {config.cluster.name}"
+    on_cluster = f"{plural(ranks, 'rank')} on {config.cluster.name}"
+    where = "1 rank in this process" if config.cluster.name == "local" else on_cluster
     sampler = f"{config.sampler.name} samples"
     if config.sampler.ranks_together > 1:
         sampler += f" ({config.sampler.ranks_together} ranks together)"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mmrl.errors import plural
 from mmrl.interfaces import ShownRollout, Tracker
 from mmrl.system.redaction import Redactor
 from mmrl.types import IMAGE_PLACEHOLDER, CreditedGroup, FloatArray, Message, ScoredGroup
@@ -157,9 +158,12 @@ class _TrackerThread:
         """Wait for the thread until the deadline, then report the steps that are missing."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
-            self._on_fault(f"tracker {self._name} did not finish in time: about {self._queue.qsize()} calls not made")
+            self._on_fault(
+                f"tracker {self._name} did not finish in time: about {plural(self._queue.qsize(), 'call')} not made"
+            )
         if self._num_faults > 1 or self._num_dropped:
-            self._on_fault(f"tracker {self._name}: {self._num_faults} faults, {self._num_dropped} steps dropped")
+            missing = f"{plural(self._num_faults, 'fault')}, {plural(self._num_dropped, 'step')} dropped"
+            self._on_fault(f"tracker {self._name}: {missing}")
 
     def _run(self) -> None:
         while item := self._queue.get():

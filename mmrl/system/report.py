@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from mmrl.errors import HubUnreachableError, MMRLError
+from mmrl.errors import HubUnreachableError, MMRLError, plural
 
 INDENT = 11
 """Columns of a section's title."""
@@ -87,7 +87,7 @@ def excerpt(value: object, limit: int = 80) -> str:
 
 def rows(count: int) -> str:
     """Such as ``1 row`` and ``2 rows``."""
-    return f"{count} row" if count == 1 else f"{count} rows"
+    return plural(count, "row")
 
 
 def shortened(lines: Sequence[str], shown: int) -> list[str]:

@@ -10,21 +10,34 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
+class Request(NamedTuple):
+    """A program's wish that the run end."""
+
+    why: str
+    """Goes on after ``stopped``, such as ``by the callback enough after step 3``."""
+    exit_code: int
+
+
 class Stopped(BaseException):
-    """A signal asks the run to end. It is no Exception, so that no handler of errors catches it.
+    """A signal, or the program that started the run, asks it to end. It is no Exception, so that no handler of errors
+    catches it.
+
+    Args:
+        request: The program's, in place of the signal that brought it.
 
     Attributes:
-        exit_code: 130 after Ctrl-C, else 10.
+        exit_code: The request's; of a signal 130 after Ctrl-C, else 10.
     """
 
-    def __init__(self, number: int) -> None:
-        self.exit_code = 130 if number == signal.SIGINT else 10
-        super().__init__(f"stopped by {signal.Signals(number).name}")
+    def __init__(self, number: int, request: Request | None = None) -> None:
+        of_signal = Request(f"by {signal.Signals(number).name}", 130 if number == signal.SIGINT else 10)
+        self.why, self.exit_code = request or of_signal
+        super().__init__(f"stopped {self.why}")
 
 
 class Interruption:
@@ -41,6 +54,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.stopped: Stopped | None = None
+        self._request: Request | None = None
         self._is_deferred = False
         self._kept = ExitStack()
         self._is_active = False
@@ -95,23 +109,28 @@ class Interruption:
         finally:
             self._is_deferred = before
 
+    def ask(self, request: Request) -> None:
+        """Have this process stop as after SIGTERM, told and recorded as what it is; from any thread."""
+        self._request = request
+        os.kill(os.getpid(), signal.SIGTERM)
+
     def _handle(self, number: int, frame: Any) -> None:
         if self.stopped is not None:
             try:
                 print(f"mmrl: {signal.Signals(number).name} again: ended at once", file=sys.stderr, flush=True)
             finally:
                 end_process(Stopped(number).exit_code)
-        self.stopped = Stopped(number)
-        self._tell(number)
+        self.stopped = Stopped(number, self._request if number == signal.SIGTERM else None)
+        self._tell(self.stopped)
         if _held and not self._is_deferred:
             _late.append(self.stopped)
         elif not self._is_deferred:
             raise self.stopped
 
-    def _tell(self, number: int) -> None:
+    def _tell(self, stopped: Stopped) -> None:
+        again = "; a second signal ends it at once" if stopped.exit_code in (10, 130) else ""
         with contextlib.suppress(OSError, RuntimeError):  # such as a signal within another print
-            name = signal.Signals(number).name
-            print(f"mmrl: {name}: the run ends where nothing is lost; a second signal ends it at once", file=sys.stderr)
+            print(f"mmrl: {stopped}: the run ends where nothing is lost{again}", file=sys.stderr)
 
 
 _held: list[None] = []

@@ -24,7 +24,7 @@ from mmrl.interfaces import Environment, PluginConfig
 from mmrl.rollout.records import RecordedRollout
 from mmrl.rollout.records.paging import GroupPages, IndexedGroup
 from mmrl.types import Prompt, Rollout
-from tests.faults.runs import REWARDS, Runs
+from tests.faults.runs import REWARDS, Runs, records
 
 ROOT = Path(__file__).parents[2]
 FUNCTIONS = {"evaluate", "export", "load_run", "train"}
@@ -287,7 +287,7 @@ def test_an_error_of_the_run_is_that_of_the_command(runs: Runs, capsys: pytest.C
 
 
 @pytest.mark.full
-def test_a_callback_stops_the_run_with_false_and_with_an_error(runs: Runs) -> None:
+def test_a_callback_stops_the_run_with_false_and_with_an_error(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     config = mapping(runs, trainer={"steps": 10**6, "prompts_per_step": 3, "save_every": 10**6, "run_dir": "run"})
     live = []
 
@@ -296,7 +296,11 @@ def test_a_callback_stops_the_run_with_false_and_with_an_error(runs: Runs) -> No
         return step < 3
 
     run = mmrl.train(config, callbacks=[enough])
-    assert run.stopped == "by enough after step 3" and "stopped by enough" in repr(run)
+    assert run.stopped == "by the callback enough after step 3" and "stopped by the callback enough" in repr(run)
+    told = "stopped by the callback enough after step 3"
+    assert (run.events[-1]["message"], run.events[-1]["exit_code"]) == (told, 0)
+    assert (lines := records(run.path / "attempts.jsonl"))[-1]["message"] == told and lines[-1]["exit_code"] == 0
+    assert "SIGTERM" not in (out := capsys.readouterr()).err + out.out
     assert live[0] and not run.is_live and run.checkpoints[-1].step == max(run.metrics.steps)
 
     def fail(step: int, metrics: Any) -> None:

@@ -90,12 +90,17 @@ def test_a_process_that_could_not_tell_is_explained() -> None:
         stub("exit").wait()
 
 
-def test_stopped_it_ends_where_nothing_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("exit_code", [0, 10])
+def test_stopped_it_ends_where_nothing_is_lost_and_tells_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], exit_code: int
+) -> None:
     file = tmp_path / "file"
     waiting = stub("wait", file=str(file), after=0)
-    outcome = waiting.wait(when_there(file, lambda: waiting.stop("by a test")))
-    assert outcome.stopped == "by a test"
-    assert file.read_text() == "saved, stopped by SIGTERM"
+    outcome = waiting.wait(when_there(file, lambda: waiting.stop("by a test", exit_code)))
+    assert outcome.stopped == "by a test" and waiting._process.returncode == exit_code
+    assert file.read_text() == "saved, stopped by a test"
+    told = capsys.readouterr().err
+    assert "mmrl: stopped by a test: the run ends where nothing is lost" in told and "SIGTERM" not in told
 
 
 def test_what_the_watch_raises_stops_it_and_is_raised(tmp_path: Path) -> None:
@@ -105,7 +110,7 @@ def test_what_the_watch_raises_stops_it_and_is_raised(tmp_path: Path) -> None:
     file = tmp_path / "file"
     with pytest.raises(LookupError, match="mine"):
         stub("wait", file=str(file), after=0).wait(when_there(file, fail))
-    assert file.read_text() == "saved, stopped by SIGTERM"
+    assert file.read_text() == "saved, stopped by an error of its caller, LookupError: mine"
 
 
 @pytest.fixture
@@ -156,4 +161,4 @@ child_command.ChildCommand("stub", {{"do": "wait", "file": {str(file)!r}, "after
     caller.wait()
     while not file.read_text().startswith("saved") and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert file.read_text() == "saved, stopped by SIGTERM"
+    assert file.read_text() == "saved, stopped as the program that started it is gone"

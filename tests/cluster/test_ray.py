@@ -384,7 +384,7 @@ def test_a_session_that_auto_finds_dead_is_told_within_a_minute(monkeypatch):
 @pytest.mark.full
 def test_too_few_devices_are_shown_by_node(ray_address, monkeypatch):
     monkeypatch.setattr("mmrl.cluster.ray_ranks.WAIT_S", 2)
-    with pytest.raises(ResourceError, match="9 ranks need 9 CPUs") as caught:
+    with pytest.raises(ResourceError, match="9 ranks, each with a CPU of its own") as caught:
         RayRanks(ClusterConfig(name="ray", ranks=9, address=ray_address))
     assert re.search(r"\(\S+\): 2 CPUs\n    free: 2", caught.value.possible)
 

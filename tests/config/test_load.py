@@ -2,17 +2,20 @@
 
 import pickle
 import random
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pydantic import BaseModel, ConfigDict
+import yaml
+from pydantic import BaseModel, ConfigDict, create_model
 
 from mmrl.config.keys import is_section
 from mmrl.config.load import from_mapping, load_config, to_yaml
-from mmrl.config.plugin_specs import PluginSpec
+from mmrl.config.plugin_specs import Kind, PluginSpec
 from mmrl.config.sections import Config, SamplerConfig
 from mmrl.config.starter import starter
-from mmrl.config.yaml_tree import MAX_BYTES, MAX_DEPTH
+from mmrl.config.yaml_tree import MAX_BYTES, MAX_DEPTH, Located, read_tree
 from mmrl.errors import ConfigError, MMRLError, PluginError
 from mmrl.interfaces import PluginConfig
 
@@ -113,6 +116,96 @@ def test_later_files_win_mappings_merge_and_lists_are_replaced(write) -> None:
     assert [reward.name for reward in loaded.config.rewards] == ["only"]
     assert loaded.config.trainer.steps == 10, "an empty section leaves the earlier one"
     assert loaded.origins["learner.weight_decay"] == f"{second}:1"
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "expected"),
+    [
+        (["sampler.engine={}"], "sampler.engine", {}),
+        (["sampler.engine=null"], "sampler.engine", {}),
+        (["sampler.engine={}", "sampler.engine.c=3"], "sampler.engine", {"c": 3}),
+        (["sampler.engine.c=3", "sampler.engine={}"], "sampler.engine", {}),
+        (["sampler.engine={c: 3}"], "sampler.engine", {"a": 1, "b": {"x": 2}, "c": 3}),
+        (["sampler.engine.b={}"], "sampler.engine", {"a": 1, "b": {}}),
+        (["sampler={}"], "sampler.group_size", 8),
+        (["sampler="], "sampler.group_size", 4),
+        (["learner.deepspeed={}"], "learner.deepspeed", {}),
+        (["learner.deepspeed=null"], "learner.deepspeed", {}),
+        (["model.lora={}"], "model.lora.rank", 16),
+        (["model.lora=null"], "model.lora", None),
+        (["algorithm.kl={}"], "algorithm.kl", {}),
+    ],
+)
+@pytest.mark.parametrize("form", ["override", "file", "mapping"])
+def test_an_empty_mapping_takes_back_what_was_written_before(write, words, key, expected, form) -> None:
+    text = "sampler: {group_size: 4, engine: {a: 1, b: {x: 2}}}\nlearner: {deepspeed: {zero_optimization: {a: 1}}}\n"
+    text += "model: {path: m, lora: {rank: 4}}\nalgorithm: {name: a, kl: {coef: 0.1}}\ndata: {train: {name: t}}\n"
+    paths: list[Any] = [write(text)]
+    if form == "file":
+        paths += [read_tree([], [word])[0] for word in words]
+    elif form == "mapping":
+        pairs = (word.split("=", 1) for word in words)
+        paths += [Located.of_dotted({key: yaml.safe_load(value)}, "given") for key, value in pairs]
+    found = load_config(paths, words if form == "override" else ()).config.model_dump(mode="json")
+    for part in key.split("."):
+        found = found[part]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "typed"),
+    [
+        ("model=foo", "model.path=foo"),
+        ("data=x.jsonl", "data.train={name: table, path: x.jsonl}"),
+        ("data.train=x.jsonl", "data.train={name: table, path: x.jsonl}"),
+        ("data.train=folder/rows", "data.train={name: table, path: folder/rows}"),
+        ("data.train=geometry3k", "data.train={name: geometry3k}"),
+        ("data.eval=x.parquet", "data.eval={name: table, path: x.parquet}"),
+        ("data.mix=x.csv", "data.mix=[{name: table, path: x.csv}]"),
+        ("rewards=math", "rewards=[{name: math}]"),
+        ("rewards=my.py:score", "rewards=[{name: 'my.py:score'}]"),
+        ("trackers=wandb", "trackers=[{name: wandb}]"),
+        ("monitors=dead_groups", "monitors=[{name: dead_groups}]"),
+        ("algorithm=grpo", "algorithm={name: grpo}"),
+        ("environment=zoom", "environment={name: zoom}"),
+        ("sampler=hf", "sampler.name=hf"),
+        ("sampler=16", "sampler.group_size=16"),
+        ("learner=1e-5", "learner.lr=1.0e-05"),
+        ("learner=cosine", "learner.schedule=cosine"),
+        ("trainer=5", "trainer.steps=5"),
+        ("cluster=ray", "cluster.name=ray"),
+        ("cluster=1", "cluster.ranks=1"),
+        ("model.freeze=vision", "model.freeze=[vision]"),
+    ],
+)
+@pytest.mark.parametrize("in_file", [False, True])
+def test_a_plain_word_is_answered_with_the_form_that_loads(write, word: str, typed: str, in_file: bool) -> None:
+    key, _, value = word.partition("=")
+    paths, words = [write(BASE)], [word]
+    if in_file:
+        inner = value
+        for part in reversed(key.split(".")[1:]):
+            inner = f"{{{part}: {inner}}}"
+        paths, words = [*paths, write(f"{key.split('.')[0]}: {inner}\n", "b.yaml")], []
+    with pytest.raises(ConfigError) as caught:
+        load_config(paths, words, options_class=options_class)
+    told = str(caught.value).partition("  do:       write ")[2]
+    assert told, "the answer says what to write"
+    if not in_file:
+        assert shlex.split(told) == [typed]
+        load_config(paths[:1], [typed], options_class=options_class)
+        return
+    last, *_ = reversed(key.split("."))
+    wanted = {last: yaml.safe_load(typed.partition("=")[2])}
+    if (below := typed.partition("=")[0].removeprefix(key)) and below != typed:
+        wanted = {last: {below.lstrip("."): wanted[last]}}
+    assert yaml.safe_load(told) == wanted
+
+
+def options_class(kind: Kind, spec: PluginSpec) -> type[BaseModel]:
+    """Every plugin takes everything; the dataset called ``table`` needs a path."""
+    fields: Any = {"path": (str, ...)} if spec.name == "table" else {}
+    return create_model("Anything", __config__={"extra": "allow"}, **fields)
 
 
 def test_another_plugin_does_not_inherit_the_options_of_the_one_it_replaces(write) -> None:
@@ -258,7 +351,7 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         "trainer.seed should be a whole number, not 'x'\n  where:    override trainer.seed=x",
         f"unknown key lr\n  where:    {path}:12",
         "did you mean learner.lr?",
-        f"learner.warmup_steps is 300, but there are only 5 optimizer steps\n  where:    {path}:7, {path}:10",
+        f"learner.warmup_steps is 300, but the run has only 5 optimizer steps\n  where:    {path}:7, {path}:10",
     ):
         assert expected in text
     assert text.startswith("11 errors")
@@ -290,7 +383,7 @@ def test_all_errors_are_reported_at_once_with_their_lines(write) -> None:
         ("learner.schedule=cosin", "did you mean cosine?"),
         ("learner.lr=fast", "learner.lr should be a number, not 'fast'"),
         ("learner.minibatches=99999", "a step has fewer completions"),
-        ("learner.warmup_steps=10", "there are only 10 optimizer steps"),
+        ("learner.warmup_steps=10", "but the run has only 10 optimizer steps"),
         ("model.lora={rank: 8}", ""),
         ("model.lora={rank: 0}", "greater than or equal to 1"),
         ("model.lora={targets: []}", "at least 1"),

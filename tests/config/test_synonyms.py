@@ -12,6 +12,7 @@ from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.config.sections import Config
 from mmrl.config.synonyms import _WORDS, spelled, synonym
 from mmrl.config.translation import Translation, _flat, translate
+from mmrl.config.yaml_tree import read_tree
 from mmrl.errors import ConfigError
 from mmrl.plugin_host.registry import options_class
 from mmrl.policy_gradient import PolicyGradient
@@ -95,6 +96,19 @@ def failure(path: Path, *overrides: str) -> str:
         ("learner.lrr=1", "did you mean lr?"),
         ("max_tool_calling_iterations=4", "did you mean environment.max_turns? (turns of the policy"),
         ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=4", "did you mean environment.max_turns?"),
+        ("scale_rewards=group", "that is the algorithm's own: choose it by algorithm.name"),
+        ("multi_objective_aggregation=x", "did you mean algorithm.reward_norm?"),
+        ("critic.optim.lr=1e-5", "do:       mmrl trains no critic"),
+        ("worker.critic.model.path=m", "do:       mmrl trains no critic"),
+        ("worker.ref.fsdp.enable_cpu_offload=true", "the reference is the initial policy"),
+        ("reward_model.model.path=m", "a model that scores is a reward: see rewards"),
+        ("actor_rollout_ref.rollout.val_kwargs.temperature=0", "an evaluation is greedy"),
+        ("actor_rollout_ref.rollout.val_kwargs.n=4", "did you mean trainer.eval_samples?"),
+        ("delta=2", "did you mean algorithm.dual_clip?"),
+        ("reward=math", "did you mean rewards? write 'rewards=[{name: math}]'"),
+        ("tracker=wandb", "did you mean trackers? write 'trackers=[{name: wandb}]'"),
+        ("report_to=wandb", "need none) write 'trackers=[{name: wandb}]'"),
+        ("dataset=x.jsonl", "write 'data.train={name: table, path: x.jsonl}'"),
         ("environment_factory=Game", "did you mean environment? ({name: path/to/file.py:Class}"),
     ],
 )  # fmt: skip
@@ -217,13 +231,94 @@ def test_plain_numbers_of_other_trainers_are_translated_too() -> None:
         "critic": {"optim": {"lr": 1}},
         "bf16": True,
     }
-    found = translate(theirs, dataset="files", algorithms=(), trackers=(), near=Path())
+    found = translate(theirs, dataset="files", algorithms=(), trackers={}, near=Path())
     assert found.values == {"sampler": {"group_size": 4}, "learner": {"lr": 1e-5}, "model": {"path": "m"}}
     assert [key for key, _, _ in found.left_out] == ["critic.optim.lr", "bf16"]
 
 
+TRACKERS = {"w": ("mode", "project", "experiment"), "m": ("experiment",), "t": ()}
+EASYR1_KEYS = """
+data: {train_files: a@train, val_files: b@test, prompt_key: problem, answer_key: answer, image_key: images,
+  video_key: videos, image_dir: null, video_fps: 2.0, max_prompt_length: 2048, max_response_length: 2048,
+  rollout_batch_size: 512, mini_rollout_batch_size: 256, val_batch_size: 1024, format_prompt: null,
+  override_chat_template: "{{ x }}", shuffle: true, seed: 1, min_pixels: 262144, max_pixels: 4194304,
+  filter_overlong_prompts: true, filter_overlong_prompts_workers: 16}
+algorithm: {adv_estimator: grpo, disable_kl: false, use_kl_loss: true, kl_penalty: low_var_kl, kl_coef: 1.0e-2,
+  online_filtering: true, filter_key: accuracy, filter_low: 0.01, filter_high: 0.99, kl_type: fixed, kl_horizon: 10000,
+  kl_target: 0.1, gamma: 1.0, lam: 1.0}
+worker:
+  actor: {global_batch_size: 128, micro_batch_size_per_device_for_update: 4, max_grad_norm: 1.0, padding_free: true,
+    dynamic_batching: true, ulysses_size: 1, use_torch_compile: true, loss_type: default, tau_positive: 1.0,
+    tau_negative: 1.05, model: {model_path: m, tokenizer_path: null, override_config: {a: 1},
+    enable_gradient_checkpointing: true, trust_remote_code: false, freeze_vision_tower: false},
+    optim: {lr: 1.0e-6, weight_decay: 1.0e-2, betas: [0.9, 0.999], strategy: adamw, lr_warmup_ratio: 0.1,
+    min_lr_ratio: 0.1}, fsdp: {enable_full_shard: true, fsdp_size: -1, torch_dtype: bf16},
+    offload: {offload_params: true}}
+  rollout: {n: 5, temperature: 1.0, top_p: 0.99, top_k: 50, seed: 1, limit_images: 2, dtype: bf16, ignore_eos: true,
+    gpu_memory_utilization: 0.6, enforce_eager: false, enable_chunked_prefill: true, tensor_parallel_size: 2,
+    max_model_len: 4096, max_num_batched_tokens: 8192, disable_log_stats: true,
+    val_override_config: {temperature: 0.6, top_p: 0.95, n: 1}}
+  ref: {fsdp: {enable_full_shard: true, enable_cpu_offload: true}, offload: {offload_params: false}}
+  reward: {reward_type: batch, reward_function: "f.py:compute_score", skip_special_tokens: true, num_cpus: 2}
+  critic: {optim: {lr: 1.0e-5}}
+trainer: {total_epochs: 15, max_steps: null, project_name: easy_r1, experiment_name: mine, logger: [console, w],
+  nnodes: 1, n_gpus_per_node: 8, max_try_make_batch: 20, critic_warmup: 0, val_freq: 5, val_before_train: true,
+  val_only: false, val_generations_to_log: 3, save_freq: 5, save_limit: 3, save_model_only: false,
+  save_checkpoint_path: null, load_checkpoint_path: c, ray_timeline: t, find_last_checkpoint: true, unheard_of: 3}
+"""
+
+
+def test_each_key_that_is_not_translated_has_its_reason(path: Path) -> None:
+    path.write_text(EASYR1_KEYS)
+    found = of(read_tree([path])[0].plain())
+    reasons = {key: note for key, _, note in found.left_out}
+    assert [key for key, note in reasons.items() if not note] == []
+    for key, part in {
+        "worker.rollout.top_p": "sampler.top_p: only 1.0: the learner cannot reproduce",
+        "worker.reward.reward_type": "a function of one rollout or of several is told apart by its parameters",
+        "trainer.max_try_make_batch": "algorithm.dynamic_sampling.max_rounds: rounds of replacements",
+        "worker.ref.fsdp.enable_cpu_offload": "the reference is the initial policy",
+        "worker.critic.optim.lr": "mmrl trains no critic",
+        "worker.rollout.max_model_len": "data.max_prompt_tokens and sampler.max_new_tokens together",
+        "trainer.unheard_of": "no key of mmrl's is known for it",
+    }.items():
+        assert part in reasons[key], key
+
+
+@pytest.mark.parametrize(
+    ("logger", "expected"),
+    [
+        ("w", [{"name": "w", "project": "p"}]),
+        (["console", "m"], [{"name": "m", "experiment": "p"}]),
+        (["w", "m"], [{"name": "w", "project": "p"}, {"name": "m", "experiment": "p"}]),
+        ("t", [{"name": "t"}]),
+        ("console", None),
+    ],
+)
+def test_the_project_of_others_is_the_trackers(logger: object, expected: object) -> None:
+    found = of({"trainer": {"logger": logger, "project_name": "p", "experiment_name": "e"}})
+    assert found.values.get("trackers") == expected and found.values["trainer"]["run_dir"] == "runs/e"
+    named = expected is not None and len(expected[0]) > 1  # type: ignore[index]
+    assert [key for key, _, _ in found.left_out] == ([] if named else ["trainer.project_name"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        ("enforce_eager", False, False),
+        ("enforce_eager", True, True),
+        ("enable_chunked_prefill", True, False),
+        ("enable_chunked_prefill", False, True),
+    ],
+)
+def test_an_engines_setting_that_is_vllms_default_is_not_copied(name: str, value: bool, kept: bool) -> None:
+    found = of({"worker": {"rollout": {"n": 2, name: value}}})
+    assert found.values["sampler"] == {"group_size": 2, **({"engine": {name: value}} if kept else {})}
+    assert found.left_out == []
+
+
 def of(theirs: dict[str, Any], near: Path = Path()) -> Translation:
-    return translate(theirs, dataset="files", algorithms=("grpo",), trackers=(), near=near)
+    return translate(theirs, dataset="files", algorithms=("grpo",), trackers=TRACKERS, near=near)
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:
@@ -243,7 +338,13 @@ def test_sampling_of_the_evaluation_is_not_that_of_the_training() -> None:
     assert [each[:2] for each in found.left_out] == [(f"{key}.temperature", 0.6), (f"{key}.max_tokens", 64)]
     verl = of({"rollout": {"val_kwargs": {"temperature": 0}, "temperature": 1.0}})
     assert verl.values == {"sampler": {"temperature": 1.0}}
-    assert verl.left_out == [("rollout.val_kwargs.temperature", 0, "not about the policy's training")]
+    assert verl.left_out == [
+        (
+            "rollout.val_kwargs.temperature",
+            0,
+            "an evaluation is greedy, or has trainer.eval_samples completions at sampler.temperature",
+        )
+    ]
 
 
 def test_a_penalty_that_is_off_there_is_not_turned_on() -> None:

@@ -235,7 +235,7 @@ def test_epochs_are_as_many_steps_as_the_rows_give(fake_runs: Runs, capsys):
     late = {"trainer": {"steps": None, "epochs": 1}, "learner": {"warmup_steps": 3}}
     assert fake_runs.train(fake_runs.config("late", **late)) == 2
     assert (
-        "there are only 3 optimizer steps\n  where:    trainer.epochs: 1 of 8 rows are 3 steps"
+        "but the run has only 3 optimizer steps\n  where:    trainer.epochs: 1 of 8 rows make 3 steps"
         in capsys.readouterr().err
     )
 

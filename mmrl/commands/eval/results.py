@@ -9,6 +9,7 @@ from typing import Any
 
 from mmrl.commands.eval.episodes import REASONS, SECTION
 from mmrl.commands.eval.estimates import Estimates
+from mmrl.errors import plural
 from mmrl.ops.estimation import Estimate
 from mmrl.runs.checkpoints import Checkpoint
 from mmrl.system.table import table
@@ -104,8 +105,8 @@ class Results:
         step = "" if self.checkpoint is None else f" (step {self.checkpoint.step})"
         yield f"model   {self.model}{step}"
         how = "greedy" if settings["temperature"] == 0 else f"at temperature {settings['temperature']:g}"
-        many = "1 completion" if settings["samples"] == 1 else f"{settings['samples']} completions"
-        yield f"data    {settings['dataset']}: {counts['prompts']} prompts, {many} each, {how}, seed {settings['seed']}"
+        prompts, many = plural(counts["prompts"], "prompt"), plural(settings["samples"], "completion")
+        yield f"data    {settings['dataset']}: {prompts}, {many} each, {how}, seed {settings['seed']}"
         notes = [f"{counts[name]} {text}" for name, text in _NOTES.items() if counts[name]]
         if notes:
             yield f"note    {', '.join(notes)}"
@@ -186,4 +187,4 @@ def _ablation_rows(ablation: Ablation) -> list[list[str]]:
         [_short(name), *(_shown(each.get(name)) for each in (ablation.pictures, ablation.blank, ablation.difference))]
         for name in _rewards(ablation.pictures)
     ]
-    return [[f"{ablation.prompts} prompts with images", "pictures", "blank", "difference"], *rows]
+    return [[f"{plural(ablation.prompts, 'prompt')} with images", "pictures", "blank", "difference"], *rows]

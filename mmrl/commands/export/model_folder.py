@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmrl.cluster.nodes import installed_versions
 from mmrl.cluster.process import prepare_process
-from mmrl.errors import ConfigError, ResourceError
+from mmrl.errors import ConfigError, ResourceError, plural
 from mmrl.runs.checkpoints import Checkpoint, CheckpointError, find, force, sync
 from mmrl.runs.resumption import MODEL
 from mmrl.system import failpoints
@@ -77,8 +77,9 @@ class Report:
         files = f"{done.files} file{'s' if done.files > 1 else ''}"
         yield f"weights   {done.weights} in {done.dtype}{origin}; {done.size_bytes / 1e6:.1f} MB in {files}"
         yield f"kept      {', '.join(done.kept)}"
+        compared = f"{plural(done.tokens, 'token')} of {plural(done.samples, 'sample')}"
         gap = f"mean {done.gap.abs_mean:.1e}, max {done.gap.abs_max:.1e} nats apart"
-        yield f"compared  {done.tokens} tokens of {done.samples} samples, before and after: {gap} (as {done.precision})"
+        yield f"compared  {compared}, before and after: {gap} (as {done.precision})"
         yield f"wrote     {_shown(self.out)}"
 
 

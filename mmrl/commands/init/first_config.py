@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from mmrl.config.forms import reader_of_files
 from mmrl.config.plugin_specs import Kind
 from mmrl.config.starter import starter
 from mmrl.config.translation import translate
@@ -76,7 +77,7 @@ def translated(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
         tree.plain(),
         dataset=dataset_of_files() or "<dataset>",
         algorithms=names["algorithm"],
-        trackers=names["tracker"],
+        trackers={name: _option_names("tracker", name) for name in names["tracker"]},
         near=files[0].parent if files else Path(),
     )
     algorithm = found.values.get("algorithm", {})
@@ -89,14 +90,15 @@ def translated(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return found.values, found.lines()
 
 
+def _option_names(kind: Kind, name: str) -> list[str]:
+    model = _options(kind, name)
+    return [] if model is None else [*model.model_fields]
+
+
 def dataset_of_files() -> str | None:
     """The installed dataset that reads files which the config has to name; None if there is none."""
-    for info in list_plugins():
-        if info.kind == "dataset" and (model := _options(info.kind, info.name)) is not None:
-            path = model.model_fields.get("path")
-            if path is not None and path.is_required():
-                return info.name
-    return None
+    found = reader_of_files(options_class)
+    return None if found == "..." else found
 
 
 def _plugins(values: Mapping[str, Any]) -> list[tuple[str, Kind, Mapping[str, Any]]]:

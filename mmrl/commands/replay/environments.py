@@ -16,7 +16,7 @@ from mmrl.config.sections import Config
 from mmrl.data.order import request_seed
 from mmrl.data.prompts import PromptSource
 from mmrl.engine_api import SamplingRequest
-from mmrl.errors import MMRLError
+from mmrl.errors import MMRLError, plural
 from mmrl.rollout.episodes.player import EpisodePlayer
 from mmrl.rollout.episodes.stand_in import StandInSampler
 from mmrl.rollout.records import RecordedStep
@@ -65,7 +65,7 @@ class ReplayedEnvironment:
         pairs = list(zip(known, again, strict=True))
         redact = Redactor()
         found = [difference for was, now in pairs for difference in differences(was, now, redact)]
-        note = f"{lost} episodes left out, whose rows data.train has no more" if lost else ""
+        note = f"{plural(lost, 'episode')} left out, whose rows data.train has no more" if lost else ""
         return Part(_NAME, _UNIT, sum(len(was.episode) for was in known), found, note)
 
     def _begin(self) -> tuple[RunSetup, EpisodePlayer]:

@@ -28,7 +28,7 @@ from mmrl.commands.replay.recorded_run import RecordedRun, load_recorded
 from mmrl.commands.replay.report import StepReport, WhatIf
 from mmrl.commands.replay.rerun import Rerun, Rules, rerun
 from mmrl.config.sections import Config
-from mmrl.errors import ConfigError, DataError
+from mmrl.errors import ConfigError, DataError, plural
 from mmrl.rollout.batch import with_greedy
 from mmrl.rollout.episodes.scoring import EpisodeScoring, score_episodes
 from mmrl.rollout.records import RecordedStep
@@ -258,9 +258,11 @@ def _unknowable(result: Rerun) -> Iterator[str]:
             "entropies, and log-probs of optimizer steps after the first, are those of when the run took the rollout in"
         )
     if result.left_out:
-        yield f"{result.left_out} groups carried over, or sampled in place of rejected ones, would not have been there"
+        groups = plural(result.left_out, "group")
+        yield f"{groups} carried over, or sampled in place of rejected ones, would not have been there"
     if stood_in := result.learner.stood_in:
-        yield f"{len(stood_in)} rollouts were in no loss: the sampler's log-probs stand in for the learner's"
+        rollouts = plural(len(stood_in), "rollout")
+        yield f"in no loss: {rollouts}, where the sampler's log-probs stand in for the learner's"
     if unknown := result.learner.unknown:
         yield f"not on record: {', '.join(sorted(unknown))}"
 

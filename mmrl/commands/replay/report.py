@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mmrl.commands.replay.comparison import Change, Difference, Part, describe, is_function, number
+from mmrl.errors import plural
 from mmrl.system.console import visible
 from mmrl.system.table import table
 
@@ -47,13 +48,12 @@ class WhatIf:
         """For a person, with or without the rollouts whose rewards change."""
         yield from (f"what if: {change}" for change in self.changes or [_NO_CHANGE])
         changed = len({(each.rollout, each.greedy) for each in self.rewards.differences})
-        yield f"  rewards      {changed} of {self.rewards.compared} rollouts change"
+        yield f"  rewards      {changed} of {plural(self.rewards.compared, 'rollout')} change"
         yield from _shown(self.rewards.differences, "    ") if with_rollouts else ()
         found = self.advantages
         correlation = "" if found.correlation is None else f", correlation {found.correlation:.4f}"
-        yield (
-            f"  advantages   {found.changed} of {found.compared} rollouts change, {found.flipped} the sign{correlation}"
-        )
+        compared = plural(found.compared, "rollout")
+        yield f"  advantages   {found.changed} of {compared} change, {found.flipped} the sign{correlation}"
         for what, names in (("added", found.added), ("removed", found.removed)):
             if names:
                 some = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
@@ -106,7 +106,7 @@ class StepReport:
 
     def lines(self) -> Iterator[str]:
         """For a person."""
-        yield visible(f"step {self.step} of {self.run}: {self.num_rollouts} rollouts")
+        yield visible(f"step {self.step} of {self.run}: {plural(self.num_rollouts, 'rollout')}")
         rows = [(part.name, str(part.compared), part.unit, _found(part)) for part in self.parts]
         for part, line in zip(self.parts, table(rows, "<><"), strict=True):
             yield visible(f"  {line}")

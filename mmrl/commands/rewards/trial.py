@@ -17,7 +17,7 @@ from mmrl.config.plugin_specs import RewardSpec
 from mmrl.config.problems import options_errors
 from mmrl.config.sections import is_component
 from mmrl.config.yaml_tree import Located, join_errors, read_tree
-from mmrl.errors import DataError
+from mmrl.errors import DataError, plural
 from mmrl.plugin_host import registry
 from mmrl.rollout.records import RecordedRollout, read_rollouts
 from mmrl.rollout.rewards.failures import Failures, RewardError
@@ -125,7 +125,7 @@ class RewardTrial:
             f"{name} {'-' if value is None else f'{value:.4g}'}" for name, value in totals["components"].items()
         )
         mean += visible(f" ({parts})") if parts else ""
-        scored = f"{totals['rollouts']} rollouts: {totals['scored']} scored{mean}"
+        scored = f"{plural(totals['rollouts'], 'rollout')}: {totals['scored']} scored{mean}"
         aside = f"; {self.other_sources} of other sources" if self.other_sources else ""
         yield f"{scored}, {totals['unscored']} unscored, {totals['failed']} failed{aside}"
         times = f"p50 {_ms(totals['p50_s'])}, p95 {_ms(totals['p95_s'])}, max {_ms(totals['max_s'])}"
