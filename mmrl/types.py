@@ -76,12 +76,15 @@ class ImageRef:
         width: Pixels, after the one resize to the model's grid.
         height: Pixels, after the one resize to the model's grid.
         path: The lossless PNG file with exactly these pixels.
+        file_size: (width, height) of the dataset's file in pixels, as viewers show it, before the resize; None where it
+            is not known, as in the records of older runs.
     """
 
     hash: str
     width: int
     height: int
     path: str
+    file_size: tuple[int, int] | None = None
 
 
 Content = tuple[str | ImageRef, ...]

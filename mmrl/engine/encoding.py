@@ -77,6 +77,16 @@ class Encoder:
         row = prompt if self._keeps_images else replace(prompt, images=())
         return EncodedPrompt(prompt=row, text=text, token_ids=token_ids, images=refs)
 
+    def measure(self, prompt: Prompt) -> EncodedPrompt:
+        """The row with the sizes of its images, without tokens and pixels.
+
+        Raises:
+            DataError: An image cannot be used.
+        """
+        refs = tuple(map(self._media.measure, prompt.images))
+        row = replace(prompt, images=())
+        return EncodedPrompt(prompt=row, text="", token_ids=np.zeros(0, np.int32), images=refs)
+
     def demonstrate(self, prompt: EncodedPrompt, *, all_turns: bool = False) -> Sample:
         if (demonstration := prompt.prompt.demonstration) is None:
             raise DataError(

@@ -35,14 +35,13 @@ from mmrl.interfaces.plugins import (
     Plugin,
     PluginConfig,
     Refill,
-    Reward,
     RunFacts,
-    Scores,
     ShownRollout,
     Starvation,
     Tracker,
     served_needs,
 )
+from mmrl.interfaces.rewards import Reward, Scores
 
 __all__ = [
     "API_VERSION",

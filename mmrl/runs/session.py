@@ -25,6 +25,7 @@ from mmrl.runs.inheritance import inherit
 from mmrl.runs.overdue import step_watchdog
 from mmrl.runs.recorder import RUN_STATE, RunRecorder, best_scores, environment, prune, tracking
 from mmrl.runs.resumption import Change, changed_config, changed_contents, fingerprints, plain_config, refuse
+from mmrl.runs.scored_rows import row_warnings
 from mmrl.runs.setup import RunSetup
 from mmrl.runs.summary import closing, opening, shown_metrics, way_on
 from mmrl.system.console import Console, diverted
@@ -183,7 +184,7 @@ class TrainingRun:
             with garbage_kept():
                 sources = setup.training, setup.evaluation
             for source in sources:
-                for warning in source.warnings if source is not None else ():
+                for warning in [*source.warnings, *row_warnings(setup, source)] if source is not None else ():
                     self._tell("warning", message=warning)
                 if source is not None:
                     source.listen(lambda prompt, reason: directory.event("dropped", prompt=prompt, reason=reason))

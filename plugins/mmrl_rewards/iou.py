@@ -9,9 +9,12 @@ Boxes of references and answers may be ``[x1, y1, x2, y2]``, ``{"bbox_2d": [...]
 ...}``, ``{"x": ..., "y": ..., "width": ..., "height": ...}``, ``[[x1, y1], [x2, y2]]``, lists of these, as JSON (also
 in a code fence) or as numbers in brackets in a text, ``(x1,y1),(x2,y2)`` included; a text of four numbers alone is a
 box too. Numbers may be quoted, and a fifth one from 0 to 1, a detector's score, is left out. ``boxes: xywh`` reads four
-bare numbers as corner, width and height. Corners may be in any order. Reference and answer must be in the same
-coordinates. The answer is what is in the last answer tags or code fence, else all of the completion. A rollout whose
-reference holds no box with an area is unscorable.
+bare numbers as corner, width and height. Corners may be in any order. The answer is what is in the last answer tags or
+code fence, else all of the completion. A rollout whose reference holds no box with an area is unscorable.
+
+``reference_scale`` and ``answer_scale`` say what the numbers are in (``box_scale.py``); without them they are compared
+as they are. Boxes are of one of the prompt's images; where the two scales need its size, a rollout without it is
+unscorable, and one of an older record, which lacks the file's size, is an error.
 """
 
 from __future__ import annotations
@@ -23,18 +26,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from mmrl.interfaces import PluginConfig, Reward
-from mmrl.types import FloatArray, Rollout, Score
+from mmrl.types import EncodedPrompt, FloatArray, ImageRef, Rollout, Score
 from mmrl_rewards.answers import first_read, last_boxed, last_tagged, reply_text, unmarked_answer
-
-Box = tuple[float, float, float, float]
-"""x1, y1, x2, y2 with x1 <= x2 and y1 <= y2."""
+from mmrl_rewards.box_scale import Box, BoxedRow, Scale, factors, warnings_about
 
 _KEYS = ("bbox_2d", "bbox", "box_2d", "box", "boxes", "bboxes", "objects")
 _MAPPINGS = ((("x1", "y1", "x2", "y2"), False), (("x", "y", "width", "height"), True), (("x", "y", "w", "h"), True))
-_N = r"\s*(-?\d{1,9}(?:\.\d{1,9})?)\s*"
+_N = r"\s*(-?\d{1,9}(?:\.\d{1,20})?)\s*"
 _FOUR = re.compile(rf"[\[(]{_N},{_N}(?:,|\)\s*,\s*\(){_N},{_N}[\])]")
 _ALONE = re.compile(rf"{_N}[,\s]{_N}[,\s]{_N}[,\s]{_N}")
 _NUMBER = re.compile(_N)
@@ -50,6 +51,13 @@ class IoU(Reward):
     class Config(PluginConfig):
         boxes: Literal["xyxy", "xywh"] = "xyxy"
         """Meaning of four bare numbers in references and answers: two corners, or a corner, width and height."""
+        reference_scale: Scale | None = None
+        """Coordinates of reference boxes: file (pixels of the dataset's file, as viewers show it), resized (pixels of
+        the picture that the model sees), or the number at which they end, such as 1000 or 1; null: as answers."""
+        answer_scale: Scale | None = None
+        """Coordinates of answers, such as resized for Qwen2.5-VL and 1000 for Qwen3-VL and InternVL."""
+        image: int = Field(default=1, ge=1)
+        """Number of the prompt's image that boxes are of, from 1."""
         threshold: float | None = Field(default=None, gt=0, le=1)
         """Overlap from which a box counts as found; null: the overlap itself is the score."""
         max_boxes: int = Field(default=100, gt=0)
@@ -57,14 +65,55 @@ class IoU(Reward):
         max_characters: int = Field(default=20_000, gt=0)
         """Longer answers score 0."""
 
+        @model_validator(mode="after")
+        def _scales_are_said_together(self) -> IoU.Config:
+            if (self.reference_scale is None) != (self.answer_scale is None):
+                raise ValueError("needs reference_scale and answer_scale together: file, resized, 1000 or 1 each")
+            return self
+
     def score_one(self, rollout: Rollout) -> Score | None:
-        reference = self._boxes(rollout.answer)
-        if not any(_has_area(box) for box in reference):
+        reference, by = self._references(rollout.answer), self._factors(rollout.images)
+        if not reference or by is None:
             return None
         found = first_read(_readings(reply_text(rollout)), self._answered) or []
         if not 0 < len(found) <= self.config.max_boxes:
             return 0.0
-        return self._score(np.array(reference), np.array(found))
+        return self._score(np.array(reference) * (*by, *by), np.array(found))
+
+    def check_rows(self, prompts: Sequence[EncodedPrompt]) -> Sequence[str]:
+        boxed = [(each, boxes) for each in prompts if (boxes := self._references(each.prompt.answer))]
+        place, found = self.config.image - 1, list[str]()
+        rows = [
+            BoxedRow(each.id, each.prompt.answer, boxes, each.images[place])
+            for each, boxes in boxed
+            if place < len(each.images)
+        ]
+        found += warnings_about(rows, self.config.reference_scale)
+        if lacking := [each.id for each, _ in boxed if self._factors(each.images) is None]:
+            what = f"{len(lacking)} of {len(boxed)} rows have boxes and no image {place + 1}, such as {lacking[0]}"
+            found.append(f"{what}, and cannot be scored: set image, or leave them out")
+        several = [each.id for each, _ in boxed if len({ref.file_size for ref in each.images}) > 1]
+        if several and self.config.reference_scale and "image" not in self.config.model_fields_set:
+            what = f"{len(several)} of {len(boxed)} rows have images of different sizes, such as {several[0]}"
+            found.append(f"{what}, and their boxes are read as the first one's: set image, its number from 1")
+        return found
+
+    def right_answer(self, prompt: EncodedPrompt) -> str | None:
+        reference, by = self._references(prompt.prompt.answer), self._factors(prompt.images)
+        if not reference or by is None or by == (1.0, 1.0):
+            return None
+        boxes = np.array(reference) * (*by, *by)
+        if self.config.boxes == "xywh":
+            boxes[:, 2:] -= boxes[:, :2]
+        return json.dumps(boxes.round(6).tolist() if len(boxes) > 1 else boxes[0].round(6).tolist())
+
+    def _factors(self, images: Sequence[ImageRef]) -> tuple[float, float] | None:
+        return factors(self.config.reference_scale, self.config.answer_scale, images, self.config.image - 1)
+
+    def _references(self, answer: Any) -> list[Box]:
+        """The reference boxes, if one of them has an area."""
+        boxes = self._boxes(answer)
+        return boxes if any(map(_has_area, boxes)) else []
 
     def _score(self, reference: FloatArray, found: FloatArray) -> float:
         from scipy.optimize import linear_sum_assignment

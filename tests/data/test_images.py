@@ -11,6 +11,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -416,7 +417,29 @@ def test_a_blank_image_has_the_size_of_the_other_and_one_grey(tmp_path, picture)
     blank = store.blank(ref)
     assert (blank.width, blank.height) == (ref.width, ref.height) and blank.hash != ref.hash
     assert np.unique(np.asarray(MediaStore(tmp_path, store.grid).load(blank))).tolist() == [128]
-    assert store.blank(ref) == blank
+    assert store.blank(ref) == blank and blank.file_size == ref.file_size == (60, 90)
+
+
+@pytest.mark.parametrize(
+    ("size", "orientation", "file_size"),
+    [
+        ((1600, 1200), 1, (1600, 1200)),
+        ((1600, 1200), 6, (1200, 1600)),
+        ((252, 168), 1, (252, 168)),
+        ((8, 8), 3, (8, 8)),
+    ],
+)
+@pytest.mark.parametrize("format", ["JPEG", "PNG"])
+def test_a_reference_has_the_size_of_the_file_as_viewers_show_it(size, orientation, file_size, format, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    raw, store = encode(noise(*size), format, exif=exif), MediaStore(tmp_path, ImageGrid(28, 3136, 50176))
+    ref = store.add(raw)
+    with Image.open(ref.path) as stored:
+        assert stored.size == (ref.width, ref.height) == normalised_size(raw, store.grid)
+    assert ref.file_size == store.add(raw).file_size == file_size
+    measured = store.measure(raw)  # as tall and as wide, without a pixel
+    assert measured == replace(ref, hash="", path="")
 
 
 def test_the_file_of_a_blank_image_is_upright_and_becomes_the_same_blank_image(tmp_path):

@@ -45,7 +45,7 @@ def some(rng: np.random.Generator, values: Sequence[Any]) -> Any:
 def image(rng: np.random.Generator) -> ImageRef:
     name = "".join(some(rng, MEDIA) for _ in range(64))
     width, height = map(int, rng.integers(28, 280, 2))
-    return ImageRef(name, width, height, f"/media/{name}.png")
+    return ImageRef(name, width, height, f"/media/{name}.png", some(rng, (None, (3000, 17))))
 
 
 def segments_and_turns(rng: np.random.Generator, num_turns: int) -> tuple[list[Segment], list[PlayedTurn]]:

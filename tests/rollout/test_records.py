@@ -21,6 +21,8 @@ from mmrl.commands.cli import main
 from mmrl.errors import DataError
 from mmrl.rollout.records import (
     RecordedStep,
+    group_records,
+    read_groups,
     read_lines,
     read_rollouts,
     read_step,
@@ -253,6 +255,23 @@ def test_a_file_of_an_older_version_is_read_by_every_reader(tmp_path: Path, caps
     assert printed[:3] == printed[3:]
     of_schema_1 = [json.loads(line) for line in SCHEMA_1.read_text().splitlines()]
     assert [json.loads(line) for line in printed[1].splitlines()] == [{"step": 1, **each} for each in of_schema_1]
+
+
+def test_the_size_of_an_images_file_is_recorded_and_unknown_where_an_older_version_wrote(tmp_path, monkeypatch):
+    (made, *_) = groups()
+    prompt = made.scored.group.prompt
+    prompt = replace(prompt, images=(replace(prompt.images[0], file_size=(1600, 1200)), *prompt.images))
+    rollouts = tuple(replace(each, prompt=prompt) for each in made.scored.rollouts)
+    made = replace(made, scored=replace(made.scored, group=RolloutGroup(prompt, rollouts)))
+    sizes = [[ref.file_size for ref in each.rollout.images] for each in read_rollouts(write(tmp_path, [made]))]
+    assert sizes == [[(1600, 1200), None]] * len(sizes) and sizes
+    (read, *_) = read_groups(json.loads(json.dumps(group_records([made.scored]))), tmp_path)
+    assert [ref.file_size for ref in read.group.prompt.images] == [(1600, 1200), None]
+    image = pa.struct({"hash": pa.string(), "width": pa.int32(), "height": pa.int32()})
+    place = writing.GROUP.get_field_index("images")
+    monkeypatch.setattr(writing, "GROUP", writing.GROUP.set(place, pa.field("images", pa.list_(image))))
+    older = [[ref.file_size for ref in each.rollout.images] for each in read_rollouts(write(tmp_path, [made]))]
+    assert older == [[None, None]] * len(sizes)
 
 
 def test_a_step_that_is_taken_again_replaces_an_older_versions_file(tmp_path: Path) -> None:

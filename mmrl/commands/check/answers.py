@@ -41,17 +41,22 @@ class TriedAnswer:
         return self.kind, f"{self.total:.3g}", f"({scores})", excerpt(self.text)
 
 
-def try_rewards(scorer: Scorer, prompt: EncodedPrompt, max_new_tokens: int) -> list[TriedAnswer]:
+def try_rewards(
+    scorer: Scorer, prompt: EncodedPrompt, max_new_tokens: int, own: Sequence[str] = ()
+) -> list[TriedAnswer]:
     """A right, a wrong, an empty and a truncated answer, scored by all rewards.
 
     The right one has the form that earns most. Without a reference answer the first two are just two answers.
+
+    Args:
+        own: Right answers that rewards write themselves.
 
     Raises:
         PluginError: A reward fails.
     """
     row = prompt.prompt
     wrong = wrong_for(written(row.answer)[0])
-    right = [f"The answer is \\boxed{{{reference}}}." for reference in written(row.answer)]
+    right = [f"The answer is \\boxed{{{reference}}}." for reference in (*written(row.answer), *own)]
     whole = row.demonstration or right[0]
     texts = {
         **{f"right {i}": text for i, text in enumerate(right)},

@@ -31,6 +31,7 @@ from mmrl.runs.budget import Arithmetic, disk
 from mmrl.runs.directory import check_place
 from mmrl.runs.episodes import playing
 from mmrl.runs.monitoring import fault_of, monitors_of
+from mmrl.runs.scored_rows import right_answer, row_warnings, writing
 from mmrl.runs.setup import RunSetup
 from mmrl.runs.summary import SHOWN_ROWS, kept_rows
 from mmrl.system.console import Console
@@ -175,7 +176,8 @@ class _Examination:
         if len(data["sources"]) > 1:
             lines.append(f"sources    {counted(data['sources'])}")
         self.report.add(name, data, [*lines, *found.lines()])
-        self.report.warnings += source.warnings
+        spread = np.unique(np.linspace(0, len(source) - 1, min(len(source), GRADED)).astype(int)).tolist()
+        self.report.warnings += [*source.warnings, *row_warnings(self.setup, source, spread)]
         if 2 * len(source.dropped) > source.num_rows:
             self.report.warn(f"{source.name}: more than half of the rows are dropped ({causes})")
         self._images(name, source)
@@ -210,7 +212,7 @@ class _Examination:
         damaged = [f"{prompt_id}: {reason}" for prompt_id, reason in source.dropped[known:]]
         self.report.data[f"{name}_decoded"] = {"rows": looked, "damaged": damaged}
         if learns:
-            self.report.show("", [f"learned    demonstrations {encoder.targets}"])
+            self.report.add("targets", encoder.targets, [f"learned    demonstrations {encoder.targets}"], title="")
         self.report.show("", [f"decoded    {looked} of {rows(len(source))}; {len(damaged)} cannot be used"])
         self.report.show("", [f"             {line}" for line in shortened(damaged, SHOWN_ROWS)])
         if errors and self.config.data.on_bad_row == "fail":
@@ -250,7 +252,10 @@ class _Examination:
             places = np.linspace(0, len(scored) - 1, min(len(scored), GRADED)).astype(int).tolist()
             assert self._scorer is not None
             reward = self._scorer.reward(place)
-            references = check_references((source[scored[at]] for at in places), reward, shown)
+            chosen = (source[scored[at]] for at in places)
+            writer = writing(spec)
+            written = () if writer is None else (partial(_written_by, writer, self.setup.encoder),)
+            references = check_references(chosen, reward, shown, *written)
             reports.append(references.data())
             self.report.add(f"{name}_references", reports, references.lines(), title="")
             alone = len({each.metric for each in self.config.rewards}) == 1
@@ -339,7 +344,11 @@ class _Examination:
     def _try_rewards(self, scorer: Scorer, prompts: Iterator[EncodedPrompt]) -> dict[str, Any]:
         """Use the first prompt whose right answer can be scored; without a reference answer, none is right or wrong."""
         for prompt in prompts:
-            answers = try_rewards(scorer, prompt, self.config.sampler.max_new_tokens)
+            scoring = [
+                each for each in self.config.rewards if each.sources is None or prompt.prompt.source in each.sources
+            ]
+            own = [right_answer(each, prompt) for each in map(writing, scoring) if each is not None]
+            answers = try_rewards(scorer, prompt, self.config.sampler.max_new_tokens, [*filter(None, own)])
             if answers[0].is_scored:
                 break
         answer = prompt.prompt.answer
@@ -388,6 +397,12 @@ class _Examination:
             self.report.warn(problem)
         else:
             self.report.blame(problem)
+
+
+def _written_by(reward: Reward, encoder: Encoder, prompt: Prompt) -> tuple[EncodedPrompt, str | None]:
+    """A row as the reward sees it, and the right answer that it writes."""
+    seen = encoder.measure(prompt)
+    return seen, right_answer(reward, seen)
 
 
 def _learnable(encoder: Encoder, all_turns: bool, prompt: Prompt) -> EncodedPrompt:

@@ -19,7 +19,7 @@ from mmrl.rollout.rewards.failures import Failures
 from mmrl.rollout.rewards.pool import Answer
 from mmrl.rollout.rewards.scorer import PooledReward
 from mmrl.system.report import excerpt, rows, shortened
-from mmrl.types import Prompt
+from mmrl.types import EncodedPrompt, Prompt
 
 SHOWN = 10
 SLOW_S = 0.5
@@ -219,7 +219,17 @@ def _graded(text: str, where: str, remedy: str, *, is_error: bool) -> DataError 
     )
 
 
-def check_references(prompts: Iterable[Prompt], reward: PooledReward, name: str) -> ReferenceReport:
+Written = Callable[[Prompt], tuple[EncodedPrompt, str | None]]
+"""A row as its reward sees it, and the right answer that the reward itself writes; None is the reference answer."""
+
+
+def _as_it_is(prompt: Prompt) -> tuple[EncodedPrompt, None]:
+    return unread(prompt), None
+
+
+def check_references(
+    prompts: Iterable[Prompt], reward: PooledReward, name: str, right: Written = _as_it_is
+) -> ReferenceReport:
     """Compare each row's reference answer, in a box, in answer tags and bare, with a wrong answer.
 
     It is written as a person would, and not as the data spells it.
@@ -228,10 +238,11 @@ def check_references(prompts: Iterable[Prompt], reward: PooledReward, name: str)
         prompts: Rows that the reward scores.
         reward: One that tells right from wrong.
         name: The reward's name in the report.
+        right: Gives the row's right answer, where it has another form than the reference answer.
     """
     report = ReferenceReport(name)
     contradicted, slow, rejected, references = list[_Row](), list[Prompt](), list[_Row](), dict[str, None]()
-    for row in _finished(_submit(reward, prompt) for prompt in prompts):
+    for row in _finished(_submit(reward, prompt, right) for prompt in prompts):
         if row.error is not None:
             report.error = row.error
             break
@@ -250,7 +261,8 @@ def check_references(prompts: Iterable[Prompt], reward: PooledReward, name: str)
         if not row.earns("demonstration"):
             contradicted.append(row)
     # Once more: a worker's first call imports packages, and a machine may be busy.
-    again = [row for row in _finished(_submit(reward, prompt, again=True) for prompt in slow) if row.seconds > SLOW_S]
+    once_more = (_submit(reward, prompt, right, again=True) for prompt in slow)
+    again = [row for row in _finished(once_more) if row.seconds > SLOW_S]
     report.slow = [(row.prompt.id, excerpt(row.prompt.answer), row.seconds) for row in again]
     report.contradicted = [(row.prompt.id, excerpt(row.prompt.answer)) for row in contradicted]
     report.ignores_references = bool(rejected) and all(_is_the_same(reward, row) for row in rejected[:SHOWN])
@@ -326,11 +338,12 @@ def _note(report: ReferenceReport, row: _Row) -> None:
     report.partial = report.partial or next(partial, None)
 
 
-def _submit(reward: PooledReward, prompt: Prompt, *, again: bool = False) -> _Row:
+def _submit(reward: PooledReward, prompt: Prompt, right: Written, *, again: bool = False) -> _Row:
     """Grade a row; ``again`` uses another wrong answer, which is new to the reward."""
     reference = written(prompt.answer)[0]
-    texts = _answers(prompt, "-98766" if again else wrong_for(reference))
-    rollouts, failures = completions(unread(prompt), [*texts.values()]).rollouts, Failures(bounded=False)
+    (seen, own), texts = right(prompt), _answers(prompt, "-98766" if again else wrong_for(reference))
+    texts |= {} if own is None else right_forms(own)
+    rollouts, failures = completions(seen, [*texts.values()]).rollouts, Failures(bounded=False)
     return _Row(prompt, reference, [*texts], reward.ask(rollouts, failures), failures)
 
 

@@ -25,7 +25,8 @@ from mmrl.errors import DataError
 SCHEMA = 2
 _ESCAPE = "\0"
 _IDS, _FLOATS, _EXACT = pa.list_(pa.int32()), pa.list_(pa.float32()), pa.list_(pa.float64())
-_IMAGE = pa.struct({"hash": pa.string(), "width": pa.int32(), "height": pa.int32()})
+_IMAGE = pa.struct({"hash": pa.string(), "width": pa.int32(), "height": pa.int32(), "file_size": _IDS})
+"""``file_size`` is null where it is not known; files of older versions lack it."""
 _IMAGES = pa.list_(_IMAGE)
 _TURN = pa.struct(
     {
@@ -351,7 +352,10 @@ def _part(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _images(found: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{**each, "hash": unescaped(each["hash"])} for each in found]
+    return [
+        {name: unescaped(value) for name, value in each.items() if name != "file_size" or value is not None}
+        for each in found
+    ]
 
 
 def _map(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -93,12 +93,15 @@ def segments_of(record: Mapping[str, Any], ids: IntArray, logprobs: FloatArray, 
 
 
 def image_record(image: ImageRef) -> dict[str, Any]:
-    return {"hash": image.hash, "width": image.width, "height": image.height}
+    known = {} if image.file_size is None else {"file_size": list(image.file_size)}
+    return {"hash": image.hash, "width": image.width, "height": image.height, **known}
 
 
 def image_of(record: Mapping[str, Any], media: Path) -> ImageRef:
     """The image of a record, in this folder."""
-    return ImageRef(record["hash"], record["width"], record["height"], str(media / f"{record['hash']}.png"))
+    path, size = str(media / f"{record['hash']}.png"), record.get("file_size")
+    known = None if size is None else (int(size[0]), int(size[1]))
+    return ImageRef(record["hash"], record["width"], record["height"], path, known)
 
 
 def _is_plain(segment: Segment) -> bool:

@@ -467,3 +467,35 @@ def test_damaged_pixels_are_treated_as_a_run_does_and_all_rows_are_named(check: 
     assert "row 2" in error and "row 5" in error
     code, _, error = check(table, data={"on_bad_row": "fail"})
     assert code == 3 and "row 2" in error and "row 5" in error
+
+
+def test_boxes_are_graded_in_the_scale_of_answers_and_one_that_is_not_said_is_told(check: Check) -> None:
+    table = [
+        {"problem": f"<image>Where is it in figure {k}?", "images": [picture("RGB", k)], "answer": [20, 14, 60, 42]}
+        for k in range(4)
+    ]
+    limits = {"min_pixels": 784, "max_pixels": 3136}
+    code, found, _ = check(table, data=limits, rewards=[{"name": "iou"}])
+    (warning,) = [each for each in found["warnings"] if "resized picture" in each]
+    assert code == 0 and warning.startswith("data.train, column answer, rewards.0: iou: 4 of 4 rows have boxes")
+    said = {"name": "iou", "reference_scale": "file", "answer_scale": 1000}
+    code, found, error = check(table, data=limits, rewards=[said])
+    assert code == 0 and not error and not [each for each in found["warnings"] if "rewards.0" in each]
+    assert found["train_references"][0]["graded"] == 4 and not found["train_references"][0]["rejected"]
+    right = found["trials"][0]["answers"][0]
+    assert right["reward"] == pytest.approx(1) and "[238.09" in right["text"]
+
+
+def test_demonstrations_are_looked_at_and_their_beginning_and_end_are_told(
+    check: Check, models: Callable[[str], Path], tmp_path: Path
+) -> None:
+    template = (models("qwen2_5_vl") / "chat_template.jinja").read_text()
+    head = "<|im_start|>assistant\n"
+    model = shutil.copytree(models("qwen2_5_vl"), tmp_path / "model")
+    (model / "chat_template.jinja").write_text(template.replace(head, head + "{{ '<think>\n' }}"))
+    thoughts = [row | {"solution": f"<think>Half.</think>{row['solution']}"} for row in rows()]
+    learns = {"model": {"path": str(model)}, "algorithm": {"name": "sft"}}
+    code, found, _ = check(thoughts, **learns)
+    assert code == 0 and found["targets"] == "end with <|im_end|>; the prompt has <think>, and theirs is left out"
+    code, _, error = check([*thoughts[1:], rows()[0]], **learns, data={"max_bad_rows": 0})
+    assert code == 3 and "which has no </think>" in error and "rows/19" in error
