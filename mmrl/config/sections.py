@@ -206,7 +206,7 @@ class TrainerConfig(Section):
     eval_samples: Annotated[int, Field(ge=1, le=4096), MAY_CHANGE] = 1
     """Completions per evaluation prompt: 1 is greedy, more are sampled at the sampler's temperature."""
     eval_metric: Annotated[str | None, MAY_CHANGE] = None
-    """The reward whose mean is eval/accuracy; null for the first."""
+    """The reward that tells right from wrong, for eval/accuracy: value 1 is right; null for the first."""
     blank_every: Annotated[CountOrNever, MAY_CHANGE] = 0
     """Evaluations from one to the next that also answers 64 of the prompts with blank images. 0: none does."""
     tracked_rollouts: Annotated[CountOrNever, MAY_CHANGE] = 4
@@ -297,6 +297,11 @@ class Config(Section):
         """The reward component that tells right from wrong; None if nothing is scored."""
         own = next((reward.metric for reward in self.rewards), None if self.environment is None else ENVIRONMENT)
         return self.trainer.eval_metric or own
+
+    @property
+    def accuracy_mean(self) -> str | None:
+        """The metric of an evaluation that is the mean of ``accuracy``; other than eval/accuracy where it is graded."""
+        return None if self.accuracy is None else f"eval/{self.accuracy}_mean"
 
     @property
     def max_completion_tokens(self) -> int:

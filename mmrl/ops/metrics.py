@@ -23,13 +23,13 @@ def reward_metrics(batch: Batch, accuracy_of: str) -> dict[str, float]:
       there are any.
     - ``reward/unscored_fraction``: rollouts that a reward could not score.
     - ``group/zero_signal_fraction``: groups whose valid rewards are all equal.
-    - ``group/all_correct_fraction``, ``group/all_wrong_fraction``: groups whose valid values of the component
-      ``accuracy_of`` are all at least 1, or all at most 0; both within 1e-8, of the groups that have any.
+    - ``group/all_correct_fraction``, ``group/all_wrong_fraction``: groups whose valid completions are all right, or
+      none of which is, by the component ``accuracy_of`` (see ``right_of``), of the groups that have any.
 
     See ``failure_metrics`` for ``reward/<name>_failed_fraction``.
     """
     valid = batch.rewards[batch.valid]
-    right = batch.component(accuracy_of)
+    right = right_of(batch.component(accuracy_of))
     groups = [right[members] for members in members_of(batch.group_ids, batch.valid & ~np.isnan(right))]
     return {
         "reward/mean": _mean(valid),
@@ -37,8 +37,8 @@ def reward_metrics(batch: Batch, accuracy_of: str) -> dict[str, float]:
         **_component_means("reward", batch.components, batch.valid),
         "reward/unscored_fraction": float(1 - batch.valid.mean()),
         "group/zero_signal_fraction": zero_signal_fraction(batch.rewards, batch.group_ids, batch.valid),
-        "group/all_correct_fraction": _mean(np.array([values.min() >= 1 - TOLERANCE for values in groups])),
-        "group/all_wrong_fraction": _mean(np.array([values.max() <= TOLERANCE for values in groups])),
+        "group/all_correct_fraction": _mean(np.array([values.min() == 1 for values in groups])),
+        "group/all_wrong_fraction": _mean(np.array([values.max() == 0 for values in groups])),
         **_greedy_metrics(batch),
     }
 
@@ -141,16 +141,23 @@ def mismatch_metrics(gap: Gap) -> dict[str, float]:
 def evaluation_metrics(
     rewards: FloatArray, valid: BoolArray, components: Mapping[str, FloatArray], accuracy_of: str
 ) -> dict[str, float]:
-    """``eval/accuracy``: mean of the component ``accuracy_of``; ``eval/reward_mean``: mean of the weighted sums.
+    """``eval/accuracy``: share of the rollouts that are right by the component ``accuracy_of`` (see ``right_of``).
 
-    ``eval/unscored_fraction``: rollouts that a reward could not score; the means are over the others.
+    - ``eval/<name>_mean``: as ``reward/<name>_mean``; of a graded component it tells more than the share.
+    - ``eval/reward_mean``: mean of the weighted sums.
+    - ``eval/unscored_fraction``: rollouts that a reward could not score; shares and means are over the others.
     """
     return {
         "eval/unscored_fraction": float(1 - valid.mean()),
-        "eval/accuracy": _mean(components.get(accuracy_of, np.zeros(0))),
+        "eval/accuracy": _mean(right_of(components.get(accuracy_of, np.zeros(0)))),
         "eval/reward_mean": _mean(rewards[valid]),
         **_component_means("eval", components, np.ones_like(valid)),
     }
+
+
+def right_of(values: FloatArray) -> FloatArray:
+    """1 where a value of the component that tells right from wrong is at least 1 (within 1e-8), else 0; NaN stays."""
+    return np.where(np.isnan(values), np.nan, values >= 1 - TOLERANCE)
 
 
 def average(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:

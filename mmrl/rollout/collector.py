@@ -226,12 +226,12 @@ class Collector:
         if batch.valid.any() and np.isnan(batch.component(self.accuracy_of)).all():
             if self.accuracy_of not in batch.components:
                 raise ConfigError(
-                    f"no reward answers a component {self.accuracy_of!r}, whose mean is to be eval/accuracy",
+                    f"no reward answers a component {self.accuracy_of!r}, by which eval/accuracy is to judge",
                     where="trainer.eval_metric",
                     possible=", ".join(batch.components),
                 )
             raise ConfigError(
-                f"reward {self.accuracy_of!r}, whose mean is eval/accuracy, scores no row of data.eval",
+                f"reward {self.accuracy_of!r}, by which eval/accuracy judges, scores no row of data.eval",
                 where="trainer.eval_metric, rewards[].sources",
                 remedy="name a reward that does, or add the source of these rows to its sources",
             )

@@ -51,7 +51,7 @@ class RunRecorder:
         self._config, self._directory, self._trackers = config, directory, trackers
         self._console, self._engine, self._fingerprints = console, engine, fingerprints
         self._checkpoints = Checkpoints(directory.checkpoints)
-        self._has_warned = False
+        self._has_warned = self._knows_grades = False
         self._writer = Background("mmrl-rollouts")
         self._monitoring = Monitoring(config, directory.path, self._monitor_fault)
         self._groups = StepGroups()
@@ -83,6 +83,7 @@ class RunRecorder:
         self._directory.append_metrics(step, values)
         self._trackers.log(step, values)
         self._console.step(step, values)
+        self._warn_of_grades(values)
         if (name := self._config.trainer.best_metric) is None:
             return
         if name in values:  # its checkpoint was written before its evaluation
@@ -92,6 +93,19 @@ class RunRecorder:
         elif step > 1 and not self._scores and not self._has_warned:
             self._has_warned = True
             self.event("warning", message=f"trainer.best_metric: {name} is in no step so far, so none is the best one")
+
+    def _warn_of_grades(self, values: Mapping[str, float]) -> None:
+        """Say once that a decision waits for the share of value 1 where the reward is graded."""
+        trainer, mean = self._config.trainer, self._config.accuracy_mean
+        decided = {"trainer.best_metric": trainer.best_metric}
+        decided["trainer.stop_when"] = trainer.stop_condition.metric if trainer.stop_condition else None
+        keys = [key for key, name in decided.items() if name == "eval/accuracy"]
+        if not keys or self._knows_grades or mean is None or values.get(mean, math.nan) == values.get("eval/accuracy"):
+            return
+        if mean in values and "eval/accuracy" in values:
+            self._knows_grades = True
+            what = f"{' and '.join(keys)}: eval/accuracy is the share of completions whose {self._config.accuracy} is 1"
+            self.event("warning", message=f"{what}; values between 0 and 1 occur, whose mean is {mean}")
 
     def rollouts(self, step: int, groups: Sequence[CreditedGroup], state: Mapping[str, Any]) -> None:
         self._groups.sampled = groups

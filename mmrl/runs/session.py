@@ -67,7 +67,7 @@ class TrainingRun:
         self._directory, self._interruption, self._origins = directory, interruption, origins
         self._least_memory, self._profiled_steps, self._verbose = least_memory, profiled_steps, verbose
         self._checkpoints = Checkpoints(directory.checkpoints)
-        self._console = Console(self._config.trainer.steps)
+        self._console = Console(self._config.trainer.steps, mean=self._config.accuracy_mean)
         self._checkpoint: Checkpoint | None = None
         self._source: Checkpoint | None = None  # of another run, until this one has a checkpoint of its own
         self._state: Mapping[str, Any] = {}
@@ -140,7 +140,7 @@ class TrainingRun:
         """
         self._setup = RunSetup(self._written, self._directory.media, scans=scans)
         self._config = self._setup.count_steps()
-        self._console = Console(self._config.trainer.steps)
+        self._console = Console(self._config.trainer.steps, mean=self._config.accuracy_mean)
 
     def _resolve(self, resume: str) -> str:
         """``auto`` if the run has already begun from the path ``resume``, else ``resume`` as it is."""

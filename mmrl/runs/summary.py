@@ -68,7 +68,7 @@ def closing(
     """
     report = Report()
     report.show("done", [f"{plural(policy.step, 'step')}; {directory}"])
-    for name in _outcomes(config):
+    for name in _outcomes(config, metrics):
         values = {step: values[name] for step, values in metrics.items() if _is_number(values.get(name))}
         if values:
             report.show("outcome", [f"{name}: {_course(values, name, config.trainer)}"])
@@ -89,13 +89,16 @@ def closing(
 def shown_metrics(config: Config) -> list[str]:
     """The metrics that ``closing`` and ``way_on`` look at."""
     condition = config.trainer.stop_condition
-    return [*_outcomes(config), *([condition.metric] if condition else [])]
+    return [*_outcomes(config, {}), *filter(None, [config.accuracy_mean]), *([condition.metric] if condition else [])]
 
 
-def _outcomes(config: Config) -> list[str]:
-    """The metrics that tell how a run went; the first one that it has is shown."""
-    best = config.trainer.best_metric
-    return list(dict.fromkeys([*([best] if best else []), *MET]))
+def _outcomes(config: Config, metrics: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """The metrics that tell how a run went; the first one that it has is shown. A graded reward's mean tells more than
+    the share of value 1."""
+    best, mean = config.trainer.best_metric, config.accuracy_mean
+    is_graded = any(mean in each and each[mean] != each.get("eval/accuracy") for each in metrics.values())
+    found = [best, mean if is_graded else None, *MET]
+    return list(dict.fromkeys(name for name in found if name is not None))
 
 
 def way_on(config: Config, metrics: Mapping[int, Mapping[str, Any]], step: int, length: str) -> str:

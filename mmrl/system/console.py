@@ -14,8 +14,10 @@ from tqdm import tqdm
 
 from mmrl.system.redaction import Redactor
 
+_MEAN = "mean"
 _COLUMNS = [
     ("reward/mean", "reward {:.2f}"),
+    (_MEAN, "eval {:.2f}"),
     ("eval/accuracy", "acc {:.2f}"),
     ("loss/policy", "loss {:.3g}"),
     ("length/completion_mean", "len {:.1f}"),
@@ -29,12 +31,19 @@ _COLUMNS = [
 class Console:
     """Lines on a stream; ``step 12/200  reward 0.53  acc 0.61  loss 0.012  len 6.2  zero 0.21  grad 1.3  1.8 s``.
 
+    Where what tells right from wrong has other values than 0 and 1, ``eval`` is their mean; ``acc`` is the share of
+    value 1.
+
     The bar exists on a terminal only; other streams get whole lines and nothing else. A stream that nobody reads any
     more, or that has no room, ends no run: its lines are dropped.
+
+    Args:
+        mean: The metric that is the mean of what tells right from wrong.
     """
 
-    def __init__(self, num_steps: int, stream: TextIO | None = None) -> None:
-        self._num_steps = num_steps
+    def __init__(self, num_steps: int, stream: TextIO | None = None, *, mean: str | None = None) -> None:
+        self._num_steps, self._mean = num_steps, mean
+        self._is_graded = False
         self._stream = stream or sys.stdout
         self._is_terminal = self._stream.isatty()
         self._bar: tqdm[None] | None = None
@@ -55,6 +64,9 @@ class Console:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print a step's metrics, as far as they are there."""
         width = len(str(self._num_steps))
+        if self._mean is not None and (mean := metrics.get(self._mean)) is not None and "eval/accuracy" in metrics:
+            self._is_graded |= mean != metrics["eval/accuracy"]
+            metrics = {**metrics, **({_MEAN: mean} if self._is_graded else {})}
         shown = [form.format(metrics[name]) for name, form in _COLUMNS if name in metrics]
         self.line("  ".join([f"step {step:{width}}/{self._num_steps}", *shown]))
 

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from mmrl.testing.playback import RecordedBatch, Replay, play, replay
 from mmrl.testing.recorded import Arrays
 from mmrl.testing.rollouts import scored_groups
 from mmrl.testing.rules import broken, failed, shown
-from mmrl.types import ENVIRONMENT
+from mmrl.types import ENVIRONMENT, ScoredGroup
 
 PARTITIONS = ((1, 4), (2, 2), (3, 1))
 """Ranks, and micro-batches of each rank, that are compared with one of each."""
@@ -37,12 +38,12 @@ def check_algorithm(
 
     ``credit`` and ``loss`` run on seeded batches through the packing, weighting and loss code of a run (``replay``).
     The rules: advantages, weights, loss, gradient and metrics have the right shapes and are finite, also when no reward
-    is valid, all are equal, nothing is in the loss, or policies are 100 nats apart; what is masked or invalid, padding,
-    the order of rows, the ids of groups, the number of ranks and micro-batches change nothing; the same batch gives the
-    same numbers, and is not modified; only what ``needs`` asks for is used; there is a gradient at all; ``loss`` knows
-    of ``credit`` only what its Credit says; an algorithm that takes over the ``state`` of one that has seen steps goes
-    on as that one does, and JSON can hold it; ``select`` is there only where ``needs`` has ``refill``, and answers one
-    bool for each group.
+    is valid, all are equal, nothing is in the loss, or policies are 100 nats apart; what is masked or invalid, whether
+    invalid rows are there at all, padding, the order of rows, the ids of groups, the number of ranks and micro-batches
+    change nothing; the same batch gives the same numbers, and is not modified; only what ``needs`` asks for is used;
+    there is a gradient at all; ``loss`` knows of ``credit`` only what its Credit says; an algorithm that takes over the
+    ``state`` of one that has seen steps goes on as that one does, and JSON can hold it; ``select`` is there only where
+    ``needs`` has ``refill``, and answers one bool for each group, whatever invalid rollouts are worth.
 
     Args:
         algorithm: A registered name, a class, or an algorithm, which is copied and left as it is.
@@ -183,6 +184,11 @@ class _Subject:
         order = np.random.default_rng(0).permutation(len(batch["rewards"]))
         remedy = "take groups from batch.group_ids, whose values, order and places mean nothing"
         compare("another order of rows, with other ids of groups", reordered(batch, order), remedy, order)
+        valid = np.flatnonzero(batch["reward_valid"])
+        remedy = (
+            "let means, deviations and counts go over rows where batch.valid alone: an invalid row's reward is 0 there"
+        )
+        compare("leaving invalid rows out", reordered(batch, valid), remedy, valid)
         remedy = "compute in loss only what a token or its sequence needs: batch statistics belong into credit"
         for ranks, microbatches in PARTITIONS:
             parts = {"ranks": ranks, "microbatches": microbatches}
@@ -250,6 +256,33 @@ class _Subject:
             if not (one_each and all(isinstance(keep, bool | np.bool_) for keep in kept)):
                 rule = f"select answers one bool for each of {len(some)} groups"
                 raise broken(self.algorithm, rule, repr(kept), "return a list of True and False, in order")
+        for group in groups:
+            self._check_selects_by_valid(group)
+
+    def _check_selects_by_valid(self, group: ScoredGroup) -> None:
+        """The answer about a group is the same without its invalid rollouts, and whatever these are worth."""
+        places = np.flatnonzero(group.valid)
+        whole = group.group
+        polluted = {name: np.where(group.valid, each, 7.0) for name, each in group.components.items()}
+        same = {"whatever invalid rollouts have": replace(group, components=polluted)}
+        if len(places):
+            same["leaving invalid rollouts out"] = replace(
+                group,
+                group=replace(whole, rollouts=tuple(whole.rollouts[place] for place in places)),
+                rewards=group.rewards[places],
+                valid=group.valid[places],
+                components={name: each[places] for name, each in group.components.items()},
+            )
+        with plugin_errors(self.algorithm, "select"):
+            expected, *found = (
+                bool(copy.deepcopy(self.algorithm).select([each])[0]) for each in (group, *same.values())
+            )
+        for what, kept in zip(same, found, strict=True):
+            if kept != expected:
+                rewards = np.where(group.valid, group.rewards, np.nan).tolist()
+                rule = f"{what} changes nothing in select (rewards {rewards})"
+                told = f"the group is {'kept' if kept else 'rejected'}, and was {'kept' if expected else 'rejected'}"
+                raise broken(self.algorithm, rule, told, "look at group.rewards and components where group.valid alone")
 
 
 def _difference(expected: Replay, found: Replay, rows: Any) -> str | None:

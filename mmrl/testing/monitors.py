@@ -30,7 +30,7 @@ _NAMES = (
 )  # fmt: skip
 _OF_EVALUATIONS = (
     "eval/accuracy", "eval/reward_mean", "eval/unscored_fraction", "eval/length/completion_mean",
-    "eval_blank/accuracy", "eval_blank/accuracy_gap",
+    "eval_blank/accuracy", "eval_blank/accuracy_gap", "eval_blank/mean_gap",
 )  # fmt: skip
 FACTS = RunFacts(
     group_size=4, prompts_per_step=8, max_new_tokens=64, updates_per_batch=2, rewards=("reward",), accuracy="reward"

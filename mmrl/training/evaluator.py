@@ -10,6 +10,7 @@ import numpy as np
 from mmrl.config.sections import Config
 from mmrl.data.prompts import PromptSource
 from mmrl.engine_api import PromptEncoder
+from mmrl.ops.metrics import right_of
 from mmrl.rollout.collector import Collector
 from mmrl.training.sources import not_trained_on
 from mmrl.types import CreditedGroup, EncodedPrompt, ScoredGroup
@@ -81,7 +82,8 @@ class Evaluator:
     def _with_blank_images(self, step: int, groups: Sequence[ScoredGroup]) -> dict[str, float]:
         """``eval_blank/*``: as ``eval/*``, of prompts whose images are mid-grey ones of the same size.
 
-        ``eval_blank/accuracy_gap``: the accuracy of the same prompts with their images, less ``eval_blank/accuracy``.
+        - ``eval_blank/accuracy_gap``: the accuracy of the same prompts with their images, less ``eval_blank/accuracy``.
+        - ``eval_blank/mean_gap``: the same of the mean of what tells right from wrong, which may be graded.
         """
         right = self._collector.accuracy_of
         shown = [g for g in groups if g.group.prompt.images and not np.isnan(g.component(right)).all()]
@@ -92,5 +94,7 @@ class Evaluator:
         found = self._collector.evaluate([self._encoder.blanked(group.group.prompt) for group in chosen])
         self._recorder.evaluation(step, [not_trained_on(group) for group in found.groups], blank=True)
         values = {f"eval_blank/{name.removeprefix('eval/')}": value for name, value in found.metrics.items()}
-        with_images = np.nanmean(np.concatenate([group.component(right) for group in chosen]))
-        return values | {"eval_blank/accuracy_gap": float(with_images) - values["eval_blank/accuracy"]}
+        pictured, blank = (np.concatenate([each.component(right) for each in some]) for some in (chosen, found.groups))
+        values["eval_blank/accuracy_gap"] = float(np.nanmean(right_of(pictured))) - values["eval_blank/accuracy"]
+        known = not np.isnan(blank).all()
+        return values | ({"eval_blank/mean_gap": float(np.nanmean(pictured) - np.nanmean(blank))} if known else {})

@@ -127,7 +127,7 @@ def _history(run: ViewedRun, kind: str, step: int, group: IndexedGroup) -> Docum
 
 
 def evaluations_document(run: ViewedRun) -> Document:
-    """Each prompt's result over the evaluations: the mean of what eval/accuracy is a mean of, else of the reward."""
+    """Each prompt's result over the evaluations: the mean of what tells right from wrong, else of the reward."""
     prompts, problems = dict[str, dict[str, Any]](), list[str]()
     for kind, key in (("evaluation", "results"), ("blank", "blank")):
         for step in run.files(kind):

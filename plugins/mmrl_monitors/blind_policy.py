@@ -43,15 +43,18 @@ class BlindPolicy(Monitor):
     config: Config
 
     def look(self, step: StepView) -> Sequence[Finding]:
-        blank = step.get("eval_blank/accuracy")
-        if blank is None or step.get("eval_blank/accuracy_gap") is None:
+        name, of_gap = f"eval_blank/{step.run.accuracy}_mean", "eval_blank/mean_gap"  # the reward may be graded
+        if step.get(name) is None or step.get(of_gap) is None:
+            name, of_gap = "eval_blank/accuracy", "eval_blank/accuracy_gap"
+        blank = step.get(name)
+        if blank is None or step.get(of_gap) is None:
             return ()
-        gaps = step.curve("eval_blank/accuracy_gap").values
+        gaps = step.curve(of_gap).values
         *earlier, gap = (float(gaps[max(0, end - _MEAN) : end].mean()) for end in range(1, len(gaps) + 1))
         largest = max(earlier, default=0.0)
         if largest < self.config.least_gap:
             return ()
-        first = float(step.curve("eval_blank/accuracy").values[0])
+        first = float(step.curve(name).values[0])
         values = {"gap": gap, "largest_gap": largest, "accuracy_without_images": blank}
         blind = self.config.share * largest / max(gap, 1e-6)
         guesses = max(min(blank - first, largest - gap), 0.0) / self.config.rise

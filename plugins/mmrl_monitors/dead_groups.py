@@ -13,7 +13,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from mmrl.interfaces import Finding, Monitor, PluginConfig, StepView
+from mmrl.interfaces import Finding, Monitor, PluginConfig, StepRecord, StepView
+from mmrl_monitors.within import HALF, best_value
 
 
 class DeadGroups(Monitor):
@@ -29,6 +30,10 @@ class DeadGroups(Monitor):
 
     config: Config
 
+    def measure(self, record: StepRecord) -> dict[str, float]:
+        """``best``: the largest value of what tells right from wrong."""
+        return best_value([group.scored for group in record.groups], record.run.accuracy)
+
     def look(self, step: StepView) -> Sequence[Finding]:
         equal, right = step.get("group/zero_signal_fraction"), step.get("group/all_correct_fraction")
         wrong = step.get("group/all_wrong_fraction")
@@ -36,7 +41,8 @@ class DeadGroups(Monitor):
             return ()
         if step.run.group_size == 1:
             return ()
-        if step.curve("group/all_wrong_fraction").values.min() >= 1:
+        best = step.measured_curve("best").values
+        if step.curve("group/all_wrong_fraction").values.min() >= 1 and (best < HALF).all():
             return ()
         what, remedy = _told(equal, right, wrong)
         values = {"no_signal": equal, "all_right": right, "all_wrong": wrong}

@@ -52,8 +52,10 @@ class ProxyGain(Monitor):
         return [finding for finding in (self._held_out(step), self._components(step)) if finding is not None]
 
     def _held_out(self, step: StepView) -> Finding | None:
-        held_out, reward = step.curve("eval/accuracy"), step.curve("reward/mean")
-        if step.get("eval/accuracy") is None or len(held_out) <= EVALUATIONS or len(reward) < 2 * SMOOTHED_STEPS:
+        name = f"eval/{step.run.accuracy}_mean"  # that of a graded reward tells more than the share of value 1
+        name = "eval/accuracy" if step.get(name) is None else name
+        held_out, reward = step.curve(name), step.curve("reward/mean")
+        if step.get(name) is None or len(held_out) <= EVALUATIONS or len(reward) < 2 * SMOOTHED_STEPS:
             return None
         before, *since = held_out.tail(EVALUATIONS + 1).tolist()
         begin = _level(reward, int(held_out.steps[-EVALUATIONS - 1]))

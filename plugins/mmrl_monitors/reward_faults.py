@@ -2,7 +2,8 @@
 
 - ``unscored``: completions that a reward could not score.
 - ``failed/<reward>``: completions that a reward hung, crashed or raised on.
-- ``never_right``: no completion of any prompt has been right so far: reference answers that nothing matches.
+- ``never_right``: no completion of any prompt has been right so far, or half right where the reward is graded:
+  reference answers that nothing matches.
 - ``constant/<component>``: one and the same value for every completion so far. 0 and 1 are left alone: penalties that
   nothing has earned yet are 0, and a form that a good model always keeps is 1.
 """
@@ -16,6 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from mmrl.interfaces import BASELINE_STEPS, Finding, Monitor, PluginConfig, StepRecord, StepView
+from mmrl_monitors.within import HALF, best_value
 
 
 class RewardFaults(Monitor):
@@ -32,9 +34,9 @@ class RewardFaults(Monitor):
     config: Config
 
     def measure(self, record: StepRecord) -> dict[str, float]:
-        """``range/<component>``: largest less smallest value of a step's scored completions."""
+        """``range/<component>``: largest less smallest value of a step's scored completions; and ``best``."""
         scored = [group.scored for group in record.groups]
-        found = dict[str, float]()
+        found = best_value(scored, record.run.accuracy)
         for name in sorted({name for group in scored for name in group.components}):
             values = np.concatenate([group.component(name)[group.valid] for group in scored])
             values = values[~np.isnan(values)]
@@ -61,6 +63,7 @@ class RewardFaults(Monitor):
         if step.get("group/all_wrong_fraction") is None:
             return
         is_hit = len(wrong) >= self.config.never_right_steps and wrong.values.min() >= 1
+        is_hit &= bool((step.measured_curve("best").values < HALF).all())  # a graded reward may never be 1
         yield Finding(
             float(is_hit),
             "no completion of any prompt has been right",

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from mmrl.interfaces import Finding, Monitor, PluginConfig, StepRecord, StepView
 from mmrl.types import ScoredGroup
+from mmrl_monitors.within import HALF
 
 LEAST = 4
 """Completions of a prompt without which their answers are not compared."""
@@ -57,7 +58,7 @@ class SameAnswers(Monitor):
 
 def _is_wrong(group: ScoredGroup, right: str) -> bool:
     values = group.component(right)[group.valid]
-    return not np.isnan(values).all() and float(np.nanmax(values)) <= 0
+    return not np.isnan(values).all() and float(np.nanmax(values)) < HALF
 
 
 def _distinct(group: ScoredGroup, right: str) -> float:

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from mmrl.types import FloatArray, Rollout
+from mmrl.types import FloatArray, Rollout, ScoredGroup
 
+HALF = 0.5
+"""A value from here on is no plain failure, though not right: rewards may be graded."""
 LEAST = 3
 """Rollouts of a group without which a correlation says nothing."""
 
@@ -33,6 +35,16 @@ def _ranks(values: FloatArray) -> FloatArray:
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: FloatArray = (np.cumsum(counts) - (counts - 1) / 2)[places]
     return ranks
+
+
+def best_value(groups: Iterable[ScoredGroup], component: str | None) -> dict[str, float]:
+    """Under ``best`` the largest value that a scored completion has of a component; nothing if there is none."""
+    if component is None:
+        return {}
+    found = [group.component(component)[group.valid] for group in groups]
+    values = np.concatenate([*found, np.zeros(0)])
+    values = values[~np.isnan(values)]
+    return {"best": float(values.max())} if len(values) else {}
 
 
 def mean(values: Iterable[float | None]) -> dict[str, float]:

@@ -39,7 +39,7 @@ FAKE: Mapping[str, Mapping[str, Any]] = {
     "grpo": {
         "algorithm": {"name": "grpo", "kl": {"coef": 0.05}},
         "learner": {"minibatches": 2},
-        "trainer": {"save_every": 1, "best_metric": "eval/accuracy", "eval_samples": 4},
+        "trainer": {"save_every": 1, "best_metric": "eval/letters_mean", "eval_samples": 4},
         "trackers": [{"name": "tensorboard"}],
     },
     "dapo": {  # many groups have no signal, and some steps starve: groups are carried over
@@ -50,7 +50,7 @@ FAKE: Mapping[str, Mapping[str, Any]] = {
     },
     "remax": {  # the best checkpoint is the first one, which stays
         "algorithm": {"name": "remax"},
-        "trainer": {"save_every": 3, "best_metric": "eval/accuracy", "best_is": "min", "eval_samples": 4},
+        "trainer": {"save_every": 3, "best_metric": "eval/letters_mean", "best_is": "min", "eval_samples": 4},
     },
 }
 SLOW_TOOLS = {  # a tool takes up to 0.3 s, in each run another time

@@ -458,6 +458,35 @@ def test_reference_answers_that_nothing_matches() -> None:
     assert told(made(RewardFaults), steps(30, group__all_wrong_fraction=lambda step: 0.99 if step == 9 else 1.0)) == []
 
 
+@pytest.mark.parametrize(
+    ("best", "alarms"),
+    [(0.0, True), (0.1, True), (0.45, True), (0.5, False), (0.95, False)],
+)
+def test_a_graded_reward_that_is_never_1_is_no_reference_that_nothing_matches(best: float, alarms: bool) -> None:
+    never = steps(30, group__all_wrong_fraction=always(1.0), monitor__mine__best=always(best))
+    assert told(made(RewardFaults), never) == ([(10, "never_right")] if alarms else [])
+    equal = steps(
+        30,
+        group__zero_signal_fraction=always(0.9),
+        group__all_correct_fraction=always(0.0),
+        group__all_wrong_fraction=always(1.0),
+        monitor__mine__best=always(best),
+    )
+    assert bool(told(made(DeadGroups), equal)) != alarms  # one of the two tells
+    assert measured(made(DeadGroups), group([best, 0.0, np.nan])) == {"best": best}
+
+
+def test_the_mean_of_a_graded_reward_counts_where_its_accuracy_says_nothing() -> None:
+    rising, flat = (lambda step: step / 100 if step % 10 == 0 else None), (lambda step: 0.0 if step % 10 == 0 else None)
+    graded = steps(60, reward__mean=lambda step: step / 100, eval__accuracy=flat, eval__reward_mean=rising)
+    assert told(made(ProxyGain), graded) == []
+    blank = lambda step: 0.5 if step < 30 else 0.05  # noqa: E731
+    gaps = {step: {"eval_blank/reward_mean": 0.2, "eval_blank/mean_gap": blank(step)} for step in range(0, 90, 10)}
+    for each in gaps.values():
+        each |= {"eval_blank/accuracy": 0.0, "eval_blank/accuracy_gap": 0.0}
+    assert [cause for _, cause in told(made(BlindPolicy), gaps)] == ["blind"]
+
+
 def test_components_that_never_change() -> None:
     def constant(value: float, change: int = 99) -> list[tuple[int, str]]:
         metrics = steps(30, monitor__mine__range__form=from_step(change, 0.0, 1.0), reward__form_mean=always(value))
@@ -466,4 +495,4 @@ def test_components_that_never_change() -> None:
     assert constant(0.5) == [(21, "constant/form")] and constant(0.5, change=20) == []
     assert constant(0.0) == constant(1.0) == []
     groups = [group([1, np.nan], form=[2, 99]), group([1, 1], form=[5, np.nan])]
-    assert measured(made(RewardFaults), *groups) == {"range/reward": 0.0, "range/form": 3.0}
+    assert measured(made(RewardFaults), *groups) == {"range/reward": 0.0, "range/form": 3.0, "best": 1.0}

@@ -280,9 +280,63 @@ class SelectsPlaces(Selects):
         return [index for index, group in enumerate(groups) if group.valid.all()]
 
 
+class CountsInvalidRewardsAsZero(PolicyGradient):
+    """The frame gives rewards that are 0 where invalid; this one takes them for rewards of 0."""
+
+    def advantages(self, batch, rewards, kl):
+        advantages = np.zeros(len(rewards))
+        for i in np.unique(batch.group_ids):
+            rows = batch.group_ids == i
+            advantages[rows] = rewards[rows] - rewards[rows].mean()
+        return Credit(np.where(batch.valid, advantages, 0.0))
+
+    def surrogate(self, tokens):
+        return TokenLoss(-tokens.advantages_T * tokens.logprobs_T)
+
+
+class WhitensInvalidRows(CountsInvalidRewardsAsZero):
+    def advantages(self, batch, rewards, kl):
+        return Credit(np.where(batch.valid, (rewards - rewards.mean()) / (rewards.std() + 1e-6), 0.0))
+
+
+class CountsInvalidRowsInItsScale(CountsInvalidRewardsAsZero):
+    def advantages(self, batch, rewards, kl):
+        return Credit(group_advantages(rewards, batch.group_ids, batch.valid) / len(rewards))
+
+
+class LogsAMeanOverInvalidRows(CountsInvalidRewardsAsZero):
+    def advantages(self, batch, rewards, kl):
+        credit = Credit(group_advantages(rewards, batch.group_ids, batch.valid))
+        return Credit(credit.advantages, metrics={"reward/shaped_mean": float(rewards.mean())})
+
+
+class AveragesMaskedTokens(CountsInvalidRewardsAsZero):
+    """Its normaliser counts tokens of the policy and of the environment alike."""
+
+    def advantages(self, batch, rewards, kl):
+        lengths = np.array([len(mask) for mask in batch.masks])
+        return Credit(group_advantages(rewards, batch.group_ids, batch.valid) / lengths)
+
+
+class CountsInvalidRowsWhereItIsPlain(Good):
+    def credit(self, batch):
+        rewards = np.where(batch.valid, batch.rewards, 0.0)
+        return Credit(np.where(batch.valid, rewards - rewards.mean(), 0.0))
+
+
 class SelectsByARangeOfNothing(Selects):
     def select(self, groups):
         return [np.ptp(group.rewards[group.valid]) > 0 for group in groups]
+
+
+class SelectsByInvalidRewards(Selects):
+    def select(self, groups):
+        return [bool(np.ptp(group.rewards) > 0) for group in groups]
+
+
+class SelectsByInvalidValues(Selects):
+    def select(self, groups):
+        return [bool((group.components["reward"] > 0.2).any()) for group in groups]
 
 
 @pytest.mark.parametrize(
@@ -290,6 +344,12 @@ class SelectsByARangeOfNothing(Selects):
     [
         (LooksAtInvalidRewards, "nan where the mask or the row's validity is False", "only where batch.valid"),
         (CreditsInvalidRows, "advantages is finite", "only where batch.valid"),
+        (CountsInvalidRewardsAsZero, "leaving invalid rows out changes nothing", "rows where batch.valid alone"),
+        (WhitensInvalidRows, "leaving invalid rows out changes nothing", "rows where batch.valid alone"),
+        (CountsInvalidRowsInItsScale, "leaving invalid rows out changes nothing", "rows where batch.valid alone"),
+        (LogsAMeanOverInvalidRows, "leaving invalid rows out changes nothing", "metric reward/shaped_mean"),
+        (CountsInvalidRowsWhereItIsPlain, "leaving invalid rows out changes nothing", "rows where batch.valid alone"),
+        (AveragesMaskedTokens, "masked tokens at the end of rows", "count tokens by the mask"),
         (TakesNeighboursForGroups, "another order of rows", "batch.group_ids"),
         (TakesIdsForPlaces, "other ids of groups", "batch.group_ids"),
         (CountsMaskedTokens, "masked tokens at the end of rows", "sequence_mean"),
@@ -329,6 +389,8 @@ class SelectsByARangeOfNothing(Selects):
         (ChecksWithABug, "check raised AttributeError", "group_sizes"),
         (SelectsPlaces, "select answers one bool for each of 9 groups", "in order"),
         (SelectsByARangeOfNothing, "groups can be selected", "zero-size array"),
+        (SelectsByInvalidRewards, "leaving invalid rollouts out changes nothing in select", "where group.valid alone"),
+        (SelectsByInvalidValues, "whatever invalid rollouts have changes nothing in select", "where group.valid alone"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )

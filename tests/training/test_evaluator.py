@@ -78,7 +78,7 @@ def test_64_prompts_with_images_are_answered_again_with_blank_ones(monkeypatch: 
     assert parts.asked == [[f"p{i}" for i in range(9)], ["p1", "p4", "p7"]]
     assert values["eval/accuracy"] == 1.0
     assert values["eval_blank/accuracy"] == pytest.approx(1 / 3)  # p1 is right without its picture
-    assert values["eval_blank/accuracy_gap"] == pytest.approx(2 / 3)
+    assert values["eval_blank/accuracy_gap"] == values["eval_blank/mean_gap"] == pytest.approx(2 / 3)
     assert values["eval_blank/length/completion_mean"] == 7.0
     assert [(step, blank, len(groups)) for step, blank, groups in parts.recorded] == [(10, False, 9), (10, True, 3)]
     blank = parts.recorded[1][2]
@@ -86,10 +86,23 @@ def test_64_prompts_with_images_are_answered_again_with_blank_ones(monkeypatch: 
     assert not any(group.trained for group in blank)
 
 
+def test_the_gap_of_a_graded_reward_is_that_of_its_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Parts._group
+
+    def graded(parts: Parts, prompt: EncodedPrompt) -> ScoredGroup:
+        group = whole(parts, prompt)
+        return replace(group, components={"right": np.where(group.components["right"] == 1, 0.8, 0.1)})
+
+    monkeypatch.setattr(Parts, "_group", graded)
+    parts = Parts(prompts(3, pictured=lambda place: True))  # p1 needs no picture
+    values = evaluator(parts, blank_every=1).evaluate(5)
+    assert values["eval_blank/mean_gap"] == pytest.approx(0.7 * 2 / 3)
+
+
 def test_prompts_without_images_or_scores_are_not_asked_again() -> None:
     parts = Parts(prompts(4, pictured=lambda place: place < 2), unscored=frozenset({"p0"}))
     values = evaluator(parts, blank_every=1).evaluate(5)
-    assert parts.asked[1] == ["p1"] and values["eval_blank/accuracy_gap"] == 0.0
+    assert parts.asked[1] == ["p1"] and values["eval_blank/accuracy_gap"] == values["eval_blank/mean_gap"] == 0.0
     text = Parts(prompts(4, pictured=lambda place: False))
     assert set(evaluator(text, blank_every=1).evaluate(5)) == {"eval/accuracy", "eval/length/completion_mean"}
     assert len(text.asked) == len(text.recorded) == 1

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from mmrl.commands.eval.episodes import episode_estimates
-from mmrl.ops.credit import TOLERANCE
 from mmrl.ops.estimation import Estimate, majority_at_k, mean_estimate, pass_at_k, score_estimate
+from mmrl.ops.metrics import right_of
 from mmrl.types import Batch, BoolArray, FloatArray, ScoredGroup
 
 Estimates = Mapping[str, Estimate]
@@ -52,7 +52,7 @@ def rewards_by_metric(batch: Batch, accuracy_of: str) -> dict[str, FloatArray]:
     """(B,) values whose means are accuracy, the rewards' sum and each component; NaN where one does not count."""
     components = {f"eval/{name}_mean": values for name, values in batch.components.items()}
     reward = np.where(batch.valid, batch.rewards, np.nan)
-    return {"eval/accuracy": batch.component(accuracy_of), "eval/reward_mean": reward, **components}
+    return {"eval/accuracy": right_of(batch.component(accuracy_of)), "eval/reward_mean": reward, **components}
 
 
 def differences(one: Batch, other: Batch, accuracy_of: str) -> dict[str, Estimate]:
@@ -85,7 +85,7 @@ def _at_k(groups: Sequence[ScoredGroup], penalties: frozenset[str], k: int) -> I
             scores = group.component(name)[scored]
             if len(scores) < k:
                 continue
-            passes.append(pass_at_k(len(scores), int((scores >= 1 - TOLERANCE).sum()), k))
+            passes.append(pass_at_k(len(scores), int(right_of(scores).sum()), k))
             if (answers := group.answers.get(name)) is not None:
                 majorities.append(majority_at_k([answers[i] for i in np.flatnonzero(scored)], scores, k))
         if passes and not penalties & {name, name.rpartition("/")[0]}:

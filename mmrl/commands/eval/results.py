@@ -111,6 +111,11 @@ class Results:
         if notes:
             yield f"note    {', '.join(notes)}"
 
+    def _is_graded(self) -> bool:
+        """True if values other than 0 and 1 occur of what tells right from wrong, so that its mean is no accuracy."""
+        mean, right = (self.metrics.get(f"eval/{name}") for name in (f"{self.settings['accuracy']}_mean", "accuracy"))
+        return mean is not None and right is not None and mean.value != right.value
+
     def _by_source(self) -> list[tuple[str, int, Estimates]]:
         """Each source, and all of them if there are several."""
         everything = [("all", self.counts["prompts"], self.metrics)] if len(self.sources) > 1 else []
@@ -134,7 +139,9 @@ class Results:
     def _rows(self, rewards: Sequence[str]) -> list[list[str]]:
         accuracy = self.settings["accuracy"]
         titles = [f"{name}*" if name == accuracy else name for name in map(_short, rewards)]
-        columns = [*rewards, *_LENGTHS.values()]
+        graded = ["eval/accuracy"] if self._is_graded() else []
+        titles += ["right"] * len(graded)
+        columns = [*rewards, *graded, *_LENGTHS.values()]
         shown = [
             [name, str(prompts), *(_shown(metrics.get(each)) for each in columns)]
             for name, prompts, metrics in self._by_source()

@@ -103,9 +103,11 @@ def test_every_number_follows_from_the_completions(evaluate, tmp_path, capsys):
         for start in range(0, 40, 5)
     ]
     metrics = found["metrics"]
-    mean, error = values.mean(), values.mean(1).std(ddof=1) / np.sqrt(8)
-    expected = {"value": mean, "low": mean - 1.959964 * error, "high": mean + 1.959964 * error}
-    assert 0 < mean < 1 and metrics["eval/accuracy"] == pytest.approx(expected, abs=1e-6)
+    mean = values.mean()
+    for name, each in {"eval/exact_mean": values, "eval/accuracy": (values >= 1).astype(float)}.items():
+        error = each.mean(1).std(ddof=1) / np.sqrt(8)
+        expected = {"value": each.mean(), "low": each.mean() - 1.959964 * error, "high": each.mean() + 1.959964 * error}
+        assert 0 < each.mean() < 1 and metrics[name] == pytest.approx(expected, abs=1e-6)
     early = np.array([each.rewards["early"] for each in rollouts])
     assert metrics["eval/reward_mean"]["value"] == pytest.approx((2 * values.ravel() + early).mean())
     for k in (1, 2, 4, 5):
