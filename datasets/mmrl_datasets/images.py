@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -37,11 +38,13 @@ _SET_ROOT = "set data.image_root to the folder that the paths start from"
 def image_cells(value: Any) -> list[Any]:
     """The cells of an images column: a list's elements, or a single value; null and empty text are none.
 
-    Nested lists of numbers are arrays. Three levels are one image if the innermost lists are 1, 3 or 4 long, and a
-    list of grey ones otherwise.
+    A list or struct may be written as JSON text, as csv tables have it. Lists may be nested; those of numbers are
+    arrays. Three levels are one image if the innermost lists are 1, 3 or 4 long, and a list of grey ones otherwise.
     """
     if value is None or (isinstance(value, str) and not value):
         return []
+    if isinstance(value, str) and value[:1] in ("[", "{"):
+        value = _parsed(value)
     if isinstance(value, np.ndarray):
         value = value.tolist() if value.dtype == object else value
     if isinstance(value, tuple):
@@ -51,7 +54,10 @@ def image_cells(value: Any) -> list[Any]:
         return [value] if is_one else list(value)
     if isinstance(value, list):
         depth, innermost = _depth(value)
-        return [value] if depth == 2 or (depth == 3 and innermost in _CHANNELS) else value
+        if depth == 2 or (depth == 3 and innermost in _CHANNELS):
+            return [value]
+        is_nested = not depth and any(isinstance(cell, list) for cell in value)
+        return [cell for inner in value for cell in image_cells(inner)] if is_nested else value
     return [value]
 
 
@@ -225,6 +231,14 @@ def _no_file(folders: Sequence[Path], paths: Sequence[Path], where: str) -> Data
         return DataError("An image lies behind a broken link", where=f"{where}: {broken}", remedy=remedy)
     possible = f"a file below {' or '.join(map(str, folders))}"
     return DataError("There is no image file of that name", where=where, possible=possible, remedy=_SET_ROOT)
+
+
+def _parsed(text: str) -> Any:
+    """A list or struct that is written as JSON; other text as it is."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def _depth(value: Sequence[Any]) -> tuple[int, int]:

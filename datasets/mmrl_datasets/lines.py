@@ -10,12 +10,13 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 from mmrl.data.images import MAX_IMAGE_BYTES
 from mmrl.errors import DataError
+from mmrl_datasets.glances import Firsts, Glance, look
 
 _NULLS = ("", "nan", "NaN")
 """Spellings of null in csv files."""
@@ -30,9 +31,11 @@ class JsonRows:
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
         # As in a table, a column exists in all rows if one has it; insertion order is kept.
-        names: dict[str, None] = {}
-        self._rows = list(chain.from_iterable(_index(file, names) for file in files))
-        self.columns = tuple(names)
+        self._rows, self._firsts = list[_Place | dict[str, Any]](), Firsts()
+        for row, cells in chain.from_iterable(map(_index, files)):
+            self._firsts.note(len(self._rows), cells, cells.values())
+            self._rows.append(row)
+        self.columns = self._firsts.columns
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -47,6 +50,9 @@ class JsonRows:
         cells = _object(_loads(row.read(), row.where), row.where) if isinstance(row, _Place) else row
         return {name: cells.get(name) for name in self.columns}
 
+    def glance(self, columns: Sequence[str]) -> Glance:
+        return look(self.read, self._firsts.rows(columns, len(self)), columns)
+
     def fingerprint(self) -> str:
         return names_and_sizes(self._files)
 
@@ -59,7 +65,7 @@ class CsvRows:
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
         self._rows: list[tuple[_Place, tuple[str, ...]]] = []
-        headers: list[tuple[str, ...]] = []
+        self._firsts = Firsts()
         for file in files:
             with file.open("rb") as stream:
                 records = _records(stream, file)
@@ -70,9 +76,12 @@ class CsvRows:
                         where=str(file),
                         possible=", ".join(header),
                     )
-                headers.append(header)
-                self._rows += [(place, header) for place, cells in records if cells]
-        self.columns = tuple(dict.fromkeys(chain.from_iterable(headers)))
+                self._firsts.note(0, header, repeat(None))
+                for place, cells in records:
+                    if cells:
+                        self._firsts.note(len(self._rows), header, (None if c in _NULLS else c for c in cells))
+                        self._rows.append((place, header))
+        self.columns = self._firsts.columns
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -90,6 +99,9 @@ class CsvRows:
             raise DataError(f"The record has {len(cells)} cells and the header {len(header)}", where=place.where)
         named = dict(zip(header, cells, strict=True))
         return {name: None if named.get(name, "") in _NULLS else named[name] for name in self.columns}
+
+    def glance(self, columns: Sequence[str]) -> Glance:
+        return look(self.read, self._firsts.rows(columns, len(self)), columns)
 
     def fingerprint(self) -> str:
         return names_and_sizes(self._files)
@@ -127,23 +139,21 @@ class _Place:
             return line
 
 
-def _index(file: Path, names: dict[str, None]) -> Iterator[_Place | dict[str, Any]]:
-    """The elements of a file that holds an array, or the places of lines of any other file; adds their columns."""
+def _index(file: Path) -> Iterator[tuple[_Place | dict[str, Any], dict[str, Any]]]:
+    """The elements of a file that holds an array, or the places of lines of any other file; each with its cells."""
     with file.open("rb") as stream:
         if stream.read(64).lstrip(_BOM + b" \t\r\n").startswith(b"["):
             stream.seek(0)
             for number, row in enumerate(_loads(stream.read(), str(file))):
                 cells = _object(row, f"{file}, element {number}")
-                names.update(dict.fromkeys(cells))
-                yield cells
+                yield cells, cells
             return
         stream.seek(0)
         offset = 0
         for number, line in enumerate(stream, 1):
             if line.strip():
                 place = _Place(file, number, offset)
-                names.update(dict.fromkeys(_object(_loads(line, place.where), place.where)))
-                yield place
+                yield place, _object(_loads(line, place.where), place.where)
             offset += len(line)
 
 

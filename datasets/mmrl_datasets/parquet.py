@@ -14,14 +14,17 @@ import json
 import os
 from bisect import bisect_right
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mmrl.errors import DataError, ResourceError, first_line
+from mmrl_datasets.glances import Glance, is_filled, places
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +39,7 @@ COPY_GROUP_BYTES = 2**20
 COPY_BYTES = 16 * 2**30
 """Bytes of large row groups of a table, uncompressed, up to which they are copied."""
 CACHE_BYTES = 64 * 2**20
+_GLANCED_GROUPS, _GLANCED_BYTES = 8, 2**20
 _BATCH_ROWS = 64
 _BUFFER_BYTES = 2**20
 
@@ -84,6 +88,20 @@ class ParquetRows:
         [stored] = self._stored(number, index - self._starts[number]).to_pylist()
         cells = self._decode(stored)
         return {name: cells.get(name) for name in self.columns}
+
+    def glance(self, columns: Sequence[str]) -> Glance:
+        """Cells of some row groups all over the files; of large columns, those of a group's first rows."""
+        found: dict[str, list[tuple[int, Any]]] = {column: [] for column in columns}
+        spread = np.unique(np.linspace(0, len(self._groups) - 1, min(len(self._groups), _GLANCED_GROUPS)).astype(int))
+        for number in spread.tolist() if columns else ():
+            table = self._groups[number].glance(columns)
+            for column in table.column_names:
+                cells = table[column]
+                filled = np.flatnonzero(cells.is_valid().to_numpy())
+                for row in filled[places(len(filled))].tolist():
+                    if is_filled(value := cells[row].as_py()):
+                        found[column].append((self._starts[number] + row, value))
+        return found
 
     def fingerprint(self) -> str:
         """Name, size and footer of each file."""
@@ -166,7 +184,24 @@ class _Group:
         ):
             return file.read_row_group(self.index, columns=self._columns(unused), use_threads=False)
 
-    def batches(self, unused: Collection[str] = ()) -> Iterator[pa.RecordBatch]:
+    def glance(self, columns: Collection[str]) -> pa.Table:
+        """These columns of all rows, or of the first ones if they are large.
+
+        Raises:
+            DataError: The file is damaged.
+        """
+        import pyarrow as pa
+
+        unused = [name for name in self.schema.names if name not in columns]
+        group = self.metadata.row_group(self.index)
+        chunks = [group.column(place) for place in range(group.num_columns)]
+        size = sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.partition(".")[0] in columns)
+        if size <= _GLANCED_BYTES:
+            return self.read(unused)
+        with _arrow_errors(self.path), closing(self.batches(unused)) as batches:
+            return pa.Table.from_batches([next(batches)])
+
+    def batches(self, unused: Collection[str] = ()) -> Generator[pa.RecordBatch]:
         """The rows, some at a time.
 
         Raises:

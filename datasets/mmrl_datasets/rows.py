@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mmrl.data.hub import HubRepo
 from mmrl.errors import DataError, MMRLError, first_line
+from mmrl_datasets.glances import Glance, look, places
 from mmrl_datasets.lines import CsvRows, JsonRows, names_and_sizes
 from mmrl_datasets.links import broken_link
 from mmrl_datasets.parquet import ParquetRows, undecoded
@@ -35,6 +36,10 @@ class Rows(Protocol):
 
     def read(self, index: int) -> dict[str, Any]:
         """The cells of one row by column, null as None."""
+        ...
+
+    def glance(self, columns: Sequence[str]) -> Glance:
+        """Cells of some rows, those that hold something; cheap however many rows there are."""
         ...
 
     def fingerprint(self) -> str:
@@ -78,6 +83,9 @@ class ArrowRows:
     def read(self, index: int) -> dict[str, Any]:
         cells: dict[str, Any] = self._features.decode_example(self._rows[index].to_pylist()[0])
         return cells
+
+    def glance(self, columns: Sequence[str]) -> Glance:
+        return look(self.read, places(len(self)), columns)
 
     def fingerprint(self) -> str:
         return names_and_sizes(self._files)

@@ -70,6 +70,7 @@ class Table(DatasetLoader):
     config: Config
     _described: Mapping[str, str] | None = None
     _rows: Rows | None = None
+    _notes: tuple[str, ...] = ()
 
     def load(self) -> Sequence[Prompt]:
         """The rows, lazily.
@@ -83,9 +84,9 @@ class Table(DatasetLoader):
         config = self.config
         split, rows = open_rows(config.path, config.split, config.subset, config.revision)
         named = {role: getattr(config, role) for role in ALIASES}
-        columns = choose_columns(rows, named, config.path)
+        columns = choose_columns(rows, named, config.path, asks=type(self) is Table)
         reader = RowReader(config, columns, split, _image_folders(config), self.adapt)
-        self._rows, prompts = rows, TableRows(rows, reader, config.limit)
+        self._rows, self._notes, prompts = rows, columns.notes, TableRows(rows, reader, config.limit)
         if isinstance(rows, ParquetRows) and type(self).adapt is Table.adapt:
             rows.leave_out(set(rows.columns) - columns.used)
         shown = f"{len(prompts)} of {len(rows)}" if len(prompts) < len(rows) else f"{len(rows)}"
@@ -95,6 +96,10 @@ class Table(DatasetLoader):
     def describe(self) -> Mapping[str, str]:
         """Path, split and rows, then the column of each role that has one."""
         return self._described or {}
+
+    def notes(self) -> Sequence[str]:
+        """Columns that look needed and have no role."""
+        return self._notes
 
     def fingerprint(self) -> str:
         """Names and sizes of the files, footers of parquet files, and the options that are no place.

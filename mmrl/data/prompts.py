@@ -43,12 +43,14 @@ class Part:
         rows: The rows that its loader gave.
         weight: Its share of the positions, in any unit; None in all datasets takes their sizes.
         fingerprint: A text that changes when the rows do, found without reading them; empty if there is none.
+        notes: Tells what of the dataset was left out and may be needed; asked after the rows were read.
     """
 
     source: str
     rows: Sequence[Prompt]
     weight: float | None = None
     fingerprint: str = ""
+    notes: Callable[[], Sequence[str]] = tuple
 
 
 Progress = Callable[[str, int, int], object]
@@ -171,8 +173,8 @@ class PromptSource:
 
     @property
     def warnings(self) -> list[str]:
-        """Rows without an image in datasets of which nearly every row has one: an empty cell may be a mistake."""
-        found, sizes = list[str](), self._sizes
+        """What datasets left out, and rows without an image where nearly every row has one: it may be a mistake."""
+        found, sizes = [f"{self._where(part)}: {note}" for part in self._parts for note in part.notes()], self._sizes
         for part, ids in enumerate(self.without_image):
             if ids and sizes[part] > 2 and len(ids) <= max(1, _FEW * sizes[part]):
                 where = f"{self._where(self._parts[part])}: {len(ids)} of {sizes[part]} rows"

@@ -288,6 +288,13 @@ class DatasetLoader(Plugin):
         """Choices that ``load`` made by itself, for people, such as the column of each part; called after it."""
         return {}
 
+    def notes(self) -> Sequence[str]:
+        """What ``load`` and the reading of rows left out that may be needed, as sentences.
+
+        Each is shown once, as a warning, when the rows that a run reads at its start have been read.
+        """
+        return ()
+
     def fingerprint(self) -> str:
         """A text that changes when the rows do, found without reading them, such as the sizes of files; after ``load``.
 

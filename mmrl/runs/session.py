@@ -183,6 +183,8 @@ class TrainingRun:
             scorer = stack.enter_context(Scorer(config.rewards))
             with garbage_kept():
                 sources = setup.training, setup.evaluation
+            for warning in setup.image_warnings:
+                self._tell("warning", message=warning)
             for source in sources:
                 for warning in [*source.warnings, *row_warnings(setup, source)] if source is not None else ():
                     self._tell("warning", message=warning)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -254,6 +254,20 @@ class RunSetup:
         return None if spec is None else self._source((spec,), "data.eval", scored=True)
 
     @property
+    def image_warnings(self) -> list[str]:
+        """Warnings that training rows have no image, though the model reads images or evaluation rows have some."""
+        observes = self.config.environment is not None and self.config.environment.max_images > 0
+        if not self.prompts.is_scanned or self.prompts.max_images or observes:
+            return []
+        remedy = "if there are pictures, name their column (data.train.images)"
+        if self.evaluation is not None and self.evaluation.max_images:
+            return [f"data.train: no row has an image, and rows of data.eval have: {remedy}"]
+        if not self.folder.family.vision:
+            return []
+        model = self.folder.family.model_type
+        return [f"data.train: no row has an image, and the model ({model}) reads images: {remedy}"]
+
+    @property
     def with_sampler(self) -> bool:
         """True if anything is sampled."""
         return self.source.samples or self.config.data.eval is not None
@@ -356,7 +370,13 @@ class RunSetup:
         kind = PromptSource if name == "data.eval" else self._kind(sum(len(found) for found, _ in loaded))
         source = kind(
             [
-                Part(spec.source, found, spec.weight, "" if kind is PromptSource else _fingerprint(loader))
+                Part(
+                    spec.source,
+                    found,
+                    spec.weight,
+                    "" if kind is PromptSource else _fingerprint(loader),
+                    partial(_notes, loader),
+                )
                 for spec, (found, loader) in zip(specs, loaded, strict=True)
             ],
             self.encoder,
@@ -625,6 +645,12 @@ def _fingerprint(loader: DatasetLoader) -> str:
         if not isinstance(fingerprint, str):
             raise TypeError(f"expected a text, got {fingerprint!r:.200}")
     return fingerprint
+
+
+def _notes(loader: DatasetLoader) -> list[str]:
+    """A loader's notes on what it left out."""
+    with plugin_errors(loader, "notes"):
+        return _texts(loader.notes())
 
 
 def _counted(counts: Mapping[str, int]) -> str:

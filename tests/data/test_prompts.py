@@ -419,3 +419,10 @@ def test_rows_without_an_image_are_told_of_where_nearly_all_have_one() -> None:
     (warning,) = source(pictured(400, *range(12))).warnings
     assert "12 of 400 rows have no image" in warning and warning.endswith("train/9, and 2 more")
     assert source(pictured(40, *range(5))).warnings == []
+
+
+def test_notes_of_a_loader_are_warnings_of_its_dataset() -> None:
+    notes = ["column 'img' holds pictures"]
+    parts = [Part("a", [row(1, 1)], notes=lambda: notes), Part("b", [row(2, 1)])]
+    found = PromptSource(parts, WordCounter(), max_prompt_tokens=10)
+    assert found.warnings == ["data.train, dataset a: column 'img' holds pictures"]

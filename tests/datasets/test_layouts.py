@@ -7,7 +7,7 @@ import io
 import json
 import random
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from mmrl.errors import DataError
 from mmrl.types import Message, Prompt
 from mmrl_datasets import choice_cells, images
 from mmrl_datasets.columns import ALIASES, choose_columns
+from mmrl_datasets.glances import Glance, look
 from mmrl_datasets.table import RowReader, Table
 
 PIXELS = np.arange(12 * 10 * 3, dtype=np.uint8).reshape(12, 10, 3)
@@ -45,6 +46,9 @@ class Listed:
 
     def read(self, index: int) -> dict[str, Any]:
         return {name: self.rows[index].get(name) for name in self.columns}
+
+    def glance(self, columns: Sequence[str]) -> Glance:
+        return look(self.read, range(len(self)), columns)
 
 
 def reader(*rows: Mapping[str, Any], root: Path | None = None, **options: Any) -> RowReader:
@@ -142,6 +146,19 @@ def test_each_layout_with_each_form_of_image_is_one_prompt(layout: str, form: st
     assert not {"images", "image", "decoded_image", "image_1", "image_2", "image_path"} & set(prompt.columns)
     assert json.dumps(dict(prompt.columns))
     assert str(row) == before
+
+
+@pytest.mark.parametrize(
+    ("cell", "count"),
+    [
+        ('["a.png", "a.png"]', 2), ('{"image": "a.png"}', 1), ([["a.png"], ["a.png", "a.png"]], 3), ([[]], 0),
+        ([["a.png"], []], 1), ('[{"image": "a.png"}]', 1), ("[1].png", 1),
+    ],
+)  # fmt: skip
+def test_lists_of_images_may_be_nested_or_written_as_text(cell: Any, count: int, tmp_path: Path) -> None:
+    for name in ("a.png", "[1].png"):
+        (tmp_path / name).write_bytes(encoded())
+    assert len(read({"problem": "?", "images": cell, "answer": "1"}, root=tmp_path).images) == count
 
 
 NOTHING = {"null": None, "an empty list": [], "empty text": ""}

@@ -266,7 +266,9 @@ class _Examination:
                 self.report.warn(f"{source.name}: {warning}")
 
     def _both(self) -> None:
-        """Count rows of data.eval that are in data.train."""
+        """Warn of training rows without images, and count rows of data.eval that are in data.train."""
+        if "train" in self._profiles:
+            self.report.warnings += self.setup.image_warnings
         if len(self._profiles) < 2:
             return
         shared = int(np.isin(self._profiles["eval"].fingerprints, self._profiles["train"].fingerprints).sum())

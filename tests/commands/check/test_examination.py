@@ -416,6 +416,17 @@ def test_a_feature_that_the_models_family_lacks_is_a_warning_on_one_device_and_r
         assert code == 0 and found["warnings"] == [f"sampler.name: vllm: {told}; {refused}"]
 
 
+def test_training_rows_without_pictures_are_told_where_some_are_expected(check: Check, tmp_path: Path) -> None:
+    table = [row | {"problem": row["problem"].removeprefix("<image>"), "context": "c"} for row in rows()]
+    train = {"name": "table", "path": str(tmp_path / "rows.jsonl"), "images": ""}
+    _, found, _ = check(table, data={"train": train})
+    context, blind = found["warnings"]
+    assert context.startswith("data.train: column 'context' (row 0) looks like a part of the question")
+    assert blind.startswith("data.train: no row has an image, and the model (qwen2_5_vl) reads images: ")
+    _, found, _ = check(table, data={"train": train, "eval": train | {"images": "images"}})
+    assert "data.train: no row has an image, and rows of data.eval have: " in str(found["warnings"])
+
+
 def test_epochs_are_told_in_steps(check: Check) -> None:
     code, found, _ = check(rows(), trainer={"steps": None, "epochs": 1.5})
     assert code == 0 and (found["batches"]["steps"], found["batches"]["epochs_of_data"]) == (8, 1.6)
