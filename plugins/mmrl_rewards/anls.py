@@ -6,7 +6,7 @@ references the best one counts. Letter case and spaces at the ends and in runs d
 the benchmark's number.
 
 The answer is the content of the last box or answer tags, else the text after "the answer is", else all of the
-completion. A rollout without a reference is unscorable.
+completion but its thinking. A rollout without a reference is unscorable.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class ANLS(Reward):
         threshold: float = Field(default=0.5, gt=0, le=1)
         """From this normalised distance on the score is 0."""
         extract: Extract = "auto"
-        """boxed: the last box or answer tag, required; whole: all of the completion; last_number: its last number;
-        auto: as boxed where there is one, else after "the answer is", else whole."""
+        """boxed: the last box or answer tag, required; whole: the completion without its thinking; last_number: the
+        last number of that; auto: as boxed where there is one, else after "the answer is", else whole."""
         max_characters: int = Field(default=2000, gt=0)
         """Longer answers score 0."""
 

@@ -57,7 +57,7 @@ class Marked:
     """An answer that a text marks as such.
 
     Attributes:
-        text: What is in the marks; of several boxes that are one answer, their contents with commas between them.
+        text: The content of the marks; contents of several boxes that are one answer have commas between them.
         end: Place in the text where the marks end.
     """
 
@@ -193,7 +193,7 @@ def candidates(text: str, last: Callable[[str], str | None] = str.strip, *, requ
     is what the text says to be the answer, else what ``last`` finds.
 
     Args:
-        text: Of ``reply_text``.
+        text: The result of ``reply_text``.
         last: Finds an answer that is neither marked nor said.
         require_box: True if only a marked answer counts.
     """
@@ -205,7 +205,7 @@ def candidates(text: str, last: Callable[[str], str | None] = str.strip, *, requ
 
 
 def unmarked_answer(text: str, last: Callable[[str], str | None] = str.strip) -> str | None:
-    """What a text says to be the answer, after its marked one if it has one, else what ``last`` finds; as written."""
+    """The answer that a text states, after its marked one if it has one, else what ``last`` finds; as written."""
     marked = marked_answer(text)
     begun = before_cut(text[marked.end :] if marked else text)
     said = said_answer(begun)
@@ -213,7 +213,7 @@ def unmarked_answer(text: str, last: Callable[[str], str | None] = str.strip) ->
 
 
 def first_read(texts: Iterable[str], read: Callable[[str], T | None]) -> T | None:
-    """What ``read`` makes of the first text that it can read; None if it can read none."""
+    """The value of the first text that ``read`` can read; None if it can read none."""
     return next((value for text in texts if (value := read(text)) is not None), None)
 
 

@@ -3,9 +3,10 @@
 Both the reference and the answer may be a letter (``B``, ``(B)``, ``B.``, ``option B``), a choice's text (letter case,
 spaces and ``$`` do not count; numbers by value, ``45`` for ``45^\\circ``) or both (``B. 45``; wrong if they disagree).
 The choices are those of the row (``rollout.choices``); without them only letters can be compared. The answer is the
-content of the last box or answer tags, else the text after "the answer is", else (unless ``require_box``) the whole
-completion. If that is no choice by itself, the only letter of the last sentence with letters counts, provided that it
-is in brackets or said to be chosen, and that nothing is denied there. A rollout without a reference, or with one that
+content of the last box or answer tags; unless ``require_box``, what follows it after "the answer is" if it names no
+choice, and without a box or tags the text after "the answer is", else all of the completion but its thinking. If such
+an unmarked text is no choice by itself, the only letter of its last sentence with letters counts, provided that it is
+in brackets or said to be chosen, and that nothing is denied there. A rollout without a reference, or with one that
 is none of the choices, is unscorable.
 """
 

@@ -1,10 +1,10 @@
 """The share of the row's tests that the program of a completion passes, or with ``all_or_nothing`` 1 or 0.
 
-The program is the last closed code fence of the completion, else what is in answer tags. Tests are in ``tests_column``
-(by default the reference answer), as a value or as JSON: pairs of standard input and expected output, ``{"inputs":
-[...], "outputs": [...]}`` or ``[{"input": ..., "output": ...}, ...]``, where lines are compared without spaces at their
-ends; or Python code, or a list of pieces of it, that is run after the program and fails by raising, such as ``assert
-f(2) == 4``. A rollout without tests is unscorable.
+The program is the last closed code fence outside of thinking, else what is in answer tags. Tests are in
+``tests_column`` (by default the reference answer), as a value or as JSON: pairs of standard input and expected output,
+``{"inputs": [...], "outputs": [...]}`` or ``[{"input": ..., "output": ...}, ...]``, where lines are compared without
+spaces at their ends; or Python code, or a list of pieces of it, that is run after the program and fails by raising,
+such as ``assert f(2) == 4``. A rollout without tests is unscorable.
 
 Code that a model wrote runs in a ``sandbox``, chosen by name. The one that ships, ``local``, is a process with resource
 limits and NO security boundary: the program runs as the user. It therefore starts only with

@@ -1,9 +1,9 @@
 """1 for an answer that is the reference count, else 0: ``3``, ``3.0``, ``three``, ``3 cubes``, ``twenty-one``.
 
 Counts are whole numbers, in digits or in English words up to the thousands; ``none`` and ``no`` are 0. The answer is
-the content of the last box or answer tags, else the text after "the answer is", else (unless ``require_box``) the last
-number or number word of the completion. A marked answer may be a plain sentence, ``There are 3``. A rollout
-without a reference, or with one that is no count, is unscorable.
+the content of the last box or answer tags, else (unless ``require_box``) the text after "the answer is", also where it
+follows a box with no count, else the last number or number word, always outside of thinking. A marked answer may be a
+plain sentence, ``There are 3``. A rollout without a reference, or with one that is no count, is unscorable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import candidates, first_read, reply_text
 from mmrl_rewards.choice_matching import accepted_texts, chosen_text
-from mmrl_rewards.quantities import NUMBER_WORDS, Quantity, comparable, stated, the_number
+from mmrl_rewards.quantities import NUMBER_WORDS, Quantity, comparable, spelled, stated, the_number
 from mmrl_rewards.units import is_measure
 
 _ZERO = frozenset({"no", "none", "nothing"})
@@ -41,7 +41,7 @@ class Count(Reward):
 
     def answer_of(self, rollout: Rollout) -> str | None:
         counted = self._counted(rollout)
-        return None if counted is None else str(counted.value)
+        return None if counted is None else spelled(counted)
 
     def _counted(self, rollout: Rollout) -> Quantity | None:
         texts = candidates(reply_text(rollout), _last_count, require_box=self.config.require_box)

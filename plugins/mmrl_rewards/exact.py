@@ -19,8 +19,8 @@ class Exact(Reward):
 
     class Config(PluginConfig):
         extract: Extract = "auto"
-        """boxed: the last box or answer tag, required; whole: all of the completion; last_number: its last number;
-        auto: as boxed where there is one, else after "the answer is", else whole."""
+        """boxed: the last box or answer tag, required; whole: the completion without its thinking; last_number: the
+        last number of that; auto: as boxed where there is one, else after "the answer is", else whole."""
         case_sensitive: bool = False
         """True if ``a`` and ``A`` are different answers."""
 

@@ -9,8 +9,9 @@ Boxes of references and answers may be ``[x1, y1, x2, y2]``, ``{"bbox_2d": [...]
 ...}``, ``{"x": ..., "y": ..., "width": ..., "height": ...}``, ``[[x1, y1], [x2, y2]]``, lists of these, as JSON (also
 in a code fence) or as numbers in brackets in a text, ``(x1,y1),(x2,y2)`` included; a text of four numbers alone is a
 box too. Numbers may be quoted, and a fifth one from 0 to 1, a detector's score, is left out. ``boxes: xywh`` reads four
-bare numbers as corner, width and height. Corners may be in any order. The answer is what is in the last answer tags or
-code fence, else all of the completion. A rollout whose reference holds no box with an area is unscorable.
+bare numbers as corner, width and height. Corners may be in any order. The answer is what is in the last answer tags,
+code fence or LaTeX box, else all of the completion but its thinking; where that has no box, what follows after "the
+answer is". A rollout whose reference holds no box with an area is unscorable.
 
 ``reference_scale`` and ``answer_scale`` say what the numbers are in (``box_scale.py``); without them they are compared
 as they are. Boxes are of one of the prompt's images; where the two scales need its size, a rollout without it is

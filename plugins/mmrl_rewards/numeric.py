@@ -3,13 +3,14 @@
 Numbers are read as people write them (``mmrl_rewards.quantities``): thousands separators, fractions, mixed numbers,
 percentages, powers of ten, "million"; a unit may be left out, but ``48 m`` is wrong for ``48 cm``. A percent sign
 counts by the reference: ``50%`` is right for ``0.5`` and for ``50``, ``5000%`` for neither. A reference ``[0, 6]`` asks
-for as many numbers in that order, in such brackets and without thousands separators.
+for as many numbers in that order, without thousands separators, in such brackets or with a comma and a space between.
 
 If the row says how many decimals count (``precision_column``, as MathVista's ``precision``), an answer within half a
 unit of that decimal is right. In other rows an answer within ``abs_tol`` or ``rel_tol`` times the reference is right,
-both 0 by default. The answer is the content of the last box or answer tags, else the text after "the answer is", else
-(unless ``require_box``) the last number. A plain sentence, ``The length is 5 cm``, is read as the number that it says.
-A rollout without a reference, or with one that is no number (``2\\sqrt{3}``: use ``math``), is unscorable.
+both 0 by default. The answer is the content of the last box or answer tags, else (unless ``require_box``) the text
+after "the answer is", also where it follows a box with no number, else the last number, always outside of thinking. A
+plain sentence, ``The length is 5 cm``, is read as the number that it says. A rollout without a reference, or with one
+that is no number (``2\\sqrt{3}``: use ``math``), is unscorable.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from mmrl_rewards.quantities import Quantity, comparable, quantity, spelled, the
 
 _SLACK = Fraction(1, 10**9)
 """Slack of a tolerance: 0.1 and 0.05 are no exact binary numbers, and a difference of exactly that size is allowed."""
+_MAX_CHARACTERS = 2000
+"""Longer lists are not read."""
 
 
 class Numeric(Reward):
@@ -88,12 +91,15 @@ class Numeric(Reward):
 
 
 def _read(text: str) -> tuple[Quantity, ...] | None:
+    """The number that the text is or says, or those of a list with or without brackets; None if there is none."""
     said = the_number(text)
-    return _numbers(text) or ((said,) if said else None)
+    return _numbers(text) or ((said,) if said else None) or (_numbers(f"[{text}]") if ", " in text else None) or None
 
 
 def _numbers(text: str) -> tuple[Quantity, ...]:
     """The number that the text is, or those of a list in square brackets; none if any of it is something else."""
+    if len(text) > _MAX_CHARACTERS:
+        return ()
     is_list = text.startswith("[") and text.endswith("]")
     read = [quantity(item) for item in (text[1:-1].split(",") if is_list else [text])]
     found = tuple(filter(None, read))

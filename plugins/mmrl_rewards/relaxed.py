@@ -7,7 +7,7 @@ spaces and a full stop. Years are numbers there, so 2010 is right for 2015; use 
 Deviations: ``1,200``, ``$3``, ``2 million`` and ``1/2`` are read as numbers too; a percent sign counts by the
     reference, so that ``50%`` is right for ``0.5`` and for ``50``; a reference of 0 needs 0. A list of references means
     any of them. The answer is the content of the last box or answer tags, else the text after "the answer is", else all
-    of the completion. A rollout without a reference is unscorable.
+    of the completion but its thinking. A rollout without a reference is unscorable.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Relaxed(Reward):
         tolerance: float = Field(default=0.05, ge=0, lt=1, allow_inf_nan=False)
         """Largest difference of a number, as a share of the reference."""
         extract: Extract = "auto"
-        """boxed: the last box or answer tag, required; whole: all of the completion; last_number: its last number;
-        auto: as boxed where there is one, else after "the answer is", else whole."""
+        """boxed: the last box or answer tag, required; whole: the completion without its thinking; last_number: the
+        last number of that; auto: as boxed where there is one, else after "the answer is", else whole."""
 
     def score_one(self, rollout: Rollout) -> Score | None:
         accepted = accepted_texts(rollout)

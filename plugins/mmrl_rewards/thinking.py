@@ -1,6 +1,6 @@
-"""Separates the thinking of a completion from its reply. What stands between think tags is no answer.
+"""Separates the thinking of a completion from its reply. Text between think tags is no answer.
 
-Rules, for ``<think>`` and the other marks of ``_tag``, in any letter case:
+Rules, for ``<think>`` and the other marks of ``_rest``, in any letter case:
 
 - Thinking reaches from an open tag to the closing tag of its name, or to one of another name where its own is not open.
   Tags within it are a part of it.
@@ -14,7 +14,7 @@ Rules, for ``<think>`` and the other marks of ``_tag``, in any letter case:
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 
 from mmrl.types import Rollout
@@ -23,22 +23,22 @@ _NAMES = "think|thinking|thoughts?|reason|reasoning|reflection|scratchpad|seed:t
 _ATTRIBUTES = r"(?:\s+[\w:-]+\s*=[^<>]{0,100})?\s*"
 
 
-def _tag(slash: str, word: str) -> str:
-    """``<think>``, Kimi's ``◁think▷``, Magistral's ``[THINK]``, ``<|START_THINKING|>``, ``<|begin_of_thought|>``."""
+def _rest(slash: str, word: str) -> str:
+    """``<think>``, Kimi's ``◁think▷``, Magistral's ``[THINK]``, ``<|START_THINKING|>`` without the first character."""
     return (
-        rf"(?:<{slash}(?:{_NAMES}){_ATTRIBUTES}>|◁{slash}think▷|\[{slash}(?-i:THINK)\]"
-        rf"|<\|{word}_(?:of_)?(?:thinking|thought)\|>)"
+        rf"(?:(?<=<)(?i:{slash}(?:{_NAMES}){_ATTRIBUTES}>|\|{word}_(?:of_)?(?:thinking|thought)\|>)"
+        rf"|(?<=◁){slash}think▷|(?<=\[){slash}THINK\])"
     )
 
 
-_OPEN, _CLOSE = _tag("", "(?:start|begin)"), _tag("/", "end")
-_ANY = f"(?:{_OPEN}|{_CLOSE})"
-_TOKENS = re.compile(
-    rf"(?P<fence>^[ \t]*```[^\n]*$)|(?<![\w`\"'])(?P<quote>[`\"']){_ANY}(?:[^`\"'\n]{{0,100}}{_ANY})?(?P=quote)"
-    rf"|(?P<open>{_OPEN})|(?P<close>{_CLOSE})",
-    re.IGNORECASE | re.MULTILINE,
-)
-_OPEN_AT_END = re.compile(rf"(?:{_OPEN})\s*\Z", re.IGNORECASE)
+_FIRST = r"[<◁\[]"
+"""Stands alone at a tag's beginning, where a search is quick that way."""
+_OPEN, _CLOSE = _rest("", "(?:start|begin)"), _rest("/", "end")
+_TAG = re.compile(rf"{_FIRST}(?:(?P<open>{_OPEN})|{_CLOSE})")
+_ANY = f"{_FIRST}(?:{_OPEN}|{_CLOSE})"
+_QUOTE = re.compile(rf"(?<![\w`\"'])([`\"']){_ANY}(?:[^`\"'\n]{{0,100}}{_ANY})?\1")
+_FENCE = re.compile(r"^[^\S\n]*```", re.MULTILINE)
+_OPEN_AT_END = re.compile(rf"{_FIRST}{_OPEN}\s*\Z")
 _NAME = re.compile(r"\w+(?::\w+)?")
 _LONGEST_TAG = 200
 GAP = "\x1f"
@@ -74,16 +74,16 @@ def _thinking(text: str, opened: str) -> list[tuple[int, int]]:
     tags, found = _OpenTags(), list[tuple[int, int]]()
     if opened:
         tags.open(_name(opened), 0)
-    for token in _tags(text, bool(opened)):
-        if token["open"]:
-            tags.open(_name(token[0]), token.start())
+    for tag in _tags(text, bool(opened)):
+        if tag["open"]:
+            tags.open(_name(tag[0]), tag.start())
             continue
-        begin = tags.close(_name(token[0]), token.start())
+        begin = tags.close(_name(tag[0]), tag.start())
         if begin is None and not found:
             begin = 0
         while found and begin is not None and found[-1][0] >= begin:
             found.pop()
-        found.append((token.start() if begin is None else begin, token.end()))
+        found.append((tag.start() if begin is None else begin, tag.end()))
     if (begin := tags.first_open()) is not None:
         found.append((begin, len(text)))
     return found
@@ -91,15 +91,19 @@ def _thinking(text: str, opened: str) -> list[tuple[int, int]]:
 
 def _tags(text: str, thinks: bool) -> Iterator[re.Match[str]]:
     """The think tags of a text that are neither mentioned nor, outside of thinking, code."""
-    tokens = [token for token in _TOKENS.finditer(text) if not token["quote"]]
-    last_fence = max((token.start() for token in tokens if token["fence"]), default=0)
-    in_fence = False
-    for token in tokens:
-        if token["fence"]:
+    tags = list(_TAG.finditer(text))
+    fences = deque(fence.start() for fence in _FENCE.finditer(text) if tags)
+    in_fence, quote_end = False, 0
+    for tag in tags:
+        while fences and fences[0] < tag.start():
+            fences.popleft()
             in_fence = not in_fence and not thinks
-        elif not in_fence or token.start() > last_fence:
-            thinks, in_fence = bool(token["open"]), False
-            yield token
+        if quote := _QUOTE.match(text, max(tag.start() - 1, 0)):
+            quote_end = quote.end()
+        if tag.start() < quote_end or (in_fence and fences):
+            continue
+        thinks, in_fence = bool(tag["open"]), False
+        yield tag
 
 
 class _OpenTags:

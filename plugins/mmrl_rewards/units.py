@@ -190,7 +190,7 @@ def agree(one: str, other: str) -> bool:
     """True unless both name a unit or things, and they differ; ``apples`` only says less than ``red apples``.
 
     Args:
-        one: What ``known_unit`` or ``things`` gave; "" for no unit.
+        one: The result of ``known_unit`` or ``things``; "" for no unit.
     """
     if not one or not other or one == other:
         return True

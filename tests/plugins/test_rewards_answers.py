@@ -20,6 +20,8 @@ from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.rollout.rewards.worker import call
 from mmrl.testing import check_reward
 from mmrl.types import EncodedPrompt, Prompt, Rollout, RolloutGroup
+from mmrl_rewards.answers import final_answer
+from mmrl_rewards.letters import folded
 
 CLASSES = {
     "anls": "ANLS", "choice": "Choice", "code": "Code", "count": "Count", "exact": "Exact", "format": "Format",
@@ -80,6 +82,136 @@ def test_there_are_enough_labelled_answers_of_each_style():
     assert min(count[style] for style in ("geometry3k", "clevr", "geoqa", "mathvista", "chartqa")) >= 40
 
 
+@pytest.mark.parametrize("name", sorted({question.reward for question in LABELLED} - {"math"}))  # x = 5 is y = 5 there
+def test_the_same_answer_has_the_same_score_and_no_answer_has_none(name):
+    for question in (question for question in LABELLED if question.reward == name):
+        reward = made(name, **question.options)
+        rollouts = group([*question.right, *question.wrong], question.reference, question.choices, question.columns)
+        seen = dict[str | None, Any]({None: 0.0})
+        for rollout in rollouts.rollouts:
+            answer = reward.answer_of(rollout)
+            assert seen.setdefault(answer, reward.score_one(rollout)) == reward.score_one(rollout), rollout.text
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"\boxed{3} and \boxed{5}", "3, 5"),
+        (r"$\boxed{3}$ or $\boxed{5}$", "3, 5"),
+        (r"\boxed{3},\;\boxed{5}, \text{ and } \boxed{7}", "3, 5, 7"),
+        ("\\[\\boxed{3}\\]\n\\[\\boxed{5}\\]", "3, 5"),
+        (r"**\boxed{3}** & **\boxed{5}**", "3, 5"),
+        (r"\boxed{3}和\boxed{5}，以及\boxed{7}", "3, 5, 7"),
+        (r"$x = \boxed{3}$ and $y_1 = \boxed{5}$", "3, 5"),
+        (r"\boxed{\boxed{3}, \boxed{5}}", "3, 5"),
+        (r"\boxed{3} and \boxed{\boxed{5}}", "3, 5"),
+        (r"<answer>\boxed{3}; \boxed{5}</answer>", "3, 5"),
+        ("\\boxed{5}\n\n\\boxed{5}", "5"),
+        (r"\boxed{3}, \boxed{}", "3"),
+        (r"\boxed{4}. So \boxed{5}", "5"),
+        (r"\boxed{4}, so \boxed{5}", "5"),
+        (r"\boxed{4} = \boxed{5}", "5"),
+        (r"\boxed{4} android \boxed{5}", "5"),
+        (r"I think \boxed{1}. It is \boxed{1} because of x", "1"),
+    ],
+)
+def test_boxes_that_follow_each_other_are_one_answer(text, answer):
+    assert final_answer(text) == answer
+
+
+def test_several_boxes_are_no_choice_and_no_number_but_a_list():
+    assert scores(made("choice"), [r"\boxed{A} and \boxed{B}", r"\boxed{B}, \boxed{B}"], "B") == [0, 1]
+    assert scores(made("numeric"), [r"\boxed{0} and \boxed{6}", r"\boxed{6} and \boxed{0}"], "[0, 6]") == [1, 0]
+    assert scores(made("numeric"), [r"\boxed{5} or \boxed{6}"], "5") == [0]
+    assert scores(made("iou"), [r"\boxed{[0, 0, 2, 2]} and \boxed{[4, 4, 6, 6]}"], [[0, 0, 2, 2], [4, 4, 6, 6]]) == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "reference", "unreadable", "right", "wrong"),
+    [
+        ("choice", "D", r"\langle H\rangle \ll \Delta E", "D", "E"),
+        ("choice", "C", "F = ma", "option (C), since it is so", "not (C)"),
+        ("numeric", "12", r"\text{see above}", "12", "13"),
+        ("numeric", "12", "x", "12 cm", "x"),
+        ("count", "3", "apples", "three", "four"),
+        ("iou", [0, 0, 2, 2], "a cat", "[0, 0, 2, 2]", "[4, 4, 6, 6]"),
+    ],
+)
+def test_a_mark_that_is_not_of_the_kind_gives_way_to_what_is_stated_after_it(name, reference, unreadable, right, wrong):
+    reward = made(name)
+    for marked in (f"\\boxed{{{unreadable}}}", f"<answer>{unreadable}</answer>"):
+        texts = [
+            f"{marked}\n\n**Answer: {right}**",
+            f"{marked} The answer is {wrong}.",
+            f"The answer is {right}. {marked}",
+        ]
+        assert scores(reward, texts, reference) == [1, 0, 0]
+    if name != "iou":
+        assert scores(made(name, require_box=True), [f"\\boxed{{{unreadable}}} The answer is {right}."], reference) == [
+            0
+        ]
+
+
+@pytest.mark.parametrize(
+    ("name", "reference", "text"),
+    [("choice", "D", r"\boxed{D} Answer: C"), ("numeric", "12", r"\boxed{12} Answer: 13"),
+     ("count", "3", r"\boxed{three} Answer: 4"), ("iou", [0, 0, 2, 2], r"\boxed{[0, 0, 2, 2]} Answer: [4, 4, 6, 6]")],
+)  # fmt: skip
+def test_a_mark_of_the_kind_is_the_answer_whatever_is_stated_after_it(name, reference, text):
+    assert scores(made(name), [text], reference) == [1]
+
+
+SPELLINGS = [
+    ("caf\u00e9", "cafe\u0301"), ("\uac00", "\u1100\u1161"), ("\u30ac", "\uff76\uff9e"), ("ABC12", "ＡＢＣ１２"),
+    ("New York", "New\u00a0York"), ("New York", "New\u3000York"), ("yes", "y\u200be\u00ads\ufeff"), ("-5", "−5"),
+    ("X-ray", "X\u2011ray"), ("2010-2015", "2010–2015"), ("don't", "don’t"), ('a "b"', "a “b”"), ("a,b", "a、b"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other"), SPELLINGS)
+def test_spellings_of_unicode_are_one(one, other):
+    for name in ("exact", "relaxed", "anls"):
+        for reference, answer in ((one, other), (other, one)):
+            assert scores(made(name), [answer, f"\\boxed{{{answer}}}"], reference) == [1, 1], name
+    assert scores(made("choice"), [f"\\boxed{{{other}}}", "\\boxed{Ｂ}"], "B", ["tea", one]) == [1, 1]
+
+
+def test_numbers_are_read_in_one_spelling():
+    assert scores(made("numeric"), ["It is −5", "It is 5"], "-5") == [1, 0]
+    assert scores(made("numeric"), ["It is −5"], "5") == [0]
+    assert scores(made("count"), ["答案是：３", "there are ３"], "3") == [1, 1]
+    assert scores(made("numeric"), ["有100、200、300", "有100，200，300"], "300") == [1, 1]
+    assert scores(made("numeric"), ["the sum—7"], "7") == [1]
+
+
+@pytest.mark.parametrize("text", ["x²", "1½", "ﬁn", "٣", "naïve"])
+def test_characters_that_mean_something_else_stay(text):
+    assert folded(text) == text
+
+
+def test_a_letter_with_thousands_of_marks_takes_no_time():
+    start = time.process_time()
+    folded("a" + "\u0301\u0323" * 50_000)
+    folded(("a" + "\u0301\u0323" * 15) * 3000)
+    assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize("name", ["math", "numeric", "exact"])
+@pytest.mark.parametrize(
+    ("reference", "answer", "expected"),
+    [
+        (0.1 + 0.2, "0.3", 1), (1.1 * 1.1, "1.21", 1), (6.999999999999999, "7", 1), (-(0.1 + 0.2), "-0.3", 1),
+        (1.2e-5, "0.000012", 1), (0.1 + 0.2, "0.30000000000000004", 1), (0.1 + 0.2, "0.3000000001", 0),
+        (0.123456789012, "0.123456789013", 0), (np.float32(0.1), "0.1", 1), ([np.float32(29.7)], "29.7", 1),
+        (np.array([29.7], np.float32), "29.7", 1), (np.float16(0.1), "0.1", 1), ("0.30000000000000004", "0.3", 1),
+        (np.float64(0.1 + 0.2), "0.3", 1), ({"answer": 0.1 + 0.2}, "0.3", 1), (2.5, "2.50000", None),
+    ],
+)  # fmt: skip
+def test_a_float_means_its_shortest_decimal(name, reference, answer, expected):
+    expected = float(name != "exact") if expected is None else expected
+    assert scores(made(name), [f"\\boxed{{{answer}}}"], reference) == [expected]
+
+
 HOSTILE = [
     "9**9**9**9", "9^{9^{9^{9}}}", "99999999!", "[" * 2**20, "(" * 200, "{" * 2**20, "}" * 2**20, r"\boxed{" * 150_000,
     r"\boxed{}" * 100_000 + "x", "<answer>" * 100_000, "</answer>" * 100_000, "<think>" * 100_000, "$" * 2**20,
@@ -90,6 +222,7 @@ HOSTILE = [
     '{"a":' * 100_000, "[[1,2,3,4]," * 50_000, '{"bbox_2d": [NaN, Infinity, 1e999, 2]}', "[1e308, -1e308, 1e308, 1]",
     r"\int_0^{\infty} e^{-x^2} dx", r"\sum_{n=1}^{10^{10}} n!", "x^{10^{10}}", "sin(" * 50, r"\begin{pmatrix}" * 20,
     "the answer is " + "9" * 5000,
+    "the answer is " * 50_000, r"\boxed{x}" + "the answer is " * 50_000, r"\boxed{x}, " * 50_000,
     "A" * 100, "(A)" * 100_000, "3!!!!!!!!!", r"2^{2^{2^{2^{2^{2}}}}}", "factorial(10**9)",
 ]  # fmt: skip
 
