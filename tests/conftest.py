@@ -165,6 +165,25 @@ def models(pytestconfig: pytest.Config) -> Callable[..., Path]:
     return write
 
 
+@pytest.fixture(scope="session")
+def published(pytestconfig: pytest.Config) -> Path:
+    """The folder of a published model of 135 million parameters, as ``examples/published_model.py`` writes it.
+
+    Tests that use it are skipped where the package index is not within reach. No test changes it.
+    """
+    examples = Path(__file__).parents[1] / "examples"
+    script, lock = examples / "published_model.py", examples / "setup" / "published.lock"
+    written = hashlib.sha256(script.read_bytes() + lock.read_bytes()).hexdigest()[:16]
+    folder = pytestconfig.rootpath / ".pytest_cache" / "published" / written
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / "lock"):
+        done = subprocess.run([sys.executable, script, folder / "model"], capture_output=True, text=True, check=False)
+    if done.returncode == runpy.run_path(str(script))["NO_PACKAGES"] and "HASHES" not in done.stderr:
+        pytest.skip(f"the published model cannot be installed: {done.stderr.strip()[-300:]}")
+    assert done.returncode == 0, done.stderr
+    return folder / "model"
+
+
 def noise(width: int, height: int, seed: int = 0) -> RawImage:
     """Noise of a given size, as an encoded image."""
     from PIL import Image
@@ -299,16 +318,17 @@ class Plain:
 
     Args:
         folder: Read with the Auto classes, as any user would.
+        dtype: Name of torch's.
     """
 
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(self, folder: Path | str, dtype: str = "float32") -> None:
         import torch
         import transformers
 
         config = transformers.AutoConfig.from_pretrained(folder)
         vision = hasattr(config, "vision_config")
         auto = transformers.AutoModelForImageTextToText if vision else transformers.AutoModelForCausalLM
-        self.model = auto.from_pretrained(folder, dtype=torch.float32).eval()
+        self.model = auto.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
         self.processor = (transformers.AutoProcessor if vision else transformers.AutoTokenizer).from_pretrained(folder)
         tokenizer = self.processor.tokenizer if vision else self.processor
         self.banned = list(range(len(tokenizer), config.get_text_config().vocab_size))
@@ -326,7 +346,7 @@ class Plain:
     def logits(
         self, text: str, images: Sequence[Any], completion: Sequence[int], shown: Sequence[Any] = ()
     ) -> torch.Tensor:
-        """(T + 1, V) float32 logits that predict each completion token, and the one after; unmasked.
+        """(T + 1, V) logits that predict each completion token, and the one after; unmasked.
 
         Args:
             shown: The images whose tokens are in the completion.
@@ -348,7 +368,7 @@ class Plain:
         for name in fills.keys() & inputs.keys():
             inputs[name] = torch.cat([inputs[name], fills[name]], 1)
         self.prompt_ids = inputs["input_ids"][0, :prompt_length].tolist()
-        return self.model(**inputs).logits[0, prompt_length - 1 :].float()
+        return self.model(**inputs).logits[0, prompt_length - 1 :]
 
     def distribution(
         self,

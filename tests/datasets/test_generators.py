@@ -16,13 +16,14 @@ import pytest
 from PIL import Image
 
 from mmrl.errors import DataError
-from mmrl_datasets import charts, compare, digits, geometry, shapes
+from mmrl_datasets import charts, compare, digits, geometry, shapes, sums
 from mmrl_datasets.charts import write_charts
 from mmrl_datasets.compare import write_compare
 from mmrl_datasets.digits import write_digits
 from mmrl_datasets.geometry import write_geometry
 from mmrl_datasets.problems import EASY, HARD, KINDS
 from mmrl_datasets.shapes import COLOURS, write_shapes
+from mmrl_datasets.sums import write_sums
 from mmrl_datasets.table import Table
 
 GENERATORS: dict[str, Callable[..., None]] = {
@@ -31,6 +32,7 @@ GENERATORS: dict[str, Callable[..., None]] = {
     "geometry": write_geometry,
     "charts": write_charts,
     "compare": write_compare,
+    "sums": write_sums,
 }
 SPLITS = ("train", "test", "warmup")
 TERM = r"\(?-?\d+\)?(?:\^2)?"
@@ -405,6 +407,19 @@ def test_comparisons_are_right_and_choices_are_letters(compare_folder: Path) -> 
             assert row["answer"] == str(sum(counts) if len(counts) == 3 else abs(counts[0] - counts[1]))
 
 
+def test_sums_are_right_and_no_two_rows_ask_for_the_same_numbers(tmp_path: Path) -> None:
+    write_sums(tmp_path)
+    asked = []
+    for row in rows(tmp_path / "train.parquet") + rows(tmp_path / "test.parquet"):
+        terms = [int(number) for number in re.findall(r"\d+", row["problem"])]
+        asked.append(tuple(sorted(terms)))
+        assert row["answer"] == str(sum(terms)) and row["solution"] == f"{terms[0]} + {terms[1]} = {row['answer']}"
+        assert row["images"] == []
+    assert len(set(asked)) == len(asked) == 132 + 64
+    with pytest.raises(DataError, match="cannot be drawn"):
+        write_sums(tmp_path, train=133)
+
+
 def test_no_picture_is_in_two_rows(
     shape_folder: Path, geometry_folder: Path, chart_folder: Path, compare_folder: Path
 ) -> None:
@@ -458,7 +473,7 @@ def test_the_generators_are_commands(tmp_path: Path, module: str) -> None:
     assert len(rows(tmp_path / "out" / "train.parquet")) == 4
 
 
-@pytest.mark.parametrize("main", [module.main for module in (digits, shapes, geometry, charts, compare)])
+@pytest.mark.parametrize("main", [module.main for module in (digits, shapes, geometry, charts, compare, sums)])
 def test_bad_options_exit_with_the_code_for_data(tmp_path: Path, main: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path), "--train", "-1"]) == 3
     assert "0 or more" in capsys.readouterr().err
