@@ -170,6 +170,13 @@ class Learner(Protocol):
         """(T_i,) float32 log-probs under the initial policy."""
         ...
 
+    def wide_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray] | None:
+        """(T_i,) float64 log-probs by plain transformers in a wider type, with the weights that the sampler gets.
+
+        bfloat16 is computed in float32, float32 in float64. None where the device has no room for such weights.
+        """
+        ...
+
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         """One optimizer step on the weighted sum of the rows' losses.
 

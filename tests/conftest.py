@@ -346,7 +346,7 @@ class Plain:
     def logits(
         self, text: str, images: Sequence[Any], completion: Sequence[int], shown: Sequence[Any] = ()
     ) -> torch.Tensor:
-        """(T + 1, V) logits that predict each completion token, and the one after; unmasked.
+        """(T + 1, V) logits, in float32 at least, that predict each completion token, and the one after; unmasked.
 
         Args:
             shown: The images whose tokens are in the completion.
@@ -368,7 +368,8 @@ class Plain:
         for name in fills.keys() & inputs.keys():
             inputs[name] = torch.cat([inputs[name], fills[name]], 1)
         self.prompt_ids = inputs["input_ids"][0, :prompt_length].tolist()
-        return self.model(**inputs).logits[0, prompt_length - 1 :]
+        logits = self.model(**inputs).logits[0, prompt_length - 1 :]
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def distribution(
         self,

@@ -33,6 +33,12 @@ class GroupLearner:
         shares = self._share(samples)
         return _merged(shares, self.calls.all("reference_logprobs", each=self._samples(shares, samples)))
 
+    def wide_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray] | None:
+        """One rank holds the model in a wider type; the others send their parts of the weights."""
+        shares = [[*range(len(samples))], *([] for _ in self.calls.nodes[1:])]
+        found: list[list[FloatArray] | None] = self.calls.all("wide_logprobs", each=self._samples(shares, samples))
+        return found[0]
+
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         samples = [row.sample for row in rows]
         shares = self._share(samples)

@@ -205,6 +205,11 @@ class RankWorker:
         with self._engine.span("logprob"):
             return PackedArrays(learner.reference_logprobs(samples))
 
+    def wide_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray] | None:
+        learner: Learner = self._owner
+        with self._engine.span("logprob"):
+            return learner.wide_logprobs(samples)
+
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         learner: Learner = self._owner
         with self._engine.span("update"):

@@ -362,6 +362,16 @@ def overruled(kind: DeviceKind, engine: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in forced.items() if key in engine and engine[key] != value}
 
 
+def spare_memory_bytes(kind: DeviceKind) -> int:
+    """Memory of the device, or on a CPU of the machine, that nobody uses."""
+    found = free_memory_bytes(kind)
+    if found is not None:
+        return found[0]
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
 def merged(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with the user's merged in; nested ones are merged key by key."""
     result = dict(base)

@@ -54,7 +54,8 @@ class Export:
         size_bytes: Bytes of all files of weights.
         kept: Names of the files that were copied.
         samples: Samples that were compared, with ``tokens`` log-probs.
-        precision: The precision whose limits the gap was judged by: float32 where no weight was rounded.
+        gap: Between the source and the written folder, rounding included.
+        is_rounded: True if weights were rounded to the type.
     """
 
     stored: str
@@ -67,7 +68,7 @@ class Export:
     samples: int
     tokens: int
     gap: Gap
-    precision: str
+    is_rounded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +118,18 @@ def export_model(
         policy = _merged(folder, adapter)
     _write(policy, folder, target, written, shard_bytes)
     weights = len(list(policy.model.parameters()))
+    exact = written == "float32" or (set(stored) == {written} and adapter is None)
+    wanted = before if exact else _read(folder, _rounded(policy, written), media)
     del policy  # before the next one is loaded
     again = ModelFolder.open(str(target))
     after = _read(again, _load(again), media)
-    exact = written == "float32" or (set(stored) == {written} and adapter is None)
-    precision = "float32" if exact else "bfloat16"
-    gap = _compare(before, after, precision)
+    _compare(wanted, after)
+    gap = Gap.between([before.logprobs], [after.logprobs])
     sizes = [path.stat().st_size for path in target.glob("*.safetensors")]
     kept = tuple(kept_files(Path(folder.path)))
     counts = len(before.token_ids), len(before.logprobs)
     return Export(
-        stored.most_common(1)[0][0], written, weights, masters, len(sizes), sum(sizes), kept, *counts, gap, precision
+        stored.most_common(1)[0][0], written, weights, masters, len(sizes), sum(sizes), kept, *counts, gap, not exact
     )
 
 
@@ -147,12 +149,12 @@ def export_adapter(source: Path, target: Path, media: Path, *, base: str | None 
         (target / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(source / name, target / name)
     failpoints.reach("export.filled")
-    gap = _compare(before, _read(folder, _load(folder, target), media), "float32")
+    gap = _compare(before, _read(folder, _load(folder, target), media))
     with safe_open(target / adapters.WEIGHTS, "pt") as weights:
         keys = list(weights.keys())
         stored = {code: name for name, code in DTYPES.items()}[weights.get_slice(keys[0]).get_dtype()]
     size, counts = (target / adapters.WEIGHTS).stat().st_size, (len(before.token_ids), len(before.logprobs))
-    return Export(stored, stored, len(keys), 0, 1, size, files[2:], *counts, gap, "float32")
+    return Export(stored, stored, len(keys), 0, 1, size, files[2:], *counts, gap, False)
 
 
 def write_merged(adapter: Path, target: Path) -> None:
@@ -328,7 +330,20 @@ def _draw(size: tuple[int, int]) -> RawImage:
     return RawImage(buffer.getvalue(), f"drawn {width}x{height}")
 
 
-def _compare(before: _Reading, after: _Reading, precision: str) -> Gap:
+@torch.no_grad()
+def _rounded(policy: Policy, dtype: str) -> Policy:
+    """The policy, its weights rounded to an element type in place."""
+    for weight in policy.model.parameters():
+        weight.copy_(weight.to(getattr(torch, dtype)))
+    return policy
+
+
+def _compare(before: _Reading, after: _Reading) -> Gap:
+    """The gap between two readings of the same weights.
+
+    Raises:
+        NumericsError: They are not the same.
+    """
     if before.token_ids != after.token_ids:
         raise NumericsError(
             "the written folder reads the samples as other tokens than the source does",
@@ -336,13 +351,13 @@ def _compare(before: _Reading, after: _Reading, precision: str) -> Gap:
             remedy="this is a bug in mmrl; please report it with the versions that `mmrl doctor` prints",
         )
     gap = Gap.between([before.logprobs], [after.logprobs])
-    if gap.verdict(precision) == "stop":
-        limits = LIMITS[precision]
+    limits = LIMITS["float32"]
+    if gap.verdict(limits) == "stop":
         raise NumericsError(
             f"log-probs from the source and from the written folder disagree: mean {gap.abs_mean:.2e}, "
             f"max {gap.abs_max:.2e} nats",
             where=f"{len(before.logprobs)} tokens of {len(before.token_ids)} built-in samples",
-            possible=f"a mean of {limits.mean_stop:g}, a 99th percentile of {limits.p99_stop:g}",
-            remedy="nothing was exported; choose a --dtype of more bits, or report this",
+            possible=limits.told(),
+            remedy="nothing was exported: report this, with the versions that `mmrl doctor` prints",
         )
     return gap

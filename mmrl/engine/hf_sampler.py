@@ -13,9 +13,10 @@ from mmrl.engine import experts
 from mmrl.engine.admissions import OneByOneSampler, continued
 from mmrl.engine.device import SamplerMemory
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.plain_model import copy_weights, plain_inputs
 from mmrl.engine.vision import ImageInputs
 from mmrl.engine_api import SamplingRequest
-from mmrl.types import FloatArray, ImageRef, IntArray, Rollout, RolloutGroup, Segment
+from mmrl.types import FloatArray, IntArray, Rollout, RolloutGroup, Segment
 
 
 class HFSampler(OneByOneSampler):
@@ -56,13 +57,9 @@ class HFSampler(OneByOneSampler):
     def wake(self, part: SamplerMemory) -> None:
         """Do nothing: nothing slept."""
 
-    @torch.no_grad()
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Copy all weights in."""
-        own = dict(self._model.named_parameters(remove_duplicate=False))
-        for name, weight in weights:
-            own.pop(name).copy_(weight)
-        assert not own, f"not sent: {sorted(own)}"
+        copy_weights(self._model, weights)
         self.weight_version = version
 
     @torch.no_grad()
@@ -108,20 +105,11 @@ class HFSampler(OneByOneSampler):
         settings = GenerationConfig(
             do_sample=False, max_new_tokens=1, pad_token_id=self._folder.vocabulary.pad, return_dict_in_generate=True
         )
-        prefilled = self._model.generate(**self._inputs(request.images, ids_1P[:, :-1]), generation_config=settings)
+        prompt = plain_inputs(self._folder, self._images, self._model, request.images, ids_1P[:, :-1])
+        prefilled = self._model.generate(**prompt, generation_config=settings)
         cache = prefilled.past_key_values
         cache.reorder_cache(torch.zeros(request.num_samples, dtype=torch.int64, device=ids_1P.device))
         return {**inputs, "past_key_values": cache}
-
-    def _inputs(self, images: Sequence[ImageRef], ids_1P: torch.Tensor) -> dict[str, torch.Tensor]:
-        inputs = {"input_ids": ids_1P, "attention_mask": torch.ones_like(ids_1P)}
-        if self._folder.family.vision and self._folder.images.multimodal_positions:
-            inputs["mm_token_type_ids"] = (ids_1P == self._folder.image_token_id).int()
-        if images:
-            pixels, grids = zip(*[self._images(ref) for ref in images], strict=True)
-            joined = torch.cat(pixels).to(self._device, self._model.dtype)
-            inputs |= self._folder.images.generate_inputs(joined, torch.stack(grids).to(self._device))
-        return inputs
 
     def _settings(self, request: SamplingRequest) -> Any:
         from transformers import GenerationConfig

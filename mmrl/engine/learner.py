@@ -28,6 +28,7 @@ from mmrl.engine.learner_settings import compiles
 from mmrl.engine.learner_state import SavedState, check_optimizer, save_state
 from mmrl.engine.optimizer_state import OptimizerState
 from mmrl.engine.placement import Reference
+from mmrl.engine.plain_model import WidePass
 from mmrl.engine.policy import Policy
 from mmrl.engine.vision import BLANK, idle_sample
 from mmrl.engine.weights import Failures, save_adapter, save_model
@@ -46,6 +47,7 @@ class DeepSpeedLearner:
 
     Args:
         policy: The weights to train.
+        wide: Computes with them in a wider type.
         reference: The frozen initial policy; None if the algorithm does not need it, or if the policy without its
             adapters is the initial policy.
         settings: DeepSpeed's configuration; kept as ``settings``.
@@ -60,6 +62,7 @@ class DeepSpeedLearner:
     def __init__(
         self,
         policy: Policy,
+        wide: WidePass,
         reference: Reference | None,
         collator: Collator,
         algorithm: Algorithm,
@@ -93,7 +96,7 @@ class DeepSpeedLearner:
         if compiles(self._engine.device.type, settings):
             self._engine.compile()  # else DeepSpeed leaves it at a notice
         self.settings = settings
-        self._policy, self._reference = policy, reference
+        self._policy, self._wide, self._reference = policy, wide, reference
         self._collate, self._algorithm, self._config, self._folder = collator, algorithm, config, folder
         self._idle, self._lora, self._saves_optimizer = idle_sample(folder), lora, saves_optimizer
         self._features: dict[str, Features] = {}
@@ -125,6 +128,12 @@ class DeepSpeedLearner:
         assert self._reference is not None, "the algorithm did not ask for a reference policy"
         with self._reference.in_use() as reference:
             return self._forward(reference, samples, self._budget, routed=False)
+
+    def wide_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray] | None:
+        """As the protocol; one rank has all samples, and the others none."""
+        fits = torch.tensor(int(not samples or self._wide.fits()), device=self._engine.device)
+        torch.distributed.all_reduce(fits, torch.distributed.ReduceOp.MIN)
+        return self._wide.logprobs(self._policy, samples) if fits else None
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         """One optimizer step of all ranks; the metrics are of all ranks, the log-probs of this rank's rows.

@@ -38,6 +38,7 @@ class Policy(torch.nn.Module):
 
     Attributes:
         family: The model's family.
+        banned_V: (V,) bool, True for ids that are never sampled.
     """
 
     banned_V: torch.Tensor
@@ -56,7 +57,7 @@ class Policy(torch.nn.Module):
         super().__init__()
         self.model, self.adapted, self.routers = model, tuple(adapted), tuple(routers)
         self.family, self._folder = folder.family, folder
-        self._temperature, self._entropy_gradient = temperature, entropy_gradient
+        self.temperature, self._entropy_gradient = temperature, entropy_gradient
         self.head = Head(model.get_output_embeddings(), max(chunk_bytes // (4 * folder.vocabulary.size), 1))
         banned_V = torch.zeros(folder.vocabulary.size, dtype=torch.bool)
         banned_V[list(folder.vocabulary.banned)] = True
@@ -85,7 +86,7 @@ class Policy(torch.nn.Module):
             rows_at(hidden_SH, predicting),
             targets,
             self.banned_V,
-            self._temperature,
+            self.temperature,
             entropy=torch.is_grad_enabled(),  # only an update has a use for it
             entropy_gradient=self._entropy_gradient,
         )
@@ -208,7 +209,7 @@ def load_policy(
     # do not depend on the run's.
     reading = {**options, "dtype": "auto"} if quantize else options
     with torch.random.fork_rng(devices=[]):  # some layers draw numbers when they are made
-        model = _read(folder, reading) if with_weights else _empty(folder, options)
+        model = _read(folder, reading) if with_weights else empty_model(folder, options)
     if folder.family.vision:
         check_takes_features(model.base_model, f"model.path: {folder.name}")
         # Not above: for a name with "flash" in it, transformers would there look for a package.
@@ -272,7 +273,7 @@ def _read(folder: ModelFolder, options: dict[str, Any]) -> Any:
     return model
 
 
-def _empty(folder: ModelFolder, options: dict[str, Any]) -> Any:
+def empty_model(folder: ModelFolder, options: dict[str, Any]) -> Any:
     """The folder's model with untouched memory for its weights."""
     from transformers import AutoConfig
     from transformers.initialization import no_init_weights

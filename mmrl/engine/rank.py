@@ -26,6 +26,7 @@ from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.learner_settings import check_overlap, learner_config
 from mmrl.engine.peak import peak
 from mmrl.engine.placement import Reference, place
+from mmrl.engine.plain_model import WidePass
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.refusals import device_refusal
 from mmrl.engine.shape import model_shape
@@ -278,6 +279,7 @@ class RankEngine:
         steps = config.trainer.steps * config.learner.minibatches * config.learner.epochs
         learner = DeepSpeedLearner(
             policy,
+            WidePass(self._folder, self._images, self._kind, self._precision),
             reference,
             collator,
             algorithm,

@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 
 from mmrl.types import FloatArray
 
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Differences in nats from which a run warns or stops.
-
-    Single bf16 log-probs of a sound model differ by several 1e-3 and rare ones by more, so their maximum says little;
-    wrong weights, images or positions move the mean by 0.1 and more. In float32 sound log-probs differ by some 1e-6.
-    Single tokens of a very sharp policy differ by 5e-4 between float32 and float64, likely ones too: see
-    ``engine/README.md``.
-
-    Attributes:
-        mean_warn: Mean absolute difference to warn of.
-        mean_stop: Mean absolute difference to stop at.
-        p99_stop: 99th percentile of the absolute differences to stop at: a few percent of wrong rows.
-        max_stop: Largest absolute difference to stop at.
-    """
-
-    mean_warn: float
-    mean_stop: float
-    p99_stop: float
-    max_stop: float
-
-
-LIMITS: Mapping[str, Limits] = MappingProxyType(
-    {
-        "float32": Limits(mean_warn=1e-5, mean_stop=1e-4, p99_stop=1e-4, max_stop=1e-3),
-        "bfloat16": Limits(mean_warn=2e-2, mean_stop=6e-2, p99_stop=0.5, max_stop=float("inf")),
-    }
-)
+WIDER = MappingProxyType({"float32": "float64", "bfloat16": "float32"})
+"""The type in which the rounding of a run's type shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +24,14 @@ class Gap:
         abs_p99: 99th percentile of ``|d|``.
         abs_max: Largest ``|d|``.
         kl: Mean of ``exp(d) - 1 - d``, an estimate of KL(one || other) on tokens sampled from ``one``.
+        ratio: Mean of ``exp(|d|)``: by which factor probabilities differ.
     """
 
     abs_mean: float
     abs_p99: float
     abs_max: float
     kl: float
+    ratio: float = 1.0
 
     @classmethod
     def between(cls, one: Sequence[FloatArray], other: Sequence[FloatArray]) -> Gap:
@@ -69,14 +45,69 @@ class Gap:
         kl -= difference
         size = np.abs(difference, out=difference)
         mean, largest = float(size.mean()), float(size.max())  # before the quantile moves the numbers
-        return cls(mean, float(np.quantile(size, 0.99, overwrite_input=True)), largest, float(kl.mean()))
+        ratio = float(np.exp(np.minimum(size, 20.0)).mean())
+        p99 = float(np.quantile(size, 0.99, overwrite_input=True))
+        return cls(mean, p99, largest, float(kl.mean()), ratio)
 
-    def verdict(self, precision: str) -> str:
+    def verdict(self, limits: Limits) -> str:
         """``ok``, ``warn`` or ``stop``; a gap that is not finite stops."""
-        limits = LIMITS[precision]
         within = (
             self.abs_mean <= limits.mean_stop and self.abs_p99 <= limits.p99_stop and self.abs_max <= limits.max_stop
         )
         if not within:
             return "stop"
         return "warn" if self.abs_mean > limits.mean_warn else "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Differences in nats from which a run warns or stops.
+
+    Two sound computations differ by the rounding of their type, which grows with a network's depth and width and with
+    the size of its logits. The limits here suit small networks. ``widened`` gives those of a network whose rounding
+    was measured.
+
+    Attributes:
+        mean_warn: Mean absolute difference to warn of.
+        mean_stop: Mean absolute difference to stop at.
+        p99_stop: 99th percentile of the absolute differences to stop at: a few percent of wrong rows.
+        max_stop: Largest absolute difference to stop at.
+        warn_factor: Largest sound gap as a multiple of the noise, to warn above.
+        stop_factor: The multiple of the noise to stop above.
+        noise_stop: Mean noise that no sound network has; the learner itself is then wrong.
+    """
+
+    mean_warn: float
+    mean_stop: float
+    p99_stop: float
+    max_stop: float
+    warn_factor: float
+    stop_factor: float
+    noise_stop: float
+
+    def widened(self, noise: Gap) -> Limits:
+        """The limits of a network of this noise; none is smaller than before.
+
+        Args:
+            noise: Between the learner's log-probs and those of a wider type.
+        """
+        return replace(
+            self,
+            mean_warn=max(self.mean_warn, self.warn_factor * noise.abs_mean),
+            mean_stop=max(self.mean_stop, self.stop_factor * noise.abs_mean),
+            p99_stop=max(self.p99_stop, self.stop_factor * noise.abs_p99),
+            max_stop=max(self.max_stop, self.stop_factor * noise.abs_max),
+        )
+
+    def told(self) -> str:
+        """The limits to stop at, in words."""
+        bounds = f"a mean of {self.mean_stop:.1e} nats, a 99th percentile of {self.p99_stop:.1e}"
+        return bounds if math.isinf(self.max_stop) else f"{bounds}, {self.max_stop:.1e} at most"
+
+
+LIMITS: Mapping[str, Limits] = MappingProxyType(
+    {
+        "float32": Limits(1e-5, 1e-4, 1e-4, 1e-3, warn_factor=10, stop_factor=30, noise_stop=1e-4),
+        "bfloat16": Limits(2e-2, 6e-2, 0.5, math.inf, warn_factor=2, stop_factor=3, noise_stop=0.2),
+    }
+)

@@ -1,38 +1,49 @@
-"""The check that log-probs of the same tokens and weights agree: packed and one by one, sampler and learner."""
+"""The check that log-probs of the same tokens and weights agree: packed and one by one, sampler and learner.
+
+How far two sound computations are apart depends on the network. So a run first measures its own rounding, the gap
+between the learner and plain transformers in a wider type, and judges the other gaps by it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal
+
+import numpy as np
 
 from mmrl.engine_api import Engine
 from mmrl.errors import NumericsError
 from mmrl.ops import metrics
 from mmrl.ops.packing import Item, units_of
-from mmrl.ops.parity import Gap
+from mmrl.ops.parity import LIMITS, WIDER, Gap, Limits
 from mmrl.types import BoolArray, CreditedGroup, FloatArray, Sample
 
 CHECKED_SAMPLES, CHECKED_MEMBERS = 12, 3
 """Samples of the first batch that are computed one by one as well as packed, and how many of one prompt, which share
 it in the packed row."""
+WIDE_TOKENS = 384
+"""Tokens, prompts included, of the samples that are computed in a wider type too; the first one may be longer."""
+NOTABLE_RATIO = 1.05
+"""Factor between probabilities of sampler and learner from which a run is told how to correct for it."""
 
 
 class LogprobCheck:
     """Warns of a disagreement, or stops the run.
 
     Args:
-        precision: ``float32`` or ``bfloat16``; decides how far two computations may be apart.
+        precision: ``float32`` or ``bfloat16``; decides how far two computations may be apart at least.
         on_mismatch: The action when they are further apart than that.
-        event: Called with a kind and fields for each disagreement.
+        event: Called with a kind and fields for the measured rounding, and for each disagreement.
     """
 
     def __init__(self, precision: str, on_mismatch: Literal["stop", "warn"], *, event: Callable[..., None]) -> None:
         self._precision, self._on_mismatch, self._event = precision, on_mismatch, event
+        self._limits = LIMITS[precision]
 
     def check_first(self, samples: Sequence[Sample], engine: Engine, *, has_sampler: bool) -> None:
         """On the first batch, before any update: packed against one by one, and sampler against learner.
-
-        Each computation takes the learner anew, so that what one keeps of images does not serve the other.
 
         Args:
             samples: All that was sampled, kept or not; or demonstrations.
@@ -41,23 +52,17 @@ class LogprobCheck:
         Raises:
             NumericsError: They are too far apart.
         """
-        if not (samples := [sample for sample in samples if len(sample.token_ids)]):  # the environment failed at once
+        if not (samples := _chosen(samples)):  # the environment failed at once
             return
-        members = [unit.indices[:CHECKED_MEMBERS] for unit in units_of([Item.of(sample) for sample in samples])]
-        count = max(CHECKED_SAMPLES // max(map(len, members)), 1)
-        chosen = members[:: max(len(members) // count, 1)][:count]
-        samples = [samples[index] for indices in chosen for index in indices]
-        with engine.learning() as learner:
-            packed = learner.logprobs(samples)
-        with engine.learning() as learner:
-            single = learner.logprobs(samples, packed=False)
-        written = [
-            [_written(values, sample.mask) for sample, values in zip(samples, found, strict=True)]
-            for found in (single, packed)
-        ]
-        self._judge("packed and one-by-one log-probs disagree", Gap.between(*written))
+        first = _computed(samples, engine)
+        self._judge_learner(first)
+        if first.wide or self._precision != "float32":
+            self._tell(first, has_sampler)
         if has_sampler:
-            self._judge("sampler and learner disagree before the first update", _sampler_gap(samples, packed))
+            what = "sampler and learner disagree before the first update"
+            if self._judge(what, first.gap, self._limits, first.sides) != "stop":
+                # Later steps have other tokens; a gap that was sound at the start stays so.
+                self._limits = self._limits.widened(first.gap)
 
     def check_step(self, step: int, groups: Sequence[CreditedGroup]) -> dict[str, float]:
         """Metrics of sampler against learner on the groups that were trained on; none without groups.
@@ -68,32 +73,126 @@ class LogprobCheck:
         if not groups:
             return {}
         rollouts = [rollout for group in groups for rollout in group.scored.group.rollouts]
-        gap = _sampler_gap(rollouts, [each for group in groups for each in group.logprobs])
-        self._judge(f"sampler and learner disagree in step {step}", gap)
+        gap = _gap(rollouts, _sampled(rollouts), [each for group in groups for each in group.logprobs])
+        self._judge(f"sampler and learner disagree in step {step}", gap, self._limits)
         return metrics.mismatch_metrics(gap)
 
-    def _judge(self, what: str, gap: Gap) -> None:
-        verdict = gap.verdict(self._precision)
+    def _judge_learner(self, first: _First) -> None:
+        """Judge the learner by a wider type, its packing by its rounding, and set the limits that follow from that."""
+        limits = LIMITS[self._precision]
+        if first.wide:
+            bound = limits.noise_stop
+            bounds = replace(limits, mean_warn=bound, mean_stop=bound, p99_stop=inf, max_stop=inf)
+            self._judge(f"the learner and plain transformers in {WIDER[self._precision]} disagree", first.noise, bounds)
+            packing = self._limits = limits.widened(first.noise)
+        else:  # the gap of packing is then the only measure of the rounding, and not told from it
+            packing = replace(limits, mean_stop=max(limits.mean_stop, limits.noise_stop))
+            self._limits = limits.widened(first.noise)
+        self._judge("packed and one-by-one log-probs disagree", first.packing, packing)
+
+    def _tell(self, first: _First, has_sampler: bool) -> None:
+        """Say how much the run's type rounds away, and what follows from it."""
+        noise, wider = first.noise, WIDER[self._precision]
+        against = f"plain transformers in {wider}" if first.wide else f"one by one (no room to compute in {wider})"
+        told = [f"the learner is {noise.abs_mean:.1e} nats from {against} on average, {noise.abs_max:.1e} at most"]
+        fields = {"noise": noise.abs_mean}
+        if has_sampler:
+            gap, fields["gap"] = first.gap, first.gap.abs_mean
+            told.append(f"sampler and learner are {gap.abs_mean:.1e} apart; {self._limits.mean_stop:.1e} would stop")
+            if gap.ratio > NOTABLE_RATIO:
+                told.append(
+                    f"their probabilities differ by a factor of {gap.ratio:.2f} on average: an algorithm's "
+                    "`correction` weighs tokens by it"
+                )
+        self._event("numerics", message=f"{self._precision}: {'; '.join(told)}", **fields)
+
+    def _judge(self, what: str, gap: Gap, limits: Limits, sides: str = "") -> str:
+        verdict = gap.verdict(limits)
         if verdict == "ok":
-            return
-        found = f"{what}: mean {gap.abs_mean:.2e}, max {gap.abs_max:.2e} nats in {self._precision}"
+            return verdict
+        found = f"{what}: mean {gap.abs_mean:.2e}, max {gap.abs_max:.2e} nats in {self._precision}{sides}"
         self._event("mismatch", message=found, verdict=verdict)
         if verdict == "stop" and self._on_mismatch == "stop":
             raise NumericsError(
                 found,
                 where="the same tokens and the same weights, computed twice",
-                possible="the limits in mmrl/ops/parity.py",
+                possible=f"{limits.told()}, for a model of this rounding",
                 remedy="check sampler.engine and learner.deepspeed for lossy settings; "
                 "trainer.on_mismatch: warn trains all the same",
             )
+        return verdict
 
 
-def _sampler_gap(samples: Sequence[Sample], logprobs: Sequence[FloatArray]) -> Gap:
-    """Learner against sampler, on the tokens that the policy wrote, of samples that the learner has seen."""
-    seen = [(s, values) for s, values in zip(samples, logprobs, strict=True) if len(values)]
-    return Gap.between(
-        [_written(s.sampler_logprobs, s.mask) for s, _ in seen], [_written(values, s.mask) for s, values in seen]
-    )
+@dataclass(frozen=True, slots=True)
+class _First:
+    """Log-probs of the first samples.
+
+    Attributes:
+        packed: The learner's, several samples in a row.
+        single: The learner's, one by one.
+        wide: Those of plain transformers in a wider type, of the first samples; empty if there is no room for it.
+    """
+
+    samples: Sequence[Sample]
+    packed: Sequence[FloatArray]
+    single: Sequence[FloatArray]
+    wide: Sequence[FloatArray]
+
+    @property
+    def packing(self) -> Gap:
+        return _gap(self.samples, self.single, self.packed)
+
+    @property
+    def noise(self) -> Gap:
+        """The learner's rounding: its gap to the wider type, or between two ways to compute."""
+        few = len(self.wide)
+        return _gap(self.samples[:few], self.wide, self.single[:few]) if few else self.packing
+
+    @property
+    def gap(self) -> Gap:
+        """Of sampler and learner."""
+        return _gap(self.samples, _sampled(self.samples), self.packed)
+
+    @property
+    def sides(self) -> str:
+        """Which of the two is off, as far as that is known."""
+        if not self.wide:
+            return ""
+        few = self.samples[: len(self.wide)]
+        sampler = _gap(few, self.wide, _sampled(few)).abs_mean
+        return f"; in a wider type, the sampler is off by {sampler:.2e} and the learner by {self.noise.abs_mean:.2e}"
+
+
+def _chosen(samples: Sequence[Sample]) -> list[Sample]:
+    """Samples from all over the batch, some of one prompt; none if nothing was sampled."""
+    samples = [sample for sample in samples if len(sample.token_ids)]
+    members = [unit.indices[:CHECKED_MEMBERS] for unit in units_of([Item.of(sample) for sample in samples])]
+    count = max(CHECKED_SAMPLES // max(map(len, members), default=1), 1)
+    chosen = members[:: max(len(members) // count, 1)][:count]
+    return [samples[index] for indices in chosen for index in indices]
+
+
+def _computed(samples: Sequence[Sample], engine: Engine) -> _First:
+    """Each computation takes the learner anew, so that what one keeps of images does not serve the other."""
+    with engine.learning() as learner:
+        packed = learner.logprobs(samples)
+    with engine.learning() as learner:
+        single = learner.logprobs(samples, packed=False)
+    lengths = np.cumsum([sample.num_tokens for sample in samples])
+    few = samples[: max(int(np.searchsorted(lengths, WIDE_TOKENS, side="right")), 1)]
+    with engine.learning() as learner:
+        wide = learner.wide_logprobs(few)
+    return _First(samples, packed, single, wide or ())
+
+
+def _sampled(samples: Sequence[Sample]) -> list[FloatArray]:
+    return [sample.sampler_logprobs for sample in samples]
+
+
+def _gap(samples: Sequence[Sample], one: Sequence[FloatArray], other: Sequence[FloatArray]) -> Gap:
+    """The gap on the tokens that the policy wrote, of samples that the learner has seen."""
+    seen = [(s.mask, a, b) for s, a, b in zip(samples, one, other, strict=True) if len(b)]
+    return Gap.between([_written(a, mask) for mask, a, _ in seen], [_written(b, mask) for mask, _, b in seen])
 
 
 def _written(values: FloatArray, mask: BoolArray) -> FloatArray:

@@ -130,11 +130,7 @@ def test_weights_and_config_have_the_type_that_is_asked_for(dtype, as_on_hub, mo
     assert set(types) == {dtype}
     stored = "bfloat16" if as_on_hub else "float32"
     exact = dtype in (stored, "float32")
-    assert (answer["dtype"], answer["stored"], answer["precision"]) == (
-        dtype,
-        stored,
-        "float32" if exact else "bfloat16",
-    )
+    assert (answer["dtype"], answer["stored"], answer["is_rounded"]) == (dtype, stored, not exact)
     assert (answer["gap"]["abs_max"] == 0) == exact and answer["samples"] == 4
     assert answer["size_bytes"] == sum(path.stat().st_size for path in out.glob("*.safetensors"))
 
@@ -262,6 +258,15 @@ def test_a_damaged_checkpoint_is_named_and_of_a_run_the_one_before_is_taken(run,
     assert export(copy, tmp_path / "out", "--json") == 0
     streams = capsys.readouterr()
     assert json.loads(streams.out)["step"] == 0 and "model.safetensors has other content" in streams.err
+
+
+def test_no_size_of_the_rounding_refuses_an_export(models, tmp_path, capsys):
+    source = shutil.copytree(models("qwen3"), tmp_path / "model")
+    change_weights(source / "model.safetensors", lambda tensor: tensor * 150, "model.norm.weight")  # large logits
+    assert export(source, tmp_path / "out", "--dtype", "bfloat16") == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("compared"))
+    mean = float(re.search(r"mean (\S+),", line)[1])  # type: ignore[index]
+    assert mean > 0.06 and "all from rounding to bfloat16" in line  # 0.06 stops a run whose network was not measured
 
 
 def spoil_weights(hidden: Path) -> None:

@@ -104,6 +104,9 @@ class FakeEngine(OneByOneSampler):
         _check_tokens(samples)
         return [self._logprobs_T(self._reference_PV, sample).numpy() for sample in samples]
 
+    def wide_logprobs(self, samples: Sequence[Sample]) -> None:
+        """There is no room."""
+
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         failpoints.reach("fake.update")
         _check_tokens([row.sample for row in rows])

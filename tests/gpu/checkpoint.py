@@ -65,11 +65,11 @@ def _restore(bench: Bench, training: Training, stage: int, folder: Path, found: 
 
 
 def _compare(bench: Bench, one: Sequence[Any], other: Sequence[Any], name: str) -> Row:
-    from mmrl.ops.parity import Gap
+    from mmrl.ops.parity import LIMITS, Gap
 
     gap = Gap.between(one, other)
     value = f"log-probs mean {gap.abs_mean:.1e}, max {gap.abs_max:.1e} nats apart"
-    return bench.row(name, value, good=gap.verdict("bfloat16") == "ok")
+    return bench.row(name, value, good=gap.verdict(LIMITS["bfloat16"]) == "ok")
 
 
 def _rate(folder: Path, seconds: float) -> str:

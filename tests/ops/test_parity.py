@@ -27,14 +27,14 @@ def test_a_tiny_gap_keeps_its_kl():
 
 def test_a_huge_gap_does_not_overflow():
     gap = Gap.between([np.array([-800.0])], [np.array([0.0])])
-    assert math.isfinite(gap.kl) and gap.verdict("bfloat16") == "stop"
+    assert math.isfinite(gap.kl) and gap.verdict(LIMITS["bfloat16"]) == "stop"
 
 
 def test_the_99th_percentile_shows_a_few_wrong_rows_and_forgives_one():
     few, one = np.zeros(1000), np.zeros(1000)
     few[:15], one[0] = 2.0, 30.0
-    assert Gap.between([np.zeros(1000)], [few]).verdict("bfloat16") == "stop"
-    assert Gap.between([np.zeros(1000)], [one]).verdict("bfloat16") == "warn"
+    assert Gap.between([np.zeros(1000)], [few]).verdict(LIMITS["bfloat16"]) == "stop"
+    assert Gap.between([np.zeros(1000)], [one]).verdict(LIMITS["bfloat16"]) == "warn"
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,34 @@ def test_the_99th_percentile_shows_a_few_wrong_rows_and_forgives_one():
     ],
 )
 def test_verdicts_by_precision(precision, mean, p99, largest, verdict):
-    assert Gap(mean, p99, largest, 0.0).verdict(precision) == verdict
+    assert Gap(mean, p99, largest, 0.0).verdict(LIMITS[precision]) == verdict
+
+
+@pytest.mark.parametrize("precision", LIMITS)
+@pytest.mark.parametrize("noise", [Gap(0.0, 0.0, 0.0, 0.0), Gap(1e-9, 1e-8, 1e-8, 0.0), Gap(*[math.nan] * 4)])
+def test_little_noise_widens_no_limit(precision, noise):
+    assert LIMITS[precision].widened(noise) == LIMITS[precision]
+
+
+def test_limits_are_multiples_of_the_noise():
+    wide = LIMITS["bfloat16"].widened(Gap(0.034, 0.15, 0.26, 0.0))
+    assert (wide.mean_warn, wide.mean_stop, wide.p99_stop) == pytest.approx((0.068, 0.102, 0.5))
+    wide = LIMITS["float32"].widened(Gap(2.7e-6, 1.4e-5, 5e-5, 0.0))
+    assert (wide.mean_warn, wide.mean_stop, wide.p99_stop, wide.max_stop) == pytest.approx(
+        (2.7e-5, 1e-4, 4.2e-4, 1.5e-3)
+    )
+
+
+def test_the_factor_between_probabilities_by_hand():
+    gap = Gap.between([np.zeros(2)], [np.array([0.2, -0.4])])
+    assert gap.ratio == pytest.approx((math.exp(0.2) + math.exp(0.4)) / 2)
 
 
 @pytest.mark.parametrize("precision", LIMITS)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_a_gap_that_is_not_finite_stops(precision, value):
-    assert Gap.between([np.zeros(1)], [np.full(1, value)]).verdict(precision) == "stop"
+    assert Gap.between([np.zeros(1)], [np.full(1, value)]).verdict(LIMITS[precision]) == "stop"
 
 
 def test_lengths_that_differ_are_a_bug():

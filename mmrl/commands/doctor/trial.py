@@ -199,12 +199,12 @@ class Trial:
 
 def judge(gap: Gap, precision: str, *, inexact: bool = False) -> tuple[Status, str]:
     """The status of a gap, and its remedy; where TF32 may be at work, bfloat16's limits say what is bad."""
-    verdict = gap.verdict(precision)
+    verdict = gap.verdict(LIMITS[precision])
     if verdict == "ok":
         return "ok", ""
     if verdict == "warn":
         return "warn", f"unusually far apart: {REPORT}"
-    if inexact and gap.verdict("bfloat16") != "stop":
+    if inexact and gap.verdict(LIMITS["bfloat16"]) != "stop":
         return "warn", INEXACT
     return "bad", WRONG
 

@@ -78,8 +78,9 @@ class Report:
         yield f"weights   {done.weights} in {done.dtype}{origin}; {done.size_bytes / 1e6:.1f} MB in {files}"
         yield f"kept      {', '.join(done.kept)}"
         compared = f"{plural(done.tokens, 'token')} of {plural(done.samples, 'sample')}"
+        rounded = f", all from rounding to {done.dtype}" if done.is_rounded else ""
         gap = f"mean {done.gap.abs_mean:.1e}, max {done.gap.abs_max:.1e} nats apart"
-        yield f"compared  {compared}, before and after: {gap} (as {done.precision})"
+        yield f"compared  {compared}, before and after: {gap}{rounded}"
         yield f"wrote     {_shown(self.out)}"
 
 

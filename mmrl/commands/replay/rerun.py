@@ -71,6 +71,9 @@ class RecordedLearner:
         found = [self._recorded[sample.key] for sample in samples]
         return [group.reference_logprobs[index] for group, index in found]
 
+    def wide_logprobs(self, samples: Sequence[Sample]) -> None:
+        """Nothing of the kind is recorded."""
+
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         """Metrics of an optimizer step on the recorded log-probs; no step is taken."""
         import torch
