@@ -30,10 +30,11 @@ from mmrl.engine.optimizer_state import OptimizerState
 from mmrl.engine.placement import Reference
 from mmrl.engine.plain_model import WidePass
 from mmrl.engine.policy import Policy
+from mmrl.engine.refusals import out_of_memory
 from mmrl.engine.vision import BLANK, idle_sample
 from mmrl.engine.weights import Failures, save_adapter, save_model
 from mmrl.engine_api import UpdateResult
-from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, first_line
+from mmrl.errors import ConfigError, MMRLError, first_line
 from mmrl.interfaces import Algorithm
 from mmrl.ops.cost import imbalance
 from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials
@@ -130,10 +131,7 @@ class DeepSpeedLearner:
             return self._forward(reference, samples, self._budget, routed=False)
 
     def wide_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray] | None:
-        """As the protocol; one rank has all samples, and the others none."""
-        fits = torch.tensor(int(not samples or self._wide.fits()), device=self._engine.device)
-        torch.distributed.all_reduce(fits, torch.distributed.ReduceOp.MIN)
-        return self._wide.logprobs(self._policy, samples) if fits else None
+        return self._wide.logprobs(self._policy, samples)
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         """One optimizer step of all ranks; the metrics are of all ranks, the log-probs of this rank's rows.
@@ -348,7 +346,7 @@ class DeepSpeedLearner:
             self._engine.step()
         except RuntimeError as error:
             if device.is_out_of_memory(error):  # the weights may have moved, and smaller micro-batches would not help
-                raise _no_memory(first_line(error)) from error
+                raise out_of_memory(first_line(error)) from error
             raise
         return float(self._engine.get_global_grad_norm() or norm)
 
@@ -368,7 +366,7 @@ class DeepSpeedLearner:
         halved = self._budget // 2
         alone = torch.distributed.get_world_size() == 1
         if not alone or self._budget < self._config.tokens_per_microbatch or max(lengths, default=0) > halved:
-            raise _no_memory(reason)
+            raise out_of_memory(reason)
         self._budget = halved
 
     def _forget_update(self) -> None:
@@ -422,15 +420,6 @@ def _of_all_ranks(
     torch.distributed.all_gather_object(ranks, (sums, strange, costs))
     found = [PartialLoss(torch.zeros(()), sums, tokens) for own, *_ in ranks for sums, tokens in own]
     return found, {name for _, names, _ in ranks for name in names}, [costs for *_, costs in ranks]
-
-
-def _no_memory(reason: str) -> DeviceMemoryError:
-    return DeviceMemoryError(
-        f"out of memory in the update: {reason}",
-        where="learner",
-        remedy="lower learner.tokens_per_microbatch or sampler.gpu_memory_utilization, turn "
-        "model.gradient_checkpointing on, or raise learner.zero_stage (and cluster.ranks)",
-    )
 
 
 def _split(values_T: torch.Tensor, parts: Sequence[TrainingRow] | Sequence[Sample]) -> list[FloatArray]:

@@ -34,27 +34,32 @@ class WidePass:
         self._folder, self._images, self._kind = folder, images, kind
         self._own, self._wider = getattr(torch, dtype), getattr(torch, WIDER[dtype])
 
-    def fits(self) -> bool:
-        """True if the device has room for the weights in the wider type, beside all that is there."""
-        needed = self._wider.itemsize * sum(each.numel() for each in meta_model(self._folder).parameters())
-        return bool(needed <= MEMORY_SHARE * device.spare_memory_bytes(self._kind))
-
     @torch.no_grad()
-    def logprobs(self, policy: Policy, samples: Sequence[Sample]) -> list[FloatArray]:
-        """(T_i,) float64 log-probs, 0 where the policy did not write the token; collective.
+    def logprobs(self, policy: Policy, samples: Sequence[Sample]) -> list[FloatArray] | None:
+        """(T_i,) float64 log-probs, 0 where the policy did not write the token; None if a rank has no room; collective.
 
-        A rank without samples takes part in gathering the weights, and keeps none.
+        One rank has all samples. The others take part in gathering the weights, and keep none.
         """
+        where = device.torch_device(self._kind)
+        has_room = torch.tensor(int(not samples or self._fits()), device=where)
+        torch.distributed.all_reduce(has_room, torch.distributed.ReduceOp.MIN)
+        if not has_room:
+            return None
         weights = policy.named_weights(self._own)
         if not samples:
             for _ in weights:
                 pass
             return []
-        where, options = device.torch_device(self._kind), {"dtype": self._wider, "attn_implementation": "sdpa"}
+        options = {"dtype": self._wider, "attn_implementation": "sdpa"}
         with torch.random.fork_rng(devices=[]), torch.device(where):  # some layers draw numbers when they are made
             model = empty_model(self._folder, options)
         copy_weights(model, weights)
         return [self._of_one(model, policy, sample) for sample in samples]
+
+    def _fits(self) -> bool:
+        """True if the device has room for the weights in the wider type, beside all that is there."""
+        needed = self._wider.itemsize * sum(each.numel() for each in meta_model(self._folder).parameters())
+        return bool(needed <= MEMORY_SHARE * device.spare_memory_bytes(self._kind))
 
     def _of_one(self, model: Any, policy: Policy, sample: Sample) -> FloatArray:
         targets_T = torch.from_numpy(sample.token_ids.astype(np.int64)).to(model.device)

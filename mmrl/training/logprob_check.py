@@ -150,7 +150,7 @@ class _First:
 
     @property
     def gap(self) -> Gap:
-        """Of sampler and learner."""
+        """The gap between sampler and learner."""
         return _gap(self.samples, _sampled(self.samples), self.packed)
 
     @property
