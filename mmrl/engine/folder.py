@@ -16,6 +16,7 @@ from mmrl.data.grid import ImageGrid, ImageSizes
 from mmrl.data.hub import HubRepo
 from mmrl.engine.family import Family, family_of
 from mmrl.engine.image_form import ImageForm
+from mmrl.engine.optional_imports import without_unused
 from mmrl.engine.vocabulary import Vocabulary, ids_of, template_end
 from mmrl.errors import ConfigError, MMRLError, ResourceError, first_line
 
@@ -75,14 +76,15 @@ class ModelFolder:
         repo = HubRepo("model", name, revision).pinned() if _is_hub_id(name) else None
         here = _local(name, revision, with_weights) if repo is None else _configuration(repo)
         where = f"model.path: {name}" if repo is None else str(repo)
-        from transformers import (
-            MODEL_MAPPING,
-            AutoConfig,
-            AutoProcessor,
-            AutoTokenizer,
-            GenerationConfig,
-            PreTrainedConfig,
-        )
+        with without_unused():
+            from transformers import (
+                MODEL_MAPPING,
+                AutoConfig,
+                AutoProcessor,
+                AutoTokenizer,
+                GenerationConfig,
+                PreTrainedConfig,
+            )
 
         options = {"trust_remote_code": trust_remote_code}
         try:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.commands.plan.calibration import calibrate, estimate
 from mmrl.commands.plan.episodes import limit_lines, limits, longest_episode, observed_grids
 from mmrl.commands.plan.footprint import KINDS, PHASES, Footprint, PlannedModel, bound
 from mmrl.commands.plan.proposal import propose
@@ -384,6 +383,8 @@ class _Forecast:
         )
 
     def _time(self) -> None:
+        from mmrl.commands.plan.calibration import calibrate, estimate  # the engines
+
         found = calibrate(self.config, self.setup)
         examples = self.examples
         if self.samples:
