@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from mmrl.config.paths import from_file, is_of_a_run
 from mmrl.errors import ConfigError, MMRLError
 
 MAX_BYTES = 1 << 18
@@ -124,6 +125,8 @@ def join_errors(errors: Sequence[MMRLError]) -> MMRLError:
 def read_tree(paths: Sequence[Path | Located], overrides: Sequence[str] = ()) -> tuple[Located, list[MMRLError]]:
     """Files (or values) and then overrides, merged left to right, with the errors in keys, which do not stop merging.
 
+    Paths in a file count from its folder if something is there, else from the working folder, as those of overrides do.
+
     Raises:
         ConfigError: Files that cannot be read or parsed, and overrides that cannot be understood, all together.
     """
@@ -135,7 +138,8 @@ def read_tree(paths: Sequence[Path | Located], overrides: Sequence[str] = ()) ->
             trees.append(path)
             continue
         try:
-            trees.append(_parse(_read(path), lambda line, path=path: f"{path}:{line}", doubtful))  # type: ignore[misc]
+            tree = _parse(_read(path), lambda line, path=path: f"{path}:{line}", doubtful)  # type: ignore[misc]
+            trees.append(tree if is_of_a_run(path) else _with_paths(tree, path.parent))
         except ConfigError as error:
             fatal.append(error)
     try:
@@ -168,6 +172,17 @@ def merge(base: Located, over: Located, path: tuple[str, ...] = ()) -> Located:
     for key, item in over.value.items():
         merged[key] = merge(merged[key], item, (*path, key)) if key in merged else item
     return Located(merged, base.origin, base.is_whole, base.clears)
+
+
+def _with_paths(tree: Located, folder: Path, path: tuple[str | int, ...] = ()) -> Located:
+    """A file's tree with its paths as they count from the working folder."""
+    if isinstance(tree.value, dict):
+        inner: Any = {key: _with_paths(item, folder, (*path, key)) for key, item in tree.value.items()}
+    elif isinstance(tree.value, list):
+        inner = [_with_paths(item, folder, (*path, place)) for place, item in enumerate(tree.value)]
+    else:
+        inner = from_file(tree.value, path, folder) if isinstance(tree.value, str) else tree.value
+    return replace(tree, value=inner)
 
 
 def _indices(mapping: Mapping[str, Any]) -> bool:

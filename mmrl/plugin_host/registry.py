@@ -346,7 +346,9 @@ def _version(kind: Kind, name: str, path: Path) -> str:
     except OSError as error:
         what = f"cannot read the file of {kind} {name!r}: {error.strerror}"
         raise PluginError(
-            what, where=str(path.absolute()), remedy="give a path relative to the working folder"
+            what,
+            where=str(path.absolute()),
+            remedy="in a config's file a path counts from the file that names it, and then from the working folder",
         ) from None
 
 

@@ -118,6 +118,106 @@ def test_later_files_win_mappings_merge_and_lists_are_replaced(write) -> None:
     assert loaded.origins["learner.weight_decay"] == f"{second}:1"
 
 
+NEAR = """
+model: {path: policy}
+data:
+  train: {name: rows, path: a.jsonl, image_root: pictures, split: train, paths: [a.jsonl, elsewhere.jsonl]}
+  mix: [{name: "rows.py:Rows", label: other, path: "part-*.csv"}, {name: more, path: owner/name}]
+  eval: {name: rows, path: ../outside.jsonl}
+  prompt_template: ask.jinja
+rewards: [{name: "mine.py:score", judge_file: notes.txt, label: a.jsonl}, {name: "gone.py:score"}]
+algorithm: {name: "mine.py:Rule"}
+environment: {tools: ["mine.py:look", "gone.py:see"], max_turns: 2}
+trackers: [{name: log, path: notes.txt}]
+trainer: {run_dir: runs}
+"""
+NAMED = {
+    "model.path": "sub/policy",
+    "data.train.path": "sub/a.jsonl",
+    "data.train.image_root": "sub/pictures",
+    "data.train.split": "train",  # there is a folder of that name, and it is no path
+    "data.train.paths": ["sub/a.jsonl", "elsewhere.jsonl"],
+    "data.mix.0.name": "sub/rows.py:Rows",
+    "data.mix.0.path": "sub/part-*.csv",
+    "data.mix.1.path": "owner/name",
+    "data.eval.path": "sub/../outside.jsonl",
+    "data.prompt_template": "sub/ask.jinja",
+    "rewards.0.name": "sub/mine.py:score",
+    "rewards.0.judge_file": "sub/notes.txt",
+    "rewards.0.label": "a.jsonl",
+    "rewards.1.name": "gone.py:score",
+    "algorithm.name": "sub/mine.py:Rule",
+    "environment.tools": ["sub/mine.py:look", "gone.py:see"],
+    "trackers.0.path": "sub/notes.txt",
+    "trainer.run_dir": "runs",
+}
+
+
+@pytest.fixture
+def near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder beside whose files a config lies; some of the same names are in the working folder too."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("policy", "pictures", "train", "runs"):
+        Path("sub", name).mkdir(parents=True)
+    for name in ("sub/a.jsonl", "a.jsonl", "sub/part-1.csv", "sub/rows.py", "sub/mine.py", "mine.py", "outside.jsonl"):
+        Path(name).touch()
+    for name in ("sub/ask.jinja", "sub/notes.txt", "gone.py", "elsewhere.jsonl"):
+        Path(name).touch()
+    Path("sub/mine.yaml").write_text(NEAR)
+    return Path("sub/mine.yaml")
+
+
+def value_at(config: Config, key: str) -> Any:
+    found: Any = config.model_dump(mode="json")
+    for part in key.split("."):
+        found = found[int(part) if part.isdecimal() else part]
+    return found
+
+
+@pytest.mark.parametrize("key", NAMED)
+def test_a_path_counts_from_the_file_that_names_it_and_then_from_the_working_folder(near: Path, key: str) -> None:
+    assert value_at(load(near), key) == NAMED[key]
+    assert value_at(load(near.absolute()), key) == NAMED[key]
+
+
+def test_a_config_from_elsewhere_names_its_files_from_there(near: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = near.absolute().parent
+    (folder.parent / "other").mkdir()
+    monkeypatch.chdir(folder.parent / "other")
+    for config in (folder / "mine.yaml", Path("../sub/mine.yaml")):
+        found = load(config)
+        assert found.data.train.options["path"] == f"{config.parent}/a.jsonl"
+        assert found.rewards[1].name == "gone.py:score"
+
+
+def test_a_config_in_the_working_folder_keeps_its_paths(near: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(near.parent)
+    for config in (Path("mine.yaml"), Path("mine.yaml").absolute()):
+        assert load(config).rewards[0].name == "mine.py:score" and load(config).model.path == "policy"
+
+
+def test_other_paths_count_from_the_working_folder(near: Path) -> None:
+    assert load(near, "data.train.path=a.jsonl", "model.path=policy").data.train.options["path"] == "a.jsonl"
+    assert from_mapping({**yaml.safe_load(NEAR)}).model.path == "policy"
+    for path in ("~/policy", "/policy", "", "owner/policy"):
+        near.write_text(
+            NEAR.replace("path: policy", f"path: '{path}'") if path else NEAR.replace("path: policy", "path: x")
+        )
+        assert load(near).model.path == (path or "x")
+
+
+def test_the_config_of_a_run_is_read_as_it_was_written(near: Path) -> None:
+    written = to_yaml(load(near))
+    run = Path("runs/first")
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(written)
+    (run / "attempts.jsonl").touch()
+    (run / "sub/policy").mkdir(parents=True)  # which the run has not read
+    assert to_yaml(load(run / "config.yaml")) == written
+    (run / "attempts.jsonl").unlink()
+    assert load(run / "config.yaml").model.path == "runs/first/sub/policy"
+
+
 @pytest.mark.parametrize(
     ("words", "key", "expected"),
     [
