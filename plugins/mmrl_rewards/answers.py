@@ -28,10 +28,11 @@ _NEIGHBOURS = re.compile(
     re.IGNORECASE,
 )
 """Text between boxes that are one answer; thinking between them (``thinking.GAP``) is not."""
-_CUT = re.compile(rf"{_BOX.pattern}|<answer>")
-_TAG_OPEN, _TAG_CLOSE = "<answer>", "</answer>"
+_CUT = re.compile(rf"{_BOX.pattern}|<(?i:answer)>")
+_TAG = re.compile(r"<(?P<close>/?)(?i:answer)>")
 _SAID = re.compile(
-    r"(?:\banswer\s{0,9}\*{0,2}\s{0,9}(?:is|:|=|would be|should be)(?:\s{0,9}:)?"
+    r"(?:\b(?:answer|(?:correct|right|best|final)\s(?:option|choice|letter))\s{0,9}\*{0,2}\s{0,9}"
+    r"(?:is|:|=|would be|should be)(?:\s{0,9}:)?"
     "|(?:答案|结果)\\*{0,2}\\s{0,9}(?:是|为|选|[:\uff1a])+|(?:故选|应选|选择)[:\uff1a]?)\\*{0,2}",
     re.IGNORECASE,
 )
@@ -88,7 +89,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_tagged(text: str) -> str | None:
-    """The content of the last complete ``<answer>...</answer>``."""
+    """The content of the last complete ``<answer>...</answer>`` that is not blank."""
     tagged = _last_tagged(text)
     return tagged.text if tagged else None
 
@@ -100,9 +101,14 @@ def is_box_at_end(text: str) -> bool:
 
 
 def _last_tagged(text: str) -> Marked | None:
-    before, closed, after = text.rpartition(_TAG_CLOSE)
-    _, opened, answer = before.rpartition(_TAG_OPEN)
-    return Marked(answer.strip(), len(text) - len(after)) if closed and opened else None
+    opened, found = None, None
+    for tag in _TAG.finditer(text):
+        if not tag["close"]:
+            opened = tag.end()
+        elif opened is not None:
+            content, opened = text[opened : tag.start()].strip(), None
+            found = Marked(content, tag.end()) if content else found
+    return found
 
 
 class _Box(NamedTuple):

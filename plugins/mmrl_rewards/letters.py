@@ -21,8 +21,8 @@ _ALIKE = (
     | dict.fromkeys(map(ord, "“”"), '"')
     | {ord("、"): ","}
 )
-_LIST = re.compile(r"(?<=\d)[，、]\s*(?=\d)")
-"""A comma between numbers that is no thousands separator."""
+_LIST = re.compile(r"(?<=[0-9])，\s*(?=[0-9])|(?<=\d)、\s*(?=\d)")
+"""A comma between numbers that is no thousands separator, as ``，`` between digits of full width can be."""
 _MOST_MARKS = 30
 """Longest run of combining marks that is composed, Unicode's own bound (UAX 15): the time grows with its square."""
 

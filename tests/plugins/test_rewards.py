@@ -110,6 +110,38 @@ def test_an_answer_is_bared_of_what_is_around_it():
     assert final_answer("<answer>\\boxed{1}</answer> \\boxed{2}") == "1"
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer>1</answer> <answer>2</answer>", "2"),
+        ("<ANSWER>1</Answer>", "1"),
+        ("<answer>1</answer> <answer> </answer>", "1"),
+        ("<answer>1</answer> <answer>2", "1"),
+        ("<answer>1</answer></answer>", "1"),
+        (r"\boxed{1} <answer></answer>", "1"),
+        (r"\boxed{1} Put it in \boxed{}.", "1"),
+        ("</answer>1<answer>", None),
+    ],
+)
+def test_the_last_mark_that_is_complete_and_not_blank_counts(text, answer):
+    assert final_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer is B.",
+        "**Answer:** B",
+        "Final answer: **B**",
+        "The correct option is B.",
+        "Best choice: B",
+        "答案是B。",
+    ],
+)
+def test_an_answer_is_stated_in_these_words(text):
+    assert score(Exact, f"C is wrong, I think.\n{text}\nThat is it.", "B") == 1
+
+
 def test_exact_compares_the_marked_answer_or_else_the_whole_completion():
     assert score(Exact, r"I see \boxed{7}", "7") == 1
     assert score(Exact, r"7, no, \boxed{8}", "7") == 0
