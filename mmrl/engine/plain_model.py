@@ -51,7 +51,8 @@ class WidePass:
                 pass
             return []
         options = {"dtype": self._wider, "attn_implementation": "sdpa"}
-        with torch.random.fork_rng(devices=[]), torch.device(where):  # some layers draw numbers when they are made
+        cuda = [where] if where.startswith("cuda") else []
+        with torch.random.fork_rng(devices=cuda), torch.device(where):  # some layers draw numbers when they are made
             model = empty_model(self._folder, options)
         copy_weights(model, weights)
         return [self._of_one(model, policy, sample) for sample in samples]

@@ -400,8 +400,7 @@ def test_the_reference_stays_the_initial_policy(start, rows, vision, plain, case
 
 @pytest.mark.parametrize("stage", [0, pytest.param(3, marks=FULL)])
 def test_a_wider_type_tells_the_learners_rounding(stage, start, case, vision, plain, monkeypatch):
-    alone = plain(vision.folder.path)
-    alone.model.double()
+    alone = plain(vision.folder.path, "float64")
     exact = np.concatenate([alone.logprobs(sample, vision.media).detach().numpy() for sample in case.samples])
     with start(learner={"zero_stage": stage}).learning() as learner:
         before = torch.get_rng_state()
