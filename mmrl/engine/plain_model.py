@@ -50,10 +50,11 @@ class WidePass:
             for _ in weights:
                 pass
             return []
-        options = {"dtype": self._wider, "attn_implementation": "sdpa"}
+        # The other implementations of experts have no kernel for float64.
+        kernels = {"attn_implementation": "sdpa", "experts_implementation": "eager"}
         cuda = [where] if where.startswith("cuda") else []
         with torch.random.fork_rng(devices=cuda), torch.device(where):  # some layers draw numbers when they are made
-            model = empty_model(self._folder, options)
+            model = empty_model(self._folder, {"dtype": self._wider, **kernels})
         copy_weights(model, weights)
         return [self._of_one(model, policy, sample) for sample in samples]
 

@@ -398,20 +398,6 @@ def test_the_reference_stays_the_initial_policy(start, rows, vision, plain, case
     assert np.abs(np.concatenate(current) - np.concatenate(reference)).max() > 1e-2
 
 
-@pytest.mark.parametrize("stage", [0, pytest.param(3, marks=FULL)])
-def test_a_wider_type_tells_the_learners_rounding(stage, start, case, vision, plain, monkeypatch):
-    alone = plain(vision.folder.path, "float64")
-    exact = np.concatenate([alone.logprobs(sample, vision.media).detach().numpy() for sample in case.samples])
-    with start(learner={"zero_stage": stage}).learning() as learner:
-        before = torch.get_rng_state()
-        wide, single = learner.wide_logprobs(case.samples), learner.logprobs(case.samples, packed=False)
-        assert torch.equal(torch.get_rng_state(), before)
-        monkeypatch.setattr(device, "spare_memory_bytes", lambda kind: 10_000)
-        assert learner.wide_logprobs(case.samples) is None
-    np.testing.assert_allclose(np.concatenate(wide), exact, atol=1e-9)
-    assert 1e-8 < np.abs(np.concatenate(single) - exact).mean() < 2e-6
-
-
 def test_logprobs_one_by_one_are_a_forward_each(exposed, case, monkeypatch):
     rows_of_a_forward = []
     collate = Collator.__call__

@@ -1,0 +1,45 @@
+"""Log-probs by plain transformers in a wider type than the run's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mmrl.engine import device
+from tests.proofs import families
+
+LENGTHS = (4, 19, 7, 3, 11, 24)
+
+
+@pytest.mark.parametrize("stage", [0, pytest.param(3, marks=pytest.mark.full)])
+def test_they_are_transformers_own_and_tell_the_learners_rounding(stage, start, vision, plain, monkeypatch):
+    samples, alone = vision.samples(LENGTHS), plain(vision.folder.path, "float64")
+    exact = np.concatenate([alone.logprobs(sample, vision.media).detach().numpy() for sample in samples])
+    with start(learner={"zero_stage": stage}).learning() as learner:
+        before = torch.get_rng_state()
+        wide, single = learner.wide_logprobs(samples), learner.logprobs(samples, packed=False)
+        assert torch.equal(torch.get_rng_state(), before)
+        monkeypatch.setattr(device, "spare_memory_bytes", lambda kind: 10_000)
+        assert learner.wide_logprobs(samples) is None
+    np.testing.assert_allclose(np.concatenate(wide), exact, atol=1e-9)
+    assert 1e-8 < np.abs(np.concatenate(single) - exact).mean() < 2e-6
+
+
+@pytest.mark.parametrize("family", families())
+def test_every_family_has_them(family, start, bench):
+    setting = bench(family)
+    samples = setting.samples(LENGTHS)
+    with start(bench=setting).learning() as learner:
+        wide, single = learner.wide_logprobs(samples), learner.logprobs(samples, packed=False)
+    apart = np.abs(np.concatenate(wide) - np.concatenate(single))
+    assert 1e-8 < apart.mean() < 2e-6 and apart.max() < 1e-5
+
+
+def test_inserted_images_are_read_and_inserted_tokens_have_none(start, vision):
+    samples = vision.episodes()
+    with start().learning() as learner:
+        wide, single = learner.wide_logprobs(samples), learner.logprobs(samples, packed=False)
+    for sample, one, other in zip(samples, wide, single, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)
+        assert (one[~sample.mask] == 0).all() and (one[sample.mask] < 0).all()
