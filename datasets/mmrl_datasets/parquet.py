@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mmrl.data.floats import row_reader
 from mmrl.errors import DataError, ResourceError, first_line
 from mmrl_datasets.glances import Glance, is_filled, places
 
@@ -55,13 +56,15 @@ class ParquetRows:
         self._files = files
         self._groups = [group for file in files for group in _groups(file)]
         self._starts = _starts(self._groups)
-        schemas = {group.path: group.schema for group in self._groups}.values()
+        schemas_by_path = {group.path: group.schema for group in self._groups}
+        schemas = schemas_by_path.values()
         self.columns = tuple(dict.fromkeys(name for schema in schemas for name in schema.names))
         features = [_features(schema) for schema in schemas]
         self.image_columns = tuple(
             dict.fromkeys(name for each in features for name, feature in each.items() if _is_image(feature))
         )
         self._decode = _json_decoder(next(iter(schemas), None))
+        self._shortest = {path: row_reader(schema) for path, schema in schemas_by_path.items()}
         self._unused: frozenset[str] = frozenset()
         self._tables: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
         self._table_bytes = 0
@@ -86,7 +89,7 @@ class ParquetRows:
         """
         number = bisect_right(self._starts, index) - 1
         [stored] = self._stored(number, index - self._starts[number]).to_pylist()
-        cells = self._decode(stored)
+        cells = self._decode(self._shortest[self._groups[number].path](stored))
         return {name: cells.get(name) for name in self.columns}
 
     def glance(self, columns: Sequence[str]) -> Glance:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mmrl.data.floats import row_reader
 from mmrl.data.hub import HubRepo
 from mmrl.errors import DataError, MMRLError, first_line
 from mmrl_datasets.glances import Glance, look, places
@@ -74,6 +75,7 @@ class ArrowRows:
         self._rows = dataset.with_format("arrow")
         self._files = files or [Path(file["filename"]) for file in dataset.cache_files]
         self._features = undecoded(dataset.features)
+        self._shortest = row_reader(dataset.features.arrow_schema)
         self.columns = tuple(dataset.column_names)
         self.image_columns = tuple(name for name in self.columns if _holds_images(dataset.features[name]))
 
@@ -81,7 +83,7 @@ class ArrowRows:
         return len(self._rows)
 
     def read(self, index: int) -> dict[str, Any]:
-        cells: dict[str, Any] = self._features.decode_example(self._rows[index].to_pylist()[0])
+        cells: dict[str, Any] = self._features.decode_example(self._shortest(self._rows[index].to_pylist()[0]))
         return cells
 
     def glance(self, columns: Sequence[str]) -> Glance:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mmrl.data.floats import listed
 from mmrl.data.images import upright
 from mmrl.errors import ConfigError, DataError
 from mmrl.runs.files import making, writing
@@ -108,7 +109,7 @@ def _cell(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple):
         return [_cell(item, where) for item in value]
     if hasattr(value, "tolist"):  # numpy's
-        return value.tolist()
+        return listed(value)
     if hasattr(value, "save") and hasattr(value, "mode"):
         return {"bytes": _png(value, where), "path": None}
     return value
