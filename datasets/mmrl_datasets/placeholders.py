@@ -1,21 +1,32 @@
 """Matches the places of images in the text with the images of the row.
 
 If there are as many ``<image>`` as images, they match in order. If there is none, the images go first. ``<image 2>`` is
-the second image, and naming it twice shows it twice. All other cases are errors of the row.
+the second image, also as ``<image_2>`` or ``<|image_2|>``, and naming it twice shows it twice. All other cases are
+errors of the row. Spellings of models, such as ``<|image_pad|>``, are ``<image>`` where there are as many as images.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from mmrl.errors import DataError
 from mmrl.types import IMAGE_PLACEHOLDER, Message, RawImage
 from mmrl_datasets.turns import Turn, refused_media
 
-_PLACE = re.compile(r"<image(?:\s{0,2}(\d{1,4}))?>")
+_PLACE = re.compile(r"<image>(?:</image>)?|<\|?(?i:image|img)[\s_-]{0,2}(\d{1,4})\|?>")
+_PAD = r"<\|(?:image|image_pad|img|image_placeholder)\|>"
+_MODELS = re.compile(
+    rf"<\|(?:vision_start|image_start|begin_of_image)\|>(?:{_PAD})+<\|(?:vision_end|image_end|end_of_image)\|>|{_PAD}"
+    r"|<img>(?:<IMG_CONTEXT>)+</img>|<IMG_CONTEXT>|<start_of_image>(?:(?:<image_soft_token>)*<end_of_image>)?"
+    r"|<image_soft_token>|(?:<Img>)?<ImageHere>(?:</Img>)?|<image_placeholder>|<image_pad>|\[IMG\]"
+    r"|(?P<tag><(?:Image|IMAGE)>|<(?:img|image) ?/>|<img>(?:</img>)?)"
+)
+"""Spellings of a place that models and their programs use; a ``tag`` may also be spoken of, or be HTML."""
+_SPOKEN_OF = re.compile(r"(?i:[\[{]{1,2}(?:image|img|picture)[\s_-]?\d{0,3}[\]}]{1,2})")
+_HTML = re.compile(r"</?(?!think|answer|image|img)[a-z][a-z0-9]{0,9}[ />]")
 _REFUSED = re.compile(r"<(video|audio)(?:\s{0,2}\d{1,4})?>")
 MAX_IMAGES = 1024
 """Most images in one prompt: a text could name the same large one any number of times."""
@@ -29,6 +40,38 @@ class _Place:
 
     number: int | None = None
     image: RawImage | None = None
+
+
+def respelled(turns: Sequence[Turn], num_images: int) -> tuple[Sequence[Turn], list[str]]:
+    """The turns with ``<image>`` for spellings of models, if there are as many as images and no ``<image>`` beside.
+
+    Also returns the spellings that are left and read as text.
+    """
+    asked = [place for place, turn in enumerate(turns) if turn.role != "assistant"]
+    texts = [piece for place in asked for piece in turns[place].pieces if isinstance(piece, str)]
+    if not any(mark in text for text in texts for mark in "<[{"):
+        return turns, []
+    found = [match for text in texts for match in _MODELS.finditer(text)]
+    sure = [match for match in found if not _is_spoken_of(match)]
+    if sure and len(sure) == num_images and not any(map(_PLACE.search, texts)):
+        changed = [_respell(turn) if place in asked else turn for place, turn in enumerate(turns)]
+        return changed, []
+    left = [match[0] for match in found if num_images or match["tag"] is None]
+    left += [match[0] for text in texts for match in _SPOKEN_OF.finditer(text)] if num_images else []
+    return turns, list(dict.fromkeys(left))
+
+
+def _respell(turn: Turn) -> Turn:
+    def own(match: re.Match[str]) -> str:
+        return match[0] if _is_spoken_of(match) else IMAGE_PLACEHOLDER
+
+    return replace(turn, pieces=tuple(_MODELS.sub(own, p) if isinstance(p, str) else p for p in turn.pieces))
+
+
+def _is_spoken_of(match: re.Match[str]) -> bool:
+    """True for a tag that is quoted, or stands in HTML."""
+    quotes = match.string[max(0, match.start() - 1) : match.start()] + match.string[match.end() : match.end() + 1]
+    return match["tag"] is not None and (bool(set(quotes) & set("`'\"")) or _HTML.search(match.string) is not None)
 
 
 def place_images(

@@ -6,7 +6,9 @@ a chat or a ShareGPT conversation, with images in any form. The README of datase
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
@@ -23,11 +25,14 @@ from mmrl_datasets.columns import ALIASES, Columns, choose_columns, lookup
 from mmrl_datasets.images import image_cells, read_image
 from mmrl_datasets.links import broken_link, folders_of
 from mmrl_datasets.parquet import ParquetRows
-from mmrl_datasets.placeholders import Unused, place_images
+from mmrl_datasets.placeholders import Unused, place_images, respelled
 from mmrl_datasets.rows import Rows, open_rows, tables
 from mmrl_datasets.turns import InlineImage, Turn, question_of, read_turns, refused_media
 
 Cells = Mapping[str, Any]
+_NOTED, _MOST_NOTES = 8, 20
+_PLACE = f"{IMAGE_PLACEHOLDER} at the place of each image"
+_EMPTY_THOUGHTS = re.compile(r"<think>\s*</think>")
 
 
 class Table(DatasetLoader):
@@ -71,6 +76,7 @@ class Table(DatasetLoader):
     _described: Mapping[str, str] | None = None
     _rows: Rows | None = None
     _notes: tuple[str, ...] = ()
+    _prompts: TableRows | None = None
 
     def load(self) -> Sequence[Prompt]:
         """The rows, lazily.
@@ -86,7 +92,8 @@ class Table(DatasetLoader):
         named = {role: getattr(config, role) for role in ALIASES}
         columns = choose_columns(rows, named, config.path, asks=type(self) is Table)
         reader = RowReader(config, columns, split, _image_folders(config), self.adapt)
-        self._rows, self._notes, prompts = rows, columns.notes, TableRows(rows, reader, config.limit)
+        self._rows, self._notes = rows, columns.notes
+        prompts = self._prompts = TableRows(rows, reader, config.limit)
         if isinstance(rows, ParquetRows) and type(self).adapt is Table.adapt:
             rows.leave_out(set(rows.columns) - columns.used)
         shown = f"{len(prompts)} of {len(rows)}" if len(prompts) < len(rows) else f"{len(rows)}"
@@ -98,8 +105,10 @@ class Table(DatasetLoader):
         return self._described or {}
 
     def notes(self) -> Sequence[str]:
-        """Columns that look needed and have no role."""
-        return self._notes
+        """Columns that look needed and have no role, and what rows that were read had beside what was read."""
+        if self._prompts is None:
+            return ()
+        return (*self._notes, *self._prompts.notes())
 
     def fingerprint(self) -> str:
         """Names and sizes of the files, footers of parquet files, and the options that are no place.
@@ -138,6 +147,14 @@ class TableRows(Sequence[Prompt]):
         row = range(len(self))[index]
         return self._reader.read(row, self._rows.read(row))
 
+    def notes(self) -> list[str]:
+        """A sentence on each thing in the rows that was not read; of rows of which none was read yet, the first few."""
+        if not self._reader.has_read:
+            for row in range(min(len(self), _NOTED)):
+                with suppress(DataError):
+                    self[row]
+        return [f"{what} (row {row})" + told for (what, told), row in self._reader.left_out.items()]
+
 
 @dataclass(frozen=True)
 class _Row:
@@ -157,6 +174,10 @@ class RowReader:
         split: Part of every prompt's id.
         folders: The folders that image paths may point into, if any.
         adapt: Changes a row's cells before they are read.
+
+    Attributes:
+        has_read: True after a row was read.
+        left_out: Things that rows have and that were not read, each with the first such row.
     """
 
     def __init__(
@@ -172,6 +193,7 @@ class RowReader:
         self._split = split
         self._folders = folders
         self._adapt = adapt
+        self.has_read, self.left_out = False, dict[tuple[str, str], int]()
         template = config.prompt_template
         self._template = None if template is None else PromptTemplate(template, "the dataset's prompt_template")
 
@@ -181,6 +203,7 @@ class RowReader:
         Raises:
             DataError: The row cannot be used; names row and column.
         """
+        self.has_read = True
         where = f"{self._config.path}, split {self._split}, row {number}"
         row = _Row(number, self._adapt(dict(cells), where), where)
         self._refuse_media(row)
@@ -195,7 +218,7 @@ class RowReader:
             id=f"{self._split}/{number}",
             messages=self._filled(messages, plain, where),
             images=images,
-            answer=self._answer(row, ending, demonstration),
+            answer=self._answer(row, None if ending is None else ending.answer, demonstration),
             columns=plain,
             demonstration=demonstration,
             source=self._text(row, self._columns.source) or "",
@@ -207,17 +230,21 @@ class RowReader:
             if _is_there(row.cells.get(column)):
                 raise refused_media(column.rstrip("s"), f"{row.where}, column {column!r}")
 
-    def _turns(self, row: _Row) -> tuple[tuple[Turn, ...], str | None]:
+    def _turns(self, row: _Row) -> tuple[tuple[Turn, ...], Turn | None]:
         """The turns up to the question, and the assistant's turn after it, if there is one."""
         column = self._columns.prompt
         where = f"{row.where}, column {column!r}"
         turns = read_turns(lookup(row.cells, column), column, row.where)
+        for key in (key for turn in turns for key in turn.unread):
+            self._leave_out(f"messages of column {column!r} have the key {key!r}", ", which is not read", row)
         ending = None
         if turns[-1].role == "assistant":
-            *before, last = turns
-            turns, ending = tuple(before), last.text
-            if IMAGE_PLACEHOLDER in ending or any(isinstance(piece, InlineImage) for piece in last.pieces):
+            *before, ending = turns
+            turns = tuple(before)
+            if IMAGE_PLACEHOLDER in ending.text or any(isinstance(piece, InlineImage) for piece in ending.pieces):
                 raise DataError("The assistant's last turn shows an image", where=where, possible="text")
+            if _is_empty(ending.text):
+                raise DataError("The assistant's last turn is empty", where=where, remedy="fill it or remove the row")
         question = question_of(turns)
         if question is None:
             raise DataError("There is no question: the conversation has no user turn at its end", where=where)
@@ -245,8 +272,16 @@ class RowReader:
         prompt = f"{row.where}, {self._columns.prompt}"
         cells = [piece.cell for turn in turns for piece in turn.pieces if isinstance(piece, InlineImage)]
         inline = [read_image(cell, self._folders, f"{prompt}[image {i}]") for i, cell in enumerate(cells)]
-        where = f"{row.where}, column {self._columns.prompt!r}"
-        return place_images(turns, inline, self._images(row), where, self._config.unused_images)
+        where, images = f"{row.where}, column {self._columns.prompt!r}", self._images(row)
+        turns, left = respelled(turns, sum(image is not None for image in images))
+        for spelling in left:
+            what = f"texts of column {self._columns.prompt!r} hold {spelling[:50]!r}"
+            self._leave_out(what, f": it looks like the place of an image, and is read as text; write {_PLACE}", row)
+        return place_images(turns, inline, images, where, self._config.unused_images)
+
+    def _leave_out(self, what: str, told: str, row: _Row) -> None:
+        if len(self.left_out) < _MOST_NOTES:
+            self.left_out.setdefault((what, told), row.number)
 
     def _images(self, row: _Row) -> list[RawImage | None]:
         if len(self._columns.images) > 1:
@@ -300,16 +335,26 @@ class RowReader:
             )
         return value
 
-    def _demonstration(self, row: _Row, ending: str | None) -> str | None:
-        """Only a column that the user named must hold text in every row."""
+    def _demonstration(self, row: _Row, ending: Turn | None) -> str | None:
+        """The completion to imitate. Only a column that the user named must hold text in every row.
+
+        Raises:
+            DataError: It is named, and null or empty.
+        """
         column = self._columns.demonstration
         if column is not None and "demonstration" in self._columns.named:
             text = self._text(row, column)
             if text is None:
                 raise _null(row, column)
+            if _is_empty(text):
+                raise _null(row, column, "empty")
             return text
-        found = lookup(row.cells, column) if column is not None and ending is None else ending
-        return found if isinstance(found, str) else None
+        found = lookup(row.cells, column) if column is not None and ending is None else ending and ending.text
+        if not isinstance(found, str) or not _is_empty(found):
+            return found if isinstance(found, str) else None
+        if column is not None and column == self._columns.answer:
+            raise _null(row, column, "empty")
+        return None
 
     def _text(self, row: _Row, column: str | None) -> str | None:
         value = None if column is None else lookup(row.cells, column)
@@ -327,7 +372,7 @@ def _list_choices(turns: tuple[Turn, ...], choices: Sequence[str]) -> tuple[Turn
     at = question_of(turns) or 0
     asked = turns[at]
     listed = with_choices(asked.text, choices)
-    return (*turns[:at], Turn(asked.role, (*asked.pieces, listed[len(asked.text) :])), *turns[at + 1 :])
+    return (*turns[:at], replace(asked, pieces=(*asked.pieces, listed[len(asked.text) :])), *turns[at + 1 :])
 
 
 def _is_there(value: Any) -> bool:
@@ -336,8 +381,13 @@ def _is_there(value: Any) -> bool:
     return value is not None and not (isinstance(value, (str, list)) and not value)
 
 
-def _null(row: _Row, column: str) -> DataError:
-    return DataError(f"Column {column!r} is null", where=row.where, remedy="fill the cell or remove the row")
+def _is_empty(text: str) -> bool:
+    """True if nothing is said in it, whether or not nothing was thought before."""
+    return not _EMPTY_THOUGHTS.sub("", text).strip()
+
+
+def _null(row: _Row, column: str, what: str = "null") -> DataError:
+    return DataError(f"Column {column!r} is {what}", where=row.where, remedy="fill the cell or remove the row")
 
 
 def _image_folders(config: Table.Config) -> tuple[Path, ...]:

@@ -9,7 +9,8 @@ from typing import Any
 
 from mmrl.errors import DataError
 from mmrl.types import IMAGE_PLACEHOLDER
-from mmrl_datasets.images import KEYS
+from mmrl_datasets.glances import is_filled
+from mmrl_datasets.images import KEYS, image_cells
 
 ROLES: Mapping[str, str] = {
     "system": "system", "developer": "system", "user": "user", "human": "user",
@@ -18,11 +19,20 @@ ROLES: Mapping[str, str] = {
 }  # fmt: skip
 """Names of speakers in datasets."""
 CONVERSATIONS = ("messages", "conversations")
+OPENING, CLOSING = "<think>", "</think>"
+"""The tags between which most models, and their chat templates, write thoughts."""
 _MEDIA = ("video", "audio")
 _TEXTS, _IMAGES = ("text", "input_text", "output_text"), ("image", "image_url", "input_image")
 """Types of a message's parts."""
 _JSON: Mapping[str, Any] = {"ensure_ascii": False, "default": str, "skipkeys": True}
 _ROLE_KEYS, _CONTENT_KEYS = ("role", "from"), ("content", "value")
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thinking_content", "thought", "thoughts")
+"""Keys of a message, and types of a part, that hold the thoughts before the assistant's answer."""
+_MESSAGE_IMAGES = ("images", "image")
+_CALLS = ("tool_calls", "function_call")
+_NO_CONTENT = ("id", "tool_call_id", "type", "index", "refusal", "audio", "annotations")
+"""Keys that say nothing to a policy."""
+_READ = frozenset((*_ROLE_KEYS, *_CONTENT_KEYS, *_MESSAGE_IMAGES, *_CALLS, *_NO_CONTENT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +44,27 @@ class InlineImage:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn: texts, in which placeholders may stand, and images in between."""
+    """One turn: texts, in which placeholders may stand, and images in between.
+
+    Attributes:
+        thoughts: The assistant's thoughts, between tags, that the pieces begin with; empty if there are none.
+        unread: Keys of the message that hold something and are not read.
+    """
 
     role: str
     pieces: tuple[str | InlineImage, ...]
+    thoughts: str = ""
+    unread: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
         """The turn's texts, joined."""
         return "".join(piece for piece in self.pieces if isinstance(piece, str))
+
+    @property
+    def answer(self) -> str:
+        """The text without the thoughts that stood beside it."""
+        return self.text.removeprefix(self.thoughts)
 
 
 def read_turns(value: Any, column: str, where: str) -> tuple[Turn, ...]:
@@ -94,17 +116,62 @@ def _turn(message: Any, where: str) -> Turn:
     said, held = message[role], message[content]
     if not isinstance(said, str) or said.lower() not in ROLES:
         raise DataError(f"The role {_shown(said)} is not known", where=where, possible=", ".join(ROLES))
-    calls = message.get("tool_calls")
-    if isinstance(calls, list | Mapping) and calls:
+    calls = next((found for key in _CALLS if isinstance(found := message.get(key), list | Mapping) and found), None)
+    if calls is not None:
         before = [held] if isinstance(held, str) and held else held if isinstance(held, list) else []
         held = [*before, *(["\n"] if before else []), _calls(calls, where)]
     if isinstance(held, str):
-        return Turn(ROLES[said.lower()], (written_call(held) if said.lower() == "function_call" else held,))
-    if isinstance(held, list):
-        return Turn(ROLES[said.lower()], tuple(_piece(part, where) for part in held))
-    raise DataError(
-        f"The message holds {'null' if held is None else type(held).__name__}", where=where, possible="text, or parts"
-    )
+        held = [written_call(held) if said.lower() == "function_call" else held]
+    if not isinstance(held, list):
+        what = f"The message holds {'null' if held is None else type(held).__name__}"
+        raise DataError(what, where=where, possible="text, or parts")
+    return _made(ROLES[said.lower()], message, held, where)
+
+
+def _made(role: str, message: Mapping[str, Any], parts: Sequence[Any], where: str) -> Turn:
+    """The turn of these parts, with the thoughts and the images that stand beside them."""
+    beside = [message.get(key) for key in _THOUGHTS] if role == "assistant" else []
+    within = [_thought(part) for part in parts] if role == "assistant" else []
+    pieces = [_piece(part, where) for part in parts if not (role == "assistant" and _thought(part))]
+    pieces = _with_images(pieces, [cell for key in _MESSAGE_IMAGES for cell in image_cells(message.get(key))], where)
+    said = [text.strip("\n") for text in (*beside, *within) if isinstance(text, str) and text.strip()]
+    thoughts = ""
+    opening = pieces[0] if pieces and isinstance(pieces[0], str) else ""
+    if said and not opening.lstrip().startswith(OPENING):
+        thoughts = f"{OPENING}\n{_joined(said)}\n{CLOSING}\n\n"
+        pieces = [thoughts, opening.lstrip("\n"), *pieces[1:]] if opening else [thoughts, *pieces]
+    read = {*_READ, *_THOUGHTS} if role == "assistant" else _READ
+    lost = {key for key in _CALLS if isinstance(message.get(key), str)}
+    unread = tuple(str(key) for key, value in message.items() if key not in read - lost and is_filled(value))
+    return Turn(role, tuple(pieces), thoughts, unread)
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """The texts, each once: some programs write thoughts under two keys."""
+    return "\n".join(dict.fromkeys(texts))
+
+
+def _thought(part: Any) -> str:
+    """The text of a part that holds thoughts; empty for any other."""
+    if not isinstance(part, Mapping) or part.get("type") not in _THOUGHTS:
+        return ""
+    return next((text for key in ("text", *_THOUGHTS) if isinstance(text := part.get(key), str)), "")
+
+
+def _with_images(pieces: list[str | InlineImage], cells: Sequence[Any], where: str) -> list[str | InlineImage]:
+    """The pieces with a message's own images at its placeholders, or before its text if it has none."""
+    if not cells:
+        return pieces
+    texts = [piece.split(IMAGE_PLACEHOLDER) if isinstance(piece, str) else [piece] for piece in pieces]
+    count = sum(len(each) - 1 for each in texts)
+    if count not in (0, len(cells)):
+        what = f"The message has {count} {IMAGE_PLACEHOLDER} and {len(cells)} images of its own"
+        raise DataError(what, where=where, possible=f"one {IMAGE_PLACEHOLDER} per image, or none")
+    images = iter([InlineImage(cell) for cell in cells])
+    placed = [*images, *pieces] if not count else []
+    for each in texts if count else ():
+        placed += [each[0], *(piece for text in each[1:] for piece in (next(images), text))]
+    return [piece for piece in placed if piece != ""]
 
 
 def _calls(calls: Any, where: str) -> str:

@@ -73,6 +73,7 @@ class PromptSource:
         on_bad_row: ``drop`` or ``fail`` for rows that cannot be used.
         max_bad_rows: Share of such rows above which a dataset is refused.
         max_images: Most images of a row that can be used; None is any number.
+        imitates: True if a row without a completion to imitate, or with an empty one, cannot be used.
         name: The config section, for messages.
         progress: Told of the rows that were measured.
 
@@ -81,7 +82,6 @@ class PromptSource:
         overlong_lengths: Tokens of each one that was too long.
         sources: Rows of each source among those that were kept.
         max_images: Most images in one of them.
-        without_demonstration: Ids of those that have no completion to imitate.
         without_image: For each dataset, ids of those that have no image.
         dropped: (prompt id, or row where it has none, and reason) of each one that was dropped.
 
@@ -105,6 +105,7 @@ class PromptSource:
         on_bad_row: OnBadRow = "drop",
         max_bad_rows: float = 0.01,
         max_images: int | None = None,
+        imitates: bool = False,
         name: str = "data.train",
         progress: Progress = lambda phase, done, total: None,
     ) -> None:
@@ -113,7 +114,7 @@ class PromptSource:
         self._starts = [0, *accumulate(len(part.rows) for part in self._parts)]
         self._sizes = [0] * len(self._parts)
         self._encoder, self._limit, self._most_images = encoder, max_prompt_tokens, max_images
-        self._overlong, self._progress = overlong, progress
+        self._overlong, self._progress, self._imitates = overlong, progress, imitates
         self._system_prompt = system_prompt
         self._template = None if prompt_template is None else PromptTemplate(prompt_template, "data.prompt_template")
         self._on_bad_row, self._max_bad_rows = on_bad_row, max_bad_rows
@@ -124,7 +125,6 @@ class PromptSource:
         self.overlong_lengths: list[int] = []
         self.sources: Counter[str] = Counter()
         self.max_images = 0
-        self.without_demonstration: list[str] = []
         self.without_image: list[list[str]] = [[] for _ in self._parts]
         self._kept = array("q")
         self._broken: set[int] = set()
@@ -306,6 +306,12 @@ class PromptSource:
                 where=prompt.id,
                 remedy="raise data.max_images",
             )
+        if self._imitates and not (prompt.demonstration or "").strip():
+            raise DataError(
+                f"The row has {'no' if prompt.demonstration is None else 'an empty'} demonstration to learn from",
+                where=prompt.id,
+                remedy="name the column that holds the completions, or choose an algorithm that samples",
+            )
         return self._encoder.num_tokens(prompt)
 
     def _select(self, part: int, seen: set[str]) -> None:
@@ -331,7 +337,6 @@ class PromptSource:
             self.lengths.append(length)
             self.sources[prompt.source] += 1
             self.max_images = max(self.max_images, len(prompt.images))
-            self.without_demonstration += [prompt.id] if prompt.demonstration is None else []
             self.without_image[part] += [] if prompt.images else [prompt.id]
         self._bad[part].check()
         if not self._sizes[part]:

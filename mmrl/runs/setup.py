@@ -15,7 +15,7 @@ from mmrl.config.yaml_tree import join_errors, to_flow
 from mmrl.data.ahead import PromptsAhead
 from mmrl.data.images import MediaStore
 from mmrl.data.prompts import Part, Progress, PromptSource
-from mmrl.errors import ConfigError, DataError, plugin_errors, plural
+from mmrl.errors import ConfigError, plugin_errors, plural
 from mmrl.interfaces import Algorithm, DatasetLoader, Needs, Plugin, Reward, RunFacts, served_needs
 from mmrl.plugin_host import registry
 from mmrl.rollout.episodes.process import EnvironmentFacts
@@ -238,14 +238,6 @@ class RunSetup:
         data, scored = self.config.data, self.source.samples
         source = self._source((data.train, *data.mix), "data.train", scored=scored)
         self._check_reward_sources(source)
-        if not self.source.samples and source.without_demonstration:
-            ids = source.without_demonstration
-            raise DataError(
-                f"algorithm {self.config.algorithm.name!r} learns from demonstrations, which "
-                f"{plural(len(ids), 'row')} lack",
-                where=f"data.train, rows {', '.join(ids[:5])}{', ...' if len(ids) > 5 else ''}",
-                remedy="name the column that holds them, or choose an algorithm that samples",
-            )
         return source
 
     @cached_property
@@ -387,6 +379,7 @@ class RunSetup:
             on_bad_row=data.on_bad_row,
             max_bad_rows=data.max_bad_rows,
             max_images=data.max_images,
+            imitates=name == "data.train" and not self.source.samples,
             name=name,
             progress=self._progress,
         )

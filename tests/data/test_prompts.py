@@ -426,3 +426,13 @@ def test_notes_of_a_loader_are_warnings_of_its_dataset() -> None:
     parts = [Part("a", [row(1, 1)], notes=lambda: notes), Part("b", [row(2, 1)])]
     found = PromptSource(parts, WordCounter(), max_prompt_tokens=10)
     assert found.warnings == ["data.train, dataset a: column 'img' holds pictures"]
+
+
+def test_rows_with_nothing_to_imitate_are_bad_rows_of_a_run_that_imitates() -> None:
+    shown = [replace(row(i, 1), demonstration="so") for i in range(200)]
+    none, blank = replace(shown[0], id="none", demonstration=None), replace(shown[0], id="blank", demonstration=" ")
+    found = source([*shown, none, blank], imitates=True)
+    assert len(found) == 200 and [name for name, _ in found.dropped] == ["none", "blank"]
+    assert len(source([*shown, none, blank])) == 202
+    with pytest.raises(DataError, match="all 2 rows cannot be used, for one cause: The row has no demonstration"):
+        source([none, replace(none, id="other")], imitates=True)
