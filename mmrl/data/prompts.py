@@ -173,7 +173,7 @@ class PromptSource:
 
     @property
     def warnings(self) -> list[str]:
-        """What datasets left out, and rows without an image where nearly every row has one: it may be a mistake."""
+        """Notes of loaders, and rows without an image where nearly every row has one: that may be a mistake."""
         found, sizes = [f"{self._where(part)}: {note}" for part in self._parts for note in part.notes()], self._sizes
         for part, ids in enumerate(self.without_image):
             if ids and sizes[part] > 2 and len(ids) <= max(1, _FEW * sizes[part]):

@@ -289,9 +289,9 @@ class DatasetLoader(Plugin):
         return {}
 
     def notes(self) -> Sequence[str]:
-        """What ``load`` and the reading of rows left out that may be needed, as sentences.
+        """Sentences on things that ``load`` or the reading of rows left out, and that may be needed.
 
-        Each is shown once, as a warning, when the rows that a run reads at its start have been read.
+        Each is shown once, as a warning, after the rows that a run reads at its start.
         """
         return ()
 

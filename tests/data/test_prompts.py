@@ -325,7 +325,7 @@ def test_each_mixed_dataset_needs_rows_and_has_a_bound_of_its_own() -> None:
     with pytest.raises(DataError, match="2 of 50 rows cannot be used") as caught:
         PromptSource([Part("a", good), Part("b", bad)], WordCounter(), max_prompt_tokens=10)
     assert caught.value.where.startswith("data.train, dataset b, row 0: rows.jsonl, line 1")
-    with pytest.raises(DataError, match="No row is left: 1 rows of 99 to 99 tokens") as caught:
+    with pytest.raises(DataError, match="No row is left: 1 row of 99 to 99 tokens") as caught:
         PromptSource([Part("a", good), Part("b", [row(0, 99)])], WordCounter(), max_prompt_tokens=10)
     assert "dataset b" in caught.value.where
 

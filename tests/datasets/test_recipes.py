@@ -22,7 +22,7 @@ from mmrl.plugin_host import registry
 from mmrl.rollout.rewards.worker import call
 from mmrl.testing import check_dataset, make_rollouts
 from mmrl.types import Prompt
-from mmrl_datasets.columns import ALIASES
+from mmrl_datasets.columns import ALIASES, PICTURES, REFERENCES
 from mmrl_datasets.table import Table
 from mmrl_rewards.answers import references
 
@@ -230,6 +230,8 @@ def test_the_page_and_the_recipes_agree() -> None:
     lines = set(page.splitlines())
     for role, names in ALIASES.items():
         assert f"| `{role}` | {', '.join(f'`{name}`' for name in names)} |" in lines
+    for names in (PICTURES, REFERENCES):
+        assert ", ".join(f"`{name}`" for name in names) in " ".join(page.split())
     for name in RECIPES:
         facts = recipe(name).facts
         assert facts is not None
