@@ -195,7 +195,7 @@ def test_a_reward_that_fails_is_named_and_the_folder_can_be_used(train, text_mod
 
     code, error = with_reward("forgets_one")
     assert code == 4
-    assert "forgets_one" in error and "3" in error and "2" in error
+    assert "forgets_one' answered 1 score\n" in error and "2 scores, one per rollout" in error
 
     assert with_reward("good") == (0, "")
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

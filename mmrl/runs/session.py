@@ -25,6 +25,7 @@ from mmrl.runs.inheritance import inherit
 from mmrl.runs.overdue import step_watchdog
 from mmrl.runs.recorder import RUN_STATE, RunRecorder, best_scores, environment, prune, tracking
 from mmrl.runs.resumption import Change, changed_config, changed_contents, fingerprints, plain_config, refuse
+from mmrl.runs.reward_trial import RewardTrial
 from mmrl.runs.scored_rows import row_warnings
 from mmrl.runs.setup import RunSetup
 from mmrl.runs.summary import closing, opening, shown_metrics, way_on
@@ -192,6 +193,8 @@ class TrainingRun:
                     source.listen(lambda prompt, reason: directory.event("dropped", prompt=prompt, reason=reason))
             player = stack.enter_context(playing(setup))
             self._console.lines(opening(config, setup, directory.path, self._begins()))
+            self._trial = RewardTrial(scorer, setup)
+            self._trial.check()
             self._fingerprints = self._fingerprints or fingerprints(setup)
             left = config.trainer.max_restarts
             while True:
@@ -269,6 +272,7 @@ class TrainingRun:
         config, setup, directory = self._config, self._setup, self._directory
         algorithm = registry.create("algorithm", config.algorithm)
         engine, facts = self._start_engine(stack, algorithm)
+        self._trial.check(0.0)
         states = () if self._source else self._state.get("trackers", ())  # another run is not written on
         trackers = stack.enter_context(tracking(config, directory, states))
         recorder = RunRecorder(config, directory, trackers, self._console, engine, self._fingerprints)

@@ -96,8 +96,8 @@ def _outcomes(config: Config, metrics: Mapping[int, Mapping[str, Any]]) -> list[
     """The metrics that tell how a run went; the first one that it has is shown. A graded reward's mean tells more than
     the share of value 1."""
     best, mean = config.trainer.best_metric, config.accuracy_mean
-    is_graded = any(mean in each and each[mean] != each.get("eval/accuracy") for each in metrics.values())
-    found = [best, mean if is_graded else None, *MET]
+    pairs = [(each[mean], each.get("eval/accuracy")) for each in metrics.values() if mean is not None and mean in each]
+    found = [best, mean if any(one != other for one, other in pairs) else None, *MET]
     return list(dict.fromkeys(name for name in found if name is not None))
 
 

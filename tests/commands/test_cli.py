@@ -389,7 +389,7 @@ def test_plugins_check_of_some_tries_no_other(only: str, capsys: pytest.CaptureF
     header, wrong, quiet = shown.out.splitlines()
     assert f"bad: {only}.Wrong breaks a rule: score answers 6 scores, one per rollout" in wrong
     assert " quiet " in quiet and header.split()[-1] == "status"
-    assert "it answered 1 scores" in shown.err and "  do:  " in shown.err
+    assert "it answered 1 score" in shown.err and "  do:  " in shown.err
     assert main(["plugins", "--check", "reward:contains", "reward:reads"]) == 0
     assert capsys.readouterr().err == ""
     assert main(["plugins", "--json", "--check", "reward:others:fine"]) == 0
@@ -485,7 +485,7 @@ def test_rewards_test_leaves_rows_of_other_sources_aside(
     assert (report["other_sources"], report["compared"], report["disagreements"]) == (1, 2, 0)
     assert main([*words, "sources=[charts]", "--limit", "1"]) == 0
     out = capsys.readouterr().out
-    assert "1 rollouts: 1 scored, mean 0, 0 unscored, 0 failed; 1 of other sources" in out
+    assert "1 rollout: 1 scored, mean 0, 0 unscored, 0 failed; 1 of other sources" in out
     assert main([*words, "sources=[figures]"]) == 3
     assert "no recorded rollouts of figures" in (err := capsys.readouterr().err) and "'dots' (2), 'charts' (1)" in err
 

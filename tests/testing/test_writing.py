@@ -11,12 +11,11 @@ import yaml
 from PIL import Image
 
 from mmrl.config.load import load_config
-from mmrl.config.plugin_specs import EnvironmentSpec, RewardSpec
+from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.interfaces import DatasetLoader
 from mmrl.plugin_host.registry import create, options_class
-from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.testing import alarms_of, check_algorithm, check_environment, check_monitor, check_reward, make_rollouts
-from mmrl.types import ImageRef, RolloutGroup
+from mmrl.types import ImageRef
 
 PAGE = Path(__file__).parents[2] / "plugins/WRITING.md"
 GUIDE = PAGE.with_name("ENVIRONMENTS.md")
@@ -56,11 +55,10 @@ def test_the_function_of_the_page_opens_the_picture_of_a_rollout(
     Image.new("RGB", (28, 28), (value, value, value)).save(tmp_path / "a.png")
     picture = ImageRef("hash", 28, 28, str(tmp_path / "a.png"), (56, 56))
     code = PAGE.read_text().partition("from PIL import Image\n")[2].partition("```")[0]
-    (tmp_path / "mine.py").write_text(f"from PIL import Image\n{code}")
+    namespace: dict[str, Any] = {}
+    exec(f"from PIL import Image\n{code}", namespace)
     rollouts = make_rollouts([text], columns=columns, images=[picture], truncated=truncated)
-    with Scorer([RewardSpec(name=f"{tmp_path / 'mine.py'}:dark_or_light")], 1) as scorer:
-        scored = scorer.submit(RolloutGroup(rollouts[0].prompt, tuple(rollouts))).result(60)
-    assert scored.rewards.tolist() == [score]
+    assert namespace["dark_or_light"](rollouts) == [score]
 
 
 def test_what_the_page_says_of_a_rollout_is_there() -> None:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mmrl.config.plugin_specs import RewardSpec
-from mmrl.errors import MMRLError
+from mmrl.errors import MMRLError, plural
 from mmrl.interfaces import Reward
 from mmrl.plugin_host import registry
 from mmrl.plugin_host.foreign_rewards import FunctionReward, plain
@@ -269,7 +269,7 @@ def check_scores(
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         raise BadScores(None, f"a list of {count} numbers", f"{type(values).__name__} {excerpt(values)}")
     if len(values) != count:
-        raise BadScores(None, f"{count} scores, one per rollout", f"{len(values)} scores")
+        raise BadScores(None, f"{plural(count, 'score')}, one per rollout", plural(len(values), "score"))
     names = {name for value in values if isinstance(value, Mapping) for name in value}
     total = None if weights else total or next((name for name in _TOTALS if name in names), None)
     return [_check_score(index, value, weights, total) for index, value in enumerate(values)]

@@ -1,0 +1,87 @@
+"""Each reward tried on made-up answers to a row, before engines start: a broken one need not wait for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from mmrl.data.prompts import PromptSource
+from mmrl.errors import PluginError
+from mmrl.rollout.rewards.failures import Failures
+from mmrl.rollout.rewards.scorer import Scorer, Scoring
+from mmrl.runs.setup import RunSetup
+from mmrl.types import EncodedPrompt, IntArray, Rollout, RolloutGroup, Segment
+
+PATIENCE_S = 20.0
+"""Most seconds that engines wait for the rewards: one that loads a model or asks a slow server goes on beside them."""
+_LOOKED_AT = 16
+"""First rows that are looked at for one of each source."""
+
+
+class RewardTrial:
+    """Rewards at work on a right-looking and an empty answer to the first row of each source.
+
+    Only what no answer excuses is an error: an exception (unless ``on_error`` skips it), a wrong type or number of
+    values, or a value that is not finite. None, a low value, and a call that takes too long are not. With an
+    environment nothing is tried, as rewards may look at episodes; and nothing where rows are measured when they are
+    reached.
+    """
+
+    def __init__(self, scorer: Scorer, setup: RunSetup) -> None:
+        prompts = _first_prompts(setup) if setup.config.rewards and setup.config.environment is None else ()
+        self._waiting: list[Scoring] = [scorer.submit(_made_up(prompt), Failures(bounded=False)) for prompt in prompts]
+
+    def check(self, patience_s: float = PATIENCE_S) -> None:
+        """Wait for the answers; those that are not there in time are left for the next call.
+
+        Raises:
+            PluginError: A reward is broken.
+        """
+        until = time.monotonic() + patience_s
+        left = list[Scoring]()
+        for scoring in self._waiting:
+            try:
+                with suppress(TimeoutError):
+                    scoring.result(max(0.0, until - time.monotonic()))
+                    continue
+            except PluginError as error:
+                tried = "tried on made-up answers to the first row of its source"
+                error.where = "; ".join(filter(None, [tried, error.where]))
+                raise
+            left.append(scoring)
+        self._waiting = left
+
+
+def _first_prompts(setup: RunSetup) -> Iterator[EncodedPrompt]:
+    """The first usable prompt of each source among the first rows that rewards score."""
+    source = setup.training if setup.source.samples else setup.evaluation
+    if source is None or not source.is_scanned:
+        return
+    known = set[str]()
+    for prompt in _usable(source, setup):
+        if prompt.prompt.source not in known:
+            known.add(prompt.prompt.source)
+            yield prompt
+
+
+def _usable(source: PromptSource, setup: RunSetup) -> Iterator[EncodedPrompt]:
+    for place in range(min(len(source), _LOOKED_AT if len(source.sources) > 1 else 1)):
+        if (prompt := source.attempt(place, setup.encoder.encode)) is not None:
+            yield prompt
+
+
+def _made_up(prompt: EncodedPrompt) -> RolloutGroup:
+    row = prompt.prompt
+    texts = [row.demonstration or f"The answer is \\boxed{{{row.answer}}}.", ""]
+    return RolloutGroup(prompt, tuple(_rollouts(prompt, texts)))
+
+
+def _rollouts(prompt: EncodedPrompt, texts: Sequence[str]) -> Iterator[Rollout]:
+    """The texts as completions: a token for each byte, and one that ends it."""
+    for index, text in enumerate(texts):
+        ids: IntArray = np.frombuffer(text.encode("utf-8", "surrogatepass") + b"\0", np.uint8).astype(np.int32)
+        segment = Segment(ids, True, np.zeros(len(ids), np.float32))
+        yield Rollout(prompt, (segment,), index, text, "stop", 0)
