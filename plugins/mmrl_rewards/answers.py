@@ -13,6 +13,7 @@ import numpy as np
 
 from mmrl.types import Rollout
 from mmrl_rewards.letters import folded
+from mmrl_rewards.quantities import NUMBER
 from mmrl_rewards.thinking import reply, reply_of
 
 T = TypeVar("T")
@@ -39,7 +40,6 @@ _SAID = re.compile(
 _SAID_END = re.compile(
     "\n|[。;\uff1b]|\\.(?=\\*{0,2}\\s|\\W*\\Z)|,?\\s(?:because|since)\\b|[,\uff0c]\\s*(?:so|which|where|as|因为)"
 )
-_NUMBER = re.compile(r"(?<!\w)(?<!\d\.)-?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<!\.)\.\d+)(?:/\d+)?%?")
 _WRAPPERS = [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**")]
 _COMMAND = re.compile(r"\\(?:boxed|fbox|text|mathrm|textbf|mathbf|textit|mathit|displaystyle)\s*\{([^{}]*)\}")
 GOLD_KEYS = ("answer", "value", "ground_truth", "text")
@@ -173,7 +173,7 @@ def before_cut(text: str) -> str:
 
 def last_number(text: str) -> str | None:
     """The last number: ``-3``, ``1,000``, ``0.5``, ``3/4``, ``50%``."""
-    numbers = _NUMBER.findall(text)
+    numbers = NUMBER.findall(text)
     return numbers[-1] if numbers else None
 
 
@@ -232,8 +232,11 @@ def bare(answer: str) -> str:
     for _ in range(_LAYERS):
         outer = answer = " ".join(answer.split()).removesuffix("。").removesuffix(".").rstrip()
         for opening, closing in _WRAPPERS:
-            if len(answer) > len(opening + closing) and answer.startswith(opening) and answer.endswith(closing):
-                answer = answer[len(opening) : -len(closing)]
+            if not answer.startswith(opening) or not answer.endswith(closing):
+                continue
+            inner = answer[len(opening) : -len(closing)]
+            if inner and len(answer) > len(opening + closing) and opening not in inner:
+                answer = inner
                 break
         else:
             whole = _COMMAND.fullmatch(answer)

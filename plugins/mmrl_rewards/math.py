@@ -1,11 +1,13 @@
 r"""1 for a completion whose answer has the reference's mathematical value, else 0.
 
-Accepted: the last ``\boxed{...}`` or ``<answer>...</answer>``, else (unless ``require_box``) what follows "the answer
-is", else the last number, if it equals the reference or any of a list of references: ``\sqrt{884}`` for ``2 \sqrt { 221
-}``, ``0.28`` for ``\frac{7}{25}``, ``48`` or ``48 cm`` for ``48^\circ``, ``x = 5`` for ``5``, ``(A)`` for ``A``; where
-the row offers choices, the letter and the text of the reference's choice. Numbers are compared exactly, all else by
-math-verify. References that are words of two letters or more are compared as text; math-verify reads them as products
-of symbols. A rollout without a reference is unscorable.
+Accepted: the answer that ``mmrl_rewards.answers`` finds; where none is marked or said, the formula that ends the text
+(``mmrl_rewards.formulas``), or the number, if one follows; if it equals the reference or any of a list of references:
+``\sqrt{884}`` for ``2 \sqrt { 221 }``, ``0.28`` for ``\frac{7}{25}``, ``48`` or ``48 cm`` for ``48^\circ``, ``x = 5``
+for ``5``, ``x_1 = 2, x_2 = 3`` for ``3, 2``, ``x \in [2, \infty)`` for ``x \ge 2``, ``(A)`` for ``A``; where the row
+offers choices, the letter and the text of the reference's choice. Numbers are compared exactly, lists, points,
+intervals and matrices part by part (``mmrl_rewards.structures``), all else by math-verify. References that are words of
+two letters or more are compared as text; math-verify reads them as products of symbols. A rollout without a reference,
+or with one that is broken off or blank (``\frac{1``, ``$$``), is unscorable.
 
 A percent sign counts by the reference (math-verify alone takes ``50\%`` for ``0.5`` and for ``50`` and ``5000\%`` for
 ``50``). A reference of 1 or less is a share: for ``0.5``, ``50\%`` is right and ``0.5\%`` wrong. A larger one was asked
@@ -23,62 +25,31 @@ Hostile answers cost little: answers longer than ``max_characters`` are wrong un
 
 from __future__ import annotations
 
-import logging
 import re
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from fractions import Fraction
-from functools import cache, lru_cache, partial
-from types import FrameType
-from typing import Any
+from functools import lru_cache
 
 from pydantic import Field
 
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
-from mmrl_rewards.answers import candidates, last_number, reply_text
+from mmrl_rewards import structures, symbolic
+from mmrl_rewards.answers import bare, candidates, first_read, reply_text
 from mmrl_rewards.choice_matching import accepted_texts, chosen_text
-from mmrl_rewards.quantities import Quantity, comparable, name_of, plain, quantity, spelled, without_unit
+from mmrl_rewards.clock import same_time
+from mmrl_rewards.formulas import formulas, is_name, is_readable, last_value, unescaped, written
+from mmrl_rewards.quantities import Quantity, comparable, name_of, plain, quantity, spelled, stated, without_unit
 from mmrl_rewards.units import agree
 
+_PLAIN = re.compile(r"-?\d{1,60}(?:\.\d{1,60})?")
+"""The most frequent references and answers, which need no reading."""
 _SPACE = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 _WORDS = re.compile(r"[A-Za-z]{2,}(?:[ -][A-Za-z]+)*")
-_DECIMAL = re.compile(r"-?\d*\.\d+")
-_PERCENT = re.compile(r"\s*\\?%$")
-_DEGREES = re.compile(r"(-?\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ)")
-_TRIGONOMETRY = re.compile(r"\\?(?:sin|cos|tan|cot|sec|csc)")
-_ROOT = re.compile(r"√\s*(?:(\d+)|([A-Za-z])|\(([^()]*)\)|\{([^{}]*)\})")
-_SYMBOLS = {"π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ", "÷": "/", "≤": r"\le ", "≥": r"\ge ",
-            "°": r"^\circ ", "∪": r"\cup ", "±": r"\pm ", "∠": r"\angle ", "△": r"\triangle ", "θ": r"\theta ",
-            "α": r"\alpha ", "β": r"\beta "}  # fmt: skip
-_EXACTLY = re.compile(r"^\s*\\approx|((?:\d|\\pi)\s*\}*)\s*(?:\\approx|≈).*$", re.DOTALL)
-_PLAIN_ROOT = re.compile(r"\\sqrt\s+(\d+)")
+_CALL = re.compile(r"(?<=[A-Za-z])\s*\([^()]*\)|_\s*(?:\w|\{[^{}]*\})")
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
-_ALLOWED = """
-    frac dfrac tfrac cfrac sqrt pi cdot times div pm mp left right big Big bigl bigr Bigl Bigr circ degree angle
-    triangle sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp infty cup cap setminus le leq
-    leqslant ge geq geqslant lt gt ne neq in notin text textbf textit textrm mathrm mathbf mathit mathbb mathcal mbox
-    operatorname displaystyle textstyle large Large alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta
-    iota kappa lambda mu nu xi rho sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega begin
-    end overline vec hat bar widehat overrightarrow binom dbinom tbinom lfloor rfloor lceil rceil lvert rvert vert
-    emptyset varnothing approx deg det sum int prod lim partial prime
-"""
-_COMMANDS = frozenset(_ALLOWED.split())
-"""LaTeX that an answer may hold although its reference does not. math-verify takes a part of a text that it cannot
-read."""
-_GAP = r"(?:\\[;:,! ]|\\q?quad|~|\s|\\(?:text|mbox|mathrm)\s*\{\s*\}|\{\s*\}|')"
-_UNREADABLE = re.compile(
-    rf"\d{_GAP}+\d|(?<![_^\d])\d+\s*(?:\\left)?\s*(?:[(\[{{]\s*)+\d+\s*(?:\\right)?[)\]}}]|\d\s*_|(?:\\circ|°)\s*\}}?\s*\d"
-    r"|\d\s*\|\s*\d|\.\.|//|[-=]>|[\"#@?~]|\\\\|\\&|&"
-)
-"""Two numbers without an operator between them (math-verify adds them, or takes one), and text without mathematics."""
-_SHORT_FRACTION = re.compile(r"\\([dt]?frac)\s*(\d)\s*(\d)")
-_AFTER_COMMA = re.compile(r"(?<=,)\s*\\q?quad\b|(?<=,)\\[;:, ]")
-_GROUPS = re.compile(r"(?<=\d)(?:\\[,!]|\{,\})(?=\d{3}(?!\d))")
-_ENVIRONMENT = re.compile(r"\\begin\s*\{(\w+)\}.*\\end\s*\{\1\}", re.DOTALL)
-_CALL = re.compile(r"(?<=[A-Za-z])\s*(?:\\left)?\([^()]*\)|_\s*(?:\w|\{[^{}]*\})")
 _BASE, _BRACES = re.compile(r"\d\s*_"), re.compile(r"\s*_\s*\{\s*(\w+)\s*\}")
+_MAX_SENTENCE = 300
+"""Longer texts are not read as sentences."""
 _SIX = Fraction(1, 10**6)
 
 
@@ -96,7 +67,7 @@ class Math(Reward):
         """Processor time for comparing one answer with one reference."""
 
     def score_one(self, rollout: Rollout) -> Score | None:
-        accepted = accepted_texts(rollout)
+        accepted = [text for reference in accepted_texts(rollout) if (text := _reference(reference))]
         if not accepted:
             return None
         answer = self._read(rollout)
@@ -114,11 +85,39 @@ class Math(Reward):
 
     def _read(self, rollout: Rollout) -> str | None:
         """The answer; None if there is none, or it is too long."""
-        texts = candidates(reply_text(rollout), last_number, require_box=self.config.require_box)
-        answer = next(texts, None)
-        if not answer or len(answer) > self.config.max_characters:
+        texts = candidates(reply_text(rollout), last_value, require_box=self.config.require_box)
+        return first_read((chosen_text(rollout, text) for text in texts), self._answer)
+
+    def _answer(self, text: str) -> str | None:
+        """The answer that a text states, if it can be read."""
+        if _PLAIN.fullmatch(text):
+            return text
+        if len(text) > self.config.max_characters:
             return None
-        return chosen_text(rollout, answer) or None
+        answer = bare(_stated(text))
+        return answer if is_readable(answer) else None
+
+
+def _stated(text: str) -> str:
+    """The value that a sentence states: ``$7$`` of ``The value of $x$ is $7$``; the text itself if it is no sentence."""
+    if " " not in text or len(text) > _MAX_SENTENCE:
+        return text
+    plain_names = text
+    for formula in reversed(list(formulas(text))):
+        if is_name(formula.text):
+            plain_names = plain_names[: formula.begin] + "it" + plain_names[formula.end :]
+    return said if (said := stated(plain_names)) != plain(plain_names) else text
+
+
+@lru_cache(maxsize=4096)
+def _reference(text: str) -> str | None:
+    """A reference as LaTeX: in a text with formulas the one that it ends in; None if it cannot be read."""
+    if _PLAIN.fullmatch(text):
+        return text
+    text = unescaped(text)
+    if next(formulas(text), None) and not quantity(text):
+        text = bare(last_value(text) or text)
+    return text if is_readable(text) else None
 
 
 @lru_cache(maxsize=4096)
@@ -126,8 +125,29 @@ def equal(reference: str, answer: str, time_limit_s: float, rel_tol: float = 0.0
     """True if two bare answers have the same value. Main thread only: the time limit is a signal."""
     if _SPACE.sub("", reference) == _SPACE.sub("", answer):
         return True
-    if len({name for name in (name_of(reference), name_of(answer)) if name}) > 1:
+    if _PLAIN.fullmatch(reference) and _PLAIN.fullmatch(answer):
+        return Fraction(reference) == Fraction(answer)
+    if _WORDS.fullmatch(reference):
+        return reference.casefold() == answer.casefold()
+    wanted, got = quantity(reference), quantity(answer)
+    if wanted and got:
+        names = {name for name in (name_of(reference), name_of(answer)) if name}
+        return len(names) < 2 and _same(wanted, got, rel_tol)
+    if (is_same := same_time(reference, answer)) is not None:
+        return is_same
+    symbolic.math_verify()  # is loaded outside of the time limit
+    try:
+        with symbolic.limit(time_limit_s):
+            return structures.same(written(reference), written(answer), lambda a, b: _equal_values(a, b, rel_tol))
+    except (symbolic.OutOfTime, RecursionError, MemoryError):
         return False
+
+
+def _equal_values(reference: str, answer: str, rel_tol: float) -> bool:
+    """True if two values without parts are equal; in the spelling of ``written``."""
+    reference, answer = bare(reference), bare(answer)
+    if _SPACE.sub("", reference) == _SPACE.sub("", answer):
+        return True
     if _WORDS.fullmatch(reference):
         return reference.casefold() == answer.casefold()
     if _BASE.search(reference):
@@ -137,27 +157,17 @@ def equal(reference: str, answer: str, time_limit_s: float, rel_tol: float = 0.0
         return _same(wanted, got, rel_tol)
     if reference.count(":") != answer.count(":") and max(reference.count(":"), answer.count(":")) > 1:
         return False
-    if bool(_PERCENT.search(reference)) != bool(_PERCENT.search(answer)):
+    if bool(symbolic.PERCENT.search(reference)) != bool(symbolic.PERCENT.search(answer)):
         return False
-    reference, answer = (plain(_EXACTLY.sub(r"\1", text)) for text in (reference, answer))
-    if not _TRIGONOMETRY.search(reference + answer):
+    reference, answer = (symbolic.EXACTLY.sub(r"\1", text) for text in (reference, answer))
+    if not symbolic.TRIGONOMETRY.search(reference + answer):
         (reference, unit), (answer, other) = without_unit(reference), without_unit(answer)
         if not agree(unit, other):
             return False
-    if not _is_readable(answer, reference):
+    if not symbolic.is_readable(answer, reference):
         return False
     sides = [answer] if "=" in reference else _sides(answer)
-    return all(_verify(_latex(reference), _latex(side), time_limit_s, rel_tol) for side in sides)
-
-
-def _is_readable(answer: str, reference: str) -> bool:
-    """True if math-verify reads the answer whole; parts that the reference has too are taken to be readable."""
-    if not set(_COMMAND.findall(_AFTER_COMMA.sub(" ", answer))) <= _COMMANDS.union(_COMMAND.findall(reference)):
-        return False
-    plain_answer = _GROUPS.sub("", _AFTER_COMMA.sub(" ", _SHORT_FRACTION.sub(r"\\\1{\2}{\3}", answer)))
-    if _ENVIRONMENT.search(plain_answer):
-        plain_answer = plain_answer.replace(r"\\", ",").replace("&", ",")
-    return not any(found not in reference for found in _UNREADABLE.findall(plain_answer))
+    return all(symbolic.same_value(reference, side, rel_tol) for side in sides)
 
 
 def _sides(answer: str) -> list[str]:
@@ -192,76 +202,3 @@ def _is_endless(value: Fraction) -> bool:
         while rest % factor == 0:
             rest //= factor
     return rest != 1
-
-
-def _latex(answer: str) -> str:
-    """The text in dollars, which math-verify reads whole. Without them it takes ``2 \\sqrt { 221 }`` for 221."""
-    answer = _ROOT.sub(lambda m: r"\sqrt{" + (m[1] or m[2] or m[3] or m[4] or "") + "}", plain(answer))
-    answer = _PLAIN_ROOT.sub(r"\\sqrt{\1}", answer)
-    for symbol, command in _SYMBOLS.items():
-        answer = answer.replace(symbol, command)
-    answer = re.sub(r"(?<![A-Za-z\\])(?:infinity|oo)\b", r"\\infty", answer)
-    answer = re.sub(r"(?<![A-Za-z\\])(?:sqrt)\s*\(([^()]*)\)", r"\\sqrt{\1}", answer)
-    answer = re.sub(r"(?<![A-Za-z\\])pi\b", r"\\pi", _PERCENT.sub("", answer))
-    if _TRIGONOMETRY.search(answer):
-        answer = _DEGREES.sub(r"\\left(\\frac{\1 \\pi}{180}\\right)", answer)
-    return "$" + answer.replace("$", " ").replace("**", "^").replace("\\,", "").replace("\\!", "") + "$"
-
-
-def _verify(reference: str, answer: str, time_limit_s: float, rel_tol: float) -> bool:
-    parse, verify = _math_verify()
-    try:
-        with _limit(time_limit_s):
-            left, right = parse(reference), parse(answer)
-            if verify(left, right, timeout_seconds=None):
-                return True
-            return bool(rel_tol and left and right and _close(left, right, rel_tol))
-    except (_OutOfTime, RecursionError, MemoryError):
-        return False
-
-
-def _close(reference: list[Any], answer: list[Any], rel_tol: float) -> bool:
-    """True if a decimal and a real number without finite decimals differ by at most that share."""
-    one, other = reference[0], answer[0]
-    if not all(getattr(value, "is_number", False) and value.is_real for value in (one, other)):
-        return False
-    texts = [str(values[-1]).strip().strip("$").strip() for values in (reference, answer)]
-    decimals = [bool(_DECIMAL.fullmatch(text.replace(",", ""))) for text in texts]
-    if decimals[0] == decimals[1] or (other if decimals[0] else one).is_integer:
-        return False
-    return bool(abs(one.evalf() - other.evalf()) <= rel_tol * abs(one.evalf()))
-
-
-@cache
-def _math_verify() -> tuple[Any, Any]:
-    """``parse`` and ``verify``, whose first call is too slow for a time limit; units are read here, not there."""
-    from latex2sympy2_extended import NormalizationConfig
-    from math_verify import LatexExtractionConfig, parse, verify
-
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    normal = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="all")
-    parse_latex = partial(
-        parse, extraction_config=[LatexExtractionConfig(normalization_config=normal)], parsing_timeout=None
-    )
-    verify(parse_latex(r"$\frac{1}{2}$"), parse_latex("$0.5$"), timeout_seconds=None)
-    return parse_latex, verify
-
-
-class _OutOfTime(BaseException):
-    """The time is over. It is no Exception: sympy and math-verify catch those."""
-
-
-@contextmanager
-def _limit(time_limit_s: float) -> Iterator[None]:
-    """Raise ``_OutOfTime`` in the block once it has used that much processor time, on a busy machine too."""
-
-    def expire(number: int, frame: FrameType | None) -> None:
-        raise _OutOfTime
-
-    before = signal.signal(signal.SIGPROF, expire)
-    signal.setitimer(signal.ITIMER_PROF, time_limit_s, 0.05)  # again, if something caught the first one
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)

@@ -21,9 +21,9 @@ from pydantic import Field
 
 from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
-from mmrl_rewards.answers import candidates, first_read, last_number, reply_text
+from mmrl_rewards.answers import candidates, first_read, reply_text
 from mmrl_rewards.choice_matching import accepted_texts, chosen_text
-from mmrl_rewards.quantities import Quantity, comparable, quantity, spelled, the_number
+from mmrl_rewards.quantities import Quantity, comparable, last_quantity, quantity, spelled, the_number
 
 _SLACK = Fraction(1, 10**9)
 """Slack of a tolerance: 0.1 and 0.05 are no exact binary numbers, and a difference of exactly that size is allowed."""
@@ -65,7 +65,7 @@ class Numeric(Reward):
 
     def _read(self, rollout: Rollout) -> tuple[Quantity, ...]:
         """The answer's number, or those of its list; none where there is no answer, or no such one."""
-        texts = candidates(reply_text(rollout), last_number, require_box=self.config.require_box)
+        texts = candidates(reply_text(rollout), last_quantity, require_box=self.config.require_box)
         return first_read((chosen_text(rollout, text) for text in texts), _read) or ()
 
     def _unit(self, rollout: Rollout) -> str:

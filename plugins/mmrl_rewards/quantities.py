@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 from mmrl_rewards.units import agree, known_unit, things
 
@@ -43,21 +44,26 @@ _SPELLED = re.compile(rf"(-?)({NUMBER_WORDS})", re.IGNORECASE)
 THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,?(?:\\!)+|\\,)\s*(?=\d{3}(?!\d))")
 """A separator of thousands in LaTeX: ``1{,}000``, ``1\\,000``, ``1,\\!000``."""
 _SPACES = re.compile(r"\\[,;:! ]|\\quad|~|\s+")
-_TEXT = re.compile(
-    r"\\(?:text(?:rm|bf|it|sf|tt|up|normal)?|math(?:rm|bf|it|sf|tt)|operatorname|mbox|hbox)\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
-)
+UPRIGHT = r"\\(?:text(?:rm|bf|it|sf|tt|up|normal)?|math(?:rm|bf|it|sf|tt)|operatorname|mbox|hbox)\s*"
+"""Commands that set their argument upright, as a regular expression."""
+_TEXT = re.compile(UPRIGHT + r"\{((?:[^{}]|\{[^{}]*\})*)\}")
+_DOLLARS = re.compile(r"(?<!\\)\$")
 _LAYOUT = re.compile(
     r"\\(?:displaystyle|textstyle|scriptstyle|small|normalsize|[lL]arge|LARGE|huge|Huge)(?![A-Za-z])\s*"
 )
 _DEGREE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree|\\circ|(?<=\d)º|˚")
 _LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
 _NAME = re.compile(r"(?:m\s*)?(?:\\angle|\\triangle|[∠△])?\s*[A-Za-z](?:\w|_\{\w+\}){0,4}\s*(?:=|≈|\\approx)")
-_EQUALS = re.compile(r"=|≈|\\approx")
+_SEVERAL = re.compile(r",(?!\d{3}(?!\d))|;|\b(?:and|or)\b")
+_ROUNDED = re.compile(r"(?:≈|\\approx).*\Z", re.DOTALL)
 _NOT_NAME = re.compile(r"^m\s*(?=\\angle|∠)|\\angle|\\triangle|[^A-Za-z0-9]")
 _ENDS_IN_UNIT = re.compile(
     r"(.*(?:[\d)}\]π]|\\pi))\s*((?:°|[A-Za-z]{2,12}|(?<=\s)[a-z](?![a-z]))[^\\(){}=,;:+]*)(\^\{?[23]\}?)?"
 )
 _ENDS_IN_TEXT = re.compile(r"(.*(?:[\d)}\]π]|\\pi)\W*)" + _TEXT.pattern + r"\s*(\^\s*\{?\s*[23]\s*\}?)?", re.DOTALL)
+NUMBER = re.compile(r"(?<!\w)(?<!\d\.)-?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<!\.)\.\d+)(?:/\d+)?%?")
+"""A number in a text."""
+_BEHIND = re.compile(r"\s?(?:[A-Za-zµΩ°¢²³/^·%]+[23]?)(?: [A-Za-z]+){0,3}")
 _ABOUT = re.compile(
     r"\A(?:approximately|approx\.?|about|around|roughly|大约|约|\\approx|\\sim|[≈~=])\s*", re.IGNORECASE
 )
@@ -134,13 +140,15 @@ def spelled(read: Quantity) -> str:
     return f"{read.value} {read.unit}".rstrip()
 
 
+@lru_cache(maxsize=4096)
 def quantity(text: str) -> Quantity | None:
     """The one number that the text is, with its unit; None if it is anything else."""
     if len(text) > _MAX_CHARACTERS:
         return None
     is_upright = bool(_TEXT.search(text))
     is_money = text.count("$") == 1 and text.strip().lstrip("-").startswith("$")  # two are LaTeX's
-    text = _TEXT.sub(r" \1 ", _SPACES.sub(" ", THOUSANDS.sub("", plain(text)).replace("$", " $ ").strip(" $")))
+    text = _DOLLARS.sub(" " if text.count("$") > 1 else " $ ", plain(text))
+    text = upright_text(THOUSANDS.sub("", text).strip(" $"))
     text = _LATEX_FRACTION.sub(lambda m: f" {m[1] or m[2]}/{m[3] or m[4]} ", _DEGREE.sub("°", text))
     text = _ABOUT.sub("", unnamed(text).strip(), count=1).replace("\\%", "%")
     money = _MONEY.search(text)
@@ -162,6 +170,32 @@ def quantity(text: str) -> Quantity | None:
     if unit is None:
         return None
     return Quantity(value, unit or known_unit(sign) or "", len(decimals) if decimals else None)
+
+
+def upright_text(text: str) -> str:
+    """The text with the content of commands such as ``\\text`` in their place, and spaces for LaTeX's."""
+    return _TEXT.sub(r" \1 ", _SPACES.sub(" ", text))
+
+
+def last_quantity(text: str) -> str | None:
+    """The last number of a text, with the sign of money before it or the known unit behind it."""
+    last = max(NUMBER.finditer(text), key=re.Match.start, default=None)
+    if last is None:
+        return None
+    sign = text[last.start() - 1 : last.start()]
+    if sign and sign in "$€£¥":
+        return sign + last[0]
+    words = _BEHIND.match(text, last.end())
+    unit = next((unit for unit in _beginnings(words[0]) if known_unit(unit)), "") if words else ""
+    return f"{last[0]} {unit}".rstrip()
+
+
+def _beginnings(words: str) -> Iterator[str]:
+    """The words, and then without the last one, as long as some are left; a preposition is no unit."""
+    while words:
+        if words.strip() != "in":
+            yield words.strip()
+        words = words.rstrip().rpartition(" ")[0]
 
 
 def plain(text: str) -> str:
@@ -188,8 +222,15 @@ def without_unit(text: str) -> tuple[str, str]:
 
 
 def unnamed(text: str) -> str:
-    """The value in ``x = 5`` or ``\\angle ABC = 5``: the text behind the last sign of equality."""
-    return _EQUALS.split(text)[-1].strip() if _NAME.match(text) else text
+    """The value in ``x = 5`` or ``\\angle ABC = 2 + 3 = 5``: the text behind the last sign of equality.
+
+    In ``x = 1/3 \\approx 0.33`` it is the exact value.
+    """
+    name = _NAME.match(text)
+    if not name:
+        return text
+    before, _, value = _ROUNDED.sub("", text[name.end() :]).rpartition("=")
+    return text if _SEVERAL.search(before) else value.strip()
 
 
 def comparable(reference: Quantity, answer: Quantity) -> Iterator[tuple[Fraction, Fraction]]:

@@ -958,6 +958,169 @@ UNREAD = [
     *(Question("unread", reward, {"value": 4}, boxed("4"), boxed("5", "{'value': 4}")) for reward in ("exact", "math")),
 ]  # fmt: skip
 
+FORMULAS = [
+    Question("formulas", "math", reference, right, wrong)
+    for reference, right, wrong in (
+        (
+            r"\frac{1}{3}",
+            [
+                r"So $\frac13$",
+                r"$x = \frac{1}{3}$",
+                r"Hence \( \frac{2}{6} \).",
+                r"\[ \frac13 \]",
+                r"it is \frac{1}{3}.",
+                r"There is 1 way of 3, so $$\tfrac{1}{3}$$ is the share.",
+                r"$\frac{1}{3}$ for $x$",
+            ],
+            [
+                r"$\frac{3}{1}$",
+                r"from 1 to 3",
+                r"$\frac13$, no, $\frac14$",
+                r"$\frac{1}{3}$ of 6",
+                r"\frac{1}{4}",
+                "$1$ of $3$",
+            ],
+        ),
+        (
+            "12",
+            ["There are 12 such values of $n$.", "$a = 1$ gives 12", "the volume of $ABCD$ is 12", "We pay $5, so 12"],
+            ["There are 11 such values of $n$.", "$12$ is 1 more", r"$12$ or $13$", "$n = 12$ and $m = 3$"],
+        ),
+        (r"$[0, 1)$", ["$[0, 1)$", r"The range is $\left[0, 1\right)$."], ["$(0, 1)$", "0", "1", "$[0, 1]$"]),
+        (
+            r"Therefore $x \ge 5$",
+            [r"$x \geq 5$ holds", r"\boxed{x >= 5}", r"\boxed{[5, \infty)}"],
+            [r"$x > 5$", "5", r"$x \le 5$"],
+        ),
+        (
+            "$21, 16$ or $11$",
+            ["$21$, $16$, and $11$", r"\boxed{21, 16, 11}"],
+            ["$21, 16$", "11", r"\boxed{21, 16, 11, 5}"],
+        ),
+        (
+            "7",
+            ["<answer>The value is $7$</answer>", "The answer is: the value of $x$ is $7$.", r"\boxed{x = 7}"],
+            [
+                "<answer>The value is not $7$</answer>",
+                "<answer>It is $7$ or $8$</answer>",
+                "<answer>If $7$, then $8$</answer>",
+            ],
+        ),
+        ("5 days", ["It takes 5 days.", "$5$ days", "5"], ["It takes 5 weeks.", "$5$ weeks", "6 days"]),
+        ("odd", [r"$\text{odd}$", "$odd$"], [r"$\text{even}$", "$od$"]),
+    )
+]
+
+PARTS = [
+    Question("parts", "math", reference, boxed(*right), boxed(*wrong))
+    for reference, right, wrong in (
+        (
+            "2, 3",
+            (
+                "x_1 = 2, x_2 = 3",
+                "3, 2",
+                r"x = 2 \text{ or } x = 3",
+                "x = 2, 3",
+                "a = 2, b = 3",
+                r"\{3; 2\}",
+                "2 and 3",
+            ),
+            ("x_1 = 2", "2, 3, 4", "a = 3, b = 2", "x_1 = 2, x_2 = 4", "[2, 3]", "23", "2 < 3", "x = 2 = 3"),
+        ),
+        (
+            "x = 3, y = 2",
+            ("x = 3, y = 2", "y = 2, x = 3", "(3, 2)", "3, 2"),
+            ("x = 2, y = 3", "2, 3", "(2, 3)", "x = 3", "y = 3, x = 2"),
+        ),
+        (
+            "(3, 2)",
+            ("(3, 2)", "x = 3, y = 2", "(x, y) = (3, 2)", "3, 2", r"(\frac{6}{2}, 2)"),
+            ("(2, 3)", "[3, 2]", "(3, 2, 1)", "2, 3", "x = 2, y = 3", "(3, 2]", "3", "(y, x) = (2, 3)"),
+        ),
+        (
+            r"(1, 2), (3, 4)",
+            ("(3, 4), (1, 2)", r"(1,2) \text{ and } (3,4)"),
+            ("(1, 2)", "(2, 1), (3, 4)", r"(1,2) \cup (3,4)", "1, 2, 3, 4"),
+        ),
+        (
+            r"1 \pm \sqrt{2}",
+            (r"1 + \sqrt{2}, 1 - \sqrt{2}", r"x = 1 \pm \sqrt 2"),
+            (r"1 + \sqrt{2}", r"-1 \pm \sqrt{2}", r"1 \pm 2"),
+        ),
+        (
+            r"x \le 2",
+            ("x <= 2", r"2 \ge x", r"(-\infty, 2]", r"x \in (-\infty, 2]"),
+            ("x < 2", "x >= 2", "y <= 2", "2", r"x \le 3", "x = 2"),
+        ),
+        (
+            r"x \ne 5",
+            ("x != 5", r"x \neq 5", r"(-\infty, 5) \cup (5, \infty)"),
+            ("x = 5", "x != 4", "5", r"(-\infty, \infty)"),
+        ),
+        (
+            r"-2 \le x < 7",
+            (r"x \in [-2, 7)", "[-2, 7)", r"7 > x \geq -2"),
+            ("[-2, 7]", "(-2, 7)", "-2, 7", r"-7 \le x < 2", r"[-2, 8)"),
+        ),
+        (r"x \in [-2, 7]", (r"-2 \le x \le 7", "[-2, 7]"), (r"-2 < x \le 7", "(-2, 7]", r"y \in [-2, 7]", "7")),
+        (
+            r"x < -1 \text{ or } x > 3",
+            (r"(-\infty, -1) \cup (3, \infty)", "x > 3 or x < -1"),
+            ("(-1, 3)", "x < -1", "x > 3, x < 1"),
+        ),
+        (
+            r"V_1 : V_2 = 11 : 21",
+            ("11:21", r"V_1:V_2 = 11:21", r"\frac{11}{21}"),
+            ("21:11", "11", "11:22", "V_1:V_3 = 11:21"),
+        ),
+        (
+            "x = 1/3",
+            (r"x = 5 + 5 + 1 = 1/3", "1/3", r"x = \frac{1}{3} \approx 0.33"),
+            ("x = 1/3 = 5", "y = 1/3", r"x \approx 0.33", "3"),
+        ),
+        ("x + z = 1", ("x + z = 1", "z = 1 - x"), ("1", "x + z = 2", "x = 1")),
+        (
+            r"\begin{pmatrix} 1 & \frac12 \\ 3 & 4 \end{pmatrix}",
+            (r"\left[\begin{array}{cc}1 & 0.5 \\ 3 & 4\end{array}\right]",),
+            (
+                r"\begin{pmatrix} 1 & 3 \\ 0.5 & 4 \end{pmatrix}",
+                r"1 & 0.5 \\ 3 & 4",
+                r"\begin{pmatrix} 1 & 0.5 \end{pmatrix}",
+            ),
+        ),
+        ("f(2) < f(1)", ("f(2) < f(1)", "f(1) > f(2)"), ("f(1) < f(2)", "f(2) > f(1)")),
+    )
+]
+
+LATEX = [
+    Question("latex", "math", reference, boxed(*right), boxed(*wrong))
+    for reference, right, wrong in (
+        (
+            "3",
+            (r"\log_2 8", r"\log_{2} 8", r"\log_28", r"\dfrac62", r"\sqrt[3]{27}", r"\int_0^1 3 \, dx"),
+            ("2 8", r"\log_8 2", r"\log_2 9", "2_8"),
+        ),
+        (r"\log_{10} 1000", ("3", r"\log_{10}(1000)"), ("10 1000", "4")),
+        (
+            "9:30 a.m.",
+            ("9:30 am", r"9:30 \text{ a.m.}", "09:30 AM", "9:30"),
+            ("10:30 a.m.", "9:30 p.m.", "21:30", "9.5", "9:03 a.m.", "9 a.m."),
+        ),
+        ("9 p.m.", ("21:00", "9:00 pm", r"9\text{ PM}"), ("9 a.m.", "9:30 p.m.", "20:00", "9 cm")),
+        (r"\emptyset", (r"\varnothing", r"\{\}", "∅", r"\{ \}"), ("0", r"\{0\}", r"\{\emptyset\}")),
+        (
+            "11111100",
+            (r"11,\! 111,\! 100", r"11{,}111{,}100", r"11\,111\,100"),
+            ("11, 111, 100", r"11,\ 111,\ 100", "11 111 100"),
+        ),
+        (r"\{1, 2\}", (r"\left\{1, 2\right\}", r"\left\{ 2 , 1 \right\}"), (r"\left\{1, 3\right\}", r"\{1\}")),
+        ("125 miles", (r"125\textnormal{ miles}", r"125\mbox{ mi}"), (r"125\textnormal{ km}",)),
+        (r"\\frac{1}{2}", (r"\frac{1}{2}", "0.5"), ("2", r"\frac{2}{1}")),
+        (r"90^\circ", (r"90^{\circ}", r"90\degree", "90°", "90"), (r"90^{90}", r"9^\circ")),
+        ("5", ("5",), ("5 - m", "5 + cm", "x = 5, y = 6", r"x = 6 \text{ and } y = 5", "5 = 6", r"5 \text{ or } 6")),
+    )
+]
+
 LABELLED = [
     *GEOMETRY3K,
     *INTERVALS,
@@ -971,4 +1134,7 @@ LABELLED = [
     *UNITS,
     *STATED,
     *UNREAD,
+    *FORMULAS,
+    *PARTS,
+    *LATEX,
 ]

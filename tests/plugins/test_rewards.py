@@ -13,8 +13,9 @@ from mmrl.types import EncodedPrompt, Prompt, Rollout, Segment
 from mmrl_rewards.answers import bare, final_answer, last_boxed, last_number, references
 from mmrl_rewards.exact import Exact
 from mmrl_rewards.format import Format
-from mmrl_rewards.math import Math, _limit, _OutOfTime
+from mmrl_rewards.math import Math
 from mmrl_rewards.overlong import Overlong
+from mmrl_rewards.symbolic import OutOfTime, limit
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden_vectors.json").read_text())
 
@@ -106,7 +107,7 @@ def test_references_are_unwrapped_and_lists_mean_any_of(answer, expected):
 
 def test_an_answer_is_bared_of_what_is_around_it():
     assert bare("  \\( \\text{two  words}. \\) ") == "two words"
-    assert bare("$a$ and $b$") == "a$ and $b"
+    assert bare("$a$ and $b$") == "$a$ and $b$"
     assert final_answer("<answer>\\boxed{1}</answer> \\boxed{2}") == "1"
 
 
@@ -196,7 +197,6 @@ def test_math_accepts_equal_values(answer, reference):
         ("sey", "yes"),
         ("9**9**9**9", "9"),
         ("", "5"),
-        ("{", "}"),
         ("\0", "0"),
     ],
 )
@@ -214,13 +214,13 @@ def test_a_hostile_answer_is_wrong_and_soon(answer):
 def test_the_time_limit_strikes_again_where_its_exception_was_swallowed():
     def deaf():
         start = time.process_time()
-        with contextlib.suppress(_OutOfTime):
+        with contextlib.suppress(OutOfTime):
             while time.process_time() - start < 5:
                 sum(range(10**6))
         while time.process_time() - start < 5:
             sum(range(10**6))
 
-    with pytest.raises(_OutOfTime), _limit(0.1):
+    with pytest.raises(OutOfTime), limit(0.1):
         deaf()
 
 

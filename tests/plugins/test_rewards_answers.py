@@ -283,6 +283,98 @@ def test_a_reference_that_is_none_of_the_kind_is_unscorable(name, reference):
     assert scores(made(name), ["7"], reference) == [None]
 
 
+@pytest.mark.parametrize(
+    "reference",
+    [
+        r"\frac{1",
+        "$$",
+        r"\boxed{",
+        r"\sqrt{",
+        r"\frac{1}",
+        r"\frac{1}{}",
+        r"\frac",
+        r"\sqrt{}",
+        r"\boxed{}",
+        r"\boxed{7",
+        r"\boxed{\frac{1}{2}",
+        "$",
+        r"\( \)",
+        r"\[ \]",
+        "...",
+        "?",
+        "-",
+        r"\cdot",
+        r"\text{ }",
+        "{",
+        "}",
+        "3}",
+        "(3, 4",
+        "[1, 2",
+        r"\left(",
+        r"\begin{pmatrix} 1",
+        "x =",
+        "5 +",
+        "5^",
+        "x_",
+        r"2 \times",
+        r"\frac{1}{0}",
+        "1/0",
+        "nan",
+        r"\frac{1}{2",
+        "\\",
+    ],
+)
+def test_a_reference_that_math_cannot_read_is_unscorable_for_every_answer(reference):
+    texts = [r"\boxed{7}", "no idea", reference, f"\\boxed{{{reference}}}"]
+    assert scores(made("math"), texts, reference) == [None] * 4
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "7",
+        r"\frac12",
+        r"\sqrt3",
+        r"\sqrt[3]{8}",
+        "[1, 2)",
+        "]1, 2[",
+        r"\infty",
+        r"\pi",
+        "A",
+        "A)",
+        "(A)",
+        "no solution",
+        "A+",
+        "5!",
+        r"\emptyset",
+        r"5\%",
+        r"\{1, 2\}",
+        "5 cm",
+        "$x = 5$",
+        r"\mathbb{R}",
+        r"\text{Evelyn}",
+        "是",
+        "1010_2",
+        r"\frac\pi2",
+        "x^2 - 1",
+        r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}",
+        r"\left\{ 1 \right\}",
+        "-3",
+        "0.1",
+        r"\$5",
+        "9:30 a.m.",
+        r"\overline{AB}",
+        "x'",
+    ],
+)
+def test_a_sound_reference_can_be_scored_and_is_its_own_answer(reference):
+    assert scores(made("math"), [f"\\boxed{{{reference}}}", r"\boxed{123456}"], reference) == [1, 0]
+
+
+def test_a_computed_float_means_its_shortest_decimal():
+    assert scores(made("math"), [r"\boxed{0.3}", r"\boxed{\frac{3}{10}}", r"\boxed{0.31}"], 0.1 + 0.2) == [1, 1, 0]
+
+
 def test_a_choice_that_is_not_offered_is_unscorable():
     assert scores(made("choice"), ["A", "60"], "60", ["30", "45"]) == [None, None]
     assert scores(made("choice"), ["A", "60"], "E", ["30", "45"]) == [None, None]
