@@ -141,8 +141,8 @@ class ReferenceReport:
         score, form = self.partial
         to = "a wrong answer" if form == "wrong" else "an answer"
         return (
-            f"reward {self.reward} gives {score:g} to {to}, and not 0 or 1 alone: its mean is no accuracy, which is "
-            "the share of value 1; trainer.eval_metric may name another reward"
+            f"reward {self.reward} gives {score:g} to {to}, and not 0 or 1 alone: accuracy is the share of value 1, "
+            "and the reward's mean is told beside it; trainer.eval_metric may name another reward"
         )
 
     def problems(self, where: str, tolerated: float, alone: bool) -> Iterator[MMRLError | str]:

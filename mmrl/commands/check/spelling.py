@@ -22,11 +22,13 @@ _PRECISE_DIGITS = 10
 _SINGLE_DIGITS = 6
 """Most digits of a text that a float32 rounds; it holds some seven."""
 _STATED = re.compile(
-    r"(?:(?:.*\n)?\s*####|(?:so |thus |therefore,? |hence,? )?(?:the )?(?:(?:final|correct|right) )?answer(?: is)?:?)"
-    r"\s+(?P<answer>\S.*)",
+    r"(?:.*\n\s*####|(?:.*[.\n]\s*)?\W*(?:so |thus |therefore,? |hence,? )?(?:the )?"
+    r"(?:(?:final|correct|right) )?answer(?: is)?:?)\s+(?P<answer>\S.*)",
     re.DOTALL | re.IGNORECASE,
 )
-"""A text that states an answer: ``The answer is 5``, ``Answer: 5``, or a solution and ``#### 5``."""
+"""A text that states an answer at its end: ``The answer is 5``, ``Answer: 5``, or a solution and ``#### 5``."""
+_TAIL = 400
+"""Most characters at the end of a text in which it may state its answer."""
 _DELIMITERS = ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), (r"\boxed{", "}"), ("<answer>", "</answer>")
 _ESCAPED = re.compile(r"\\[\\{}$]")
 _SPACING = re.compile(r"\\left(?![A-Za-z])|\\right(?![A-Za-z])|\\[!,;: ]")
@@ -67,8 +69,9 @@ def mended(text: str) -> str:
 def respelled(text: str) -> str | None:
     """Another spelling of the same answer; None if there is none that differs."""
     found = text.strip()
-    if stated := _STATED.fullmatch(found):
+    if stated := _STATED.fullmatch(f"\n{found}"[-_TAIL:]):
         found = stated["answer"].removesuffix(".")
+    found = _boxed(found)
     is_latex, before = False, ""
     while found != before:
         before = found
@@ -82,6 +85,17 @@ def respelled(text: str) -> str | None:
     if re.fullmatch(r"[+-]?\d+\.\d*", found):
         found = found.rstrip("0").rstrip(".")
     return found if found and found != text.strip() else None
+
+
+def _boxed(text: str) -> str:
+    """The box of a text that has one; else the text itself."""
+    _, box, rest = text.rpartition(r"\boxed{")
+    depth = 1
+    for place, part in enumerate(rest if text.count(r"\boxed{") == 1 else ""):
+        depth += (part == "{") - (part == "}")
+        if not depth:
+            return f"{box}{rest[: place + 1]}"
+    return text
 
 
 def _encloses(text: str, opening: str, closing: str) -> bool:

@@ -263,7 +263,7 @@ def test_rows_without_a_reference_are_not_blamed_on_a_reward_that_needs_none(che
         rewards=[{"name": f"{tmp_path / 'short.py'}:short"}],
     )
     (warning,) = found["warnings"]
-    assert code == 0 and "an answer, and not 0 or 1 alone: its mean is no accuracy" in warning, error
+    assert code == 0 and "an answer, and not 0 or 1 alone: accuracy is the share of value 1" in warning, error
     (references,) = found["train_references"]
     assert (references["graded"], references["without_reference"], references["unscored"], references["rejected"]) == (
         4,

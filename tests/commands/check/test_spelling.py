@@ -52,6 +52,10 @@ def test_a_reference_answer_is_written_as_a_person_would(answer: Any, expected: 
         ("Answer: B", "B"),
         ("$\\frac{1}{2}$", "\\frac{1}{2}"),
         ("\\boxed{7}", "7"),
+        ("Half of it is \\frac{14}{4}, so x is \\boxed{\\frac{7}{2}}.", "\\frac{7}{2}"),
+        ("He has 3 apples. The final answer is $12$.", "12"),
+        ("#### 1,000", "1000"),
+        ("$\\boxed{1}\\boxed{2}$", "\\boxed{1}\\boxed{2}"),
         ("\\left( 3, \\frac{\\pi}{2} \\right)", "(3,\\frac{\\pi}{2})"),
         ("\\frac { 8 } { 7 }", "\\frac{8}{7}"),
         ("\\dfrac12", "\\frac12"),
@@ -70,7 +74,15 @@ def test_another_spelling_means_the_same(text: str, expected: str) -> None:
     "text",
     [
         *("5", "0.5", "1,2,3", "(1, 2)", "New York", "10 cm", "$5", "$x$ and $y$", "2 \\pi r", "1 \\frac{1}{2}"),
-        *("90^\\circ", "the answer", "\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}", "\\log_2 8", ""),
+        *(
+            "90^\\circ",
+            "the answer",
+            "an answer is a reply",
+            "x is \\boxed{7",
+            "\\begin{pmatrix} 1 & 2 \\\\ 3 & 4 \\end{pmatrix}",
+            "\\log_2 8",
+            "",
+        ),
     ],
 )
 def test_a_text_that_people_write_so_has_no_other_spelling(text: str) -> None:
