@@ -16,6 +16,12 @@ def begun(head: str) -> str:
     return f"<{found[1]}>" if found else ""
 
 
+def closing(head: str) -> str:
+    """The tag that must come before an answer after a prompt, such as ``</think>``; empty where no thought is open."""
+    found = _BEGUN.search(head)
+    return f"</{found[1]}>" if found and not found[3] else ""
+
+
 def continued(text: str, head: str, where: str) -> str:
     """A shown turn from where its prompt stops: the opening of a thought that the prompt has written is left out.
 
