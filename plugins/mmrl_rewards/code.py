@@ -4,7 +4,7 @@ The program is the last closed code fence outside of thinking, else what is in a
 ``tests_column`` (by default the reference answer), as a value or as JSON: pairs of standard input and expected output,
 ``{"inputs": [...], "outputs": [...]}`` or ``[{"input": ..., "output": ...}, ...]``, where lines are compared without
 spaces at their ends; or Python code, or a list of pieces of it, that is run after the program and fails by raising,
-such as ``assert f(2) == 4``. A rollout without tests is unscorable.
+such as ``assert f(2) == 4``. A rollout without tests, or with code that does not compile, is unscorable.
 
 Code that a model wrote runs in a ``sandbox``, chosen by name. The one that ships, ``local``, is a process with resource
 limits and NO security boundary: the program runs as the user. It therefore starts only with
@@ -23,6 +23,7 @@ choose a limit that right programs stay far below.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import secrets
@@ -145,7 +146,7 @@ def read_tests(value: Any) -> list[Test]:
             return []
     match value:
         case str():
-            return [(value, "", None)] if value.strip() else []
+            return [(value, "", None)] if value.strip() and _compiles(value) else []
         case Mapping() if isinstance(value.get("inputs"), Sequence) and isinstance(value.get("outputs"), Sequence):
             pairs = list(zip(value["inputs"], value["outputs"], strict=False))
             return [("", _text(given), _text(wanted)) for given, wanted in pairs]
@@ -154,6 +155,14 @@ def read_tests(value: Any) -> list[Test]:
         case list() | tuple():
             return [test for item in value for test in read_tests(item)]
     return []
+
+
+def _compiles(code: str) -> bool:
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def _text(value: Any) -> str:

@@ -277,7 +277,7 @@ def test_a_missing_reference_is_unscorable_and_never_zero(name, reference):
 @pytest.mark.parametrize(
     ("name", "reference"),
     [("numeric", r"2\sqrt{221}"), ("count", "2.5"), ("count", "many"), ("iou", "no boxes"), ("iou", [[1, 1, 1, 5]]),
-     ("choice", "seven"), ("code", 7)],
+     ("choice", "seven"), ("code", 7), ("code", "assert f("), ("code", "It returns two."), ("code", ["assert f("])],
 )  # fmt: skip
 def test_a_reference_that_is_none_of_the_kind_is_unscorable(name, reference):
     assert scores(made(name), ["7"], reference) == [None]
