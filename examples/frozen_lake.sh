@@ -5,6 +5,7 @@
 #   SEED=1                    of the model, the maps and the runs (default: 0)
 #   MMRL_VENV=DIR             the virtual environment (default: .venv)
 set -euo pipefail
+unset PYTHONDONTWRITEBYTECODE # else each process compiles torch and vLLM anew
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=$(bash "$root/examples/setup/install.sh")

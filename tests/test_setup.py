@@ -32,8 +32,8 @@ LOCK = LOCKS["cpu"]
 CPU_LINES = (SETUP / "cpu.lock").read_text().splitlines()
 CPU_BUILDS = (SETUP / "cpu_builds.lock").read_text().splitlines()
 EXTRAS = {"cpu": ("cpu", "ray", "dev"), "gpu": ("gpu", "ray", "dev")}
-LEFT_OUT = {"torchaudio", "torchcodec"}
-KERNEL_COMPILERS = {"apache-tvm-ffi", "triton"}
+LEFT_OUT = {"torchaudio", "torchcodec", "triton"}
+KERNEL_COMPILERS = {"apache-tvm-ffi"}
 CUDA_BUILDS = {
     "torch": """cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc,nvtx]==13.0.3
         cuda-bindings<14,>=13.0.3 nvidia-cudnn-cu13==9.20.0.48 nvidia-cusparselt-cu13==0.8.1 nvidia-nccl-cu13==2.29.7
@@ -107,7 +107,7 @@ def test_pip_refuses_a_file_that_is_not_the_locks(tmp_path: Path) -> None:
 
 
 def test_the_cpus_lock_holds_no_package_that_needs_cuda() -> None:
-    unwanted = re.compile(r"torchaudio|torchcodec|cuda-.*|nvidia-(?!ml-py).*|vllm")
+    unwanted = re.compile(r"torchaudio|torchcodec|triton|cuda-.*|nvidia-(?!ml-py).*|vllm")
     assert [name for name in LOCK if unwanted.fullmatch(name)] == []
 
 

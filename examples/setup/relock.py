@@ -5,9 +5,10 @@
 Versions that are locked already stay as they are unless ``--upgrade``; what both locks hold, they hold in one version
 (``KERNEL_COMPILERS`` excepted). Nothing is installed, and a recent pip downloads little.
 
-On a CPU three kinds of packages are left out, because nothing here imports them and beside a CPU torch they do not
-load: torchaudio, torchcodec, and the CUDA libraries of a torch that is linked to CUDA. The GPU's lock is resolved
-against the package index alone: what pip's configuration adds may hold CPU builds, which ask for no CUDA library.
+On a CPU four kinds of packages are left out, because nothing here imports them and beside a CPU torch they do not
+load: torchaudio, torchcodec, triton (a gigabyte), and the CUDA libraries of a torch that is linked to CUDA. The GPU's
+lock is resolved against the package index alone: what pip's configuration adds may hold CPU builds, which ask for no
+CUDA library.
 
 Each line has the hash of the file that the index has for this Python and machine, which is what the locks are for:
 CPython 3.11 on Linux, x86-64. CPU builds of torch and torchvision are on an index of their own: ``cpu_builds.lock`` has
@@ -32,8 +33,8 @@ from typing import Any
 SETUP = Path(__file__).parent
 PYPROJECT = SETUP.parents[1] / "pyproject.toml"
 EXTRAS = {"cpu": ("cpu", "ray", "dev"), "gpu": ("gpu", "ray", "dev")}
-LEFT_OUT = {"cpu": re.compile(r"torchaudio|torchcodec|cuda-.*|nvidia-(?!ml-py).*"), "gpu": re.compile(r"(?!)")}
-KERNEL_COMPILERS = {"apache-tvm-ffi", "triton"}  # the CUDA builds of vLLM and torch pin them
+LEFT_OUT = {"cpu": re.compile(r"torchaudio|torchcodec|triton|cuda-.*|nvidia-(?!ml-py).*"), "gpu": re.compile(r"(?!)")}
+KERNEL_COMPILERS = {"apache-tvm-ffi"}  # the CUDA build of vLLM pins it
 CPU_BUILDS = ("torch", "torchvision")
 LOCAL_SOURCES = ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL")
 

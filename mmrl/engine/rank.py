@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, replace
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
@@ -232,8 +231,10 @@ class RankEngine:
         import deepspeed
 
         config = self._config
-        with redirect_stdout(io.StringIO()):  # DeepSpeed prints what it compiles
-            deepspeed.init_distributed(dist_backend=device.process_group_backend(self._kind), verbose=False)
+        # DeepSpeed compiles its shared-memory collective for a minute before it makes the group. Its
+        # inference_all_reduce alone uses it, which nothing here calls.
+        deepspeed.ops.__compatible_ops__ = {}
+        deepspeed.init_distributed(dist_backend=device.process_group_backend(self._kind), verbose=False)
         torch_device = device.torch_device(self._kind)
         needs = algorithm.needs()
         initial = self._folder

@@ -3,4 +3,4 @@
 DISTRIBUTION = "mmrl-train"
 """Its name on package indexes and for pip: the ``mmrl`` there is another project."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"

@@ -141,21 +141,16 @@ def _port(name: str, address: str, severity: Status, count: int = 4) -> Finding:
 
 
 def compiler_findings(environ: Mapping[str, str], kind: str) -> Iterator[Finding]:
-    """The compilers: on a CPU torch builds DeepSpeed's collectives with c++ and ninja, on a GPU Triton calls gcc.
-
-    ``CXX`` and ``CC`` may hold arguments too.
-    """
-    if kind == "cuda":
-        wanted = {"C compiler": environ.get("CC", "").split()[:1] or ["gcc", "clang"]}
-    else:
-        wanted = {"C++ compiler": environ.get("CXX", "").split()[:1] or ["c++"], "ninja": ["ninja"]}
-    for name, commands in wanted.items():
-        found = next((command for command in commands if shutil.which(command)), "")
-        here = Path(sys.executable).with_name(commands[0])
-        remedy = f"activate the environment, which has it: {here.parent} is not on the PATH"
-        if not here.exists():
-            remedy = f"install {' or '.join(commands)}, and have it on the PATH"
-        yield Finding("machine", name, "ok" if found else "bad", found or "not found", "" if found else remedy)
+    """The C compiler, which Triton calls on a GPU; on a CPU nothing is compiled. ``CC`` may hold arguments too."""
+    if kind != "cuda":
+        return
+    commands = environ.get("CC", "").split()[:1] or ["gcc", "clang"]
+    found = next((command for command in commands if shutil.which(command)), "")
+    here = Path(sys.executable).with_name(commands[0])
+    remedy = f"activate the environment, which has it: {here.parent} is not on the PATH"
+    if not here.exists():
+        remedy = f"install {' or '.join(commands)}, and have it on the PATH"
+    yield Finding("machine", "C compiler", "ok" if found else "bad", found or "not found", "" if found else remedy)
 
 
 def folder_findings(folders: Mapping[str, Path]) -> Iterator[Finding]:
