@@ -99,7 +99,7 @@ class Math(Reward):
 
 
 def _stated(text: str) -> str:
-    """The value that a sentence states, ``$7$`` in ``The value of $x$ is $7$``; the text itself if it is no sentence."""
+    """The value that a sentence states, ``$7$`` in ``The value of $x$ is $7$``; the text itself if it is none."""
     if " " not in text or len(text) > _MAX_SENTENCE:
         return text
     plain_names = text
