@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from mmrl.config.load import from_mapping
+from mmrl.runs.summary import _files, closing
 from tests.faults.runs import Runs, events, records, steps
 
 
@@ -102,3 +107,29 @@ def test_a_run_that_goes_on_says_from_where(fake_runs: Runs, capsys):
     source = fake_runs.folder / "run" / "checkpoints" / "step-000003"
     assert fake_runs.train(config, "--resume", source, f"trainer.run_dir={out}") == 0
     assert f"run        {out} (begins from {source})" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("samples", [True, False])
+def test_a_run_that_sampled_nothing_proposes_no_replay_and_names_no_completions(samples: bool) -> None:
+    base = {"model": {"path": "m"}, "data": {"train": {"name": "t"}}, "algorithm": {"name": "a"}}
+    policy: Any = SimpleNamespace(step=1, path=Path("run/checkpoints/step-000001"), has_optimizer=True)
+    metrics = {1: {"step": 1, "loss/total": 2.5}}
+    lines = closing(from_mapping(base), Path("run"), metrics, policy, samples=samples)
+    assert ("mmrl replay run" in "\n".join(lines)) == samples
+    assert lines[0] == "done       1 step; run" and "loss/total: 2.5 at step 1" in lines[1]
+    setup: Any = SimpleNamespace(source=SimpleNamespace(samples=samples))
+    evaluated = from_mapping(
+        {**base, "data": {"train": {"name": "t"}, "eval": {"name": "t"}}, "rewards": [{"name": "r"}]}
+    )
+    assert ("rollouts/" in _files(from_mapping(base), setup)) == samples
+    assert "evaluations/ the answers" in _files(evaluated, setup)
+    assert _files(evaluated, setup).endswith("warnings and errors, if there are any, are in events.jsonl")
+
+
+def test_the_outcome_of_a_graded_reward_is_its_mean() -> None:
+    base = {"model": {"path": "m"}, "data": {"train": {"name": "t"}}, "algorithm": {"name": "a"}}
+    config = from_mapping({**base, "rewards": [{"name": "iou"}]})
+    policy: Any = SimpleNamespace(step=2, path=Path("p"), has_optimizer=True)
+    for mean, told in ((0.5, "eval/iou_mean: 0.5 at step 2"), (0.0, "eval/accuracy: 0 at step 2")):
+        metrics = {2: {"eval/accuracy": 0.0, "eval/iou_mean": mean}}
+        assert told in "\n".join(closing(config, Path("run"), metrics, policy))
