@@ -94,14 +94,16 @@ class ParquetRows:
 
     def glance(self, columns: Sequence[str]) -> Glance:
         """Cells of some row groups all over the files; of large columns, those of a group's first rows."""
+        import pyarrow.compute as pc
+
         found: dict[str, list[tuple[int, Any]]] = {column: [] for column in columns}
         spread = np.unique(np.linspace(0, len(self._groups) - 1, min(len(self._groups), _GLANCED_GROUPS)).astype(int))
         for number in spread.tolist() if columns else ():
             table = self._groups[number].glance(columns)
             for column in table.column_names:
                 cells = table[column]
-                filled = np.flatnonzero(cells.is_valid().to_numpy())
-                for row in filled[places(len(filled))].tolist():
+                filled = pc.indices_nonzero(cells.is_valid())  # to_numpy of a column would import pandas
+                for row in (filled[place].as_py() for place in places(len(filled))):
                     if is_filled(value := cells[row].as_py()):
                         found[column].append((self._starts[number] + row, value))
         return found
