@@ -153,13 +153,13 @@ def test_a_run_directory_holds_the_contracts_files(runs):
     )}  # fmt: skip
     saved.add("checkpoints/step-000002/state/optimizer-00000-00001.safetensors")
     always = {".lock", "config.yaml", "origins.json", "environment.json", "engines.log", *saved}
-    always |= {"metrics.jsonl", "attempts.jsonl", "ledger.jsonl"}
+    always |= {"metrics.jsonl", "attempts.jsonl", "ledger.jsonl", "events.jsonl"}
     rollouts = {"rollouts/step-000001.parquet", "rollouts/step-000002.parquet"}
     processor = {f"checkpoints/step-{step}/model/preprocessor_config.json" for step in ("000000", "000002")} | {"media"}
     evaluations = {f"evaluations/step-00000{step}.parquet" for step in range(3)}
     assert tree(runs["first"]) == always | rollouts | evaluations | processor
     assert tree(runs["sft"]) == always | processor
-    assert tree(runs["text"]) == always | rollouts | {"events.jsonl", "tensorboard"}
+    assert tree(runs["text"]) == always | rollouts | {"tensorboard"}
     hashes = {image["hash"] for step in (1, 2) for r in runs["first"].rollouts(step) for image in r["images"]}
     assert hashes <= {path.stem for path in (runs["first"].path / "media").iterdir()}
 
@@ -348,17 +348,23 @@ def test_recorded_completions_of_an_evaluation_can_be_scored_again(evaluated, fo
     assert (tried["rollouts"], tried["compared"], tried["disagreements"]) == (8, 8, 0)
 
 
+def events(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+
+
 def test_bfloat16_stays_within_its_own_limits(runs):
     values = runs["half"].metrics[1:]
     assert all(1e-5 < v["mismatch/logprob_abs_mean"] < 0.02 for v in values)
-    assert not (runs["half"].path / "events.jsonl").exists()
+    (event,) = events(runs["half"].path)
+    assert event["kind"] == "numerics" and 1e-5 < event["noise"] < 0.02 and 1e-5 < event["gap"] < 0.02
 
 
 def test_a_text_model_trains_on_text_rows_without_vllm(runs):
     run = runs["text"]
     assert all(m["mismatch/logprob_abs_max"] < 1e-4 for m in run.metrics[1:])
     assert all(m["policy/grad_norm"] > 0 for m in run.metrics[1:])
-    (event,) = [json.loads(line) for line in (run.path / "events.jsonl").read_text().splitlines()]
+    told, event = sorted(events(run.path), key=lambda event: event["kind"] == "dropped")
+    assert told["kind"] == "numerics" and told["noise"] < 1e-5
     assert event["kind"] == "dropped" and event["prompt"].endswith("/6") and "max_prompt_tokens" in event["reason"]
 
 

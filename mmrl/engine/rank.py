@@ -231,9 +231,10 @@ class RankEngine:
         import deepspeed
 
         config = self._config
-        # DeepSpeed compiles its shared-memory collective for a minute before it makes the group. Its
-        # inference_all_reduce alone uses it, which nothing here calls.
-        deepspeed.ops.__compatible_ops__ = {}
+        if self._kind == "cpu":
+            # DeepSpeed would compile a shared-memory collective for a minute before it makes the group. Its
+            # inference_all_reduce alone uses it, which nothing here calls. DeepSpeed keeps edits of this table.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(dist_backend=device.process_group_backend(self._kind), verbose=False)
         torch_device = device.torch_device(self._kind)
         needs = algorithm.needs()

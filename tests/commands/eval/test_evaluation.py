@@ -128,8 +128,8 @@ def group(rollouts: Any) -> Iterator[Any]:
 
 
 def plurality(members: Any) -> float:
-    """The chance that one of the answers with the most votes is right; an empty completion is an answer too."""
-    texts = [each.rollout.text for each in members]
+    """The chance that one of the answers with the most votes is right; an empty completion has no answer."""
+    texts = [each.rollout.text for each in members if each.rollout.text]
     most = [text for text in dict.fromkeys(texts) if texts.count(text) == max(map(texts.count, texts))]
     return float(np.mean([text in members[0].rollout.answer for text in most]))
 
