@@ -1,8 +1,8 @@
 """A published model of thirty layers, whose attention is sharp, on real text: what tiny random models do not show.
 
 Sampler, learner and plain transformers, packed rows, adapters, a run that is killed, an exported folder. The reference
-is transformers in float64. Of the limits in nats, the learner's are twice what was measured (2.7e-6 in the mean), and
-so are those of vLLM's kernels for a CPU (1.5e-5).
+is transformers in float64. The limits in nats are some twice what was measured with AVX-512: 4.2e-6 in the mean for the
+learner, 1.5e-5 for vLLM's kernels for a CPU.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TEXTS = (
     ),
 )
 """Questions and answers; the last question has more than 2,000 tokens."""
-SAMPLER, LEARNER = {"mean": 3e-5, "max": 3e-4}, {"mean": 6e-6, "max": 1e-4}
+SAMPLER, LEARNER = {"mean": 3e-5, "max": 3e-4}, {"mean": 1e-5, "max": 1e-4}
 
 
 def check_near(found: Sequence[Any], expected: Sequence[Any], limits: dict[str, float]) -> None:
