@@ -4,6 +4,7 @@
 #   bash examples/smollm2.sh [overrides of the run, such as trainer.seed=1]
 #   MMRL_VENV=DIR              the virtual environment (default: .venv)
 set -euo pipefail
+unset PYTHONDONTWRITEBYTECODE # else each process compiles torch and vLLM anew
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=$(bash "$root/examples/setup/install.sh")
