@@ -173,7 +173,7 @@ class Learner(Protocol):
     def wide_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray] | None:
         """(T_i,) float64 log-probs by plain transformers in a wider type, with the weights that the sampler gets.
 
-        bfloat16 is computed in float32, float32 in float64. None where the device has no room for such weights.
+        bfloat16 is computed in float32, float32 in float64. None where the device cannot.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -36,9 +37,10 @@ class WidePass:
 
     @torch.no_grad()
     def logprobs(self, policy: Policy, samples: Sequence[Sample]) -> list[FloatArray] | None:
-        """(T_i,) float64 log-probs, 0 where the policy did not write the token; None if a rank has no room; collective.
+        """(T_i,) float64 log-probs, 0 where the policy did not write the token; collective.
 
-        One rank has all samples. The others take part in gathering the weights, and keep none.
+        One rank has all samples. The others take part in gathering the weights, and keep none. None if the device has
+        no room for it, or a kernel none for the type.
         """
         where = device.torch_device(self._kind)
         has_room = torch.tensor(int(not samples or self._fits()), device=where)
@@ -52,11 +54,16 @@ class WidePass:
             return []
         # The other implementations of experts have no kernel for float64.
         kernels = {"attn_implementation": "sdpa", "experts_implementation": "eager"}
+        options = {"dtype": self._wider, "trust_remote_code": self._folder.trust_remote_code, **kernels}
         cuda = [where] if where.startswith("cuda") else []
         with torch.random.fork_rng(devices=cuda), torch.device(where):  # some layers draw numbers when they are made
-            model = empty_model(self._folder, {"dtype": self._wider, **kernels})
+            model = empty_model(self._folder, options)
         copy_weights(model, weights)
-        return [self._of_one(model, policy, sample) for sample in samples]
+        try:
+            return [self._of_one(model, policy, sample) for sample in samples]
+        except Exception:  # whatever a kernel raises: a run can do without this measure
+            logging.getLogger(__name__).warning("no log-probs in %s", self._wider, exc_info=True)
+            return None
 
     def _fits(self) -> bool:
         """True if the device has room for the weights in the wider type, beside all that is there."""

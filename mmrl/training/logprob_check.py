@@ -93,7 +93,11 @@ class LogprobCheck:
     def _tell(self, first: _First, has_sampler: bool) -> None:
         """Say how much the run's type rounds away, and what follows from it."""
         noise, wider = first.noise, WIDER[self._precision]
-        against = f"plain transformers in {wider}" if first.wide else f"one by one (no room to compute in {wider})"
+        against = (
+            f"plain transformers in {wider}"
+            if first.wide
+            else f"its own rows one by one ({wider} has no room here, or no kernel)"
+        )
         told = [f"the learner is {noise.abs_mean:.1e} nats from {against} on average, {noise.abs_max:.1e} at most"]
         fields = {"noise": noise.abs_mean}
         if has_sampler:
@@ -130,7 +134,7 @@ class _First:
     Attributes:
         packed: The learner's, several samples in a row.
         single: The learner's, one by one.
-        wide: Those of plain transformers in a wider type, of the first samples; empty if there is no room for it.
+        wide: Those of plain transformers in a wider type, of the first samples; empty if the device cannot.
     """
 
     samples: Sequence[Sample]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.engine import device
+from mmrl.engine import device, plain_model
 from tests.proofs import families
 
 LENGTHS = (4, 19, 7, 3, 11, 24)
@@ -21,6 +21,9 @@ def test_they_are_transformers_own_and_tell_the_learners_rounding(stage, start, 
         wide, single = learner.wide_logprobs(samples), learner.logprobs(samples, packed=False)
         assert torch.equal(torch.get_rng_state(), before)
         monkeypatch.setattr(device, "spare_memory_bytes", lambda kind: 10_000)
+        assert learner.wide_logprobs(samples) is None
+        monkeypatch.undo()
+        monkeypatch.setattr(plain_model, "token_logprobs", lambda *args, **options: 1 / 0)  # as a kernel may raise
         assert learner.wide_logprobs(samples) is None
     np.testing.assert_allclose(np.concatenate(wide), exact, atol=1e-9)
     assert 1e-8 < np.abs(np.concatenate(single) - exact).mean() < 2e-6
