@@ -375,10 +375,11 @@ def test_the_console_tells_the_start_a_line_per_step_and_the_end(runs):
     assert titles == ["run", "model", "train", "eval", "batches", "files", "Ctrl-C", "engines"]
     assert [line.strip() for line in lines[begin - 3 : begin - 1]] == ["the sampler starts", "the learner starts"]
     assert lines[begin - 1].strip().startswith("ready after ")
-    steps = lines[begin : begin + 3]
+    steps = lines[begin : begin + 4]
+    assert steps.pop(1).startswith("numerics: float32: the learner is ")
     assert [line.split()[:2] for line in steps] == [["step", f"{step}/2"] for step in (0, 1, 2)]
     assert "reward" in steps[1] and "acc" in steps[1]
-    assert [line.split()[0] for line in lines[begin + 3 :] if line[0] != " "] == ["done", "outcome", "policy", "next"]
+    assert [line.split()[0] for line in lines[begin + 4 :] if line[0] != " "] == ["done", "outcome", "policy", "next"]
     assert "Triton" not in runs["first"].process.stderr and "NUMA" not in runs["first"].process.stderr
 
 
