@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from mmrl.errors import DataError
 from mmrl_datasets.glances import Glance
 from mmrl_datasets.lookalikes import letters_note, looks_like, notes
-from mmrl_datasets.pictures import ENCODED, MEDIA, forms_in
+from mmrl_datasets.pictures import ADDRESSES, ENCODED, MEDIA, forms_in
 from mmrl_datasets.rows import Rows
 
 NUMBERED = "..n"
@@ -101,13 +101,19 @@ def choose_columns(rows: Rows, named: Mapping[str, str | None], where: str, *, a
 
 
 def lookup(cells: Mapping[str, Any], column: str) -> Any:
-    """The cell of a column, or of a field within a struct; None if there is none."""
+    """The cell of a column, or of a field within a struct, or within each struct of a list; None if there is none."""
     if column in cells:
         return cells[column]
     value: Any = cells
     for name in column.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
+        value = _field(value, name)
     return value
+
+
+def _field(value: Any, name: str) -> Any:
+    if isinstance(value, list) and any(isinstance(each, Mapping) and name in each for each in value):
+        return [_field(each, name) for each in value]
+    return value.get(name) if isinstance(value, Mapping) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +230,8 @@ class _Chooser:
         for name, found in media.items():
             if found.form == MEDIA:
                 yield f"column {name!r} ({found.place}) holds videos or sounds, which are not read"
+            elif used and found.form == ADDRESSES:  # where the images came from
+                continue
             elif self._named["images"] is None and name not in images:
                 instead = f"the images are those of {used!r}" if used else "is not read"
                 yield (
@@ -323,7 +331,7 @@ def _together(names: Sequence[str]) -> str:
 def _has(cells: Mapping[str, Any], column: str) -> bool:
     *parents, last = column.split(".")
     inner = lookup(cells, ".".join(parents))
-    return isinstance(inner, Mapping) and last in inner
+    return any(isinstance(each, Mapping) and last in each for each in (inner if isinstance(inner, list) else [inner]))
 
 
 def _is_conversation(value: Any) -> bool:

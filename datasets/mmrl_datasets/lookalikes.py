@@ -73,7 +73,7 @@ def notes(glance: Glance, roles: Mapping[str, str | None], open_roles: Sequence[
             "column, named by the option choices"
         )
     for name in (name for name in filled if name not in told):
-        if _is_conversation(glance[name][0][1]):
+        if is_conversation(glance[name][0][1]):
             what = f"holds a conversation, and {roles['prompt']!r} is the prompt"
             yield f"{_place(name, glance)} {what}: write prompt: {name} to read it"
         elif plain_name(name) in ("tools", "functions"):
@@ -110,6 +110,7 @@ def _lettered(names: Sequence[str]) -> list[str]:
     return [found[letter] for letter in same]
 
 
-def _is_conversation(value: Any) -> bool:
+def is_conversation(value: Any) -> bool:
+    """True for a list of messages."""
     first = value[0] if isinstance(value, list) and value else None
     return isinstance(first, Mapping) and bool({"role", "from"} & first.keys() and {"content", "value"} & first.keys())

@@ -9,10 +9,16 @@ from typing import Any
 import numpy as np
 
 from mmrl_datasets.images import ADDRESS, BASE64, KEYS, image_cells
+from mmrl_datasets.lookalikes import is_conversation
 
-_MAGIC = re.compile(rb"\x89PNG\r\n|\xff\xd8\xff|GIF8|RIFF....WEBP|BM....\0\0\0\0|II\*\0|MM\0\*", re.DOTALL)
+_MAGIC = re.compile(
+    rb"\x89PNG\r\n|\xff\xd8\xff|GIF8|RIFF....WEBP|BM....\0\0\0\0|II\*\0|MM\0\*"
+    rb"|\0\0\0.ftyp(?:avi[fs]|hei[cx]|mif1|msf1)|\0\0\0\x0cjP  ",
+    re.DOTALL,
+)
 _FILE = re.compile(
-    r"[^\n\r\t]{0,1000}\.(?:png|jpe?g|jfif|webp|gif|bmp|tiff?|avif|hei[cf]|svg)(?:[?#]\S{0,1000})?", re.IGNORECASE
+    r"[^\n\r\t]{0,1000}\.(?:png|jpe?g|jfif|webp|gif|bmp|tiff?|avif|hei[cf]|svg|p[bgnp]m|jp2|jxl|ico|tga|apng)(?:[?#]\S{0,1000})?",
+    re.IGNORECASE,
 )
 _MOVING = re.compile(r"[^\n\r\t]{0,1000}\.(?:mp4|mkv|webm|avi|mov|wav|mp3|flac|ogg|m4a)", re.IGNORECASE)
 _NAME = re.compile(r"im(?:age|g)|pic|photo|screen|figure|(?:png|jpe?g)", re.IGNORECASE)
@@ -21,7 +27,7 @@ _CELLS, _DEPTH, _SIDE = 8, 3, 8
 
 ENCODED = ("encoded images", "images", "pixels")
 """Forms that are nothing but pictures."""
-MEDIA = "videos or sounds"
+ADDRESSES, MEDIA = "addresses of images", "videos or sounds"
 
 
 def forms_in(value: Any, name: str, depth: int = _DEPTH) -> Iterator[tuple[str, str]]:
@@ -31,6 +37,10 @@ def forms_in(value: Any, name: str, depth: int = _DEPTH) -> Iterator[tuple[str, 
     elif isinstance(value, Mapping) and depth:
         for key, inner in value.items():
             yield from forms_in(inner, f"{name}.{key}", depth - 1)
+    elif isinstance(value, list) and depth and not is_conversation(value):
+        structs = [each for each in value[:_CELLS] if isinstance(each, Mapping)]
+        for key in dict.fromkeys(key for each in structs for key in each):
+            yield from forms_in([each.get(key) for each in structs], f"{name}.{key}", depth - 1)
 
 
 def form_of(value: Any, name: str = "") -> str:
@@ -65,7 +75,7 @@ def _form_of_text(text: str, name: str) -> str:
         return ""
     if ADDRESS.match(text) and not text.lower().startswith("file://"):
         is_image = _FILE.fullmatch(text) or _NAME.search(name.rpartition(".")[2])
-        return "addresses of images" if is_image else MEDIA if _MOVING.fullmatch(text) else ""
+        return ADDRESSES if is_image else MEDIA if _MOVING.fullmatch(text) else ""
     return "paths of images" if _FILE.fullmatch(text) else MEDIA if _MOVING.fullmatch(text) else ""
 
 

@@ -17,15 +17,20 @@ from mmrl.types import IMAGE_PLACEHOLDER, Message, RawImage
 from mmrl_datasets.turns import Turn, refused_media
 
 _PLACE = re.compile(r"<image>(?:</image>)?|<\|?(?i:image|img)[\s_-]{0,2}(\d{1,4})\|?>")
-_PAD = r"<\|(?:image|image_pad|img|image_placeholder)\|>"
+_PAD = r"<\|(?:image|IMAGE|image_pad|img|image_placeholder)\|>"
 _MODELS = re.compile(
     rf"<\|(?:vision_start|image_start|begin_of_image)\|>(?:{_PAD})+<\|(?:vision_end|image_end|end_of_image)\|>|{_PAD}"
     r"|<img>(?:<IMG_CONTEXT>)+</img>|<IMG_CONTEXT>|<start_of_image>(?:(?:<image_soft_token>)*<end_of_image>)?"
     r"|<image_soft_token>|(?:<Img>)?<ImageHere>(?:</Img>)?|<image_placeholder>|<image_pad>|\[IMG\]"
-    r"|(?P<tag><(?:Image|IMAGE)>|<(?:img|image) ?/>|<img>(?:</img>)?)"
+    r"|(?P<tag><(?:Image|IMAGE|Img|IMG)>|<(?:img|image) ?/>|<img>(?:</img>)?)"
 )
 """Spellings of a place that models and their programs use; a ``tag`` may also be spoken of, or be HTML."""
-_SPOKEN_OF = re.compile(r"(?i:[\[{]{1,2}(?:image|img|picture)[\s_-]?\d{0,3}[\]}]{1,2})")
+_LOOKALIKES = re.compile(
+    r"!\[[^\]\n]{0,80}\]\([^)\s]{1,400}\)|[\[{]{1,2}(?:image|img|picture)[\s_-]?\d{0,3}[\]}]{1,2}"
+    r"|<(?!img\s)[|\w]{0,24}(?:image|img|picture|photo|figure|(?<![a-z])(?:pic|fig|im_patch))[^<>\n]{0,80}>",
+    re.IGNORECASE,
+)
+"""Texts that look like the place of an image, and may be something else."""
 _HTML = re.compile(r"</?(?!think|answer|image|img)[a-z][a-z0-9]{0,9}[ />]")
 _REFUSED = re.compile(r"<(video|audio)(?:\s{0,2}\d{1,4})?>")
 MAX_IMAGES = 1024
@@ -57,7 +62,12 @@ def respelled(turns: Sequence[Turn], num_images: int) -> tuple[Sequence[Turn], l
         changed = [_respell(turn) if place in asked else turn for place, turn in enumerate(turns)]
         return changed, []
     left = [match[0] for match in found if num_images or match["tag"] is None]
-    left += [match[0] for text in texts for match in _SPOKEN_OF.finditer(text)] if num_images else []
+    left += [
+        match[0]
+        for text in texts
+        for match in _LOOKALIKES.finditer(text)
+        if num_images and not _PLACE.match(match[0]) and not _MODELS.match(match[0])
+    ]
     return turns, list(dict.fromkeys(left))
 
 

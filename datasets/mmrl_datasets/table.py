@@ -32,7 +32,8 @@ from mmrl_datasets.turns import InlineImage, Turn, question_of, read_turns, refu
 Cells = Mapping[str, Any]
 _NOTED, _MOST_NOTES = 8, 20
 _PLACE = f"{IMAGE_PLACEHOLDER} at the place of each image"
-_EMPTY_THOUGHTS = re.compile(r"<think>\s*</think>")
+_EMPTY_THOUGHTS = re.compile(r"<(think|thinking|thoughts?|reason|reasoning)>\s*</\1>")
+_INVISIBLE = re.compile("[\u200b-\u200d\u2060\ufeff]")
 
 
 class Table(DatasetLoader):
@@ -383,7 +384,7 @@ def _is_there(value: Any) -> bool:
 
 def _is_empty(text: str) -> bool:
     """True if nothing is said in it, whether or not nothing was thought before."""
-    return not _EMPTY_THOUGHTS.sub("", text).strip()
+    return not _EMPTY_THOUGHTS.sub("", _INVISIBLE.sub("", text)).strip()
 
 
 def _null(row: _Row, column: str, what: str = "null") -> DataError:

@@ -130,11 +130,11 @@ def _turn(message: Any, where: str) -> Turn:
 
 def _made(role: str, message: Mapping[str, Any], parts: Sequence[Any], where: str) -> Turn:
     """The turn of these parts, with the thoughts and the images that stand beside them."""
-    beside = [message.get(key) for key in _THOUGHTS] if role == "assistant" else []
+    beside = [text for key in _THOUGHTS for text in _texts(message.get(key))] if role == "assistant" else []
     within = [_thought(part) for part in parts] if role == "assistant" else []
     pieces = [_piece(part, where) for part in parts if not (role == "assistant" and _thought(part))]
     pieces = _with_images(pieces, [cell for key in _MESSAGE_IMAGES for cell in image_cells(message.get(key))], where)
-    said = [text.strip("\n") for text in (*beside, *within) if isinstance(text, str) and text.strip()]
+    said = [text.strip("\n") for text in (*beside, *within) if text.strip()]
     thoughts = ""
     opening = pieces[0] if pieces and isinstance(pieces[0], str) else ""
     if said and not opening.lstrip().startswith(OPENING):
@@ -142,6 +142,7 @@ def _made(role: str, message: Mapping[str, Any], parts: Sequence[Any], where: st
         pieces = [thoughts, opening.lstrip("\n"), *pieces[1:]] if opening else [thoughts, *pieces]
     read = {*_READ, *_THOUGHTS} if role == "assistant" else _READ
     lost = {key for key in _CALLS if isinstance(message.get(key), str)}
+    lost |= {key for key in _THOUGHTS if not _texts(message.get(key))}
     unread = tuple(str(key) for key, value in message.items() if key not in read - lost and is_filled(value))
     return Turn(role, tuple(pieces), thoughts, unread)
 
@@ -151,11 +152,21 @@ def _joined(texts: Sequence[str]) -> str:
     return "\n".join(dict.fromkeys(texts))
 
 
+def _texts(value: Any) -> list[str]:
+    """A text, or the texts of a list of texts and parts; empty if one of them has none."""
+    parts = value if isinstance(value, list) else [value]
+    texts = [part if isinstance(part, str) else _text_of(part) for part in parts]
+    return texts if all(texts) else []
+
+
 def _thought(part: Any) -> str:
     """The text of a part that holds thoughts; empty for any other."""
-    if not isinstance(part, Mapping) or part.get("type") not in _THOUGHTS:
-        return ""
-    return next((text for key in ("text", *_THOUGHTS) if isinstance(text := part.get(key), str)), "")
+    return _text_of(part) if isinstance(part, Mapping) and part.get("type") in _THOUGHTS else ""
+
+
+def _text_of(part: Any) -> str:
+    held = part if isinstance(part, Mapping) else {}
+    return next((text for key in ("text", "content", *_THOUGHTS) if isinstance(text := held.get(key), str)), "")
 
 
 def _with_images(pieces: list[str | InlineImage], cells: Sequence[Any], where: str) -> list[str | InlineImage]:

@@ -6,20 +6,21 @@ import re
 
 from mmrl.errors import DataError
 
-TAGS = ("think", "thinking", "thought", "reasoning")
-_BEGUN = re.compile(rf"<({'|'.join(TAGS)})>(\s*)(</\1>\s*)?\Z")
+_NAMES = "think|thinking|thoughts?|reason|reasoning|reflection|scratchpad|seed:think"
+_BEGUN = re.compile(rf"([<◁\[])((?:(?<=<)(?:{_NAMES})|(?<=◁)think|(?<=\[)THINK)[>▷\]])(\s*)(\1/\2\s*)?\Z")
+"""The opening of a thought, ``◁think▷`` and ``[THINK]`` too, at a text's end, and perhaps its closing."""
 
 
 def begun(head: str) -> str:
     """The tag of a thought that a prompt ends with, such as ``<think>``; empty if there is none."""
     found = _BEGUN.search(head)
-    return f"<{found[1]}>" if found else ""
+    return found[1] + found[2] if found else ""
 
 
 def closing(head: str) -> str:
     """The tag that must come before an answer after a prompt, such as ``</think>``; empty where no thought is open."""
     found = _BEGUN.search(head)
-    return f"</{found[1]}>" if found and not found[3] else ""
+    return f"{found[1]}/{found[2]}" if found and not found[4] else ""
 
 
 def continued(text: str, head: str, where: str) -> str:
@@ -35,9 +36,9 @@ def continued(text: str, head: str, where: str) -> str:
     """
     if (found := _BEGUN.search(head)) is None:
         return text
-    tag, space, ended = found.groups()
-    opening, closing = f"<{tag}>", f"</{tag}>"
-    opened = re.match(rf"\s*{opening}", text)
+    mark, name, space, ended = found.groups()
+    opening, closing = mark + name, f"{mark}/{name}"
+    opened = re.match(rf"\s*{re.escape(opening)}", text)
     rest = text[opened.end() :] if opened else text
     if ended:
         return _without_thought(text, rest, opening, closing, where)

@@ -82,6 +82,8 @@ HELD: dict[str, Any] = {
     "a list of a list": [["a.png"]],
     "pixels": [[[0, 0, 0]] * 8] * 8,
     "a format that cannot be read": "a.heic",
+    "bytes that cannot be read": b"\0\0\0\x1cftypavif\0\0\0\0",
+    "another format": "a.ppm",
 }
 
 
@@ -117,6 +119,15 @@ def test_pictures_in_structs_are_named_by_their_field(tmp_path: Path) -> None:
     assert len(table(tmp_path, rows, images="extra.view.shot").load()[1].images) == 1
 
 
+@pytest.mark.parametrize("key", ["file_name", "src", "png", "local_path"])
+def test_pictures_in_structs_of_a_list_are_named_by_their_field(key: str, tmp_path: Path) -> None:
+    rows = [QUESTION | {"views": [{key: None, "id": 1}]}, QUESTION | {"views": [{"id": 1, key: "a.png"}] * 2}]
+    with pytest.raises(DataError, match=rf"'views.{key}' \(row 1: paths of images\)") as caught:
+        table(tmp_path, rows).load()
+    assert caught.value.remedy.startswith(f"write data.train.images: views.{key}, ")
+    assert len(table(tmp_path, rows, images=f"views.{key}").load()[1].images) == 2
+
+
 def test_numbered_pictures_are_named_together(tmp_path: Path) -> None:
     rows = [QUESTION | {"fig_1": "a.png", "fig_2": "a.png"}]
     with pytest.raises(DataError, match=r"'fig_1' .*, 'fig_2' ") as caught:
@@ -139,6 +150,8 @@ def test_pictures_beside_the_images_are_told_once(tmp_path: Path) -> None:
     thumbnail, name = found.notes()
     assert "'thumbnail' (row 0: encoded images) holds pictures too, and the images are those of 'image'" in thumbnail
     assert "'file_name' (row 0: paths of images)" in name and "images: image to leave it so" in name
+    origin = table(tmp_path, [QUESTION | {"image": "a.png", "coco_url": "https://x.org/a.jpg"}])
+    assert origin.load() and not origin.notes()
     chosen = table(tmp_path, rows, images="image")
     assert len(chosen.load()[0].images) == 1 and not chosen.notes()
 

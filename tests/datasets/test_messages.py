@@ -46,7 +46,7 @@ PLACED = [
     *("<IMG_CONTEXT> then <IMG_CONTEXT>", "<image_soft_token> then <image_soft_token>", "[IMG] then [IMG]"),
     *("<start_of_image> then <start_of_image><image_soft_token><end_of_image>", "<image/> then <image />"),
     *("<Img><ImageHere></Img> then <ImageHere>", "<image_placeholder> then <image_placeholder>"),
-    *("<image></image> then <image></image>",),
+    *("<image></image> then <image></image>", "<Img> then <IMG>", "<|IMAGE|> then <|IMAGE|>"),
 ]
 
 
@@ -73,7 +73,13 @@ LEFT = [
     ("<p>Text</p> <img> <img>", ["<img>"]),
     ("Compare [image 1] with [image 2]", ["[image 1]", "[image 2]"]),
     ("Here: {image}, {{ image }}", ["{image}"]),
+    ("Compare <picture 1> with <figure_2>", ["<picture 1>", "<figure_2>"]),
+    ("<image:1> and <image #2>", ["<image:1>", "<image #2>"]),
+    ("<im_patch> <image_here> <pic> <fig1>", ["<im_patch>", "<image_here>", "<pic>", "<fig1>"]),
+    ("<|image_pad_1|> and <|imgpad|>", ["<|image_pad_1|>", "<|imgpad|>"]),
+    ("![](image_1) and ![b](b.png)", ["![](image_1)", "![b](b.png)"]),
     ('What does <img src="a.png"> show?', []),
+    ("Is 3 <4 in picture 1> no? Write <answer>, and <topic>", []),
     ("Is a picture of 3 < 4 > 2?", []),
 ]
 
@@ -116,6 +122,10 @@ def test_thoughts_beside_the_answer_stand_before_it_in_tags(key: str, tmp_path: 
     assert (prompt.demonstration, prompt.answer) == (SAID, "7")
     for nothing in (None, "", " \n"):
         assert read(tmp_path, chat(**{key: nothing})).demonstration == "7"
+    for form in (["three", "and four"], [{"type": "text", "text": "three\nand four"}], {"content": "three\nand four"}):
+        assert read(tmp_path, chat(**{key: form})).demonstration == SAID.replace("three ", "three\n")
+    found = table(tmp_path, chat(**{key: {"steps": [1]}}))
+    assert found.load()[0].demonstration == "7" and f"the key {key!r} (row 0), which is not read" in found.notes()[0]
     own = "<think>mine</think>7"
     assert read(tmp_path, chat(**{key: "three and four"}, content=own)).demonstration == own
 
@@ -167,7 +177,7 @@ def test_keys_of_messages_that_are_not_read_are_told_once(key: str, value: Any, 
     assert list(found.notes()) == [f"messages of column 'messages' have the key {key!r} (row 1), which is not read"]
 
 
-EMPTY = ["", "  \n", "<think></think>", "<think>\n\n</think>\n\n"]
+EMPTY = ["", "  \n", "<think></think>", "<think>\n\n</think>\n\n", "\ufeff", "<reasoning></reasoning> \u200b"]
 
 
 @pytest.mark.parametrize("text", EMPTY)

@@ -136,6 +136,11 @@ THOUGHT = "<think>\nb\n</think>\nit is 3"
         ("", THOUGHT, THOUGHT),
         ("", "it is 3", "it is 3"),
         ("<answer>", "it is 3", "it is 3"),  # no thought
+        ("◁think▷", "◁think▷b◁/think▷it is 3", "b◁/think▷it is 3"),
+        ("[THINK]", "[THINK]b[/THINK]it is 3", "b[/THINK]it is 3"),
+        ("<seed:think>\n", "<seed:think>\nb</seed:think>it is 3", "b</seed:think>it is 3"),
+        ("<scratchpad>", "b</scratchpad>it is 3", "b</scratchpad>it is 3"),
+        ("[think]", "[think]b", "[think]b"),
     ],
 )
 def test_a_thought_that_the_prompt_has_begun_is_not_begun_again(head, demonstration, learned):
@@ -182,7 +187,7 @@ def test_a_row_without_a_demonstration_is_named(vision):
 @pytest.mark.parametrize("text", ["<image>", "<image><image><image>", "no place for it <|image_pad|><|image_pad|>"])
 def test_placeholders_that_do_not_fit_the_images_are_a_data_error(text, vision, picture):
     row = Prompt("row 7", (Message("user", text),), (picture(56, 56), picture(56, 56, 1)))
-    with pytest.raises(DataError, match=r"image tokens and \d images") as caught:
+    with pytest.raises(DataError, match=r"image tokens? and \d images") as caught:
         vision.encoder.num_tokens(row)
     assert caught.value.where == "row 7"
 
