@@ -67,7 +67,7 @@ def load_config(
             missing: Any = {"name": NONE}
             for part in reversed(key.split(".")):
                 missing = {part: missing}
-            tree = merge(Located.of(missing, "not used"), tree)
+            tree = merge(tree, Located.of(missing, "not used"))
     return _resolve(tree, problems, options_class)
 
 

@@ -199,9 +199,9 @@ class ModelFolder:
         So a reader of the source reads the result. ``save_pretrained`` would write the layout of the installed
         transformers: transformers 4 then misses ``preprocessor_config.json``, and 4.51 stops at a
         ``processor_config.json`` of transformers 5 even beside it. Generation settings that do not end at the
-        template's end of turn are given it.
+        template's end of turn are given it. Code that this run may not run is not handed on.
         """
-        names = list(kept_files(Path(self.path)))
+        names = [name for name in kept_files(Path(self.path)) if self.trust_remote_code or not name.endswith(".py")]
         for name in names:
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(Path(self.path, name), folder / name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,15 +159,19 @@ LEFT = {
     "video_preprocessor_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
     "tokenizer.model", "chat_template.json", "modeling_mine.py", "LICENSE", "additional_chat_templates/tool_use.jinja",
 }  # fmt: skip
+CODE = "modeling_mine.py"
 NOT_KEPT = {"mmrl.json", "pytorch_model.bin.index.json", "pytorch_model.bin", "README.md", "adapter_config.json"}
 
 
 @pytest.mark.parametrize(
-    ("family", "as_on_hub"), [("qwen2_5_vl", False), ("qwen2_5_vl", True), ("internvl", True), ("qwen2", False)]
+    ("family", "as_on_hub", "trusted"),
+    [("qwen2_5_vl", False, False), ("qwen2_5_vl", True, True), ("internvl", True, False), ("qwen2", False, True)],
 )
-def test_a_saved_folder_has_the_files_of_its_source_and_no_others(family, as_on_hub, models, tmp_path):
+def test_a_saved_folder_has_the_files_of_its_source_and_no_others(family, as_on_hub, trusted, models, tmp_path):
+    """Code that the run may not run is not handed on."""
     source, saved = shutil.copytree(models(family, as_on_hub), tmp_path / "source"), tmp_path / "saved"
-    folder = ModelFolder.open(str(source))
+    folder = replace(ModelFolder.open(str(source)), trust_remote_code=trusted)
+    left, not_kept = (LEFT, NOT_KEPT) if trusted else (LEFT - {CODE}, NOT_KEPT | {CODE})
     for name in (*LEFT, *NOT_KEPT):
         (source / name).parent.mkdir(exist_ok=True)
         (source / name).write_text(f'{{"written": "{name}"}}')
@@ -177,9 +182,9 @@ def test_a_saved_folder_has_the_files_of_its_source_and_no_others(family, as_on_
         for path in (source, saved)
     )
     weights = {name for name in before if "safetensors" in name}
-    assert before.keys() - after.keys() == NOT_KEPT | weights | {"config.json"}
+    assert before.keys() - after.keys() == not_kept | weights | {"config.json"}
     # No file of the installed transformers' own layout either: transformers 4.51 stops at its processor_config.json.
-    assert after.items() <= before.items() and after.keys() >= LEFT
+    assert after.items() <= before.items() and after.keys() >= left
 
 
 @pytest.mark.parametrize("as_on_hub", [False, True], ids=["", "as on the hub"])
