@@ -24,12 +24,13 @@ _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACES = re.compile(rf"(?P<box>{_BOX.pattern})|\\.|(?P<open>\{{)|(?P<close>\}})", re.DOTALL)
 _AFTER_BOX = re.compile(r"(?:[\s.$*。]|\\[\])])*+")
 _NEIGHBOURS = re.compile(
-    r"(?:[^\S\x1f]|[{}$&*~,;，；、]|\\(?:text|mbox|mathrm|textrm|q?quad)\b|\\[()\[\],;:!\s\\]|\b(?:and|or)\b|以及|[和或及与]"
+    r"(?:\n[^\S\n]*(?:[-•]|\d{1,2}[.)])\s|[^\S\x1f]|[{}$&*~,;，；、]|\\(?:text|mbox|mathrm|textrm|q?quad)\b|\\[()\[\],;:!\s\\]|\b(?:and|or)\b|以及|[和或及与]"
     r"|(?<![\w\\])[a-z](?:_\{?\w{1,3}\}?)?\s*=)*+",
     re.IGNORECASE,
 )
 """Text between boxes that are one answer; thinking between them (``thinking.GAP``) is not."""
 _CUT = re.compile(rf"{_BOX.pattern}|<(?i:answer)>")
+_BLANK = re.compile(rf"{_BOX.pattern}\s*\}}|<(?i:answer)>\s*</(?i:answer)>")
 _TAG = re.compile(r"<(?P<close>/?)(?i:answer)>")
 _SAID = re.compile(
     r"(?:\b(?:answer|(?:correct|right|best|final)\s(?:option|choice|letter))\s{0,9}\*{0,2}\s{0,9}"
@@ -40,7 +41,7 @@ _SAID = re.compile(
 _SAID_END = re.compile(
     "\n|[。;\uff1b]|\\.(?=\\*{0,2}\\s|\\W*\\Z)|,?\\s(?:because|since)\\b|[,\uff0c]\\s*(?:so|which|where|as|因为)"
 )
-_WRAPPERS = [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**")]
+_WRAPPERS = [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`")]
 _COMMAND = re.compile(r"\\(?:boxed|fbox|text|mathrm|textbf|mathbf|textit|mathit|displaystyle)\s*\{([^{}]*)\}")
 GOLD_KEYS = ("answer", "value", "ground_truth", "text")
 """Keys under which a mapping has its reference."""
@@ -166,7 +167,8 @@ def said_answer(text: str) -> str | None:
 
 
 def before_cut(text: str) -> str:
-    """The part of a text without a complete box or answer tag that comes before one that is cut off."""
+    """The part of a text without a complete box or answer tag that comes before one that is cut off, no blank ones."""
+    text = _BLANK.sub(" ", text)
     cut = _CUT.search(text)
     return text[: cut.start()] if cut else text
 

@@ -1,4 +1,4 @@
-"""Times of day: ``9:30 a.m.``, ``9 pm``, ``21:30``."""
+"""Times of day and dates: ``9:30 a.m.``, ``9 pm``, ``21:30``; ``2020-05-12``, ``5/12/2020``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ import re
 from mmrl_rewards.quantities import upright_text
 
 _TIME = re.compile(r"(?P<hour>\d{1,2})(?::(?P<minute>\d\d))?\s*(?P<half>[ap]\.?\s?m\b\.?)?", re.IGNORECASE)
+_DATE = re.compile(r"(\d{4})([-/.])(\d\d?)\2(\d\d?)|(\d\d?)([-/.])(\d\d?)\6(\d{4})")
+
+
+def same_date(reference: str, answer: str) -> bool | None:
+    """True if two texts are the same date, written in the same order; None if neither is one in digits."""
+    one, other = (_date(text) for text in (reference, answer))
+    return one == other if one or other else None
+
+
+def _date(text: str) -> list[int] | None:
+    match = _DATE.fullmatch(upright_text(text).strip())
+    return match and [int(part) for part in match.groups() if part and part.isdigit()]
 
 
 def same_time(reference: str, answer: str) -> bool | None:

@@ -17,12 +17,13 @@ from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import is_box_at_end
 from mmrl_rewards.thinking import opened_by_prompt, reply_of
 
-_NO_TAG = r"(?:(?!</?(?:think|answer)>).)"
+_CONTENT = r"\s*+(?:(?!</?(?:think|answer)>).)++"
+"""Text without tags that is not blank."""
 FORMS = {
     "boxed": ".*",
-    "answer": rf"(?>.*?<answer>){_NO_TAG}++</answer>\s*+",
-    "think_then_answer": rf"\s*+<think>{_NO_TAG}++</think>\s*+<answer>{_NO_TAG}++</answer>\s*+",
-    "think_then_boxed": rf"\s*+<think>{_NO_TAG}++</think>(?!.*</?think>).*",
+    "answer": rf"(?>.*?<answer>){_CONTENT}</answer>\s*+",
+    "think_then_answer": rf"\s*+<think>{_CONTENT}</think>\s*+<answer>{_CONTENT}</answer>\s*+",
+    "think_then_boxed": rf"\s*+<think>{_CONTENT}</think>(?!.*</?think>).*",
 }
 """Forms by name, without backtracking (possessive and atomic groups)."""
 _BOX_AT_END = ("boxed", "think_then_boxed")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from mmrl_rewards.quantities import THOUSANDS, UPRIGHT, last_quantity, plain
+from mmrl_rewards.quantities import BEGINS, THOUSANDS, UPRIGHT, last_quantity, plain
 from mmrl_rewards.units import known_unit
 
 _TAIL = 2000
@@ -15,7 +15,7 @@ _TAIL = 2000
 _DELIMITER = re.compile(r"\\[\[\]()]|\\.|\$\$?", re.DOTALL)
 _CLOSING = {"$": "$", "$$": "$$", r"\(": r"\)", r"\[": r"\]"}
 _PROSE = re.compile(r"(?<![\\\w{])(?:[A-Za-z]{2,}[,.:;]*\s+){2,}[A-Za-z]{2,}|\n\s*\n")
-_NUMBER = re.compile(r"(?<![\w.])\d")
+_NUMBER = re.compile(rf"(?<!\.){BEGINS}\d")
 _NEIGHBOURS = re.compile(r"[\s,;]*(?:(?P<joins>and|or|和|或)\b)?[\s,;]*", re.IGNORECASE)
 _UNIT_BEHIND = re.compile(r"\s*(\\?%|[A-Za-z°][^.,;:!?\n$\\]{0,30})[\s.]*\Z")
 _BRACKETS = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -47,6 +47,10 @@ _SPELLINGS = (
         "",
     ),
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
+    (re.compile(r"\\frac\s*\\pi(?![A-Za-z])"), r"\\frac{\\pi}"),
+    (re.compile(r"\\mathbb\s*([A-Z])(?![A-Za-z])"), r"\\mathbb{\1}"),
+    (re.compile(r"\\lbrace(?![A-Za-z])\s*"), r"\\{"),
+    (re.compile(r"\\rbrace(?![A-Za-z])"), r"\\}"),
     (re.compile(r"\\(?:leqslant|leq|le)(?![A-Za-z])|<=|=<|≤|⩽"), r"\\le "),
     (re.compile(r"\\(?:geqslant|geq|ge)(?![A-Za-z])|>=|≥|⩾"), r"\\ge "),
     (re.compile(r"\\(?:neq|ne|not\s*=)(?![A-Za-z])|!=|≠"), r"\\ne "),
@@ -175,12 +179,15 @@ def unescaped(reference: str) -> str:
 
 
 _VALUES = re.compile(
-    r"\\(?:infty|pi|emptyset|alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|varphi|omega|sigma|rho|tau|ell|mathbb\s*\{\w\})"
+    r"\\(?:infty|pi|emptyset|alpha|beta|[gG]amma|[dD]elta|(?:var)?epsilon|zeta|eta|[tT]heta|kappa|[lL]ambda|mu|nu|[xX]i|rho"
+    r"|[sS]igma|tau|(?:var)?phi|Phi|chi|[pP]si|[oO]mega|ell|hbar|mathbb\s*\{\w\})"
 )
 _ARGUMENT = r"\s*(?:\{(?!\s*\})|\\[A-Za-z]+|[A-Za-z0-9])"
 _LACKS_ARGUMENT = re.compile(rf"\\(?:sqrt|frac|binom)(?![A-Za-z])\s*(?:\[[^\]]*\])?+(?!{_ARGUMENT})")
 _FRACTION = re.compile(r"\\(?:frac|binom)(?![A-Za-z])\s*")
-_DANGLING = re.compile(r"(?:[=<>*/^_]|\\(?:cdot|times|div|pm|le|ge|ne|in|cup|cap|approx|sim)|(?<=[\d)}\s])[-+])\s*\Z")
+_DANGLING = re.compile(
+    r"\A\s*[*/^_]|(?:[=<>*/^_]|\\(?:cdot|times|div|pm|le|ge|ne|in|cup|cap|approx|sim)|(?<=[\d)}\s])[-+])\s*\Z"
+)
 _OVER_ZERO = re.compile(r"\\frac\s*(?:\{[^{}]*\}|\d)\s*(?:\{\s*0+\s*\}|0)|\d\s*/\s*0+(?![\d.])")
 _LABEL = re.compile(r"[A-Za-z0-9]{1,3}[).:\]].*", re.DOTALL)
 
@@ -205,6 +212,8 @@ def _is_balanced(text: str) -> bool:
         depth += {"{": 1, "}": -1}.get(match[0], 0)
         if depth < 0:
             return False
+    if text.count(r"\{") != text.count(r"\}") and r"\\" not in text:  # one brace beside the lines of a system
+        return False
     opened, closed = sum(map(text.count, "([")), sum(map(text.count, ")]"))
     return not depth and (opened == closed or (closed > opened and bool(_LABEL.fullmatch(text))))
 

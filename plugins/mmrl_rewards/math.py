@@ -36,9 +36,19 @@ from mmrl.types import Rollout, Score
 from mmrl_rewards import structures, symbolic
 from mmrl_rewards.answers import bare, candidates, first_read, reply_text
 from mmrl_rewards.choice_matching import accepted_texts, chosen_text
-from mmrl_rewards.clock import same_time
+from mmrl_rewards.clock import same_date, same_time
 from mmrl_rewards.formulas import formulas, is_name, is_readable, last_value, unescaped, written
-from mmrl_rewards.quantities import Quantity, comparable, name_of, plain, quantity, spelled, stated, without_unit
+from mmrl_rewards.quantities import (
+    Quantity,
+    comparable,
+    name_of,
+    plain,
+    quantity,
+    spelled,
+    stated,
+    upright_text,
+    without_unit,
+)
 from mmrl_rewards.units import agree
 
 _PLAIN = re.compile(r"-?\d{1,60}(?:\.\d{1,60})?")
@@ -48,6 +58,9 @@ _WORDS = re.compile(r"[A-Za-z]{2,}(?:[ -][A-Za-z]+)*")
 _CALL = re.compile(r"(?<=[A-Za-z])\s*\([^()]*\)|_\s*(?:\w|\{[^{}]*\})")
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _BASE, _BRACES = re.compile(r"\d\s*_"), re.compile(r"\s*_\s*\{\s*(\w+)\s*\}")
+_FEET = re.compile(r"\d\s*(?:['′]|\^\s*\{?\s*\\prime\s*\}?)\s*\d")
+"""Feet and inches, or minutes and seconds, which math-verify would read as one number."""
+_PRIME = re.compile(r"['′]|\\prime(?![A-Za-z])")
 _MAX_SENTENCE = 300
 """Longer texts are not read as sentences."""
 _SIX = Fraction(1, 10**6)
@@ -78,10 +91,15 @@ class Math(Reward):
         )
 
     def answer_of(self, rollout: Rollout) -> str | None:
-        """The answer: one text for numbers of the same value; other answers are their own text."""
+        """The answer: one text for numbers of the same value and, if references have one, name; else its own text."""
         answer = self._read(rollout)
         read = quantity(answer) if answer else None
-        return spelled(read) if read else answer and _SPACE.sub("", answer)
+        if not answer or not read:
+            return answer and _SPACE.sub("", answer)
+        name = name_of(answer)
+        others = {name_of(text) for reference in accepted_texts(rollout) if (text := _reference(reference))}
+        is_another = name and "" not in others and name not in others
+        return f"{name} = {spelled(read)}" if is_another else spelled(read)
 
     def _read(self, rollout: Rollout) -> str | None:
         """The answer; None if there is none, or it is too long."""
@@ -123,7 +141,7 @@ def _reference(text: str) -> str | None:
 @lru_cache(maxsize=4096)
 def equal(reference: str, answer: str, time_limit_s: float, rel_tol: float = 0.0) -> bool:
     """True if two bare answers have the same value. Main thread only: the time limit is a signal."""
-    if _SPACE.sub("", reference) == _SPACE.sub("", answer):
+    if _flat(reference) == _flat(answer):
         return True
     if _PLAIN.fullmatch(reference) and _PLAIN.fullmatch(answer):
         return Fraction(reference) == Fraction(answer)
@@ -133,14 +151,22 @@ def equal(reference: str, answer: str, time_limit_s: float, rel_tol: float = 0.0
     if wanted and got:
         names = {name for name in (name_of(reference), name_of(answer)) if name}
         return len(names) < 2 and _same(wanted, got, rel_tol)
-    if (is_same := same_time(reference, answer)) is not None:
-        return is_same
+    for same in (same_date, same_time):
+        if (is_same := same(reference, answer)) is not None:
+            return is_same
+    if _FEET.search(reference) or _FEET.search(answer):
+        return False
     symbolic.math_verify()  # is loaded outside of the time limit
     try:
         with symbolic.limit(time_limit_s):
             return structures.same(written(reference), written(answer), lambda a, b: _equal_values(a, b, rel_tol))
     except (symbolic.OutOfTime, RecursionError, MemoryError):
         return False
+
+
+def _flat(text: str) -> str:
+    """The text without blanks and upright commands."""
+    return _SPACE.sub("", " ".join(upright_text(text).split()) if "\\" in text else text)
 
 
 def _equal_values(reference: str, answer: str, rel_tol: float) -> bool:
@@ -158,6 +184,8 @@ def _equal_values(reference: str, answer: str, rel_tol: float) -> bool:
     if reference.count(":") != answer.count(":") and max(reference.count(":"), answer.count(":")) > 1:
         return False
     if bool(symbolic.PERCENT.search(reference)) != bool(symbolic.PERCENT.search(answer)):
+        return False
+    if len(_PRIME.findall(reference)) != len(_PRIME.findall(answer)):
         return False
     reference, answer = (symbolic.EXACTLY.sub(r"\1", text) for text in (reference, answer))
     if not symbolic.TRIGONOMETRY.search(reference + answer):

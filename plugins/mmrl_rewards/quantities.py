@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from mmrl_rewards.units import agree, known_unit, things
+from mmrl_rewards.units import WIDE, agree, known_unit, things
 
 _MAX_CHARACTERS = 100
 _MAX_DIGITS = 60
@@ -53,6 +53,9 @@ _LAYOUT = re.compile(
 )
 _DEGREE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree|\\circ|(?<=\d)º|˚")
 _LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
+_OHM, _MICRO = re.compile(r"\\Omega(?![A-Za-z])"), re.compile(rf"\\mu(?![A-Za-z])\s*({UPRIGHT}\{{\s*)?(?=m\b)")
+_FACTOR = rf"\{{\s*({UPRIGHT}\{{[^{{}}]*\}}(?:\s*\^\s*(?:\{{-?\d\}}|\d))?)\s*\}}"
+_RATIO = re.compile(rf"\\[dt]?frac\s*{_FACTOR}\s*{_FACTOR}")
 _NAME = re.compile(r"(?:m\s*)?(?:\\angle|\\triangle|[∠△])?\s*[A-Za-z](?:\w|_\{\w+\}){0,4}\s*(?:=|≈|\\approx)")
 _SEVERAL = re.compile(r",(?!\d{3}(?!\d))|;|\b(?:and|or)\b")
 _ROUNDED = re.compile(r"(?:≈|\\approx).*\Z", re.DOTALL)
@@ -61,9 +64,11 @@ _ENDS_IN_UNIT = re.compile(
     r"(.*(?:[\d)}\]π]|\\pi))\s*((?:°|[A-Za-z]{2,12}|(?<=\s)[a-z](?![a-z]))[^\\(){}=,;:+]*)(\^\{?[23]\}?)?"
 )
 _ENDS_IN_TEXT = re.compile(r"(.*(?:[\d)}\]π]|\\pi)\W*)" + _TEXT.pattern + r"\s*(\^\s*\{?\s*[23]\s*\}?)?", re.DOTALL)
-NUMBER = re.compile(r"(?<!\w)(?<!\d\.)-?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<!\.)\.\d+)(?:/\d+)?%?")
+BEGINS = r"(?:(?<!\w)|(?<=[\u4e00-\u9fff]))"
+"""Where a word or number begins, as a regular expression; Chinese has no spaces between them."""
+NUMBER = re.compile(BEGINS + r"(?<!\d\.)-?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<!\.)\.\d+)(?:/\d+)?%?")
 """A number in a text."""
-_BEHIND = re.compile(r"\s?(?:[A-Za-zµΩ°¢²³/^·%]+[23]?)(?: [A-Za-z]+){0,3}")
+_BEHIND = re.compile(rf"\s?(?:{WIDE}|[A-Za-zµΩ°¢²³/^·%]+[23]?)(?: [A-Za-z]+){{0,3}}")
 _ABOUT = re.compile(
     r"\A(?:approximately|approx\.?|about|around|roughly|大约|约|\\approx|\\sim|[≈~=])\s*", re.IGNORECASE
 )
@@ -77,6 +82,7 @@ _VALUE = re.compile(
     )(?![\d.,]*\d)""",
     re.VERBOSE,
 )
+_POWER_OF_TEN = re.compile(r"\A([-+]?)\s*10\s*\^")
 _SCALES = {
     "hundred": 2,
     "thousand": 3,
@@ -112,6 +118,7 @@ _OTHERWISE = re.compile(
     rf"|half|third|quarter|twice|double|triple|square|cube|power|{_WORD})\b",
     re.IGNORECASE,
 )
+_LABEL = re.compile(r"\s*(?:the\s+)?(?:final\s+)?answer\s*[:=]\s*(?=\S)", re.IGNORECASE)
 _ARTICLE = re.compile(r"(?:the|an?)\s+(?=[-+.\d])", re.IGNORECASE)
 _THINGS = re.compile(
     r"\b(?:[A-Za-z]{2,}s|people|children|men|women|mice|teeth|fish|sheep|deer)\b|[^\x00-\x7f]", re.IGNORECASE
@@ -145,6 +152,7 @@ def quantity(text: str) -> Quantity | None:
     """The one number that the text is, with its unit; None if it is anything else."""
     if len(text) > _MAX_CHARACTERS:
         return None
+    text = _unit_signs(text)
     is_upright = bool(_TEXT.search(text))
     is_money = text.count("$") == 1 and text.strip().lstrip("-").startswith("$")  # two are LaTeX's
     text = _DOLLARS.sub(" " if text.count("$") > 1 else " $ ", plain(text))
@@ -159,10 +167,10 @@ def quantity(text: str) -> Quantity | None:
     text = text.strip(" $\\")
     if spelled := _SPELLED.match(text):
         return _spelled(spelled, text[spelled.end() :])
-    match = _VALUE.match(text)
+    match = _VALUE.match(_POWER_OF_TEN.sub(r"\1 1*10^", text))
     if not match or (value := _value(match)) is None:
         return None
-    rest, decimals = text[match.end() :], match["decimals"]
+    rest, decimals = match.string[match.end() :], match["decimals"]
     if scale := _SCALE.match(rest):
         value *= 10 ** (_SCALES[scale["word"].casefold()] if scale["word"] else _LETTERS[scale["letter"]])
         rest, decimals = rest[scale.end() :], None
@@ -170,6 +178,13 @@ def quantity(text: str) -> Quantity | None:
     if unit is None:
         return None
     return Quantity(value, unit or known_unit(sign) or "", len(decimals) if decimals else None)
+
+
+def _unit_signs(text: str) -> str:
+    """The text with the signs of ohm and micro as letters, and fractions of upright units in one line."""
+    if "\\" not in text:
+        return text
+    return _RATIO.sub(r" \1/\2", _MICRO.sub(lambda match: f"{match[1] or ''}µ", _OHM.sub("Ω", text)))
 
 
 def upright_text(text: str) -> str:
@@ -213,7 +228,7 @@ def name_of(text: str) -> str:
 
 def without_unit(text: str) -> tuple[str, str]:
     """A value that need not be a number, such as ``100\\pi cm^2``, and its unit; "" where it has none."""
-    text = _DEGREE.sub("°", text).strip()
+    text = _DEGREE.sub("°", _unit_signs(text)).strip()
     if (match := _ENDS_IN_TEXT.fullmatch(text)) and (unit := _unit(f" {match[2]}{match[3] or ''}", False, True)):
         return match[1].strip(), unit
     match = _ENDS_IN_UNIT.fullmatch(_TEXT.sub(r" \1", text))
@@ -313,7 +328,8 @@ def _unit(text: str, is_one: bool, is_upright: bool = False) -> str | None:
 
 def stated(text: str) -> str:
     """The value that a sentence states: ``5 cm`` of ``The length is 5 cm.``; the text itself if it is no sentence."""
-    text = _ARTICLE.sub("", plain(text).strip(), count=1) if len(text) <= 4 * _MAX_CHARACTERS else ""
+    text = _LABEL.sub("", plain(text), count=1) if len(text) <= 4 * _MAX_CHARACTERS else ""
+    text = _ARTICLE.sub("", text.strip(), count=1)
     match = _SAYS.fullmatch(text)
     return text if not match or _OTHERWISE.search(match["subject"]) else _ARTICLE.sub("", match["said"], count=1)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from mmrl_rewards.formulas import NAME
+from mmrl_rewards.names import agree, name_of, plain_name, without_subscript
 
 T = TypeVar("T")
 Equal = Callable[[str, str], bool]
@@ -33,20 +34,12 @@ _RELATIONS = {r"\le": r"\ge", r"\ge": r"\le", "<": ">", ">": "<", r"\ne": r"\ne"
 """Relations, and each as it is read from the right."""
 _CHAIN = re.compile(r"\\(?:approx|simeq)(?![A-Za-z])|≈")
 _MATRIX = re.compile(r"\\begin\s*\{([pbB]?matrix|array)\}(?:\s*\{[lcr| ]*\})?(.*?)\\end\s*\{\1\}", re.DOTALL)
-_MANY = (
-    NAME.pattern,
-    rf"\(\s*(?:{NAME.pattern})(?:\s*,\s*(?:{NAME.pattern}))+\s*\)",
-    rf"(?:{NAME.pattern})(?:\s*:\s*(?:{NAME.pattern}))+",
-    rf"(?:{NAME.pattern})\s*/\s*(?:{NAME.pattern})",
-    rf"\\frac\s*\{{\s*(?:{NAME.pattern})\s*\}}\s*\{{\s*(?:{NAME.pattern})\s*\}}",
+_MEMBER = re.compile(rf"(?:{NAME.pattern})\s*\\in\s*(\\\{{.*\\\}})", re.VERBOSE | re.DOTALL)
+_ALL_WITH = re.compile(
+    rf"\\\{{\s*(?:{NAME.pattern})\s*(?:\\in\s*\\mathbb\{{R\}}\s*)?(?:\\mid(?![A-Za-z])|[|:])(.*)\\\}}",
+    re.VERBOSE | re.DOTALL,
 )
-_NAMES = re.compile("|".join(f"(?:{pattern})" for pattern in _MANY), re.VERBOSE)
-_FUNCTIONS = re.compile(r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|and|or|pi|sqrt|oo|infinity")
-_UNNAMED = re.compile(
-    r"m\s*(?=\\angle|∠)|\\(?:angle|triangle|text|mathrm|mathbf|overline|vec|bar|hat)(?![A-Za-z])|[\s{}∠△]"
-)
-_ARGUMENT = re.compile(r"\([a-z]\)\Z")
-_SUBSCRIPT = re.compile(r"_.*|\d+\Z")
+"""A set by its rule: ``\\{x \\mid x > 2\\}``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +91,9 @@ def same(reference: str, answer: str, equal: Equal) -> bool:
 
 def parts(text: str) -> list[Part]:
     """The parts of a list, each with its name, or with the one that the part before it has."""
-    text = _without_braces(text.strip())
+    text = text.strip()
+    member = _MEMBER.fullmatch(text)
+    text = _without_braces(member[1] if member else text)
     groups = split(text, ";")
     if len(groups) > 1 and any(len(split(group, ",")) > 1 for group in groups):
         items = [f"({group})" if len(split(group, ",")) > 1 and not bracketed(group) else group for group in groups]
@@ -119,11 +114,11 @@ def named(text: str) -> Part:
     found = _CHAIN.search(text)
     if found and found.start():
         sides = split(text[: found.start()], "=")
-        if len(sides) == 1 and (name := _name(sides[0])):
+        if len(sides) == 1 and (name := name_of(sides[0])):
             return Part(name, text[found.end() :].strip(), text)
         text = text[: found.start()].strip()
     sides = split(text, "=")
-    name = _name(sides[0]) if len(sides) > 1 and sides[-1] else ""
+    name = name_of(sides[0]) if len(sides) > 1 and sides[-1] else ""
     return Part(name, sides[-1] if name else text, text)
 
 
@@ -156,9 +151,10 @@ def region(text: str) -> Region | None:
     if not any(mark in text for mark in ("<", ">", r"\le", r"\ge", r"\ne", r"\in", r"\cup", "[", "(")):
         return None
     name, pieces = "", list[Bracketed]()
-    for part in _alternatives(text):
-        found = _relation(part) or (None if "=" in part else _interval(part))
-        if found is None or (pieces and not _names_agree(name, found.name)):
+    rule = _ALL_WITH.fullmatch(text.strip())
+    for part in _alternatives(rule[1] if rule else text):
+        found = _relation(part) or _between(part) or (None if "=" in part else _interval(part))
+        if found is None or (pieces and not agree(name, found.name)):
             return None
         name = name or found.name
         pieces.extend(found.pieces)
@@ -173,12 +169,12 @@ def matrix(text: str) -> list[list[str]] | None:
     found = _MATRIX.fullmatch(text)
     if not found or r"\begin" in found[2]:
         return None
-    rows = [row.strip() for row in re.split(r"\\\\", found[2])]
+    rows = [row.strip() for row in re.split(r"\\\\(?:\[[\d.]+\s?[a-z]{2}\])?", found[2])]
     return [[cell.strip() for cell in row.split("&")] for row in rows if row]
 
 
 def _same_part(wanted: Part, got: Part, equal: Equal) -> bool:
-    if wanted.name and got.name and not _names_agree(wanted.name, got.name):
+    if wanted.name and got.name and not agree(wanted.name, got.name):
         return False
     rows, cells = matrix(wanted.value), matrix(got.value)
     if rows and cells:
@@ -198,7 +194,7 @@ def _same_part(wanted: Part, got: Part, equal: Equal) -> bool:
 
 
 def _same_region(wanted: Region, got: Region, equal: Equal) -> bool:
-    if not _names_agree(wanted.name, got.name):
+    if not agree(wanted.name, got.name):
         return False
     if _match(wanted.pieces, got.pieces, lambda a, b: _same_bracketed(a, b, equal)):
         return True
@@ -216,6 +212,8 @@ def _same_cells(rows: list[list[str]], cells: list[list[str]], equal: Equal) -> 
 def _same_bracketed(wanted: Bracketed, got: Bracketed, equal: Equal) -> bool:
     if (wanted.opening, wanted.closing) != (got.opening, got.closing) or len(wanted.parts) != len(got.parts):
         return False
+    if wanted.opening == r"\{":
+        return _match(wanted.parts, got.parts, lambda a, b: same(a, b, equal))
     return all(same(a, b, equal) for a, b in zip(wanted.parts, got.parts, strict=True))
 
 
@@ -240,7 +238,7 @@ def _alongside(some: list[Part], others: list[Part]) -> list[Part]:
         return some
     made = [named(part) for part in inner.parts]
     if names and len(names.parts) == len(made):
-        return [Part(_plain_name(name), part.value, part.text) for name, part in zip(names.parts, made, strict=True)]
+        return [Part(plain_name(name), part.value, part.text) for name, part in zip(names.parts, made, strict=True)]
     return [Part(part.name or f"#{place}", part.value, part.text) for place, part in enumerate(made)]
 
 
@@ -255,28 +253,7 @@ def _is_ordered(wanted: list[Part], got: list[Part]) -> bool:
         return True
     if (names[0] == {""}) == (names[1] == {""}):
         return False
-    return len({_SUBSCRIPT.sub("", name) for name in names[0] | names[1] if name}) > 1
-
-
-def _names_agree(one: str, other: str) -> bool:
-    """True if either is none, or they are the same, or the one is the other's with a subscript: ``x`` and ``x_1``."""
-    if not one or not other or one == other or "#" in one + other:
-        return True
-    return one == _SUBSCRIPT.sub("", other) or other == _SUBSCRIPT.sub("", one)
-
-
-def _name(text: str) -> str:
-    """The name that a text is; "" if it is none."""
-    text = text.strip()
-    if not _NAMES.fullmatch(text) or _FUNCTIONS.fullmatch(text.lstrip("\\")):
-        return ""
-    return _plain_name(text)
-
-
-def _plain_name(text: str) -> str:
-    """A name in one spelling; an angle, a side or a triangle may be named from either end, ``f(x)`` is ``f(n)``."""
-    text = _ARGUMENT.sub("", _UNNAMED.sub("", text))
-    return "".join(sorted(text)) if re.fullmatch(r"\|?[A-Z]{2,}\|?", text) else text
+    return len({without_subscript(name) for name in names[0] | names[1] if name}) > 1
 
 
 def _outside(text: str) -> Iterator[re.Match[str]]:
@@ -367,7 +344,7 @@ def _relation(text: str) -> Region | None:
             signs.append(match[0])
             begin = match.end()
     sides.append(text[begin:].strip())
-    if len(sides) == 3 and (name := _name(sides[1])) and "|" not in name:
+    if len(sides) == 3 and (name := name_of(sides[1])) and "|" not in name:
         low, high = (sides[0], sides[2]) if signs[0] in ("<", r"\le") else (sides[2], sides[0])
         first, second = signs if signs[0] in ("<", r"\le") else (signs[1], signs[0])
         if {first, second} <= {"<", r"\le"} or {first, second} <= {">", r"\ge"}:
@@ -376,15 +353,31 @@ def _relation(text: str) -> Region | None:
     if len(sides) != 2:
         return None
     sign, (left, right) = signs[0], sides
-    if not _name(left) and sign != r"\in":
+    if not name_of(left) and sign != r"\in":
         sign, left, right = _RELATIONS[sign], right, left
-    name = _name(left)
-    if not name or "|" in name or not right or _name(right):
+    name = name_of(left)
+    if not name or "|" in name or not right or name_of(right):
         return None
     if sign == r"\in":
         found = _interval(right)
         return found and Region(name, found.pieces)
     return Region(name, _pieces(sign, right)) if sign != "=" else None
+
+
+def _between(text: str) -> Region | None:
+    """The interval of two inequalities in one name with ``and`` between them, one from below and one from above."""
+    marks = [match for match in _outside(text) if match["mark"] in ("and", "且")]
+    if len(marks) != 1:
+        return None
+    one, other = _relation(text[: marks[0].start()].strip()), _relation(text[marks[0].end() :].strip())
+    if not one or not other or one.name != other.name or len(one.pieces) + len(other.pieces) > 2:
+        return None
+    above, below = (one.pieces[0], other.pieces[0])
+    if above.parts[-1] != r"\infty":
+        above, below = below, above
+    if above.parts[-1] != r"\infty" or below.parts[0] != r"-\infty":
+        return None
+    return Region(one.name, (Bracketed(above.opening, below.closing, (above.parts[0], below.parts[-1])),))
 
 
 def _pieces(sign: str, bound: str) -> tuple[Bracketed, ...]:

@@ -22,6 +22,9 @@ _SYMBOLS = {"π": r"\pi ", "∞": r"\infty ", "×": r"\times ", "·": r"\cdot ",
             "°": r"^\circ ", "∪": r"\cup ", "±": r"\pm ", "∠": r"\angle ", "△": r"\triangle ", "θ": r"\theta ",
             "α": r"\alpha ", "β": r"\beta "}  # fmt: skip
 EXACTLY = re.compile(r"^\s*\\approx|((?:\d|\\pi)\s*\}*)\s*(?:\\approx|≈).*$", re.DOTALL)
+_IMAGINARY = re.compile(r"\\(?:mathrm|text)\s*\{\s*i\s*\}|(?<![A-Za-z\\])([a-oq-z]?)i(?![A-Za-z])")
+_NOT_IMAGINARY = re.compile(r"i\s*\}?\s*[\^_=]|_\s*\{?\s*i|\\(?:sum|prod|int)(?![A-Za-z])|(?<!\\)I")
+"""An ``i`` that may be an index or a variable, and a power of it, which math-verify misreads."""
 _PLAIN_ROOT = re.compile(r"\\sqrt\s+(\d+)")
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _ALLOWED = """
@@ -73,6 +76,8 @@ def _latex(answer: str) -> str:
 def same_value(reference: str, answer: str, rel_tol: float) -> bool:
     """True if math-verify finds two values equal, or they are as close as ``rel_tol`` allows; see ``limit``."""
     parse, verify = math_verify()
+    if not _NOT_IMAGINARY.search(f"{reference} {answer}"):
+        reference, answer = (_IMAGINARY.sub(r"\1 I", text) for text in (reference, answer))
     left, right = parse(_latex(reference)), parse(_latex(answer))
     if verify(left, right, timeout_seconds=None):
         return True

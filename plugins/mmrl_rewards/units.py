@@ -103,10 +103,11 @@ _MEANINGS = {
 _COMPOUND = {"mph": "mile/hour", "kph": "km/h", "kmh": "km/h", "kmph": "km/h", "mps": "m/s", "fps": "ft/s"}
 _COUNTED = frozenset({"day", "week", "month", "year", "decade", "century", "cup", "cent", "byte", "bit", "px"})
 _GENERIC = frozenset({"unit", "units", "个", "单位"})
-_WIDE = "|".join(sorted((name for name in _UNITS if not name[0].isascii()), key=len, reverse=True))
+WIDE = "|".join(sorted((name for name in _UNITS if not name[0].isascii()), key=len, reverse=True))
+"""Names of units that are no ASCII, as a regular expression."""
 _PARTS = re.compile(
     rf"""(?P<degrees>(?:°|\bdeg(?:ree)?s?\.?)\s*(?P<scale>[CF]\b|(?i:celsius|centigrade|fahrenheit)\b))
-      | (?P<name>per\s+cent\b|light[-\s]years?\b|{_WIDE})
+      | (?P<name>per\s+cent\b|light[-\s]years?\b|{WIDE})
       | (?P<per>/|每|\bper\b|\b(?:an?|each|every)\b)
       | \b(?P<square>(?i:square\b|sq\b\.?))|\b(?P<cubic>(?i:cubic|cu\b\.?))|(?P<wide>平方|立方)
       | (?:\^\s*\{{?\s*|\*\*\s*)(?P<power>-?\d)\s*\}}?|\b(?P<squared>squared|cubed)\b|(?<=[A-Za-z])(?P<glued>[23])(?!\d)

@@ -889,6 +889,14 @@ UNITS = [
         ("5 kg", ("5", "5 kilograms", "5 kilos"), ("5 tons", "5 g", "5 pounds", "5 lb", "5 oz")),
         (r"20^\circ\text{C}", ("20", "20°C", "20 degrees Celsius", "20 degrees"), ("20°F", "20 K", "20%", "20 cm")),
         ("5 pounds", ("5", "5 lbs", "£5", "5 pound"), ("5 kg", "$5", "5 ounces")),
+        (r"5\ \Omega", ("5", r"5\,\Omega", "5 ohms", "5 Ω"), (r"5\text{ V}", r"6\ \Omega")),
+        (r"5\ \mu\text{m}", ("5", r"5\,\mu m", "5 µm", "5 microns"), ("5 mm", r"5\text{ m}", r"6\ \mu\text{m}")),
+        (
+            r"5\ \frac{\text{m}}{\text{s}^2}",
+            ("5", "5 m/s^2", r"5\tfrac{\mathrm{m}}{\mathrm{s}^{2}}"),
+            ("5 m/s", r"5\ \frac{\text{m}}{\text{s}}", r"5\ \frac{\text{km}}{\text{h}^2}"),
+        ),
+        ("10^{5}", ("100000", "10^5", "1e5", r"1 \times 10^{5}"), ("105", "10^{-5}", "10^4", "10")),
         (r"5\text{ N}", ("5", r"5\text{ N}", "5 newtons"), (r"5\text{ J}", "5 kg", r"5\text{ N m}")),
         (
             "5 red apples",
@@ -1008,8 +1016,17 @@ FORMULAS = [
         ),
         ("5 days", ["It takes 5 days.", "$5$ days", "5"], ["It takes 5 weeks.", "$5$ weeks", "6 days"]),
         ("odd", [r"$\text{odd}$", "$odd$"], [r"$\text{even}$", "$od$"]),
+        ("5 cm", ["AB的长是5厘米。", "长为5cm", "得$5$厘米"], ["长是5米。", "长为5毫米", "长为15厘米", "得6"]),
     )
-]
+] + [
+    Question("formulas", "numeric", "5 cm", ["AB的长为5厘米。", "得5cm"], ["长为5米。", "长5毫米", "长15厘米"]),
+    Question("formulas", "count", "3", ["图中有3个苹果。", "一共有３个"], ["图中有13个", "有3.5个"]),
+    *(
+        Question("formulas", reward, "7", tagged("Answer: 7", "The final answer: 7", "The answer is 7"),
+                 tagged("Answer: 8", "Answer: 7 or 8", "Wrong answer: 7", "Answer: not 7"))
+        for reward in ("math", "numeric", "count")
+    ),
+]  # fmt: skip
 
 PARTS = [
     Question("parts", "math", reference, boxed(*right), boxed(*wrong))
@@ -1116,6 +1133,50 @@ LATEX = [
         (r"\{1, 2\}", (r"\left\{1, 2\right\}", r"\left\{ 2 , 1 \right\}"), (r"\left\{1, 3\right\}", r"\{1\}")),
         ("125 miles", (r"125\textnormal{ miles}", r"125\mbox{ mi}"), (r"125\textnormal{ km}",)),
         (r"\\frac{1}{2}", (r"\frac{1}{2}", "0.5"), ("2", r"\frac{2}{1}")),
+        ("May 5", (r"\text{May } 5", r"\text{May}\ 5"), (r"\text{May } 6", r"\text{June } 5", "5")),
+        (r"2 \text{ hours } 30 \text{ minutes}", ("2 hours 30 minutes",), ("2 hours 20 minutes", "32", "2 hours")),
+        ("2020-05-12", ("2020-5-12", r"\text{2020-05-12}"), ("2020-12-05", "2003", "2020-05-13")),
+        ("2003", ("2003",), ("2020-05-12", "2020-12-05")),
+        ("12/05/2020", ("12/5/2020",), ("24/10/2020", "05/12/2020")),
+        ("5'6\"", ("5'6\"",), ("56", "6'5\"", "66")),
+        ("f'(2)", ("f'(2)",), ("f(2)", "f''(2)")),
+        (
+            "2 + 3i",
+            ("3i + 2", r"2 + 3\cdot i", "3 i + 2", r"2+3\mathrm{i}", r"2 + i\cdot 3", r"2 + \sqrt{-9}"),
+            ("2 - 3i", "3 + 2i", "5", "5i", "2 + 3", "2 + 3j", "2 + 3i^2", "3i"),
+        ),
+        ("i", ("1i", r"\sqrt{-1}"), ("-i", "1", "i^2", "j")),
+        ("-1", ("-1",), ("i", "i^3")),
+        (r"\frac{\pi}{2}", (r"\frac\pi2", r"\frac\pi{2}"), (r"\frac2\pi", r"\frac\pi4")),
+        (r"\mathbb{R}", (r"\mathbb R", r"(-\infty, \infty)"), (r"\mathbb Z", "0")),
+        (r"\Delta", (r"\Delta",), (r"\Gamma", "1")),
+        (
+            r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",
+            (r"\begin{bmatrix} 1 & 2 \\[4pt] 3 & 4 \end{bmatrix}",),
+            (r"\begin{pmatrix} 1 & 2 \\[4pt] 4 & 3 \end{pmatrix}",),
+        ),
+        (
+            "0 < x < 4",
+            (
+                r"x > 0 \text{ and } x < 4",
+                "0 < x and 4 > x",
+                r"\{x \mid 0 < x < 4\}",
+                r"\{x \in \mathbb R : 0 < x < 4\}",
+            ),
+            (
+                r"x > 0 \text{ or } x < 4",
+                r"x > 4 \text{ and } x < 0",
+                r"x > 0 \text{ and } y < 4",
+                r"\{x | 0 < x < 5\}",
+            ),
+        ),
+        (r"x < 0 \text{ or } x > 4", (r"x > 4 \text{ or } x < 0",), (r"x < 0 \text{ and } x > 4", "0 < x < 4")),
+        (
+            "1, 2",
+            (r"x \in \{2, 1\}", r"\lbrace 1, 2 \rbrace", r"\{2, 1\}"),
+            (r"x \in \{1, 3\}", r"x \in [1, 2]", r"x \in \{1\}", r"\lbrace 1 \rbrace"),
+        ),
+        (r"x \in \{1, 2\}", (r"x \in \{2, 1\}", "1, 2"), (r"x \in \{1, 3\}", "1", r"x \in [1, 2]")),
         (r"90^\circ", (r"90^{\circ}", r"90\degree", "90°", "90"), (r"90^{90}", r"9^\circ")),
         ("5", ("5",), ("5 - m", "5 + cm", "x = 5, y = 6", r"x = 6 \text{ and } y = 5", "5 = 6", r"5 \text{ or } 6")),
     )

@@ -82,7 +82,7 @@ def test_there_are_enough_labelled_answers_of_each_style():
     assert min(count[style] for style in ("geometry3k", "clevr", "geoqa", "mathvista", "chartqa")) >= 40
 
 
-@pytest.mark.parametrize("name", sorted({question.reward for question in LABELLED} - {"math"}))  # x = 5 is y = 5 there
+@pytest.mark.parametrize("name", sorted({question.reward for question in LABELLED}))
 def test_the_same_answer_has_the_same_score_and_no_answer_has_none(name):
     for question in (question for question in LABELLED if question.reward == name):
         reward = made(name, **question.options)
@@ -108,6 +108,9 @@ def test_the_same_answer_has_the_same_score_and_no_answer_has_none(name):
         (r"<answer>\boxed{3}; \boxed{5}</answer>", "3, 5"),
         ("\\boxed{5}\n\n\\boxed{5}", "5"),
         (r"\boxed{3}, \boxed{}", "3"),
+        ("- \\boxed{3}\n- \\boxed{5}", "3, 5"),
+        ("1. $\\boxed{3}$\n2. $\\boxed{5}$", "3, 5"),
+        (r"\boxed{3} - \boxed{5}", "5"),
         (r"\boxed{4}. So \boxed{5}", "5"),
         (r"\boxed{4}, so \boxed{5}", "5"),
         (r"\boxed{4} = \boxed{5}", "5"),
@@ -117,6 +120,14 @@ def test_the_same_answer_has_the_same_score_and_no_answer_has_none(name):
 )
 def test_boxes_that_follow_each_other_are_one_answer(text, answer):
     assert final_answer(text) == answer
+
+
+@pytest.mark.parametrize("blank", [r"\boxed{}", r"\boxed{ }", "<answer></answer>", "<answer>\n</answer>"])
+def test_a_blank_mark_hides_nothing(blank):
+    text = f"It belongs in {blank}. The answer is"
+    for name in ("math", "numeric", "count", "exact"):
+        assert scores(made(name), [f"{text} 12.", f"{text} 13.", f"12 {blank} \\boxed{{13"], "12") == [1, 0, 1]
+    assert scores(made("choice"), [f"{text} B", f"{text} A"], "B") == [1, 0]
 
 
 def test_several_boxes_are_no_choice_and_no_number_but_a_list():
@@ -174,6 +185,20 @@ def test_spellings_of_unicode_are_one(one, other):
         for reference, answer in ((one, other), (other, one)):
             assert scores(made(name), [answer, f"\\boxed{{{answer}}}"], reference) == [1, 1], name
     assert scores(made("choice"), [f"\\boxed{{{other}}}", "\\boxed{Ｂ}"], "B", ["tea", one]) == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["exact", "relaxed", "anls", "choice"])
+def test_backticks_around_an_answer_are_no_part_of_it(name):
+    reference = "B" if name == "choice" else "cat"
+    texts = [f"`{reference}`", f"The answer is `{reference}`.", f"**`{reference}`**", "`a` or `b`"]
+    assert [score == 1 for score in scores(made(name), texts, reference)] == [True, True, True, False]
+
+
+def test_a_name_is_a_part_of_the_answer_where_the_reference_has_another():
+    reward = made("math")
+    answers = [reward.answer_of(each) for each in group([r"\boxed{x = 5}", r"\boxed{y = 5}", "5"], "x = 5").rollouts]
+    assert answers == ["5", "y = 5", "5"]
+    assert [reward.answer_of(each) for each in group([r"\boxed{x = 5}", r"\boxed{y = 5}"], "5").rollouts] == ["5", "5"]
 
 
 def test_numbers_are_read_in_one_spelling():
@@ -322,6 +347,10 @@ def test_a_reference_that_is_none_of_the_kind_is_unscorable(name, reference):
         "nan",
         r"\frac{1}{2",
         "\\",
+        r"\{1, 2",
+        r"\left\{1, 2",
+        "/2",
+        "^2",
     ],
 )
 def test_a_reference_that_math_cannot_read_is_unscorable_for_every_answer(reference):
