@@ -35,12 +35,14 @@ _TAG = re.compile(r"<(?P<close>/?)(?i:answer)>")
 _SAID = re.compile(
     r"(?:\b(?:answer|(?:correct|right|best|final)\s(?:option|choice|letter))\s{0,9}\*{0,2}\s{0,9}"
     r"(?:is|:|=|would be|should be)(?:\s{0,9}:)?"
-    "|(?:答案|结果)\\*{0,2}\\s{0,9}(?:是|为|选|[:\uff1a])+|(?:故选|应选|选择)[:\uff1a]?)\\*{0,2}",
+    "|(?:答案|结果)\\*{0,2}\\s{0,9}(?:(?=不是|不为|不可能)|(?:是|为|选|[:\uff1a])+)|(?:故选|应选|选择)[:\uff1a]?)\\*{0,2}",
     re.IGNORECASE,
 )
 _SAID_END = re.compile(
     "\n|[。;\uff1b]|\\.(?=\\*{0,2}\\s|\\W*\\Z)|,?\\s(?:because|since)\\b|[,\uff0c]\\s*(?:so|which|where|as|因为)"
 )
+_BLOCK = re.compile(r"\$\$.*?\$\$|\\\[.*?\\\]", re.DOTALL)
+"""A formula on lines of its own, which may have several."""
 _WRAPPERS = [("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**"), ("`", "`")]
 _COMMAND = re.compile(r"\\(?:boxed|fbox|text|mathrm|textbf|mathbf|textit|mathit|displaystyle)\s*\{([^{}]*)\}")
 GOLD_KEYS = ("answer", "value", "ground_truth", "text")
@@ -162,7 +164,8 @@ def said_answer(text: str) -> str | None:
     if not starts:
         return None
     said = text[starts[-1] :].lstrip()
-    end = _SAID_END.search(said)
+    block = _BLOCK.match(said)
+    end = _SAID_END.search(said, block.end() if block else 0)
     return said[: end.start()].strip() if end else said.strip()
 
 

@@ -13,7 +13,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _WORD = r"(?:the\s+)?(?:option|choice|answer|letter|选项|选|答案)\s*(?:is|是|为)?[\s:]*"
 _OPENING, _CLOSING = r"\\?[(\[{<]\s*", r"\s*\\?[)\]}>]"
 _LETTER = re.compile(
-    rf"(?:{_WORD})?(?:{_OPENING}(?P<closed>[A-Za-z]){_CLOSING}|(?P<open>[A-Za-z])(?=\s*[.):,、]|\s*$))"
+    rf"(?:{_WORD})?(?:{_OPENING}(?P<closed>[A-Za-z]){_CLOSING}|(?P<open>[A-Za-z](?=\s*[.):,、]|\s*$)|(?-i:[A-Z])(?=\s*\()))"
     r"[\s.):,、]*(?P<rest>.*)",
     re.IGNORECASE | re.DOTALL,
 )
@@ -33,6 +33,11 @@ _DENIED = re.compile(
     re.IGNORECASE,
 )
 _COMMAND = re.compile(r"\\(?:text|mathrm|textbf|mathbf|textit)\s*\{([^{}]*)\}")
+_VERDICT = re.compile(
+    rf"\s*(?=(?:is|was|are|can|could|must|seems?|looks|does)(?:n't|not)?\b).*(?:{_DENIED.pattern})",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What a text says against the letter that it begins with."""
 _MAX_CHARACTERS = 2000
 """Longer answers name no choice."""
 _TAIL = 200
@@ -75,7 +80,8 @@ class Choices:
             return index
         said = self._by_text(match["rest"])
         if said is None:
-            return None if self._names_another(index, match["rest"], answer) else index
+            is_denied = _VERDICT.match(match["rest"])
+            return None if is_denied or self._names_another(index, match["rest"], answer) else index
         return index if said == index else None
 
     def contradicts_itself(self, answer: str) -> bool:

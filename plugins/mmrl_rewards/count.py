@@ -15,12 +15,12 @@ from mmrl.interfaces import PluginConfig, Reward
 from mmrl.types import Rollout, Score
 from mmrl_rewards.answers import candidates, first_read, reply_text
 from mmrl_rewards.choice_matching import accepted_texts, chosen_text
-from mmrl_rewards.quantities import BEGINS, NUMBER_WORDS, Quantity, comparable, spelled, stated, the_number
+from mmrl_rewards.quantities import BEGINS, NUMBER_WORDS, UNSPACED, Quantity, comparable, spelled, stated, the_number
 from mmrl_rewards.units import is_measure
 
 _ZERO = frozenset({"no", "none", "nothing"})
 _NUMBER = re.compile(
-    rf"{BEGINS}(?<!\.)-?(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?![^\W\u4e00-\u9fff])|{NUMBER_WORDS}", re.IGNORECASE
+    rf"{BEGINS}(?<!\.)-?(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?![^\W{UNSPACED}])|{NUMBER_WORDS}", re.IGNORECASE
 )
 _NOBODY = re.compile(r"\b(?:no|any|some|every|each|this|that|which|another)[\s-]+one\b", re.IGNORECASE)
 _MAX_CHARACTERS = 1000

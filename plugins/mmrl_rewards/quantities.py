@@ -64,8 +64,10 @@ _ENDS_IN_UNIT = re.compile(
     r"(.*(?:[\d)}\]π]|\\pi))\s*((?:°|[A-Za-z]{2,12}|(?<=\s)[a-z](?![a-z]))[^\\(){}=,;:+]*)(\^\{?[23]\}?)?"
 )
 _ENDS_IN_TEXT = re.compile(r"(.*(?:[\d)}\]π]|\\pi)\W*)" + _TEXT.pattern + r"\s*(\^\s*\{?\s*[23]\s*\}?)?", re.DOTALL)
-BEGINS = r"(?:(?<!\w)|(?<=[\u4e00-\u9fff]))"
-"""Where a word or number begins, as a regular expression; Chinese has no spaces between them."""
+UNSPACED = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"
+"""Letters of Chinese, Japanese and Korean, which have no spaces beside numbers, as a part of a regular expression."""
+BEGINS = rf"(?:(?<!\w)|(?<=[{UNSPACED}]))"
+"""Where a number begins, as a regular expression."""
 NUMBER = re.compile(BEGINS + r"(?<!\d\.)-?(?:\d+(?:,\d{3})*(?:\.\d+)?|(?<!\.)\.\d+)(?:/\d+)?%?")
 """A number in a text."""
 _BEHIND = re.compile(rf"\s?(?:{WIDE}|[A-Za-zµΩ°¢²³/^·%]+[23]?)(?: [A-Za-z]+){{0,3}}")

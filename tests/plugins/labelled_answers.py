@@ -843,6 +843,15 @@ CHOSEN = [
         ["The answer is **A. triangle**", *boxed("B. a triangle", "B. triangle")],
         choices=("triangle", "square", "circle", "line"),
     ),
+    *(
+        Question("chosen", "choice", "B",
+                 ["The answer is B (square).", "答案是B（正方形）", "(B) is right", r"\boxed{B (square)}",
+                  "B. not round"],
+                 ["(B) is not right", "(B) cannot be right", "(B) is wrong", "(B) isn't it", "(B) can't be",
+                  "A (square)", "B (or C)"],
+                 choices=choices)
+        for choices in ((), ("triangle", "square", "circle"))
+    ),
     Question("chosen", "choice", "C", ["C. 60", "(C)"], ["neither (B) nor (C)", "C, D", "C) or D", "C. A"]),
     Question(
         "chosen", "choice", "A", boxed("A. ball", "A. the ball"), boxed("A. red ball"), choices=("ball", "red ball")
@@ -1020,7 +1029,12 @@ FORMULAS = [
     )
 ] + [
     Question("formulas", "numeric", "5 cm", ["AB的长为5厘米。", "得5cm"], ["长为5米。", "长5毫米", "长15厘米"]),
-    Question("formulas", "count", "3", ["图中有3个苹果。", "一共有３个"], ["图中有13个", "有3.5个"]),
+    Question("formulas", "count", "3", ["图中有3个苹果。", "一共有３个", "りんごは3つです"], 
+             ["图中有13个", "有3.5个", "13つ"]),
+    Question("formulas", "math", "5",
+             ["The answer is:\n\n$$\n5\n$$\n\nDone, 7.", "Answer:\n\\[\nx = 5.\n\\]", "答案是：\n$$\n5\n$$"],
+             ["The answer is:\n$$\n6\n$$\n5", "The answer is\n$$\n5\n$$ or 6", "Answer:\n\\[\n5 \\text{ or } 6\n\\]",
+              "答案不是5", "结果不为5"]),
     *(
         Question("formulas", reward, "7", tagged("Answer: 7", "The final answer: 7", "The answer is 7"),
                  tagged("Answer: 8", "Answer: 7 or 8", "Wrong answer: 7", "Answer: not 7"))
