@@ -13,7 +13,7 @@ from pathlib import Path
 _PLUGINS = ("data", "rewards", "algorithm", "environment", "trackers", "monitors")
 _NAMES = re.compile(r"(.*_)?(path|paths|file|files|root)")
 """Keys whose values are paths, in the sections of plugins."""
-_OF_CODE = re.compile(r"(?P<path>[^:]+\.py):\w+")
+_OF_CODE = re.compile(r"(?P<path>[^:]+\.py)(?::\w+)?")
 _TEMPLATES = (".jinja", ".j2")
 
 
@@ -47,8 +47,8 @@ def _from_here(folder: Path) -> Path:
 def _is_path(value: str, path: tuple[str | int, ...]) -> bool:
     if path == ("model", "path"):
         return True
-    if path == ("data", "prompt_template"):
-        return value.endswith(_TEMPLATES)
+    if path[0] == "data" and value.endswith(_TEMPLATES):
+        return True
     name = next((part for part in reversed(path) if isinstance(part, str)), "")
     return path[0] in _PLUGINS and _NAMES.fullmatch(name) is not None
 

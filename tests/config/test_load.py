@@ -121,13 +121,14 @@ def test_later_files_win_mappings_merge_and_lists_are_replaced(write) -> None:
 NEAR = """
 model: {path: policy}
 data:
-  train: {name: rows, path: a.jsonl, image_root: pictures, split: train, paths: [a.jsonl, elsewhere.jsonl]}
+  train: {name: rows, path: a.jsonl, image_root: pictures, split: train, paths: [a.jsonl, elsewhere.jsonl],
+    prompt_template: ask.jinja}
   mix: [{name: "rows.py:Rows", label: other, path: "part-*.csv"}, {name: more, path: owner/name}]
   eval: {name: rows, path: ../outside.jsonl}
   prompt_template: ask.jinja
 rewards: [{name: "mine.py:score", judge_file: notes.txt, label: a.jsonl}, {name: "gone.py:score"}]
 algorithm: {name: "mine.py:Rule"}
-environment: {tools: ["mine.py:look", "gone.py:see"], max_turns: 2}
+environment: {tools: ["mine.py:look", "gone.py:see"], command: [python, rows.py, train], max_turns: 2}
 trackers: [{name: log, path: notes.txt}]
 trainer: {run_dir: runs}
 """
@@ -137,6 +138,7 @@ NAMED = {
     "data.train.image_root": "sub/pictures",
     "data.train.split": "train",  # there is a folder of that name, and it is no path
     "data.train.paths": ["sub/a.jsonl", "elsewhere.jsonl"],
+    "data.train.prompt_template": "sub/ask.jinja",
     "data.mix.0.name": "sub/rows.py:Rows",
     "data.mix.0.path": "sub/part-*.csv",
     "data.mix.1.path": "owner/name",
@@ -148,6 +150,7 @@ NAMED = {
     "rewards.1.name": "gone.py:score",
     "algorithm.name": "sub/mine.py:Rule",
     "environment.tools": ["sub/mine.py:look", "gone.py:see"],
+    "environment.command": ["python", "sub/rows.py", "train"],
     "trackers.0.path": "sub/notes.txt",
     "trainer.run_dir": "runs",
 }
