@@ -33,6 +33,7 @@ _FILE = "file://"
 _DATA_URI = re.compile(r"data:image/[\w.+-]{1,64}(?:;[\w=.+-]{1,64})*;base64,", re.IGNORECASE)
 _CHANNELS = (1, 3, 4)
 _SET_ROOT = "set data.image_root to the folder that the paths start from"
+_NO_DOTS = "write the path without .., as it is seen from data.image_root, or lay a link to the folder beside the data"
 
 
 def image_cells(value: Any) -> list[Any]:
@@ -202,7 +203,7 @@ def _read_below(folders: Sequence[Path], spellings: Sequence[str], label: str) -
                 "The image path does not lie in the dataset's folder",
                 where=where,
                 possible=f"encoded bytes, or a path to a file below {below}",
-                remedy=_SET_ROOT,
+                remedy=_NO_DOTS if ".." in Path(spellings[0]).parts else _SET_ROOT,
             )
         found = next((path for path in paths if path.is_file()), None)
         if found is None:

@@ -75,6 +75,7 @@ class CsvRows:
                         "A column of the header has no name, or the name of another",
                         where=str(file),
                         possible=", ".join(header),
+                        remedy="name each once; pandas writes its index without a name: to_csv(..., index=False)",
                     )
                 self._firsts.note(0, header, repeat(None))
                 for place, cells in records:

@@ -46,12 +46,22 @@ def prompts(*answers: Any, images: Any = (PHOTO,)) -> list[EncodedPrompt]:
 @pytest.mark.parametrize("reference", BOXES, ids=str)
 def test_a_box_is_the_same_in_every_scale(reference, answer):
     reward = made(reference_scale=reference, answer_scale=answer)
-    assert scored(reward, BOXES[reference], json.dumps(BOXES[answer]), PHOTO) == pytest.approx(1)
+    assert scored(reward, BOXES[reference], json.dumps(BOXES[answer]), PHOTO) == 1
     # Half as wide, in the answer's scale.
     x1, y1, x2, y2 = BOXES[answer]
     assert scored(reward, BOXES[reference], str([x1, y1, (x1 + x2) / 2, y2]), PHOTO) == pytest.approx(0.5)
     if reference != answer:
         assert scored(made(), BOXES[reference], json.dumps(BOXES[answer]), PHOTO) < 0.9
+
+
+def test_a_right_answer_is_1_and_not_nearly_so():
+    """Accuracy counts values of 1."""
+    reward = made(reference_scale="file", answer_scale="resized")
+    by = (252 / 1600, 168 / 1200, 252 / 1600, 168 / 1200)
+    for x in range(0, 900, 37):
+        box = [x, x, x + 411, x + 233]
+        resized = [place * factor for place, factor in zip(box, by, strict=True)]
+        assert scored(reward, box, str(resized), PHOTO) == 1
 
 
 @pytest.mark.parametrize("answer", ["file", "resized", 1000, 1])

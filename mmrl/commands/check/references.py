@@ -26,6 +26,8 @@ SLOW_S = 0.5
 """An answer that takes longer is graded too slowly: its reference has a value that cannot be computed."""
 _TOWER = re.compile(r"\*\*|\d\s*!|\^[^^]*\^\s*\{?\s*\d")
 """Powers of powers and factorials, whose digits may not fit any memory."""
+_TRIES = 4
+"""Times that a slow answer is graded, of which all must be slow."""
 _IN_FLIGHT = 512
 _COMPARED = 50
 """Other rows' references that a demonstration is compared with."""
@@ -260,10 +262,7 @@ def check_references(
             slow.append(row.prompt)
         if not row.earns("demonstration"):
             contradicted.append(row)
-    # Once more: a worker's first call imports packages, and a machine may be busy.
-    once_more = (_submit(reward, prompt, right, again=True) for prompt in slow)
-    again = [row for row in _finished(once_more) if row.seconds > SLOW_S]
-    report.slow = [(row.prompt.id, excerpt(row.prompt.answer), row.seconds) for row in again]
+    report.slow = [(row.prompt.id, excerpt(row.prompt.answer), row.seconds) for row in _still_slow(reward, slow, right)]
     report.contradicted = [(row.prompt.id, excerpt(row.prompt.answer)) for row in contradicted]
     report.ignores_references = bool(rejected) and all(_is_the_same(reward, row) for row in rejected[:SHOWN])
     if contradicted:
@@ -338,10 +337,22 @@ def _note(report: ReferenceReport, row: _Row) -> None:
     report.partial = report.partial or next(partial, None)
 
 
-def _submit(reward: PooledReward, prompt: Prompt, right: Written, *, again: bool = False) -> _Row:
-    """Grade a row; ``again`` uses another wrong answer, which is new to the reward."""
+def _still_slow(reward: PooledReward, prompts: Sequence[Prompt], right: Written) -> list[_Row]:
+    """The rows that are slow again: each worker's first call imports packages, and a machine may be busy."""
+    rows = list[_Row]()
+    for again in range(1, _TRIES):
+        graded = _finished(_submit(reward, prompt, right, again) for prompt in prompts)
+        rows = [row for row in graded if row.seconds > SLOW_S]
+        if not 0 < len(rows) <= SHOWN:
+            break
+        prompts = [row.prompt for row in rows]
+    return rows
+
+
+def _submit(reward: PooledReward, prompt: Prompt, right: Written, again: int = 0) -> _Row:
+    """Grade a row; each time that it is graded ``again`` it gets another wrong answer, which is new to the reward."""
     reference = written(prompt.answer)[0]
-    (seen, own), texts = right(prompt), _answers(prompt, "-98766" if again else wrong_for(reference))
+    (seen, own), texts = right(prompt), _answers(prompt, f"{-98765 - again}" if again else wrong_for(reference))
     texts |= {} if own is None else right_forms(own)
     rollouts, failures = completions(seen, [*texts.values()]).rollouts, Failures(bounded=False)
     return _Row(prompt, reference, [*texts], reward.ask(rollouts, failures), failures)

@@ -16,6 +16,7 @@ from mmrl.types import Message, Prompt
 
 REWARDS = """
 import re
+import time
 
 def answer(text):
     return re.sub(r"\\\\boxed\\{(.*)\\}|<answer>(.*)</answer>", r"\\1\\2", text)
@@ -25,6 +26,14 @@ def same(rollouts):
 
 def shaped(rollouts):
     return [1.0 if answer(r.text) == str(r.answer) else 0.1 * answer(r.text).lstrip("-").isdigit() for r in rollouts]
+
+calls = {}
+
+def slow(rollouts):
+    answer = rollouts[0].answer
+    calls[answer] = calls.get(answer, 0) + 1
+    time.sleep(0.06 * len(rollouts) if calls[answer] <= int(answer) else 0)
+    return same(rollouts)
 """
 
 
@@ -33,7 +42,7 @@ def rewards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pool
     """A reward that compares texts, one that gives a tenth to numbers, and ``math``, in one worker."""
     path = tmp_path_factory.mktemp("rewards") / "mine.py"
     path.write_text(REWARDS)
-    names = {"same": f"{path}:same", "shaped": f"{path}:shaped", "math": "math"}
+    names = {"same": f"{path}:same", "shaped": f"{path}:shaped", "slow": f"{path}:slow", "math": "math"}
     with Scorer([RewardSpec(name=name) for name in names.values()], workers=1) as scorer:
         yield {name: scorer.reward(place) for place, name in enumerate(names)}
 
@@ -66,6 +75,15 @@ def test_a_text_that_nobody_writes_is_not_accepted_for_itself(
     )
     (error,) = report.problems("data.train, column answer", 0.0, alone=True)
     assert isinstance(error, DataError) and "rows/0" in error.where and "correct or remove the rows" in error.remedy
+
+
+def test_a_reference_is_slow_if_it_is_so_each_time(
+    rewards: dict[str, PooledReward], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's first call imports packages, and the next one may go to another worker."""
+    monkeypatch.setattr("mmrl.commands.check.references.SLOW_S", 0.05)
+    report = graded(rewards["slow"], 0, 2, 99)
+    assert [name for name, _, _ in report.slow] == ["rows/2"] and report.graded == 3
 
 
 @pytest.mark.parametrize(
