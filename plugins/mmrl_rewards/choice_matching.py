@@ -37,7 +37,7 @@ _VERDICT = re.compile(
     rf"\s*(?=(?:is|was|are|can|could|must|seems?|looks|does)(?:n't|not)?\b).*(?:{_DENIED.pattern})",
     re.IGNORECASE | re.DOTALL,
 )
-"""What a text says against the letter that it begins with."""
+"""A denial of the letter that stands before it."""
 _MAX_CHARACTERS = 2000
 """Longer answers name no choice."""
 _TAIL = 200

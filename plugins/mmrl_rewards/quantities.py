@@ -53,7 +53,8 @@ _LAYOUT = re.compile(
 )
 _DEGREE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree|\\circ|(?<=\d)º|˚")
 _LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{\s*(-?\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))")
-_OHM, _MICRO = re.compile(r"\\Omega(?![A-Za-z])"), re.compile(rf"\\mu(?![A-Za-z])\s*({UPRIGHT}\{{\s*)?(?=m\b)")
+_OHM = re.compile(rf"(?:{UPRIGHT}\{{\s*([kMm])\s*\}}\s*)?\\Omega(?![A-Za-z])")
+_MICRO = re.compile(rf"\\mu(?![A-Za-z])\s*(?:({UPRIGHT}\{{\s*)(?=[A-Za-z]+\s*\}})|(?=[A-Za-z]\s*\}}|m\b))")
 _FACTOR = rf"\{{\s*({UPRIGHT}\{{[^{{}}]*\}}(?:\s*\^\s*(?:\{{-?\d\}}|\d))?)\s*\}}"
 _RATIO = re.compile(rf"\\[dt]?frac\s*{_FACTOR}\s*{_FACTOR}")
 _NAME = re.compile(r"(?:m\s*)?(?:\\angle|\\triangle|[∠△])?\s*[A-Za-z](?:\w|_\{\w+\}){0,4}\s*(?:=|≈|\\approx)")
@@ -98,7 +99,7 @@ _SCALES = {
     "亿": 8,
 }
 _SCALE = re.compile(
-    r"\s*(?P<word>hundred|thousand|million|billion|trillion|mn\b|bn\b|万|亿)|(?P<letter>[kKMB])(?![A-Za-z])"
+    r"\s*(?P<word>hundred|thousand|million|billion|trillion|mn\b|bn\b|万|亿)|(?P<letter>[kKMB])(?![A-ZΩa-z])"
 )
 _LETTERS = {"k": 3, "K": 3, "M": 6, "B": 9}
 _UNIT = re.compile(r"(?:[^\W\d]|[°%'\"/$€£¥. -]|\^\s*\{?\s*[23]\s*\}?|\*\*\s*[23]|(?<=[a-z])[23]\b)*")
@@ -186,7 +187,12 @@ def _unit_signs(text: str) -> str:
     """The text with the signs of ohm and micro as letters, and fractions of upright units in one line."""
     if "\\" not in text:
         return text
-    return _RATIO.sub(r" \1/\2", _MICRO.sub(lambda match: f"{match[1] or ''}µ", _OHM.sub("Ω", text)))
+    return _RATIO.sub(
+        r" \1/\2",
+        _MICRO.sub(
+            lambda match: f"{match[1] or ''}µ", _OHM.sub(lambda match: f" {match[1]}Ω" if match[1] else "Ω", text)
+        ),
+    )
 
 
 def upright_text(text: str) -> str:

@@ -7,6 +7,7 @@ things: ``red apples`` and ``apples`` may be the same, since one only says less;
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 
 _NAMES = {
@@ -82,6 +83,15 @@ _NAMES = {
     "GHz": "GHz gigahertz",
     "mol": "mol mole moles",
     "rpm": "rpm",
+    "rev": "rev revs revolution revolutions",
+    "T": "tesla teslas",
+    "coulomb": "coulomb coulombs",
+    "atm": "atm atmosphere atmospheres",
+    "bar": "bar",
+    "psi": "psi",
+    "dB": "dB decibel decibels",
+    "knot": "knot knots",
+    "TB": "TB terabyte terabytes",
     "light-year": "ly light-year light-years lightyear lightyears",
     "bit": "bit bits",
     "byte": "byte bytes",
@@ -89,14 +99,41 @@ _NAMES = {
     "MB": "MB megabyte megabytes",
     "GB": "GB gigabyte gigabytes",
 }
+_PREFIXES = {"n": "nano", "µ": "micro", "m": "milli", "k": "kilo", "M": "mega", "G": "giga"}
+_PREFIXED = {
+    "N": "newton", "A": "ampere amp", "V": "volt", "W": "watt", "J": "joule", "C": "coulomb", "F": "farad",
+    "T": "tesla", "g": "gram", "s": "second", "Hz": "hertz", "Pa": "pascal", "Ω": "ohm", "eV": "electronvolt", "Wh": "",
+}  # fmt: skip
+"""Units that take the prefixes of SI, with their names in the singular."""
+
+
+def _prefixed() -> Iterator[tuple[str, str, str]]:
+    """Symbol, base symbol and names of every unit with a prefix."""
+    for base, words in _PREFIXED.items():
+        for prefix, spoken in _PREFIXES.items():
+            yield prefix + base, base, " ".join(f"{spoken}{word} {spoken}{word}s" for word in words.split())
+
+
+def _may_be_variables(symbol: str, base: str) -> bool:
+    """True for ``kT`` and ``mA``, which are products in a formula; ``kN`` and ``MPa`` are written as units only."""
+    prefix = symbol[0]
+    return prefix != "µ" and (base in "ACFTgs" or (base in "NVWJ" and prefix in "nm"))
+
+
+_NAMES = {
+    symbol: names if _may_be_variables(symbol, base) else f"{symbol} {names}" for symbol, base, names in _prefixed()
+} | _NAMES
 _UNITS = {name: unit for unit, names in _NAMES.items() for name in names.split()}
-_LETTERS = {letter: letter for letter in "KNJWVACF"}
-"""Units of one capital letter: variables, unless they stand in an upright command or beside another unit."""
+_LETTERS = {letter: letter for letter in "KNJWVACFT"} | {
+    symbol: symbol for symbol, base, _ in _prefixed() if _may_be_variables(symbol, base) and symbol not in _UNITS
+}
+"""Units that may be variables, unless they stand in an upright command or beside another unit."""
 _MEANINGS = {
     "pound": {"pound", "lb", "£"},
     "¥": {"¥", "yen", "yuan"},
     "°": {"°", "°C", "°F", "C", "F"},
     "C": {"C", "°C", "°"},
+    "coulomb": {"C", "coulomb"},
     "F": {"F", "°F", "°"},
 }
 """Names that stand for several units."""
@@ -171,7 +208,7 @@ def _powers(text: str, is_upright: bool) -> dict[str, int] | None:
                 return None
             powers[unit] = powers.get(unit, 0) + sign * ahead
             last, ahead = unit, 1
-            is_joined = is_joined or len(name) > 1
+            is_joined = is_joined or (len(name) > 1 and name not in _LETTERS)
     return powers if powers and is_joined else None
 
 

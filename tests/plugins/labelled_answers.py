@@ -905,6 +905,12 @@ UNITS = [
             ("5", "5 m/s^2", r"5\tfrac{\mathrm{m}}{\mathrm{s}^{2}}"),
             ("5 m/s", r"5\ \frac{\text{m}}{\text{s}}", r"5\ \frac{\text{km}}{\text{h}^2}"),
         ),
+        (r"5\text{ kN}", ("5", "5 kN", "5 kilonewtons"), (r"5\text{ N}", r"5\text{ mN}", r"5000\text{ N}", "5 kg")),
+        (r"5\text{ mA}", ("5", "5 milliamps"), (r"5\text{ A}", r"5\ \mu\text{A}", "5 meters")),
+        (r"5\ \mu\text{C}", ("5", "5 microcoulombs"), (r"5\text{ nC}", r"5\text{ C}", r"5\ \mu\text{F}")),
+        (r"5\text{ k}\Omega", ("5", r"5\ \mathrm{k\Omega}", "5 kiloohms"), (r"5\ \Omega", r"5\text{ M}\Omega")),
+        (r"5\text{ T}", ("5", "5 tesla"), (r"5\text{ mT}", "5 atm")),
+        ("5 rev/s", ("5", "5 revolutions per second"), ("5 rad/s", "5 rpm")),
         ("10^{5}", ("100000", "10^5", "1e5", r"1 \times 10^{5}"), ("105", "10^{-5}", "10^4", "10")),
         (r"5\text{ N}", ("5", r"5\text{ N}", "5 newtons"), (r"5\text{ J}", "5 kg", r"5\text{ N m}")),
         (
@@ -916,6 +922,7 @@ UNITS = [
         ("5", ("5 apples", "5 tons", "5 km/h", "5 people per km^2"), ("5 x", "5 k", "5 A", "5/m", "5*m", "5 - m")),
     )
 ] + [
+    Question("units", "math", r"\frac{3}{2} kT", boxed(r"\frac32 kT", "1.5 kT"), boxed(r"\frac32", "1.5")),
     Question("units", "count", "3 cubes", boxed("3", "3 cubes", "three", "3 red cubes", "3.0"),
              boxed("3 spheres", "3 cm", "4 cubes", "3%", "3 cubes per row")),
     Question("units", "count", "3", boxed("3 days", "3 cubes"), boxed("3 cm", "3 kg", "3%", "3 cubes a minute")),
