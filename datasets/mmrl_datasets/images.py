@@ -86,10 +86,12 @@ def within(cell: Mapping[str, Any], label: str) -> Any:
     while isinstance(value, Mapping):
         held = {str(key): inner for key, inner in value.items() if inner is not None}
         if held and not held.keys() & set(KEYS):
+            named = next((key for key in held if key != "type"), "KEY")
             raise DataError(
                 f"An image cell has the keys {', '.join(map(_short, held))[:200]}, and none of them is known",
                 where=label,
                 possible=", ".join(KEYS),
+                remedy=f"name the key that holds the image with a dot: data.train.images: COLUMN.{named}",
             )
         value = next((held[key] for key in KEYS if key in held), None)
     return value

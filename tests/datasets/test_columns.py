@@ -128,6 +128,14 @@ def test_pictures_in_structs_of_a_list_are_named_by_their_field(key: str, tmp_pa
     assert len(table(tmp_path, rows, images=f"views.{key}").load()[1].images) == 2
 
 
+def test_an_unknown_key_of_an_image_cell_is_named_with_a_dot(tmp_path: Path) -> None:
+    rows = [QUESTION | {"images": [{"type": "image", "file_name": "a.png"}]}]
+    with pytest.raises(DataError, match="has the keys 'type', 'file_name'") as caught:
+        table(tmp_path, rows).load()[0]
+    assert caught.value.remedy.endswith("data.train.images: COLUMN.file_name")
+    assert len(table(tmp_path, rows, images="images.file_name").load()[0].images) == 1
+
+
 def test_numbered_pictures_are_named_together(tmp_path: Path) -> None:
     rows = [QUESTION | {"fig_1": "a.png", "fig_2": "a.png"}]
     with pytest.raises(DataError, match=r"'fig_1' .*, 'fig_2' ") as caught:
