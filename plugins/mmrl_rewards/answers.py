@@ -33,8 +33,8 @@ _CUT = re.compile(rf"{_BOX.pattern}|<(?i:answer)>")
 _BLANK = re.compile(rf"{_BOX.pattern}\s*\}}|<(?i:answer)>\s*</(?i:answer)>")
 _TAG = re.compile(r"<(?P<close>/?)(?i:answer)>")
 _SAID = re.compile(
-    r"(?:\b(?:answer|(?:correct|right|best|final)\s(?:option|choice|letter))\s{0,9}\*{0,2}\s{0,9}"
-    r"(?:is|:|=|would be|should be)(?:\s{0,9}:)?"
+    r"(?:\b(?:answers?|(?:correct|right|best|final)\s(?:option|choice|letter))\s{0,9}\*{0,2}\s{0,9}"
+    r"(?:is|are|:|=|would be|should be)(?:\s{0,9}:)?"
     "|(?:答案|结果)\\*{0,2}\\s{0,9}(?:(?=不是|不为|不可能)|(?:是|为|选|[:\uff1a])+)|(?:故选|应选|选择)[:\uff1a]?)\\*{0,2}",
     re.IGNORECASE,
 )

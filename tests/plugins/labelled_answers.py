@@ -1036,8 +1036,12 @@ FORMULAS = [
     )
 ] + [
     Question("formulas", "numeric", "5 cm", ["AB的长为5厘米。", "得5cm"], ["长为5米。", "长5毫米", "长15厘米"]),
-    Question("formulas", "count", "3", ["图中有3个苹果。", "一共有３个", "りんごは3つです"], 
+    Question("formulas", "count", "3", ["图中有3个苹果。", "一共有３个", "りんごは3つです"],
              ["图中有13个", "有3.5个", "13つ"]),
+    Question("formulas", "math", "3, 5", ["The answers are 3 and 5.", "Answers: $5$ and $3$"],
+             ["The answers are 3 and 6."]),
+    Question("formulas", "numeric", "5", ["The answer is 5."],
+             ["The answers are 3 and 5.", "The answers are 5 and 3."]),
     Question("formulas", "math", "5",
              ["The answer is:\n\n$$\n5\n$$\n\nDone, 7.", "Answer:\n\\[\nx = 5.\n\\]", "答案是：\n$$\n5\n$$"],
              ["The answer is:\n$$\n6\n$$\n5", "The answer is\n$$\n5\n$$ or 6", "Answer:\n\\[\n5 \\text{ or } 6\n\\]",
