@@ -152,7 +152,8 @@ def test_bad_data_is_explained_before_anything_starts(source, fragments, train, 
 def test_supervised_training_needs_demonstrations(train, text_model):
     code, error = train(**text_model, algorithm={"name": "sft"}, rewards=[])
     assert code == 3
-    assert "learns from demonstrations, which 6 rows lack" in error and "sums/0, sums/1" in error
+    assert "all 6 rows cannot be used, for one cause: The row has no demonstration to learn from" in error
+    assert "data.train, row sums/0" in error and "name the column that holds the completions" in error
 
 
 @pytest.mark.parametrize("family", ["qwen2", "llama"])

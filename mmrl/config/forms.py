@@ -55,7 +55,7 @@ def reader_of_files(options_class: OptionsClass | None) -> str:
 
 def typed(key: str, value: Any, origin: str, options_class: OptionsClass | None) -> str:
     """The text to write for a plain value that stands where a dotted key wants more, such as ``write
-    'rewards=[{name: math}]'``; empty if nothing is known.
+    'cluster={ranks: 2}'``; empty if nothing is known.
 
     Args:
         origin: The place where the value was written: a file's line is answered with YAML, an override with a word

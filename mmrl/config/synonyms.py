@@ -182,7 +182,7 @@ _ABSENT: Mapping[str, str] = {
     "logging_steps log_completions num_completions_to_print":
         "every step is logged, and every completion is in RUN/rollouts",
     "val_batch_size per_device_eval_batch_size": "the sampler batches by itself",
-    "scale_rewards norm_adv_by_std_in_grpo advantage_norm no_std_norm importance_sampling_level":
+    "scale_rewards advantage_norm no_std_norm importance_sampling_level":
         "that is the algorithm's own: choose it by algorithm.name; `mmrl plugins` lists them, and the page of plugins "
         "says what each divides by and clips",
     "reward_type":
