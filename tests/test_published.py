@@ -200,3 +200,19 @@ def test_an_exported_model_gives_the_answers_of_the_last_evaluation(
         inputs = reference.processor(record["prompt"], add_special_tokens=False, return_tensors="pt")
         ids = reference.model.generate(**inputs, do_sample=False, max_new_tokens=16)[0]
         assert ids.tolist() == record["prompt_token_ids"] + record["token_ids"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_run_is_told_its_rounding_and_not_stopped(precision: str, runs: Runs, warm_mmrl: Callable[..., Any]) -> None:
+    """Measured: 2.2e-6 and 2.8e-2 nats; sampler and learner 8.5e-6 and 4.1e-2 apart."""
+    sections = options(runs, runs.rows, steps=1, prompts_per_step=3, eval_every=0)
+    sections["model"] |= {"dtype": precision}
+    sections["sampler"] |= {"group_size": 2, "max_new_tokens": 12}
+    done = warm_mmrl("train", runs.config(f"sound-{precision}", **sections))
+    assert done.returncode == 0, done.stderr
+    (told,) = events(runs.folder / f"sound-{precision}", "numerics")
+    low, high = {"float32": (1e-7, 1e-5), "bfloat16": (5e-3, 0.1)}[precision]
+    assert low < told["noise"] < high and told["gap"] < 10 * told["noise"]
+    warned = events(runs.folder / f"sound-{precision}", "mismatch")
+    assert not warned if precision == "float32" else all(event["verdict"] == "warn" for event in warned)
