@@ -131,7 +131,7 @@ def first_line(error: BaseException) -> str:
 
 
 def plural(count: float, noun: str) -> str:
-    """Such as ``1 step``, ``2 steps`` and ``0.5 epochs``, for the texts of messages."""
+    """A count with its noun, for messages: ``1 step``, ``2 steps``, ``0.5 epochs``."""
     return f"{count:g} {noun}" if count == 1 else f"{count:.12g} {noun}s"
 
 

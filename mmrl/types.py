@@ -666,3 +666,7 @@ def _join(arrays: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
     if len(arrays) == 1:
         return arrays[0].astype(dtype, copy=False)
     return np.concatenate(arrays).astype(dtype, copy=False) if arrays else np.zeros(0, dtype)
+
+
+THOUGHT_NAMES = "think|thinking|thoughts?|reason|reasoning|reflection|scratchpad|seed:think"
+"""Regular expression of the names of tags in angle brackets between which models think, in lower case."""

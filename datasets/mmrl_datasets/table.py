@@ -19,7 +19,7 @@ from pydantic import Field
 from mmrl.data.templates import PromptTemplate
 from mmrl.errors import DataError
 from mmrl.interfaces import DatasetLoader, PluginConfig
-from mmrl.types import IMAGE_PLACEHOLDER, Message, Prompt, RawImage
+from mmrl.types import IMAGE_PLACEHOLDER, THOUGHT_NAMES, Message, Prompt, RawImage
 from mmrl_datasets.choice_cells import read_choices, with_choices
 from mmrl_datasets.columns import ALIASES, Columns, choose_columns, lookup
 from mmrl_datasets.images import image_cells, read_image
@@ -32,7 +32,7 @@ from mmrl_datasets.turns import InlineImage, Turn, question_of, read_turns, refu
 Cells = Mapping[str, Any]
 _NOTED, _MOST_NOTES = 8, 20
 _PLACE = f"{IMAGE_PLACEHOLDER} at the place of each image"
-_EMPTY_THOUGHTS = re.compile(r"<(think|thinking|thoughts?|reason|reasoning)>\s*</\1>")
+_EMPTY_THOUGHTS = re.compile(rf"<({THOUGHT_NAMES})>\s*</\1>")
 _INVISIBLE = re.compile("[\u200b-\u200d\u2060\ufeff]")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from mmrl.errors import DataError
+from mmrl.types import THOUGHT_NAMES
 
-_NAMES = "think|thinking|thoughts?|reason|reasoning|reflection|scratchpad|seed:think"
-_BEGUN = re.compile(rf"([<◁\[])((?:(?<=<)(?:{_NAMES})|(?<=◁)think|(?<=\[)THINK)[>▷\]])(\s*)(\1/\2\s*)?\Z")
+_BEGUN = re.compile(rf"([<◁\[])((?:(?<=<)(?:{THOUGHT_NAMES})|(?<=◁)think|(?<=\[)THINK)[>▷\]])(\s*)(\1/\2\s*)?\Z")
 """The opening of a thought, ``◁think▷`` and ``[THINK]`` too, at a text's end, and perhaps its closing."""
 
 

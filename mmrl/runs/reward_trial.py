@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-
-import numpy as np
 
 from mmrl.data.prompts import PromptSource
 from mmrl.errors import PluginError
 from mmrl.rollout.rewards.failures import Failures
 from mmrl.rollout.rewards.scorer import Scorer, Scoring
+from mmrl.runs.made_up import completions
 from mmrl.runs.setup import RunSetup
-from mmrl.types import EncodedPrompt, IntArray, Rollout, RolloutGroup, Segment
+from mmrl.types import EncodedPrompt, RolloutGroup
 
 PATIENCE_S = 20.0
 """Most seconds that engines wait for the rewards: one that loads a model or asks a slow server goes on beside them."""
@@ -76,12 +75,4 @@ def _usable(source: PromptSource, setup: RunSetup) -> Iterator[EncodedPrompt]:
 def _made_up(prompt: EncodedPrompt) -> RolloutGroup:
     row = prompt.prompt
     texts = [row.demonstration or f"The answer is \\boxed{{{row.answer}}}.", ""]
-    return RolloutGroup(prompt, tuple(_rollouts(prompt, texts)))
-
-
-def _rollouts(prompt: EncodedPrompt, texts: Sequence[str]) -> Iterator[Rollout]:
-    """The texts as completions: a token for each byte, and one that ends it."""
-    for index, text in enumerate(texts):
-        ids: IntArray = np.frombuffer(text.encode("utf-8", "surrogatepass") + b"\0", np.uint8).astype(np.int32)
-        segment = Segment(ids, True, np.zeros(len(ids), np.float32))
-        yield Rollout(prompt, (segment,), index, text, "stop", 0)
+    return completions(prompt, texts)

@@ -86,7 +86,7 @@ def excerpt(value: object, limit: int = 80) -> str:
 
 
 def rows(count: int) -> str:
-    """Such as ``1 row`` and ``2 rows``."""
+    """A count of rows in words: ``1 row``, ``2 rows``."""
     return plural(count, "row")
 
 
@@ -97,5 +97,5 @@ def shortened(lines: Sequence[str], shown: int) -> list[str]:
 
 
 def counted(counts: Mapping[str, int]) -> str:
-    """Such as ``RGB 12, RGBA 3``, the most frequent first."""
+    """Names with their counts, the most frequent first: ``RGB 12, RGBA 3``."""
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0])))

@@ -17,16 +17,15 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterator
 
-from mmrl.types import Rollout
+from mmrl.types import THOUGHT_NAMES, Rollout
 
-_NAMES = "think|thinking|thoughts?|reason|reasoning|reflection|scratchpad|seed:think"
 _ATTRIBUTES = r"(?:\s+[\w:-]+\s*=[^<>]{0,100})?\s*"
 
 
 def _rest(slash: str, word: str) -> str:
     """``<think>``, Kimi's ``◁think▷``, Magistral's ``[THINK]``, ``<|START_THINKING|>`` without the first character."""
     return (
-        rf"(?:(?<=<)(?i:{slash}(?:{_NAMES}){_ATTRIBUTES}>|\|{word}_(?:of_)?(?:thinking|thought)\|>)"
+        rf"(?:(?<=<)(?i:{slash}(?:{THOUGHT_NAMES}){_ATTRIBUTES}>|\|{word}_(?:of_)?(?:thinking|thought)\|>)"
         rf"|(?<=◁){slash}think▷|(?<=\[){slash}THINK\])"
     )
 

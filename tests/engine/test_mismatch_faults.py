@@ -126,7 +126,7 @@ BFLOAT16 = ("completion's positions off by one", "a token of the prompt left out
 
 
 def verdict(samples: Sequence[Sample], engine: Any, precision: str) -> str:
-    """What the first check of a run makes of them: the worst that it says."""
+    """The worst verdict that a run's first check gives on the samples."""
     found = ["ok"]
 
     def note(kind: str, **fields: Any) -> None:

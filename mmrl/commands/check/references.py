@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from mmrl.commands.check.answers import completions, other_forms, right_forms, unread, wrong_for
+from mmrl.commands.check.answers import other_forms, right_forms, unread, wrong_for
 from mmrl.commands.check.spelling import written
 from mmrl.errors import DataError, MMRLError, PluginError
 from mmrl.rollout.rewards.failures import Failures
 from mmrl.rollout.rewards.pool import Answer
 from mmrl.rollout.rewards.scorer import PooledReward
+from mmrl.runs.made_up import completions
 from mmrl.system.report import excerpt, rows, shortened
 from mmrl.types import EncodedPrompt, Prompt
 

@@ -168,7 +168,7 @@ def _plain(metrics: Estimates) -> dict[str, Any]:
 
 
 def _shown(estimate: Estimate | None) -> str:
-    """Such as ``0.53 ± 0.04``, or ``0.98 [0.95, 0.99]`` where the interval has another centre."""
+    """The estimate as text, such as ``0.53 ± 0.04``, or ``0.98 [0.95, 0.99]`` where the interval has another centre."""
     if estimate is None:
         return "-"
     if estimate.low is None or estimate.high is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mmrl.commands.check.answers import completions
 from mmrl.plugin_host import registry
+from mmrl.runs.made_up import completions
 from mmrl.types import EncodedPrompt, Prompt
 
 

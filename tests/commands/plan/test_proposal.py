@@ -146,7 +146,7 @@ def test_where_nothing_fits_the_missing_bytes_are_told(plan):
 
 
 def footprint(activations_per_token: int = 0) -> Callable[[Any], Footprint]:
-    """Of a model of a billion parameters whose sampler takes 2 GB and 1 GB a sequence."""
+    """The footprint of a model of a billion parameters whose sampler takes 2 GB and 1 GB a sequence."""
 
     def take(config: Any) -> Footprint:
         learner = config.learner
