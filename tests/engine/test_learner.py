@@ -584,6 +584,13 @@ def test_nothing_keeps_a_learner_that_was_released(stage, start, rows):
     assert kept() is None
 
 
+def test_a_cpu_compiles_no_collective_of_deepspeeds(start):
+    from deepspeed.comm import comm
+
+    start()
+    assert comm.cdb.shm_comm_op is None  # a C++ compiler would be needed, for a minute
+
+
 def test_a_rank_gives_freed_memory_back_with_the_device(start, monkeypatch):
     engine, given_back = start(), list[FreedMemory]()
     monkeypatch.setattr(FreedMemory, "give_back", lambda freed: given_back.append(freed))
