@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mmrl.engine import driver
@@ -104,8 +105,19 @@ def model_runner(kind: DeviceKind, pipeline_parallel_size: int = 1) -> Literal[1
     vLLM 0.32's first runner draws the noise of seeded requests one request after the other: on a GPU about 10
     microseconds each, at every token. Its second draws it in one kernel, and needs Triton, which has no CPU;
     and it does not send the logits of a pipeline's last ranks to the others, which have to draw the same tokens.
+    That of vLLM 0.24 takes no logits processors at all.
     """
-    return 2 if kind == "cuda" and pipeline_parallel_size == 1 else 1
+    return 2 if kind == "cuda" and pipeline_parallel_size == 1 and _second_runner_takes_processors() else 1
+
+
+def _second_runner_takes_processors() -> bool:
+    """True if the installed vLLM has the module for it; it is not imported, since it would read its environment
+    too early. Where there is no vLLM, the answer is that of the version that mmrl asks for."""
+    found = importlib.util.find_spec("vllm")
+    if found is None or found.origin is None:
+        return True
+    place = Path(found.origin).parent.joinpath("v1", "worker", "gpu", "sample", "logits_processor")
+    return place.is_dir() or place.with_suffix(".py").is_file()
 
 
 def packs_experts(kind: DeviceKind) -> bool:
@@ -122,7 +134,7 @@ def expert_columns(kind: DeviceKind) -> int:
 
 
 def returns_experts(kind: DeviceKind, stages: int = 1) -> bool:
-    """True if vLLM can tell the experts that it has chosen: vLLM 0.32's second model runner alone does.
+    """True if vLLM can tell the experts that it has chosen: the second model runner of vLLM 0.32 alone does.
 
     Args:
         stages: Those of its pipeline.

@@ -207,8 +207,15 @@ def experts_refusal(
             remedy="set sampler.name: hf, or share the experts among fewer ranks",
         )
     if learns and config.learner.routing != "own" and not returns_experts(kind, sampler.pipeline_parallel_size):
+        why = (
+            "on a CPU"
+            if kind == "cpu"
+            else "with a pipeline"
+            if sampler.pipeline_parallel_size > 1
+            else "of this version"
+        )
         return ConfigError(
-            f"vLLM {'on a CPU' if kind == 'cpu' else 'with a pipeline'} does not tell the experts that it chooses",
+            f"vLLM {why} does not tell the experts that it chooses",
             where=f"learner.routing: {config.learner.routing}",
             possible="own; or any with sampler.name: hf, or on a GPU without a pipeline",
             remedy="set sampler.name: hf, or remove learner.routing",

@@ -259,7 +259,7 @@ def check_takes_features(body: Any, where: str) -> None:
     Raises:
         ResourceError: It does not.
     """
-    if "mm_encoder_outputs" in inspect.signature(body.forward).parameters:
+    if takes_features(body):
         return
     raise ResourceError(
         f"transformers {version('transformers')} is too old to train a model that reads images: it would drop them",
@@ -267,6 +267,18 @@ def check_takes_features(body: Any, where: str) -> None:
         possible="transformers 5.18 or later; models of text alone train with this one too",
         remedy="pip install 'transformers>=5.18,<5.20'",
     )
+
+
+def takes_features(body: Any) -> bool:
+    """True if the body of a vision-language model takes features of images; see ``check_takes_features``."""
+    return "mm_encoder_outputs" in inspect.signature(body.forward).parameters
+
+
+def trains_on_images() -> bool:
+    """True if the installed transformers can train models on images; see ``check_takes_features``."""
+    import transformers
+
+    return takes_features(transformers.Qwen2_5_VLModel)
 
 
 def _is_hub_id(name: str) -> bool:

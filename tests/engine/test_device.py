@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import spec_from_file_location
 from typing import Any
 
 import pytest
@@ -117,6 +118,28 @@ def test_vllm_reads_the_model_runner_that_its_logits_processor_is_for(kind, runn
     assert envs.environment_variables["VLLM_USE_V2_MODEL_RUNNER"]() is value
     for name in ("VLLM_ALLREDUCE_USE_FLASHINFER", "VLLM_ALLREDUCE_USE_SYMM_MEM"):
         assert envs.environment_variables[name]() is (kind == "cpu")  # vLLM's default, which a CPU has no use for
+
+
+@pytest.mark.parametrize(
+    ("module", "runner"), [("logits_processor/__init__.py", 2), ("logits_processor.py", 2), ("", 1)]
+)
+def test_a_vllm_whose_second_model_runner_takes_no_logits_processors_gets_the_first(
+    module, runner, tmp_path, monkeypatch
+):
+    for file in filter(None, ("__init__.py", module and f"v1/worker/gpu/sample/{module}")):
+        path = tmp_path / "vllm" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    found = spec_from_file_location("vllm", tmp_path / "vllm" / "__init__.py")
+    monkeypatch.setattr(device.importlib.util, "find_spec", {"vllm": found}.get)
+    assert device.model_runner("cuda") == runner and device.model_runner("cpu") == 1
+    assert device.environment("cuda")["VLLM_USE_V2_MODEL_RUNNER"] == str(runner - 1)
+    assert device.returns_experts("cuda") == (runner == 2)
+
+
+def test_without_vllm_a_plan_is_for_the_one_that_is_asked_for(monkeypatch):
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: None)
+    assert device.model_runner("cuda") == 2
 
 
 def test_a_gpu_compiles_sleeps_and_takes_its_share_of_memory():

@@ -117,12 +117,11 @@ def milliseconds(seconds: float) -> str:
 
 def lacks_image_features() -> str:
     """Why the learner cannot be given images by this transformers; empty if it can."""
-    import inspect
-
     import transformers
 
-    taken = inspect.signature(transformers.Qwen2_5_VLModel.forward).parameters
-    if "mm_encoder_outputs" in taken:
+    from mmrl.engine.folder import trains_on_images
+
+    if trains_on_images():
         return ""
     return (
         f"transformers {transformers.__version__}: the model's forward takes no mm_encoder_outputs, and would drop the "

@@ -53,7 +53,7 @@ SECTIONS = (
     Section("optimizer", 40, (*ENGINE, "pyarrow")),
     Section("checkpoint", 60, (*ENGINE, "pyarrow")),
     Section("training", 90, (*ENGINE, "pyarrow", "sklearn")),
-    Section("vllm", 300, (*ENGINE, "vllm")),
+    Section("vllm", 600, (*ENGINE, "vllm")),
 )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu import bench, proof
+from tests.gpu import bench, proof, vllm
 from tests.gpu.proof import Section, main
 from tests.gpu.row import Row, read
 
@@ -112,6 +112,24 @@ def test_a_transformers_that_drops_image_features_is_found_by_its_signature(monk
     assert bench.lacks_image_features() == ""
     monkeypatch.setattr(transformers.Qwen2_5_VLModel, "forward", lambda self, input_ids, **kwargs: None)
     assert "5.18" in bench.lacks_image_features()
+
+
+def test_the_trials_with_vllm_begin_in_bfloat16_and_leave_time_for_their_rows(monkeypatch, tmp_path):
+    commands: list[tuple[str, float]] = []
+
+    def record(command: list[str], environment: object, log: Path, timeout_s: float) -> str:
+        commands.append((command[-2], timeout_s))
+        log.touch()
+        return "hangs"
+
+    monkeypatch.setattr("mmrl.commands.doctor.selftest.run", record)
+    monkeypatch.setattr("mmrl.commands.doctor.versions.Installed.vllm_is_for_cpu", False)
+    rows: list[Row] = []
+    vllm.run(bench.Bench("vllm", "cuda", False, tmp_path, rows.append))
+    (section,) = [section for section in proof.SECTIONS if section.name == "vllm"]
+    assert [precision for precision, _ in commands] == ["bfloat16", "float32"]
+    assert sum(seconds for _, seconds in commands) < section.seconds == 600
+    assert [(row.name, row.status) for row in rows] == [("bfloat16: process", "bad"), ("float32: process", "bad")]
 
 
 def test_an_unknown_section_is_refused(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The self-test's tiny vision-language model, prompts with drawn images, and the plainest algorithm."""
+"""The self-test's tiny model, prompts with drawn images, and the plainest algorithm."""
 
 from __future__ import annotations
 
@@ -36,8 +36,11 @@ if TYPE_CHECKING:
 GROUP_SIZE = 8
 NEW_TOKENS = 24
 TEMPERATURE = 0.8
-MEMORY_FRACTION = 0.3
-"""The awake sampler's share of the GPU: much more than the tiny model needs, so that sleeping shows."""
+MEMORY_FRACTION = 0.1
+"""The share of the GPU that vLLM wants to find free when it starts."""
+KV_CACHE_BYTES = 2**29
+"""vLLM's KV cache: much more than the tiny model needs, so that sleeping shows, and few enough of its small blocks. The
+share above would be millions of them on a large GPU, each an object of Python."""
 QUESTIONS = (
     ("what is 3+4?", ()),
     ("<image>What digit is this?", ((56, 56),)),
@@ -75,22 +78,24 @@ class TinyRun:
 
     @classmethod
     def start(
-        cls, folder: Path, kind: DeviceKind, precision: str, *, family: str = "qwen2_5_vl", sampler: str | None = None
+        cls, folder: Path, kind: DeviceKind, precision: str, *, family: str | None = None, sampler: str | None = None
     ) -> TinyRun:
         """Write the model and build both engines, as a run does.
 
         Args:
             folder: For the model and the images.
-            family: The model's family; one without vision gets only the prompts without images.
+            family: The model's family; one without vision gets only the prompts without images. By default one with
+                vision, where transformers can train it.
             sampler: ``vllm`` or ``hf``; by default vLLM, where the one for this kind of device is installed.
         """
         from mmrl.cluster.local import start_engine
         from mmrl.data.images import MediaStore
         from mmrl.engine.encoding import Encoder
-        from mmrl.engine.folder import ModelFolder
+        from mmrl.engine.folder import ModelFolder, trains_on_images
         from mmrl.engine.spec import EngineSpec
         from mmrl.engine.tiny_model import write_model
 
+        family = family or ("qwen2_5_vl" if trains_on_images() else "qwen2")
         model = ModelFolder.open(str(write_model(folder / f"model-{family}", family)))
         media = MediaStore(folder / "media", model.image_sizes(3136, 50176))
         encoder = Encoder(model, media)
@@ -121,6 +126,7 @@ def _config(model: str, kind: DeviceKind, precision: str, sampler: str | None) -
     if sampler is None:
         installed = Installed.here()
         sampler = "vllm" if installed.vllm and installed.vllm_is_for_cpu == (kind == "cpu") else "hf"
+    on_vllm = {"gpu_memory_utilization": MEMORY_FRACTION, "engine": {"kv_cache_memory_bytes": KV_CACHE_BYTES}}
     return from_mapping(
         {
             "model": {"path": model, "dtype": precision},
@@ -131,7 +137,7 @@ def _config(model: str, kind: DeviceKind, precision: str, sampler: str | None) -
                 "group_size": GROUP_SIZE,
                 "max_new_tokens": NEW_TOKENS,
                 "temperature": TEMPERATURE,
-                "gpu_memory_utilization": MEMORY_FRACTION if sampler == "vllm" else 0.5,
+                **(on_vllm if sampler == "vllm" else {}),
             },
             "learner": {"lr": 1e-2},
             "trainer": {"steps": 2},

@@ -1,4 +1,4 @@
-"""Two whole training steps of a tiny vision-language model, in a process of their own, every number compared.
+"""Two whole training steps of a tiny model, with images where possible, in a process of their own, all compared.
 
     python -m mmrl.commands.doctor.trial DEVICE PRECISION FILE
 
@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 
 from mmrl.commands.doctor.finding import REPORT, Finding, Status, failure, gibibytes
-from mmrl.commands.doctor.tiny_run import GROUP_SIZE, MEMORY_FRACTION, TEMPERATURE, TinyRun, weighted_rows
+from mmrl.commands.doctor.tiny_run import GROUP_SIZE, KV_CACHE_BYTES, TEMPERATURE, TinyRun, weighted_rows
 from mmrl.engine import device
 from mmrl.engine_api import Learner, Sampler
 from mmrl.errors import NumericsError
@@ -42,7 +42,7 @@ class Trial:
     Args:
         folder: For the model and the images.
         emit: Takes each row as soon as it is known.
-        family: The model's family.
+        family: See ``TinyRun.start``.
         sampler: See ``TinyRun.start``.
         is_last: True if no other trial follows in this process; then it leaves its group of ranks.
     """
@@ -54,7 +54,7 @@ class Trial:
         folder: Path,
         emit: Callable[[Finding], None],
         *,
-        family: str = "qwen2_5_vl",
+        family: str | None = None,
         sampler: str | None = None,
         is_last: bool = True,
     ) -> None:
@@ -118,7 +118,7 @@ class Trial:
         if awake is None or asleep is None or not self._run.sleeps:
             self._row("engine", "sleep", "ok", "only vLLM on a GPU sleeps")
             return
-        freed, due = asleep[0] - awake[0], MEMORY_FRACTION * awake[1] / 2
+        freed, due = asleep[0] - awake[0], KV_CACHE_BYTES / 2
         found = f"free {gibibytes(awake[0])} awake, {gibibytes(asleep[0])} asleep, of {gibibytes(awake[1])}"
         remedy = "" if freed >= due else f"the sampler keeps the learner's memory: {REPORT}"
         self._row("engine", "sleep", "ok" if freed >= due else "bad", found, remedy)

@@ -10,8 +10,10 @@ import pytest
 
 from mmrl.commands.doctor import trial
 from mmrl.commands.doctor.finding import Finding
+from mmrl.commands.doctor.tiny_run import TinyRun
 from mmrl.commands.doctor.trial import Trial, judge, until_they_differ
 from mmrl.engine import attention_error
+from mmrl.engine.spec import EngineSpec
 from mmrl.errors import NumericsError, ResourceError
 from mmrl.ops.parity import Gap
 
@@ -103,32 +105,51 @@ def test_a_stage_that_fails_is_a_row_and_ends_what_builds_on_it(error, area, mon
 
 
 def sleep_rows(
-    monkeypatch, tmp_path, awake: int, asleep: int, logprob_after: float = -1.0, sleeps: bool = True
+    monkeypatch, tmp_path, freed: int = 550, logprob_after: float = -1.0, sleeps: bool = True
 ) -> list[Finding]:
-    """The rows of the sleep check on a GPU of 100 GiB, its free memory given in GiB."""
+    """The rows of the sleep check on a GPU of 100 GiB, of which 60 are free until a sleep frees some MiB."""
     rows: list[Finding] = []
     stage = Trial("bfloat16", "cuda", tmp_path, rows.append)
-    answers = iter([([greedy([1], [-1.0])], (awake << 30, 100 << 30)), ([greedy([1], [logprob_after])], None)])
+    answers = iter([([greedy([1], [-1.0])], (60 << 30, 100 << 30)), ([greedy([1], [logprob_after])], None)])
     monkeypatch.setattr(stage, "_greedy", lambda: next(answers))
-    monkeypatch.setattr(trial.device, "free_memory_bytes", lambda kind: (asleep << 30, 100 << 30))
+    monkeypatch.setattr(trial.device, "free_memory_bytes", lambda kind: ((60 << 30) + (freed << 20), 100 << 30))
     stage._run = SimpleNamespace(sleeps=sleeps)
     stage._check_sleep()
     return rows
 
 
-@pytest.mark.parametrize(("awake", "asleep", "status"), [(60, 88, "ok"), (60, 61, "bad"), (60, 74, "bad")])
-def test_a_sleep_that_frees_too_little_is_bad(awake, asleep, status, monkeypatch, tmp_path):
-    same, memory = sleep_rows(monkeypatch, tmp_path, awake, asleep)
+@pytest.mark.parametrize(("freed", "asleep", "status"), [(550, 60.5, "ok"), (50, 60.0, "bad"), (250, 60.2, "bad")])
+def test_a_sleep_that_frees_less_than_half_of_the_kv_cache_is_bad(freed, asleep, status, monkeypatch, tmp_path):
+    same, memory = sleep_rows(monkeypatch, tmp_path, freed)
     assert (same.check, same.status) == ("bf16 before = after sleep", "ok")
     assert (memory.area, memory.status) == ("engine", status)
-    assert memory.found == f"free {awake}.0 GiB awake, {asleep}.0 GiB asleep, of 100.0 GiB"
+    assert memory.found == f"free 60.0 GiB awake, {asleep} GiB asleep, of 100.0 GiB"
 
 
 def test_log_probs_that_a_sleep_changes_are_bad(monkeypatch, tmp_path):
-    same, _ = sleep_rows(monkeypatch, tmp_path, 60, 88, logprob_after=-2.0)
+    same, _ = sleep_rows(monkeypatch, tmp_path, logprob_after=-2.0)
     assert (same.area, same.status) == ("numbers", "bad")
 
 
 def test_a_sampler_that_never_sleeps_need_not_free_anything(monkeypatch, tmp_path):
-    _, memory = sleep_rows(monkeypatch, tmp_path, 60, 60, sleeps=False)
+    _, memory = sleep_rows(monkeypatch, tmp_path, 0, sleeps=False)
     assert (memory.status, memory.found) == ("ok", "only vLLM on a GPU sleeps")
+
+
+@pytest.mark.parametrize(("takes_images", "family", "prompts"), [(True, "qwen2_5_vl", 3), (False, "qwen2", 1)])
+def test_the_trials_model_reads_images_where_they_can_be_learned_from_and_its_kv_cache_is_small(
+    takes_images, family, prompts, monkeypatch, tmp_path
+):
+    import transformers
+
+    from mmrl.cluster import local
+
+    specs: list[EngineSpec] = []
+    monkeypatch.setattr(local, "start_engine", specs.append)
+    if not takes_images:
+        monkeypatch.setattr(transformers.Qwen2_5_VLModel, "forward", lambda self, input_ids, **kwargs: None)
+    run = TinyRun.start(tmp_path, "cuda", "bfloat16", sampler="vllm")
+    assert (specs[0].folder.family.model_type, len(run.prompts), run.sleeps) == (family, prompts, True)
+    assert specs[0].config.sampler.engine == {"kv_cache_memory_bytes": 2**29}
+    TinyRun.start(tmp_path, "cuda", "bfloat16", sampler="hf")
+    assert specs[1].config.sampler.engine == {}
