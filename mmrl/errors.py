@@ -93,7 +93,13 @@ class RankLostError(ResourceError):
 
 
 class DeviceMemoryError(ResourceError):
-    """A device has too little memory for its work."""
+    """A device has too little memory for its work.
+
+    Attributes:
+        microbatches_help: True if smaller micro-batches need less of it.
+    """
+
+    microbatches_help: bool = True
 
 
 class NumericsError(MMRLError):

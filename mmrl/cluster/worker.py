@@ -21,7 +21,7 @@ from mmrl.config.plugin_specs import Kind
 from mmrl.data.images import MediaStore
 from mmrl.engine import device
 from mmrl.engine_api import Learner, Polled, Sampler, SamplingRequest, UpdateResult
-from mmrl.errors import MMRLError, NumericsError, PluginError, ResourceError
+from mmrl.errors import DeviceMemoryError, MMRLError, NumericsError, PluginError, ResourceError
 from mmrl.plugin_host import registry
 from mmrl.system import failpoints
 from mmrl.types import FloatArray, Sample, TrainingRow
@@ -221,6 +221,8 @@ class RankWorker:
         learner: Learner = self._owner
         try:
             learner.save(Path(folder))
+        except DeviceMemoryError:  # the others wait for this rank
+            raise
         except (ResourceError, NumericsError) as error:
             return error
         return None

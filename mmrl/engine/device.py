@@ -280,9 +280,10 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     """True if the error says that the device, or on a CPU the machine, has no memory left."""
     import torch
 
-    # CUDA's libraries and the allocator of a CPU raise plain RuntimeErrors.
+    # CUDA's libraries and the allocator of a CPU raise plain RuntimeErrors; cuBLAS and cuDNN fail when they begin.
     said = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "can't allocate memory" in said
+    words = ("out of memory", "can't allocate memory", "status_alloc_failed", "failed to cuda calloc")
+    return isinstance(error, torch.OutOfMemoryError) or any(each in said for each in words)
 
 
 def used_memory_bytes(kind: DeviceKind) -> int:

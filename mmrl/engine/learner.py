@@ -23,6 +23,7 @@ from mmrl.engine.collation import Collator
 from mmrl.engine.counting import UnitCost, UpdateCost, UpdateMemory
 from mmrl.engine.experts import OWN, with_routing
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.full_device import TokenBudget, memory_of
 from mmrl.engine.image_form import Features
 from mmrl.engine.learner_settings import compiles
 from mmrl.engine.learner_state import SavedState, check_optimizer, save_state
@@ -30,11 +31,10 @@ from mmrl.engine.optimizer_state import OptimizerState
 from mmrl.engine.placement import Reference
 from mmrl.engine.plain_model import WidePass
 from mmrl.engine.policy import Policy
-from mmrl.engine.refusals import out_of_memory
 from mmrl.engine.vision import BLANK, idle_sample
 from mmrl.engine.weights import Failures, save_adapter, save_model
 from mmrl.engine_api import UpdateResult
-from mmrl.errors import ConfigError, MMRLError, first_line
+from mmrl.errors import ConfigError, MMRLError
 from mmrl.interfaces import Algorithm
 from mmrl.ops.cost import imbalance
 from mmrl.ops.objective import PartialLoss, partial_loss, reduce_partials
@@ -104,7 +104,7 @@ class DeepSpeedLearner:
         self._keeps_features = collator.share and folder.family.vision and not self._cost.trains_tower
         self._estimate = UnitCost(folder, tower=not self._keeps_features)
         self._total_steps, self._step = total_steps, 0
-        self._budget = config.tokens_per_microbatch
+        self._budget = TokenBudget(config.tokens_per_microbatch)
         self._goes_backward = False
         self._balances = config.router_aux_loss_coef > 0
         self._row_flops = list[int]()
@@ -120,49 +120,43 @@ class DeepSpeedLearner:
         return self._policy
 
     def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[FloatArray]:
-        return self._forward(self._engine, samples, self._budget if packed else 0)
+        def run() -> list[FloatArray]:
+            return self._forward(self._engine, samples, self._budget.tokens if packed else 0)
+
+        return self._budget.within("log-probs", samples if packed else (), run, self.forget_images)
 
     def reference_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray]:
-        if self._policy.adapted:
-            with self._policy.without_adapters():
-                return self._forward(self._engine, samples, self._budget, routed=False)
-        assert self._reference is not None, "the algorithm did not ask for a reference policy"
-        with self._reference.in_use() as reference:
-            return self._forward(reference, samples, self._budget, routed=False)
+        return self._budget.within(
+            "reference log-probs", samples, lambda: self._of_reference(samples), self.forget_images
+        )
 
     def wide_logprobs(self, samples: Sequence[Sample]) -> list[FloatArray] | None:
-        return self._wide.logprobs(self._policy, samples)
+        with memory_of("the log-probs in a wider type"):
+            return self._wide.logprobs(self._policy, samples)
 
     def update(self, rows: Sequence[TrainingRow]) -> UpdateResult:
         """One optimizer step of all ranks; the metrics are of all ranks, the log-probs of this rank's rows.
 
         A loss or a gradient that is not finite on any rank is the result's ``fault``: no rank takes the step, and the
-        metrics are those that are finite. A single rank that runs out of memory halves its micro-batches, once for the
-        rest of the run, and starts the step again.
+        metrics are those that are finite. A single rank that runs out of memory halves its micro-batches, see
+        ``TokenBudget``, and starts the step again.
 
         Raises:
             DeviceMemoryError: There is not enough memory; the learner cannot go on.
         """
-        try:
-            return self._measured_update(rows)
-        except RuntimeError as error:
-            if not device.is_out_of_memory(error):
-                raise
-            reason = first_line(error)
-            self._halve_budget(rows, reason)
-        # Here, not in the handler: the error's traceback holds the activations.
-        self._forget_update()
-        notice = f"out of memory in the update ({reason}): learner.tokens_per_microbatch is {self._budget} from now on"
-        return replace(self._measured_update(rows), notice=notice)
+        samples = [row.sample for row in rows]
+        result = self._budget.within("the update", samples, lambda: self._measured_update(rows), self._forget_update)
+        return replace(result, notice=self._budget.take_notice())
 
     def save(self, folder: Path) -> None:
         """Write ``model/`` and ``state/``: each rank writes some files of the weights, and its part of the state."""
         failures = Failures()
         save = save_model if self._lora is None else partial(save_adapter, self._lora)
-        save(self._policy, self._folder, folder / "model", failures)
-        failures.raise_first()
-        state = OptimizerState(self._engine, self._policy)
-        save_state(state, self._step, folder / "state", failures, with_optimizer=self._saves_optimizer)
+        with memory_of("the checkpoint"):
+            save(self._policy, self._folder, folder / "model", failures)
+            failures.raise_first()
+            state = OptimizerState(self._engine, self._policy)
+            save_state(state, self._step, folder / "state", failures, with_optimizer=self._saves_optimizer)
         failures.raise_first()
 
     def restore(self, folder: Path) -> None:
@@ -199,7 +193,7 @@ class DeepSpeedLearner:
         rate = self._set_learning_rate()
         self._remember_images([row.sample for row in rows])
         self._engine.train()
-        plan = self._plan([row.sample for row in rows], self._budget)
+        plan = self._plan([row.sample for row in rows], self._budget.tokens)
         num_rows = self._total(len(rows)) if self._balances else 0
         logprobs, entropies = ([np.zeros(0, np.float32)] * len(rows) for _ in range(2))
         found: list[tuple[list[int], torch.Tensor, torch.Tensor]] = []
@@ -264,7 +258,7 @@ class DeepSpeedLearner:
         refs = {ref.hash: ref for ref in (BLANK, *(ref for sample in samples for ref in sample.all_images))}
         new = [ref for name, ref in refs.items() if name not in self._features]
         sizes = [self._folder.image_tokens(ref.width, ref.height) for ref in new]
-        batches = [[new[i] for i in part] for part in first_fit(sizes, self._budget)]
+        batches = [[new[i] for i in part] for part in first_fit(sizes, self._budget.tokens)]
         known = sum(feature.nbytes for features in self._features.values() for feature in features)
         room = device.FEATURE_BYTES[self._engine.device.type] - known
         is_too_much = sum(sizes) * self._cost.image_token_bytes(self._policy.model.dtype.itemsize) > room
@@ -342,12 +336,8 @@ class DeepSpeedLearner:
             if not math.isfinite(norm):
                 self._engine.zero_grad()
                 return norm
-        try:
+        with memory_of("the update"):  # the weights may have moved, and smaller micro-batches would not help
             self._engine.step()
-        except RuntimeError as error:
-            if device.is_out_of_memory(error):  # the weights may have moved, and smaller micro-batches would not help
-                raise out_of_memory(first_line(error)) from error
-            raise
         return float(self._engine.get_global_grad_norm() or norm)
 
     def _step_without_effect(self, factor: float) -> None:
@@ -359,15 +349,6 @@ class DeepSpeedLearner:
         logprobs_T, _ = self._engine(self._collate([self._idle]))
         self._engine.backward(factor * logprobs_T.sum())
         self._engine.step()
-
-    def _halve_budget(self, rows: Sequence[TrainingRow], reason: str) -> None:
-        """Halve the tokens of a micro-batch."""
-        lengths = [row.sample.num_tokens for row in rows]
-        halved = self._budget // 2
-        alone = torch.distributed.get_world_size() == 1
-        if not alone or self._budget < self._config.tokens_per_microbatch or max(lengths, default=0) > halved:
-            raise out_of_memory(reason)
-        self._budget = halved
 
     def _forget_update(self) -> None:
         """Drop the gradients that an interrupted forward or backward pass left behind.
@@ -394,6 +375,14 @@ class DeepSpeedLearner:
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate
         return rate
+
+    def _of_reference(self, samples: Sequence[Sample]) -> list[FloatArray]:
+        if self._policy.adapted:
+            with self._policy.without_adapters():
+                return self._forward(self._engine, samples, self._budget.tokens, routed=False)
+        assert self._reference is not None, "the algorithm did not ask for a reference policy"
+        with self._reference.in_use() as reference:
+            return self._forward(reference, samples, self._budget.tokens, routed=False)
 
     @torch.no_grad()
     def _forward(self, policy: Any, samples: Sequence[Sample], budget: int, *, routed: bool = True) -> list[FloatArray]:

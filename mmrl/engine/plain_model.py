@@ -43,27 +43,41 @@ class WidePass:
         no room for it, or a kernel none for the type.
         """
         where = device.torch_device(self._kind)
-        has_room = torch.tensor(int(not samples or self._fits()), device=where)
+        model = self._room(where) if samples else None
+        has_room = torch.tensor(int(not samples or model is not None), device=where)
         torch.distributed.all_reduce(has_room, torch.distributed.ReduceOp.MIN)
         if not has_room:
             return None
         weights = policy.named_weights(self._own)
-        if not samples:
+        if model is None:
             for _ in weights:
                 pass
             return []
-        # The other implementations of experts have no kernel for float64.
-        kernels = {"attn_implementation": "sdpa", "experts_implementation": "eager"}
-        options = {"dtype": self._wider, "trust_remote_code": self._folder.trust_remote_code, **kernels}
-        cuda = [where] if where.startswith("cuda") else []
-        with torch.random.fork_rng(devices=cuda), torch.device(where):  # some layers draw numbers when they are made
-            model = empty_model(self._folder, options)
         copy_weights(model, weights)
         try:
             return [self._of_one(model, policy, sample) for sample in samples]
         except Exception:  # whatever a kernel raises: a run can do without this measure
             logging.getLogger(__name__).warning("no log-probs in %s", self._wider, exc_info=True)
             return None
+
+    def _room(self, where: str) -> Any:
+        """A model of the wider type without content, on the device; None if it has no room beside all that is there."""
+        if not self._fits():
+            return None
+        # The other implementations of experts have no kernel for float64.
+        kernels = {"attn_implementation": "sdpa", "experts_implementation": "eager"}
+        options = {"dtype": self._wider, "trust_remote_code": self._folder.trust_remote_code, **kernels}
+        cuda = [where] if where.startswith("cuda") else []
+        try:
+            with (
+                torch.random.fork_rng(devices=cuda),
+                torch.device(where),
+            ):  # some layers draw numbers when they are made
+                return empty_model(self._folder, options)
+        except RuntimeError as error:
+            if device.is_out_of_memory(error):
+                return None
+            raise
 
     def _fits(self) -> bool:
         """True if the device has room for the weights in the wider type, beside all that is there."""

@@ -6,7 +6,7 @@ import math
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
@@ -20,6 +20,7 @@ from mmrl.engine import device
 from mmrl.engine.adapters import is_adapter
 from mmrl.engine.collation import Collator, shares_prefix
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.full_device import OWNERS, memory_of
 from mmrl.engine.hf_sampler import HFSampler
 from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.learner_settings import check_overlap, learner_config
@@ -80,12 +81,15 @@ class RankEngine:
         # Then vLLM: it measures free memory, and gives it back when it sleeps.
         if spec.with_sampler:
             progress("the sampler starts")
-        self._sampler = self._build_sampler(spec.max_sequence_images, learns=learns) if spec.with_sampler else None
+        with memory_of("the start of the sampler"):
+            self._sampler = self._build_sampler(spec.max_sequence_images, learns=learns) if spec.with_sampler else None
         if self._sampler is not None and spec.algorithm is not None:
-            self._sampler.sleep()
+            with memory_of("the sampler's sleep"):
+                self._sampler.sleep()
         if spec.algorithm is not None:
             progress("the learner starts")
-        self._learner = self._build_learner(spec.algorithm, spec.checkpoint) if spec.algorithm is not None else None
+        with memory_of("the start of the learner"):
+            self._learner = self._build_learner(spec.algorithm, spec.checkpoint) if spec.algorithm is not None else None
 
     @property
     def precision(self) -> str:
@@ -99,14 +103,17 @@ class RankEngine:
         with self._owning("sampling"):
             try:
                 device.free_cache(self._kind)
-                self._wake_with_newest_weights(sampler)
-                sampler.wake("kv_cache")  # last: a sync gathers and copies, and needs memory of its own
+                with memory_of("the weight sync"):
+                    self._wake_with_newest_weights(sampler)
+                with memory_of("the sampler's wake-up"):
+                    sampler.wake("kv_cache")  # last: a sync gathers and copies, and needs memory of its own
                 yield sampler
                 self.memory_bytes_max()  # before it sleeps
             finally:
                 sampler.leave()
                 if self._learner is not None:
-                    sampler.sleep()
+                    with memory_of("the sampler's sleep"):
+                        sampler.sleep()
                 self._freed.give_back()
 
     @contextmanager
@@ -157,8 +164,11 @@ class RankEngine:
     def stop_trace(self, path: Path | None) -> None:
         self._tracer.stop(path)
 
-    def span(self, name: str) -> AbstractContextManager[object]:
-        return self._tracer.span(name)
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Marks a block in the trace; its memory is that of a phase."""
+        with self._tracer.span(name), memory_of(OWNERS[name]) if name in OWNERS else nullcontext():
+            yield
 
     def memory_bytes_max(self) -> int:
         self._memory_bytes_max = max(self._memory_bytes_max, device.used_memory_bytes(self._kind))
@@ -180,7 +190,8 @@ class RankEngine:
         No second thread gathers more, since every rank must launch its collectives in one order.
         """
         if self._learner is None or sampler.weight_version == self._learner.weight_version:
-            sampler.wake("weights")
+            with memory_of("the sampler's wake-up"):
+                sampler.wake("weights")
             return
         with closing(self._learner.policy.named_weights(getattr(torch, self._precision))) as weights:
             first = [next(weights)]
@@ -189,7 +200,8 @@ class RankEngine:
                 yield first.pop()  # nothing here keeps it while others are gathered
                 yield from weights
 
-            sampler.wake("weights")
+            with memory_of("the sampler's wake-up"):
+                sampler.wake("weights")
             sampler.load(all_weights(), self._learner.weight_version)
 
     @contextmanager
@@ -197,7 +209,8 @@ class RankEngine:
         assert not self._in_use, f"{verb} inside {self._in_use}"
         self._in_use = verb
         try:
-            yield
+            with memory_of(verb):
+                yield
         finally:
             self._in_use = ""
 

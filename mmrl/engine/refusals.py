@@ -1,4 +1,4 @@
-"""The errors with which a run ends on a device that it does not suit, or that has too little memory for it."""
+"""The error with which a run ends on a device that it does not suit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from mmrl.engine.device import DeviceKind, precision
 from mmrl.engine.experts import experts_refusal
 from mmrl.engine.features import asked_features, refusal
 from mmrl.engine.folder import ModelFolder
-from mmrl.errors import ConfigError, DeviceMemoryError
+from mmrl.errors import ConfigError
 
 
 def device_refusal(
@@ -24,13 +24,3 @@ def device_refusal(
     if error is None and samples:
         error = experts_refusal(folder, config, kind, learns=learns)
     return error
-
-
-def out_of_memory(reason: str) -> DeviceMemoryError:
-    """The error of an update for which the device has too little memory."""
-    return DeviceMemoryError(
-        f"out of memory in the update: {reason}",
-        where="learner",
-        remedy="lower learner.tokens_per_microbatch or sampler.gpu_memory_utilization, turn "
-        "model.gradient_checkpointing on, or raise learner.zero_stage (and cluster.ranks)",
-    )

@@ -67,6 +67,8 @@ class VLLMSampler(SteppingSampler):
         try:
             self._llm = LLM(**self.arguments, logits_processors=[processor])
         except (ValueError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and device.is_out_of_memory(error):
+                raise
             raise ResourceError(
                 f"vLLM does not start: {' '.join(str(error).split())[:600]}",
                 where="sampler",

@@ -204,7 +204,7 @@ class TrainingRun:
                 except (RankLostError, DeviceMemoryError) as error:
                     if isinstance(error, RankLostError):
                         left -= 1
-                    if left < 0 or (isinstance(error, DeviceMemoryError) and not self._halve_microbatches()):
+                    if left < 0 or (isinstance(error, DeviceMemoryError) and not self._halve_microbatches(error)):
                         raise
                     self._tell("restart", message=str(error), restarts_left=left)
                     self._go_back()
@@ -339,11 +339,11 @@ class TrainingRun:
         trainer.restore(state, media)
         trainer.fit(step, self._unlogged_metrics(), is_saved=source is None)
 
-    def _halve_microbatches(self) -> bool:
+    def _halve_microbatches(self, error: DeviceMemoryError) -> bool:
         """Halve the budget, once, for ranks that cannot do it alone as others wait for them; True if it was done."""
         learner = self._config.learner
         budget = learner.tokens_per_microbatch // 2
-        if self._is_halved or self._config.cluster.ranks == 1 or not budget:
+        if self._is_halved or self._config.cluster.ranks == 1 or not (budget and error.microbatches_help):
             return False
         smaller = learner.model_copy(update={"tokens_per_microbatch": budget})
         self._config, self._is_halved = self._config.model_copy(update={"learner": smaller}), True

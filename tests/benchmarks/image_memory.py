@@ -122,7 +122,7 @@ class HalfFakeEngine:
     def update(self, rows: Sequence[Any]) -> Any:
         self._updates += 1
         learner, samples = self._engine._learner, [row.sample for row in rows]
-        for indices in learner._plan(samples, learner._budget):
+        for indices in learner._plan(samples, learner._budget.tokens):
             learner._collate([samples[index] for index in indices])
         first = list(dict.fromkeys(sample.prompt.id for sample in samples))[:FEW]
         result = learner.update([row for row in rows if row.sample.prompt.id in first])

@@ -31,8 +31,9 @@ from mmrl.cluster.process import forget_shared_memory, forget_stale_builds, inte
 from mmrl.cluster.ranks import RankLocation
 from mmrl.cluster.worker import RankWorker
 from mmrl.data.images import ImageGrid, MediaStore
+from mmrl.engine.full_device import out_of_memory
 from mmrl.engine_api import Finished, Polled, SamplingRequest, UpdateResult
-from mmrl.errors import DataError, NumericsError, PluginError, RankLostError, ResourceError
+from mmrl.errors import DataError, DeviceMemoryError, NumericsError, PluginError, RankLostError, ResourceError
 from mmrl.system.signals import Interruption, Stopped
 from mmrl.system.version import DISTRIBUTION, __version__
 from mmrl.types import EncodedPrompt, Prompt, Rollout, RolloutGroup, Sample, Segment, TrainingRow
@@ -246,6 +247,30 @@ def test_of_several_failures_the_cause_is_shown(faults, shown, group_of, monkeyp
     fakes = FakeRanks(["a", "a"], {rank: {"submit": fault} for rank, fault in faults.items()})
     with pytest.raises(Exception, match=shown), group_of(fakes).sampling() as sampler:
         list(sampler.generate([request(0), request(1)]))
+
+
+@pytest.mark.parametrize("verb", ["start", "enter", "advance", "logprobs", "update", "save"])
+def test_a_full_device_of_one_rank_ends_a_call_though_the_others_wait_for_it(verb, group_of, monkeypatch, tmp_path):
+    monkeypatch.setattr("mmrl.cluster.calls.CAUSE_S", 0.1)
+    released = threading.Event()
+    full = fail(out_of_memory("learning", "CUDA out of memory"))
+    fakes = FakeRanks(["a", "b"], {0: {verb: released.wait}, 1: {verb: full}})
+    group, began = group_of(fakes), time.monotonic()
+
+    def call() -> None:
+        if verb == "start":
+            group.start(["", ""])
+        elif verb in ("enter", "advance"):
+            with group.sampling() as sampler:
+                list(sampler.generate([request(0), request(1)]))
+        else:
+            with group.learning() as learner:
+                getattr(learner, verb)(tmp_path if verb == "save" else [])
+
+    with pytest.raises(DeviceMemoryError, match="out of memory in learning: CUDA"):
+        call()
+    assert group.failed and time.monotonic() - began < 5
+    released.set()
 
 
 @pytest.mark.parametrize("method", ["advance", "answer"])

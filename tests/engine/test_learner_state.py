@@ -32,7 +32,7 @@ from mmrl.engine.optimizer_state import OptimizerState
 from mmrl.engine.policy import load_policy
 from mmrl.engine.rank import RankEngine
 from mmrl.engine.spec import EngineSpec
-from mmrl.errors import ConfigError, NumericsError, ResourceError
+from mmrl.errors import ConfigError, DeviceMemoryError, NumericsError, ResourceError
 from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
 from mmrl.system import failpoints
@@ -452,6 +452,59 @@ def test_out_of_memory_with_one_long_sample_is_an_error_at_once(start, rows):
         with pytest.raises(ResourceError, match="can't allocate memory"):
             learner.update([longest])
     assert len(passes) == 1
+
+
+@pytest.mark.parametrize(("stage", "phase"), pairs("log-probs", "reference log-probs"))
+def test_out_of_memory_in_a_forward_phase_halves_the_microbatches_once_with_the_same_numbers(stage, phase, start, rows):
+    samples = [row.sample for row in rows]
+    settings = LEARNER | {"zero_stage": stage, "share_prefix": "off"}
+    kl = {"kl": {"coef": 0.1}} if phase == "reference log-probs" else {}
+    with start(algorithm=kl, learner=settings).learning() as learner:
+        compute = learner.logprobs if phase == "log-probs" else learner.reference_logprobs
+        expected, passes = compute(samples), []
+        policy = learner.policy if phase == "log-probs" else learner._reference.policy
+        layer = policy.model.base_model.language_model.layers[0]
+
+        def fail(*_: Any) -> None:
+            passes.append(1)
+            if len(passes) == 1:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+        handle = layer.register_forward_hook(fail)
+        found = compute(samples)
+        assert len(passes) > 2
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-6)
+        # These rows lack the reference's log-probs, with which an update would go on.
+        notice = learner._budget.take_notice() if kl else learner.update(rows).notice
+        assert notice.startswith(f"out of memory in {phase} (CUDA") and "is 100 from now on" in notice
+        assert learner._budget.take_notice() == ""
+        passes.clear()
+        with pytest.raises(DeviceMemoryError, match=f"out of memory in {phase}: CUDA") as caught:
+            compute(samples)
+        handle.remove()
+        assert caught.value.exit_code == 5 and "tokens_per_microbatch" in caught.value.remedy
+
+
+def test_out_of_memory_where_no_microbatch_is_smaller_is_an_error_with_the_phase(start, rows, tmp_path, monkeypatch):
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+    samples = [row.sample for row in rows]
+    with start(learner=LEARNER | {"zero_stage": 0}).learning() as learner:
+        handle = learner.policy.register_forward_hook(fail)
+        with pytest.raises(DeviceMemoryError, match=r"in log-probs: CUDA error: CUBLAS"):
+            learner.logprobs(samples, packed=False)
+        handle.remove()
+        monkeypatch.setattr("mmrl.engine.plain_model.copy_weights", fail)
+        with pytest.raises(DeviceMemoryError, match="in the log-probs in a wider type: CUDA") as caught:
+            learner.wide_logprobs(samples[:1])
+        assert not caught.value.microbatches_help
+        monkeypatch.setattr("mmrl.engine.plain_model.empty_model", fail)
+        assert learner.wide_logprobs(samples[:1]) is None
+        monkeypatch.setattr("mmrl.engine.learner.save_model", fail)
+        with pytest.raises(DeviceMemoryError, match="in the checkpoint: CUDA"):
+            learner.save(tmp_path)
 
 
 @pytest.mark.parametrize("as_on_hub", [False, True], ids=["", "as on the hub"])

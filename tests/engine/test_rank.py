@@ -23,7 +23,7 @@ from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.rank import RankEngine
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import SamplingRequest
-from mmrl.errors import ConfigError, ResourceError
+from mmrl.errors import ConfigError, DeviceMemoryError, ResourceError
 from mmrl.runs.setup import RunSetup
 from mmrl_algorithms.grpo import GRPO
 
@@ -312,6 +312,49 @@ def test_an_error_hands_the_device_back(recording):
         assert recording.llm.asleep == {"weights", "kv_cache"}
     recording.sample(engine)
     assert recording.since()[2:5] == SYNC
+
+
+PHASES = {
+    "the sampler's sleep": "sleep",
+    "the sampler's wake-up": "wake_up",
+    "the weight sync": "collective_rpc",
+    "sampling": "step",
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_device_that_is_full_names_the_phase_and_what_to_set(recording, phase, monkeypatch):
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA Error: out of memory at cumem_allocator.cpp:62\nmore")
+
+    engine = recording.engine("cuda")
+    monkeypatch.setattr(recording.llm, PHASES[phase], fail)
+    with pytest.raises(DeviceMemoryError, match=f"^out of memory in {phase}: CUDA Error: .*:62\n  where") as caught:
+        recording.sample(engine)
+    assert caught.value.exit_code == 5 and not caught.value.microbatches_help
+    assert ("gpu_memory_utilization" in caught.value.remedy) == (phase != "the sampler's sleep")
+
+
+@pytest.mark.parametrize("part", ["sampler", "learner", "sleep"])
+def test_a_device_that_is_full_at_the_start_names_the_part(recording, part, monkeypatch):
+    def fail(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    place = {"sampler": (recording, "_llm"), "learner": (rank, "place"), "sleep": (FakeLLM, "sleep")}[part]
+    monkeypatch.setattr(*place, fail)
+    monkeypatch.setattr("vllm.LLM", recording._llm)
+    phase = "the sampler's sleep" if part == "sleep" else f"the start of the {part}"
+    with pytest.raises(DeviceMemoryError, match=f"^out of memory in {phase}: CUDA out of memory"):
+        recording.engine("cuda")
+
+
+@pytest.mark.parametrize("name", ["generate", "logprob", "update", "sync"])
+def test_a_ranks_span_names_the_phase_of_a_full_device(recording, name):
+    engine = recording.engine("cuda")
+    with pytest.raises(DeviceMemoryError, match="out of memory in"), engine.span(name):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    with pytest.raises(RuntimeError, match="a bug"), engine.span(name):
+        raise RuntimeError("a bug")
 
 
 def test_without_a_learner_nothing_sleeps_and_the_folders_weights_stay(recording):

@@ -96,6 +96,7 @@ class FakeEngine(OneByOneSampler):
         return continued(request, member, segment, **facts)
 
     def logprobs(self, samples: Sequence[Sample], *, packed: bool = True) -> list[FloatArray]:
+        failpoints.reach("fake.logprobs")
         _check_tokens(samples)
         with torch.no_grad():
             return [self._logprobs_T(self.logits_PV, sample).numpy() for sample in samples]

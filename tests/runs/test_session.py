@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mmrl.engine.full_device import out_of_memory
 from mmrl.errors import DeviceMemoryError, MMRLError, ResourceError
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.runs import Runs, at, events, outcome, records
@@ -114,7 +115,8 @@ def fill() -> None:
     raise DeviceMemoryError("out of memory")
 
 
-def test_a_full_device_of_one_of_several_ranks_halves_the_microbatches_once(fake_runs: Runs):
+@pytest.mark.parametrize("phase", ["update", "logprobs"])
+def test_a_full_device_of_one_of_several_ranks_halves_the_microbatches_once(phase, fake_runs: Runs):
     """Which is no restart for a lost rank."""
     sections = {
         "cluster": {"name": "ray", "ranks": 2},
@@ -123,16 +125,30 @@ def test_a_full_device_of_one_of_several_ranks_halves_the_microbatches_once(fake
     }
     assert fake_runs.train(fake_runs.config("plain", **sections)) == 0
     run = fake_runs.folder / "run"
-    with at("fake.update", 2, fill):
+    with at(f"fake.{phase}", 2, fill):
         assert fake_runs.train(fake_runs.config(**sections)) == 0
     (adapted,) = events(run, "adapted")
     assert "learner.tokens_per_microbatch is 256" in adapted["message"]
     assert "tokens_per_microbatch: 256" in (run / "config.yaml").read_text()
     assert outcome(run) == outcome(fake_runs.folder / "plain")
     again = fake_runs.folder / "again"
-    with at("fake.update", 2, fill), at("fake.update", 3, fill):
+    with at(f"fake.{phase}", 2, fill), at("fake.update", 3, fill):
         assert fake_runs.train(fake_runs.config("again", **sections)) == 5
     assert len(events(again, "adapted")) == 1
+
+
+@pytest.mark.parametrize("point", ["fake.generate", "save.shard"])
+def test_a_full_device_ends_the_run_at_once_where_no_smaller_microbatch_helps(point, fake_runs: Runs, capsys):
+    """The sampler's, or that of a rank which gathers weights for a checkpoint while others wait."""
+
+    def fill_for_good() -> None:
+        raise out_of_memory("sampling" if point == "fake.generate" else "the checkpoint", "CUDA out of memory")
+
+    run = fake_runs.folder / "run"
+    with at(point, 2, fill_for_good):
+        assert fake_runs.train(fake_runs.config(cluster={"name": "ray", "ranks": 2}, trainer={"save_every": 1})) == 5
+    assert not events(run, "adapted") and not events(run, "restart")
+    assert "CUDA out of memory" in capsys.readouterr().err
 
 
 @pytest.mark.full
