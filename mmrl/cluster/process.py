@@ -34,6 +34,7 @@ def prepare_process(*, verbose: bool = False) -> device.DeviceKind:
         logging.getLogger("vllm").setLevel(logging.ERROR)  # vLLM warns before it reads that variable
     forget_stale_builds()
     kind = device.detect()  # imports torch
+    device.keep_convolutions_whole()
     os.environ.update(device.environment(kind))
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.simplefilter("ignore", category)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from mmrl.engine.device import repeats_heads
 from mmrl.engine.layout import PackedLayout, rows_at
 
 
@@ -43,6 +44,8 @@ def packed_sdpa(
     outputs = []
     for block, *rows in zip(row.blocks, *parts, strict=True):
         q, k, v = (x.unflatten(0, (block.shape[0], -1)).transpose(1, 2) for x in rows)
+        if q.shape[1] != k.shape[1] and repeats_heads(str(q.device), q.dtype):
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         out_NHLD = F.scaled_dot_product_attention(
             q,
             k,

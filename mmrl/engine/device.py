@@ -78,6 +78,18 @@ def check_gpu(kind: DeviceKind) -> None:
         raise error
 
 
+def keep_convolutions_whole() -> None:
+    """Let this process compute float32 convolutions in float32.
+
+    torch lets cuDNN round their inputs to TF32 by default, and no other product's. A learner's patch embedding is a
+    convolution, and vLLM's a plain product, so their log-probs would differ. torch refuses to read the older of its two
+    settings once the newer one, ``cudnn.conv.fp32_precision``, is written, and its compiler reads the older one.
+    """
+    import torch
+
+    torch.backends.cudnn.allow_tf32 = False
+
+
 def environment(kind: DeviceKind, pipeline_parallel_size: int = 1) -> dict[str, str]:
     """Environment variables of a process, to be set before transformers, vLLM and DeepSpeed are imported.
 
@@ -247,6 +259,15 @@ def tower_attention(kind: DeviceKind, dtype: str) -> str:
     """The attention function of a vision tower: one call for all images or windows, or transformers' loop over them,
     which starts 2,240 kernels for an image of a megapixel."""
     return "mmrl_flash_tower" if (kind, dtype) == ("cuda", "bfloat16") else "sdpa"
+
+
+def repeats_heads(torch_device: str, dtype: torch.dtype) -> bool:
+    """True if plain attention is to get keys and values once for each query head that reads them.
+
+    On a GPU torch's kernel for float32 takes no fewer heads of those. In its place torch would hold the scores of all
+    queries and keys.
+    """
+    return torch_device.startswith("cuda") and dtype.itemsize == 4
 
 
 def tower_bounds(torch_device: str, dtype: torch.dtype) -> str:

@@ -165,6 +165,28 @@ def test_torch_2_11_gets_as_many_heads_of_keys_and_values_as_of_queries(spans, q
     torch.testing.assert_close(gradients, torch.autograd.grad((expected * direction).sum(), qkv))
 
 
+@pytest.mark.parametrize("spans", LAYOUTS)
+def test_float32_on_a_gpu_gets_as_many_heads_of_keys_and_values_as_of_queries(spans, qkv, monkeypatch):
+    """torch's kernel that keeps no scores refuses other numbers (``sdp_utils_cpp.h``: ``supports_gqa``)."""
+    expected = masked(*qkv, LAYOUTS[spans], None)
+    attend, heads = torch.nn.functional.scaled_dot_product_attention, set()
+
+    def attend_and_note(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+        heads.add((q.shape[1], k.shape[1], v.shape[1], options["enable_gqa"]))
+        return attend(q, k, v, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend_and_note)
+    on_gpu = functools.partial(device.repeats_heads, "cuda:0", torch.float32)
+    monkeypatch.setattr("mmrl.engine.attention.repeats_heads", lambda *_: on_gpu())
+    layout = PackedLayout(LAYOUTS[spans], "cpu", torch.float64)
+    output, _ = packed_sdpa(torch.nn.Identity(), *qkv, None, layout=layout)
+    assert heads == {(qkv[0].shape[1], qkv[0].shape[1], qkv[0].shape[1], False)}
+    torch.testing.assert_close(output, expected)
+    direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(1), dtype=output.dtype)
+    gradients = torch.autograd.grad((output * direction).sum(), qkv)
+    torch.testing.assert_close(gradients, torch.autograd.grad((expected * direction).sum(), qkv))
+
+
 def test_the_reference_has_the_signature_of_torchs_function():
     from torch.nn.attention import varlen
 

@@ -62,6 +62,26 @@ print(json.dumps([kind, {name: value for name, value in os.environ.items() if be
     assert json.loads(done.stdout) == ["cuda", expected]
 
 
+def test_a_process_keeps_float32_convolutions_whole_and_torchs_compiler_can_read_it():
+    code = """
+import torch
+from mmrl.cluster.process import prepare_process
+assert torch.backends.cudnn.conv.fp32_precision == "tf32"  # torch's default
+prepare_process()
+assert torch.backends.cudnn.allow_tf32 is False  # it raises where both settings are mixed
+assert torch.backends.cudnn.conv.fp32_precision in ("none", "ieee")
+"""
+    subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+
+@pytest.mark.parametrize(
+    ("where", "dtype", "expected"),
+    [("cuda:0", torch.float32, True), ("cuda", torch.bfloat16, False), ("cpu", torch.float32, False)],
+)
+def test_plain_attention_gets_repeated_heads_on_a_gpu_in_float32_alone(where, dtype, expected):
+    assert device.repeats_heads(where, dtype) is expected
+
+
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_vllm_knows_the_environment_variables_that_bear_its_name(kind):
     from vllm import envs
