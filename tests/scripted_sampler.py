@@ -21,6 +21,7 @@ class ScriptedSampler(SteppingSampler):
     Args:
         write: Token ids of each turn; a turn ends with ``stop`` unless it has ``max_new_tokens``.
         decode: The text of a turn's token ids.
+        most: Most requests that begin at a step.
 
     Attributes:
         weight_version: That of all that is sampled from now on.
@@ -28,8 +29,10 @@ class ScriptedSampler(SteppingSampler):
         began: Ticket and step of each of them.
     """
 
-    def __init__(self, write: Write, decode: Callable[[Any], str] = lambda ids: " ".join(map(str, ids))) -> None:
-        super().__init__()
+    def __init__(
+        self, write: Write, decode: Callable[[Any], str] = lambda ids: " ".join(map(str, ids)), most: int | None = None
+    ) -> None:
+        super().__init__(most)
         self._write, self._decode = write, decode
         self._left: dict[int, tuple[SamplingRequest, Sequence[int], int]] = {}
         self.weight_version = 0

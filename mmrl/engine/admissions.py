@@ -23,12 +23,17 @@ class Admissions:
     nothing runs, the count jumps to the earliest step at which something is due. So the steps at which requests are
     admitted do not depend on when answers are given, except for ``EAGER`` ones.
 
+    Args:
+        most: Most requests that are admitted at a step; None for any number. What is left goes first at the next step.
+        most_tokens: Fewer are admitted if they bring so many new tokens.
+
     Attributes:
         step: The number of the next step, or of the one under way.
         running: Tickets of the requests that are being sampled, each with the step at which it was admitted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None, most_tokens: int | None = None) -> None:
+        self._most, self._most_tokens = most or inf, most_tokens or inf
         self.step = 0
         self.running: dict[int, int] = {}
         self._num_tickets = 0
@@ -78,12 +83,16 @@ class Admissions:
                 self.step = max(self.step, min(due, default=0))
             if not self._ready or self._ready[0][0] > self.step or min(self._owed.values(), default=inf) <= self.step:
                 break
+            tokens = 0
             while self._ready and self._ready[0][0] <= self.step:
+                if len(admitted) >= self._most or tokens >= self._most_tokens:
+                    break
                 _, ticket = heapq.heappop(self._ready)
                 if (request := self._requests[ticket]) is None:
                     del self._requests[ticket]
                 else:
                     admitted.append((ticket, request))
+                    tokens += _new_tokens(request)
         self.running.update((ticket, self.step) for ticket, _ in admitted)
         return admitted
 
@@ -120,12 +129,16 @@ class Admissions:
 class SteppingSampler(Sampler):
     """A sampler that works in steps; kinds of it say what a step does.
 
+    Args:
+        most: As those of ``Admissions``.
+
     Attributes:
         admissions: Begins anew where ``Engine.sampling`` is entered.
     """
 
-    def __init__(self) -> None:
-        self.admissions = Admissions()
+    def __init__(self, *most: int | None) -> None:
+        self._most = most
+        self.admissions = Admissions(*most)
 
     def submit(self, requests: Sequence[SamplingRequest]) -> Sequence[int]:
         return self.admissions.submit(requests)
@@ -152,7 +165,7 @@ class SteppingSampler(Sampler):
     def leave(self) -> None:
         """Give up every request, and count steps and tickets from 0 again."""
         self.drop()
-        self.admissions = Admissions()
+        self.admissions = Admissions(*self._most)
 
     @abstractmethod
     def _begin(self, ticket: int, request: SamplingRequest) -> None:
@@ -184,6 +197,11 @@ class OneByOneSampler(SteppingSampler):
     @abstractmethod
     def _group(self, request: SamplingRequest) -> RolloutGroup:
         """The request's completions."""
+
+
+def _new_tokens(request: SamplingRequest) -> int:
+    """Tokens that a sampler has not read in an earlier turn of the episode."""
+    return len(request.segments[-1].token_ids if request.segments else request.prompt.token_ids)
 
 
 def continued(request: SamplingRequest, index: int, new: Segment, **facts: Any) -> Rollout:

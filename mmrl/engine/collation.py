@@ -9,7 +9,7 @@ images of the row, ``U`` different ones among them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -178,6 +178,10 @@ class Collator:
         if not refs:
             return None
         return [known[ref.hash] for ref in refs] if known else self.images(refs)
+
+    def announce(self, refs: Iterable[ImageRef]) -> None:
+        """As ``ImageInputs.announce``."""
+        self._images.announce(refs)
 
     def images(self, refs: Sequence[ImageRef]) -> UniqueImages:
         """Inputs of the vision tower for at least one image."""

@@ -28,6 +28,11 @@ MERGED_AT_ONCE = {"cpu": 2**19, "cuda": 2**27}
 GPU."""
 FEATURE_BYTES = {"cpu": 512 * 2**20, "cuda": 2**31}
 """Image features that are kept for a step if the vision tower is not trained."""
+READING_THREADS = {"cpu": 0, "cuda": 4}
+"""Threads of a rank that read images ahead: beside a GPU, the host's cores have nothing else to do."""
+ADMITTED_AT_ONCE = {"cpu": None, "cuda": 32}
+"""Most requests that begin at a step of vLLM's. Their images are preprocessed one by one (8 to 38 ms each), and a GPU
+has nothing to do before its first step; None where sampler and preprocessing take turns on the same cores."""
 RUNTIME_BYTES = {"cpu": 0, "cuda": 1_500_000_000}
 """A memory plan's allowance beside tensors: CUDA's context and libraries, NCCL's buffers, memory that torch's allocator
 has and cannot use."""

@@ -32,7 +32,7 @@ from mmrl.engine.placement import Reference
 from mmrl.engine.plain_model import WidePass
 from mmrl.engine.policy import Policy
 from mmrl.engine.vision import BLANK, idle_sample
-from mmrl.engine.weights import Failures, save_adapter, save_model
+from mmrl.engine.weights import Failures, of_all_ranks, save_adapter, save_model
 from mmrl.engine_api import UpdateResult
 from mmrl.errors import ConfigError, MMRLError
 from mmrl.interfaces import Algorithm
@@ -237,6 +237,8 @@ class DeepSpeedLearner:
 
         rows = plan_microbatches(self._collate.units(samples, budget), budget, cost)
         plan = [[index for unit in row for index in unit.indices] for row in rows]
+        if not self._features:
+            self._collate.announce(ref for row in plan for i in row for ref in samples[i].all_images)
         most = torch.tensor(len(plan), device=self._engine.device)
         torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
         return plan + [[] for _ in range(int(most) - len(plan))]
@@ -268,6 +270,7 @@ class DeepSpeedLearner:
             self._features.clear()
             return
         self._engine.eval()
+        self._collate.announce(ref for batch in batches for ref in batch)
         for number in range(int(most[0])):
             batch = batches[number] if number < len(batches) else [BLANK]
             images = self._collate.images(batch)
@@ -405,8 +408,7 @@ def _of_all_ranks(
     """Partial sums of all ranks without their losses, the prompts that the ranks have named, and the costs of each
     rank's micro-batches."""
     sums: list[tuple[Mapping[str, float], int]] = [(partial.sums, partial.tokens) for partial in partials]
-    ranks: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(ranks, (sums, strange, costs))
+    ranks = of_all_ranks((sums, strange, costs))
     found = [PartialLoss(torch.zeros(()), sums, tokens) for own, *_ in ranks for sums, tokens in own]
     return found, {name for _, names, _ in ranks for name in names}, [costs for *_, costs in ranks]
 

@@ -70,7 +70,7 @@ class RankEngine:
         if error is not None:
             raise error
         self._config, self._folder, self._media, self._kind = spec.config, spec.folder, spec.media, kind
-        self._images = ImageInputs(spec.folder, spec.media)
+        self._images = ImageInputs(spec.folder, spec.media, threads=device.READING_THREADS[kind])
         self._shares_prefix = shares_prefix(spec.config.learner, spec.folder)
         self._in_use = ""
         self._memory_bytes_max = 0

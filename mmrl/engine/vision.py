@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 
 from mmrl.data.images import MediaStore
 from mmrl.engine.folder import ModelFolder
+from mmrl.system.read_ahead import ReadAhead
 from mmrl.types import EncodedPrompt, ImageRef, Prompt, Sample, Segment
 
 CACHE_BYTES = 512 * 2**20
@@ -31,12 +33,19 @@ def idle_sample(folder: ModelFolder) -> Sample:
 
 
 class ImageInputs:
-    """Turns stored images into pixels and a grid (3,) of frames, rows and columns of patches."""
+    """Turns stored images into pixels and a grid (3,) of frames, rows and columns of patches.
 
-    def __init__(self, folder: ModelFolder, media: MediaStore, *, cache_bytes: int = CACHE_BYTES) -> None:
+    Args:
+        threads: Those that read announced images ahead.
+    """
+
+    def __init__(
+        self, folder: ModelFolder, media: MediaStore, *, cache_bytes: int = CACHE_BYTES, threads: int = 0
+    ) -> None:
         self._form = folder.images if folder.family.vision else None
         self._blank = self._form.blank() if self._form is not None else None
         self._media = media
+        self._ahead = ReadAhead(self._read, threads)
         self._cache: OrderedDict[str, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
         self._cache_bytes, self._used_bytes = cache_bytes, 0
 
@@ -47,11 +56,19 @@ class ImageInputs:
         if ref.hash in self._cache:
             self._cache.move_to_end(ref.hash)
             return self._cache[ref.hash]
-        assert self._form is not None
-        entry = self._form.read(self._media.load(ref))
+        entry = self._ahead(ref)
         self._cache[ref.hash] = entry
         self._used_bytes += entry[0].nbytes
         while self._used_bytes > self._cache_bytes and len(self._cache) > 1:
             _, (evicted, _) = self._cache.popitem(last=False)
             self._used_bytes -= evicted.nbytes
         return entry
+
+    def announce(self, refs: Iterable[ImageRef]) -> None:
+        """Tell which images come next, in order, in place of those that were told before."""
+        self._ahead.forget()
+        self._ahead.announce(ref for ref in refs if ref is not BLANK and ref.hash not in self._cache)
+
+    def _read(self, ref: ImageRef) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self._form is not None
+        return self._form.read(self._media.load(ref))

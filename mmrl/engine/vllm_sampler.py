@@ -21,6 +21,7 @@ from mmrl.engine.shape import mixed_layers, model_shape
 from mmrl.engine.vllm_arguments import check_engine_keys
 from mmrl.engine_api import SamplingRequest
 from mmrl.errors import NumericsError, ResourceError
+from mmrl.system.read_ahead import ReadAhead
 from mmrl.types import FinishReason, FloatArray, IntArray, Rollout, RolloutGroup, Segment
 
 if TYPE_CHECKING:
@@ -50,8 +51,9 @@ class VLLMSampler(SteppingSampler):
     ) -> None:
         from vllm import LLM
 
-        super().__init__()
-        self._folder, self._media = folder, media
+        most = device.ADMITTED_AT_ONCE[kind]
+        super().__init__(most, most and arguments.get("max_num_batched_tokens"))
+        self._folder, self._images = folder, ReadAhead(media.load, device.READING_THREADS[kind])
         self._sleep_level = device.sleep_level(kind)
         self._packs_experts = device.packs_experts(kind)
         self._mixed_layers = mixed_layers(folder.config)
@@ -112,8 +114,13 @@ class VLLMSampler(SteppingSampler):
             )
         self.weight_version = version
 
+    def submit(self, requests: Sequence[SamplingRequest]) -> Sequence[int]:
+        self._images.announce(ref for request in requests for ref in request.images)
+        return super().submit(requests)
+
     def drop(self) -> None:
         super().drop()
+        self._images.forget()
         self._llm.llm_engine.abort_request(list(self._pending))
         self._pending.clear()
 
@@ -139,7 +146,7 @@ class VLLMSampler(SteppingSampler):
                 return
             except ValueError:  # one is missing, which vLLM does not tell before
                 pass
-        add(request_id, self._prompt(request, [self._media.load(ref) for ref in refs]), self._params(request))
+        add(request_id, self._prompt(request, [self._images(ref) for ref in refs]), self._params(request))
 
     def _prompt(self, request: SamplingRequest, images: Sequence[Any]) -> Any:
         refs = request.images

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mmrl.engine.admissions import Admissions
 from mmrl.engine_api import EAGER, Polled, SamplingRequest
-from mmrl.types import EncodedPrompt, Prompt
+from mmrl.types import EncodedPrompt, Prompt, RolloutGroup, Segment
 from tests.scripted_sampler import ScriptedSampler
 
 PROMPT = EncodedPrompt(prompt=Prompt("row", ()), text="", token_ids=np.arange(3, dtype=np.int32), images=())
@@ -139,9 +140,11 @@ def test_a_turn_follows_what_was_before_it(sampler):
     assert rollout.token_ids.tolist() == [7, 7, 7] and rollout.segments[1].finish_reason is None
 
 
-def play(rng: np.random.Generator, episodes: Sequence[Sequence[int]], eagerness: float) -> list[tuple[int, int]]:
+def play(
+    rng: np.random.Generator, episodes: Sequence[Sequence[int]], eagerness: float, most: int | None
+) -> list[tuple[int, int]]:
     """Begins of all turns of episodes with turns of these lengths; answers are given in a random order, some early."""
-    sampler = ScriptedSampler(lambda request: [7] * request.max_new_tokens)
+    sampler = ScriptedSampler(lambda request: [7] * request.max_new_tokens, most=most)
     left = [list(turns) for turns in episodes]
     tickets = sampler.submit([lasting(turns.pop(0), 1 + i % 5) for i, turns in enumerate(left)])
     owed = dict[int, int]()
@@ -163,9 +166,10 @@ def play(rng: np.random.Generator, episodes: Sequence[Sequence[int]], eagerness:
 
 def test_the_schedule_is_the_same_whenever_answers_are_given():
     rng = np.random.default_rng(0)
-    for _ in range(30):
+    for number in range(30):
+        most = (None, 2)[number % 2]
         episodes = [rng.integers(1, 9, rng.integers(1, 6)).tolist() for _ in range(rng.integers(1, 12))]
-        found = [play(rng, episodes, eagerness) for eagerness in (0.0, 0.1, 0.5, 1.0)]
+        found = [play(rng, episodes, eagerness, most) for eagerness in (0.0, 0.1, 0.5, 1.0)]
         assert found[1:] == found[:1] * 3
         assert len(found[0]) == sum(map(len, episodes))
 
@@ -185,3 +189,37 @@ def test_the_schedule_is_that_of_a_calculation_step_by_step():
     # 1 runs in steps 3 to 6, 0 in steps 4 and 5.
     assert told(sampler.poll())[0] == [(0, 4, 5)]
     assert told(sampler.poll())[0] == [(1, 3, 6)]
+
+
+def admitted(steps: Admissions) -> list[int]:
+    """Tickets that the next step begins with; those that ran are finished."""
+    steps.finish((ticket, RolloutGroup(PROMPT, ())) for ticket in list(steps.running))
+    return [ticket for ticket, _ in steps.admit()]
+
+
+def test_at_most_so_many_requests_begin_at_a_step_and_the_others_go_first_at_the_next():
+    steps = Admissions(most=2)
+    steps.submit([lasting(1, None)] * 5)
+    assert [admitted(steps) for _ in range(4)] == [[0, 1], [2, 3], [4], []]
+
+
+def test_fewer_requests_begin_if_they_bring_many_new_tokens():
+    written, observed = (Segment(np.arange(n, dtype=np.int32), n > 1, np.zeros(n, np.float32)) for n in (100, 1))
+    turn = replace(lasting(1, None), segments=(written, observed))  # 103 tokens were read before, and 1 was not
+    steps = Admissions(most=9, most_tokens=4)
+    steps.submit([lasting(1, None), lasting(1, None), turn, turn, turn])
+    assert [admitted(steps) for _ in range(3)] == [[0, 1], [2, 3, 4], []]
+
+
+def test_a_request_with_more_tokens_than_a_step_takes_begins_alone():
+    steps = Admissions(most=9, most_tokens=2)
+    steps.submit([lasting(1, None)] * 2)
+    assert [admitted(steps) for _ in range(3)] == [[0], [1], []]
+
+
+def test_what_is_left_at_a_step_goes_before_answers():
+    sampler = ScriptedSampler(lambda request: [7] * request.max_new_tokens, most=1)
+    sampler.submit([lasting(1, 1), *[lasting(1, None)] * 2])
+    assert told(sampler.poll()) == ([(0, 0, 0)], [])
+    sampler.answer(0, lasting(1, None))  # due at 1
+    assert [told(sampler.poll())[0] for _ in range(3)] == [[(1, 1, 1)], [(2, 2, 2)], [(0, 3, 3)]]

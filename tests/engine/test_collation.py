@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
-from mmrl.engine import collation
+from mmrl.engine import collation, device
 from mmrl.engine.collation import Collator
 from mmrl.engine.policy import load_policy
-from mmrl.engine.vision import ImageInputs
+from mmrl.engine.vision import BLANK, ImageInputs
 from mmrl.types import ImageRef
 
 
@@ -35,3 +37,31 @@ def test_patches_are_the_same_when_more_images_come_than_are_remembered(vision, 
             found = small(ref)
             assert torch.equal(found[0], patches) and torch.equal(found[1], grid)
             assert small._used_bytes <= 2 * patches.nbytes and len(small._cache) <= 2
+
+
+def test_patches_of_announced_images_come_from_threads_and_are_the_same(vision, picture, monkeypatch):
+    refs: list[ImageRef] = [vision.media.add(picture(56, 28 + 28 * seed, seed)) for seed in range(12)]
+    expected = [ImageInputs(vision.folder, vision.media)(ref) for ref in refs]
+    names, load = list[str](), vision.media.load
+    monkeypatch.setattr(
+        vision.media, "load", lambda ref: names.append(threading.current_thread().name) or load(ref), raising=False
+    )
+    images = ImageInputs(vision.folder, vision.media, threads=device.READING_THREADS["cuda"])
+    images.announce([*refs, BLANK])
+    for ref, (patches, grid) in zip(refs, expected, strict=True):
+        found = images(ref)
+        assert torch.equal(found[0], patches) and torch.equal(found[1], grid)
+    assert len(names) == 12 and all("read-ahead" in name for name in names)
+    images.announce(refs)  # all are kept
+    assert [len(images(ref)[0]) for ref in refs] == [len(patches) for patches, _ in expected] and len(names) == 12
+
+
+def test_a_learner_announces_images_in_the_order_in_which_it_reads_them(engine, vision, monkeypatch):
+    told, used = list[ImageRef](), list[ImageRef]()
+    call = ImageInputs.__call__
+    monkeypatch.setattr(ImageInputs, "announce", lambda self, refs: told.extend(refs))
+    monkeypatch.setattr(ImageInputs, "__call__", lambda self, ref: used.append(ref) or call(self, ref))
+    with engine.learning() as learner:
+        learner.logprobs(vision.samples([4, 7, 5, 3, 2, 6]))
+    names = [[*dict.fromkeys(ref.hash for ref in refs if ref is not BLANK)] for refs in (told, used)]
+    assert names[0] == names[1] and len(names[0]) > 1

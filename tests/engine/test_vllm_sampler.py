@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import io
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,12 +19,14 @@ from PIL import Image
 from mmrl.config.sections import SamplerConfig
 from mmrl.data import images as media
 from mmrl.engine import device
+from mmrl.engine.admissions import Admissions
 from mmrl.engine.vllm_sampler import VLLMSampler, banned_ids_processor, engine_arguments, sampled_logprobs
 from mmrl.engine_api import Polled, SamplingRequest
 from mmrl.errors import NumericsError
 from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
 from mmrl.ops.parity import Gap
+from mmrl.system.read_ahead import ReadAhead
 from mmrl.types import Message, Prompt, RawImage, Rollout
 from tests.engine import episodes
 
@@ -187,6 +190,28 @@ def test_a_request_gives_the_same_tokens_whatever_else_is_in_the_batch(sample, r
     alone = [tokens(sample([request_for(index)])[0]) for index in (0, 1, 2)]
     together = [tokens(group) for group in sample([request_for(index) for index in (2, 0, 1)])]
     assert together == [alone[2], alone[0], alone[1]]
+
+
+def test_beside_a_gpu_a_step_is_made_before_all_requests_are_preprocessed_and_tokens_stay(
+    engine, sample, request_for, vision, monkeypatch
+):
+    requests = [request_for(index % 3, num_samples=1, max_new_tokens=4, seed=index) for index in range(40)]
+    alone = [tokens(group) for group in sample(requests)]
+    with engine.sampling() as sampler:
+        vllm = sampler._llm.llm_engine
+    calls, loaded = list[str](), list[str]()
+    step, add = vllm.step, vllm.add_request
+    monkeypatch.setattr(vllm, "step", lambda: calls.append("step") or step())
+    monkeypatch.setattr(vllm, "add_request", lambda *args: calls.append("add") or add(*args))
+    monkeypatch.setattr(sampler, "_most", (device.ADMITTED_AT_ONCE["cuda"], None))
+    monkeypatch.setattr(sampler, "admissions", Admissions(*sampler._most))
+    read = lambda ref: loaded.append(threading.current_thread().name) or vision.media.load(ref)  # noqa: E731
+    monkeypatch.setattr(sampler, "_images", ReadAhead(read, device.READING_THREADS["cuda"]))
+    vllm.reset_mm_cache()  # as a sleep does
+    assert [tokens(group) for group in sample(requests)] == alone
+    assert calls.index("step") <= 2 * 32  # a request with images is tried without its pixels first
+    assert calls[calls.index("step") :].count("add") >= 8
+    assert any("read-ahead" in name for name in loaded)
 
 
 def test_more_requests_and_prompt_tokens_than_one_step_takes_change_no_tokens(sample, request_for, vision):
