@@ -25,7 +25,7 @@ from mmrl.engine.experts import OWN, with_routing
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.full_device import TokenBudget, memory_of
 from mmrl.engine.image_form import Features
-from mmrl.engine.learner_settings import compiles
+from mmrl.engine.learner_settings import compiles, lossy_sum
 from mmrl.engine.learner_state import SavedState, check_optimizer, save_state
 from mmrl.engine.optimizer_state import OptimizerState
 from mmrl.engine.placement import Reference
@@ -107,7 +107,7 @@ class DeepSpeedLearner:
         self._budget = TokenBudget(config.tokens_per_microbatch)
         self._goes_backward = False
         self._balances = config.router_aux_loss_coef > 0
-        self._row_flops = list[int]()
+        self._row_flops, self._told = list[int](), False
         self.memory = UpdateMemory(self._engine.device.type)
 
     @property
@@ -146,7 +146,8 @@ class DeepSpeedLearner:
         """
         samples = [row.sample for row in rows]
         result = self._budget.within("the update", samples, lambda: self._measured_update(rows), self._forget_update)
-        return replace(result, notice=self._budget.take_notice())
+        notices = filter(None, (self._budget.take_notice(), result.notice))
+        return replace(result, notice="; ".join(notices))
 
     def save(self, folder: Path) -> None:
         """Write ``model/`` and ``state/``: each rank writes some files of the weights, and its part of the state."""
@@ -222,7 +223,10 @@ class DeepSpeedLearner:
         metrics |= {"perf/microbatches": float(len(plan)), "perf/imbalance": imbalance(costs)}
         if math.isfinite(grad_norm):
             self._step += 1
-            return UpdateResult(metrics, logprobs, entropies)
+            dtype = str(self._policy.model.dtype).removeprefix("torch.")
+            notice = "" if self._told else lossy_sum(dtype, self._config.zero_stage, len(plan))
+            self._told = self._told or bool(notice)
+            return UpdateResult(metrics, logprobs, entropies, notice=notice)
         fault = f"the gradient's norm is {grad_norm}"
         if strange:
             fault = f"the loss is not finite: prompt ids {', '.join(sorted(strange)[:8])}"

@@ -70,6 +70,21 @@ def learner_config(
     return merged(config, overrides)
 
 
+LOSSY_SUM = 64
+"""Micro-batches from which on their gradients' sum is told of if it is in bfloat16. That has eight binary digits: the
+65th of equal gradients is rounded to a multiple of half of itself, and from 256 on each one is lost."""
+
+
+def lossy_sum(dtype: str, zero_stage: int, microbatches: int) -> str:
+    """Words on a sum over micro-batches that loses digits; empty if it does not. See ``learner_config``."""
+    if dtype != "bfloat16" or zero_stage >= 2 or microbatches < LOSSY_SUM:
+        return ""
+    return (
+        f"DeepSpeed sums the gradients of {microbatches} micro-batches in bfloat16 at ZeRO {zero_stage}, which loses "
+        "digits: set learner.zero_stage: 2 or 3, or a larger learner.tokens_per_microbatch"
+    )
+
+
 LEARNER_KEYS = frozenset(
     {
         "activation_checkpointing", "aio", "comms_logger", "communication_data_type", "compile", "data_types",
