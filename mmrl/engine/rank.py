@@ -88,8 +88,14 @@ class RankEngine:
                 self._sampler.sleep()
         if spec.algorithm is not None:
             progress("the learner starts")
-        with memory_of("the start of the learner"):
-            self._learner = self._build_learner(spec.algorithm, spec.checkpoint) if spec.algorithm is not None else None
+        self._learner: DeepSpeedLearner | None = None
+        try:
+            with memory_of("the start of the learner"):
+                if spec.algorithm is not None:
+                    self._learner = self._build_learner(spec.algorithm, spec.checkpoint)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def precision(self) -> str:
@@ -179,8 +185,10 @@ class RankEngine:
         return False
 
     def close(self) -> None:
-        """Leave the process group, unless vLLM is in it: vLLM leaves when the process ends."""
-        if not isinstance(self._sampler, VLLMSampler) and torch.distributed.is_initialized():
+        """Leave the process group, unless vLLM is in it and awake: vLLM leaves when the process ends."""
+        if isinstance(self._sampler, VLLMSampler):
+            self._sampler.close()
+        elif torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
     def _wake_with_newest_weights(self, sampler: VLLMSampler | HFSampler) -> None:

@@ -19,6 +19,7 @@ from mmrl.engine.family import Family
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.shape import mixed_layers, model_shape
 from mmrl.engine.vllm_arguments import check_engine_keys
+from mmrl.engine.vllm_exit import leave_asleep
 from mmrl.engine_api import SamplingRequest
 from mmrl.errors import NumericsError, ResourceError
 from mmrl.system.read_ahead import ReadAhead
@@ -95,6 +96,11 @@ class VLLMSampler(SteppingSampler):
         """Take a part of the device's memory back; idempotent. Requests run once all parts are awake."""
         if self._sleep_level is not None and self._llm.llm_engine.is_sleeping():
             self._llm.wake_up([part])
+
+    def close(self) -> None:
+        """Let the process end while vLLM sleeps; an awake one ends by itself."""
+        if self._sleep_level is not None and self._llm.llm_engine.is_sleeping():
+            leave_asleep(self._llm)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Replace all weights in one call, and drop every cache that the old ones filled.

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from mmrl.engine import device, learner, policy, rank
+from mmrl.engine import device, learner, policy, rank, vllm_exit
 from mmrl.engine.device import DeviceKind
 from mmrl.engine.features import Limit
 from mmrl.engine.learner import DeepSpeedLearner
@@ -111,6 +111,7 @@ class Recording:
         self._patch(rank, "place", lambda policy, settings, device: self.log.append(f"a policy on {device}"))
         self._patch(rank, "Reference", lambda policy, settings, kind: self.log.append(f"a reference on {kind}"))
         self._patch(DeepSpeedLearner, "weight_version", property(lambda _: self.version))
+        self._patch(vllm_exit, "_leave_groups", lambda: self.log.append("the groups are left"))
         self._patch(torch.cuda, "empty_cache", lambda: self.log.append("free the cache"))
         self._patch(torch.cuda, "get_device_name", lambda: "a fake")
         self._patch(torch.cuda, "mem_get_info", lambda: (3, 10))
@@ -346,6 +347,24 @@ def test_a_device_that_is_full_at_the_start_names_the_part(recording, part, monk
     phase = "the sampler's sleep" if part == "sleep" else f"the start of the {part}"
     with pytest.raises(DeviceMemoryError, match=f"^out of memory in {phase}: CUDA out of memory"):
         recording.engine("cuda")
+
+
+def test_a_vllm_that_sleeps_is_left_asleep_at_the_end_and_after_a_start_that_fails(recording, monkeypatch):
+    engine = recording.engine("cuda")
+    recording.since()
+    engine.close()
+    assert recording.since() == ["the groups are left"]
+    recording.engine("cuda", trains=False).close()
+    recording.engine("cpu").close()
+    assert "the groups are left" not in recording.since()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ConfigError("the checkpoint belongs to another model")
+
+    monkeypatch.setattr(rank, "place", fail)
+    with pytest.raises(ConfigError):
+        recording.engine("cuda")
+    assert recording.since()[-1] == "the groups are left"
 
 
 @pytest.mark.parametrize("name", ["generate", "logprob", "update", "sync"])
