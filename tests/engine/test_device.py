@@ -17,7 +17,7 @@ from mmrl.config.plugin_specs import EnvironmentSpec
 from mmrl.config.sections import Config, SamplerConfig
 from mmrl.engine import device
 from mmrl.engine.device import overruled
-from mmrl.engine.learner_settings import LEARNER_KEYS, check_overlap, compiles, learner_config
+from mmrl.engine.learner_settings import LEARNER_KEYS, check_overlap, compiles, learner_config, lossy_sum
 from mmrl.engine.vllm_arguments import OWNED_KEYS, check_engine_keys, written_arguments
 from mmrl.engine.vllm_sampler import engine_arguments
 from mmrl.errors import ConfigError
@@ -341,6 +341,18 @@ def test_a_gradient_that_would_be_freed_while_it_is_reduced_is_refused():
     check("cpu", 10**9)
     for safe in ({"zero_stage": 1}, {"zero_stage": 3}, {"overrides": {}}, {"offload": "optimizer"}):
         check("cuda", 10**9, **safe)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stage", "microbatches", "told"),
+    [("bfloat16", 0, 64, True), ("bfloat16", 1, 64, True), ("bfloat16", 1, 63, False), ("bfloat16", 2, 900, False)]
+    + [("float32", 0, 900, False)],
+)
+def test_a_sum_that_loses_digits_is_told_of(dtype, stage, microbatches, told):
+    assert bool(lossy_sum(dtype, stage, microbatches)) is told
+    settings = learner_config("cuda", dtype=dtype, zero_stage=stage, max_grad_norm=1.0, lr=1e-3, weight_decay=0.0)
+    in_bfloat16 = dtype == "bfloat16" and settings.get("data_types", {}).get("grad_accum_dtype") != "fp32"
+    assert told <= in_bfloat16  # the settings do what the words say
 
 
 def test_only_a_gpus_learner_is_compiled_and_only_if_it_is_asked_for():
