@@ -350,7 +350,8 @@ def test_a_gradient_that_would_be_freed_while_it_is_reduced_is_refused():
 )
 def test_a_sum_that_loses_digits_is_told_of(dtype, stage, microbatches, told):
     assert bool(lossy_sum(dtype, stage, microbatches)) is told
-    settings = learner_config("cuda", dtype=dtype, zero_stage=stage, max_grad_norm=1.0, lr=1e-3, weight_decay=0.0)
+    options = {"max_grad_norm": 1.0, "lr": 1e-3, "weight_decay": 0.0, "overrides": {}}
+    settings = learner_config("cuda", dtype=dtype, zero_stage=stage, **options)
     in_bfloat16 = dtype == "bfloat16" and settings.get("data_types", {}).get("grad_accum_dtype") != "fp32"
     assert told <= in_bfloat16  # the settings do what the words say
 
