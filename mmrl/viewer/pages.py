@@ -57,9 +57,24 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
+MODULES = (
+    "text", "elements", "documents", "addresses", "charts", "tables", "runs", "curves", "filters", "members", "images",
+    "step_tables", "frame", "step", "tokens", "episodes", "group", "prompt", "plots", "evaluations", "comparison",
+    "about", "home", "keys", "live", "start",
+)  # fmt: skip
+"""The page's modules of JavaScript, each after those that it imports. No two declare the same name."""
+
+
 def page_file(name: str) -> bytes:
     """A file of the page."""
     return files("mmrl.viewer").joinpath("page", name).read_bytes()
+
+
+def page_script() -> str:
+    """The modules as one script, for a page that is opened from a file: such a page can import nothing."""
+    modules = "\n".join(page_file(f"{name}.js").decode() for name in MODULES)
+    without_imports = re.sub(r"^import [^;]*;\n+", "", modules, flags=re.MULTILINE)
+    return '"use strict";\n' + re.sub(r"^export ", "", without_imports, flags=re.MULTILINE)
 
 
 class Pages:

@@ -21,7 +21,7 @@ from mmrl.errors import ConfigError, DataError
 from mmrl.system.version import __version__
 from mmrl.viewer.documents import Document, NotThere
 from mmrl.viewer.folder import ViewedRun
-from mmrl.viewer.pages import Pages, page_file
+from mmrl.viewer.pages import Pages, page_file, page_script
 
 MAX_MB = 15.0
 """Millions of bytes of a report, by default."""
@@ -205,7 +205,7 @@ def _escaped(value: Any) -> str:
 
 def _html(data: str) -> str:
     """The page with its style, script and data inside, and a policy that lets nothing else run or load."""
-    page, style, script = (page_file(name).decode() for name in ("viewer.html", "viewer.css", "viewer.js"))
+    page, style, script = page_file("viewer.html").decode(), page_file("viewer.css").decode(), page_script()
     assert "</script" not in script and "<!--" not in script and "</style" not in style
     charset = '<meta charset="utf-8">'
     policy = (
@@ -216,7 +216,7 @@ def _html(data: str) -> str:
         charset: f'{charset}\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
         '<link rel="stylesheet" href="viewer.css">': f"<style>{style}</style>",
         "<!-- report -->": f'<script type="application/json" id="report">{data}</script>',
-        '<script src="viewer.js"></script>': f"<script>{script}</script>",
+        '<script type="module" src="start.js"></script>': f"<script>{script}</script>",
     }
     parts = [page]
     for place, text in replaced.items():

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmrl.errors import ResourceError
 from mmrl.viewer.documents import Document, NotThere
-from mmrl.viewer.pages import Pages, page_file
+from mmrl.viewer.pages import MODULES, Pages, page_file
 
 ADDRESS = "127.0.0.1"
 MAX_QUERY = 2000
@@ -41,7 +41,11 @@ _SITES = {"none", "same-origin"}
 """Where a request that tells it comes from: a person, or the page itself. Browsers send the cookie also from pages of
 other servers on 127.0.0.1."""
 _STRANGER = "This browser is not known here. Open the address that `mmrl view` printed, or reload this page."
-_PAGE_FILES = {"": "text/html", "viewer.css": "text/css", "viewer.js": "text/javascript"}
+_PAGE_FILES = {
+    "": "text/html",
+    "viewer.css": "text/css",
+    **{f"{name}.js": "text/javascript" for name in MODULES},
+}
 _LANDING = b'<!doctype html><meta charset="utf-8"><title>mmrl</title><script src="enter.js"></script>'
 """Takes the token out of the address bar and the history. A redirect would not do: where a link in another page led
 here, browsers send no strict cookie along with it."""

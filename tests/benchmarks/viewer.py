@@ -40,6 +40,7 @@ from mmrl.types import (
     ScoredGroup,
     Segment,
 )
+from mmrl.viewer.pages import MODULES
 from tests.viewer.made_run import CONFIG, picture, tokenizer
 
 WORDS = ["the", "circle", "is", "red", "and", "blue", "so", "I", "look", "at", "a", "square", "again", "or", "数学"]
@@ -169,8 +170,10 @@ def measure(run: Path, shape: Shape) -> Iterator[tuple[str, Sequence[tuple[float
     viewer, rng = Viewer(run), random.Random(0)
     try:
         yield "start of the process", [(viewer.started_s, viewer.processor_s())]
+        files = ("", "viewer.css", *(f"{name}.js" for name in MODULES))
         data = ("runs", "run/0", "run/0/metrics", "run/0/events")
-        yield "first page", [viewer.seconds("/", "/viewer.css", "/viewer.js", *(f"/data/{name}" for name in data))]
+        first = [*(f"/{name}" for name in files), *(f"/data/{name}" for name in data)]
+        yield "first page", [viewer.seconds(*first)]
         yield "first table of a step", [viewer.seconds("/data/run/0/step/1")]
         others = range(2, min(shape.steps, 9) + 1)
         yield "tables of other steps", [viewer.seconds(f"/data/run/0/step/{step}") for step in others]

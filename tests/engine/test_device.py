@@ -345,8 +345,13 @@ def test_a_gradient_that_would_be_freed_while_it_is_reduced_is_refused():
 
 @pytest.mark.parametrize(
     ("dtype", "stage", "microbatches", "told"),
-    [("bfloat16", 0, 64, True), ("bfloat16", 1, 64, True), ("bfloat16", 1, 63, False), ("bfloat16", 2, 900, False)]
-    + [("float32", 0, 900, False)],
+    [
+        ("bfloat16", 0, 64, True),
+        ("bfloat16", 1, 64, True),
+        ("bfloat16", 1, 63, False),
+        ("bfloat16", 2, 900, False),
+        ("float32", 0, 900, False),
+    ],
 )
 def test_a_sum_that_loses_digits_is_told_of(dtype, stage, microbatches, told):
     assert bool(lossy_sum(dtype, stage, microbatches)) is told

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mmrl.viewer.report import make_report
 from tests.viewer.browser import Viewer, chromium, missing, served
 from tests.viewer.made_run import make_run
 
@@ -48,3 +49,18 @@ def viewer(driver: Chrome, url: str) -> Iterator[Viewer]:
     found.scheme("light")
     assert found.complaints() == []
     assert found.strangers() == []
+
+
+@pytest.fixture(scope="module")
+def report(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("report") / "report.html"
+    file.write_text(make_report(runs[0], [2]).html())
+    return file
+
+
+@pytest.fixture
+def joined(driver: Chrome, report: Path) -> Iterator[Viewer]:
+    """A report, whose script has all of the page's functions as globals."""
+    found = Viewer.opened(driver, report.as_uri())
+    yield found
+    assert found.complaints() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import pytest
 
 from mmrl.rollout.records import read_lines
 from mmrl.runs.directory import RunDirectory
+from mmrl.viewer.pages import MODULES, page_file, page_script
 from mmrl.viewer.report import make_report
 from tests.rollout.test_records import SCHEMA_1
 from tests.viewer.browser import PAGES, Viewer, served
@@ -69,25 +71,31 @@ def test_what_cannot_be_shown_is_a_sentence(driver: Chrome, tmp_path: Path) -> N
         viewer.complaints()
 
 
-def test_axes_of_any_numbers_have_some_marks(viewer: Viewer) -> None:
+def test_axes_of_any_numbers_have_some_marks(joined: Viewer) -> None:
     pairs = [[1 - 2**-53, 1], [0.3, 0.1 + 0.2], [-1e308, 1e308], [0, 5e-324], [1e15, 1e15 + 0.5], [7, 7]]
-    found = viewer.script("return arguments[0].map(([least, greatest]) => ticks(least, greatest, 4).length)", pairs)
+    found = joined.script("return arguments[0].map(([least, greatest]) => ticks(least, greatest, 4).length)", pairs)
     assert found == [1] * len(pairs)
-    assert viewer.script("return [ticks(0, 1, 4), ticks(-20, 30, 4), logTicks(0.01, 100)]") == [
+    assert joined.script("return [ticks(0, 1, 4), ticks(-20, 30, 4), logTicks(0.01, 100)]") == [
         [0, 0.25, 0.5, 0.75, 1], [-20, 0, 20], [0.01, 0.1, 1, 10, 100]
     ]  # fmt: skip
     assert (
-        viewer.script("return [logTicks(0, 1), logTicks(1, Infinity), logTicks(-1, 1)].map((some) => some.length)")
+        joined.script("return [logTicks(0, 1), logTicks(1, Infinity), logTicks(-1, 1)].map((some) => some.length)")
         == [1] * 3
     )
     texts = "return arguments[0].map((some) => some.map(tickText(some)))"
     near = [[0.99991, 0.99992, 0.99993], [1.2341e-5, 1.2342e-5], [0, 0.25, 0.5], [100000, 200000]]
-    assert viewer.script(texts, near) == [
+    assert joined.script(texts, near) == [
         ["0.99991", "0.99992", "0.99993"], ["1.2341e-5", "1.2342e-5"], ["0", "0.25", "0.5"], ["100000", "200000"]
     ]  # fmt: skip
     values = [[-1e308, 0, 1e308], [0, 5e-324, 1e-323], [1, 1 + 2**-52, 1 + 2**-51]]
     script = "return arguments[0].map((some) => binned(some).reduce((sum, { count }) => sum + count, 0))"
-    assert viewer.script(script, values) == [3] * 3
+    assert joined.script(script, values) == [3] * 3
+
+
+def test_texts_are_made_plain_and_addresses_take_halves_of_surrogate_pairs(joined: Viewer) -> None:
+    assert joined.script("return encoded('a \\ud800 b')") == "a%20%EF%BF%BD%20b"
+    hidden = joined.script("return plain('\\u2800\\ufff0\\u{1bca0}\\ufe0f')")
+    assert hidden == "⟨U+2800⟩⟨U+FFF0⟩⟨U+1BCA0⟩\ufe0f"
 
 
 def strange(folder: Path) -> Path:
@@ -129,16 +137,17 @@ def test_strange_values_break_no_page(driver: Chrome, tmp_path: Path) -> None:
             viewer.open(address)
             assert viewer.count("#main h1") and viewer.count("#main > .problem") == 0, address
             assert viewer.script(MARKS)["hidden"] == 0, address
-        assert viewer.script("return encoded('a \\ud800 b')") == "a%20%EF%BF%BD%20b"
-        hidden = viewer.script("return plain('\\u2800\\ufff0\\u{1bca0}\\ufe0f')")
-        assert hidden == "⟨U+2800⟩⟨U+FFF0⟩⟨U+1BCA0⟩\ufe0f"
         assert [each for each in viewer.complaints() if "status of 404" not in each] == []
 
 
 def test_a_chart_that_cannot_be_drawn_hides_no_other(viewer: Viewer) -> None:
     viewer.open("run/0/step/2")
     viewer.script(
-        "window.pathOf = () => { if (!window.failed) { window.failed = true; throw new Error('no') } return '' }"
+        "const set = Element.prototype.setAttribute;"
+        "Element.prototype.setAttribute = function (name, value) {"
+        "  if (name === 'd' && !window.failed) { window.failed = true; throw new Error('no') }"
+        "  return set.call(this, name, value);"
+        "}"
     )
     viewer.open("run/0/curves?names=reward/mean,loss/total,policy/entropy")
     viewer.until(lambda: viewer.count(".chart path.line") == 2, "the others are drawn")
@@ -232,13 +241,6 @@ def test_a_live_run_grows_on_the_page_without_losing_the_place(driver: Chrome, t
 # ---- A report
 
 
-@pytest.fixture(scope="module")
-def report(runs: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("report") / "report.html"
-    file.write_text(make_report(runs[0], [2]).html())
-    return file
-
-
 def test_a_report_shows_its_pages_from_the_disk(driver: Chrome, report: Path) -> None:
     viewer = Viewer.opened(driver, report.as_uri())
     viewer.until(lambda: viewer.address == "#/run/0/curves", "the only run")
@@ -276,9 +278,8 @@ def test_a_report_shows_its_pages_from_the_disk(driver: Chrome, report: Path) ->
 # ---- The script itself
 
 
-def test_the_script_has_no_door_for_markup_or_code() -> None:
-    folder = Path("mmrl/viewer/page")
-    script, style, html = ((folder / f"viewer.{kind}").read_text() for kind in ("js", "css", "html"))
+def test_the_scripts_have_no_door_for_markup_or_code() -> None:
+    style, html = (page_file(f"viewer.{kind}").decode() for kind in ("css", "html"))
     doors = (
         "innerHTML",
         "outerHTML",
@@ -289,8 +290,33 @@ def test_the_script_has_no_door_for_markup_or_code() -> None:
         "import(",
         "</script",
     )
-    assert [door for door in doors if door in script] == []
+    assert [door for door in doors for name in MODULES if door in page_file(f"{name}.js").decode()] == []
     assert "url(" not in style and "@import" not in style
     assert " style=" not in html and " onclick=" not in html
-    lines = ('<link rel="stylesheet" href="viewer.css">', "<!-- report -->", '<script src="viewer.js"></script>')
+    lines = ('<link rel="stylesheet" href="viewer.css">', "<!-- report -->", '<script type="module" src="start.js">')
     assert [html.count(line) for line in lines] == [1, 1, 1]
+
+
+DECLARED = re.compile(r"^(export )?(?:async function|function|class|const|let) (\w+)", re.MULTILINE)
+IMPORTED = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";$', re.MULTILINE)
+
+
+def test_modules_declare_each_name_once_and_import_what_earlier_ones_export() -> None:
+    """So that they may be joined, and none begins before what it needs."""
+    assert sorted(MODULES) == sorted(path.stem for path in Path("mmrl/viewer/page").glob("*.js"))
+    owner = dict[str, str]()
+    exported, used = set[tuple[str, str]](), set[tuple[str, str]]()
+    for place, module in enumerate(MODULES):
+        text = page_file(f"{module}.js").decode()
+        assert text.count("import {") == len(IMPORTED.findall(text)) and "export {" not in text, module
+        for names, source in IMPORTED.findall(text):
+            assert source in MODULES[:place], f"{module} imports {source}"
+            used |= {(source, name.strip()) for name in names.split(",") if name.strip()}
+        for export, name in DECLARED.findall(text):
+            assert name not in owner, f"{name}: {owner.get(name)} and {module}"
+            owner[name] = module
+            exported |= {(module, name)} if export else set()
+    assert used == exported
+    joined = page_script()
+    assert "import {" not in joined and not re.search("^export ", joined, re.MULTILINE)
+    assert len(DECLARED.findall(joined)) == len(owner) > 250

@@ -76,7 +76,17 @@ def test_it_listens_on_loopback_only(browser: Browser) -> None:
     assert ADDRESS == "127.0.0.1"
 
 
-PATHS = ("/", "/viewer.js", "/viewer.css", "/enter.js", "/data/runs", "/data/run/0", f"/media/0/{'0' * 64}", "/nothing")
+PATHS = (
+    "/",
+    "/start.js",
+    "/text.js",
+    "/viewer.css",
+    "/enter.js",
+    "/data/runs",
+    "/data/run/0",
+    f"/media/0/{'0' * 64}",
+    "/nothing",
+)
 
 
 @pytest.mark.parametrize("path", PATHS)

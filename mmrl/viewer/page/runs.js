@@ -1,0 +1,85 @@
+// What a run has recorded.
+
+import { stepPath } from "./addresses.js";
+import { inReport, load, loadOr, report } from "./documents.js";
+import { counted, number, textOf } from "./text.js";
+
+export const LIVE = report ? "live when this report was made" : "live";
+export const KINDS = { step: "training", evaluation: "evaluation", blank: "blank pictures" };
+
+export async function runList() {
+  return load("runs");
+}
+
+/** What curves need of some runs; a run that cannot be read is a problem for all. */
+export async function loadRuns(indices) {
+  return Promise.all(
+    indices.map(async (run, index) => {
+      const [info, metrics, events] = await Promise.all([
+        load(`run/${run}`),
+        load(`run/${run}/metrics`),
+        loadOr(`run/${run}/events`, []),
+      ]);
+      return { run, index, info, metrics, events, name: info.name };
+    }),
+  );
+}
+
+/** The recorded steps of a kind that the page can show; a report holds some of them. */
+export function recordedOf(info, kind) {
+  const all = { step: info.steps, evaluation: info.evaluations, blank: info.blanks }[kind] ?? [];
+  return report ? all.filter((step) => inReport(stepPath(0, kind, step))) : all;
+}
+
+/** The alarms of steps that count, each once: a run that is killed before its step is logged tells them again. */
+export function alarmsOf(events) {
+  const told = new Map();
+  for (const event of events) {
+    if (event.kind === "alarm" && !event.undone)
+      told.set(JSON.stringify([event.step, event.monitor, event.message]), event);
+  }
+  return [...told.values()];
+}
+
+function alarmText(event) {
+  return `${textOf(event.monitor ?? "alarm")}: ${textOf(event.message)}`;
+}
+
+/** Vertical lines of a run's curves: where attempts after the first went on, and alarms. */
+export function marksOf({ info, events, name, index }, isOneOfMany) {
+  const who = isOneOfMany ? `${name}: ` : "";
+  const attempts = (info.attempts ?? []).slice(1).map((attempt) => ({
+    kind: "attempt",
+    index,
+    step: attempt.from_step ?? 0,
+    text: `${who}attempt ${number(attempt.number)} went on from step ${number(attempt.from_step ?? 0)}${changesText(attempt)}`,
+  }));
+  const alarms = alarmsOf(events)
+    .filter((event) => typeof event.step === "number")
+    .map((event) => ({
+      kind: "alarm",
+      index,
+      step: event.step,
+      text: `${who}alarm at step ${number(event.step)}, ${alarmText(event)}`,
+    }));
+  return [...attempts, ...alarms];
+}
+
+function changesText(attempt) {
+  const changes = attempt.changes ?? [];
+  return changes.length ? `, with ${counted(changes.length, "change")} of the config` : "";
+}
+
+export function pointsOf(metrics, name) {
+  const values = Object.hasOwn(metrics.curves, name) ? metrics.curves[name] : [];
+  const found = [];
+  for (let i = 0; i < values.length; i++) if (values[i] !== null) found.push([metrics.steps[i], values[i]]);
+  return found;
+}
+
+/** The recorded step that is nearest to this one; null if there is none. */
+export function nearest(steps, step) {
+  let best = null;
+  for (const each of steps) if (best === null || Math.abs(each - step) < Math.abs(best - step)) best = each;
+  return best;
+}
