@@ -145,7 +145,7 @@ class UpdateResult:
         logprobs: Each row's, (T_i,) float32, before the step.
         entropies: Likewise the entropies, as ``PackedTokens.entropy_T``.
         fault: The reason why no rank took the step, such as a loss that is not finite; empty if all did.
-        notice: What the user should know of it, such as a smaller micro-batch that was needed; empty if nothing.
+        notice: Words for the user on how it was taken, such as with smaller micro-batches; empty if nothing.
         flops: Operations that the own rows' passes need, see ``ops.cost``; 0 if they are not counted.
         memory_bytes: Allocated on the device at most, above what was allocated before; None if that is not known.
     """
