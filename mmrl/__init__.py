@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mmrl.errors import (
         ConfigError,
         DataError,
+        DeviceBusyError,
         DeviceMemoryError,
         HubError,
         HubUnreachableError,
@@ -95,6 +96,7 @@ __all__ = [
     "DataError",
     "DatasetFacts",
     "DatasetLoader",
+    "DeviceBusyError",
     "DeviceMemoryError",
     "EncodedPrompt",
     "Environment",

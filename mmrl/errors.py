@@ -8,6 +8,7 @@
     ├── PluginError     4   a plugin that is not installed, does not fit, or fails
     ├── ResourceError   5   the machine, a port or a device cannot carry the run
     │   ├── RankLostError       a rank died or hangs
+    │   ├── DeviceBusyError     another process holds a device's memory, or the device
     │   └── DeviceMemoryError   a device has too little memory
     └── NumericsError   6   the numbers do not agree, or are not finite
 
@@ -90,6 +91,10 @@ class ResourceError(MMRLError):
 
 class RankLostError(ResourceError):
     """A rank's process is gone, or hangs; its memory is lost."""
+
+
+class DeviceBusyError(ResourceError):
+    """Another process holds a device or its memory; a later start may succeed."""
 
 
 class DeviceMemoryError(ResourceError):

@@ -42,9 +42,10 @@ def start_engine(
     """
     config, folder = spec.config, spec.folder
     if config.cluster.name == "local":
+        least = 0
         if least_memory is not None:
-            check_devices([("this machine", device.total_memory_bytes(device.detect()))], least_memory)
-        return local.start_engine(spec, progress)
+            least = check_devices([("this machine", device.total_memory_bytes(device.detect()))], least_memory)
+        return local.start_engine(spec, progress, least)
     from mmrl.cluster.ray_ranks import RayRanks
 
     progress(f"starting {plural(config.cluster.ranks, 'rank')}")
@@ -62,9 +63,11 @@ def start_engine(
         check_sets(group.nodes, config.sampler.tensor_parallel_size)
         check_installations(group, config)
         group.all("check_gpu")
+        least = 0
         if least_memory is not None:
             hosts = [node.host for node in group.nodes]
-            check_devices(list(zip(hosts, group.all("device_memory"), strict=True)), least_memory)
+            least = check_devices(list(zip(hosts, group.all("device_memory"), strict=True)), least_memory)
+        group.all("check_process", config.model_dump(mode="json"), spec.with_sampler, least)
         find_shared_files(group, spec.media.folder)
         models, checkpoints = send_model(group, folder), send_checkpoint(group, spec.checkpoint)
         meetings = rendezvous(group, ranks.locations)
@@ -93,8 +96,10 @@ def start_engine(
     return group
 
 
-def check_devices(devices: Sequence[tuple[str, int | None]], least_memory: Callable[[], int]) -> None:
-    """Refuse a GPU that no setting fits, before anything is loaded.
+def check_devices(devices: Sequence[tuple[str, int | None]], least_memory: Callable[[], int]) -> int:
+    """Refuse a GPU that no setting fits, before anything is loaded; returns the bytes of the smallest setting.
+
+    Without a GPU nothing is counted, and the answer is 0.
 
     Args:
         devices: Each rank's host and the bytes of its GPU; None if it has none.
@@ -104,7 +109,7 @@ def check_devices(devices: Sequence[tuple[str, int | None]], least_memory: Calla
     """
     found = [(memory, host) for host, memory in devices if memory is not None]
     if not found:
-        return
+        return 0
     (memory, host), needed = min(found), least_memory()
     if memory < needed:
         raise ResourceError(
@@ -114,6 +119,7 @@ def check_devices(devices: Sequence[tuple[str, int | None]], least_memory: Calla
             remedy="train adapters (model.lora), raise cluster.ranks, lower data.max_prompt_tokens or "
             "sampler.max_new_tokens, or take larger GPUs; `mmrl plan CONFIG --gpus N --memory GB` tells what fits",
         )
+    return needed
 
 
 def check_sets(nodes: Sequence[Node], size: int) -> None:

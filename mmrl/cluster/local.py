@@ -10,6 +10,7 @@ from typing import Any
 
 from mmrl.cluster.process import host_meeting, interface_of, prepare_process
 from mmrl.engine import device
+from mmrl.engine.preconditions import check_process
 from mmrl.engine.rank import RankEngine
 from mmrl.engine.spec import EngineSpec
 
@@ -17,14 +18,20 @@ _meetings = list[Any]()
 """One for each engine that was started: torch's groups outlive the engine that asked for them."""
 
 
-def start_engine(spec: EngineSpec, progress: Callable[[str], object] = lambda text: None) -> RankEngine:
+def start_engine(
+    spec: EngineSpec, progress: Callable[[str], object] = lambda text: None, least_bytes: int = 0
+) -> RankEngine:
     """Prepare this process as rank 0 of 1 and build its engine.
 
+    Args:
+        least_bytes: Bytes that the smallest setting takes of a GPU.
+
     Raises:
-        ResourceError: There is a GPU, and torch cannot use it.
+        ResourceError: There is a GPU, and torch cannot use it or another process fills it; or vLLM would not start.
     """
     kind = prepare_process()
     device.check_gpu(kind)
+    check_process(kind, spec.config, samples=spec.with_sampler, least_bytes=least_bytes, tell=progress)
     spec = replace(spec, folder=spec.folder.fetched())
     bound = socket.create_server(("127.0.0.1", 0))
     place = {"rank": 0, "node_rank": 0, "world_size": 1}

@@ -20,6 +20,7 @@ from mmrl.config.load import from_mapping
 from mmrl.config.plugin_specs import Kind
 from mmrl.data.images import MediaStore
 from mmrl.engine import device
+from mmrl.engine.preconditions import check_process
 from mmrl.engine_api import Learner, Polled, Sampler, SamplingRequest, UpdateResult
 from mmrl.errors import DeviceMemoryError, MMRLError, NumericsError, PluginError, ResourceError
 from mmrl.plugin_host import registry
@@ -53,6 +54,10 @@ class RankWorker:
     def check_gpu(self) -> None:
         """Raises ResourceError if this rank has a GPU, and torch cannot use it."""
         device.check_gpu(self._kind)
+
+    def check_process(self, config: Mapping[str, Any], samples: bool, least_bytes: int) -> None:
+        """See ``preconditions.check_process``."""
+        check_process(self._kind, from_mapping(config), samples=samples, least_bytes=least_bytes)
 
     def cores(self) -> int:
         """Cores of this node that this process may use."""

@@ -31,6 +31,7 @@ from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.refusals import device_refusal
 from mmrl.engine.shape import model_shape
 from mmrl.engine.spec import EngineSpec
+from mmrl.engine.start_errors import start_errors
 from mmrl.engine.tracing import Tracer
 from mmrl.engine.vision import ImageInputs
 from mmrl.engine.vllm_sampler import VLLMSampler, engine_arguments
@@ -90,7 +91,7 @@ class RankEngine:
             progress("the learner starts")
         self._learner: DeepSpeedLearner | None = None
         try:
-            with memory_of("the start of the learner"):
+            with memory_of("the start of the learner"), start_errors("the learner does not start", "learner"):
                 if spec.algorithm is not None:
                     self._learner = self._build_learner(spec.algorithm, spec.checkpoint)
         except BaseException:

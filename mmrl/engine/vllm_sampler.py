@@ -18,10 +18,11 @@ from mmrl.engine.encoding import unexpanded
 from mmrl.engine.family import Family
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.shape import mixed_layers, model_shape
+from mmrl.engine.start_errors import start_errors
 from mmrl.engine.vllm_arguments import check_engine_keys
 from mmrl.engine.vllm_exit import leave_asleep
 from mmrl.engine_api import SamplingRequest
-from mmrl.errors import NumericsError, ResourceError
+from mmrl.errors import NumericsError
 from mmrl.system.read_ahead import ReadAhead
 from mmrl.types import FinishReason, FloatArray, IntArray, Rollout, RolloutGroup, Segment
 
@@ -67,17 +68,8 @@ class VLLMSampler(SteppingSampler):
         stages = arguments["pipeline_parallel_size"]
         processor = banned_ids_processor(folder.vocabulary.banned, device.model_runner(kind, stages))
         threads = torch.get_num_threads()
-        try:
+        with start_errors("vLLM does not start", "sampler", every=True):
             self._llm = LLM(**self.arguments, logits_processors=[processor])
-        except (ValueError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and device.is_out_of_memory(error):
-                raise
-            raise ResourceError(
-                f"vLLM does not start: {' '.join(str(error).split())[:600]}",
-                where="sampler",
-                remedy="look at sampler.engine (sampler.engine={} takes back what a file has there), "
-                "sampler.gpu_memory_utilization and data.max_prompt_tokens",
-            ) from error
         if torch.get_num_threads() != threads:
             # vLLM's worker leaves one on a GPU, unless OMP_NUM_THREADS is set: no number for a learner beside it.
             torch.set_num_threads(threads)
@@ -88,7 +80,8 @@ class VLLMSampler(SteppingSampler):
     def sleep(self) -> None:
         """Give the device's memory to the learner."""
         if self._sleep_level is not None:
-            self._llm.sleep(self._sleep_level)
+            with start_errors("vLLM does not fall asleep", "sampler"):
+                self._llm.sleep(self._sleep_level)
             if self._sleep_level > 1:  # the weights are gone
                 self.weight_version = NO_VERSION
 

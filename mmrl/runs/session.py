@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mmrl.cluster.process import garbage_kept
 from mmrl.config.load import to_yaml
 from mmrl.config.sections import Config
-from mmrl.errors import ConfigError, DeviceMemoryError, MMRLError, RankLostError, ResourceError, plural
+from mmrl.errors import ConfigError, MMRLError, ResourceError, plural
 from mmrl.plugin_host import registry
 from mmrl.rollout.rewards.scorer import Scorer
 from mmrl.runs.checkpoints import Checkpoint, CheckpointError, Checkpoints, find
@@ -24,6 +24,7 @@ from mmrl.runs.history import metrics_of
 from mmrl.runs.inheritance import inherit
 from mmrl.runs.overdue import step_watchdog
 from mmrl.runs.recorder import RUN_STATE, RunRecorder, best_scores, environment, prune, tracking
+from mmrl.runs.restarts import RESTARTED, Restarts
 from mmrl.runs.resumption import Change, changed_config, changed_contents, fingerprints, plain_config, refuse
 from mmrl.runs.reward_trial import RewardTrial
 from mmrl.runs.scored_rows import row_warnings
@@ -74,7 +75,6 @@ class TrainingRun:
         self._state: Mapping[str, Any] = {}
         self._changes: list[Change] = []
         self._fingerprints: dict[str, str] = {}
-        self._is_halved = False
 
     def find_start(self, resume: str, strict: bool, allowed: Sequence[str]) -> bool:
         """Find the checkpoint to go on from, if any, and check that it may; False if the run is finished.
@@ -196,17 +196,20 @@ class TrainingRun:
             self._trial = RewardTrial(scorer, setup)
             self._trial.check()
             self._fingerprints = self._fingerprints or fingerprints(setup)
-            left = config.trainer.max_restarts
+            restarts = Restarts(config.trainer.max_restarts)
             while True:
                 try:
                     self._attempt(scorer, player)
                     break
-                except (RankLostError, DeviceMemoryError) as error:
-                    if isinstance(error, RankLostError):
-                        left -= 1
-                    if left < 0 or (isinstance(error, DeviceMemoryError) and not self._halve_microbatches(error)):
+                except RESTARTED as error:
+                    again = restarts.after(error, self._config)
+                    if again is None:
                         raise
-                    self._tell("restart", message=str(error), restarts_left=left)
+                    if again is not self._config:
+                        budget = f"learner.tokens_per_microbatch is {again.learner.tokens_per_microbatch} from now on"
+                        self._tell("adapted", message=f"out of memory: {budget}")
+                    self._config = again
+                    self._tell("restart", message=str(error), restarts_left=restarts.left)
                     self._go_back()
             newest = self._checkpoints.all()[-1]
             metrics = directory.metrics(shown_metrics(config))
@@ -338,17 +341,6 @@ class TrainingRun:
         self._tell("resumed", message=f"from step {step}, {checkpoint.path}", step=step)
         trainer.restore(state, media)
         trainer.fit(step, self._unlogged_metrics(), is_saved=source is None)
-
-    def _halve_microbatches(self, error: DeviceMemoryError) -> bool:
-        """Halve the budget, once, for ranks that cannot do it alone as others wait for them; True if it was done."""
-        learner = self._config.learner
-        budget = learner.tokens_per_microbatch // 2
-        if self._is_halved or self._config.cluster.ranks == 1 or not (budget and error.microbatches_help):
-            return False
-        smaller = learner.model_copy(update={"tokens_per_microbatch": budget})
-        self._config, self._is_halved = self._config.model_copy(update={"learner": smaller}), True
-        self._tell("adapted", message=f"out of memory: learner.tokens_per_microbatch is {budget} from now on")
-        return True
 
     def _go_back(self) -> None:
         """Go back to the last checkpoint of this run, or to the one that it began from."""

@@ -30,8 +30,8 @@ ROOT = Path(__file__).parents[2]
 FUNCTIONS = {"evaluate", "export", "load_run", "train"}
 ANSWERS = {"Answer", "Evaluation", "Metrics", "Run"}
 ERRORS = {
-    "ConfigError", "DataError", "DeviceMemoryError", "HubError", "HubUnreachableError", "MMRLError", "NumericsError",
-    "PluginError", "RankLostError", "ResourceError",
+    "ConfigError", "DataError", "DeviceBusyError", "DeviceMemoryError", "HubError", "HubUnreachableError", "MMRLError",
+    "NumericsError", "PluginError", "RankLostError", "ResourceError",
 }  # fmt: skip
 PLUGINS = {
     "API_VERSION", "Aggregation", "AggregationMode", "Algorithm", "CorrectionMode", "DatasetFacts", "DatasetLoader",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.engine.full_device import out_of_memory
-from mmrl.errors import DeviceMemoryError, MMRLError, ResourceError
+from mmrl.errors import DeviceBusyError, DeviceMemoryError, MMRLError, ResourceError
 from tests.faults.fake_engine import FakeEngine
 from tests.faults.runs import Runs, at, events, outcome, records
 
@@ -135,6 +135,30 @@ def test_a_full_device_of_one_of_several_ranks_halves_the_microbatches_once(phas
     with at(f"fake.{phase}", 2, fill), at("fake.update", 3, fill):
         assert fake_runs.train(fake_runs.config("again", **sections)) == 5
     assert len(events(again, "adapted")) == 1
+
+
+def test_a_device_that_others_fill_uses_up_restarts(fake_runs: Runs, monkeypatch, capsys):
+    """Not in this process itself, where the engine that did not start has left memory of its own."""
+    from mmrl.cluster import launch
+
+    start, left = launch.start_engine, [2]
+
+    def busy(*arguments: object, **options: object) -> object:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise DeviceBusyError("another process holds memory of the device that vLLM wants")
+        return start(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(launch, "start_engine", busy)
+    ranks = {"name": "ray", "ranks": 2}
+    assert fake_runs.train(fake_runs.config(cluster=ranks)) == 0
+    assert [event["restarts_left"] for event in events(fake_runs.folder / "run", "restart")] == [2, 1]
+    left[0] = 2
+    assert fake_runs.train(fake_runs.config("few", cluster=ranks, trainer={"max_restarts": 1})) == 5
+    left[0] = 1
+    assert fake_runs.train(fake_runs.config("alone")) == 5
+    assert not events(fake_runs.folder / "alone", "restart")
+    assert capsys.readouterr().err.count("another process holds memory of the device") >= 2
 
 
 @pytest.mark.parametrize("point", ["fake.generate", "save.shard"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,6 +13,7 @@ from pathlib import Path
 from mmrl.commands.doctor.finding import Finding, Status, gibibytes
 from mmrl.commands.doctor.probe import GPU, Probe
 from mmrl.config.sections import ClusterConfig
+from mmrl.engine.build_tools import HEADER, BuildTools
 
 GIB = 2**30
 MIN_SHARED_BYTES = GIB
@@ -140,17 +140,17 @@ def _port(name: str, address: str, severity: Status, count: int = 4) -> Finding:
     return Finding("machine", f"ports, {name}", "ok", f"{count} free ones opened and reached")
 
 
-def compiler_findings(environ: Mapping[str, str], kind: str) -> Iterator[Finding]:
-    """The C compiler, which Triton calls on a GPU; on a CPU nothing is compiled. ``CC`` may hold arguments too."""
+def compiler_findings(tools: BuildTools, kind: str) -> Iterator[Finding]:
+    """The C compiler and Python's headers, which Triton needs on a GPU; on a CPU nothing is compiled."""
     if kind != "cuda":
         return
-    commands = environ.get("CC", "").split()[:1] or ["gcc", "clang"]
-    found = next((command for command in commands if shutil.which(command)), "")
-    here = Path(sys.executable).with_name(commands[0])
-    remedy = f"activate the environment, which has it: {here.parent} is not on the PATH"
-    if not here.exists():
-        remedy = f"install {' or '.join(commands)}, and have it on the PATH"
-    yield Finding("machine", "C compiler", "ok" if found else "bad", found or "not found", "" if found else remedy)
+    remedy = "" if tools.compiler else tools.compiler_remedy
+    yield Finding("machine", "C compiler", "bad" if remedy else "ok", tools.compiler or "not found", remedy)
+    where = tools.include / HEADER
+    if tools.has_header:
+        yield Finding("machine", "Python's headers", "ok", f"{where}")
+    else:
+        yield Finding("machine", "Python's headers", "bad", f"{where} is missing", tools.header_remedy)
 
 
 def folder_findings(folders: Mapping[str, Path]) -> Iterator[Finding]:
@@ -190,6 +190,6 @@ def machine_findings(
         *processor_findings(environ, control_groups()),
         shared_memory_finding(),
         *port_findings(joins_cluster=cluster.name == "ray" and cluster.address is not None),
-        *compiler_findings(environ, probe.kind),
+        *compiler_findings(BuildTools.here(environ), probe.kind),
         *folder_findings(used_folders(environ, run_dir)),
     ]

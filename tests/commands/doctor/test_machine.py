@@ -10,6 +10,8 @@ import pytest
 
 from mmrl.commands.doctor import machine
 from mmrl.commands.doctor.probe import GPU, Probe
+from mmrl.engine import build_tools
+from mmrl.engine.build_tools import BuildTools
 
 GIB = 2**30
 H200 = GPU("NVIDIA H200", 140 * GIB, 139 * GIB + GIB // 2, (9, 0), bf16=True)
@@ -126,31 +128,43 @@ def test_the_hosts_own_name_and_address_matter_most_to_a_cluster(address, joins_
 def on_path(monkeypatch) -> set[str]:
     """The commands that are on the PATH."""
     commands: set[str] = set()
-    monkeypatch.setattr(machine.shutil, "which", lambda command: command if command in commands else None)
+    monkeypatch.setattr(build_tools.shutil, "which", lambda command: command if command in commands else None)
     return commands
 
 
 @pytest.mark.parametrize(
     ("environ", "kind", "expected"),
     [
-        ({"CC": "icx"}, "cpu", {}),
-        ({}, "cuda", {"C compiler": "clang"}),
-        ({"CC": "ccache gcc"}, "cuda", {"C compiler": "ccache"}),
-        ({"CC": "icx"}, "cuda", {"C compiler": "not found"}),
+        ({"CC": "icx"}, "cpu", []),
+        ({}, "cuda", ["clang"]),
+        ({"CC": "ccache gcc"}, "cuda", ["ccache"]),
+        ({"CC": "icx"}, "cuda", ["not found"]),
     ],
 )
 def test_tools_that_compile_are_looked_for_by_device(environ, kind, expected, on_path):
     on_path |= {"clang", "ccache"}
-    rows = list(machine.compiler_findings(environ, kind))
-    assert {row.check: row.found for row in rows} == expected
+    rows = [row for row in machine.compiler_findings(BuildTools.here(environ), kind) if row.check == "C compiler"]
+    assert [row.found for row in rows] == expected
     assert all((row.status == "bad") == (row.found == "not found") == bool(row.remedy) for row in rows)
 
 
 def test_a_tool_of_an_environment_that_is_not_active_is_said_to_be_there(on_path, monkeypatch, tmp_path):
     (tmp_path / "gcc").touch()
-    monkeypatch.setattr(machine.sys, "executable", str(tmp_path / "python"))
-    (row,) = machine.compiler_findings({}, "cuda")
+    monkeypatch.setattr(build_tools.sys, "executable", str(tmp_path / "python"))
+    row, _ = machine.compiler_findings(BuildTools.here({}), "cuda")
     assert row.remedy == f"activate the environment, which has it: {tmp_path} is not on the PATH"
+
+
+def test_a_python_without_headers_is_bad_on_a_gpu_and_the_package_is_named(on_path, monkeypatch, tmp_path):
+    on_path.add("gcc")
+    monkeypatch.setattr(build_tools, "include_folder", lambda: tmp_path)
+    monkeypatch.setattr(build_tools.sysconfig, "get_python_version", lambda: "3.12")
+    _, row = machine.compiler_findings(BuildTools.here({}), "cuda")
+    assert (row.check, row.status, row.found) == ("Python's headers", "bad", f"{tmp_path}/Python.h is missing")
+    assert row.remedy.startswith("apt-get install python3.12-dev (dnf install python3.12-devel)")
+    (tmp_path / "Python.h").touch()
+    _, row = machine.compiler_findings(BuildTools.here({}), "cuda")
+    assert (row.status, row.found, row.remedy) == ("ok", f"{tmp_path}/Python.h", "")
 
 
 def test_folders_that_do_not_exist_yet_are_judged_by_what_encloses_them(tmp_path, monkeypatch):
