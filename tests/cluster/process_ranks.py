@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import zip_longest
 from typing import Any
 
 from mmrl.cluster.guard import Process
@@ -12,8 +14,9 @@ from mmrl.cluster.ranks import RankLocation
 from mmrl.config.sections import ClusterConfig
 
 
-def serve(pipe: Any) -> None:
+def serve(pipe: Any, environment: Mapping[str, str]) -> None:
     """Answer the driver's calls until it hangs up."""
+    os.environ.update(environment)  # before torch is imported
     from mmrl.cluster.worker import RankWorker
 
     worker = RankWorker()
@@ -29,16 +32,20 @@ def serve(pipe: Any) -> None:
 
 
 class ProcessRanks:
-    """Implements ``cluster.ranks.Ranks``; to take the place of ``RayRanks``."""
+    """Implements ``cluster.ranks.Ranks``; to take the place of ``RayRanks``.
 
-    def __init__(self, config: ClusterConfig) -> None:
+    Args:
+        environments: Variables of each rank's process, beside those of this one.
+    """
+
+    def __init__(self, config: ClusterConfig, environments: Sequence[Mapping[str, str]] = ()) -> None:
         context = multiprocessing.get_context("spawn")
         self.locations = [RankLocation("node", "host", "127.0.0.1", Process.own()) for _ in range(config.ranks)]
         self._threads = [ThreadPoolExecutor(1) for _ in self.locations]
         self._pipes, self._children = [], []
-        for _ in self.locations:
+        for _, environment in zip_longest(self.locations, environments[: config.ranks], fillvalue={}):
             here, there = context.Pipe()
-            self._children.append(context.Process(target=serve, args=(there,), daemon=True))
+            self._children.append(context.Process(target=serve, args=(there, environment), daemon=True))
             self._children[-1].start()
             there.close()
             self._pipes.append(here)

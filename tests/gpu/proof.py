@@ -25,6 +25,7 @@ from tests.gpu.row import Row, append, counted, markdown, read
 
 ROOT = Path(__file__).parents[2]
 ENGINE = ("torch", "transformers", "deepspeed", "pydantic", "yaml", "safetensors", "psutil", "PIL")
+LEARNS = (*ENGINE, "pyarrow")
 BAD = 6
 
 
@@ -35,25 +36,33 @@ class Section:
     Attributes:
         seconds: On a GPU; another section's unused ones may be taken too.
         needs: Modules without which it is skipped.
+        module: By default that of its name.
+        devices: GPUs without which it is skipped.
     """
 
     name: str
     seconds: int
     needs: tuple[str, ...] = ENGINE
     module: str = ""
+    devices: int = 1
 
 
 SECTIONS = (
     Section("machine", 15, ("torch",)),
     Section("kernels", 30, ("torch", "transformers", "pydantic")),
     Section("agreement", 90),
-    Section("learner", 120, (*ENGINE, "pyarrow")),
-    Section("tower", 60),
-    Section("sampling", 25, ("torch",)),
-    Section("optimizer", 40, (*ENGINE, "pyarrow")),
-    Section("checkpoint", 60, (*ENGINE, "pyarrow")),
-    Section("training", 90, (*ENGINE, "pyarrow", "sklearn")),
+    Section("learner", 110, LEARNS),
+    Section("tower", 35),
+    Section("sampling", 20, ("torch",)),
+    Section("optimizer", 35, LEARNS),
+    Section("offload", 35, LEARNS),
+    Section("checkpoint", 45, LEARNS),
+    Section("training", 75, (*LEARNS, "sklearn")),
+    Section("endings", 50, LEARNS),
+    Section("ranks", 90, LEARNS, devices=2),
     Section("vllm", 600, (*ENGINE, "vllm")),
+    Section("sleep", 300, (*LEARNS, "vllm", "peft")),
+    Section("vllm-runs", 240, (*LEARNS, "vllm"), "tests.gpu.endings"),
 )
 
 
@@ -61,25 +70,27 @@ class Proof:
     """The sections one after the other, and the files that they leave.
 
     Args:
-        seconds: For all of them.
+        seconds: For all of them; by default their own.
+        devices: GPUs that a process here gets; on a CPU ranks share it.
         kind: ``cpu`` or ``cuda``.
     """
 
-    def __init__(self, out: Path, sections: Sequence[Section], kind: str, size: str, seconds: float) -> None:
+    def __init__(
+        self, out: Path, sections: Sequence[Section], kind: str, size: str, seconds: float | None, devices: int = 1
+    ) -> None:
         self._out, self._kind, self._size = out, kind, size
-        self._end = time.monotonic() + seconds
-        absent = {section.name: _absent(section.needs) for section in sections}
-        self._left = [section for section in sections if not absent[section.name]]
-        self._scale = min(1.0, seconds / max(sum(section.seconds for section in self._left), 1))
+        lacking = {section.name: _lacking(section, kind, devices) for section in sections}
+        self._left = [section for section in sections if not lacking[section.name]]
+        own = sum(section.seconds for section in self._left)
+        self._end = time.monotonic() + (seconds or own)
+        self._scale = min(1.0, (seconds or own) / max(own, 1))
         out.mkdir(parents=True, exist_ok=True)
         self._file, self._shown = out / "proof.jsonl", 0
         self._file.write_text("")
         (out / "log").write_text("")
         for section in sections:
-            if lacking := absent[section.name]:
-                append(
-                    self._file, Row(section.name, "all of it", "skipped", "", f"not installed: {', '.join(lacking)}")
-                )
+            if why := lacking[section.name]:
+                append(self._file, Row(section.name, "all of it", "skipped", "", why))
 
     def run(self) -> list[Row]:
         """Every section; returns the rows."""
@@ -126,6 +137,15 @@ class Proof:
         table.replace(self._out / "proof.md")
 
 
+def _lacking(section: Section, kind: str, devices: int) -> str:
+    """Why a section cannot run here; empty if it can."""
+    if absent := _absent(section.needs):
+        return f"not installed: {', '.join(absent)}"
+    return (
+        f"{section.devices} GPUs are needed; here is {devices}" if kind == "cuda" and devices < section.devices else ""
+    )
+
+
 def _absent(modules: Sequence[str]) -> list[str]:
     return [module for module in modules if importlib.util.find_spec(module) is None]
 
@@ -154,11 +174,12 @@ def _environment(kind: str, folder: Path) -> dict[str, str]:
     return {**trial_environment(os.environ, kind), "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1"}
 
 
-def _detect() -> str:
-    """The kind of device that a process here gets."""
+def _detect() -> tuple[str, int]:
+    """The kind of device that a process here gets, and how many."""
     from mmrl.commands.doctor.probe import probe
 
-    return probe().kind
+    found = probe()
+    return found.kind, len(found.gpus)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -177,9 +198,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [names[name] for name in names if not args.sections or name in args.sections.split(",")]
     if lacking := _absent(["numpy", "tqdm"]):
         parser.error(f"not installed: {', '.join(lacking)}; tests/gpu/README.md says what is needed")
-    own = sum(section.seconds for section in chosen if not _absent(section.needs))
     size = "small" if args.small else "whole"
-    rows = Proof(args.out, chosen, args.device or _detect(), size, args.seconds or own).run()
+    kind, devices = ("cpu", 0) if args.device == "cpu" else _detect()
+    rows = Proof(args.out, chosen, args.device or kind, size, args.seconds, devices).run()
     print(f"{counted(rows)}: {args.out / 'proof.md'}")
     return BAD if any(row.status == "bad" for row in rows) else 0
 

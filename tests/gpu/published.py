@@ -223,7 +223,7 @@ class Training:
 
         setup = RunSetup(config, self._bench.folder / "media")
         spec = setup.engine_spec(setup.algorithm, checkpoint)
-        return Run(start_engine(replace(spec, with_sampler=False)), setup, _rows(setup, self.load))
+        return Run(start_engine(replace(spec, with_sampler=False)), setup, rows_of(setup, self.load))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ class Run:
             return list(learner.logprobs(self.samples))
 
 
-def _rows(plan: Any, load: Load) -> list[Any]:
+def rows_of(plan: Any, load: Load) -> list[Any]:
     """Random completions, of which every second is to become likelier."""
     from mmrl.ops.objective import training_rows
     from mmrl.types import Sample, Segment

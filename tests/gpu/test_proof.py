@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu import bench, proof, vllm
+from mmrl.ops.parity import Gap
+from tests.gpu import agreement, bench, endings, proof, vllm
 from tests.gpu.proof import Section, main
 from tests.gpu.row import Row, read
+from tests.gpu.runs import End, Run
 
 BROKEN_KERNEL = """
 from mmrl.engine import attention
@@ -106,6 +108,60 @@ def test_a_section_may_take_what_others_left_and_not_what_later_ones_are_promise
     assert scarce._deadline(scarce._left.pop(0)) == pytest.approx(15, abs=1)
 
 
+def test_one_gpu_without_vllm_takes_nine_minutes_and_two_ranks_are_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(proof, "_absent", lambda modules: [name for name in modules if name == "vllm"])
+    whole = proof.Proof(tmp_path, proof.SECTIONS, "cuda", "whole", None)
+    assert sum(section.seconds for section in whole._left) == 540
+    skipped = {row.area: row.why for row in read(tmp_path / "proof.jsonl")}
+    missing = "not installed: vllm"
+    two = "2 GPUs are needed; here is 1"
+    assert skipped == {"ranks": two, "vllm": missing, "sleep": missing, "vllm-runs": missing}
+    for kind, devices in (("cuda", 2), ("cpu", 0)):
+        assert "ranks" in {
+            section.name for section in proof.Proof(tmp_path, proof.SECTIONS, kind, "", 9, devices)._left
+        }
+
+
+@pytest.mark.parametrize(
+    ("code", "stderr", "good", "why"),
+    [
+        (0, "", True, ""),
+        (0, "a note\n\n", True, "a note"),
+        (0, "a note\nCUDA Error: invalid argument at cumem.cpp:119\n", False, "CUDA Error: invalid argument at cumem"),
+        (134, "terminate called without an active exception", False, "terminate called"),
+        (5, "", False, ""),
+    ],
+)
+def test_a_run_ended_well_if_its_code_is_0_and_stderr_has_no_error(code, stderr, good, why):
+    value, found, said = endings.judged(End(code, "", stderr))
+    assert found is good and said.startswith(why) and value.startswith(f"exit code {code}, ")
+
+
+def test_a_run_that_ends_before_it_is_killed_is_told_with_its_last_words(tmp_path):
+    run = Run(tmp_path, tmp_path / "none.yaml")
+    with (
+        run.started() as process,
+        pytest.raises(RuntimeError, match="saved no step 2; it ended with 2: mmrl: cannot read"),
+    ):
+        endings._wait_for_checkpoint(run, process)
+
+
+@pytest.mark.parametrize(
+    ("base", "young", "kept", "good"),
+    [
+        (5e-4, 6e-4, 0.3, True),
+        (5e-4, 2e-3, 0.3, False),
+        (0.1, 0.1, 0.3, False),
+        (5e-4, 5e-4, float("nan"), False),
+        (5e-4, 5e-4, 0.0, False),
+    ],
+)
+def test_a_young_adapter_is_held_to_the_base_models_gap_and_must_be_there(base, young, kept, good, tmp_path):
+    gaps = [Gap(size, size, size, size) for size in (base, young)]
+    rows = bench.Bench("agreement", "cuda", False, tmp_path, print)
+    assert agreement.judged(rows, "LoRA", *gaps, kept).status == ("ok" if good else "bad")
+
+
 def test_a_transformers_that_drops_image_features_is_found_by_its_signature(monkeypatch):
     import transformers
 
@@ -140,10 +196,22 @@ def test_an_unknown_section_is_refused(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_the_whole_proof_finds_nothing_bad_on_a_cpu(tmp_path):
-    sections = [section.name for section in proof.SECTIONS if section.name != "vllm"]  # tests/commands/doctor has it
-    code = main([str(tmp_path), "--small", "--device", "cpu", "--sections", ",".join(sections), "--seconds", "1200"])
-    found = read(tmp_path / "proof.jsonl")
+    sections = [section.name for section in proof.SECTIONS if "vllm" not in section.needs]
+    assert rehearsed(sections, tmp_path) <= {"one call", "a killed rank is started again"}
+
+
+@pytest.mark.slow
+def test_the_proof_with_vllm_finds_nothing_bad_on_a_cpu(tmp_path):
+    sections = [section.name for section in proof.SECTIONS if "vllm" in section.needs]
+    on_a_gpu = {"CUDA graphs given back", "expandable segments"}
+    assert rehearsed(sections, tmp_path) <= {*on_a_gpu, "a killed rank is started again"}
+
+
+def rehearsed(sections: list[str], folder: Path) -> set[str]:
+    """Names of the rows that were skipped; none is bad, and every section has some."""
+    code = main([str(folder), "--small", "--device", "cpu", "--sections", ",".join(sections), "--seconds", "1200"])
+    found = read(folder / "proof.jsonl")
     assert [row for row in found if row.status == "bad"] == []
     assert code == 0
     assert {row.area for row in found} == set(sections)
-    assert {row.name for row in found if row.status == "skipped"} <= {"one call"}
+    return {row.name for row in found if row.status == "skipped"}

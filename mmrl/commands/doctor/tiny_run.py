@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -78,7 +78,14 @@ class TinyRun:
 
     @classmethod
     def start(
-        cls, folder: Path, kind: DeviceKind, precision: str, *, family: str | None = None, sampler: str | None = None
+        cls,
+        folder: Path,
+        kind: DeviceKind,
+        precision: str,
+        *,
+        family: str | None = None,
+        sampler: str | None = None,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> TinyRun:
         """Write the model and build both engines, as a run does.
 
@@ -87,6 +94,7 @@ class TinyRun:
             family: The model's family; one without vision gets only the prompts without images. By default one with
                 vision, where transformers can train it.
             sampler: ``vllm`` or ``hf``; by default vLLM, where the one for this kind of device is installed.
+            settings: Values of the run's config, beside this one's own, by section.
         """
         from mmrl.cluster.local import start_engine
         from mmrl.data.images import MediaStore
@@ -101,7 +109,7 @@ class TinyRun:
         encoder = Encoder(model, media)
         prompts = tuple(encoder.encode(prompt) for prompt in _prompts() if model.family.vision or not prompt.images)
         algorithm = PolicyGradient(PolicyGradient.Config())
-        config = _config(model.path, kind, precision, sampler)
+        config = _config(model.path, kind, precision, sampler, settings or {})
         engine = start_engine(EngineSpec(config, model, media, algorithm, max_images=2, with_sampler=True))
         return cls(engine, prompts, sleeps=config.sampler.name == "vllm" and sleep_level(kind) is not None)
 
@@ -122,27 +130,28 @@ def weighted_rows(rollouts: Sequence[Rollout]) -> list[TrainingRow]:
     return list(training_rows(rollouts, masks, advantages, groups, PolicyGradient.weighing, range(len(masks))).values())
 
 
-def _config(model: str, kind: DeviceKind, precision: str, sampler: str | None) -> Config:
+def _config(
+    model: str, kind: DeviceKind, precision: str, sampler: str | None, settings: Mapping[str, Mapping[str, Any]]
+) -> Config:
     if sampler is None:
         installed = Installed.here()
         sampler = "vllm" if installed.vllm and installed.vllm_is_for_cpu == (kind == "cpu") else "hf"
     on_vllm = {"gpu_memory_utilization": MEMORY_FRACTION, "engine": {"kv_cache_memory_bytes": KV_CACHE_BYTES}}
-    return from_mapping(
-        {
-            "model": {"path": model, "dtype": precision},
-            "data": {"train": {"name": "drawn"}, "max_prompt_tokens": 256},
-            "algorithm": {"name": "policy-gradient"},
-            "sampler": {
-                "name": sampler,
-                "group_size": GROUP_SIZE,
-                "max_new_tokens": NEW_TOKENS,
-                "temperature": TEMPERATURE,
-                **(on_vllm if sampler == "vllm" else {}),
-            },
-            "learner": {"lr": 1e-2},
-            "trainer": {"steps": 2},
-        }
-    )
+    own: dict[str, dict[str, Any]] = {
+        "model": {"path": model, "dtype": precision},
+        "data": {"train": {"name": "drawn"}, "max_prompt_tokens": 256},
+        "algorithm": {"name": "policy-gradient"},
+        "sampler": {
+            "name": sampler,
+            "group_size": GROUP_SIZE,
+            "max_new_tokens": NEW_TOKENS,
+            "temperature": TEMPERATURE,
+            **(on_vllm if sampler == "vllm" else {}),
+        },
+        "learner": {"lr": 1e-2},
+        "trainer": {"steps": 2},
+    }
+    return from_mapping(own | {name: {**own.get(name, {}), **section} for name, section in settings.items()})
 
 
 def _prompts() -> list[Prompt]:

@@ -13,11 +13,11 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -44,6 +44,7 @@ class Trial:
         emit: Takes each row as soon as it is known.
         family: See ``TinyRun.start``.
         sampler: See ``TinyRun.start``.
+        settings: See there.
         is_last: True if no other trial follows in this process; then it leaves its group of ranks.
     """
 
@@ -56,10 +57,12 @@ class Trial:
         *,
         family: str | None = None,
         sampler: str | None = None,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
         is_last: bool = True,
     ) -> None:
         self._precision, self._kind, self._folder, self._emit = precision, kind, folder, emit
-        self._family, self._sampler, self._is_last = family, sampler, is_last
+        self._options: dict[str, Any] = {"family": family, "sampler": sampler, "settings": settings}
+        self._is_last = is_last
         self._seconds: dict[str, float] = {}
         self._versions: list[int] = []
         self._num_sampled = 0
@@ -101,9 +104,7 @@ class Trial:
 
     def _start(self) -> None:
         with self._timed("start"):
-            self._run = TinyRun.start(
-                self._folder, self._kind, self._precision, family=self._family, sampler=self._sampler
-            )
+            self._run = TinyRun.start(self._folder, self._kind, self._precision, **self._options)
         engine = self._run.engine.describe()
         names = [str(engine[key]) for key in ("device_name", "sampler", "learner", "attention", "model_type")]
         self._row("engine", "engines", "ok", ", ".join(names))
