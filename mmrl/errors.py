@@ -19,6 +19,7 @@ exits with 10, or with 130 after Ctrl-C; with 0 where the calling program asked 
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
@@ -26,6 +27,11 @@ from typing import ClassVar
 
 class OldNameWarning(FutureWarning):
     """A name of an earlier version is in use; it goes with the next one."""
+
+
+def warn_of_old_name(old: str, new: str) -> None:
+    """Warn the caller's caller that it uses a name that has changed."""
+    warnings.warn(f"{old} is now {new}; the old name goes with the next version", OldNameWarning, stacklevel=3)
 
 
 class MMRLError(Exception):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from mmrl.errors import OldNameWarning
+from mmrl.errors import warn_of_old_name
 
 MOVED = {"mmrl.media": "mmrl.data.images", "mmrl.hub": "mmrl.data.hub", "mmrl.templates": "mmrl.data.templates"}
 """Modules that the README of 0.2.0 showed to plugin authors, and their present names."""
@@ -24,7 +23,7 @@ class _Moved(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         old = module.__name__
-        warnings.warn(f"{old} is now {MOVED[old]}; the old name goes with the next version", OldNameWarning, 2)
+        warn_of_old_name(old, MOVED[old])
         sys.modules[old] = import_module(MOVED[old])
 
 

@@ -1,0 +1,77 @@
+"""The records that travel through a run, one per stage, frozen; arrays are ragged numpy, never padded.
+
+    Prompt -> EncodedPrompt -> Rollout -> RolloutGroup -> ScoredGroup -> Batch -> TrainingRow
+                                                            (as it is recorded) -> CreditedGroup
+
+Shape letters: ``B`` rollouts in a batch, ``G`` rollouts of one group, ``P`` prompt tokens, ``T`` tokens of one
+completion (or, for torch tensors in ``PackedTokens``, the completion tokens of a micro-batch).
+"""
+
+from mmrl.types.arrays import BoolArray, FloatArray, IntArray
+from mmrl.types.batch import Batch, Credit, CreditedGroup, PreUpdateStatistics
+from mmrl.types.packed import PackedTokens, TokenLoss, TrainingRow
+from mmrl.types.prompt import (
+    IMAGE_PLACEHOLDER,
+    THOUGHT_NAMES,
+    Candidate,
+    Content,
+    EncodedPrompt,
+    GroupKey,
+    ImageRef,
+    Message,
+    Prompt,
+    RawImage,
+    SampleKey,
+)
+from mmrl.types.rollout import (
+    ENVIRONMENT,
+    TRUNCATED,
+    Call,
+    FinishReason,
+    Observation,
+    PlayedTurn,
+    Rollout,
+    RolloutGroup,
+    Sample,
+    Score,
+    ScoredGroup,
+    Segment,
+    Turn,
+)
+
+__all__ = [
+    "ENVIRONMENT",
+    "IMAGE_PLACEHOLDER",
+    "THOUGHT_NAMES",
+    "TRUNCATED",
+    "Batch",
+    "BoolArray",
+    "Call",
+    "Candidate",
+    "Content",
+    "Credit",
+    "CreditedGroup",
+    "EncodedPrompt",
+    "FinishReason",
+    "FloatArray",
+    "GroupKey",
+    "ImageRef",
+    "IntArray",
+    "Message",
+    "Observation",
+    "PackedTokens",
+    "PlayedTurn",
+    "PreUpdateStatistics",
+    "Prompt",
+    "RawImage",
+    "Rollout",
+    "RolloutGroup",
+    "Sample",
+    "SampleKey",
+    "Score",
+    "ScoredGroup",
+    "Segment",
+    "TokenLoss",
+    "TrainingRow",
+    "Turn",
+]

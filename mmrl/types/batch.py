@@ -1,0 +1,148 @@
+"""A step's rollouts as an algorithm sees them, its credit, and both as they are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+from mmrl.errors import warn_of_old_name
+from mmrl.types.arrays import BoolArray, FloatArray, IntArray
+from mmrl.types.prompt import GroupKey
+from mmrl.types.rollout import ScoredGroup
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A whole rollout batch, as ``Algorithm.credit`` sees it.
+
+    Attributes:
+        rewards: (B,) float64.
+        valid: (B,) rewards that may be used.
+        group_ids: (B,) int64, one id per prompt instance; not necessarily contiguous.
+        masks: B arrays (T_i,) bool; False where a token gets no gradient.
+        truncated: (B,) completions and episodes that a limit ended.
+        components: Raw value of each reward by name, (B,) float64; NaN in a valid row means that no reward of that name
+            scores rows of its source, and leaves it out of the sum.
+        weights: Factor of each component in ``rewards``; 0 of those that are a part of another, ``<label>/<name>``.
+        penalties: Names of the components that are penalties (``Reward.penalty``).
+        greedy_components: Components of the greedy rollout of each row's prompt, (B,) float64; None unless ``needs``
+            asked.
+        old_logprobs: B arrays (T_i,), the learner's before the update; None unless ``needs`` asked or several
+            optimizer steps follow.
+        reference_logprobs: B arrays (T_i,); None unless ``needs`` asked.
+        sampler_logprobs: B arrays (T_i,) as the sampler reported them.
+        values: B arrays (T_i,), the critic's for each position that predicts a token; None unless ``needs`` asked, and
+            always today.
+        final_values: (B,) the critic's after the last token; always None today.
+        turns: B arrays (T_i,) int, the turn of an episode that each token belongs to; inserted tokens belong to the
+            turn before them. None without an environment, as are all that follow.
+        turn_rewards: B arrays (K_i,) with the environment's reward of each turn.
+        turn_states: B sequences of K_i texts, equal where the policy acted upon the same state: what it last read.
+    """
+
+    rewards: FloatArray
+    valid: BoolArray
+    group_ids: IntArray
+    masks: Sequence[BoolArray]
+    truncated: BoolArray
+    components: Mapping[str, FloatArray]
+    old_logprobs: Sequence[FloatArray] | None
+    reference_logprobs: Sequence[FloatArray] | None
+    sampler_logprobs: Sequence[FloatArray]
+    weights: Mapping[str, float] = field(default_factory=dict)
+    penalties: frozenset[str] = frozenset()
+    greedy_components: Mapping[str, FloatArray] | None = None
+    values: Sequence[FloatArray] | None = None
+    final_values: FloatArray | None = None
+    turns: Sequence[IntArray] | None = None
+    turn_rewards: Sequence[FloatArray] | None = None
+    turn_states: Sequence[Sequence[str]] | None = None
+
+    def component(self, name: str) -> FloatArray:
+        """(B,) values of a component; NaN where no reward has answered one of that name."""
+        return self.components.get(name, np.full(len(self.rewards), np.nan))
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Credit:
+    """The credit of each rollout, or of each of its tokens.
+
+    Attributes:
+        advantages: (B,), or B arrays (T_i,).
+        keep: (B,) rows that enter the loss; None keeps all valid ones. Acts before weights are computed.
+        metrics: Further numbers to log.
+        constants: Numbers of this step for ``loss``, which other processes compute.
+        returns: B arrays (T_i,) that a critic learns; nothing reads them today.
+    """
+
+    advantages: FloatArray | Sequence[FloatArray]
+    keep: BoolArray | None
+    metrics: Mapping[str, float]
+    constants: Mapping[str, float]
+    returns: Sequence[FloatArray] | None
+
+    def __init__(
+        self,
+        advantages: FloatArray | Sequence[FloatArray] | None = None,
+        keep: BoolArray | None = None,
+        metrics: Mapping[str, float] = MappingProxyType({}),
+        constants: Mapping[str, float] = MappingProxyType({}),
+        returns: Sequence[FloatArray] | None = None,
+        *,
+        values: FloatArray | Sequence[FloatArray] | None = None,
+    ) -> None:
+        """``values`` is version 0.2.0's name of the advantages."""
+        if values is not None:
+            warn_of_old_name("Credit(values=...)", "Credit(advantages=...)")
+            advantages = values
+        if advantages is None:
+            raise TypeError("a Credit needs advantages")
+        given = {"advantages": advantages, "keep": keep, "metrics": metrics, "constants": constants, "returns": returns}
+        for name, value in given.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def values(self) -> FloatArray | Sequence[FloatArray]:
+        """The advantages; goes with the next version."""
+        warn_of_old_name("Credit.values", "Credit.advantages")
+        return self.advantages
+
+
+@dataclass(frozen=True, slots=True)
+class PreUpdateStatistics:
+    """One rollout's statistics before an optimizer step; both are empty if the step came to nothing.
+
+    Attributes:
+        logprobs: (T_i,) float32, the learner's.
+        entropy: (T_i,) float32, as ``PackedTokens.entropy_T``.
+    """
+
+    logprobs: FloatArray
+    entropy: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class CreditedGroup:
+    """A group and the step's results; those that were not trained on have advantages 0 and no log-probs.
+
+    Attributes:
+        advantages: G arrays (T_i,).
+        logprobs: G arrays (T_i,), the learner's before the update; empty where the rollout is in no loss.
+        trained: True if the step has learned from it.
+        reference_logprobs: G arrays (T_i,); none where the algorithm needs no reference policy.
+        updates: For each rollout, the optimizer steps that took it in, in order; none where it is in no loss.
+    """
+
+    scored: ScoredGroup
+    advantages: Sequence[FloatArray]
+    logprobs: Sequence[FloatArray]
+    trained: bool = False
+    reference_logprobs: Sequence[FloatArray] = ()
+    updates: Sequence[Sequence[PreUpdateStatistics]] = ()
+
+    @property
+    def key(self) -> GroupKey:
+        return self.scored.key

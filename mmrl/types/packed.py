@@ -1,0 +1,94 @@
+"""The inputs of a micro-batch's loss, and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mmrl.types.arrays import BoolArray, FloatArray
+from mmrl.types.rollout import Sample
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRow:
+    """A sample with everything that the loss needs.
+
+    Attributes:
+        weight: The sequence weight of the aggregation mode (algorithms: ``sum_i w_i sum_t m_it L_it``).
+        mask: (T,) tokens in the loss.
+        advantages: (T,) float32.
+        old_logprobs: (T,) float32; None means "the current ones, detached".
+        reference_logprobs: (T,) float32; None without a reference policy.
+        constants: Those of the step's ``Credit``.
+    """
+
+    sample: Sample
+    weight: float
+    mask: BoolArray
+    advantages: FloatArray
+    old_logprobs: FloatArray | None
+    reference_logprobs: FloatArray | None
+    constants: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTokens:
+    """The completion tokens of one micro-batch, in packed order, as ``Algorithm.loss`` sees them.
+
+    Masked tokens are present; whatever the loss is there, it is ignored. A sequence is never split.
+
+    Attributes:
+        logprobs_T: Current log-probs at the sampling temperature, with gradient.
+        old_logprobs_T: Before the update, detached.
+        sampler_logprobs_T: As the sampler reported them.
+        reference_logprobs_T: None without a reference policy.
+        advantages_T: Detached.
+        mask_T: bool, tokens in the loss.
+        sequence_T: int64, which sequence (0..num_sequences-1) each token belongs to.
+        num_sequences: Sequences in this micro-batch.
+        entropy_T: In nats, of the distribution that each token was sampled from, at the sampling temperature; with
+            gradient only if ``Needs.entropy_gradient``.
+        constants: Those of the step's ``Credit``.
+    """
+
+    logprobs_T: torch.Tensor
+    old_logprobs_T: torch.Tensor
+    sampler_logprobs_T: torch.Tensor
+    reference_logprobs_T: torch.Tensor | None
+    advantages_T: torch.Tensor
+    mask_T: torch.Tensor
+    sequence_T: torch.Tensor
+    num_sequences: int
+    entropy_T: torch.Tensor
+    constants: Mapping[str, float] = field(default_factory=dict)
+
+    def sequence_sum(self, values_T: torch.Tensor) -> torch.Tensor:
+        """(num_sequences,) sums over each sequence's tokens in the loss."""
+        import torch
+
+        masked_T = torch.where(self.mask_T, values_T, torch.zeros_like(values_T))
+        return masked_T.new_zeros(self.num_sequences).index_add(0, self.sequence_T, masked_T)
+
+    def sequence_mean(self, values_T: torch.Tensor) -> torch.Tensor:
+        """(num_sequences,) means over each sequence's tokens in the loss; 0 for a sequence without any."""
+        counts = self.sequence_sum(self.mask_T.to(values_T.dtype))
+        return self.sequence_sum(values_T) / counts.clamp(min=1)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLoss:
+    """An unreduced loss.
+
+    Attributes:
+        loss_T: The loss of each token; the framework weighs, sums and minimises it.
+        terms: Named parts of ``loss_T``, logged as ``loss/<name>`` with the same weights.
+        metrics: Per-token values, logged as means over the tokens in the loss.
+    """
+
+    loss_T: torch.Tensor
+    terms: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    metrics: Mapping[str, torch.Tensor] = field(default_factory=dict)
