@@ -40,24 +40,20 @@ def run(bench: Bench) -> None:
 def _update(bench: Bench, training: Training, what: str, found: dict[str, Found], name: str) -> Row:
     import psutil
 
-    from mmrl.engine.device import host_bytes_offloaded
-
-    process = psutil.Process()
-    before = process.memory_info().rss
+    before = psutil.virtual_memory().available
     run = training.start(training.config(learner={"offload": what, "zero_stage": 3, "lr": 1e-5}))
     first = run.update()
     norms: list[float] = []
     peak = bench.peak_bytes(lambda: norms.append(run.update().metrics["policy/grad_norm"]))
     if first.fault or first.notice:
         raise RuntimeError(first.fault or first.notice)
-    grown = process.memory_info().rss - before
+    taken = before - psutil.virtual_memory().available
     seconds = bench.all_seconds(run.update, 1)[0]
     run.release()
     found[what] = Found(norms[0], peak)
-    trained = sum(size for size, _ in run.plan.part_sizes.values())
-    planned = host_bytes_offloaded(trained, 0, "bfloat16", what)
-    value = f"{seconds:.3g} s, peak {gigabytes(peak)}, the process grew by {gigabytes(grown)}"
-    return bench.row(name, value, why=f"planned in the host's memory: {gigabytes(planned)}")
+    value = f"{seconds:.3g} s, peak {gigabytes(peak)}, the host has {gigabytes(max(taken, 0))} less"
+    count = sum(size for size, _ in run.plan.part_sizes.values())
+    return bench.row(name, value, why=f"{count / 1e9:.2g} G weights")
 
 
 def _compare(bench: Bench, found: Mapping[str, Found], name: str) -> Row:

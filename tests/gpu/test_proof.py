@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmrl.ops.parity import Gap
-from tests.gpu import agreement, bench, endings, proof, vllm
+from tests.gpu import agreement, bench, endings, proof, sleep, vllm
 from tests.gpu.proof import Section, main
 from tests.gpu.row import Row, read
 from tests.gpu.runs import End, Run
@@ -120,6 +120,15 @@ def test_one_gpu_without_vllm_takes_nine_minutes_and_two_ranks_are_left_out(tmp_
         assert "ranks" in {
             section.name for section in proof.Proof(tmp_path, proof.SECTIONS, kind, "", 9, devices)._left
         }
+
+
+def test_the_cases_of_a_sleep_ask_for_what_sampler_engine_may_hold():
+    from mmrl.engine.vllm_arguments import check_engine_keys
+
+    for case in sleep.CASES.values():
+        check_engine_keys({**case.engine, "kv_cache_memory_bytes": 1})
+    in_turn = sum(case.seconds for case in sleep.CASES.values())
+    assert in_turn < next(section.seconds for section in proof.SECTIONS if section.name == "sleep")
 
 
 @pytest.mark.parametrize(
