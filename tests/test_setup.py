@@ -172,6 +172,7 @@ def test_the_environment_holds_what_the_lock_says() -> None:
 FAKE_PYTHON = """#!/usr/bin/env bash
 case "$*" in
 "-c import sys"*) echo "$FAKE_VERSION"; exit ;;
+"-c from importlib"*) echo "${FAKE_LACKS:-}"; exit ;;
 "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
 esac
 echo "$*" >>"$FAKE_LOG"
@@ -190,6 +191,7 @@ def set_up(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     for tool in ("bash", "cat", "cmp", "cp", "dirname", "flock", "grep", "mkdir", "rm", "sleep", "touch", "wc"):
         (commands / tool).symlink_to(str(shutil.which(tool)))
     write_command(commands / "python3.11", FAKE_PYTHON)
+    write_command(commands / "gcc", "")
 
     def start(**environment: str) -> subprocess.Popen[str]:
         defaults = {
@@ -322,6 +324,42 @@ def test_a_driver_that_is_too_old_for_the_lock_is_refused_before_anything_is_ins
 def test_a_driver_without_a_version_is_no_reason_to_refuse(set_up: Any, tmp_path: Path) -> None:
     write_driver(tmp_path, "[N/A]")
     assert finish(set_up())[0] == 0
+
+
+@pytest.mark.usefixtures("gpu_at_hand")
+@pytest.mark.parametrize(
+    ("lacks", "has_gcc"), [("python3.11-venv python3.11-dev", True), ("python3.11-dev", False), ("", False)]
+)
+def test_what_compiles_on_a_gpu_is_asked_for_before_anything_is_installed(
+    lacks: str, has_gcc: bool, set_up: Any, tmp_path: Path
+) -> None:
+    if not has_gcc:
+        (tmp_path / "commands/gcc").unlink()
+    code, out, err = finish(set_up(FAKE_LACKS=lacks))
+    assert (code, out) == (5, "") and calls(tmp_path) == []
+    wanted = lacks if has_gcc else f"{lacks} gcc".strip()
+    assert f"apt-get install {wanted} (elsewhere" in err
+    write_command(tmp_path / "commands/clang", "")
+    assert finish(set_up())[0] == 0
+
+
+def test_the_parts_of_a_python_are_looked_for_by_that_python(tmp_path: Path) -> None:
+    """This one has them; one whose headers and ensurepip are hidden names the packages that bring them."""
+    text = (SETUP / "install.sh").read_text()
+    (program,) = re.findall(r"lacks=\$\(\"\$1\" -c '(.*?)' ", text, re.DOTALL)
+
+    def lacks(device: str, before: str = "") -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", before + program, device], capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    assert lacks("gpu") == lacks("cpu") == ""
+    hidden = (
+        "import importlib.util as u, os.path as p; u.find_spec = lambda name: None; p.exists = lambda path: False\n"
+    )
+    assert lacks("gpu", hidden) == f"{version}-venv {version}-dev" and lacks("cpu", hidden) == f"{version}-venv"
 
 
 def test_the_set_up_asks_for_the_driver_that_the_locks_cuda_needs() -> None:

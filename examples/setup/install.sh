@@ -100,6 +100,21 @@ check_driver() { # One that is too old would be found out after gigabytes, when 
     return 5
 }
 
+check_parts() { # Debian and Ubuntu leave parts of Python out; without them it would fail later, after gigabytes.
+    local lacks
+    lacks=$("$1" -c 'from importlib.util import find_spec
+import os.path, sys, sysconfig
+parts = ["venv"] * (find_spec("ensurepip") is None)
+header = os.path.join(sysconfig.get_path("include", "posix_prefix"), "Python.h")
+parts += ["dev"] * (sys.argv[1] == "gpu" and not os.path.exists(header))
+print(*(f"python{sysconfig.get_python_version()}-{part}" for part in parts))' "$device")
+    if [[ $device == gpu && -z $(command -v ${CC:-gcc} || command -v clang) ]]; then lacks="${lacks:+$lacks }gcc"; fi
+    [[ $lacks ]] || return 0
+    say "$1 or this machine lacks what this needs: apt-get install $lacks (elsewhere: a C compiler, and a"
+    say "Python with venv and its headers, Python.h)"
+    return 5
+}
+
 check_made_for() { # Packages for a GPU and for a CPU write parts of the same folders.
     local made
     [[ -e $done_mark ]] || return 0
@@ -121,6 +136,7 @@ install() {
     rm -f "$done_mark"
     if [[ ! -x $python || $interrupted ]]; then
         found=$(find_python)
+        check_parts "$found"
         say "creating $venv with $found"
         "$found" -m venv "$venv"
         pip install --upgrade pip || true # a recent one installs the lock in two thirds of the time
