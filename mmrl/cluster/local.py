@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from mmrl.cluster.process import host_meeting, interface_of, prepare_process
+from mmrl.cluster.process import host_meeting, prepare_process
 from mmrl.engine import device
+from mmrl.engine.interfaces import tell_interface
 from mmrl.engine.preconditions import check_process
 from mmrl.engine.rank import RankEngine
 from mmrl.engine.spec import EngineSpec
@@ -36,7 +37,6 @@ def start_engine(
     bound = socket.create_server(("127.0.0.1", 0))
     place = {"rank": 0, "node_rank": 0, "world_size": 1}
     os.environ.update(device.rank_environment(kind, **place, address="127.0.0.1", port=bound.getsockname()[1]))
-    if interface := interface_of("127.0.0.1"):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # else the one that the host's name resolves to
+    tell_interface("127.0.0.1")
     _meetings.append(host_meeting(bound))
     return RankEngine(spec, kind, progress)

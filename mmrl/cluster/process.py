@@ -70,14 +70,6 @@ def host_meeting(bound: socket.socket) -> Any:
     return store(host, port, is_master=True, wait_for_workers=False, master_listen_fd=bound.detach())
 
 
-def interface_of(address: str) -> str | None:
-    """The network interface that has this address; None if none has."""
-    import psutil
-
-    found = (name for name, own in psutil.net_if_addrs().items() if any(each.address == address for each in own))
-    return next(found, None)
-
-
 def forget_shared_memory() -> None:
     """Take the names away from the shared memory of vLLM's tensor-parallel ranks; it stays as long as they use it.
 

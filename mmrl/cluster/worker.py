@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mmrl.cluster.jobs import Installation, RankJob, Rendezvous
 from mmrl.cluster.nodes import PACKAGES, fingerprints, holds, installed_versions
-from mmrl.cluster.process import forget_shared_memory, host_meeting, interface_of, prepare_process
+from mmrl.cluster.process import forget_shared_memory, host_meeting, prepare_process
 from mmrl.cluster.shipping import PackedArrays, PackedGroup
 from mmrl.config.load import from_mapping
 from mmrl.config.plugin_specs import Kind
 from mmrl.data.images import MediaStore
 from mmrl.engine import device
+from mmrl.engine.interfaces import tell_interface
 from mmrl.engine.preconditions import check_process
 from mmrl.engine_api import Learner, Polled, Sampler, SamplingRequest, UpdateResult
 from mmrl.errors import DeviceMemoryError, MMRLError, NumericsError, PluginError, ResourceError
@@ -146,8 +147,7 @@ class RankWorker:
                 port=own.port,
             )
         )
-        if own.own_address and (interface := interface_of(own.own_address)):
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # else the one that the host's name resolves to
+        tell_interface(own.own_address)
         if own.threads:  # Ray has set one
             torch.set_num_threads(own.threads)
 

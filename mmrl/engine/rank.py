@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
-from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from mmrl.engine.full_device import OWNERS, memory_of
 from mmrl.engine.hf_sampler import HFSampler
 from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.learner_settings import check_overlap, learner_config
+from mmrl.engine.meeting import join_group
 from mmrl.engine.peak import peak
 from mmrl.engine.placement import Reference, place
 from mmrl.engine.plain_model import WidePass
@@ -37,14 +36,9 @@ from mmrl.engine.vision import ImageInputs
 from mmrl.engine.vllm_sampler import VLLMSampler, engine_arguments
 from mmrl.engine.weights import Failures
 from mmrl.engine_api import Learner, Sampler
-from mmrl.errors import ConfigError, MMRLError, ResourceError, first_line
+from mmrl.errors import ConfigError, MMRLError, ResourceError
 from mmrl.interfaces import Algorithm
 from mmrl.system.freed_memory import FreedMemory
-
-WAIT = timedelta(hours=1)
-"""Time that ranks wait for each other in the group of all ranks: rank 0 alone reads the weights, and each rank writes
-files of a checkpoint, which takes minutes with a slow disk. DeepSpeed's group has torch's default, 10 minutes with
-NCCL, so ranks wait for a disk in this group only."""
 
 
 class RankEngine:
@@ -78,7 +72,7 @@ class RankEngine:
         self._freed = FreedMemory()
         self._tracer = Tracer(kind)
         # The group of all ranks first: vLLM would make one of its tensor-parallel ranks alone.
-        _join_group(kind)
+        join_group(kind)
         # Then vLLM: it measures free memory, and gives it back when it sleeps.
         if spec.with_sampler:
             progress("the sampler starts")
@@ -390,19 +384,6 @@ class RankEngine:
         failures.raise_first()
         assert policy is not None
         return policy
-
-
-def _join_group(kind: device.DeviceKind) -> None:
-    if torch.distributed.is_initialized():
-        return
-    try:
-        torch.distributed.init_process_group(device.process_group_backend(kind), timeout=WAIT)
-    except torch.distributed.DistError as error:
-        raise ResourceError(
-            f"the ranks do not find each other: {first_line(error)}",
-            where=f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}",
-            remedy="start again if the port was taken; see that nodes reach each other (`mmrl doctor CONFIG`)",
-        ) from error
 
 
 def _version(package: str) -> str | None:

@@ -27,7 +27,7 @@ from mmrl.cluster.group import RankGroup
 from mmrl.cluster.jobs import Installation, Rendezvous
 from mmrl.cluster.launch import check_installations, check_sets, find_shared_files, send_checkpoint, send_model
 from mmrl.cluster.nodes import fingerprints, installed_versions
-from mmrl.cluster.process import forget_shared_memory, forget_stale_builds, interface_of
+from mmrl.cluster.process import forget_shared_memory, forget_stale_builds
 from mmrl.cluster.ranks import RankLocation
 from mmrl.cluster.worker import RankWorker
 from mmrl.data.images import ImageGrid, MediaStore
@@ -390,11 +390,6 @@ def test_a_port_stays_reserved_until_the_ranks_meet():
     port = worker.reserve_port("127.0.0.1")
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", port))
-
-
-def test_the_interface_of_an_address_is_found():
-    assert interface_of("127.0.0.1") == "lo"
-    assert interface_of("203.0.113.9") is None
 
 
 def test_ranks_that_sample_together_must_be_on_one_node(group_of):

@@ -168,8 +168,9 @@ def measure(folder: str, sections: dict[str, Any]) -> dict[str, Any]:
 
 
 def main(rank: int, ranks: int, port: int, folder: str, settings: str) -> None:
-    from mmrl.cluster.process import interface_of, prepare_process
+    from mmrl.cluster.process import prepare_process
     from mmrl.engine import device
+    from mmrl.engine.interfaces import interface_of
 
     prepare_process()
     if interface := interface_of("127.0.0.1"):
