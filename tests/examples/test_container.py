@@ -53,6 +53,18 @@ def test_a_target_runs_mmrl_as_a_user_who_is_not_root(target: str, device: str) 
 
 
 @TARGETS
+def test_one_volume_keeps_all_that_is_compiled_at_a_start(target: str, device: str) -> None:
+    """vLLM's, FlashInfer's and the hub's caches are in ``~/.cache`` by default, Triton's and Inductor's are not."""
+    cache = "/home/mmrl/.cache"
+    (environment,) = [each for each in arguments("ENV", target) if "MMRL_VENV" in each]
+    for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"):
+        assert re.search(rf"{name}={cache}/\w+", environment)
+    assert any(re.search(rf"install --directory --owner mmrl .*{cache}", run) for run in arguments("RUN", target))
+    for text in (TEXT, (REPOSITORY / "examples/README.md").read_text()):
+        assert f"--volume mmrl-cache:{cache} " in text
+
+
+@TARGETS
 def test_a_target_has_all_that_an_installation_reads(target: str, device: str) -> None:
     copied = {source for argument in arguments("COPY", target) for source in argument.split()[:-1]}
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from mmrl.commands.doctor.finding import Finding
 from mmrl.config.sections import ClusterConfig
 from mmrl.engine.driver import hides_gpus
+from mmrl.engine.interfaces import check_interfaces, interfaces
+from mmrl.errors import ResourceError
 from mmrl.system.redaction import names_a_secret
 
 PREFIXES = ("NCCL_", "GLOO_", "VLLM_", "HF_", "TRANSFORMERS_", "DS_", "RAY_", "TORCHDYNAMO_", "TORCHINDUCTOR_", "OMP_")
@@ -21,6 +23,10 @@ def setting_findings(environ: Mapping[str, str], cluster: ClusterConfig, *, has_
     listed = {name: value for name, value in environ.items() if name in NAMES or name.startswith(PREFIXES)}
     shown = [f"{name}={'(set)' if names_a_secret(name) else value}" for name, value in sorted(listed.items())]
     yield Finding("settings", "environment", "ok", ", ".join(shown) or "nothing set")
+    try:
+        check_interfaces(environ, interfaces())
+    except ResourceError as error:
+        yield Finding("settings", "network interface", "bad", f"{error.what}; there are {error.possible}", error.remedy)
     for name, remedy in _remedies(environ, cluster, has_gpu):
         yield Finding("settings", name, "warn", f"is {environ[name]!r}", remedy)
 

@@ -45,3 +45,10 @@ def test_a_variable_is_warned_of_where_it_matters(environ, has_gpu, cluster, war
     assert name in listed.found
     assert [(row.check, row.status) for row in warnings] == [(name, "warn")] * warned
     assert all(row.remedy for row in warnings)
+
+
+def test_an_interface_that_does_not_exist_is_bad():
+    listed, wrong = rows({"NCCL_SOCKET_IFNAME": "nowhere0"})
+    assert "nowhere0" in listed.found and (wrong.check, wrong.status) == ("network interface", "bad")
+    assert "nowhere0; there are " in wrong.found and "lo" in wrong.found and "NCCL_SOCKET_IFNAME" in wrong.remedy
+    assert len(rows({"NCCL_SOCKET_IFNAME": "=lo", "GLOO_SOCKET_IFNAME": "lo"})) == 1
