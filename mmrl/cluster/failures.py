@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from mmrl.engine.start_errors import tells_of_a_lost_rank
 from mmrl.errors import MMRLError, RankLostError
-
-_COLLECTIVE = re.compile("gloo|nccl|torch.distributed", re.IGNORECASE)
-_PEER_GONE = re.compile(
-    r"closed by peer|reset by peer|broken pipe|connect\w* .*(fail|refused)|remote process exit", re.IGNORECASE
-)
-"""Words of Gloo, NCCL and torch's store that say that another process of a collective is gone."""
 
 LOOK = (
     "look at what it wrote last (Ray's logs, usually /tmp/ray/session_latest/logs), and whether its node ran out of "
@@ -51,7 +45,7 @@ def cause_of(errors: Sequence[BaseException]) -> BaseException:
 def loss_of(error: BaseException) -> RankLostError | None:
     """The loss of a rank that another rank's error, a text with a traceback, follows from; None if from none."""
     text = str(error)
-    if isinstance(error, MMRLError) or not (_COLLECTIVE.search(text) and _PEER_GONE.search(text)):
+    if isinstance(error, MMRLError) or not tells_of_a_lost_rank(text):
         return None
     loss = RankLostError("a rank has lost another one", where=text.strip().splitlines()[-1][:300], remedy=LOOK)
     loss.__cause__ = error

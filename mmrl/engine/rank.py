@@ -168,7 +168,7 @@ class RankEngine:
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Marks a block in the trace; its memory is that of a phase."""
-        with self._tracer.span(name), memory_of(OWNERS[name]) if name in OWNERS else nullcontext():
+        with self._tracer.span(name), _phase(OWNERS[name]) if name in OWNERS else nullcontext():
             yield
 
     def memory_bytes_max(self) -> int:
@@ -212,7 +212,7 @@ class RankEngine:
         assert not self._in_use, f"{verb} inside {self._in_use}"
         self._in_use = verb
         try:
-            with memory_of(verb):
+            with _phase(verb):
                 yield
         finally:
             self._in_use = ""
@@ -384,6 +384,13 @@ class RankEngine:
         failures.raise_first()
         assert policy is not None
         return policy
+
+
+@contextmanager
+def _phase(name: str) -> Iterator[None]:
+    """Turn what the device's libraries raise in a phase into errors with an answer."""
+    with memory_of(name), start_errors(f"{name} fails", "the device", later=True):
+        yield
 
 
 def _version(package: str) -> str | None:

@@ -1,7 +1,8 @@
-"""The errors of vLLM, Triton, DeepSpeed and CUDA while engines start, and what they mean for a run.
+"""The errors of vLLM, Triton, DeepSpeed and CUDA while engines start, some of which come later too, and their meaning.
 
 Read in vLLM 0.32, Triton 3.9, DeepSpeed 0.19.8 and torch 2.13. The first row that fits an error, or one that it was
-raised from, decides; without a row the error keeps its own words.
+raised from, decides; without a row the error keeps its own words. Memory that runs out has a table of its own, in
+``full_device``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,11 @@ from mmrl.engine import device
 from mmrl.engine.build_tools import BuildTools
 from mmrl.errors import ConfigError, DeviceBusyError, MMRLError, ResourceError
 
+_COLLECTIVE = re.compile("gloo|nccl|torch.distributed", re.IGNORECASE)
+_PEER_GONE = re.compile(
+    r"closed by peer|reset by peer|broken pipe|connect\w* .*(fail|refused)|remote process exit", re.IGNORECASE
+)
+"""Words of Gloo, NCCL and torch's store that say that another process of a collective is gone."""
 WORDS = 600
 """Characters of an error's text that are shown."""
 
@@ -31,6 +37,7 @@ class Row:
         meaning: The sentence for people; its own text follows.
         remedy: The next thing to do.
         error: The class in its place, which decides the exit code. ``DeviceBusyError`` uses up a restart.
+        later: True if it can come in a later phase: kernels are compiled when they are first used.
     """
 
     origin: str
@@ -39,6 +46,7 @@ class Row:
     meaning: str
     remedy: str
     error: type[MMRLError] = ResourceError
+    later: bool = False
 
     def fits(self, error: BaseException) -> bool:
         """True if the error is of this kind."""
@@ -81,6 +89,7 @@ ROWS = (
         "another process took memory of the device while vLLM fell asleep",
         _BUSY,
         DeviceBusyError,
+        later=True,
     ),
     Row(
         "vLLM, v1/core/kv_cache_utils.py",
@@ -103,6 +112,7 @@ ROWS = (
         r"Failed to find C(\+\+)? compiler",
         "Triton finds no compiler",
         _TOOLS,
+        later=True,
     ),
     Row(
         "torch, _inductor/exc.py, which holds the compiler's error as text",
@@ -110,6 +120,7 @@ ROWS = (
         r"CalledProcessError|Failed to find C|Python\.h",
         "torch cannot compile a kernel",
         _TOOLS,
+        later=True,
     ),
     Row(
         "torch, _inductor/exc.py",
@@ -117,6 +128,7 @@ ROWS = (
         "",
         "torch cannot compile: there is no C++ compiler that works",
         "install one and have it on the PATH: apt-get install g++ (dnf install gcc-c++)",
+        later=True,
     ),
     Row(
         "Triton, backends/nvidia/compiler.py",
@@ -124,6 +136,7 @@ ROWS = (
         "",
         "Triton's assembler fails on a kernel",
         f"{_INSTALL}; TRITON_PTXAS_PATH may name another ptxas",
+        later=True,
     ),
     Row(
         "Triton, knobs.py",
@@ -131,6 +144,7 @@ ROWS = (
         r"Cannot find (ptxas|cuobjdump|nvdisasm)",
         "Triton lacks a part of itself",
         _INSTALL,
+        later=True,
     ),
     Row(
         "Triton, backends/nvidia/driver.py",
@@ -142,9 +156,10 @@ ROWS = (
     Row(
         "Triton, runtime/build.py: the compiler's exit status",
         ("CalledProcessError",),
-        "",
-        "a compiler fails",
+        r"-shared",
+        "the C compiler fails",
         _TOOLS,
+        later=True,
     ),
     Row(
         "DeepSpeed, ops/op_builder/builder.py; torch, utils/cpp_extension.py",
@@ -161,6 +176,7 @@ ROWS = (
         r"Could not find nvcc|Ninja build failed",
         "FlashInfer cannot compile its kernels",
         "install the CUDA toolkit (nvcc) of torch's version, or do without: VLLM_USE_FLASHINFER_SAMPLER=0",
+        later=True,
     ),
     # Installation and machine.
     Row("Python", ("ImportError",), "", "a package that vLLM or DeepSpeed needs cannot be imported", _INSTALL),
@@ -179,6 +195,7 @@ ROWS = (
         r"|driver version is insufficient",
         "the installed packages have no kernels for this GPU or its driver",
         "update NVIDIA's driver, or install a torch and a vLLM that were built for this GPU",
+        later=True,
     ),
     Row(
         "CUDA",
@@ -188,6 +205,7 @@ ROWS = (
         "look at it with nvidia-smi: a process may hold it alone, or it needs a reset; CUDA_VISIBLE_DEVICES can leave "
         "it out",
         DeviceBusyError,
+        later=True,
     ),
     Row(
         "NCCL and Gloo",
@@ -224,25 +242,33 @@ ROWS = (
 )
 
 
-def known(error: BaseException) -> Row | None:
-    """The first row for an error or one that it was raised from."""
+def known(error: BaseException, *, later: bool = False) -> Row | None:
+    """The first row for an error or one that it was raised from; with ``later``, of those that are not of a start."""
     seen: BaseException | None = error
     while seen is not None:
         for row in ROWS:
-            if row.fits(seen):
+            if row.fits(seen) and (row.later or not later):
                 return row
         seen = seen.__cause__
     return None
 
 
+def tells_of_a_lost_rank(text: str) -> bool:
+    """True if an error's text says that another process of a collective is gone."""
+    return bool(_COLLECTIVE.search(text) and _PEER_GONE.search(text))
+
+
 @contextmanager
-def start_errors(what: str, where: str, *, every: bool = False) -> Iterator[None]:
-    """Turn what a library raises in a block into errors with an answer; a device's memory that runs out is no such one.
+def start_errors(what: str, where: str, *, every: bool = False, later: bool = False) -> Iterator[None]:
+    """Turn what a library raises in a block into errors with an answer.
+
+    Errors that say that memory ran out, or that another rank is gone, pass: others know more of them.
 
     Args:
         what: The failure, such as ``vLLM does not start``.
         where: The config's section.
         every: True if every exception gets an answer; else those without a row stay as they are.
+        later: True in a phase after the start, for the rows that it can have.
 
     Raises:
         MMRLError: As ``ROWS`` say.
@@ -252,8 +278,9 @@ def start_errors(what: str, where: str, *, every: bool = False) -> Iterator[None
     except MMRLError:
         raise
     except Exception as error:
-        row = known(error)
-        if (row is None and not every) or (isinstance(error, RuntimeError) and device.is_out_of_memory(error)):
+        row = known(error, later=later)
+        is_full = isinstance(error, RuntimeError) and device.is_out_of_memory(error)
+        if (row is None and not every) or is_full or tells_of_a_lost_rank(str(error)):
             raise
         # The traceback goes to where engines write: RUN/engines.log.
         logging.getLogger(__name__).error(what, exc_info=True)

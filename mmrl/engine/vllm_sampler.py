@@ -80,7 +80,7 @@ class VLLMSampler(SteppingSampler):
     def sleep(self) -> None:
         """Give the device's memory to the learner."""
         if self._sleep_level is not None:
-            with start_errors("vLLM does not fall asleep", "sampler"):
+            with start_errors("vLLM does not fall asleep", "sampler", later=True):
                 self._llm.sleep(self._sleep_level)
             if self._sleep_level > 1:  # the weights are gone
                 self.weight_version = NO_VERSION

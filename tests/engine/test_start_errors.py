@@ -73,8 +73,8 @@ CASES = [
     (RuntimeError(CUDA.format("the provided PTX was compiled with an unsupported toolchain")), ResourceError, "driver"),
     (RuntimeError(CUDA.format("CUDA-capable device(s) is/are busy or unavailable")), DeviceBusyError, "nvidia-smi"),
     (RuntimeError(CUDA.format("uncorrectable ECC error encountered")), DeviceBusyError, "CUDA_VISIBLE_DEVICES"),
-    (torch.distributed.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:94, remote process exited or there was a "
-                                        "network error, NCCL version 2.29"), ResourceError, "NCCL_SOCKET_IFNAME"),
+    (torch.distributed.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:94, unhandled system error, NCCL "
+                                        "version 2.29, ncclSystemError: no interface found"), ResourceError, "NCCL_SOCKET_IFNAME"),
     (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/root/.cache/vllm"), ResourceError, "VLLM_CACHE_ROOT"),
     (PermissionError(errno.EACCES, os.strerror(errno.EACCES), "/root/.triton"), ResourceError, "TRITON_CACHE_DIR"),
     (invalid(), ConfigError, "sampler.engine"),
@@ -122,7 +122,31 @@ def test_an_error_without_a_row_is_a_bug_in_the_learner_and_an_answer_in_vllm():
     assert "engines.log" in caught.value.remedy
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), NumericsError("stale")])
+@pytest.mark.parametrize(
+    ("error", "row"),
+    [
+        (AssertionError("Memory usage increased after sleeping."), DeviceBusyError),
+        (RuntimeError(CUDA.format("uncorrectable ECC error encountered")), DeviceBusyError),
+        (subprocess.CalledProcessError(1, GCC), ResourceError),
+        (subprocess.CalledProcessError(1, ["make"]), None),
+        (ModuleNotFoundError("No module named 'a_plugin_needs_it'"), None),
+        (invalid(), None),
+        (RuntimeError(CUDA.format("an illegal memory access was encountered")), None),
+    ],
+)
+def test_only_errors_of_the_device_have_an_answer_in_a_later_phase(error, row):
+    """Plugins and mmrl's own code run there too."""
+    with pytest.raises(row or type(error)) as caught, start_errors.start_errors("sampling fails", "it", later=True):
+        raise error
+    assert row is not None or caught.value is error
+
+
+LOST = "[gloo/transport/tcp/pair.cc:5] Connection closed by peer [::1]:9"
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), NumericsError("stale"), RuntimeError(LOST)]
+)
 def test_errors_with_an_answer_of_their_own_pass(error):
     with (
         pytest.raises(type(error)) as caught,
