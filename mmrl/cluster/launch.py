@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from pathlib import Path
+from typing import Protocol
 
 from mmrl.cluster import local
 from mmrl.cluster.files import Node
@@ -18,33 +19,48 @@ from mmrl.engine import device
 from mmrl.engine.collation import shares_prefix
 from mmrl.engine.counting import UnitCost
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.host_memory import HostMemory, check_hosts
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine_api import Engine
 from mmrl.errors import PluginError, ResourceError, plural
 from mmrl.plugin_host.used import used_plugins
+from mmrl.system.machine_memory import total_bytes
+
+
+class MemoryNeeds(Protocol):
+    """The memory that a run's ranks need, known before anything is loaded."""
+
+    def gpu_bytes(self) -> int:
+        """Bytes that a rank's GPU must have."""
+        ...
+
+    def host_memory(self, kind: device.DeviceKind) -> HostMemory:
+        """A rank's share of its machine's memory."""
+        ...
 
 
 def start_engine(
     spec: EngineSpec,
     *,
-    least_memory: Callable[[], int] | None = None,
+    needs: MemoryNeeds | None = None,
     progress: Callable[[str], object] = lambda text: None,
 ) -> Engine:
     """The engine that ``cluster`` asks for.
 
     Args:
-        least_memory: Bytes that a rank's GPU must have; asked where there are GPUs.
+        needs: Compared with the machines before anything is fetched or loaded.
         progress: Called with what begins.
 
     Raises:
-        ResourceError: Too few devices, nodes with other versions, or a GPU that torch cannot use.
+        ResourceError: Too few devices, too little memory, nodes with other versions, or a GPU that torch cannot use.
         PluginError: A node lacks a plugin, or has another version of it.
     """
     config, folder = spec.config, spec.folder
     if config.cluster.name == "local":
         least = 0
-        if least_memory is not None:
-            least = check_devices([("this machine", device.total_memory_bytes(device.detect()))], least_memory)
+        if needs is not None:
+            memory = device.total_memory_bytes(device.detect())
+            least = check_memory(["this machine"], [memory], [total_bytes()], needs)
         return local.start_engine(spec, progress, least)
     from mmrl.cluster.ray_ranks import RayRanks
 
@@ -64,9 +80,9 @@ def start_engine(
         check_installations(group, config)
         group.all("check_gpu")
         least = 0
-        if least_memory is not None:
+        if needs is not None:
             hosts = [node.host for node in group.nodes]
-            least = check_devices(list(zip(hosts, group.all("device_memory"), strict=True)), least_memory)
+            least = check_memory(hosts, group.all("device_memory"), group.all("machine_memory"), needs)
         group.all("check_process", config.model_dump(mode="json"), spec.with_sampler, least)
         find_shared_files(group, spec.media.folder)
         models, checkpoints = send_model(group, folder), send_checkpoint(group, spec.checkpoint)
@@ -94,6 +110,24 @@ def start_engine(
         group.close()
         raise
     return group
+
+
+def check_memory(
+    hosts: Sequence[str], devices: Sequence[int | None], machines: Sequence[int], needs: MemoryNeeds
+) -> int:
+    """Compare each rank's GPU and its machine with what a run needs; returns a GPU's bytes for the smallest setting.
+
+    Args:
+        devices: Bytes of its GPU; None if it has none.
+        machines: Bytes of its machine's memory.
+
+    Raises:
+        ResourceError: Says how much is missing, and of what.
+    """
+    least = check_devices(list(zip(hosts, devices, strict=True)), needs.gpu_bytes)
+    kind: device.DeviceKind = "cpu" if None in devices else "cuda"
+    check_hosts(list(zip(hosts, machines, strict=True)), needs.host_memory(kind))
+    return least
 
 
 def check_devices(devices: Sequence[tuple[str, int | None]], least_memory: Callable[[], int]) -> int:

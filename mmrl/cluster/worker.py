@@ -26,6 +26,7 @@ from mmrl.engine_api import Learner, Polled, Sampler, SamplingRequest, UpdateRes
 from mmrl.errors import DeviceMemoryError, MMRLError, NumericsError, PluginError, ResourceError
 from mmrl.plugin_host import registry
 from mmrl.system import failpoints
+from mmrl.system.machine_memory import total_bytes
 from mmrl.types import FloatArray, Sample, TrainingRow
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ class RankWorker:
     def device_memory(self) -> int | None:
         """Bytes of this rank's GPU; None without one."""
         return device.total_memory_bytes(self._kind)
+
+    def machine_memory(self) -> int:
+        """Bytes of this node's memory."""
+        return total_bytes()
 
     def check_gpu(self) -> None:
         """Raises ResourceError if this rank has a GPU, and torch cannot use it."""

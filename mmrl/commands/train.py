@@ -99,7 +99,7 @@ def train(
         Stopped: A signal ended the run; it can go on.
     """
     from mmrl.cluster.process import prepare_process
-    from mmrl.commands.plan.proposal import least_memory
+    from mmrl.commands.plan.needs import PlannedNeeds
     from mmrl.runs.directory import RunDirectory
     from mmrl.runs.session import TrainingRun
 
@@ -112,7 +112,7 @@ def train(
             loaded.config,
             directory,
             interruption,
-            least_memory=least_memory,
+            needs=PlannedNeeds,
             profiled_steps=profiled_steps,
             verbose=verbose,
             origins=loaded.origins,

@@ -22,6 +22,9 @@ CUDA_MAX_SEQUENCES = (256, 1024)
 """Fewest and most that vLLM samples at once: an evaluation may have more requests than a step, and its second model
 runner keeps four bytes a token of the vocabulary for each."""
 CPU_BATCHED_TOKENS = 4096
+CUDA_BATCHED_TOKENS = 8192
+"""Tokens of a step of vLLM: on cards of 70 GiB and more it would take 16,384, whose MLPs alone need 2 GB for 7B. Longer
+prompts are prefilled in chunks."""
 LOGITS_CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 512 * 2**20}
 MERGED_AT_ONCE = {"cpu": 2**19, "cuda": 2**27}
 """Elements of a weight into which an adapter is merged at once: as many as a CPU's cache holds, a whole matrix on a
@@ -37,10 +40,13 @@ RUNTIME_BYTES = {"cpu": 0, "cuda": 1_500_000_000}
 """A memory plan's allowance beside tensors: CUDA's context and libraries, NCCL's buffers, memory that torch's allocator
 has and cannot use."""
 SAMPLER_BYTES = {"cpu": 0, "cuda": 3_000_000_000}
-"""A memory plan's allowance for vLLM's share beside weights and KV cache: activations, CUDA graphs, the sampler's own
-arrays."""
+"""A memory plan's least allowance for vLLM's share beside weights and KV cache: activations, CUDA graphs, the sampler's
+own arrays. What ``sampler_memory`` counts comes beside ``ASLEEP_BYTES`` if that is more."""
 ASLEEP_BYTES = {"cpu": 0, "cuda": 1_500_000_000}
-"""The part of that allowance that vLLM keeps while it sleeps."""
+"""The part of that allowance that vLLM keeps while it sleeps: CUDA graphs, and workspaces of kernels."""
+RANK_BYTES = 3_000_000_000
+"""A memory plan's allowance for a rank's process in the host's memory: its packages, CUDA's context, caches of images
+(``README.md``), and copies on their way."""
 
 QUIET = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -232,6 +238,7 @@ def sampler_arguments(
             "gpu_memory_utilization": gpu_memory_utilization,
             "enable_sleep_mode": True,
             "max_num_seqs": min(max(num_sequences, fewest), most),
+            "max_num_batched_tokens": CUDA_BATCHED_TOKENS,
             **alone,
         }
     return {
@@ -246,11 +253,7 @@ def sampler_arguments(
 def sleep_level(kind: DeviceKind) -> int | None:
     """vLLM's sleep level while the learner owns the device; None where it need not sleep.
 
-    Level 1 copies what was allocated while the model was loaded to pinned host memory, and back. Level 2 drops it and
-    keeps the model's buffers only. In vLLM 0.32 that loses what no sync sends: Qwen3-VL's deepstack embeddings, which
-    must be zero where no image is, and the second model runner's rotary positions, input embeddings and sampling
-    state, of which it reads more than it has written (``GPUModelRunner.load_model`` makes them; ``Worker.sleep`` saves
-    ``named_buffers`` of the model).
+    Level 1 keeps what was allocated while the model was loaded. ``sleep_backend`` drops the weights of it.
     """
     return 1 if kind == "cuda" else None
 
@@ -331,22 +334,6 @@ def used_memory_bytes(kind: DeviceKind) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def host_bytes_offloaded(trained: int, others: int, dtype: str, offload: str) -> int:
-    """Bytes in host memory that all ranks offload together.
-
-    For each trained parameter these are the float32 weight, AdamW's two averages, and the gradient as the optimizer
-    takes it. With ``parameters`` all weights come in addition.
-
-    Args:
-        trained: Parameters that are trained.
-        others: Parameters that are not.
-    """
-    if offload == "none":
-        return 0
-    width = 2 if dtype == "bfloat16" else 4
-    return trained * (12 + 4) + ((trained + others) * width if offload == "parameters" else 0)
-
-
 def reference_place(kind: DeviceKind, zero_stage: int) -> Literal["sharded", "host", "device"]:
     """The place of the reference policy's weights between its uses.
 
@@ -356,24 +343,6 @@ def reference_place(kind: DeviceKind, zero_stage: int) -> Literal["sharded", "ho
     if zero_stage == 3:
         return "sharded"
     return "host" if kind == "cuda" else "device"
-
-
-def reference_bytes(
-    kind: DeviceKind, parameters: int, dtype: str, *, zero_stage: int, offload: str, ranks: int
-) -> tuple[int, int]:
-    """Bytes of the reference policy's weights on a rank between its uses: on the device, and in the host's memory.
-
-    Where the host has them whole, the device has them as well while reference log-probs are computed.
-
-    Args:
-        parameters: Parameters of the whole model.
-    """
-    whole = parameters * (2 if dtype == "bfloat16" else 4)
-    where = reference_place(kind, zero_stage)
-    if where == "sharded":
-        own = -(-whole // ranks)
-        return (0, own) if offload == "parameters" else (own, 0)
-    return (0, whole) if where == "host" else (whole, 0)
 
 
 def total_memory_bytes(kind: DeviceKind) -> int | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -28,6 +26,7 @@ from mmrl.engine.placement import Reference, place
 from mmrl.engine.plain_model import WidePass
 from mmrl.engine.policy import Policy, load_policy
 from mmrl.engine.refusals import device_refusal
+from mmrl.engine.sampler_memory import num_sequences
 from mmrl.engine.shape import model_shape
 from mmrl.engine.spec import EngineSpec
 from mmrl.engine.start_errors import start_errors
@@ -79,6 +78,8 @@ class RankEngine:
         with memory_of("the start of the sampler"):
             self._sampler = self._build_sampler(spec.max_sequence_images, learns=learns) if spec.with_sampler else None
         if self._sampler is not None and spec.algorithm is not None:
+            if isinstance(self._sampler, VLLMSampler) and self._sampler.backs_up_weights:
+                progress("vLLM keeps a copy of its weights in the host's memory while it sleeps: see `mmrl plan`")
             with memory_of("the sampler's sleep"):
                 self._sampler.sleep()
         if spec.algorithm is not None:
@@ -144,6 +145,7 @@ class RankEngine:
             "process_group": torch.distributed.get_backend(),
             "sampler_arguments": self._sampler.arguments if isinstance(self._sampler, VLLMSampler) else {},
             "sleep_level": device.sleep_level(self._kind),
+            "sleep_backs_up_weights": isinstance(self._sampler, VLLMSampler) and self._sampler.backs_up_weights,
             "learner_settings": {} if self._learner is None else self._learner.settings,
             "offload": self._config.learner.offload,
             "peak": None if self._learner is None else self._peak(),
@@ -219,7 +221,6 @@ class RankEngine:
 
     def _build_sampler(self, max_images: int, *, learns: bool) -> VLLMSampler | HFSampler:
         config = self._config
-        replicas = config.cluster.ranks // config.sampler.ranks_together
         records_experts = learns and config.learner.routing != "own"
         if config.sampler.name == "hf":
             return HFSampler(
@@ -236,7 +237,7 @@ class RankEngine:
             dtype=self._precision,
             max_images=max_images,
             max_tokens=config.data.max_prompt_tokens + config.max_completion_tokens,
-            num_sequences=math.ceil(config.trainer.prompts_per_step / replicas) * config.sampler.group_size,
+            num_sequences=num_sequences(config),
             seed=config.trainer.seed,
             returns_experts=records_experts,
             plays_episodes=config.environment is not None,
@@ -277,7 +278,6 @@ class RankEngine:
         has_reference = needs.reference_logprobs and lora is None
         largest = max((p.numel() for p in policy.parameters() if p.requires_grad), default=0)
         check_overlap(self._kind, settings, largest)
-        self._check_hosts(policy, has_reference)
         # Each model is out of the host's memory, or has what it keeps of it, before the next one is read.
         place(policy, settings, torch_device)
         reference = None
@@ -312,44 +312,6 @@ class RankEngine:
         if checkpoint is not None:
             learner.restore(checkpoint / "state")
         return learner
-
-    def _check_hosts(self, policy: Policy, has_reference: bool) -> None:
-        """Check that every machine has memory for the parts that its ranks keep there; all ranks raise if one raises.
-
-        Raises:
-            ResourceError: A machine has too little. Without this, the kernel would kill the first update.
-        """
-        import psutil
-
-        learner, world_size = self._config.learner, torch.distributed.get_world_size()
-        sizes = {True: 0, False: 0}
-        width = getattr(torch, self._precision).itemsize
-        for parameter in policy.parameters():
-            sizes[parameter.requires_grad] += parameter.nbytes // width  # quantised ones are bytes
-        kept = device.host_bytes_offloaded(sizes[True], sizes[False], self._precision, learner.offload) // world_size
-        if has_reference:
-            _, on_host = device.reference_bytes(
-                self._kind,
-                sum(sizes.values()),
-                self._precision,
-                zero_stage=learner.zero_stage,
-                offload=learner.offload,
-                ranks=world_size,
-            )
-            kept += on_host
-        if not kept:
-            return
-        ranks: list[Any] = [None] * world_size
-        torch.distributed.all_gather_object(ranks, (socket.gethostname(), psutil.virtual_memory().total))
-        for host, total in sorted(set(ranks)):
-            here = kept * ranks.count((host, total))
-            if here > total:
-                raise ResourceError(
-                    f"offloaded states take {here / 1e9:.1f} GB of {host}'s memory, and it has {total / 1e9:.1f} GB",
-                    where=f"learner.offload: {learner.offload}; learner.zero_stage: {learner.zero_stage}",
-                    remedy="use more machines, train adapters (model.lora), set learner.offload: none, or, for the "
-                    "reference policy alone, learner.zero_stage: 3",
-                )
 
     def _load_policy(
         self,

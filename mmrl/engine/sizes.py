@@ -11,6 +11,7 @@ from mmrl.config.sections import LoraConfig
 from mmrl.engine.adapters import chosen_layers, linear_layers
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.quantization import quantizable
+from mmrl.ops.memory import NF4_BYTES
 
 
 def meta_model(folder: ModelFolder) -> Any:
@@ -48,3 +49,15 @@ def quantized_sizes(folder: ModelFolder) -> tuple[int, int]:
     layers = linear_layers(meta_model(folder))
     sizes = [layers[name].weight.numel() for name in quantizable(layers, folder.family)]
     return sum(sizes), max(sizes, default=0)
+
+
+def weight_bytes(folder: ModelFolder, width: int, *, quantize: bool) -> list[int]:
+    """Bytes of each weight as the learner holds it, with ``width`` bytes a number unless it is kept in 4 bits."""
+    model = meta_model(folder)
+    packed = set[str]()
+    if quantize:
+        packed = {f"{name}.weight" for name in quantizable(linear_layers(model), folder.family)}
+    return [
+        round(parameter.numel() * (NF4_BYTES if name in packed else width))
+        for name, parameter in model.named_parameters()
+    ]

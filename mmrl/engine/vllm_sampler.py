@@ -12,7 +12,7 @@ import torch
 
 from mmrl.config.sections import SamplerConfig
 from mmrl.data.images import MediaStore
-from mmrl.engine import device
+from mmrl.engine import device, sleep_backend
 from mmrl.engine.admissions import SteppingSampler, continued
 from mmrl.engine.encoding import unexpanded
 from mmrl.engine.family import Family
@@ -73,6 +73,9 @@ class VLLMSampler(SteppingSampler):
         if torch.get_num_threads() != threads:
             # vLLM's worker leaves one on a GPU, unless OMP_NUM_THREADS is set: no number for a learner beside it.
             torch.set_num_threads(threads)
+        # At once, as the first sleep would already back up everything.
+        asleep = self._sleep_level is not None
+        self._discarding = sleep_backend.install(self._llm.collective_rpc) if asleep else None
         if kind == "cpu" and stages > 1:
             # vLLM makes the buffers between stages in its first warm-up, which it leaves out on a CPU.
             self._llm.collective_rpc("execute_dummy_batch")
@@ -82,8 +85,13 @@ class VLLMSampler(SteppingSampler):
         if self._sleep_level is not None:
             with start_errors("vLLM does not fall asleep", "sampler", later=True):
                 self._llm.sleep(self._sleep_level)
-            if self._sleep_level > 1:  # the weights are gone
+            if self._discarding is not None:  # the weights are gone
                 self.weight_version = NO_VERSION
+
+    @property
+    def backs_up_weights(self) -> bool:
+        """True if a sleep copies the weights to the host's memory; False if it drops them, or there is none."""
+        return self._sleep_level is not None and self._discarding is None
 
     def wake(self, part: device.SamplerMemory) -> None:
         """Take a part of the device's memory back; idempotent. Requests run once all parts are awake."""
@@ -102,6 +110,8 @@ class VLLMSampler(SteppingSampler):
         """
         weights = as_in_files(weights, self._folder.family)
         self._llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+        if self._discarding is not None:
+            self._discarding.check()
         if self._folder.family.mixture and self._packs_experts:
             self._llm.apply_model(pack_experts)
         self._llm.llm_engine.reset_encoder_cache()
@@ -253,6 +263,8 @@ def engine_arguments(
     }
     if model_shape(folder.config).linear is not None and not arguments.get("enable_chunked_prefill", True):
         arguments["enable_prefix_caching"] = False  # vLLM caches states at the ends of chunks
+    if config.engine.get("enable_chunked_prefill") is False:  # a prompt must then fit into one step
+        arguments["max_num_batched_tokens"] = max(arguments["max_num_batched_tokens"], max_tokens)
     if plays_episodes:
         arguments["async_scheduling"] = False  # a step would return the tokens of the one before it
     if returns_experts:

@@ -8,11 +8,12 @@ the bytes that are really allocated. Activations are the tensors that autograd k
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mmrl.ops.cost import LinearAttentionShape, ModelShape, Work
+from mmrl.ops.pinned import locked_bytes, rounded
 
 _BUCKET, _REUSE, _SUB_GROUP = 5 * 10**8, 10**9, 10**9
 """DeepSpeed's defaults of ``reduce_bucket_size``, ``stage3_max_reuse_distance`` and ``sub_group_size``."""
@@ -84,6 +85,7 @@ class States:
         gathered: Weights that are whole only while they are in use, at most.
         step: Bytes that the optimizer step takes in addition: gradients in float32, and AdamW's intermediate values.
         host: Bytes in the host's memory instead.
+        locked: The same where DeepSpeed keeps most of them page-locked, as for a GPU, and without the reference.
         keeps_gradients: True if gradients and buckets stay between optimizer steps.
     """
 
@@ -98,6 +100,7 @@ class States:
     gathered: int
     step: int
     host: int
+    locked: int
     keeps_gradients: bool
 
     @property
@@ -118,6 +121,7 @@ def states(
     largest: int = 0,
     reference: str | None = None,
     quantized: int = 0,
+    weight_bytes: Sequence[int] = (),
 ) -> States:
     """Bytes that training takes of each rank.
 
@@ -129,6 +133,7 @@ def states(
         reference: Place of a frozen model beside the policy between its uses: ``sharded`` over the ranks, in the
             ``host``'s memory or on the ``device``; None if there is none.
         quantized: Frozen parameters in 4 bits.
+        weight_bytes: Bytes of each weight, as it is held; by default they are one.
     """
     whole, stage = trained + frozen, zero.stage
     share = -(-trained // zero.ranks) if stage else trained
@@ -145,20 +150,21 @@ def states(
     reduced = min(zero.reduce_bucket, trained) * width * (stage > 0 and zero.ranks > 1)
     gathers = stage == 3 and (zero.ranks > 1 or zero.offloads == "parameters")
     gathered = min((zero.reuse + largest) * width, held) * gathers
-    host = 0
+    host = locked = 0
     if zero.offloads == "none":
         step = _step(share, width, zero, largest, copies=not adds_in_place)
     else:
         # The step is the host's, with gradients of its own in float32; at stages 1 and 2 it holds new weights, too.
-        step, host = 0, master + optimizer + 4 * share + (share + largest) * width * (stage < 3)
-        master = optimizer = 0
+        away = _offloaded(zero, share, largest, width, adds_in_place=adds_in_place)
+        step = master = optimizer = 0
         buckets += largest * width * (stage < 3)  # for the one that is under way
         if stage != 1 and not adds_in_place:
-            host, gradients = host + 4 * share, 0
-        elif stage == 1:
-            host += share * width
-    if zero.offloads == "parameters":
-        host, weights = host + weights, 0
+            gradients = 0
+        if zero.offloads == "parameters":
+            away, weights = replace(away, each=away.each + weights), 0
+        host, locked = away.bytes, away.locked([size // zero.ranks for size in weight_bytes or (held,)])
+        if zero.offloads == "parameters":  # they move into a tensor of their own, and torch keeps the memory
+            locked += rounded(share * width)
     places = {"sharded": own, "device": whole * width, "host": whole * width, None: 0}
     other = places[reference]
     is_away = reference == "host" or (reference == "sharded" and zero.offloads == "parameters")
@@ -174,8 +180,47 @@ def states(
         gathered=gathered,
         step=step,
         host=host + other * is_away,
+        locked=locked,
         keeps_gradients=stage == 3,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Offloaded:
+    """Bytes in the host's memory, as DeepSpeed 0.19.8 allocates them there.
+
+    Attributes:
+        single: Bytes of each page-locked tensor.
+        each: Bytes of all page-locked tensors of which each weight has its own.
+        plain: Bytes of all tensors that are not page-locked.
+    """
+
+    single: tuple[int, ...]
+    each: int
+    plain: int
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.single) + self.each + self.plain
+
+    def locked(self, sizes: Sequence[int]) -> int:
+        """Bytes with page-locked tensors as torch makes them; ``sizes`` are those of the weights."""
+        grown = locked_bytes(sizes) / max(sum(sizes), 1)
+        return locked_bytes(self.single) + round(self.each * grown) + self.plain
+
+
+def _offloaded(zero: Zero, share: int, largest: int, width: int, *, adds_in_place: bool) -> _Offloaded:
+    """A rank's offloaded optimizer.
+
+    At stages 1 and 2 the float32 weights, their gradients, the new weights and a buffer for the largest one are
+    page-locked, and each weight's gradients as micro-batches add to them (``stage_1_and_2.py``). At stage 3 it is the
+    gradients of each group and of all of them (``stage3.py``). AdamW's averages never are.
+    """
+    if zero.stage < 3:
+        each = share * width if zero.stage == 1 else 4 * share * (not adds_in_place)
+        return _Offloaded((4 * share, 4 * share, width * share, width * largest), each, 8 * share)
+    groups = [min(zero.sub_group, share - start) for start in range(0, share, zero.sub_group)]
+    return _Offloaded((4 * share, *(4 * group for group in groups)), 0, 12 * share)
 
 
 def _step(share: int, width: int, zero: Zero, largest: int, *, copies: bool) -> int:

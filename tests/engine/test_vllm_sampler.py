@@ -8,6 +8,7 @@ import io
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,12 +21,15 @@ from mmrl.config.sections import SamplerConfig
 from mmrl.data import images as media
 from mmrl.engine import device
 from mmrl.engine.admissions import Admissions
-from mmrl.engine.vllm_sampler import VLLMSampler, banned_ids_processor, engine_arguments, sampled_logprobs
+from mmrl.engine.folder import ModelFolder
+from mmrl.engine.sampler_memory import weights_in_vllm
+from mmrl.engine.vllm_sampler import NO_VERSION, VLLMSampler, banned_ids_processor, engine_arguments, sampled_logprobs
 from mmrl.engine_api import Polled, SamplingRequest
 from mmrl.errors import NumericsError
 from mmrl.interfaces import Aggregation
 from mmrl.ops.objective import training_rows
 from mmrl.ops.parity import Gap
+from mmrl.ops.pinned import pinned_bytes
 from mmrl.system.read_ahead import ReadAhead
 from mmrl.types import Message, Prompt, RawImage, Rollout
 from tests.engine import episodes
@@ -135,6 +139,60 @@ def test_vllm_syncs_half_awake_and_samples_when_all_of_it_is_awake(engine, sampl
     sampler.wake("weights")
     sampler.wake("kv_cache")
     assert not vllm.llm_engine.is_sleeping()
+
+
+@pytest.fixture(scope="module")
+def in_vllm(engine) -> Callable[[Path], torch.nn.Module]:
+    """vLLM's model of a folder's shapes, in bfloat16 and without storage."""
+    from vllm import EngineArgs
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.utils import initialize_model
+
+    def build(folder: Path) -> torch.nn.Module:
+        arguments = EngineArgs(model=str(folder), dtype="bfloat16", max_model_len=64, runner="generate")
+        config, before = arguments.create_engine_config(), torch.get_default_dtype()
+        with set_current_vllm_config(config), torch.device("meta"):
+            torch.set_default_dtype(torch.bfloat16)
+            try:
+                return initialize_model(config)
+            finally:
+                torch.set_default_dtype(before)
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        "qwen2_5_vl",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("qwen2", "qwen3", "qwen3_vl", "internvl")),
+    ],
+)  # vLLM looks at each class in a process of its own
+def test_vllms_weights_have_the_sizes_that_a_plan_counts(family, in_vllm, models, vision):
+    folder = models(family)
+    found = [parameter.nbytes for parameter in in_vllm(folder).parameters()]
+    counted = weights_in_vllm(vision.config(), ModelFolder.open(str(folder)), 2)
+    assert sorted(found) == sorted(counted)
+    assert pinned_bytes(found) == pinned_bytes(counted)
+
+
+def test_a_sync_brings_every_weight_of_vllms_model(engine, sample, request_for):
+    """As after a sleep that drops them: no log-prob, and no weight, is left without a number."""
+
+    def forget(model: torch.nn.Module) -> int:
+        for parameter in model.parameters():
+            parameter.data.fill_(float("nan"))
+        return sum(1 for _ in model.parameters())
+
+    with engine.sampling() as sampler:
+        assert sampler._llm.apply_model(forget)[0] > 20
+        sampler.weight_version = NO_VERSION
+    rollouts = flat(sample([request_for(0), request_for(1)]))
+    assert learner_gap(engine, rollouts).abs_max < 1e-4
+    with engine.sampling() as sampler:
+        assert not sampler._llm.apply_model(lambda model: [n for n, p in model.named_parameters() if p.isnan().any()])[
+            0
+        ]
 
 
 def test_no_attention_state_of_old_weights_is_used_for_a_prompt_of_several_blocks(

@@ -25,12 +25,13 @@ from mmrl.ops.memory import (
 )
 from mmrl.ops.packing import Span
 
-M = 10**6
+M, MIB = 10**6, 2**20
 
 
 def held(found: States) -> dict[str, int]:
     """What is not zero, in millions of bytes."""
-    return {name: value // M for name, value in asdict(found).items() if value and name != "keeps_gradients"}
+    kinds = asdict(found).keys() - {"keeps_gradients", "locked"}
+    return {name: value // M for name in kinds if (value := getattr(found, name))}
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,26 @@ def held(found: States) -> dict[str, int]:
 )  # fmt: skip
 def test_states_of_two_million_trained_and_one_million_frozen_weights(width, zero, expected):
     assert held(states(2 * M, M, width=width, zero=zero)) == expected
+
+
+@pytest.mark.parametrize(
+    ("zero", "expected"),
+    [
+        # Float32 weights and gradients, the new weights, the largest one and each one's gradients; AdamW's averages.
+        (Zero(1, 1, "optimizer"), 2 * 8 * MIB + 4 * MIB + MIB + (2 * MIB + 4 * MIB) + 16 * M),
+        (Zero(2, 1, "optimizer", float32_sums=True), 2 * 8 * MIB + 4 * MIB + MIB + 16 * M),
+        # The gradients of all of them and of each group; float32 weights and averages.
+        (Zero(3, 1, "optimizer", sub_group=M), 8 * MIB + 2 * 4 * MIB + 24 * M),
+        # The weights too, and once more as one tensor.
+        (Zero(3, 1, "parameters"), 2 * 8 * MIB + 24 * M + (2 * MIB + 4 * MIB) + 4 * MIB),
+        (Zero(3, 2, "parameters"), 2 * 4 * MIB + 12 * M + (1 * MIB + 2 * MIB) + 2 * MIB),
+        (Zero(3, 2), 0),
+    ],
+)
+def test_what_is_page_locked_is_as_large_as_the_next_power_of_two(zero, expected):
+    """Two weights of 0.6 and 1.4 million numbers of 2 bytes."""
+    found = states(2 * M, 0, width=2, zero=zero, largest=M // 2, weight_bytes=[1_200_000, 2_800_000])
+    assert found.locked == pytest.approx(expected, abs=2)
 
 
 def test_only_stage_3_keeps_gradients_between_steps_and_buckets_are_as_large_as_asked():

@@ -18,6 +18,7 @@ from mmrl.commands.cli import main
 from mmrl.config.load import from_mapping
 from mmrl.config.sections import Config
 from mmrl.engine.family import FAMILIES
+from mmrl.engine.host_memory import HostMemory, check_hosts
 from mmrl.errors import ConfigError, PluginError, ResourceError
 from mmrl.runs.setup import RunSetup
 
@@ -310,6 +311,42 @@ def test_a_gpu_too_small_for_any_setting_is_refused_before_an_engine_starts(conf
     # CUDA is allowed 1.5 GB, the sampler 3 beside its weights; the model is nothing.
     assert "a GPU of this machine has 3.0 GB, and the smallest setting needs about 4.5 GB: 1.5 GB are missing" in error
     assert "model.lora" in error
+
+
+def test_a_machine_with_too_little_memory_is_refused_before_an_engine_starts(config_file, capsys, monkeypatch):
+    monkeypatch.setattr("mmrl.cluster.local.start_engine", lambda *_, **__: pytest.fail("an engine starts"))
+    monkeypatch.setattr("mmrl.engine.device.total_memory_bytes", lambda kind: 80 * 10**9)
+    monkeypatch.setattr("mmrl.cluster.launch.total_bytes", lambda: 2 * 10**9)
+    assert main(["train", config_file]) == 5
+    error = capsys.readouterr().err
+    # A process is allowed 3 GB; beside it vLLM keeps the state of a tiny model.
+    said = "this machine has 2.0 GB of memory, and 1 rank there would take about 3.0 GB: 1.0 GB are missing"
+    assert said in error and "allowed for the process 3.0 GB" in error
+
+
+def test_a_cpu_is_asked_for_memory_only_if_something_is_offloaded(config_file, capsys, monkeypatch):
+    started = list[str]()
+
+    def start(*_: Any, **__: Any) -> None:
+        started.append("an engine")
+        raise ResourceError("enough", where="here")
+
+    monkeypatch.setattr("mmrl.cluster.local.start_engine", start)
+    monkeypatch.setattr("mmrl.cluster.launch.total_bytes", lambda: 2 * 10**9)
+    assert main(["train", config_file]) == 5 and started == ["an engine"]
+    assert main(["train", config_file, "learner.zero_stage=1", "learner.offload=optimizer"]) == 5
+    assert started == ["an engine"] and "learner.offload: none" in capsys.readouterr().err
+
+
+def test_ranks_of_a_machine_share_its_memory():
+    needed = HostMemory(sampler=10**9, reference=6 * 10**9)
+    check_hosts([("a", 40 * 10**9)] * 4 + [("b", 10 * 10**9)], needed)
+    with pytest.raises(ResourceError, match=r"a has 40\.0 GB .* 5 ranks there .* 50\.0 GB: 10\.0 GB are missing"):
+        check_hosts([("a", 40 * 10**9)] * 5 + [("b", 10 * 10**9)], needed)
+    with pytest.raises(ResourceError, match=r"b has .* 1 rank there") as caught:
+        check_hosts([("b", 9 * 10**9)], needed)
+    assert "set learner.zero_stage: 3; or sampler.tensor_parallel_size" in str(caught.value.remedy)
+    check_hosts([("c", 1)], HostMemory())
 
 
 def test_ranks_of_a_cluster_are_asked_for_their_gpus():

@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from mmrl.config.sections import Config
 from mmrl.engine import device
 from mmrl.engine.counting import training_of
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.host_memory import HostMemory
 from mmrl.engine.learner_settings import learner_config
+from mmrl.engine.sampler_memory import SamplerMemory, sampler_memory
 from mmrl.engine.shape import model_shape
-from mmrl.engine.sizes import quantized_sizes
+from mmrl.engine.sizes import quantized_sizes, weight_bytes
+from mmrl.engine.sleep_backend import discards_weights
+from mmrl.engine.weights import shards
 from mmrl.interfaces import Algorithm
 from mmrl.ops.cost import Work
 from mmrl.ops.memory import (
@@ -24,6 +29,7 @@ from mmrl.ops.memory import (
     forward_activations,
     states,
 )
+from mmrl.ops.pinned import locked_bytes
 
 PHASES = {
     "sample": "sampling",
@@ -62,7 +68,7 @@ class PlannedModel:
         algorithm: Algorithm,
         kind: device.DeviceKind,
     ) -> None:
-        self.shape, self.kind = model_shape(folder.config), kind
+        self.shape, self.kind, self._folder = model_shape(folder.config), kind, folder
         self.trained = sum(trained for trained, _ in sizes.values())
         self.frozen = sum(frozen for _, frozen in sizes.values())
         self.quantized, self._unpacked = quantized_sizes(folder) if config.model.quantize else (0, 0)
@@ -71,22 +77,45 @@ class PlannedModel:
         self.width = 2 if self.precision == "bfloat16" else 4
         self.vocabulary = folder.vocabulary.size
         self.has_reference = algorithm.needs().reference_logprobs and config.model.lora is None
-        self.sampled_weights = (
-            self.frozen if config.model.lora is not None else self.trained + self.frozen
-        ) * self.width
-        outside = sum(trained + frozen for part, (trained, frozen) in sizes.items() if part != "language")
-        self._first_stage = min((outside + self.largest) * self.width, self.sampled_weights)
+        self._samplers: dict[tuple[int, int, int], SamplerMemory] = {}
 
     @property
     def largest(self) -> int:
         """Parameters of the largest weight."""
         return self.shape.largest_weight
 
-    def sampler_weights(self, config: Config) -> int:
-        """Bytes of the sampler's weights on a rank of a pipeline's first stage, which has tower and embedding too."""
+    def sampler(self, config: Config) -> SamplerMemory:
+        """vLLM's memory on a rank, of whose config only the numbers of ranks and of those that share may differ."""
         sampler = config.sampler
-        layers = -(-(self.sampled_weights - self._first_stage) // sampler.pipeline_parallel_size)
-        return (self._first_stage + layers) // sampler.tensor_parallel_size
+        key = (sampler.tensor_parallel_size, sampler.pipeline_parallel_size, config.cluster.ranks)
+        if key not in self._samplers:
+            self._samplers[key] = sampler_memory(config, self._folder, self.width)
+        return self._samplers[key]
+
+    @cached_property
+    def _weight_bytes(self) -> list[int]:
+        """Bytes of each of the learner's weights."""
+        return weight_bytes(self._folder, self.width, quantize=self.quantized > 0)
+
+    def host(self, config: Config, *, samples: bool) -> HostMemory:
+        """One rank's tensors in its machine's memory.
+
+        Args:
+            samples: True if vLLM takes turns with the learner.
+        """
+        held = self.states(config)
+        if self.kind == "cpu":
+            return HostMemory(learner=held.host)
+        reference = 0
+        place = device.reference_place(self.kind, config.learner.zero_stage) if self.has_reference else ""
+        if place == "host":
+            sizes = {str(number): size for number, size in enumerate(self._weight_bytes)}
+            reference = locked_bytes(sum(map(sizes.__getitem__, piece)) for piece in shards(sizes))
+        elif place == "sharded" and config.learner.offload == "parameters":
+            reference = locked_bytes(size // config.cluster.ranks for size in self._weight_bytes)
+        discards = samples and discards_weights(config.sampler)
+        asleep = self.sampler(config).locked(discards=discards) if samples else 0
+        return HostMemory(asleep, held.locked, reference, discards)
 
     def cache_bytes_per_token(self, config: Config) -> int:
         """Bytes of a token's keys and values on one of the ranks that sample together."""
@@ -128,6 +157,7 @@ class PlannedModel:
             largest=self.largest,
             reference=device.reference_place(self.kind, learner.zero_stage) if self.has_reference else None,
             quantized=self.quantized,
+            weight_bytes=self._weight_bytes if learner.offload != "none" else (),
         )
 
     def _logits(self, row: Work) -> int:
@@ -154,6 +184,14 @@ class PlannedModel:
         )
         return min(tokens * tower.mergers * tower.out * self.width, device.FEATURE_BYTES[self.kind])
 
+    def _sampler_extra(self, config: Config) -> int:
+        """Bytes for vLLM beside weights and cache."""
+        if self.kind == "cpu":
+            return device.SAMPLER_BYTES[self.kind]
+        found = self.sampler(config)
+        counted = sum(found.state) + found.working + device.ASLEEP_BYTES[self.kind]
+        return max(counted, device.SAMPLER_BYTES[self.kind])
+
     def footprint(self, config: Config, rows: Sequence[Work], longest: int) -> Footprint:
         """One rank's footprint.
 
@@ -172,8 +210,8 @@ class PlannedModel:
             self._features(config, rows),
             device.RUNTIME_BYTES[self.kind],
             device.ASLEEP_BYTES[self.kind] if self.kind == "cuda" and config.sampler.name == "vllm" else 0,
-            self.sampler_weights(config),
-            device.SAMPLER_BYTES[self.kind],
+            sum(self.sampler(config).weights),
+            self._sampler_extra(config),
             self.sequence_bytes(config, longest),
             unpacked=self._unpacked * self.width,
         )

@@ -85,6 +85,7 @@ class _Forecast:
         self._learner()
         if self.setup.with_sampler:
             self._sampler()
+        self._host()
         if self.kind == "cuda" and (memory := self._memory()) is not None:
             self._fit(memory)
         if assumptions.measure:
@@ -283,7 +284,6 @@ class _Forecast:
             line = f"reference model {gigabytes(held.reference)}"
             line += f", while it computes {gigabytes(held.reference_used)} more" if held.reference_used else ""
             lines.append(line)
-        lines += [f"in the host's memory {gigabytes(held.host)}"] if held.host else []
         self.report.add("learner", data, lines)
 
     @cached_property
@@ -326,15 +326,26 @@ class _Forecast:
             lines.append("how many sequences fit: name the memory of a rank's GPU (--memory GB)")
         if self.kind == "cuda" and sampler.name == "vllm":
             lines.append(
-                f"beside it {gigabytes(device.SAMPLER_BYTES['cuda'])} are allowed for activations and CUDA graphs, and "
-                f"{gigabytes(weights)} of the host's memory while it sleeps"
+                f"beside it {gigabytes(self.footprint.sampler_extra)} are allowed for activations and CUDA graphs"
             )
         self.report.add("sampler", data, lines)
+
+    def _host(self) -> None:
+        """Report what a rank keeps in its machine's memory."""
+        found = self.model.host(self.config, samples=self._shares_device)
+        if not found.kept:
+            return
+        ranks = self.config.cluster.ranks
+        lines = [f"{gigabytes(found.needed)} of its machine's memory for each of {ranks} rank(s): {found.parts()}"]
+        if self._shares_device:
+            asleep = "drops its weights, and backs up the rest" if found.discards else "backs up its weights too"
+            lines.append(f"a sleeping vLLM {asleep}; page-locked tensors are as large as torch makes them")
+        self.report.add("host", {**asdict(found), "needed": found.needed}, lines)
 
     @property
     def _shares_device(self) -> bool:
         """True if vLLM takes turns with the learner on a GPU."""
-        return self.setup.with_sampler and self.config.sampler.name == "vllm"
+        return self.kind == "cuda" and self.setup.with_sampler and self.config.sampler.name == "vllm"
 
     def _fit(self, memory: int) -> None:
         """Report a GPU's largest phase, and the settings that fit."""

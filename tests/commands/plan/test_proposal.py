@@ -17,14 +17,18 @@ from PIL import Image
 
 from mmrl.commands.cli import main
 from mmrl.commands.plan.footprint import Footprint
+from mmrl.commands.plan.needs import PlannedNeeds
 from mmrl.commands.plan.proposal import changed, fits, propose
 from mmrl.config.load import from_mapping
+from mmrl.engine.host_memory import check_hosts
 from mmrl.errors import ResourceError
 from mmrl.ops.cost import ModelShape
 from mmrl.ops.memory import Zero, states
+from mmrl.runs.setup import RunSetup
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 HEAD = re.compile(r"`mmrl plan --gpus (\d+) --memory (\d+)`: at\s+(?:# )?most ([\d.]+) GB")
+HOST = re.compile(r"([\d.]+) GB of\s(?:# )?the host's")
 GB = 10**9
 
 
@@ -106,6 +110,47 @@ def test_an_example_fits_its_gpus_and_says_what_it_takes(name, plan):
     assert found["proposal"] == {}  # nothing need change
     assert stated == pytest.approx(found["memory"]["most"] / GB, rel=0.05)
     assert found["sampler"]["sequences"] >= 8
+    stated_host = HOST.search((EXAMPLES / name).read_text())
+    assert stated_host is not None and float(stated_host[1]) == pytest.approx(found["host"]["needed"] / GB, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "locked"),
+    [
+        ("geometry3k_qwen2_5_vl_3b_qlora_grpo.yaml", 7.51, 12.2),
+        ("geometry3k_qwen2_5_vl_7b_qlora_grpo.yaml", 16.6, 31.5),
+        ("geometry3k_qwen2_5_vl_32b_grpo.yaml", 16.7, 31.4),
+    ],
+)
+def test_a_vllm_that_backs_up_its_weights_locks_almost_twice_their_bytes(name, weights, locked, plan, monkeypatch):
+    new = plan(name, "--gpus", "16" if "32b" in name else "1", "--memory", "80")[1]
+    monkeypatch.setattr("mmrl.commands.plan.footprint.discards_weights", lambda config: False)
+    old = plan(name, "--gpus", "16" if "32b" in name else "1", "--memory", "80")[1]
+    assert old["sampler"]["weights"] / GB == pytest.approx(weights, rel=0.01)
+    assert old["host"]["sampler"] / GB == pytest.approx(locked, rel=0.01) and not old["host"]["discards"]
+    assert new["host"]["sampler"] < 10**9 and new["host"]["discards"]
+    assert new["host"]["learner"] == old["host"]["learner"]
+
+
+def test_a_machine_of_32_gb_is_refused_7b_qlora_if_vllm_backs_up_its_weights(published, tables, tmp_path, monkeypatch):
+    example = yaml.safe_load((EXAMPLES / "geometry3k_qwen2_5_vl_7b_qlora_grpo.yaml").read_text())
+    example["model"]["path"] = str(published(example["model"]["path"]))
+    example["trainer"]["eval_every"] = 0
+    example["data"] |= {"train": {"name": "table", "path": str(tables[True])}, "eval": None}
+    config = from_mapping(example)
+    needs = PlannedNeeds(config, RunSetup(config, tmp_path, with_weights=False))
+    machine = [("here", 32 * 2**30)]
+    check_hosts(machine, needs.host_memory("cuda"))
+    monkeypatch.setattr("mmrl.commands.plan.footprint.discards_weights", lambda config: False)
+    with pytest.raises(ResourceError, match=r"here has 34\.4 GB .* 1 rank .* 49\.\d GB: 15\.\d GB are") as caught:
+        check_hosts(machine, needs.host_memory("cuda"))
+    assert "vLLM's while it sleeps 31.4 GB" in str(caught.value.where) and "gpu.lock" in str(caught.value.remedy)
+    assert needs.host_memory("cpu").kept == needs.host_memory("cpu").learner  # offloaded, and nothing sleeps
+
+
+def test_a_reference_in_the_hosts_memory_is_counted_in_the_pieces_that_are_page_locked(plan):
+    _, found, _ = plan("geometry3k_qwen2_5_vl_7b_grpo.yaml", "learner.zero_stage=2", "--gpus", "8", "--memory", "141")
+    assert 16.6 * GB < found["host"]["reference"] < 25 * GB
 
 
 @pytest.mark.full
