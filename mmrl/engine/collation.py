@@ -10,7 +10,6 @@ images of the row, ``U`` different ones among them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -19,59 +18,16 @@ import torch
 
 from mmrl.config.sections import LearnerConfig
 from mmrl.engine import device as devices
-from mmrl.engine.experts import OWN, Routing
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.image_form import Features
 from mmrl.engine.layout import PackedLayout
+from mmrl.engine.packed_inputs import OWN, PackedInputs, Routing, UniqueImages
 from mmrl.engine.vision import ImageInputs
 from mmrl.ops.packing import Item, Unit, offsets, units_of
 from mmrl.types import ImageRef, IntArray, Sample
 
 POSITION_BYTES = 64 * 2**20
 """Bytes of positions that are kept; those of 1,000 tokens take 28 kB."""
-
-
-@dataclass(frozen=True, slots=True)
-class PackedInputs:
-    """One micro-batch.
-
-    Attributes:
-        model_inputs: Keyword arguments of the model's body.
-        predicting_T: int64 positions in the row whose hidden states predict the completion tokens.
-        targets_T: int64 completion tokens.
-        images: The row's different images, or the vision tower's features of each of the I; None without any.
-        routing: Wishes to the routers of a mixture of experts.
-        written_W: int64 places of the policy's tokens among the T; None if it wrote all of them.
-    """
-
-    model_inputs: dict[str, Any]
-    predicting_T: torch.Tensor
-    targets_T: torch.Tensor
-    images: UniqueImages | Sequence[Features] | None
-    routing: Routing = OWN
-    written_W: torch.Tensor | None = None
-
-    @property
-    def num_written(self) -> int:
-        """W, the positions that meet the head."""
-        return len(self.targets_T if self.written_W is None else self.written_W)
-
-
-@dataclass(frozen=True, slots=True)
-class UniqueImages:
-    """Images that each go through the vision tower once, even if samples share them.
-
-    Attributes:
-        pixels: Their pixels as the tower takes them, joined along the first axis.
-        grids_U3: Frames, and rows and columns of patches in each, in the host's memory.
-        derived: The tower's inputs that follow from the grids; see ``ImageForm.tower_inputs``.
-        places: I places among them, in the order of the row's image tokens.
-    """
-
-    pixels: torch.Tensor
-    grids_U3: torch.Tensor
-    derived: Mapping[str, torch.Tensor | int]
-    places: tuple[int, ...]
 
 
 class Collator:

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from mmrl.engine.collation import PackedInputs, UniqueImages
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.packed_inputs import PackedInputs, UniqueImages
 from mmrl.engine.policy import Policy
 from mmrl.engine.shape import model_shape
 from mmrl.engine.weights import numel

@@ -7,8 +7,7 @@ experts, ``N`` samples of the row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,35 +17,14 @@ from mmrl.config.sections import Config
 from mmrl.engine.device import DeviceKind, expert_columns, returns_experts
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.layout import rows_at
+from mmrl.engine.packed_inputs import OWN, PackedInputs
 from mmrl.engine.shape import model_shape
 from mmrl.errors import ConfigError
 from mmrl.ops.objective import PartialLoss
 from mmrl.types import BoolArray
 
-if TYPE_CHECKING:
-    from mmrl.engine.collation import PackedInputs
-
 KERNEL = "mmrl_grouped"
 """The name of ``grouped`` in transformers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """A row's wishes to the routers.
-
-    Attributes:
-        members_NS: 1 where a token belongs to a sample, its prompt included; None if nothing asks for ``imbalances``.
-        recorded_SLK: The sampler's experts, -1 where they are not known; None if none are known.
-        replays: True to use them.
-    """
-
-    members_NS: torch.Tensor | None = None
-    recorded_SLK: torch.Tensor | None = None
-    replays: bool = False
-
-
-OWN = Routing()
-"""No wishes."""
 
 
 class Router(torch.nn.Module):

@@ -21,13 +21,14 @@ from mmrl.config.sections import LearnerConfig, LoraConfig
 from mmrl.engine import device
 from mmrl.engine.collation import Collator
 from mmrl.engine.counting import UnitCost, UpdateCost, UpdateMemory
-from mmrl.engine.experts import OWN, with_routing
+from mmrl.engine.experts import with_routing
 from mmrl.engine.folder import ModelFolder
 from mmrl.engine.full_device import TokenBudget, memory_of
 from mmrl.engine.image_form import Features
 from mmrl.engine.learner_settings import compiles, lossy_sum
 from mmrl.engine.learner_state import SavedState, check_optimizer, save_state
 from mmrl.engine.optimizer_state import OptimizerState
+from mmrl.engine.packed_inputs import OWN
 from mmrl.engine.placement import Reference
 from mmrl.engine.plain_model import WidePass
 from mmrl.engine.policy import Policy

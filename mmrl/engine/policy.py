@@ -13,11 +13,11 @@ import torch.nn.functional as F
 
 from mmrl.config.sections import LoraConfig
 from mmrl.engine import adapters, attention, device, experts, quantization
-from mmrl.engine.collation import PackedInputs, UniqueImages
 from mmrl.engine.folder import ModelFolder, check_takes_features
 from mmrl.engine.image_form import Features
 from mmrl.engine.layout import rows_at
 from mmrl.engine.linear_attention import pack_states
+from mmrl.engine.packed_inputs import PackedInputs, UniqueImages
 from mmrl.errors import ConfigError, first_line
 from mmrl.ops.logprobs import chunked_logprobs
 from mmrl.system.freed_memory import trim_heap

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from mmrl.engine.collation import PackedInputs, UniqueImages
 from mmrl.engine.counting import UpdateMemory
+from mmrl.engine.packed_inputs import PackedInputs, UniqueImages
 from mmrl.engine.shape import model_shape
 from mmrl.interfaces import Aggregation
 from mmrl.ops.cost import Training, Work
