@@ -18,7 +18,7 @@ LONG_FILES = {
 def test_rooms_are_few_and_in_order_and_files_are_short() -> None:
     found = structure(ROOT)
     assert len(found.rooms) <= 22 and found.floors <= 10 and len(found.arrows) <= 130
-    assert found.room_circles == []
+    assert found.room_circles == [] and found.module_circles == []
     too_long = {path for path, lines in found.long_files.items() if lines > TOO_LONG}
     assert too_long - LONG_FILES == set(), "split it"
     assert LONG_FILES - too_long == set(), "take it from the list"

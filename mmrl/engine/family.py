@@ -60,6 +60,28 @@ class Family:
         found = self.all_limits.get(feature)
         return found if found is not None and found.holds(device, precision) else None
 
+    def refusal(
+        self, asked: Mapping[Feature, str], device: DeviceKind | None, precision: str | None
+    ) -> ConfigError | None:
+        """An error if a run asks for a feature that the family does not have; it has the table's line.
+
+        Args:
+            asked: The answer of ``asked_features``.
+            device: The kind of device that the engines run on; None if it is not known yet.
+            precision: Likewise ``float32`` or ``bfloat16``.
+        """
+        for feature, where in asked.items():
+            limit = self.limit(feature, device, precision)
+            if limit is not None and limit.kind == "refused":
+                other = " or model.dtype" if limit.precision else ""
+                return ConfigError(
+                    f"models of type {self.model_type} have no {FEATURES[feature]}: {limit.reason}",
+                    where=where,
+                    possible=self.line,
+                    remedy=f"change this setting{other}; {PAGE} says what is proven",
+                )
+        return None
+
     @property
     def line(self) -> str:
         """The family's line of the table as a text: its models and limits."""

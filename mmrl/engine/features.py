@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from mmrl.config.sections import Config
 from mmrl.engine.device import DeviceKind
-from mmrl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from mmrl.engine.family import Family
 
 Feature = Literal[
     "hf", "vllm", "packing", "sharing", "vision_once", "lora", "tensor_parallel", "zero_3", "checkpoint", "turns"
@@ -88,25 +84,3 @@ def asked_features(config: Config, *, samples: bool = True, learns: bool = True)
         if model.lora is not None:
             asked["lora"] = "model.lora"
     return asked
-
-
-def refusal(
-    family: Family, asked: Mapping[Feature, str], device: DeviceKind | None, precision: str | None
-) -> ConfigError | None:
-    """An error if a run asks for a feature that its model's family does not have; it has the table's line.
-
-    Args:
-        asked: The answer of ``asked_features``.
-        device: The kind of device that the engines run on; None if it is not known yet.
-        precision: Likewise ``float32`` or ``bfloat16``.
-    """
-    for feature, where in asked.items():
-        limit = family.limit(feature, device, precision)
-        if limit is not None and limit.kind == "refused":
-            return ConfigError(
-                f"models of type {family.model_type} have no {FEATURES[feature]}: {limit.reason}",
-                where=where,
-                possible=family.line,
-                remedy=f"change this setting{' or model.dtype' if limit.precision else ''}; {PAGE} says what is proven",
-            )
-    return None

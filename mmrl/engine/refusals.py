@@ -5,7 +5,7 @@ from __future__ import annotations
 from mmrl.config.sections import Config
 from mmrl.engine.device import DeviceKind, precision
 from mmrl.engine.experts import experts_refusal
-from mmrl.engine.features import asked_features, refusal
+from mmrl.engine.features import asked_features
 from mmrl.engine.folder import ModelFolder
 from mmrl.errors import ConfigError
 
@@ -20,7 +20,7 @@ def device_refusal(
         learns: True if the run trains.
     """
     asked = asked_features(config, samples=samples, learns=learns)
-    error = refusal(folder.family, asked, kind, precision(kind, config.model.dtype))
+    error = folder.family.refusal(asked, kind, precision(kind, config.model.dtype))
     if error is None and samples:
         error = experts_refusal(folder, config, kind, learns=learns)
     return error

@@ -19,7 +19,7 @@ from mmrl.errors import ConfigError, plugin_errors, plural
 from mmrl.interfaces import Algorithm, DatasetLoader, Needs, Plugin, Reward, RunFacts, served_needs
 from mmrl.plugin_host import registry
 from mmrl.rollout.episodes.process import EnvironmentFacts
-from mmrl.runs.episodes import checked_facts
+from mmrl.runs.environment import checked_facts
 from mmrl.system.report import rows
 from mmrl.training.sources import SOURCES, Source
 from mmrl.types import ENVIRONMENT, Prompt
@@ -146,7 +146,7 @@ class RunSetup:
 
     @cached_property
     def folder(self) -> ModelFolder:
-        from mmrl.engine.features import asked_features, refusal
+        from mmrl.engine.features import asked_features
         from mmrl.engine.folder import ModelFolder
 
         model = self.config.model
@@ -156,7 +156,7 @@ class RunSetup:
             trust_remote_code=model.trust_remote_code,
             with_weights=self._with_weights,
         )
-        if (error := refusal(folder.family, asked_features(self.config), None, None)) is not None:
+        if (error := folder.family.refusal(asked_features(self.config), None, None)) is not None:
             raise error
         self._check_sampler(folder)
         parts, frozen = set(folder.family.parts), set(model.freeze)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from mmrl.engine.family import FAMILIES, Family, family_of
-from mmrl.engine.features import PAGE, Limit, asked_features, refusal
+from mmrl.engine.features import PAGE, Limit, asked_features
 from mmrl.engine.policy import load_policy
 from mmrl.engine.vocabulary import Vocabulary
 from mmrl.errors import ConfigError
@@ -96,7 +96,7 @@ def test_a_run_that_asks_for_a_feature_that_is_refused_there_has_the_line_as_ans
     assert asked.keys() == {sampler, "tensor_parallel", "sharing", "zero_3", "lora"}
     assert asked_features(config, samples=False).keys() == {"sharing", "zero_3", "lora"}
     assert asked_features(config, learns=False).keys() == {sampler, "tensor_parallel"}
-    error = refusal(limited, asked, device, None)
+    error = limited.refusal(asked, device, None)
     if not refused:
         assert error is None  # a fallback refuses nothing
         return
@@ -110,7 +110,7 @@ def test_a_run_that_asks_for_a_feature_that_is_refused_there_has_the_line_as_ans
 )
 def test_a_limit_may_be_that_of_one_precision(device, precision, refused):
     family = FAMILIES["qwen3_5_text"]
-    error = refusal(family, {"vllm": "sampler.name"}, device, precision)
+    error = family.refusal({"vllm": "sampler.name"}, device, precision)
     assert (error is not None) == refused and (error is None or "change this setting or model.dtype" in error.remedy)
     assert "sampler `vllm` refused on a CPU in float32: " in family.line
 

@@ -268,7 +268,7 @@ def test_a_run_trains_on_such_a_class(fake_runs: Runs, tmp_path, monkeypatch):
     path.write_text(LADDER)
     ladder = TRLClass(TRLClass.Config(**{"class": f"{path}:Ladder"}))
     facts = EnvironmentFacts(tuple(tool_schemas(ladder.tools())), ladder.components, 60.0)
-    monkeypatch.setattr("mmrl.runs.episodes.environment_facts", lambda spec: facts)
+    monkeypatch.setattr("mmrl.runs.environment.environment_facts", lambda spec: facts)
     plain = FakeEngine._rollout
 
     def calling(self: FakeEngine, *given: Any) -> Rollout:

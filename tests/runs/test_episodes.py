@@ -18,7 +18,7 @@ FACTS = EnvironmentFacts(({"type": "function", "function": {"name": "look"}},), 
 @pytest.fixture
 def setup(tmp_path, monkeypatch, models):
     """A run with an environment whose facts are known."""
-    monkeypatch.setattr("mmrl.runs.episodes.environment_facts", lambda spec: FACTS)
+    monkeypatch.setattr("mmrl.runs.environment.environment_facts", lambda spec: FACTS)
 
     def build(family="qwen2_5_vl", **sections):
         config = {

@@ -235,7 +235,7 @@ def test_early_failures_count_at_the_end_where_others_might_have_gone_on(collect
     ],
 )
 def test_components_must_go_together_before_anything_starts(game, monkeypatch, sections, message):
-    monkeypatch.setattr("mmrl.runs.episodes.environment_facts", lambda spec: facts_of(("length",)))
+    monkeypatch.setattr("mmrl.runs.environment.environment_facts", lambda spec: facts_of(("length",)))
     weights = sections.pop("weights", {})
     base = {
         "model": {"path": "m"},
