@@ -14,7 +14,7 @@ from mmrl.rollout.episodes.failures import EpisodeError
 from mmrl.rollout.episodes.player import EpisodePlayer
 from mmrl.rollout.episodes.pool import EnvironmentPool
 from mmrl.rollout.rewards.scorer import Scorer
-from mmrl.runs.episodes import checked_facts
+from mmrl.runs.environment import checked_facts
 from mmrl.system.clock import Clock
 from mmrl.types import ENVIRONMENT, Message, Prompt
 from tests.rollout.episodes.fakes import LetterEncoder, ScriptedSampler, media
