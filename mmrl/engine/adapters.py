@@ -2,7 +2,8 @@
 
 An adapted layer answers ``x W^T + (alpha / rank) x A^T B^T``. ``A`` starts at random and ``B`` at zero: a policy begins
 as the model that it adapts, and is that model again without its adapters. The sampler gets the merged weights
-``W + (alpha / rank) B A`` of every layer, the vision tower's included.
+``W + (alpha / rank) B A`` of every layer, the vision tower's included. In a type narrower than float32 the learner
+computes with these too: see ``merged_linear``.
 
 A folder with an adapter holds, as peft writes and reads it, ``adapter_config.json`` and ``adapter_model.safetensors``.
 """
@@ -20,16 +21,15 @@ from typing import Any
 import torch
 
 from mmrl.config.sections import LoraConfig
-from mmrl.engine.device import MERGED_AT_ONCE
 from mmrl.engine.family import Family
 from mmrl.engine.folder import ModelFolder
+from mmrl.engine.merged_linear import NAME, Kept, MergedLinear, merged
 from mmrl.engine.quantization import whole
 from mmrl.errors import ConfigError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 """peft's prefix of the names of a model's own modules."""
-_NAME = "default"
 _PLAIN: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",), "bias": ("none",), "init_lora_weights": (True, False, "gaussian"),
     **dict.fromkeys(("use_dora", "use_rslora", "fan_in_fan_out", "lora_bias", "use_qalora"), (False, None)),
@@ -45,7 +45,7 @@ class Adapter:
 
     Attributes:
         name: The layer's name in the model without adapters.
-        layer: peft's layer.
+        layer: peft's layer, or what takes its place.
     """
 
     name: str
@@ -60,25 +60,12 @@ class Adapter:
     @property
     def factors(self) -> dict[str, torch.nn.Parameter]:
         """A (rank, in) and B (out, rank), by the ends of their names in files."""
-        return {"lora_A.weight": self.layer.lora_A[_NAME].weight, "lora_B.weight": self.layer.lora_B[_NAME].weight}
+        return {"lora_A.weight": self.layer.lora_A[NAME].weight, "lora_B.weight": self.layer.lora_B[NAME].weight}
 
-    def merged(self, dtype: torch.dtype) -> torch.Tensor:
+    def merged(self, dtype: torch.dtype, kept: Kept | None = None) -> torch.Tensor:
         """(out, in) ``W + (alpha / rank) B A``; partitioned parameters must be gathered."""
         a, b = (factor.detach() for factor in self.factors.values())
-        return merged(whole(self.layer.base_layer), a, b, self.layer.scaling[_NAME], dtype)
-
-
-def merged(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float, dtype: torch.dtype) -> torch.Tensor:
-    """(out, in) ``W + scaling * B A``: computed in float32, some rows at a time, and rounded once.
-
-    A CPU would have to fetch and clear the memory of whole float32 copies page by page.
-    """
-    a, b = a.float(), b.float()
-    rows = max(MERGED_AT_ONCE[weight.device.type] // weight.shape[1], 1)
-    result = torch.empty_like(weight, dtype=dtype)
-    for part, weight_part, b_part in zip(result.split(rows), weight.split(rows), b.split(rows), strict=True):
-        part.copy_(torch.addmm(weight_part.float(), b_part, a, alpha=scaling))
-    return result
+        return merged(whole(self.layer.base_layer), a, b, self.layer.scaling[NAME], dtype, kept)
 
 
 def linear_layers(model: Any) -> dict[str, torch.nn.Linear]:
@@ -130,7 +117,16 @@ def attach(model: Any, names: Sequence[str], lora: LoraConfig, seed: int) -> lis
         for factor in adapter.factors.values():
             factor.data = factor.data.to(model.dtype)  # peft takes the weight's, which packed ones do not have
             factor.requires_grad_(True)
-    return found
+    return [_in_type_of(model, adapter) for adapter in found]
+
+
+def _in_type_of(model: Any, adapter: Adapter) -> Adapter:
+    """The adapter as it computes in the model's element type."""
+    if model.dtype.itemsize >= torch.float32.itemsize:
+        return adapter
+    layer = MergedLinear(adapter.layer)
+    model.set_submodule(adapter.name, layer)
+    return Adapter(adapter.name, layer)
 
 
 @contextmanager

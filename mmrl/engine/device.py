@@ -26,9 +26,9 @@ CUDA_BATCHED_TOKENS = 8192
 """Tokens of a step of vLLM: on cards of 70 GiB and more it would take 16,384, whose MLPs alone need 2 GB for 7B. Longer
 prompts are prefilled in chunks."""
 LOGITS_CHUNK_BYTES = {"cpu": 256 * 2**20, "cuda": 512 * 2**20}
-MERGED_AT_ONCE = {"cpu": 2**19, "cuda": 2**27}
-"""Elements of a weight into which an adapter is merged at once: as many as a CPU's cache holds, a whole matrix on a
-GPU."""
+MERGED_AT_ONCE = {"cpu": 2**19, "cuda": 2**24}
+"""Elements of a weight into which an adapter is merged at once: as many as a CPU's cache holds, and on a GPU so many
+that they keep it busy and take little memory in float32."""
 FEATURE_BYTES = {"cpu": 512 * 2**20, "cuda": 2**31}
 """Image features that are kept for a step if the vision tower is not trained."""
 READING_THREADS = {"cpu": 0, "cuda": 4}

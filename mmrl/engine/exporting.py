@@ -96,7 +96,8 @@ def export_model(
             then made from the optimizer's float32 weights, where there are any.
         target: An empty folder.
         media: A folder for the samples' images.
-        dtype: One of ``DTYPES``; None for the stored one, or the adapter's where that is wider.
+        dtype: One of ``DTYPES``; None for the stored one, or the adapter's: the weights then are those that its run
+            has sampled with. In float32 an adapter's sums are not rounded, as they have not been for any sampler.
         shard_bytes: Most bytes of a file of weights, and of the memory that writing takes beside the model.
         base: The model that an adapter adapts, if not the one that the adapter names.
 
@@ -119,7 +120,9 @@ def export_model(
     _write(policy, folder, target, written, shard_bytes)
     weights = len(list(policy.model.parameters()))
     exact = written == "float32" or (set(stored) == {written} and adapter is None)
-    wanted = before if exact else _read(folder, _rounded(policy, written), media)
+    wanted = before if exact else _read(folder, _rounded(policy, getattr(torch, written)), media)
+    if adapter is not None and written == _element(stored, adapter):  # rounded as they were for the run itself
+        before, exact = wanted, True
     del policy  # before the next one is loaded
     again = ModelFolder.open(str(target))
     after = _read(again, _load(again), media)
@@ -169,9 +172,9 @@ def write_merged(adapter: Path, target: Path) -> None:
 
 
 def _element(stored: Counter[str], adapter: Path | None) -> str:
-    """The stored weights' element type, or the adapter's where that is wider."""
-    most = stored.most_common(1)[0][0]
-    return "float32" if adapter is not None and adapters.dtype(adapter) == torch.float32 else most
+    """The stored weights' element type, or the adapter's: its run has computed in it."""
+    own = "" if adapter is None else str(adapters.dtype(adapter)).removeprefix("torch.")
+    return own if own in DTYPES else stored.most_common(1)[0][0]
 
 
 def _open(source: Path, base: str | None) -> ModelFolder:
@@ -213,18 +216,20 @@ def _open(source: Path, base: str | None) -> ModelFolder:
 def _load(folder: ModelFolder, adapter: Path | None = None) -> Policy:
     """The folder's model in float32, which holds every type of stored weights exactly; adapters are beside them.
 
-    The weights of a model that an adapter's run has quantised are those that the run computed with.
+    The weights that an adapter adapts are as its run computed with them: in its element type, quantised if they were.
     """
     lora = None if adapter is None else adapters.read_config(adapter)[0]
     parts = () if lora else ("vision", "projector", "language")
     options = {} if adapter is None else _rounding(adapter)
-    return load_policy(folder, "cpu", "float32", freeze=parts, temperature=1.0, lora=lora, adapter=adapter, **options)
+    policy = load_policy(folder, "cpu", "float32", freeze=parts, temperature=1.0, lora=lora, adapter=adapter, **options)
+    return policy if adapter is None else _rounded(policy, adapters.dtype(adapter))
 
 
 def _merged(folder: ModelFolder, adapter: Path) -> Policy:
+    """The model with the adapter merged into the weights that its run has adapted, not rounded afterwards."""
     frozen = ("vision", "projector", "language")
     policy = load_policy(folder, "cpu", "float32", freeze=frozen, temperature=1.0, **_rounding(adapter))
-    adapters.merge(policy.model, adapter)
+    adapters.merge(_rounded(policy, adapters.dtype(adapter)).model, adapter)
     return policy
 
 
@@ -331,10 +336,10 @@ def _draw(size: tuple[int, int]) -> RawImage:
 
 
 @torch.no_grad()
-def _rounded(policy: Policy, dtype: str) -> Policy:
+def _rounded(policy: Policy, dtype: torch.dtype) -> Policy:
     """The policy, its weights rounded to an element type in place."""
     for weight in policy.model.parameters():
-        weight.copy_(weight.to(getattr(torch, dtype)))
+        weight.copy_(weight.to(dtype))
     return policy
 
 

@@ -59,6 +59,7 @@ class DeepSpeedLearner:
 
     Attributes:
         memory: Peak memory of updates.
+        sent: Metrics of the weights that the sampler has got last; each update gives them with its own.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class DeepSpeedLearner:
         self._goes_backward = False
         self._balances = config.router_aux_loss_coef > 0
         self._row_flops, self._told = list[int](), False
-        self.memory = UpdateMemory(self._engine.device.type)
+        self.memory, self.sent = UpdateMemory(self._engine.device.type), dict[str, float]()
 
     @property
     def weight_version(self) -> int:
@@ -220,7 +221,7 @@ class DeepSpeedLearner:
             for i, *values in zip(indices, *parts, strict=True):
                 logprobs[i], entropies[i] = values
         partials, strange, costs = _of_all_ranks(partials, strange, self._row_flops)
-        metrics = reduce_partials(partials) | {"lr": rate, "policy/grad_norm": grad_norm}
+        metrics = reduce_partials(partials) | {"lr": rate, "policy/grad_norm": grad_norm, **self.sent}
         metrics |= {"perf/microbatches": float(len(plan)), "perf/imbalance": imbalance(costs)}
         if math.isfinite(grad_norm):
             self._step += 1

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from mmrl.engine import device
+from mmrl.engine.merged_linear import MergedLinear
 from mmrl.engine.policy import Policy
 from mmrl.engine.weights import numel, shards
 
@@ -32,6 +33,10 @@ def place(policy: Policy, settings: Mapping[str, Any], torch_device: str) -> Non
             buffer.data = buffer.data.to(torch_device)
         # Not left to the engine, which moves a whole module to the device before it partitions it.
         deepspeed.zero.Init(module=policy, config_dict_or_path=dict(settings))
+        for module in policy.modules():
+            if isinstance(module, MergedLinear):  # DeepSpeed gathers a module's own parameters for it, not its parts'
+                for parameter in module.parameters():
+                    deepspeed.zero.register_external_parameter(module, parameter)
     else:
         policy.to(torch_device)
     for buffer in policy.buffers():

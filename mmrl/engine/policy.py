@@ -17,6 +17,7 @@ from mmrl.engine.folder import ModelFolder, check_takes_features
 from mmrl.engine.image_form import Features
 from mmrl.engine.layout import rows_at
 from mmrl.engine.linear_attention import pack_states
+from mmrl.engine.merged_linear import Kept
 from mmrl.engine.packed_inputs import PackedInputs, UniqueImages
 from mmrl.errors import ConfigError, first_line
 from mmrl.ops.logprobs import chunked_logprobs
@@ -102,7 +103,9 @@ class Policy(torch.nn.Module):
         """The model that is adapted."""
         return adapters.switched_off(self.adapted)
 
-    def named_weights(self, dtype: torch.dtype, *, tied: bool = True) -> Generator[tuple[str, torch.Tensor]]:
+    def named_weights(
+        self, dtype: torch.dtype, *, tied: bool = True, kept: Kept | None = None
+    ) -> Generator[tuple[str, torch.Tensor]]:
         """Every weight under its state-dict name, unpacked, with its adapter merged into it; collective.
 
         Partitioned weights are gathered once each, in buckets of at most ``GATHERED_BYTES``, or one weight. A bucket
@@ -111,6 +114,7 @@ class Policy(torch.nn.Module):
 
         Args:
             tied: True to yield a tied head as well, right after the embedding.
+            kept: Counts what rounding leaves of the adapters.
         """
         adapted = {id(adapter.weight): adapter for adapter in self.adapted}
         packed = {id(layer.weight): layer for layer in quantization.packed_layers(self.model)}
@@ -125,7 +129,7 @@ class Policy(torch.nn.Module):
                 for parameter in bucket:
                     # Its storage lives as long as the receiver keeps it: DeepSpeed gives the parameter another one.
                     if adapter := adapted.get(id(parameter)):
-                        weight = adapter.merged(dtype)
+                        weight = adapter.merged(dtype, kept)
                     elif layer := packed.get(id(parameter)):
                         weight = layer.unpacked().to(dtype)
                     else:

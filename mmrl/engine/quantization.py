@@ -62,9 +62,10 @@ class QuantizedLinear(torch.nn.Linear):
         found: torch.Tensor = _Product.apply(input, self.weight, self.bias, shape)  # type: ignore[no-untyped-call]
         return found
 
-    def unpacked(self) -> torch.Tensor:
+    def unpacked(self, packed: torch.Tensor | None = None) -> torch.Tensor:
         """(out, in) the weight as the layer computes with it; a partitioned one must be gathered."""
-        return unpack(self.weight.detach(), (self.out_features, self.in_features), self.dtype)
+        packed = self.weight.detach() if packed is None else packed
+        return unpack(packed, (self.out_features, self.in_features), self.dtype)
 
 
 class _Product(torch.autograd.Function):
@@ -121,9 +122,14 @@ def packed_layers(model: torch.nn.Module) -> Iterator[QuantizedLinear]:
     return (module for module in model.modules() if isinstance(module, QuantizedLinear))
 
 
-def whole(layer: torch.nn.Linear) -> torch.Tensor:
-    """(out, in) a linear layer's weight, packed or not; a partitioned one must be gathered."""
-    return layer.unpacked() if isinstance(layer, QuantizedLinear) else layer.weight.detach()
+def whole(layer: torch.nn.Linear, stored: torch.Tensor | None = None) -> torch.Tensor:
+    """(out, in) a linear layer's weight, packed or not; a partitioned one must be gathered.
+
+    Args:
+        stored: The layer's ``weight``, if a pass has kept it.
+    """
+    stored = layer.weight.detach() if stored is None else stored
+    return layer.unpacked(stored) if isinstance(layer, QuantizedLinear) else stored
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:

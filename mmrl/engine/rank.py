@@ -21,6 +21,7 @@ from mmrl.engine.hf_sampler import HFSampler
 from mmrl.engine.learner import DeepSpeedLearner
 from mmrl.engine.learner_settings import check_overlap, learner_config
 from mmrl.engine.meeting import join_group
+from mmrl.engine.merged_linear import Kept
 from mmrl.engine.peak import peak
 from mmrl.engine.placement import Reference, place
 from mmrl.engine.plain_model import WidePass
@@ -37,6 +38,7 @@ from mmrl.engine.weights import Failures
 from mmrl.engine_api import Learner, Sampler
 from mmrl.errors import ConfigError, MMRLError, ResourceError
 from mmrl.interfaces import Algorithm
+from mmrl.ops.metrics import ADAPTER_KEPT
 from mmrl.system.freed_memory import FreedMemory
 
 
@@ -198,7 +200,8 @@ class RankEngine:
             with memory_of("the sampler's wake-up"):
                 sampler.wake("weights")
             return
-        with closing(self._learner.policy.named_weights(getattr(torch, self._precision))) as weights:
+        kept = Kept() if self._precision != "float32" else None
+        with closing(self._learner.policy.named_weights(getattr(torch, self._precision), kept=kept)) as weights:
             first = [next(weights)]
 
             def all_weights() -> Iterator[tuple[str, torch.Tensor]]:
@@ -208,6 +211,8 @@ class RankEngine:
             with memory_of("the sampler's wake-up"):
                 sampler.wake("weights")
             sampler.load(all_weights(), self._learner.weight_version)
+        share = None if kept is None else kept.share
+        self._learner.sent = {} if share is None else {ADAPTER_KEPT: share}
 
     @contextmanager
     def _owning(self, verb: str) -> Iterator[None]:

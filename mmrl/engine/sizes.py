@@ -61,3 +61,13 @@ def weight_bytes(folder: ModelFolder, width: int, *, quantize: bool) -> list[int
         round(parameter.numel() * (NF4_BYTES if name in packed else width))
         for name, parameter in model.named_parameters()
     ]
+
+
+def largest_adapted(folder: ModelFolder, lora: LoraConfig) -> int:
+    """Parameters of the largest layer with an adapter.
+
+    Raises:
+        ConfigError: ``lora.targets`` names no layer.
+    """
+    layers = linear_layers(meta_model(folder))
+    return max(layers[name].weight.numel() for name in chosen_layers(list(layers), folder.family, lora.targets))

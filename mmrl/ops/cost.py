@@ -335,7 +335,10 @@ class ModelShape:
         return flops
 
     def adapter_flops(self, work: Work, training: Training) -> int:
-        """Operations of the adapters' own matrices, forward and backward."""
+        """Operations of the adapters' own matrices, forward and backward, as two products beside each layer.
+
+        A layer that merges them (``engine.merged_linear``) does four of six, and the merging besides.
+        """
         rows = self._rows(work)
         return sum(6 * rows[part] * weights for part, weights in training.adapters.items())
 

@@ -238,6 +238,22 @@ def _step(share: int, width: int, zero: Zero, largest: int, *, copies: bool) -> 
     return max(step, min(_ALLREDUCED, share) * width) if zero.stage == 0 and zero.ranks > 1 else step
 
 
+def layer_weights(*, quantized: int, adapted: int, width: int, merged_at_once: int) -> int:
+    """Bytes of weights that a layer makes for each of its passes: out of 4 bits, and with its adapter.
+
+    In a type narrower than float32 an adapted layer computes with the merged weight, which is summed up in float32,
+    some elements at a time.
+
+    Args:
+        quantized: Parameters of the largest layer in 4 bits.
+        adapted: Parameters of the largest layer with an adapter; 0 without adapters.
+        width: Bytes of a weight.
+        merged_at_once: Most elements that are summed up at a time.
+    """
+    merges = adapted * (width < 4)
+    return width * (quantized + merges) + 8 * min(merges, merged_at_once)
+
+
 def layer_activations(shape: ModelShape, width: int) -> int:
     """Bytes of one token that a layer of the language model keeps for its backward pass.
 

@@ -10,6 +10,8 @@ from mmrl.ops.credit import TOLERANCE, members_of, zero_signal_fraction
 from mmrl.ops.parity import Gap
 from mmrl.types import Batch, BoolArray, FinishReason, FloatArray, Rollout
 
+ADAPTER_KEPT = "policy/adapter_kept"
+"""The metric of what rounding leaves of the adapters; see ``engine.merged_linear.Kept``."""
 _EPISODE_ENDS: tuple[FinishReason, ...] = ("environment", "turns", "length", "budget", "failed")
 
 

@@ -24,6 +24,7 @@ from mmrl.system.profiling import Profiler
 from mmrl.system.rng_state import generators, seed_generators, set_generators
 from mmrl.system.signals import Interruption, Stopped
 from mmrl.system.watchdog import Watchdog
+from mmrl.training.adapter_notice import AdapterNotice
 from mmrl.training.evaluator import EvaluationRecorder, Evaluator
 from mmrl.training.logprob_check import LogprobCheck
 from mmrl.training.sources import REACHED, SOURCES, StepRecorder, state_of, step_groups
@@ -107,6 +108,7 @@ class Trainer:
         self._source = SOURCES[algorithm.source](config, algorithm, encoder, collector, context.recorder)
         self._updater = Updater(config, algorithm, context.recorder, context.interruption)
         self._check = LogprobCheck(precision, config.trainer.on_mismatch, event=context.recorder.event)
+        self._notice = AdapterNotice(precision, context.recorder.event)
         self._peak_flops_per_s = peak_flops_per_s
         self._train = train
         train.restore(())
@@ -326,6 +328,7 @@ class Trainer:
         values = {**result.metrics, **self._source.metrics(found), **self._check.check_step(step, result.groups)}
         if values.get("advantage/abs_mean") == 0:
             self._recorder.event("no_signal", message=f"step {step} taught nothing: every advantage is 0", step=step)
+        self._notice.look(step, values)
         values |= clock.metrics(sum(sample.num_tokens for sample in found.samples), self._peak_flops_per_s)
         with plugin_errors(self._algorithm, "observe"):
             return values | dict(self._algorithm.observe(dict(values)))

@@ -15,7 +15,7 @@ from mmrl.engine.host_memory import HostMemory
 from mmrl.engine.learner_settings import learner_config
 from mmrl.engine.sampler_memory import SamplerMemory, sampler_memory
 from mmrl.engine.shape import model_shape
-from mmrl.engine.sizes import quantized_sizes, weight_bytes
+from mmrl.engine.sizes import largest_adapted, quantized_sizes, weight_bytes
 from mmrl.engine.sleep_backend import discards_weights
 from mmrl.engine.weights import shards
 from mmrl.interfaces import Algorithm
@@ -27,6 +27,7 @@ from mmrl.ops.memory import (
     cache_bytes_per_sequence,
     cache_bytes_per_token,
     forward_activations,
+    layer_weights,
     states,
 )
 from mmrl.ops.pinned import locked_bytes
@@ -42,7 +43,7 @@ KINDS = {
     "master": "float32 copies",
     "sampler": "the sampler's share",
     "runtime": "CUDA and sleeping sampler",
-    "unpacked": "a weight out of its 4 bits",
+    "layer": "the weight that a layer makes to compute with",
 }
 """Names of kinds of bytes whose keys say too little."""
 
@@ -71,12 +72,14 @@ class PlannedModel:
         self.shape, self.kind, self._folder = model_shape(folder.config), kind, folder
         self.trained = sum(trained for trained, _ in sizes.values())
         self.frozen = sum(frozen for _, frozen in sizes.values())
-        self.quantized, self._unpacked = quantized_sizes(folder) if config.model.quantize else (0, 0)
-        self.training = training_of({part: n for part, (n, _) in sizes.items()}, adapted=config.model.lora is not None)
+        lora = config.model.lora
+        self.quantized, unpacked = quantized_sizes(folder) if config.model.quantize else (0, 0)
+        self._made = unpacked, 0 if lora is None else largest_adapted(folder, lora)
+        self.training = training_of({part: n for part, (n, _) in sizes.items()}, adapted=lora is not None)
         self.precision = device.precision(kind, config.model.dtype)
         self.width = 2 if self.precision == "bfloat16" else 4
         self.vocabulary = folder.vocabulary.size
-        self.has_reference = algorithm.needs().reference_logprobs and config.model.lora is None
+        self.has_reference = algorithm.needs().reference_logprobs and lora is None
         self._samplers: dict[tuple[int, int, int], SamplerMemory] = {}
 
     @property
@@ -175,6 +178,12 @@ class PlannedModel:
             logits_bytes=self._logits(row),
         )
 
+    def _layer_weights(self) -> int:
+        """Weights that a layer makes for each of its passes."""
+        quantized, adapted = self._made
+        at_once = device.MERGED_AT_ONCE[self.kind]
+        return layer_weights(quantized=quantized, adapted=adapted, width=self.width, merged_at_once=at_once)
+
     def _features(self, config: Config, rows: Sequence[Work]) -> int:
         """Image features that a rank keeps for a step if the tower is not trained; see ``device.FEATURE_BYTES``."""
         if (tower := self.shape.tower) is None or self.training.reaches("projector"):
@@ -213,7 +222,7 @@ class PlannedModel:
             sum(self.sampler(config).weights),
             self._sampler_extra(config),
             self.sequence_bytes(config, longest),
-            unpacked=self._unpacked * self.width,
+            layer=self._layer_weights(),
         )
 
 
@@ -231,7 +240,7 @@ class Footprint:
         sampler_weights: This rank's part of the sampler's weights.
         sampler_extra: Allowed for the sampler's activations and CUDA graphs.
         sequence: Cache of the longest sequence.
-        unpacked: The largest weight of those in 4 bits, while its layer computes.
+        layer: The largest weight that a layer makes to compute with: out of its 4 bits, or with its adapter.
     """
 
     states: States
@@ -243,7 +252,7 @@ class Footprint:
     sampler_weights: int
     sampler_extra: int
     sequence: int
-    unpacked: int = 0
+    layer: int = 0
 
     def learning(self) -> dict[str, dict[str, int]]:
         """Bytes by phase and kind, while the learner owns the device."""
@@ -252,7 +261,7 @@ class Footprint:
         kept |= {"image features": self.features}
         used = kept | {"reference": held.reference + held.reference_used}
         own = {"gradients": held.gradients, "buckets": held.buckets}
-        whole = {"gathered": held.gathered, "unpacked": self.unpacked}
+        whole = {"gathered": held.gathered, "layer": self.layer}
         buckets = own | {"buckets": held.buckets + held.reduced}
         found = {
             "logprob": used | whole | {"activations": self.forward},

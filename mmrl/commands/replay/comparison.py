@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mmrl.commands.replay.rerun import ROUTERS_LOSS, Rerun, name_of, sampled
+from mmrl.ops.metrics import ADAPTER_KEPT
 from mmrl.rollout.records import RecordedGroup, RecordedStep
 from mmrl.types import CreditedGroup, FloatArray, SampleKey, ScoredGroup
 
@@ -21,9 +22,9 @@ _TERM = 1e-6
 _TOTAL = "the sum"
 NOT_RECORDED = (
     *("perf/", "eval/", "eval_blank/", "monitor/", "lr", "policy/grad_norm", ROUTERS_LOSS, "mismatch/rerouted_"),
-    "episode/failed_calls_fraction",
+    *("episode/failed_calls_fraction", ADAPTER_KEPT),
 )
-"""Metrics that no record gives: clocks, other rollouts, monitors, gradients, routers, failed calls.
+"""Metrics that no record gives: clocks, other rollouts, monitors, gradients, routers, failed calls, weights.
 (``*_failed_fraction`` is another.)"""
 
 
