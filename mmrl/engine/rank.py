@@ -36,7 +36,7 @@ from mmrl.engine.vision import ImageInputs
 from mmrl.engine.vllm_sampler import VLLMSampler, engine_arguments
 from mmrl.engine.weights import Failures
 from mmrl.engine_api import Learner, Sampler
-from mmrl.errors import ConfigError, MMRLError, ResourceError
+from mmrl.errors import ConfigError, MMRLError
 from mmrl.interfaces import Algorithm
 from mmrl.ops.metrics import ADAPTER_KEPT
 from mmrl.system.freed_memory import FreedMemory
